@@ -21,6 +21,7 @@
 )]
 
 mod android;
+mod changing;
 pub mod create;
 mod inside;
 pub mod packing;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, View};
 
+use crate::changing::Changing;
 use crate::inside::Inside;
 pub use crate::parts::{Parts, parts};
 use crate::source::Source;
@@ -94,6 +96,9 @@ pub enum Unsupported {
     /// It is encrypted.
     #[error("{0}, encrypted: qemu-img convert --image-opts decrypts it with its key")]
     Encrypted(&'static str),
+    /// It is read, and not changed.
+    #[error("{0} with {1} is only read; {2}")]
+    Unchanged(&'static str, &'static str, &'static str),
     /// It holds only what differs from another.
     #[error("it holds only what differs from {0:?}: --backing FILE says where that is")]
     Behind(String),
@@ -108,6 +113,9 @@ pub enum Error {
     /// The file contradicts itself.
     #[error("damaged: {0}")]
     Damaged(&'static str),
+    /// The file contradicts itself at this byte.
+    #[error("damaged: {0}, at byte {1}; qemu-img check tells more")]
+    DamagedAt(&'static str, u64),
     /// It is known and not read.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
@@ -119,11 +127,30 @@ impl Error {
     fn of_a_read(self, extent: Extent) -> draconis_device::Error {
         match self {
             Self::Disk(error) => error,
-            Self::Damaged(_) | Self::Unsupported(_) => {
+            Self::Damaged(_) | Self::DamagedAt(..) | Self::Unsupported(_) => {
                 draconis_device::Error::Short { extent, got_bytes: 0 }
             }
         }
     }
+
+    /// What a write of the disk inside says of it.
+    fn of_a_write(self) -> draconis_device::Error {
+        match self {
+            Self::Disk(error) => error,
+            other => draconis_device::Error::Elsewhere(other.to_string().into()),
+        }
+    }
+}
+
+/// A disk inside a file that is changed in a session: while there is one, other programs see the
+/// file marked as in use.
+pub trait Image: Disk {
+    /// Ends the session, once all is durable: the file is as one that nobody changes. The next write
+    /// begins another one. Dropping the disk does so, too, and can tell nobody what fails.
+    ///
+    /// # Errors
+    /// What made the disk fail, now or before.
+    fn rest(&self) -> Result<(), draconis_device::Error>;
 }
 
 /// A disk, and how the file holds it if it is not the file itself.
@@ -132,6 +159,14 @@ pub struct Opened {
     pub disk: Arc<dyn Disk>,
     /// How it is held; none if it lies in the file as it is.
     pub format: Option<Format>,
+    /// The disk again, if changing it is a session.
+    pub image: Option<Arc<dyn Image>>,
+}
+
+/// Whether what begins with `head` becomes longer where it is changed: such a file is opened
+/// with [`draconis_device::OpenedFile::growing`].
+pub fn grows(head: &[u8]) -> bool {
+    matches!(Format::of(head), Some(Format::Qcow2))
 }
 
 /// Opens the disk that a file holds: the file itself, if it is none of the known formats.
@@ -145,25 +180,18 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
     let len = source.len_bytes();
     let head = source.bytes(0, len.min(512) as usize)?;
     let tail = source.bytes(len.saturating_sub(512), len.min(512) as usize)?;
+    let opened = |disk, format| Opened { disk, format, image: None };
     if let Some(len_bytes) = vhd::fixed(&tail, len) {
         // It lies there as it is, and can be changed like any other.
         let disk = Arc::new(View::new(file, Extent::new(0, len_bytes))?);
-        return Ok(Opened { disk, format: None });
+        return Ok(opened(disk, None));
     }
-    let Some(format) = Format::of(&head) else {
-        return Ok(Opened { disk: file, format: None });
-    };
+    let Some(format) = Format::of(&head) else { return Ok(opened(file, None)) };
     let disk: Arc<dyn Disk> = match format {
         Format::Qcow2 => {
             let map = qcow2::Qcow2::open(&source)?;
-            let below = match (&map.behind, behind.split_first()) {
-                (None, _) => None,
-                (Some(name), None) => return Err(Unsupported::Behind(name.clone()).into()),
-                (Some(_), Some((next, rest))) if !map.behind_is_raw => {
-                    Some(open(next.clone(), rest)?.disk)
-                }
-                (Some(_), Some((next, _))) => Some(next.clone()),
-            };
+            let below = below(&map, behind)?;
+            let source = if map.is_dirty { source.with_zeros() } else { source };
             Arc::new(Inside::new(source, map, below))
         }
         Format::Vhd => Arc::new(Inside::new(source.clone(), vhd::Vhd::open(&source)?, None)),
@@ -173,5 +201,37 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
             Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
         }
     };
-    Ok(Opened { disk, format: Some(format) })
+    Ok(opened(disk, Some(format)))
+}
+
+/// [`open`] of what is to be changed; formats that are only read give a disk that is.
+///
+/// # Errors
+/// See [`Error`]; [`Unsupported::Unchanged`].
+pub fn open_for_writing(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
+    let source = Source::new(file.clone());
+    let head = source.bytes(0, source.len_bytes().min(512) as usize)?;
+    if file.properties().read_only || Format::of(&head) != Some(Format::Qcow2) {
+        return open(file, behind);
+    }
+    let map = qcow2::Qcow2::open(&source)?;
+    let below = below(&map, behind)?;
+    let source = source.with_room();
+    let source = if map.is_dirty { source.with_zeros() } else { source };
+    let tables = qcow2::Changes::open(&source, map)?;
+    let image = Arc::new(Changing::new(source, tables, below));
+    Ok(Opened { disk: image.clone(), format: Some(Format::Qcow2), image: Some(image) })
+}
+
+/// What a qcow2 image differs from.
+fn below(
+    map: &qcow2::Qcow2,
+    behind: &[Arc<dyn Disk>],
+) -> Result<Option<Arc<dyn Disk>>, Error> {
+    Ok(match (&map.behind, behind.split_first()) {
+        (None, _) => None,
+        (Some(name), None) => return Err(Unsupported::Behind(name.clone()).into()),
+        (Some(_), Some((next, rest))) if !map.behind_is_raw => Some(open(next.clone(), rest)?.disk),
+        (Some(_), Some((next, _))) => Some(next.clone()),
+    })
 }
