@@ -10,9 +10,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 pub use draconis_access::image::{
-    Opened, alone, claim_alone, file_of, held, len_bytes, readable, refused, writable,
+    Behind, Opened, alone, claim_alone, file_of, held, len_bytes, readable, refused, started,
+    writable,
 };
-use draconis_access::image::{opened, readable_file, usable};
+use draconis_access::image::{opened, usable};
 pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
 use draconis_access::object::Name;
@@ -95,17 +96,14 @@ pub fn disk(
     }
     // Opened while that can be done; what is in them is looked at later.
     let packed = packed(&file, image)?;
-    let behind =
-        place.backing.iter().map(|path| readable_file(path)).collect::<Result<Vec<_>, _>>()?;
+    let behind = Behind::open(&place.backing)?;
     sandbox::confine(&profile, None)?;
     let file = match packed {
         Some(packed) => packed.unpack(image)?,
         None => file,
     };
     let whole = Arc::new(opened(file, image, false)?.start());
-    let behind: Vec<Arc<dyn Disk>> =
-        behind.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect();
-    let part = volume::part(whole, &behind, &place.options());
+    let part = volume::part(whole, &behind.start(), &place.options());
     Ok(part.with_context(|| shown.to_string())?.disk)
 }
 

@@ -17,7 +17,7 @@ use draconis_ext::tune::{Changes, Error, Reserved, tune};
 use draconis_service::volume::part_for_writing;
 
 use crate::change;
-use crate::image::{self, Place};
+use crate::image::{self, Behind, Place};
 
 /// What the kernel does about damage.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -83,8 +83,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let now = change::now()?;
     let changes = changes(arguments)?;
     let opened = image::writable(&arguments.image)?;
+    let behind = Behind::open(&arguments.place.backing)?;
     image::confine()?;
-    let part = part_for_writing(opened.start()?, &arguments.place.options());
+    let part = part_for_writing(opened.start()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     if arguments.extended.iter().any(|option| option == "clear_mmp") {
         image::clear(&arguments.image, &disk, now)?;
