@@ -39,8 +39,8 @@ fn is_read(draconis: &Draconis, image: &Path, more: &[&str]) {
     assert!(long == std::fs::read(draconis.path("tree/long")).unwrap(), "{shown}");
 }
 
-/// Whether it is mounted, and if so only to be read.
-fn is_mounted(draconis: &Draconis, image: &Path, name: &str) {
+/// Whether it is mounted, and if it is not to be changed only to be read.
+fn is_mounted(draconis: &Draconis, image: &Path, name: &str, is_changed: bool) {
     if !fuse("mounting disk images") {
         return;
     }
@@ -48,14 +48,14 @@ fn is_mounted(draconis: &Draconis, image: &Path, name: &str) {
     let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
-    assert!(said.contains("is only read"), "{said}");
+    assert_eq!(said.contains("is only read"), !is_changed, "{said}");
     assert_eq!(std::fs::read(at.join("file")).unwrap(), b"in the volume");
-    assert!(std::fs::write(at.join("file"), b"x").is_err());
+    assert_eq!(std::fs::write(at.join("new"), b"x").is_ok(), is_changed);
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
 }
 
 #[test]
-fn disk_images_of_other_programs_are_read_and_not_changed() {
+fn disk_images_of_other_programs_are_read_and_some_not_changed() {
     if !tool("images of other programs", "qemu-img") {
         return;
     }
@@ -71,7 +71,11 @@ fn disk_images_of_other_programs_are_read_and_not_changed() {
             .arg(&image));
         let before = std::fs::read(&image).unwrap();
         is_read(&draconis, &image, &[]);
-        is_mounted(&draconis, &image, &format!("mount{nth}"));
+        let is_changed = *kind == "qcow2";
+        is_mounted(&draconis, &image, &format!("mount{nth}"), is_changed);
+        if is_changed {
+            continue;
+        }
         for line in [
             vec!["rm", &format!("{}:/file", image.display())],
             vec!["set-label", image.to_str().unwrap(), "new"],

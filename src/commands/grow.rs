@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (disk, zeroed_from_bytes) = match format {
-        // The disk inside has a length of its own, which planning has compared.
+        // The disk inside has a length of its own, which writing compares.
         Some(_) => (disk, u64::MAX),
         None => {
             drop(disk);

@@ -1,12 +1,13 @@
 //! A disk inside a file that is changed where it lies.
 //!
 //! ```text
-//!   group ──▶ Tables: each unit has its place? ──no──▶ a place is taken, what the unit held goes there
-//!         ──▶ the same group of the file: contents, and the parts of tables that lead to new places
+//!   chain ──▶ Tables: each unit has its place? ──no──▶ a place is taken, what the unit held goes there
+//!         ──▶ tables lead to new places ──▶ the same chain, where its units are in the file
 //! ```
-//! Law 1: a group of the disk is one group of the file, so order, death and tickets are the file's.
-//! Law 2: a new place reads as zeros, and what is taken is durable as taken, before a table leads to
-//! it: a cut leaves a unit as it was or with a part of what was written.
+//! Law 1: a chain of the disk is one chain of the file, group by group: order, death and tickets are
+//! the file's.
+//! Law 2: a new place reads as zeros, and is durable as taken before a table leads to it: a cut leaves
+//! a unit as it was or with a part of what was written. So tables may lead there ahead of the chain.
 //! Law 3: what a unit held elsewhere (packed, or in the file behind) is durable in its new place
 //! before a table leads there.
 //! Law 4: after a failed write or a contradiction nothing is written any more.
@@ -26,9 +27,6 @@ use crate::inside::{Pieces, Place, SECTOR_BYTES};
 use crate::source::Source;
 use crate::{Error, Image};
 
-/// Of what the file takes at once, the disk takes this part: writes fall apart, tables come with them.
-const SHARE: usize = 16;
-
 /// Where the file has what, and how that changes.
 pub(crate) trait Tables: Send {
     /// Length of the disk.
@@ -46,6 +44,9 @@ pub(crate) trait Tables: Send {
     /// Where the unit of the byte `at` is, if it can be written there.
     fn own(&mut self, file: &Source, at: u64) -> Result<Option<u64>, Error>;
 
+    /// Comes before the first change of a chain.
+    fn begin(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
+
     /// Takes a place for the unit of the byte `at`, which reads as zeros. What leads to it must
     /// follow all that `out` is told to be followed.
     fn take(&mut self, out: &mut Out<'_>, at: u64) -> Result<u64, Error>;
@@ -53,11 +54,8 @@ pub(crate) trait Tables: Send {
     /// Lets the tables lead to a place that was taken.
     fn lead(&mut self, out: &mut Out<'_>, at: u64, place: u64) -> Result<(), Error>;
 
-    /// The parts of tables that changed since this was asked.
-    fn changed(&mut self) -> Vec<(u64, Vec<u8>)>;
-
-    /// A group with what changed was handed over as `ticket`.
-    fn sent(&mut self, out: &mut Out<'_>, ticket: Ticket) -> Result<(), Error>;
+    /// Hands over what changed in the tables; it follows all that `out` is told to be followed.
+    fn hand_over(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
 
     /// Brings the file into the state of one that nobody changes; all that was handed over is
     /// durable.
@@ -68,21 +66,43 @@ pub(crate) trait Tables: Send {
 pub(crate) struct Out<'a> {
     pub(crate) file: &'a Source,
     newest: &'a mut Ticket,
-    /// What a chain that leads to new places follows.
+    /// What tables that lead to new places follow.
     after: Vec<Ticket>,
 }
 
 impl Out<'_> {
     /// Hands over groups, each behind the one before it; the ticket of the last.
     pub(crate) fn submit(&mut self, chain: Vec<Vec<(u64, Vec<u8>)>>) -> Result<Ticket, Error> {
+        self.submit_after(chain, &[])
+    }
+
+    fn submit_after(
+        &mut self,
+        chain: Vec<Vec<(u64, Vec<u8>)>>,
+        after: &[Ticket],
+    ) -> Result<Ticket, Error> {
         let write = |(at_bytes, bytes): (u64, Vec<u8>)| Write { at_bytes, block: filled(&bytes) };
         let group = |writes: Vec<_>| Group { writes: writes.into_iter().map(write).collect() };
         let chain: Vec<Group> = chain.into_iter().map(group).collect();
-        let tickets = self.file.disk().submit_chain(chain, &[]).map_err(|refused| refused.error)?;
+        let tickets = self.file.disk().submit_chain(chain, after).map_err(|refused| refused.error)?;
         if let Some(last) = tickets.last() {
             *self.newest = (*self.newest).max(*last);
         }
         Ok(*self.newest)
+    }
+
+    /// A group by itself, behind those in `after`.
+    pub(crate) fn submit_behind(
+        &mut self,
+        writes: Vec<(u64, Vec<u8>)>,
+        after: &[Ticket],
+    ) -> Result<Ticket, Error> {
+        self.submit_after(vec![writes], after)
+    }
+
+    /// What tables that lead to new places follow.
+    pub(crate) fn followed(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.after)
     }
 
     /// Has what leads to new places follow `ticket`.
@@ -121,14 +141,8 @@ pub(crate) struct Changing<T: Tables> {
 /// Where a part of a write goes: the byte of the file, the byte of the block, how many.
 type Part = (u64, u64, u64);
 
-/// What a chain of the disk is in the file.
-struct Plan {
-    /// Of each write of each group.
-    parts: Vec<Vec<Vec<Part>>>,
-    /// Of each group, what comes of tables.
-    tables: Vec<Vec<(u64, Vec<u8>)>>,
-    after: Vec<Ticket>,
-}
+/// Of each write of each group, where its parts go.
+type Plan = Vec<Vec<Vec<Part>>>;
 
 /// Where a block of a chain is that was sent whole.
 struct Home {
@@ -146,7 +160,7 @@ impl<T: Tables> Changing<T> {
             sector_bytes,
             atomic: match of_file.atomic {
                 Atomic::None => Atomic::None,
-                // More than a group is written where places are taken.
+                // What a new place holds besides is not of the group.
                 Atomic::AgainstDeath | Atomic::AgainstPowerCut => Atomic::AgainstDeath,
             },
             ..of_file
@@ -204,7 +218,8 @@ impl<T: Tables> Changing<T> {
     fn plan(&self, state: &mut State<T>, chain: &[Group]) -> Result<Plan, Error> {
         let State { tables, newest, .. } = state;
         let mut out = Out { file: &self.file, newest, after: vec![] };
-        let mut plan = Plan { parts: vec![], tables: vec![], after: vec![] };
+        let mut plan = vec![];
+        tables.begin(&mut out)?;
         for group in chain {
             let mut of_group = vec![];
             for write in &group.writes {
@@ -227,10 +242,9 @@ impl<T: Tables> Changing<T> {
                 }
                 of_group.push(parts);
             }
-            plan.parts.push(of_group);
-            plan.tables.push(tables.changed());
+            plan.push(of_group);
         }
-        plan.after = out.after;
+        tables.hand_over(&mut out)?;
         Ok(plan)
     }
 
@@ -259,9 +273,9 @@ impl<T: Tables> Changing<T> {
     }
 
     /// The chain of the file, and where its blocks come from.
-    fn parted(&self, chain: &mut [Group], plan: &mut Plan) -> (Vec<Group>, Vec<Home>) {
+    fn parted(chain: &mut [Group], plan: &Plan) -> (Vec<Group>, Vec<Home>) {
         let (mut groups, mut homes) = (vec![], vec![]);
-        for (group, parts) in plan.parts.iter().enumerate() {
+        for (group, parts) in plan.iter().enumerate() {
             let mut writes = vec![];
             let ours = chain.get_mut(group).map(|it| &mut it.writes[..]).unwrap_or_default();
             for (nth, (write, parts)) in ours.iter_mut().zip(parts).enumerate() {
@@ -276,9 +290,6 @@ impl<T: Tables> Changing<T> {
                     writes.push(Write { at_bytes: *at_bytes, block });
                 }
             }
-            let tables = plan.tables.get_mut(group).map(std::mem::take).unwrap_or_default();
-            let table = |(at_bytes, bytes): (u64, Vec<u8>)| Write { at_bytes, block: filled(&bytes) };
-            writes.extend(tables.into_iter().map(table));
             groups.push(Group { writes });
         }
         (groups, homes)
@@ -311,10 +322,7 @@ impl<T: Tables> Disk for Changing<T> {
     }
 
     fn chain_bounds(&self) -> ChainBounds {
-        let file = self.file.disk().chain_bounds();
-        let writes = file.writes / SHARE;
-        let units = (writes as u64).saturating_mul(self.unit_bytes);
-        ChainBounds { writes, bytes: (file.bytes / 2).min(units), ..file }
+        self.file.disk().chain_bounds()
     }
 
     fn read(&self, at: Extent, mut into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
@@ -369,50 +377,25 @@ impl<T: Tables> Disk for Changing<T> {
         if let Some(error) = refuse {
             return Err(Refused { goods: Some(chain), error });
         }
-        let mut plan = match self.plan(&mut state, &chain) {
+        let plan = match self.plan(&mut state, &chain) {
             Ok(plan) => plan,
             Err(error) => {
                 state.stopped = true;
                 return Err(Refused { goods: Some(chain), error: error.of_a_write() });
             }
         };
-        let changes = plan.tables.iter().any(|tables| !tables.is_empty());
-        let (groups, homes) = self.parted(&mut chain, &mut plan);
-        let after: Vec<Ticket> = plan.after.iter().chain(after).copied().collect();
-        // What changes tables goes in the order in which it changed them; it is waited for later.
-        let (held, now) = match changes {
-            true => (Some(state), Terms { durable: None, ..terms }),
-            false => {
-                drop(state);
-                (None, terms)
-            }
-        };
-        let sent = self.file.disk().submit_with(groups, &after, now);
-        let mut state = held.unwrap_or_else(|| self.lock());
-        let tickets = match sent {
-            Ok(tickets) => tickets,
-            Err(Refused { goods, error }) => {
-                state.stopped |= changes;
-                return Err(Refused { goods: returned(chain, &homes, goods), error });
-            }
-        };
-        if let Some(last) = tickets.last() {
-            state.newest = state.newest.max(*last);
-            if changes {
-                let State { tables, newest, stopped } = &mut *state;
-                let mut out = Out { file: &self.file, newest, after: vec![] };
-                if let Err(error) = tables.sent(&mut out, *last) {
-                    // The chain was taken; what comes next is told.
-                    log::error!("{error}: the image is not changed any more");
-                    *stopped = true;
-                }
-            }
-        }
         drop(state);
-        if changes {
-            terms.wait(self, &tickets)?;
+        let (groups, homes) = Self::parted(&mut chain, &plan);
+        match self.file.disk().submit_with(groups, after, terms) {
+            Ok(tickets) => {
+                let mut state = self.lock();
+                state.newest = tickets.last().copied().unwrap_or(state.newest).max(state.newest);
+                Ok(tickets)
+            }
+            Err(Refused { goods, error }) => {
+                Err(Refused { goods: returned(chain, &homes, goods), error })
+            }
         }
-        Ok(tickets)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {

@@ -4,10 +4,10 @@
 //!   file ──▶ open: qcow2 · VHDX · VHD · VMDK · Android sparse ──▶ a disk
 //!        ──▶ parts: the partitions that hold what is looked for
 //!        ──▶ signature: the name of what is no volume
+//!        ──▶ open_for_writing: qcow2 and VHDX, changed where they lie
 //!   a disk ──▶ create: a new qcow2 or VHDX image, whole
 //! ```
-//! Law 1: no path is opened, and nothing is written but new images: a process that is confined can
-//! do all of it.
+//! Law 1: no path is opened: a process that is confined can do all of it.
 //! Law 2: no bytes make it panic, loop, or take memory in proportion to what they claim.
 //! Law 3: what is not read is refused by its name, and what would help is said.
 //!
@@ -166,7 +166,7 @@ pub struct Opened {
 /// Whether what begins with `head` becomes longer where it is changed: such a file is opened
 /// with [`draconis_device::OpenedFile::growing`].
 pub fn grows(head: &[u8]) -> bool {
-    matches!(Format::of(head), Some(Format::Qcow2))
+    matches!(Format::of(head), Some(Format::Qcow2 | Format::Vhdx))
 }
 
 /// Opens the disk that a file holds: the file itself, if it is none of the known formats.
@@ -191,11 +191,13 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
         Format::Qcow2 => {
             let map = qcow2::Qcow2::open(&source)?;
             let below = below(&map, behind)?;
-            let source = if map.is_dirty { source.with_zeros() } else { source };
-            Arc::new(Inside::new(source, map, below))
+            Arc::new(Inside::new(source.as_left(map.is_dirty), map, below))
         }
         Format::Vhd => Arc::new(Inside::new(source.clone(), vhd::Vhd::open(&source)?, None)),
-        Format::Vhdx => Arc::new(Inside::new(source.clone(), vhdx::Vhdx::open(&source)?, None)),
+        Format::Vhdx => {
+            let map = vhdx::Vhdx::open(&source)?;
+            Arc::new(Inside::new(source.as_left(map.is_left_open()), map, None))
+        }
         Format::Vmdk => Arc::new(Inside::new(source.clone(), vmdk::Vmdk::open(&source)?, None)),
         Format::Android => {
             Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
@@ -204,23 +206,36 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
     Ok(opened(disk, Some(format)))
 }
 
-/// [`open`] of what is to be changed; formats that are only read give a disk that is.
+/// [`open`] of what is to be changed; formats that are only read give a disk that is. Identities
+/// that an image has for each of its states come of `chance`.
 ///
 /// # Errors
 /// See [`Error`]; [`Unsupported::Unchanged`].
-pub fn open_for_writing(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
+pub fn open_for_writing(
+    file: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
+    chance: u64,
+) -> Result<Opened, Error> {
     let source = Source::new(file.clone());
     let head = source.bytes(0, source.len_bytes().min(512) as usize)?;
-    if file.properties().read_only || Format::of(&head) != Some(Format::Qcow2) {
-        return open(file, behind);
-    }
-    let map = qcow2::Qcow2::open(&source)?;
-    let below = below(&map, behind)?;
-    let source = source.with_room();
-    let source = if map.is_dirty { source.with_zeros() } else { source };
-    let tables = qcow2::Changes::open(&source, map)?;
-    let image = Arc::new(Changing::new(source, tables, below));
-    Ok(Opened { disk: image.clone(), format: Some(Format::Qcow2), image: Some(image) })
+    let format = Format::of(&head).filter(|_| !file.properties().read_only);
+    let image: Arc<dyn Image> = match format {
+        Some(Format::Qcow2) => {
+            let map = qcow2::Qcow2::open(&source)?;
+            let below = below(&map, behind)?;
+            let source = source.as_left(map.is_dirty).with_room();
+            let tables = qcow2::Changes::open(&source, map)?;
+            Arc::new(Changing::new(source, tables, below))
+        }
+        Some(Format::Vhdx) => {
+            let map = vhdx::Vhdx::open(&source)?;
+            let source = source.as_left(map.is_left_open()).with_room();
+            let tables = vhdx::Changes::open(&source, map, chance)?;
+            Arc::new(Changing::new(source, tables, None))
+        }
+        _ => return open(file, behind),
+    };
+    Ok(Opened { disk: image.clone(), format, image: Some(image) })
 }
 
 /// What a qcow2 image differs from.

@@ -27,9 +27,10 @@ impl Source {
         Self { disk, len_bytes, room_bytes: len_bytes, zeros_behind: false, sector_bytes }
     }
 
-    /// The same, of a file that reads as zeros behind its end.
-    pub(crate) fn with_zeros(mut self) -> Self {
-        self.zeros_behind = true;
+    /// The same, of a file that was left while it was changed, if it was: it reads as zeros behind
+    /// its end, where tables may lead already.
+    pub(crate) fn as_left(mut self, was_left: bool) -> Self {
+        self.zeros_behind = was_left;
         self
     }
 

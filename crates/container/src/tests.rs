@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use draconis_device::{Disk, Extent, MemoryDisk, Random};
+use draconis_device::{Disk, Extent, Group, MemoryDisk, Random, Write};
 use draconis_exchange::heap::Block;
 
-use crate::{Error, Format, Unsupported, open};
+use crate::{Error, Format, Unsupported, open, open_for_writing};
 
 #[path = "../../../tests/common/skipped.rs"]
 pub(crate) mod skipped;
@@ -202,6 +202,15 @@ fn no_broken_image_makes_a_panic() {
             }
             if round % 7 == 0 {
                 broken.truncate(random.below(broken.len() as u64) as usize);
+            }
+            if let Ok(opened) = open_for_writing(memory(broken.clone()), &[], 7) {
+                let last = (opened.disk.properties().len_bytes / 512).saturating_sub(1);
+                for nth in [0, random.below(2048).min(last), last / 2, last] {
+                    let block = Block::private(512);
+                    let group = Group { writes: vec![Write { at_bytes: nth * 512, block }] };
+                    let Ok(ticket) = opened.disk.submit(group, &[]) else { break };
+                    let _ = opened.disk.wait(ticket);
+                }
             }
             if let Ok(opened) = open(memory(broken), &[]) {
                 let len = opened.disk.properties().len_bytes;

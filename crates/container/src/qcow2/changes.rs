@@ -21,6 +21,8 @@ use crate::{Error, Unsupported};
 const KEPT_BYTES: u64 = 16 << 20;
 /// And at least so many.
 const LEAST_KEPT: u64 = 4;
+/// Sectors of tables that are handed over as one group.
+const MOST_AT_ONCE: usize = 1024;
 
 struct Second {
     entries: Vec<u64>,
@@ -189,6 +191,11 @@ impl Tables for Changes {
         Ok((place != 0 && self.counts.is_own(place)).then_some(place))
     }
 
+    /// Writes in place need nothing.
+    fn begin(&mut self, _: &mut Out<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn take(&mut self, out: &mut Out<'_>, at: u64) -> Result<u64, Error> {
         let (nth, _) = self.nth(at);
         if self.second_at(nth) == 0 {
@@ -224,7 +231,10 @@ impl Tables for Changes {
         Ok(())
     }
 
-    fn changed(&mut self) -> Vec<(u64, Vec<u8>)> {
+    fn hand_over(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+        if self.changed.is_empty() {
+            return Ok(());
+        }
         let per_sector = self.sector_bytes as usize / 8;
         let of = |entries: &[u64], nth: u64| -> Vec<u8> {
             let entries = entries.iter().skip(nth as usize * per_sector).take(per_sector);
@@ -241,11 +251,11 @@ impl Tables for Changes {
             };
             writes.push((at + nth * self.sector_bytes, bytes));
         }
-        writes
-    }
-
-    fn sent(&mut self, out: &mut Out<'_>, ticket: Ticket) -> Result<(), Error> {
-        self.unsettled = Some(ticket);
+        let after = out.followed();
+        while !writes.is_empty() {
+            let rest = writes.split_off(writes.len().min(MOST_AT_ONCE));
+            self.unsettled = Some(out.submit_behind(std::mem::replace(&mut writes, rest), &after)?);
+        }
         self.counts.refill(out)
     }
 

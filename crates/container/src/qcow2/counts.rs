@@ -287,7 +287,8 @@ impl Counts {
             let free = (self.search_from..end).take_while(|nth| self.count(*nth) == 0);
             (self.search_from, free.count() as u64, true)
         } else {
-            let most = most(MOST_TAKEN_BYTES, self.take_next);
+            let room = self.most_clusters(out.file).saturating_sub(self.end()).max(1);
+            let most = most(MOST_TAKEN_BYTES, self.take_next).min(room);
             (self.lengthen(out.file, most)?, most, false)
         };
         self.take_next = (self.take_next * 2).min(MOST_TAKEN_BYTES >> self.cluster_bits).max(1);
@@ -311,7 +312,7 @@ impl Counts {
     fn lengthen(&mut self, file: &Source, count: u64) -> Result<u64, Error> {
         let first = self.end();
         let end = first + count;
-        if end > MOST_CLUSTERS || end > file.room_bytes() >> self.cluster_bits {
+        if end > self.most_clusters(file) {
             return Err(no_room(first << self.cluster_bits));
         }
         self.of.resize(end as usize, 0);
@@ -333,6 +334,11 @@ impl Counts {
             }
         }
         behind
+    }
+
+    /// Clusters that the file can have.
+    fn most_clusters(&self, file: &Source) -> u64 {
+        MOST_CLUSTERS.min(file.room_bytes() >> self.cluster_bits)
     }
 
     fn end(&self) -> u64 {

@@ -2,6 +2,7 @@
 //!
 //! Law: nothing here opens anything: what a volume lies in is read by a confined process.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use draconis_container::{Error, Format, Image, open_for_writing, parts, signature};
@@ -73,7 +74,8 @@ pub fn part_for_writing(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<Part, OpenError> {
-    let part = part_of(open_for_writing(file, behind)?, options)?;
+    let chance = RandomState::new().build_hasher().finish();
+    let part = part_of(open_for_writing(file, behind, chance)?, options)?;
     match part.format {
         Some(format) if part.image.is_none() => Err(OpenError::OnlyRead(format.name())),
         _ => Ok(part),
