@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut padded = bytes.to_vec();
     padded.resize(bytes.len().next_multiple_of(512), 0);
-    if let Ok(opened) = open_for_writing(Arc::new(MemoryDisk::new(padded.clone(), 512)), &[]) {
+    if let Ok(opened) = open_for_writing(Arc::new(MemoryDisk::new(padded.clone(), 512)), &[], 7) {
         let sectors = opened.disk.properties().len_bytes / 512;
         for nth in [0, 1, sectors / 2, sectors.saturating_sub(1)] {
             let block = Block::private(512);

@@ -145,8 +145,7 @@ impl Volume {
     pub fn open_for_writing(image: &Path, place: &Place) -> Result<Arc<Self>> {
         let disk = image::writable(image)?.start()?;
         let behind = image::Behind::open(&place.backing)?.start();
-        let (volume, held) =
-            changeable(image, disk, &behind, &place.options(), Arc::new(clock))?;
+        let (volume, held) = changeable(image, disk, &behind, &place.options(), Arc::new(clock))?;
         if let Some(why) = volume.read_only_reason() {
             return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
         }

@@ -84,7 +84,8 @@ impl Out<'_> {
         let write = |(at_bytes, bytes): (u64, Vec<u8>)| Write { at_bytes, block: filled(&bytes) };
         let group = |writes: Vec<_>| Group { writes: writes.into_iter().map(write).collect() };
         let chain: Vec<Group> = chain.into_iter().map(group).collect();
-        let tickets = self.file.disk().submit_chain(chain, after).map_err(|refused| refused.error)?;
+        let tickets =
+            self.file.disk().submit_chain(chain, after).map_err(|refused| refused.error)?;
         if let Some(last) = tickets.last() {
             *self.newest = (*self.newest).max(*last);
         }

@@ -239,10 +239,7 @@ pub fn open_for_writing(
 }
 
 /// What a qcow2 image differs from.
-fn below(
-    map: &qcow2::Qcow2,
-    behind: &[Arc<dyn Disk>],
-) -> Result<Option<Arc<dyn Disk>>, Error> {
+fn below(map: &qcow2::Qcow2, behind: &[Arc<dyn Disk>]) -> Result<Option<Arc<dyn Disk>>, Error> {
     Ok(match (&map.behind, behind.split_first()) {
         (None, _) => None,
         (Some(name), None) => return Err(Unsupported::Behind(name.clone()).into()),

@@ -1,5 +1,6 @@
 //! Images that qemu-img made, changed here, and judged by qemu-img.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -108,13 +109,15 @@ fn ran(program: &str, arguments: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// An image that qemu-img creates with `options`, and qemu-io fills by `commands`.
+/// An image that qemu-img creates with `options`, qcow2 unless they say otherwise, and qemu-io fills
+/// by `commands`.
 fn made(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Vec<u8>> {
     let path = dir.join("made");
     let shown = path.to_str().unwrap();
-    ran("qemu-img", &[&["create", "-q", "-f", "qcow2"], options, &[shown, len]].concat())?;
+    let format: &[&str] = if options.contains(&"-f") { &[] } else { &["-f", "qcow2"] };
+    ran("qemu-img", &[&["create", "-q"], format, options, &[shown, len]].concat())?;
     for command in commands {
-        ran("qemu-io", &["-f", "qcow2", "-c", command, shown])?;
+        ran("qemu-io", &["-c", command, shown])?;
     }
     Some(std::fs::read(&path).unwrap())
 }
@@ -123,9 +126,19 @@ fn made(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Ve
 /// `may` be.
 fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, what: &str) {
     let path = dir.join("judged");
-    std::fs::write(&path, image).unwrap();
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(image.len() as u64).unwrap();
+    for (nth, piece) in image.chunks(1 << 16).enumerate() {
+        if piece.iter().any(|byte| *byte != 0) {
+            file.write_all_at(piece, (nth as u64) << 16).unwrap();
+        }
+    }
     let shown = path.to_str().unwrap();
-    let output = run("qemu-img", &["check", "-f", "qcow2", shown]).unwrap();
+    let kind = if image.starts_with(b"vhdx") { "vhdx" } else { "qcow2" };
+    // The log of an image that was not closed is asked for; leaks are only told of.
+    let repair: &[&str] = if may_leak && kind == "vhdx" { &["-r", "all"] } else { &[] };
+    let words = ["check", "-f", kind];
+    let output = run("qemu-img", &[&words, repair, &[shown]].concat()).unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     let code = output.status.code();
@@ -134,7 +147,7 @@ fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, wha
     let raw = dir.join("raw");
     std::fs::write(&raw, contents).unwrap();
     let raw = raw.to_str().unwrap();
-    let output = run("qemu-img", &["compare", "-f", "qcow2", "-F", "raw", shown, raw]).unwrap();
+    let output = run("qemu-img", &["compare", "-f", kind, "-F", "raw", shown, raw]).unwrap();
     assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stdout));
 }
 
@@ -152,7 +165,15 @@ const SHAPES: &[&[&str]] = &[
     &["-o", "cluster_size=2M,refcount_bits=64"],
     &["-o", "preallocation=metadata"],
     &["-o", "refcount_bits=8,preallocation=full"],
+    &["-f", "vhdx", "-o", "block_size=1M"],
+    &["-f", "vhdx"],
+    &["-f", "vhdx", "-o", "subformat=fixed"],
 ];
+
+/// Whether an image becomes longer by what is written, and can only so.
+fn must_grow(options: &[&str]) -> bool {
+    options.contains(&"vhdx")
+}
 
 #[test]
 fn a_disk_in_an_image_keeps_the_promises_of_disks() {
@@ -160,7 +181,10 @@ fn a_disk_in_an_image_keeps_the_promises_of_disks() {
     for options in SHAPES {
         let Some(image) = made(dir.path(), options, "3M", &[]) else { return };
         let end = image.len() as u64;
-        for (grows, room) in [(true, 24 * MIB), (false, end + 16 * MIB)] {
+        for (grows, room) in [(true, end + 24 * MIB), (false, end + 16 * MIB)] {
+            if !grows && must_grow(options) {
+                continue;
+            }
             let mut files: Vec<Arc<Growing>> = vec![];
             conform::all(|| {
                 let mut bytes = image.clone();
@@ -188,11 +212,15 @@ fn a_disk_in_an_image_keeps_the_promises_of_disks() {
 fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() {
     let dir = tempfile::tempdir().unwrap();
     let raw = contents(5 << 20);
-    let commands = ["write -P 7 100k 300k", "write -z 1M 128k", "write -z -u 2M 70k", "discard 3M 64k"];
+    let commands =
+        ["write -P 7 100k 300k", "write -z 1M 128k", "write -z -u 2M 70k", "discard 3M 64k"];
     let mut images: Vec<(Vec<u8>, Vec<Vec<u8>>)> = vec![];
     for options in SHAPES {
         let packed = [&["-O", "qcow2", "-c"], *options].concat();
-        if !options.iter().any(|it| it.contains("preallocation") || it.contains("refcount_bits=1")) {
+        let is_not = |it: &&str| {
+            ["preallocation", "refcount_bits=1", "vhdx"].iter().any(|no| it.contains(no))
+        };
+        if !options.iter().any(is_not) {
             let Some(image) = crate::tests::converted(dir.path(), &raw, &packed) else { return };
             images.push((image, vec![]));
         }
@@ -243,13 +271,15 @@ fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() 
 #[test]
 fn a_power_cut_loses_nothing_that_was_durable() {
     let dir = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], bool, &[&str]); 6] = [
+    let cases: [(&[&str], bool, &[&str]); 8] = [
         (&[], true, &[]),
         (&["-o", "compat=0.10"], true, &[]),
         (&["-o", "cluster_size=512"], true, &["write -P 9 0 40k"]),
         (&["-o", "cluster_size=4k,refcount_bits=2"], false, &[]),
         (&["-o", "cluster_size=4k"], true, &["write -c -P 5 0 64k", "write -z -u 64k 64k"]),
         (&["-o", "cluster_size=4k,compat=0.10"], false, &["write -c -P 5 0 128k"]),
+        (&["-f", "vhdx", "-o", "block_size=1M"], true, &[]),
+        (&["-f", "vhdx", "-o", "subformat=fixed,block_size=1M"], true, &[]),
     ];
     for (options, grows, commands) in cases {
         let Some(image) = made(dir.path(), options, "2M", commands) else { return };
@@ -302,9 +332,8 @@ fn a_power_cut_loses_nothing_that_was_durable() {
                 let old = before[sector * 512];
                 let durable = of_it.clone().filter(|(ticket, ..)| *ticket <= crash.durable.0);
                 let durable = durable.last().map_or(old, |(_, _, with)| *with);
-                let mut may = of_it.filter(|(ticket, ..)| {
-                    *ticket > crash.durable.0 && *ticket <= crash.written.0
-                });
+                let mut may = of_it
+                    .filter(|(ticket, ..)| *ticket > crash.durable.0 && *ticket <= crash.written.0);
                 let is_one = bytes.iter().all(|byte| *byte == bytes[0]);
                 let is_known = bytes[0] == durable || may.any(|(_, _, with)| *with == bytes[0]);
                 assert!(is_one && is_known, "{what}: sector {sector} is {}", bytes[0]);
@@ -313,7 +342,11 @@ fn a_power_cut_loses_nothing_that_was_durable() {
             if is_judged {
                 judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
             }
-            let next = open_for_writing(crash.disk.clone(), &[], 7);
+            let file: Arc<dyn Disk> = match must_grow(options) {
+                true => Arc::new(Growing::new(bytes_of(&*crash.disk), room + 8 * MIB)),
+                false => crash.disk.clone(),
+            };
+            let next = open_for_writing(file.clone(), &[], 7);
             let next = next.unwrap_or_else(|error| panic!("{what}: {error}")).disk;
             let ticket = write(&*next, MIB + 512, &[1; 512]);
             next.wait(ticket).unwrap();
@@ -322,10 +355,52 @@ fn a_power_cut_loses_nothing_that_was_durable() {
                 let mut found = found;
                 found[MIB as usize + 512..][..512].fill(1);
                 let what = format!("{what}, mended");
-                judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), false, &what);
+                judged(dir.path(), &bytes_of(&*file), Some(&found), false, &what);
             }
         }
         assert!(states > 100, "{options:?}: {states}");
+    }
+}
+
+/// Every block of a VHDX image is a change of its log, which is filled several times.
+#[test]
+fn a_power_cut_finds_a_whole_log() {
+    const BLOCKS: u64 = 150;
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-f", "vhdx", "-o", "block_size=1M,log_size=1M"];
+    let Some(image) = made(dir.path(), &options, "160M", &[]) else { return };
+    let growing = Growing::new(image, (BLOCKS + 20) * MIB);
+    let start = bytes_of(&growing);
+    let file = Arc::new(RecordDisk::new(growing));
+    let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+    let tickets: Vec<Ticket> = (0..BLOCKS)
+        .map(|nth| {
+            let ticket = write(&*disk, nth * MIB + 512, &[nth as u8 + 1; 512]);
+            if nth % 3 == 0 {
+                disk.wait(ticket).unwrap();
+            }
+            ticket
+        })
+        .collect();
+    drop(disk);
+    let few = CrashOptions { subsets: 1, exhaustive_sectors: 0, ..CrashOptions::default() };
+    for (state, crash) in Crashes::new(start, file.take(), few).enumerate() {
+        let what = format!("state {state}, {:?}", crash.cut);
+        if state % 3 != 0 {
+            continue;
+        }
+        let opened = open(crash.disk.clone(), &[]).unwrap_or_else(|e| panic!("{what}: {e}"));
+        for (nth, ticket) in tickets.iter().enumerate() {
+            let at = Extent::new(nth as u64 * MIB + 512, 512);
+            let read = opened.disk.read_now(at, Block::private(512)).unwrap().into_private();
+            let (is_there, is_none) = (read[0] == nth as u8 + 1, read[0] == 0);
+            assert!(is_there || is_none && *ticket > crash.durable, "{what}: block {nth}");
+            assert!(is_none || *ticket <= crash.written, "{what}: block {nth}");
+        }
+        if state % 150 == 0 {
+            let found = all(&*opened.disk).unwrap();
+            judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
+        }
     }
 }
 
@@ -339,7 +414,8 @@ fn an_image_that_was_not_closed_is_counted_anew() {
         return;
     }
     let shown = path.to_str().unwrap();
-    let killed = ["-f", "qcow2", "-c", "write -P 3 1M 200k", "-c", "flush", "-c", "sigraise 9", shown];
+    let killed =
+        ["-f", "qcow2", "-c", "write -P 3 1M 200k", "-c", "flush", "-c", "sigraise 9", shown];
     if run("qemu-io", &killed).is_none() {
         return;
     }

@@ -59,7 +59,9 @@ impl Changes {
         }
         match if map.version == 3 { be64(&head, 88) } else { 0 } {
             0 => {}
-            1 => return unchanged("bitmaps of changes", "qemu-img bitmap --remove takes them away"),
+            1 => {
+                return unchanged("bitmaps of changes", "qemu-img bitmap --remove takes them away");
+            }
             _ => return unchanged("features that are not known", CONVERT),
         }
         let entries = u64::from(be32(&head, 36));

@@ -377,7 +377,8 @@ impl Counts {
             let at = self.table.get(block as usize).copied().unwrap_or(0);
             writes.push((at, self.bytes(block * per_block, per_block)));
         }
-        let (tables, last): (Vec<_>, Vec<_>) = leads.into_iter().partition(|(_, _, is_last)| !is_last);
+        let (tables, last): (Vec<_>, Vec<_>) =
+            leads.into_iter().partition(|(_, _, is_last)| !is_last);
         writes.extend(tables.into_iter().map(|(at, bytes, _)| (at, bytes)));
         chain.push(writes);
         if !last.is_empty() {

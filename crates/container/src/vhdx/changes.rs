@@ -108,13 +108,16 @@ impl Changes {
     /// The header with what is `put` into it, newer than that of the file, where the older one is.
     fn header(&mut self, put: &[(usize, [u8; 16])]) -> (u64, Vec<u8>) {
         let number = le64(&self.map.header, 8) + 1;
-        for (at, bytes) in put.iter().map(|(at, id)| (*at, &id[..])).chain([(8, &number.to_le_bytes()[..])]) {
+        for (at, bytes) in
+            put.iter().map(|(at, id)| (*at, &id[..])).chain([(8, &number.to_le_bytes()[..])])
+        {
             if let Some(room) = self.map.header.get_mut(at..at + bytes.len()) {
                 room.copy_from_slice(bytes);
             }
         }
         seal(&mut self.map.header);
-        self.map.header_at = super::HEADERS.into_iter().find(|at| *at != self.map.header_at).unwrap_or(0);
+        self.map.header_at =
+            super::HEADERS.into_iter().find(|at| *at != self.map.header_at).unwrap_or(0);
         (self.map.header_at, self.map.header.clone())
     }
 
@@ -224,7 +227,8 @@ impl Tables for Changes {
         let most = IN_FIRST.min(self.half() as usize / SECTOR - 1);
         let sectors: Vec<u64> = std::mem::take(&mut self.changed).into_iter().collect();
         for sectors in sectors.chunks(most) {
-            let sectors: Vec<(u64, Vec<u8>)> = sectors.iter().map(|nth| self.sector(*nth)).collect();
+            let sectors: Vec<(u64, Vec<u8>)> =
+                sectors.iter().map(|nth| self.sector(*nth)).collect();
             let len = ((1 + sectors.len()) * SECTOR) as u64;
             if self.head + len > self.tail + self.half() {
                 // The other half, once nothing in this one is needed.

@@ -92,7 +92,9 @@ impl Replay {
             if from >= to {
                 continue;
             }
-            let Some(room) = bytes.get_mut((from - at) as usize..(to - at) as usize) else { continue };
+            let Some(room) = bytes.get_mut((from - at) as usize..(to - at) as usize) else {
+                continue;
+            };
             match patch {
                 Patch::Zeros(..) => room.fill(0),
                 Patch::Sector(start, sector) => {
