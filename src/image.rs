@@ -17,6 +17,7 @@ use draconis_access::image::{opened, usable};
 pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
 use draconis_access::object::Name;
+use draconis_container::is_indexed;
 use draconis_device::{Claim, Disk, claim};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
@@ -98,11 +99,16 @@ pub fn disk(
     let packed = packed(&file, image)?;
     let behind = Behind::open(&place.backing)?;
     sandbox::confine(&profile, None)?;
-    let file = match packed {
-        Some(packed) => packed.unpack(image)?,
-        None => file,
+    let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(opened(file, image, false)?.start()))
     };
-    let whole = Arc::new(opened(file, image, false)?.start());
+    let whole = start(file)?;
+    let whole = match packed {
+        Some(packed) if !is_indexed(whole.clone()).with_context(|| shown.to_string())? => {
+            start(packed.unpack(image)?)?
+        }
+        _ => whole,
+    };
     let part = volume::part(whole, &behind.start(), &place.options());
     Ok(part.with_context(|| shown.to_string())?.disk)
 }

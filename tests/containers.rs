@@ -182,6 +182,41 @@ fn compressed_images_are_read() {
     }
 }
 
+/// Frames of zstd with a table of their lengths are read where they lie.
+#[test]
+fn compressed_images_with_an_index_are_read_in_place() {
+    if !tool("seekable images", "zstd") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    let (mut file, mut table) = (vec![], vec![]);
+    for frame in std::fs::read(&raw).unwrap().chunks(1 << 20) {
+        let piece = draconis.path("piece");
+        std::fs::write(&piece, frame).unwrap();
+        let packed = ran(Command::new("zstd").args(["-q", "-c"]).arg(&piece));
+        table.extend((packed.len() as u32).to_le_bytes());
+        table.extend((frame.len() as u32).to_le_bytes());
+        file.extend(packed);
+    }
+    let frames = table.len() as u32 / 8;
+    file.extend(0x184D_2A5E_u32.to_le_bytes());
+    file.extend((table.len() as u32 + 9).to_le_bytes());
+    file.extend(table);
+    file.extend(frames.to_le_bytes());
+    file.push(0);
+    file.extend(0x8F92_EAB1_u32.to_le_bytes());
+    let image = draconis.path("seekable");
+    std::fs::write(&image, &file).unwrap();
+    assert!(ran(Command::new("zstd").args(["-dc"]).arg(&image)) == std::fs::read(&raw).unwrap());
+    is_read(&draconis, &image, &[]);
+    // A worker has no place to unpack to, and needs none.
+    is_mounted(&draconis, &image, "mount", false);
+    let told = draconis.fails(["rm", &format!("{}:/file", image.display())]);
+    assert!(told.contains("zstd -d"), "{told}");
+    assert!(std::fs::read(&image).unwrap() == file);
+}
+
 /// A disk with a table of partitions of 16 MiB each, made by sfdisk.
 fn disk(draconis: &Draconis, label: &str, parts: &[Option<&Path>]) -> PathBuf {
     use std::io::Write as _;

@@ -20,8 +20,9 @@ use crate::source::Source;
 
 /// What the smallest part of a disk inside is.
 pub(crate) const SECTOR_BYTES: u32 = 512;
-/// Unpacked pieces that are kept.
+/// Unpacked pieces that are kept, and their bytes; the last one in any case.
 const KEPT: usize = 16;
+const KEPT_BYTES: usize = 32 << 20;
 /// The longest piece that is unpacked as a whole.
 pub(crate) const LONGEST_PIECE: u64 = 2 << 20;
 
@@ -93,7 +94,8 @@ impl Pieces {
         let bytes = Arc::new(unpack(piece)?);
         let mut kept = lock();
         kept.push_back((piece, bytes.clone()));
-        if kept.len() > KEPT {
+        let sum = |kept: &VecDeque<(u64, Arc<Vec<u8>>)>| kept.iter().map(|(_, it)| it.len()).sum();
+        while kept.len() > KEPT || kept.len() > 1 && KEPT_BYTES < sum(&kept) {
             kept.pop_front();
         }
         Ok(bytes)

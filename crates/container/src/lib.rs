@@ -23,6 +23,7 @@
 mod android;
 mod changing;
 pub mod create;
+mod indexed;
 mod inside;
 pub mod packing;
 mod parts;
@@ -44,6 +45,9 @@ use crate::inside::Inside;
 pub use crate::parts::{Parts, parts};
 use crate::source::Source;
 
+/// What helps where an image is only read.
+const CONVERT: &str = "qemu-img convert makes one that can be changed";
+
 /// How a file holds a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
@@ -57,6 +61,10 @@ pub enum Format {
     Vmdk,
     /// Android's.
     Android,
+    /// Compressed with zstd, in frames that an index names.
+    Zstd,
+    /// Compressed with gzip, in members or chunks that can be found.
+    Gzip,
 }
 
 impl Format {
@@ -68,6 +76,17 @@ impl Format {
             Self::Vhdx => "VHDX",
             Self::Vmdk => "VMDK",
             Self::Android => "Android sparse",
+            Self::Zstd => "seekable zstd",
+            Self::Gzip => "indexed gzip",
+        }
+    }
+
+    /// What makes an image of it that can be changed.
+    pub const fn help(self) -> &'static str {
+        match self {
+            Self::Zstd => "zstd -d",
+            Self::Gzip => "gzip -d",
+            _ => "qemu-img convert -O raw",
         }
     }
 
@@ -163,6 +182,14 @@ pub struct Opened {
     pub image: Option<Arc<dyn Image>>,
 }
 
+/// Whether a compressed file is read in place by [`open`]: it need not be unpacked.
+///
+/// # Errors
+/// What the disk of the file says.
+pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
+    Ok(indexed::Indexed::open(&Source::new(file))?.is_some())
+}
+
 /// Whether what begins with `head` becomes longer where it is changed: such a file is opened
 /// with [`draconis_device::OpenedFile::growing`].
 pub fn grows(head: &[u8]) -> bool {
@@ -186,22 +213,32 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
         let disk = Arc::new(View::new(file, Extent::new(0, len_bytes))?);
         return Ok(opened(disk, None));
     }
-    let Some(format) = Format::of(&head) else { return Ok(opened(file, None)) };
+    let Some(format) = Format::of(&head) else {
+        return Ok(match indexed::Indexed::open(&source)? {
+            Some(map) => {
+                let format = map.format();
+                opened(Arc::new(Inside::new(source, map, None)), Some(format))
+            }
+            None => opened(file, None),
+        });
+    };
     let disk: Arc<dyn Disk> = match format {
         Format::Qcow2 => {
             let map = qcow2::Qcow2::open(&source)?;
             let below = below(&map, behind)?;
-            Arc::new(Inside::new(source.as_left(map.is_dirty), map, below))
+            Arc::new(Inside::new(source.if_left(map.is_dirty), map, below))
         }
         Format::Vhd => Arc::new(Inside::new(source.clone(), vhd::Vhd::open(&source)?, None)),
         Format::Vhdx => {
             let map = vhdx::Vhdx::open(&source)?;
-            Arc::new(Inside::new(source.as_left(map.is_left_open()), map, None))
+            Arc::new(Inside::new(source.if_left(map.is_left_open()), map, None))
         }
         Format::Vmdk => Arc::new(Inside::new(source.clone(), vmdk::Vmdk::open(&source)?, None)),
         Format::Android => {
             Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
         }
+        // No head tells of an index.
+        Format::Zstd | Format::Gzip => return Ok(opened(file, None)),
     };
     Ok(opened(disk, Some(format)))
 }
@@ -223,13 +260,13 @@ pub fn open_for_writing(
         Some(Format::Qcow2) => {
             let map = qcow2::Qcow2::open(&source)?;
             let below = below(&map, behind)?;
-            let source = source.as_left(map.is_dirty).with_room();
+            let source = source.if_left(map.is_dirty).with_room();
             let tables = qcow2::Changes::open(&source, map)?;
             Arc::new(Changing::new(source, tables, below))
         }
         Some(Format::Vhdx) => {
             let map = vhdx::Vhdx::open(&source)?;
-            let source = source.as_left(map.is_left_open()).with_room();
+            let source = source.if_left(map.is_left_open()).with_room();
             let tables = vhdx::Changes::open(&source, map, chance)?;
             Arc::new(Changing::new(source, tables, None))
         }

@@ -29,7 +29,7 @@ impl Source {
 
     /// The same, of a file that was left while it was changed, if it was: it reads as zeros behind
     /// its end, where tables may lead already.
-    pub(crate) fn as_left(mut self, was_left: bool) -> Self {
+    pub(crate) fn if_left(mut self, was_left: bool) -> Self {
         self.zeros_behind = was_left;
         self
     }

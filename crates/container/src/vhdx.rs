@@ -81,7 +81,7 @@ impl Vhdx {
             },
             _ => None,
         };
-        let file = &file.clone().as_left(replay.is_some());
+        let file = &file.clone().if_left(replay.is_some());
         let bytes = |at: u64, len: usize| -> Result<Vec<u8>, Error> {
             let mut bytes = file.bytes(at, len)?;
             if let Some(replay) = &replay {

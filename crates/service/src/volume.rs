@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use draconis_container::{Image, signature::Held};
+use draconis_container::{Format, Image, signature::Held};
 use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
@@ -51,8 +51,8 @@ pub enum OpenError {
     #[error(transparent)]
     Container(#[from] draconis_container::Error),
     /// A disk image that was to be written.
-    #[error("a {0} image is only read; qemu-img convert -O raw makes one that can be changed")]
-    OnlyRead(&'static str),
+    #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.help())]
+    OnlyRead(Format),
     /// Something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
     Held(Held),

@@ -330,8 +330,8 @@ fn a_power_cut_loses_nothing_that_was_durable() {
                 let at = Extent::new(sector as u64 * 512, 512);
                 let of_it = history.iter().filter(|(_, extent, _)| extent.touches(at));
                 let old = before[sector * 512];
-                let durable = of_it.clone().filter(|(ticket, ..)| *ticket <= crash.durable.0);
-                let durable = durable.last().map_or(old, |(_, _, with)| *with);
+                let mut durable = of_it.clone().filter(|(ticket, ..)| *ticket <= crash.durable.0);
+                let durable = durable.next_back().map_or(old, |(_, _, with)| *with);
                 let mut may = of_it
                     .filter(|(ticket, ..)| *ticket > crash.durable.0 && *ticket <= crash.written.0);
                 let is_one = bytes.iter().all(|byte| *byte == bytes[0]);
@@ -450,7 +450,7 @@ fn what_contradicts_itself_or_is_not_known_is_not_changed() {
         ("a table", second + 8, (first as u64 | copied).to_be_bytes().into(), "same cluster"),
         ("itself", first + 8, number(first).to_be_bytes().into(), ""),
         ("the head", second + 8, (copied | 1 << 40).to_be_bytes().into(), "behind the end"),
-        ("no multiple", second + 8, (copied | data as u64 + 512).to_be_bytes().into(), "is none"),
+        ("no multiple", second + 8, (copied | (data as u64 + 512)).to_be_bytes().into(), "is none"),
         ("not counted", block + data / cluster * 2, vec![0, 0], "not counted"),
         ("counts of the table", counts, (first as u64).to_be_bytes().into(), "same cluster"),
         ("no counts", counts, vec![0; 8], "not counted"),

@@ -10,12 +10,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use draconis_device::Ticket;
 
-use super::counts::{CONVERT, Counts};
+use super::counts::Counts;
 use super::{COMPRESSED, COPIED, MOST_ENTRIES, OFFSET, Qcow2, table};
 use crate::changing::{Out, Tables};
 use crate::inside::{Map, Place};
 use crate::source::{Source, be32, be64};
-use crate::{Error, Unsupported};
+use crate::{CONVERT, Error, Unsupported};
 
 /// Second tables that are kept, together.
 const KEPT_BYTES: u64 = 16 << 20;

@@ -18,10 +18,10 @@ use draconis_device::{Error as DiskError, Extent, Ticket};
 use super::{DIRTY, OFFSET};
 use crate::changing::Out;
 use crate::source::{Source, be32, be64};
-use crate::{Error, Unsupported};
+use crate::{CONVERT, Error, Unsupported};
 
-/// Clusters of a file that is changed: numbers of two bytes are kept of them.
-const MOST_CLUSTERS: u64 = 1 << 26;
+/// Clusters of a file that is changed: numbers of two bytes are kept of them, 32 MiB.
+const MOST_CLUSTERS: u64 = 1 << 24;
 /// Clusters that tables may lead to behind the end of a file that was cut off.
 const MOST_BEHIND: u64 = 1 << 16;
 /// What QEMU lets a table of counts have.
@@ -121,7 +121,7 @@ impl Counts {
     /// Something has `len` bytes from `at` on, alone; what is behind the end of the file only where
     /// that `may_be`.
     pub(super) fn is_had(&mut self, at: u64, len: u64, may_be_behind: bool) -> Result<(), Error> {
-        if at % (1 << self.cluster_bits) != 0 || at & !OFFSET != 0 {
+        if !at.is_multiple_of(1 << self.cluster_bits) || at & !OFFSET != 0 {
             return Err(Error::DamagedAt("qcow2: a cluster that is none", at));
         }
         for nth in self.clusters(at, len) {
@@ -519,7 +519,8 @@ impl Counts {
         let mut bytes = vec![0u8; (sectors * self.sector_bytes) as usize];
         let first = sector * self.sector_bytes * 8 / bits;
         for nth in 0..sectors * self.sector_bytes * 8 / bits {
-            let count = u64::from(self.count(first + nth));
+            // What fits: more than one of those who share a cluster may be too many.
+            let count = u64::from(self.count(first + nth)).min(u64::MAX >> (64 - bits));
             if bits < 8 {
                 if let Some(byte) = bytes.get_mut((nth * bits / 8) as usize) {
                     *byte |= (count << (nth * bits % 8)) as u8;
@@ -536,10 +537,6 @@ impl Counts {
         bytes
     }
 }
-
-/// What helps where an image is only read.
-pub(super) const CONVERT: &str = "qemu-img convert makes one that can be changed";
-
 fn no_room(at: u64) -> Error {
     DiskError::no_space(Extent::new(at, 0)).into()
 }

@@ -18,11 +18,13 @@ use super::{LOG, MIB, Vhdx, seal};
 use crate::changing::{Out, Tables};
 use crate::inside::{Map, Place};
 use crate::source::{Source, le64};
-use crate::{Error, Unsupported};
+use crate::{CONVERT, Error, Unsupported};
 
 const FILE_WRITE: usize = 16;
 const DATA_WRITE: usize = 32;
 const IS_WHOLE: u64 = 6;
+/// Blocks that are compared with each other: 32 MiB of places.
+const MOST_BLOCKS: usize = 1 << 21;
 
 pub(crate) struct Changes {
     map: Vhdx,
@@ -50,10 +52,13 @@ impl Changes {
             return Err(Error::DamagedAt("VHDX: a log that cannot be", map.log.0));
         }
         if map.has_unknown {
-            let help = "qemu-img convert makes one that can be changed";
-            return Err(Unsupported::Unchanged("VHDX", "regions that are not known", help).into());
+            let what = "regions that are not known";
+            return Err(Unsupported::Unchanged("VHDX", what, CONVERT).into());
         }
         let blocks = map.table.iter().filter(|entry| *entry & 7 == IS_WHOLE);
+        if blocks.clone().count() > MOST_BLOCKS {
+            return Err(Unsupported::Unchanged("VHDX", "so many blocks", CONVERT).into());
+        }
         let blocks = blocks.map(|entry| (entry >> 20 << 20, map.block_bytes));
         let mut all: Vec<(u64, u64)> = [(0, MIB), map.log].into_iter().collect();
         all.extend(map.regions.iter().copied().chain(blocks));

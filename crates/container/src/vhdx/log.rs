@@ -65,10 +65,11 @@ impl Replay {
         let Some(active) = active(&entries, log.len()) else {
             return Err(Error::DamagedAt("VHDX: its log has no whole sequence", at));
         };
-        let entries = active.iter().filter_map(|at| entries.get(at));
-        if entries.clone().last().is_some_and(|head| head.flushed_bytes > file.len_bytes()) {
+        let head = active.last().and_then(|at| entries.get(at));
+        if head.is_some_and(|head| head.flushed_bytes > file.len_bytes()) {
             return Err(Error::Damaged("VHDX: its end is cut off"));
         }
+        let entries = active.iter().filter_map(|at| entries.get(at));
         let patches: Vec<Patch> = entries.flat_map(|entry| entry.patches.clone()).collect();
         let zeros = patches.iter().map(|patch| match patch {
             Patch::Zeros(_, len) => *len,
@@ -114,7 +115,7 @@ fn entries(log: &[u8], id: &[u8]) -> Result<BTreeMap<usize, Entry>, Error> {
         let head = log.get(at..).unwrap_or_default();
         let len = le32(head, 8) as usize;
         let is_one = head.starts_with(b"loge") && head.get(32..48) == Some(id);
-        if !is_one || len < SECTOR || len > log.len() || len % SECTOR != 0 {
+        if !is_one || len < SECTOR || len > log.len() || !len.is_multiple_of(SECTOR) {
             continue;
         }
         looks += len as u64;
@@ -145,7 +146,7 @@ fn entry(bytes: &[u8]) -> Option<Entry> {
     for nth in 0..count {
         let descriptor = bytes.get(HEAD + nth * DESCRIPTOR..)?;
         let at = le64(descriptor, 16);
-        if le64(descriptor, 24) != number || at % SECTOR as u64 != 0 {
+        if le64(descriptor, 24) != number || !at.is_multiple_of(SECTOR as u64) {
             return None;
         }
         if descriptor.starts_with(b"zero") {

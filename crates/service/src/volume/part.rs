@@ -77,7 +77,7 @@ pub fn part_for_writing(
     let chance = RandomState::new().build_hasher().finish();
     let part = part_of(open_for_writing(file, behind, chance)?, options)?;
     match part.format {
-        Some(format) if part.image.is_none() => Err(OpenError::OnlyRead(format.name())),
+        Some(format) if part.image.is_none() => Err(OpenError::OnlyRead(format)),
         _ => Ok(part),
     }
 }
