@@ -20,7 +20,7 @@ use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Kind, Time};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
 
-use crate::image::{self, Opened, Place, find};
+use crate::image::{self, Behind, Opened, Place, find};
 use crate::say;
 use crate::target::Target;
 use crate::text::printable;
@@ -94,24 +94,24 @@ pub fn change<T>(
     place: &Place,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let opened = image::writable(image)?;
+    let opened = (image::writable(image)?, Behind::open(&place.backing)?);
     image::confine()?;
     change_opened(opened, image, place, work)
 }
 
 /// [`change`] of an image that is open already, in a process as it is.
 pub fn change_opened<T>(
-    opened: Opened,
+    (opened, behind): (Opened, Behind),
     image: &Path,
     place: &Place,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    change_disk(opened.start()?, image, place, work)
+    change_disk((opened.start()?, behind.start()), image, place, work)
 }
 
-/// The same of a disk.
+/// The same of a disk, and of what it may differ from.
 pub fn change_disk<T>(
-    disk: Arc<dyn Disk>,
+    (disk, behind): (Arc<dyn Disk>, Vec<Arc<dyn Disk>>),
     image: &Path,
     place: &Place,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
@@ -119,7 +119,7 @@ pub fn change_disk<T>(
     let shown = image.display();
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
     let clock = Arc::new(move || time.unwrap_or_else(clock));
-    let (volume, _held) = changeable(image, disk, &place.options(), clock)?;
+    let (volume, _held) = changeable(image, disk, &behind, &place.options(), clock)?;
     let done = work(&volume);
     let closed = volume.close();
     let failure = volume.failure();

@@ -10,11 +10,14 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::image as by_path;
-pub use draconis_access::image::{Opened, alone, claim_alone, file_of, held, len_bytes, refused};
-use draconis_access::image::{opened, readable_file, usable};
+pub use draconis_access::image::{
+    Behind, Opened, alone, claim_alone, file_of, held, len_bytes, refused, started,
+};
+use draconis_access::image::{opened, usable};
 pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
 use draconis_access::object::{Name, Unopened};
+use draconis_container::is_indexed;
 use draconis_device::{Claim, Disk, claim};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
@@ -142,17 +145,19 @@ pub fn disk(
     }
     // Opened while that can be done; what is in them is looked at later.
     let packed = packed(&file, image)?;
-    let behind =
-        place.backing.iter().map(|path| readable_file(path)).collect::<Result<Vec<_>, _>>()?;
+    let behind = Behind::open(&place.backing)?;
     sandbox::confine(&profile, None)?;
-    let file = match packed {
-        Some(packed) => packed.unpack(image)?,
-        None => file,
+    let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(opened(file, image, false)?.start()))
     };
-    let whole = Arc::new(opened(file, image, false)?.start());
-    let behind: Vec<Arc<dyn Disk>> =
-        behind.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect();
-    let part = volume::part(whole, &behind, &place.options());
+    let whole = start(file)?;
+    let whole = match packed {
+        Some(packed) if !is_indexed(whole.clone()).with_context(|| shown.to_string())? => {
+            start(packed.unpack(image)?)?
+        }
+        _ => whole,
+    };
+    let part = volume::part(whole, &behind.start(), &place.options());
     Ok(part.with_context(|| shown.to_string())?.disk)
 }
 

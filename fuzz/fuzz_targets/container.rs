@@ -1,11 +1,11 @@
-//! Any bytes as a disk image, and as something compressed.
+//! Any bytes as a disk image that is read and changed, and as something compressed.
 #![no_main]
 
 use std::io::Read;
 use std::sync::Arc;
 
-use draconis_container::{open, packing::Packing, parts};
-use draconis_device::{Extent, MemoryDisk};
+use draconis_container::{open, open_for_writing, packing::Packing, parts};
+use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
 use draconis_exchange::heap::Block;
 use libfuzzer_sys::fuzz_target;
 
@@ -15,6 +15,17 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut padded = bytes.to_vec();
     padded.resize(bytes.len().next_multiple_of(512), 0);
+    if let Ok(opened) = open_for_writing(Arc::new(MemoryDisk::new(padded.clone(), 512)), &[], 7) {
+        let sectors = opened.disk.properties().len_bytes / 512;
+        for nth in [0, 1, sectors / 2, sectors.saturating_sub(1)] {
+            let block = Block::private(512);
+            let group = Group { writes: vec![Write { at_bytes: nth * 512, block }] };
+            // What fails stops; what was taken is there.
+            let Ok(ticket) = opened.disk.submit(group, &[]) else { break };
+            let _ = opened.disk.wait(ticket);
+        }
+        let _ = opened.image.map(|image| image.rest());
+    }
     let Ok(opened) = open(Arc::new(MemoryDisk::new(padded, 512)), &[]) else { return };
     let _ = parts(&*opened.disk);
     let sectors = opened.disk.properties().len_bytes / 512;

@@ -73,7 +73,7 @@ class DirEntry:
 
 class Volume:
     """An ext2, ext3 or ext4 volume in a file, a block device, a partition of either, a disk image
-    (qcow2, VHD, VHDX, VMDK and Android sparse images are only read), or ``STORE#NAME``.
+    (qcow2, VHDX; VHD, VMDK and Android sparse images are only read), or ``STORE#NAME``.
 
     ``mode`` is ``"r"`` or ``"w"``: to read beside others, or to change it alone. What was changed
     is in memory until :meth:`sync` or :meth:`close`; a crash before then leaves the volume

@@ -14,7 +14,7 @@ use crate::bucket;
 use crate::change::{self, Maker};
 use crate::graft::Graft;
 use crate::image::object::Name;
-use crate::image::{self, Place, find};
+use crate::image::{self, Behind, Place, find};
 use crate::populate::volume::{Keep, scan};
 use crate::progress::When;
 use crate::target::Target;
@@ -63,18 +63,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Both are opened before the process gives up opening files.
     let other = if same { None } else { Some(image::readable(from)?) };
     let opened = image::writable(&dest.image)?;
+    // Of two images, they are what the one that is read differs from.
+    let behind = Behind::open(&arguments.place.backing)?;
     image::confine()?;
-    let other = match other {
+    let (other, behind) = match other {
         Some(other) => {
             let shown = from.display();
-            let part = part(other.start()?, &[], &arguments.place.options());
+            let part = part(other.start()?, &behind.start(), &arguments.place.options());
             let disk = part.with_context(|| shown.to_string())?.disk;
             let volume = Volume::open(disk.clone(), Options::default());
-            Some(volume.map_err(|error| image::refused(from, &*disk, error.into()))?)
+            let volume = volume.map_err(|error| image::refused(from, &*disk, error.into()))?;
+            (Some(volume), Behind::default())
         }
-        None => None,
+        None => (None, behind),
     };
-    change::change_opened(opened, &dest.image, &arguments.place, |volume| {
+    change::change_opened((opened, behind), &dest.image, &arguments.place, |volume| {
         let from = other.as_ref().unwrap_or(volume);
         copy(arguments, sources, dest, from, volume, same, keep)
     })
@@ -96,7 +99,7 @@ fn within_store(
     let disk = part.with_context(|| shown.clone())?.disk;
     let volume = Volume::open(disk.clone(), Options::default());
     let volume = volume.map_err(|error| image::refused(Path::new(&shown), &*disk, error.into()))?;
-    change::change_disk(store.disk()?, &dest.image, &arguments.place, |into| {
+    change::change_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
         copy(arguments, sources, dest, &volume, into, false, keep)
     })
 }

@@ -14,15 +14,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use draconis_device::{Disk, FileOptions, OpenedFile};
+use draconis_device::{Disk, FileDisk, FileOptions, OpenedFile};
 use draconis_ext::grow::{Error, Growth, Target};
-use draconis_service::volume::part_for_writing;
+use draconis_service::volume::{Part, part_for_writing};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::format;
 use crate::image::object::InStore;
-use crate::image::{self, Place};
+use crate::image::{self, Behind, Place};
 use crate::progress::{Progress, When};
 use crate::{change, text};
 
@@ -53,7 +53,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
     });
     let given = given.transpose()?;
-    let disk = base.disk(arguments)?;
+    let behind = Behind::open(&arguments.place.backing)?.start();
+    let Part { disk, format, .. } = base.part(arguments, &behind)?;
     let _held = image::settle(&arguments.image, &disk, now)?;
     let there_bytes = disk.properties().len_bytes;
     let size = given.unwrap_or(there_bytes);
@@ -61,13 +62,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
         error => tell(arguments, error),
     })?;
-    drop(disk);
     if growth.len_bytes() == growth.old_len_bytes() {
         log::info!("{shown}: has {} already", text::bytes(growth.len_bytes()));
         return Ok(ExitCode::SUCCESS);
     }
-    let zeroed_from_bytes = base.lengthen(arguments, there_bytes, &growth)?;
-    let disk = base.disk(arguments)?;
+    let (disk, zeroed_from_bytes) = match format {
+        // The disk inside has a length of its own, which writing compares.
+        Some(_) => (disk, u64::MAX),
+        None => {
+            drop(disk);
+            let zeroed_from_bytes = base.lengthen(arguments, there_bytes, &growth)?;
+            (base.part(arguments, &behind)?.disk, zeroed_from_bytes)
+        }
+    };
     if matches!(base, Base::File(_)) {
         image::confine()?;
     }
@@ -109,11 +116,13 @@ impl Base {
     }
 
     /// The part that the volume is, as long as it is now.
-    fn disk(&self, arguments: &Arguments) -> anyhow::Result<Arc<dyn Disk>> {
-        match self {
-            Self::File(file) => disk(arguments, file),
-            Self::InStore(store) => disk_in(arguments, store.disk()?),
-        }
+    fn part(&self, arguments: &Arguments, behind: &[Arc<dyn Disk>]) -> anyhow::Result<Part> {
+        let whole: Arc<dyn Disk> = match self {
+            Self::File(file) => Arc::new(disk(arguments, file)?),
+            Self::InStore(store) => store.disk()?,
+        };
+        let part = part_for_writing(whole, behind, &arguments.place.options());
+        part.with_context(|| arguments.image.display().to_string())
     }
 
     /// Gives it the length that the volume will have; the first byte of the part from which on
@@ -140,18 +149,12 @@ impl Base {
     }
 }
 
-/// The part of the image that the volume is in.
-fn disk(arguments: &Arguments, file: &File) -> anyhow::Result<Arc<dyn Disk>> {
+/// The file as a disk.
+fn disk(arguments: &Arguments, file: &File) -> anyhow::Result<FileDisk> {
     let shown = arguments.image.display();
     let options = FileOptions { write: true, direct: false, uring: false };
     let opened = OpenedFile::new(file.try_clone()?.into(), options);
-    let disk = opened.with_context(|| shown.to_string())?.start();
-    disk_in(arguments, Arc::new(disk))
-}
-
-fn disk_in(arguments: &Arguments, whole: Arc<dyn Disk>) -> anyhow::Result<Arc<dyn Disk>> {
-    let part = part_for_writing(whole, &arguments.place.options());
-    Ok(part.with_context(|| arguments.image.display().to_string())?.disk)
+    opened.and_then(image::started).with_context(|| shown.to_string())
 }
 
 /// Makes the file long enough; says from where on the volume reads as zeros.

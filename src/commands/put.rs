@@ -11,7 +11,7 @@ use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
 use crate::change::{self, Entry, Maker, Owner};
 use crate::graft::{graft, stamp};
-use crate::image::{self, Place};
+use crate::image::{self, Behind, Place};
 use crate::populate::{self, Gather};
 use crate::progress::{Progress, When};
 use crate::target::Target;
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return put_input(arguments);
     }
     let stamp = stamp()?;
-    let opened = image::writable(&target.image)?;
+    let opened = (image::writable(&target.image)?, Behind::open(&arguments.place.backing)?);
     change::change_opened(opened, &target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(there),

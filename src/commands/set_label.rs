@@ -10,7 +10,7 @@ use clap::Args;
 use draconis_service::volume::part_for_writing;
 
 use crate::change;
-use crate::image::{self, Place};
+use crate::image::{self, Behind, Place};
 
 /// Give a volume a label.
 #[derive(Debug, Args)]
@@ -29,8 +29,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
     let now = change::now()?;
     let opened = image::writable(&arguments.image)?;
+    let behind = Behind::open(&arguments.place.backing)?;
     image::confine()?;
-    let part = part_for_writing(opened.start()?, &arguments.place.options());
+    let part = part_for_writing(opened.start()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     draconis_ext::set_label(&*disk, arguments.label.as_bytes(), now)
         .map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;

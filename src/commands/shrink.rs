@@ -19,7 +19,7 @@ use draconis_service::volume::{Part, part_for_writing};
 
 use super::format;
 use crate::image::object::InStore;
-use crate::image::{self, Place};
+use crate::image::{self, Behind, Place};
 use crate::progress::{Progress, When};
 use crate::{change, text};
 
@@ -54,10 +54,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))
     });
     let size = size.transpose()?;
+    let behind = Behind::open(&arguments.place.backing)?;
     let (base, disk) = Base::open(arguments)?;
-    let part = part_for_writing(disk, &arguments.place.options());
-    let Part { disk, partition, .. } = part.with_context(|| shown.to_string())?;
-    let is_cut = partition.is_none() && base.has_any_length();
+    let part = part_for_writing(disk, &behind.start(), &arguments.place.options());
+    let Part { disk, partition, format, .. } = part.with_context(|| shown.to_string())?;
+    let is_cut = partition.is_none() && format.is_none() && base.has_any_length();
     let _held = image::settle(&arguments.image, &disk, now)?;
     let plan = Shrinking::plan(&*disk, size).map_err(|error| match error {
         Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
@@ -121,7 +122,7 @@ impl Base {
         let opened = opened.with_context(|| shown.to_string())?;
         let is_file = file.metadata()?.is_file();
         image::confine_resizer()?;
-        Ok((Self::File { file, is_file }, Arc::new(opened.start())))
+        Ok((Self::File { file, is_file }, Arc::new(image::started(opened)?)))
     }
 
     /// Whether it can be cut: a device has the length that it has.

@@ -23,7 +23,7 @@ use draconis_ext::tune::{Changes, Error, Reserved, superblock, tune};
 use draconis_service::volume::part_for_writing;
 
 use crate::change;
-use crate::image::{self, Place};
+use crate::image::{self, Behind, Place};
 use crate::text::{Clock, Output};
 use listing::Owners;
 
@@ -141,8 +141,9 @@ fn changed(
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = arguments.image.display();
     let opened = image::writable(&arguments.image)?;
+    let behind = Behind::open(&arguments.place.backing)?;
     image::confine()?;
-    let part = part_for_writing(opened.start()?, &arguments.place.options());
+    let part = part_for_writing(opened.start()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     if clears {
         image::clear(&arguments.image, &disk, now)?;

@@ -10,7 +10,7 @@ use draconis_ext::{Error, Follow};
 
 use crate::change::{self, Owner};
 use crate::graft::{graft, stamp};
-use crate::image::{self, Place};
+use crate::image::{self, Behind, Place};
 use crate::populate::{self, Found, Origin, Patterns, Reading, Wanted};
 use crate::progress::When;
 use crate::target::Target;
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("{dir}: is a directory; draconis put -r takes one");
     }
     let stamp = stamp()?;
-    let opened = image::writable(&target.image)?;
+    let opened = (image::writable(&target.image)?, Behind::open(&arguments.place.backing)?);
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let exclude = Patterns::new(arguments.reading.exclude());
     let choice = arguments.reading.choice(&target.image);

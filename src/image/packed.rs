@@ -1,5 +1,7 @@
 //! An image that is compressed: unpacked for one command into a file without a name.
 //!
+//! What has an index is read in place, and not unpacked.
+//!
 //! Law: the place to unpack to is opened before the process is confined; unpacking comes after.
 
 use std::fs::File;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use draconis_container::signature;
-use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
+use draconis_device::{Claim, Disk, FileDisk, FileOptions, OpenedFile, claim};
 use draconis_ext::Error;
 use draconis_service::volume::OpenError;
 use rustix::fs::OFlags;
@@ -146,9 +146,32 @@ impl Opened {
     /// The disk; who is to be confined is, by now.
     pub fn start(self) -> anyhow::Result<Arc<dyn Disk>> {
         match self {
-            Self::File(file) => Ok(Arc::new(file.start())),
+            Self::File(file) => Ok(Arc::new(started(file)?)),
             Self::InStore(object) => object.start(),
         }
+    }
+}
+
+/// The disk of an open file; one that holds a machine's disk grows where that is changed.
+pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
+    let grows = draconis_container::grows(&file.head()?);
+    Ok(if grows { file.growing() } else { file }.start())
+}
+
+/// What a qcow2 image differs from, the nearest first: open, and not looked at.
+#[derive(Default)]
+pub struct Behind(Vec<OpenedFile>);
+
+impl Behind {
+    /// Opens what is only read.
+    pub fn open(paths: &[PathBuf]) -> anyhow::Result<Self> {
+        let files = paths.iter().map(|path| readable_file(path));
+        files.collect::<anyhow::Result<_>>().map(Self)
+    }
+
+    /// The disks.
+    pub fn start(self) -> Vec<Arc<dyn Disk>> {
+        self.0.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect()
     }
 }
 

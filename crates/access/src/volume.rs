@@ -144,7 +144,8 @@ impl Volume {
     /// As [`Volume::open`]; it is in use, or can only be read.
     pub fn open_for_writing(image: &Path, place: &Place) -> Result<Arc<Self>> {
         let disk = image::writable(image)?.start()?;
-        let (volume, held) = changeable(image, disk, &place.options(), Arc::new(clock))?;
+        let behind = image::Behind::open(&place.backing)?.start();
+        let (volume, held) = changeable(image, disk, &behind, &place.options(), Arc::new(clock))?;
         if let Some(why) = volume.read_only_reason() {
             return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
         }
@@ -464,10 +465,12 @@ impl Watch for LeftOut {
 pub fn changeable(
     image: &Path,
     disk: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
     options: &MountOptions,
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
 ) -> anyhow::Result<(draconis_ext::Volume, Held)> {
-    let disk = part_for_writing(disk, options).with_context(|| image.display().to_string())?.disk;
+    let part = part_for_writing(disk, behind, options);
+    let disk = part.with_context(|| image.display().to_string())?.disk;
     let held = held::hold(image, &disk, clock())?;
     let writing = Writing {
         clock,

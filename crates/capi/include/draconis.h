@@ -417,7 +417,7 @@ int draconis_object_list_next(struct draconis_object_list *objects,
 void draconis_object_list_close(struct draconis_object_list *objects);
 
 // Opens the volume in image: a file, a block device, a partition of either, a disk image (qcow2,
-// VHD, VHDX, VMDK, Android sparse: these are only read), or "STORE#NAME". flags: 0 or
+// VHDX; VHD, VMDK, Android sparse: these are only read), or "STORE#NAME". flags: 0 or
 // DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
 int draconis_volume_open(const char *image,
                          const struct draconis_place *place,

@@ -163,7 +163,7 @@ fn only(flags: u32, known: u32) -> Result<()> {
 }
 
 /// Opens the volume in image: a file, a block device, a partition of either, a disk image (qcow2,
-/// VHD, VHDX, VMDK, Android sparse: these are only read), or "STORE#NAME". flags: 0 or
+/// VHDX; VHD, VMDK, Android sparse: these are only read), or "STORE#NAME". flags: 0 or
 /// DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_open(

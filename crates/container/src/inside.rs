@@ -20,8 +20,9 @@ use crate::source::Source;
 
 /// What the smallest part of a disk inside is.
 pub(crate) const SECTOR_BYTES: u32 = 512;
-/// Unpacked pieces that are kept.
+/// Unpacked pieces that are kept, and their bytes; the last one in any case.
 const KEPT: usize = 16;
+const KEPT_BYTES: usize = 32 << 20;
 /// The longest piece that is unpacked as a whole.
 pub(crate) const LONGEST_PIECE: u64 = 2 << 20;
 
@@ -52,13 +53,74 @@ pub(crate) trait Map: Send + Sync {
     }
 }
 
+/// Pieces that were unpacked last, by what they were packed as.
+#[derive(Default)]
+pub(crate) struct Pieces(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
+
+impl Pieces {
+    /// Fills `room` with what is at `place`, in the file or behind it.
+    pub(crate) fn read(
+        &self,
+        file: &Source,
+        behind: Option<&Arc<dyn Disk>>,
+        place: Place,
+        room: &mut [u8],
+        unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
+    ) -> Result<(), Error> {
+        match place {
+            Place::Zeros => room.fill(0),
+            Place::At(from) => file.read(from, room)?,
+            Place::Packed { piece, skip } => {
+                let unpacked = self.unpacked(piece, unpack)?;
+                let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+                let there = unpacked.get(skip..).unwrap_or_default();
+                let there = there.get(..room.len());
+                room.copy_from_slice(there.ok_or(Error::Damaged("a packed piece is short"))?);
+            }
+            Place::Behind(from) => read_behind(behind, from, room)?,
+        }
+        Ok(())
+    }
+
+    fn unpacked(
+        &self,
+        piece: u64,
+        unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
+    ) -> Result<Arc<Vec<u8>>, Error> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, bytes)) = lock().iter().find(|(kept, _)| *kept == piece) {
+            return Ok(bytes.clone());
+        }
+        let bytes = Arc::new(unpack(piece)?);
+        let mut kept = lock();
+        kept.push_back((piece, bytes.clone()));
+        let sum = |kept: &VecDeque<(u64, Arc<Vec<u8>>)>| kept.iter().map(|(_, it)| it.len()).sum();
+        while kept.len() > KEPT || kept.len() > 1 && KEPT_BYTES < sum(&kept) {
+            kept.pop_front();
+        }
+        Ok(bytes)
+    }
+}
+
+/// What is behind reads as zeros beyond its end.
+fn read_behind(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Result<(), Error> {
+    room.fill(0);
+    let Some(behind) = behind else { return Ok(()) };
+    let left = behind.properties().len_bytes.saturating_sub(from);
+    let len = room.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+    match room.get_mut(..len) {
+        Some(room) => Source::new(behind.clone()).read(from, room),
+        None => Ok(()),
+    }
+}
+
 /// A disk inside a file.
 pub(crate) struct Inside<M> {
     file: Source,
     map: M,
     behind: Option<Arc<dyn Disk>>,
     properties: Properties,
-    kept: Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>,
+    pieces: Pieces,
 }
 
 impl<M: Map> Inside<M> {
@@ -72,7 +134,7 @@ impl<M: Map> Inside<M> {
             discards: false,
             ..file.disk().properties()
         };
-        Self { file, map, behind, properties, kept: Mutex::default() }
+        Self { file, map, behind, properties, pieces: Pieces::default() }
     }
 
     fn fill(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
@@ -81,48 +143,11 @@ impl<M: Map> Inside<M> {
             let (place, run) = self.map.find(&self.file, at + done as u64)?;
             let len = rest.len().min(usize::try_from(run).unwrap_or(usize::MAX)).max(1);
             let Some(room) = rest.get_mut(..len) else { break };
-            match place {
-                Place::Zeros => room.fill(0),
-                Place::At(from) => self.file.read(from, room)?,
-                Place::Packed { piece, skip } => {
-                    let unpacked = self.unpacked(piece)?;
-                    let skip = usize::try_from(skip).unwrap_or(usize::MAX);
-                    let there = unpacked.get(skip..).unwrap_or_default();
-                    let there =
-                        there.get(..len).ok_or(Error::Damaged("a packed piece is short"))?;
-                    room.copy_from_slice(there);
-                }
-                Place::Behind(from) => self.behind(from, room)?,
-            }
+            let mut unpack = |piece| self.map.unpack(&self.file, piece);
+            self.pieces.read(&self.file, self.behind.as_ref(), place, room, &mut unpack)?;
             done += len;
         }
         Ok(())
-    }
-
-    /// What is behind reads as zeros beyond its end.
-    fn behind(&self, from: u64, room: &mut [u8]) -> Result<(), Error> {
-        room.fill(0);
-        let Some(behind) = &self.behind else { return Ok(()) };
-        let left = behind.properties().len_bytes.saturating_sub(from);
-        let len = room.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        match room.get_mut(..len) {
-            Some(room) => Source::new(behind.clone()).read(from, room),
-            None => Ok(()),
-        }
-    }
-
-    fn unpacked(&self, piece: u64) -> Result<Arc<Vec<u8>>, Error> {
-        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, bytes)) = lock().iter().find(|(kept, _)| *kept == piece) {
-            return Ok(bytes.clone());
-        }
-        let bytes = Arc::new(self.map.unpack(&self.file, piece)?);
-        let mut kept = lock();
-        kept.push_back((piece, bytes.clone()));
-        if kept.len() > KEPT {
-            kept.pop_front();
-        }
-        Ok(bytes)
     }
 }
 

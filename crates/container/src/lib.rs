@@ -4,10 +4,10 @@
 //!   file ──▶ open: qcow2 · VHDX · VHD · VMDK · Android sparse ──▶ a disk
 //!        ──▶ parts: the partitions that hold what is looked for
 //!        ──▶ signature: the name of what is no volume
+//!        ──▶ open_for_writing: qcow2 and VHDX, changed where they lie
 //!   a disk ──▶ create: a new qcow2 or VHDX image, whole
 //! ```
-//! Law 1: no path is opened, and nothing is written but new images: a process that is confined can
-//! do all of it.
+//! Law 1: no path is opened: a process that is confined can do all of it.
 //! Law 2: no bytes make it panic, loop, or take memory in proportion to what they claim.
 //! Law 3: what is not read is refused by its name, and what would help is said.
 //!
@@ -21,7 +21,9 @@
 )]
 
 mod android;
+mod changing;
 pub mod create;
+mod indexed;
 mod inside;
 pub mod packing;
 mod parts;
@@ -38,9 +40,13 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, View};
 
+use crate::changing::Changing;
 use crate::inside::Inside;
 pub use crate::parts::{Parts, parts};
 use crate::source::Source;
+
+/// What helps where an image is only read.
+const CONVERT: &str = "qemu-img convert makes one that can be changed";
 
 /// How a file holds a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +61,10 @@ pub enum Format {
     Vmdk,
     /// Android's.
     Android,
+    /// Compressed with zstd, in frames that an index names.
+    Zstd,
+    /// Compressed with gzip, in members or chunks that can be found.
+    Gzip,
 }
 
 impl Format {
@@ -66,6 +76,17 @@ impl Format {
             Self::Vhdx => "VHDX",
             Self::Vmdk => "VMDK",
             Self::Android => "Android sparse",
+            Self::Zstd => "seekable zstd",
+            Self::Gzip => "indexed gzip",
+        }
+    }
+
+    /// What makes an image of it that can be changed.
+    pub const fn help(self) -> &'static str {
+        match self {
+            Self::Zstd => "zstd -d",
+            Self::Gzip => "gzip -d",
+            _ => "qemu-img convert -O raw",
         }
     }
 
@@ -94,6 +115,9 @@ pub enum Unsupported {
     /// It is encrypted.
     #[error("{0}, encrypted: qemu-img convert --image-opts decrypts it with its key")]
     Encrypted(&'static str),
+    /// It is read, and not changed.
+    #[error("{0} with {1} is only read; {2}")]
+    Unchanged(&'static str, &'static str, &'static str),
     /// It holds only what differs from another.
     #[error("it holds only what differs from {0:?}: --backing FILE says where that is")]
     Behind(String),
@@ -108,6 +132,9 @@ pub enum Error {
     /// The file contradicts itself.
     #[error("damaged: {0}")]
     Damaged(&'static str),
+    /// The file contradicts itself at this byte.
+    #[error("damaged: {0}, at byte {1}; qemu-img check tells more")]
+    DamagedAt(&'static str, u64),
     /// It is known and not read.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
@@ -119,11 +146,30 @@ impl Error {
     fn of_a_read(self, extent: Extent) -> draconis_device::Error {
         match self {
             Self::Disk(error) => error,
-            Self::Damaged(_) | Self::Unsupported(_) => {
+            Self::Damaged(_) | Self::DamagedAt(..) | Self::Unsupported(_) => {
                 draconis_device::Error::Short { extent, got_bytes: 0 }
             }
         }
     }
+
+    /// What a write of the disk inside says of it.
+    fn of_a_write(self) -> draconis_device::Error {
+        match self {
+            Self::Disk(error) => error,
+            other => draconis_device::Error::Elsewhere(other.to_string().into()),
+        }
+    }
+}
+
+/// A disk inside a file that is changed in a session: while there is one, other programs see the
+/// file marked as in use.
+pub trait Image: Disk {
+    /// Ends the session, once all is durable: the file is as one that nobody changes. The next write
+    /// begins another one. Dropping the disk does so, too, and can tell nobody what fails.
+    ///
+    /// # Errors
+    /// What made the disk fail, now or before.
+    fn rest(&self) -> Result<(), draconis_device::Error>;
 }
 
 /// A disk, and how the file holds it if it is not the file itself.
@@ -132,6 +178,22 @@ pub struct Opened {
     pub disk: Arc<dyn Disk>,
     /// How it is held; none if it lies in the file as it is.
     pub format: Option<Format>,
+    /// The disk again, if changing it is a session.
+    pub image: Option<Arc<dyn Image>>,
+}
+
+/// Whether a compressed file is read in place by [`open`]: it need not be unpacked.
+///
+/// # Errors
+/// What the disk of the file says.
+pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
+    Ok(indexed::Indexed::open(&Source::new(file))?.is_some())
+}
+
+/// Whether what begins with `head` becomes longer where it is changed: such a file is opened
+/// with [`draconis_device::OpenedFile::growing`].
+pub fn grows(head: &[u8]) -> bool {
+    matches!(Format::of(head), Some(Format::Qcow2 | Format::Vhdx))
 }
 
 /// Opens the disk that a file holds: the file itself, if it is none of the known formats.
@@ -145,33 +207,80 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
     let len = source.len_bytes();
     let head = source.bytes(0, len.min(512) as usize)?;
     let tail = source.bytes(len.saturating_sub(512), len.min(512) as usize)?;
+    let opened = |disk, format| Opened { disk, format, image: None };
     if let Some(len_bytes) = vhd::fixed(&tail, len) {
         // It lies there as it is, and can be changed like any other.
         let disk = Arc::new(View::new(file, Extent::new(0, len_bytes))?);
-        return Ok(Opened { disk, format: None });
+        return Ok(opened(disk, None));
     }
     let Some(format) = Format::of(&head) else {
-        return Ok(Opened { disk: file, format: None });
+        return Ok(match indexed::Indexed::open(&source)? {
+            Some(map) => {
+                let format = map.format();
+                opened(Arc::new(Inside::new(source, map, None)), Some(format))
+            }
+            None => opened(file, None),
+        });
     };
     let disk: Arc<dyn Disk> = match format {
         Format::Qcow2 => {
             let map = qcow2::Qcow2::open(&source)?;
-            let below = match (&map.behind, behind.split_first()) {
-                (None, _) => None,
-                (Some(name), None) => return Err(Unsupported::Behind(name.clone()).into()),
-                (Some(_), Some((next, rest))) if !map.behind_is_raw => {
-                    Some(open(next.clone(), rest)?.disk)
-                }
-                (Some(_), Some((next, _))) => Some(next.clone()),
-            };
-            Arc::new(Inside::new(source, map, below))
+            let below = below(&map, behind)?;
+            Arc::new(Inside::new(source.if_left(map.is_dirty), map, below))
         }
         Format::Vhd => Arc::new(Inside::new(source.clone(), vhd::Vhd::open(&source)?, None)),
-        Format::Vhdx => Arc::new(Inside::new(source.clone(), vhdx::Vhdx::open(&source)?, None)),
+        Format::Vhdx => {
+            let map = vhdx::Vhdx::open(&source)?;
+            Arc::new(Inside::new(source.if_left(map.is_left_open()), map, None))
+        }
         Format::Vmdk => Arc::new(Inside::new(source.clone(), vmdk::Vmdk::open(&source)?, None)),
         Format::Android => {
             Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
         }
+        // No head tells of an index.
+        Format::Zstd | Format::Gzip => return Ok(opened(file, None)),
     };
-    Ok(Opened { disk, format: Some(format) })
+    Ok(opened(disk, Some(format)))
+}
+
+/// [`open`] of what is to be changed; formats that are only read give a disk that is. Identities
+/// that an image has for each of its states come of `chance`.
+///
+/// # Errors
+/// See [`Error`]; [`Unsupported::Unchanged`].
+pub fn open_for_writing(
+    file: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
+    chance: u64,
+) -> Result<Opened, Error> {
+    let source = Source::new(file.clone());
+    let head = source.bytes(0, source.len_bytes().min(512) as usize)?;
+    let format = Format::of(&head).filter(|_| !file.properties().read_only);
+    let image: Arc<dyn Image> = match format {
+        Some(Format::Qcow2) => {
+            let map = qcow2::Qcow2::open(&source)?;
+            let below = below(&map, behind)?;
+            let source = source.if_left(map.is_dirty).with_room();
+            let tables = qcow2::Changes::open(&source, map)?;
+            Arc::new(Changing::new(source, tables, below))
+        }
+        Some(Format::Vhdx) => {
+            let map = vhdx::Vhdx::open(&source)?;
+            let source = source.if_left(map.is_left_open()).with_room();
+            let tables = vhdx::Changes::open(&source, map, chance)?;
+            Arc::new(Changing::new(source, tables, None))
+        }
+        _ => return open(file, behind),
+    };
+    Ok(Opened { disk: image.clone(), format, image: Some(image) })
+}
+
+/// What a qcow2 image differs from.
+fn below(map: &qcow2::Qcow2, behind: &[Arc<dyn Disk>]) -> Result<Option<Arc<dyn Disk>>, Error> {
+    Ok(match (&map.behind, behind.split_first()) {
+        (None, _) => None,
+        (Some(name), None) => return Err(Unsupported::Behind(name.clone()).into()),
+        (Some(_), Some((next, rest))) if !map.behind_is_raw => Some(open(next.clone(), rest)?.disk),
+        (Some(_), Some((next, _))) => Some(next.clone()),
+    })
 }

@@ -7,9 +7,13 @@
 //!
 //! Law: a table is read where it is needed, and what it says is checked against the file.
 
+mod changes;
+mod counts;
+
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub(crate) use self::changes::Changes;
 use crate::inside::{LONGEST_PIECE, Map, Place};
 use crate::source::{Source, be32, be64};
 use crate::{Error, Unsupported};
@@ -24,6 +28,8 @@ const KEPT: usize = 32;
 const BACKING_FORMAT: u32 = 0xE279_2ACA;
 const MOST_EXTENSIONS: u32 = 64;
 
+/// Of an entry: nothing else has this cluster.
+const COPIED: u64 = 1 << 63;
 const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
 const COMPRESSED: u64 = 1 << 62;
 const ZEROS: u64 = 1;
@@ -43,6 +49,10 @@ pub(crate) struct Qcow2 {
     first: Vec<u64>,
     kept: Mutex<Vec<Table>>,
     zstd: bool,
+    version: u32,
+    first_at: u64,
+    /// Who changed it did not end: what its tables lead to may not be there yet, and reads as zeros.
+    pub(crate) is_dirty: bool,
     /// What it is behind, by the name that it says.
     pub(crate) behind: Option<String>,
     /// Whether that is to be taken as it is, whatever it looks like.
@@ -91,7 +101,9 @@ impl Qcow2 {
         if u128::from(entries) < needed || needed > u128::from(MOST_ENTRIES) {
             return Err(Error::Damaged("qcow2: its first table does not fit its length"));
         }
-        let first = table(file, be64(&head, 40), needed as u64)?;
+        let first_at = be64(&head, 40);
+        let first = table(file, first_at, needed as u64)?;
+        let is_dirty = incompatible & DIRTY != 0;
         let behind = match (be64(&head, 8), be32(&head, 16)) {
             (0, _) | (_, 0) => None,
             (_, len) if len > 1023 => return Err(Error::Damaged("qcow2: a name too long")),
@@ -102,11 +114,50 @@ impl Qcow2 {
         };
         let behind_is_raw = behind.is_some() && says_raw(file, &head, version)?;
         let kept = Mutex::default();
-        Ok(Self { len_bytes, cluster_bits, first, kept, zstd, behind, behind_is_raw })
+        Ok(Self {
+            len_bytes,
+            cluster_bits,
+            first,
+            kept,
+            zstd,
+            version,
+            first_at,
+            is_dirty,
+            behind,
+            behind_is_raw,
+        })
     }
 
     fn cluster(&self) -> u64 {
         1 << self.cluster_bits
+    }
+
+    /// What an entry of a second table says of the byte `at`.
+    fn place(&self, file: &Source, entry: u64, at: u64) -> Result<(Place, u64), Error> {
+        let skip = at % self.cluster();
+        let rest = self.cluster() - skip;
+        if entry & COMPRESSED != 0 {
+            return Ok((Place::Packed { piece: entry, skip }, rest));
+        }
+        Ok(match entry & OFFSET {
+            _ if entry & ZEROS != 0 => (Place::Zeros, rest),
+            0 => (Place::Behind(at), rest),
+            cluster => match file.room_bytes().checked_sub(cluster + skip) {
+                // The last cluster need not be there as a whole.
+                Some(left) if left > 0 => (Place::At(cluster + skip), rest.min(left)),
+                _ if cluster < file.len_bytes() || self.is_dirty => (Place::Zeros, rest),
+                _ => return Err(Error::Damaged("qcow2: a cluster behind the end of the file")),
+            },
+        })
+    }
+
+    /// Where a packed cluster is, and how long it is at most.
+    fn packed(&self, entry: u64) -> (u64, u64) {
+        // The length in sectors is above the offset, in so many bits more as clusters are large.
+        let bits = 62 - (self.cluster_bits - 8);
+        let at = entry & ((1 << bits) - 1);
+        let sectors = (entry & (COMPRESSED - 1)) >> bits;
+        (at, (sectors + 1) * 512 - at % 512)
     }
 
     /// The second table at a place of the file.
@@ -152,8 +203,7 @@ impl Map for Qcow2 {
     }
 
     fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
-        let (nth, skip) = (at >> self.cluster_bits, at % self.cluster());
-        let rest = self.cluster() - skip;
+        let nth = at >> self.cluster_bits;
         let per_table = self.cluster() / 8;
         let first = usize::try_from(nth / per_table).ok().and_then(|nth| self.first.get(nth));
         let first = first.copied().unwrap_or(0) & OFFSET;
@@ -163,28 +213,12 @@ impl Map for Qcow2 {
         }
         let second = self.second(file, first)?;
         let entry = second.get((nth % per_table) as usize).copied().unwrap_or(0);
-        if entry & COMPRESSED != 0 {
-            return Ok((Place::Packed { piece: entry, skip }, rest));
-        }
-        Ok(match entry & OFFSET {
-            _ if entry & ZEROS != 0 => (Place::Zeros, rest),
-            0 => (Place::Behind(at), rest),
-            cluster => match file.len_bytes().checked_sub(cluster + skip) {
-                // The last cluster need not be there as a whole.
-                Some(left) if left > 0 => (Place::At(cluster + skip), rest.min(left)),
-                _ if cluster < file.len_bytes() => (Place::Zeros, rest),
-                _ => return Err(Error::Damaged("qcow2: a cluster behind the end of the file")),
-            },
-        })
+        self.place(file, entry, at)
     }
 
     fn unpack(&self, file: &Source, entry: u64) -> Result<Vec<u8>, Error> {
-        // The length in sectors is above the offset, in so many bits more as clusters are large.
-        let bits = 62 - (self.cluster_bits - 8);
-        let at = entry & ((1 << bits) - 1);
-        let sectors = (entry & (COMPRESSED - 1)) >> bits;
-        let len = ((sectors + 1) * 512 - at % 512).min(LONGEST_PIECE * 2);
-        let len = len.min(file.len_bytes().saturating_sub(at));
+        let (at, len) = self.packed(entry);
+        let len = len.min(LONGEST_PIECE * 2).min(file.len_bytes().saturating_sub(at));
         let packed = file.bytes(at, len as usize)?;
         let mut unpacked = Vec::new();
         let read = if self.zstd {

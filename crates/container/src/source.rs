@@ -12,6 +12,10 @@ use crate::Error;
 pub(crate) struct Source {
     disk: Arc<dyn Disk>,
     len_bytes: u64,
+    /// How far it is read.
+    room_bytes: u64,
+    /// Whether it reads as zeros behind its end.
+    zeros_behind: bool,
     sector_bytes: u64,
 }
 
@@ -19,7 +23,29 @@ impl Source {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
         let properties = disk.properties();
         let sector_bytes = u64::from(properties.sector_bytes).max(1);
-        Self { disk, len_bytes: properties.len_bytes, sector_bytes }
+        let len_bytes = properties.len_bytes;
+        Self { disk, len_bytes, room_bytes: len_bytes, zeros_behind: false, sector_bytes }
+    }
+
+    /// The same, of a file that was left while it was changed, if it was: it reads as zeros behind
+    /// its end, where tables may lead already.
+    pub(crate) fn if_left(mut self, was_left: bool) -> Self {
+        self.zeros_behind = was_left;
+        self
+    }
+
+    /// The same, read as far as it can become.
+    pub(crate) fn with_room(mut self) -> Self {
+        self.room_bytes = self.disk.room_bytes().max(self.len_bytes);
+        self
+    }
+
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.room_bytes
+    }
+
+    pub(crate) fn sector_bytes(&self) -> u64 {
+        self.sector_bytes
     }
 
     pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
@@ -32,14 +58,24 @@ impl Source {
 
     /// Fills `into` with what is at byte `at`.
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        if self.zeros_behind {
+            let there = self.room_bytes.saturating_sub(at).min(into.len() as u64) as usize;
+            let (there, behind) = into.split_at_mut(there);
+            behind.fill(0);
+            return self.read_there(at, there);
+        }
+        self.read_there(at, into)
+    }
+
+    fn read_there(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
         if into.is_empty() {
             return Ok(());
         }
         let len = into.len() as u64;
-        let end = at.checked_add(len).filter(|end| *end <= self.len_bytes);
+        let end = at.checked_add(len).filter(|end| *end <= self.room_bytes);
         let end = end.ok_or(Error::Damaged("what it refers to lies behind its end"))?;
         let start = at - at % self.sector_bytes;
-        let end = end.next_multiple_of(self.sector_bytes).min(self.len_bytes);
+        let end = end.next_multiple_of(self.sector_bytes).min(self.room_bytes);
         let extent = Extent::new(start, end - start);
         let block = Block::private((end - start) as usize);
         let read = self.disk.read_now(extent, block).map_err(|refused| refused.error)?;

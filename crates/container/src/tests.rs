@@ -4,20 +4,20 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use draconis_device::{Disk, Extent, MemoryDisk, Random};
+use draconis_device::{Disk, Extent, Group, MemoryDisk, Random, Write};
 use draconis_exchange::heap::Block;
 
-use crate::{Error, Format, Unsupported, open};
+use crate::{Error, Format, Unsupported, open, open_for_writing};
 
 #[path = "../../../tests/common/skipped.rs"]
-mod skipped;
+pub(crate) mod skipped;
 
-fn memory(mut bytes: Vec<u8>) -> Arc<dyn Disk> {
+pub(crate) fn memory(mut bytes: Vec<u8>) -> Arc<dyn Disk> {
     bytes.resize(bytes.len().next_multiple_of(512), 0);
     Arc::new(MemoryDisk::new(bytes, 512))
 }
 
-fn all(disk: &dyn Disk) -> Result<Vec<u8>, draconis_device::Error> {
+pub(crate) fn all(disk: &dyn Disk) -> Result<Vec<u8>, draconis_device::Error> {
     let len = disk.properties().len_bytes;
     // Not in whole clusters.
     let mut bytes = vec![];
@@ -31,7 +31,7 @@ fn all(disk: &dyn Disk) -> Result<Vec<u8>, draconis_device::Error> {
 }
 
 /// A disk with zeros, patterns and noise in pieces of many lengths.
-fn contents(len: usize) -> Vec<u8> {
+pub(crate) fn contents(len: usize) -> Vec<u8> {
     let mut random = Random::new(9);
     let mut bytes = vec![];
     while bytes.len() < len {
@@ -51,7 +51,7 @@ fn contents(len: usize) -> Vec<u8> {
 }
 
 /// Converts a raw image; `None` where qemu-img is missing, and says so.
-fn converted(dir: &Path, raw: &[u8], arguments: &[&str]) -> Option<Vec<u8>> {
+pub(crate) fn converted(dir: &Path, raw: &[u8], arguments: &[&str]) -> Option<Vec<u8>> {
     let (from, to) = (dir.join("raw"), dir.join("made"));
     std::fs::write(&from, raw).unwrap();
     let mut command = Command::new("qemu-img");
@@ -202,6 +202,15 @@ fn no_broken_image_makes_a_panic() {
             }
             if round % 7 == 0 {
                 broken.truncate(random.below(broken.len() as u64) as usize);
+            }
+            if let Ok(opened) = open_for_writing(memory(broken.clone()), &[], 7) {
+                let last = (opened.disk.properties().len_bytes / 512).saturating_sub(1);
+                for nth in [0, random.below(2048).min(last), last / 2, last] {
+                    let block = Block::private(512);
+                    let group = Group { writes: vec![Write { at_bytes: nth * 512, block }] };
+                    let Ok(ticket) = opened.disk.submit(group, &[]) else { break };
+                    let _ = opened.disk.wait(ticket);
+                }
             }
             if let Ok(opened) = open(memory(broken), &[]) {
                 let len = opened.disk.properties().len_bytes;

@@ -3,15 +3,22 @@
 //! ```text
 //!   | file type | header 1 | header 2 | regions ×2 | log | table of blocks | metadata | blocks |
 //! ```
-//! After \[MS-VHDX\]. An image whose log is not empty was not closed; it is refused, since only
-//! replaying that tells what it holds.
+//! After \[MS-VHDX\]. The log of an image that was not closed is laid over what is read, and written
+//! when the image is changed.
 
+mod changes;
+mod log;
+
+pub(crate) use self::changes::Changes;
+use self::log::{Patch, Replay};
 use crate::inside::{Map, Place};
 use crate::source::{Source, le16, le32, le64};
 use crate::{Error, Unsupported};
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
+/// Where a header has the identity of entries of the log.
+const LOG: usize = 48;
 /// Entries of the table of blocks: 64 TiB of the smallest blocks.
 const MOST_ENTRIES: u64 = 64 << 20 >> 3;
 
@@ -34,43 +41,78 @@ pub(crate) const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
     [a0, a1, a2, a3, b0, b1, c0, c1, d0, d1, d2, d3, d4, d5, d6, d7]
 }
 
+/// Where the two headers are.
+const HEADERS: [u64; 2] = [64 * KIB, 128 * KIB];
+const HEADER_BYTES: usize = 4 << 10;
+/// Of regions, at most.
+const MOST_REGIONS: u32 = 2047;
+
 pub(crate) struct Vhdx {
     len_bytes: u64,
     block_bytes: u64,
     /// Blocks of contents between two blocks of bitmaps in the table.
     chunk: u64,
+    table_at: u64,
+    /// The table, in whole sectors.
     table: Vec<u64>,
+    /// The newer header, and where it is.
+    header: Vec<u8>,
+    header_at: u64,
+    /// Where the log and the regions are, and how long.
+    log: (u64, u64),
+    regions: Vec<(u64, u64)>,
+    /// Whether one of the regions must be known and is not.
+    has_unknown: bool,
+    /// What its log holds, if it was not closed.
+    replay: Option<Replay>,
 }
 
 impl Vhdx {
     pub(crate) fn open(file: &Source) -> Result<Self, Error> {
-        let header = newest_header(file)?;
+        let (header_at, header) = newest_header(file)?;
         if le16(&header, 66) != 1 {
             return Err(Unsupported::Version("VHDX", le16(&header, 66).into()).into());
         }
-        if header.get(48..64).is_some_and(|log| log != [0; 16]) {
-            return Err(Error::Damaged(
-                "VHDX: it was not closed, and its log is not replayed here; Hyper-V does that when \
-                 it opens it, and so does qemu-img check -r all",
-            ));
-        }
-        let regions = regions(file)?;
+        let log = (le64(&header, 72), u64::from(le32(&header, 68)));
+        let replay = match header.get(LOG..LOG + 16) {
+            Some(id) if id != [0; 16] => match le16(&header, 64) {
+                0 => Some(Replay::read(file, log.0, log.1, id)?),
+                other => return Err(Unsupported::Version("VHDX, its log", other.into()).into()),
+            },
+            _ => None,
+        };
+        let file = &file.clone().if_left(replay.is_some());
+        let bytes = |at: u64, len: usize| -> Result<Vec<u8>, Error> {
+            let mut bytes = file.bytes(at, len)?;
+            if let Some(replay) = &replay {
+                replay.lay_over(at, &mut bytes);
+            }
+            Ok(bytes)
+        };
+        let regions = regions(&bytes)?;
+        let count = le32(&regions, 8).min(MOST_REGIONS) as usize;
+        let all = (0..count).map(|nth| regions.get(16 + 32 * nth..).unwrap_or_default());
+        let is_unknown = |region: &[u8]| {
+            !region.starts_with(&BAT) && !region.starts_with(&METADATA) && le32(region, 28) & 1 != 0
+        };
+        let has_unknown = all.clone().any(is_unknown);
+        let all = all.map(|region| (le64(region, 16), u64::from(le32(region, 24)))).collect();
         let region = |id: [u8; 16]| {
-            let found = (0..le32(&regions, 8).min(2047) as usize).map(|nth| 16 + 32 * nth);
+            let found = (0..count).map(|nth| 16 + 32 * nth);
             let mut found = found.filter(|at| regions.get(*at..at + 16) == Some(&id[..]));
             found.next().map(|at| (le64(&regions, at + 16), u64::from(le32(&regions, at + 24))))
         };
         let metadata = region(METADATA).ok_or(Error::Damaged("VHDX: no metadata"))?;
         let (at, len) = region(BAT).ok_or(Error::Damaged("VHDX: no table of blocks"))?;
-        let items = file.bytes(metadata.0, (64 * KIB) as usize)?;
+        let items = bytes(metadata.0, (64 * KIB) as usize)?;
         if !items.starts_with(b"metadata") {
             return Err(Error::Damaged("VHDX: no metadata"));
         }
-        let item = |id: [u8; 16], bytes: usize| -> Result<Vec<u8>, Error> {
+        let item = |id: [u8; 16], len: usize| -> Result<Vec<u8>, Error> {
             let mut found = (0..le16(&items, 10).min(2047) as usize).map(|nth| 32 + 32 * nth);
             let found = found.find(|at| items.get(*at..at + 16) == Some(&id[..]));
             let found = found.ok_or(Error::Damaged("VHDX: an item of metadata is missing"))?;
-            file.bytes(metadata.0.saturating_add(le32(&items, found + 16).into()), bytes)
+            bytes(metadata.0.saturating_add(le32(&items, found + 16).into()), len)
         };
         let parameters = item(FILE_PARAMETERS, 8)?;
         let block_bytes = u64::from(le32(&parameters, 0));
@@ -91,10 +133,51 @@ impl Vhdx {
         if entries > MOST_ENTRIES || entries * 8 > len {
             return Err(Error::Damaged("VHDX: its table does not fit its length"));
         }
-        let bytes = file.bytes(at, (entries * 8) as usize)?;
-        let table = (0..entries as usize).map(|nth| le64(&bytes, nth * 8)).collect();
-        Ok(Self { len_bytes, block_bytes, chunk, table })
+        let table = bytes(at, ((entries * 8) as usize).next_multiple_of(log::SECTOR))?;
+        let table = (0..table.len() / 8).map(|nth| le64(&table, nth * 8)).collect();
+        Ok(Self {
+            len_bytes,
+            block_bytes,
+            chunk: chunk.max(1),
+            table_at: at,
+            table,
+            header,
+            header_at,
+            log,
+            regions: all,
+            has_unknown,
+            replay,
+        })
     }
+
+    /// Whether its last user did not close it: what its tables lead to may not be there yet, and
+    /// reads as zeros.
+    pub(crate) fn is_left_open(&self) -> bool {
+        self.replay.is_some()
+    }
+
+    /// What the log held, which is not asked for again.
+    fn replayed(&mut self) -> Vec<Patch> {
+        self.replay.take().map(|replay| replay.patches).unwrap_or_default()
+    }
+
+    /// Which entry of the table the byte `at` of the disk has.
+    fn nth(&self, at: u64) -> usize {
+        let nth = at / self.block_bytes;
+        usize::try_from(nth + nth / self.chunk).unwrap_or(usize::MAX)
+    }
+}
+
+/// Makes the checksum of a structure right.
+pub(crate) fn seal(bytes: &mut [u8]) {
+    let mut put = |sum: u32| {
+        if let Some(room) = bytes.get_mut(4..8) {
+            room.copy_from_slice(&sum.to_le_bytes());
+        }
+        crc32c::crc32c(bytes)
+    };
+    let sum = put(0);
+    put(sum);
 }
 
 fn sum_fits(bytes: &[u8]) -> bool {
@@ -106,21 +189,21 @@ fn sum_fits(bytes: &[u8]) -> bool {
 }
 
 /// Of two headers that are written in turns, the one that is whole and newer.
-fn newest_header(file: &Source) -> Result<Vec<u8>, Error> {
-    let mut best: Option<Vec<u8>> = None;
-    for at in [64 * KIB, 128 * KIB] {
-        let header = file.bytes(at, (4 * KIB) as usize)?;
-        let newer = best.as_ref().is_none_or(|best| le64(best, 8) < le64(&header, 8));
+fn newest_header(file: &Source) -> Result<(u64, Vec<u8>), Error> {
+    let mut best: Option<(u64, Vec<u8>)> = None;
+    for at in HEADERS {
+        let header = file.bytes(at, HEADER_BYTES)?;
+        let newer = best.as_ref().is_none_or(|(_, best)| le64(best, 8) < le64(&header, 8));
         if header.starts_with(b"head") && sum_fits(&header) && newer {
-            best = Some(header);
+            best = Some((at, header));
         }
     }
     best.ok_or(Error::Damaged("VHDX: checksums of both headers"))
 }
 
-fn regions(file: &Source) -> Result<Vec<u8>, Error> {
+fn regions(bytes: &dyn Fn(u64, usize) -> Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
     for at in [192 * KIB, 256 * KIB] {
-        let table = file.bytes(at, (64 * KIB) as usize)?;
+        let table = bytes(at, (64 * KIB) as usize)?;
         if table.starts_with(b"regi") && sum_fits(&table) {
             return Ok(table);
         }
@@ -134,10 +217,8 @@ impl Map for Vhdx {
     }
 
     fn find(&self, _: &Source, at: u64) -> Result<(Place, u64), Error> {
-        let (nth, skip) = (at / self.block_bytes, at % self.block_bytes);
-        let nth = nth + nth / self.chunk.max(1);
-        let entry = usize::try_from(nth).ok().and_then(|nth| self.table.get(nth)).copied();
-        let entry = entry.unwrap_or(0);
+        let skip = at % self.block_bytes;
+        let entry = self.table.get(self.nth(at)).copied().unwrap_or(0);
         let rest = self.block_bytes - skip;
         Ok(match entry & 7 {
             // Not there, undefined, zeros, given back.

@@ -216,6 +216,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// That there is no room for what was to be written there.
+    pub const fn no_space(extent: Extent) -> Self {
+        Self::Io { what: "write", extent, errno: rustix::io::Errno::NOSPC }
+    }
+
     /// Whether there was no room for what was to be written.
     pub fn is_of_space(&self) -> bool {
         use rustix::io::Errno;
@@ -278,6 +283,12 @@ impl Terms {
 pub trait Disk: Send + Sync {
     /// Sizes and promises. They do not change while the disk is open.
     fn properties(&self) -> Properties;
+
+    /// How far it can be read and written: a disk that grows takes more than its length, which
+    /// is what it was when it was opened, and what nobody has written there reads as zeros.
+    fn room_bytes(&self) -> u64 {
+        self.properties().len_bytes
+    }
 
     /// The most that one chain may hold.
     fn chain_bounds(&self) -> ChainBounds {
@@ -393,6 +404,10 @@ pub trait Disk: Send + Sync {
 impl<D: Disk + ?Sized> Disk for Arc<D> {
     fn properties(&self) -> Properties {
         (**self).properties()
+    }
+
+    fn room_bytes(&self) -> u64 {
+        (**self).room_bytes()
     }
 
     fn chain_bounds(&self) -> ChainBounds {

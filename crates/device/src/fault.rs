@@ -371,6 +371,10 @@ impl<D: Disk> Disk for FaultDisk<D> {
         self.disk.chain_bounds()
     }
 
+    fn room_bytes(&self) -> u64 {
+        self.disk.room_bytes()
+    }
+
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         if self.writing().broken.as_ref().is_some_and(|broken| broken.is_dark) {

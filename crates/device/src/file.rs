@@ -31,7 +31,7 @@ use rustix::io::Errno;
 pub use self::claim::{Claim, claim, claim_at_once};
 use self::direct::go_direct;
 pub use self::told::written_unit_bytes;
-use self::told::{can_discard, len_bytes};
+use self::told::{can_discard, is_file, len_bytes};
 use crate::ahead::Ahead;
 use crate::raw::RawFile;
 use crate::writer::Writer;
@@ -41,8 +41,12 @@ use crate::{
 
 /// The sector that every file disk offers, in bytes; smaller than any it has.
 const SECTOR_BYTES: u32 = 512;
+/// What [`OpenedFile::head`] has.
+const HEAD_BYTES: usize = 16;
 /// Request size from which this machine's disks gain nothing much.
 const BEST_IO_BYTES: u32 = 512 << 10;
+/// How long a file that grows can become: as long as any.
+const ROOM_BYTES: u64 = i64::MAX as u64 / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
 
 /// How to open a file disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +65,7 @@ pub struct FileOptions {
 pub struct FileDisk {
     file: Arc<RawFile>,
     properties: Properties,
+    room_bytes: u64,
     ahead: Ahead,
     writer: Option<Writer>,
 }
@@ -119,6 +124,11 @@ impl FileDisk {
         self.writer.as_ref().and_then(Writer::failure)
     }
 
+    /// Sizes with the room that there is for the length.
+    fn bounds(&self) -> Properties {
+        Properties { len_bytes: self.room_bytes, ..self.properties }
+    }
+
     /// Who knows `ticket`: without a writer there is none.
     fn writer_of(&self, ticket: Ticket) -> Result<&Writer, Error> {
         self.writer.as_ref().ok_or(Error::NoTicket(ticket))
@@ -154,7 +164,7 @@ impl OpenedFile {
         let end_bytes = (uneven && !options.write && !options.uring).then_some(len_bytes);
         let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
         Ok(Self {
-            file: RawFile { fd, align_bytes, end_bytes, flushes: AtomicU64::new(0) },
+            file: RawFile { fd, align_bytes, end_bytes, grows: false, flushes: AtomicU64::new(0) },
             len_bytes,
             options,
             discards: false,
@@ -168,14 +178,34 @@ impl OpenedFile {
         self
     }
 
+    /// The first bytes, fewer where the file ends: all that a process that is not confined looks
+    /// at, to compare them.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn head(&self) -> std::io::Result<Vec<u8>> {
+        let sector = Extent::new(0, SECTOR_BYTES.into());
+        let head = self.file.read_head(sector)?;
+        Ok(head.get(..HEAD_BYTES.min(head.len())).unwrap_or_default().to_vec())
+    }
+
+    /// Lets a file become longer by what is written behind its end: [`Disk::room_bytes`]. A block
+    /// device stays as it is.
+    pub fn growing(mut self) -> Self {
+        self.file.grows = is_file(&self.file.fd);
+        self
+    }
+
     /// Starts the disk's threads.
     pub fn start(self) -> FileDisk {
         let Self { file, len_bytes, options, discards } = self;
         let file = Arc::new(file);
+        let sector = u64::from(SECTOR_BYTES);
         let properties = Properties {
             len_bytes: match file.end_bytes {
-                Some(end) => end.next_multiple_of(SECTOR_BYTES.into()),
-                None => len_bytes - len_bytes % u64::from(SECTOR_BYTES),
+                Some(end) => end.next_multiple_of(sector),
+                None if file.grows => len_bytes.next_multiple_of(sector).min(ROOM_BYTES),
+                None => len_bytes - len_bytes % sector,
             },
             sector_bytes: SECTOR_BYTES,
             best_io_bytes: BEST_IO_BYTES,
@@ -186,7 +216,8 @@ impl OpenedFile {
         };
         let ahead = Ahead::start(file.clone(), options.uring);
         let writer = options.write.then(|| Writer::start(file.clone(), options.uring));
-        FileDisk { file, properties, ahead, writer }
+        let room_bytes = if file.grows { ROOM_BYTES } else { properties.len_bytes };
+        FileDisk { file, properties, room_bytes, ahead, writer }
     }
 }
 
@@ -195,8 +226,12 @@ impl Disk for FileDisk {
         self.properties
     }
 
+    fn room_bytes(&self) -> u64 {
+        self.room_bytes
+    }
+
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties.check(at, into.len()) {
+        if let Err(error) = self.bounds().check(at, into.len()) {
             return Pending::ready(Err(Refused { goods: Some(into), error }));
         }
         match urgency {
@@ -213,7 +248,7 @@ impl Disk for FileDisk {
         let Some(writer) = &self.writer else {
             return Err(Refused { goods: Some(chain), error: Error::ReadOnly });
         };
-        match self.properties.check_chain(&chain) {
+        match self.bounds().check_chain(&chain) {
             Ok(()) => {
                 // A device wants whole pages, and what is lent is where its owner has it.
                 for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
@@ -236,7 +271,7 @@ impl Disk for FileDisk {
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.properties.check_extents(extents)?;
+        self.bounds().check_extents(extents)?;
         match &self.writer {
             Some(writer) => writer.discard(extents, after, self.properties.discards),
             None => after.first().map_or(Ok(()), |&ticket| Err(Error::NoTicket(ticket))),

@@ -29,6 +29,8 @@ pub(crate) struct RawFile {
     /// Where the file ends, if it ends inside of a sector that is read as if it went on with
     /// zeros.
     pub(crate) end_bytes: Option<u64>,
+    /// Whether it becomes longer by being written; what is behind its end is zeros.
+    pub(crate) grows: bool,
     pub(crate) flushes: AtomicU64,
 }
 
@@ -114,11 +116,20 @@ impl RawFile {
 
     /// Fills what follows the end of the file with zeros, if that is what ended the read.
     fn with_zeros(&self, at: Extent, got: usize, into: &mut [u8]) -> usize {
-        if self.end_bytes.is_none_or(|end| at.start_bytes + got as u64 != end) {
+        let is_end = self.end_bytes.is_some_and(|end| at.start_bytes + got as u64 == end);
+        if !self.grows && !is_end {
             return got;
         }
         into[got..].fill(0);
         into.len()
+    }
+
+    /// What there is of the first bytes.
+    pub(crate) fn read_head(&self, at: Extent) -> rustix::io::Result<Vec<u8>> {
+        let (wide, _) = self.widen(at);
+        let mut bytes = Private::new(wide.len_bytes as usize);
+        let got = self.read_up_to(wide, &mut bytes)?;
+        Ok(bytes[..got.min(at.len_bytes as usize)].to_vec())
     }
 
     /// Reads until `into` is full or the file ends.
@@ -263,6 +274,7 @@ mod tests {
             fd: file.into(),
             align_bytes: 1,
             end_bytes: None,
+            grows: false,
             flushes: Default::default(),
         };
         let read = |start, lens: [usize; 3]| {

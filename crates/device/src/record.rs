@@ -94,6 +94,10 @@ impl<D: Disk> Disk for RecordDisk<D> {
         self.disk.chain_bounds()
     }
 
+    fn room_bytes(&self) -> u64 {
+        self.disk.room_bytes()
+    }
+
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.note(Event::Read(at, urgency));
         self.disk.read(at, into, urgency)

@@ -381,8 +381,13 @@ mod tests {
             let file = tempfile::tempfile().unwrap();
             file.set_len(8 << 20).unwrap();
             let fd = OwnedFd::from(file.try_clone().unwrap());
-            let file_of_disk =
-                RawFile { fd, align_bytes: 1, end_bytes: None, flushes: AtomicU64::new(0) };
+            let file_of_disk = RawFile {
+                fd,
+                align_bytes: 1,
+                end_bytes: None,
+                grows: false,
+                flushes: AtomicU64::new(0),
+            };
             let Ok(mut ring) = WriteRing::start(&file_of_disk, with_pool) else {
                 crate::skipped::skipped("no io_uring here");
                 return;

@@ -56,6 +56,8 @@ pub(crate) fn serve_disk(
 ) -> std::io::Result<DiskService> {
     let how = FileOptions { write: true, direct: true, uring: false };
     let file = OpenedFile::new(fd, how)?;
+    // Compared, as a machine's disk needs room that the image does not have yet.
+    let file = if draconis_container::grows(&file.head()?) { file.growing() } else { file };
     let file = Arc::new(if discards { file.discarding() } else { file }.start());
     let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
     let (told, mark) = (last.clone(), Arc::new(AtomicU64::new(0)));
@@ -148,7 +150,16 @@ impl Disk for SplitDisk {
         Properties { read_only, atomic, discards, ..self.reads.properties() }
     }
 
+    fn room_bytes(&self) -> u64 {
+        // Only what writes knows; it tells it as its length.
+        self.writes.properties().len_bytes.max(self.reads.properties().len_bytes)
+    }
+
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        let bounds = Properties { len_bytes: self.room_bytes(), ..self.reads.properties() };
+        if let Err(error) = bounds.check(at, into.len()) {
+            return Pending::ready(Err(Refused { goods: Some(into), error }));
+        }
         self.reads.read(at, into, urgency)
     }
 

@@ -27,6 +27,10 @@ impl<D: Disk> Disk for Marked<D> {
         self.disk.properties()
     }
 
+    fn room_bytes(&self) -> u64 {
+        self.disk.room_bytes()
+    }
+
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.disk.read(at, into, urgency)
     }

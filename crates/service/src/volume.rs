@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use draconis_container::signature::Held;
+use draconis_container::{Format, Image, signature::Held};
 use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
@@ -51,8 +51,8 @@ pub enum OpenError {
     #[error(transparent)]
     Container(#[from] draconis_container::Error),
     /// A disk image that was to be written.
-    #[error("a {0} image is only read; qemu-img convert -O raw makes one that can be changed")]
-    OnlyRead(&'static str),
+    #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.help())]
+    OnlyRead(Format),
     /// Something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
     Held(Held),
@@ -140,10 +140,10 @@ fn open_with(
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{ReadOnly, Unsupported};
-    let Part { disk, format, .. } = part(disk, &[], options)?;
-    if let Some(format) = format {
+    let (Part { disk, image, .. }, only_read) = part::part_for_mounting(disk, options)?;
+    if let Some(why) = only_read {
         let mut tree = open_part(disk, options)?;
-        tree.not_written = Some(OpenError::OnlyRead(format.name()).to_string());
+        tree.not_written = Some(why.to_string());
         return Ok(tree);
     }
     let writing = Writing {
@@ -166,7 +166,9 @@ fn open_with(
     match opened {
         Ok(volume) => {
             fits(&volume, options)?;
-            Ok(VolumeTree::new(volume, true, options))
+            let mut tree = VolumeTree::new(volume, true, options);
+            tree.image = image;
+            Ok(tree)
         }
         // What must not be written can often be read; if not, that says why.
         Err(why @ (ReadOnly | Unsupported { .. })) => {
@@ -217,6 +219,8 @@ fn now() -> Time {
 /// name for the root directory's.
 pub struct VolumeTree {
     volume: Volume,
+    /// What the volume is in, where changing that is a session.
+    image: Option<Arc<dyn Image>>,
     /// Whether it was opened for writing. That it can be written may end; that its nodes
     /// are held may not.
     writing: bool,
@@ -273,6 +277,7 @@ impl VolumeTree {
         let not_written = None;
         Self {
             volume,
+            image: None,
             writing,
             not_written,
             durable,
@@ -312,7 +317,10 @@ impl VolumeTree {
         match (self.volume.failure(), closed) {
             (Some(why), _) => Err(why),
             (None, Err(error)) => Err(error.to_string()),
-            (None, Ok(())) => Ok(()),
+            (None, Ok(())) => match self.image.as_ref().map(|image| image.rest()) {
+                Some(Err(error)) => Err(error.to_string()),
+                None | Some(Ok(())) => Ok(()),
+            },
         }
     }
 

@@ -206,7 +206,7 @@ impl<S: Serve> Control<S> {
         let disk: Arc<dyn Disk> = match image {
             Image::File(file) if options.read_only => Arc::new(file.start()),
             Image::File(file) => {
-                let split = split_disk(file.start(), &self.session, DISK_LANE);
+                let split = split_disk(file.growing().start(), &self.session, DISK_LANE);
                 Arc::new(split.map_err(OpenError::Disk)?)
             }
             Image::Remote(session) => Arc::new(disk_of(&session).map_err(OpenError::Disk)?),

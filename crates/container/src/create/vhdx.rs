@@ -5,7 +5,7 @@
 //! ```
 
 use super::{Piece, Places};
-use crate::vhdx::{BAT, DISK_SIZE, FILE_PARAMETERS, KIB, METADATA, MIB, SECTOR_SIZE, guid};
+use crate::vhdx::{BAT, DISK_SIZE, FILE_PARAMETERS, KIB, METADATA, MIB, SECTOR_SIZE, guid, seal};
 
 /// Contents go in blocks of the smallest size: what is not written takes no room.
 pub(super) const BLOCK_BYTES: u64 = MIB;
@@ -102,12 +102,6 @@ fn metadata(len_bytes: u64, identity: [u8; 16]) -> Vec<u8> {
         at += value.len();
     }
     region
-}
-
-/// Makes the checksum of a structure right.
-fn seal(bytes: &mut [u8]) {
-    let sum = crc32c::crc32c(bytes);
-    put(bytes, 4, &sum.to_le_bytes());
 }
 
 fn put(bytes: &mut [u8], at: usize, what: &[u8]) {

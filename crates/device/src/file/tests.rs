@@ -367,3 +367,40 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
     assert_eq!((byte(512 << 10), byte((576 << 10) - 1)), (7, 7));
     assert!(file.as_file().metadata().unwrap().blocks() < 2048);
 }
+
+#[test]
+fn a_file_that_grows_is_as_long_as_what_was_written() {
+    for options in variants() {
+        // It ends inside of a sector.
+        let file = image(5000);
+        let open = || {
+            let fd = File::options().read(true).write(true).open(file.path()).unwrap();
+            OpenedFile::new(fd.into(), options).unwrap()
+        };
+        assert_eq!(open().head().unwrap(), [0; HEAD_BYTES]);
+        let disk = open().growing().start();
+        assert_eq!(disk.properties().len_bytes, 5120);
+        assert!(disk.room_bytes() > 1 << 60);
+        let mut block = Block::private(1024);
+        block.copy_in(0, &[7; 1024]);
+        let group = Group { writes: vec![Write { at_bytes: 1 << 20, block }] };
+        let ticket = disk.submit(group, &[]).unwrap();
+        disk.wait(ticket).unwrap();
+        let read = |at: u64, len: usize| {
+            let read = disk.read_now(Extent::new(at, len as u64), Block::private(len));
+            read.unwrap().into_private()
+        };
+        let last = read(4608, 1024);
+        assert_eq!((last[0], last[391], last[392], last[1023]), (9, 9, 0, 0), "{options:?}");
+        assert_eq!(read((1 << 20) - 512, 512)[..], [0; 512]);
+        assert_eq!(read(1 << 20, 2048)[..1025], [&[7; 1024][..], &[0]].concat());
+        assert_eq!(read(1 << 30, 512)[..], [0; 512]);
+        assert!(disk.read_now(Extent::new(1 << 63, 512), Block::private(512)).is_err());
+        // A direct write may have been of a whole page.
+        let len = file.as_file().metadata().unwrap().len();
+        assert!(((1 << 20) + 1024..=(1 << 20) + 4096).contains(&len), "{options:?} {len}");
+        let fixed = open().start();
+        let beyond = Extent::new(fixed.properties().len_bytes, 512);
+        assert!(fixed.read_now(beyond, Block::private(512)).is_err());
+    }
+}

@@ -20,6 +20,12 @@ pub(crate) fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
     }
 }
 
+/// Whether it is a file, whose length can change.
+pub(crate) fn is_file(fd: &OwnedFd) -> bool {
+    let stat = rustix::fs::fstat(fd);
+    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+}
+
 /// Whether a file or device can give room back. A file is asked with a hole behind its end.
 pub(crate) fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };

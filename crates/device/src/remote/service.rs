@@ -14,7 +14,7 @@ use draconis_exchange::contract::disk::{
 use draconis_exchange::heap::{ALIGN_BYTES, Block, Private};
 
 use super::refusal;
-use crate::{Atomic, ChainBounds, Disk, Extent, Group, Terms, Ticket, Urgency, Write};
+use crate::{Atomic, ChainBounds, Disk, Extent, Group, Properties, Terms, Ticket, Urgency, Write};
 
 /// The most that a client may send as one chain.
 pub const CHAIN_BOUNDS: ChainBounds =
@@ -106,7 +106,8 @@ impl DiskServer for Lane<'_> {
         let ours = self.service.disk.properties();
         let bounds = self.service.bounds();
         Ok(DiskProperties {
-            len_bytes: ours.len_bytes,
+            // A disk that grows: a client that does not read it for itself knows no other.
+            len_bytes: self.service.disk.room_bytes(),
             sector_bytes: ours.sector_bytes,
             best_io_bytes: ours.best_io_bytes,
             rotational: ours.rotational,
@@ -220,7 +221,8 @@ impl Parts {
             let (run, behind) = writes.split_at(run_len(writes));
             let extent = extent_of(run)?;
             let len = usize::try_from(extent.len_bytes).map_err(|_| Refusal::Invalid)?;
-            let properties = service.disk.properties();
+            let room = service.disk.room_bytes();
+            let properties = Properties { len_bytes: room, ..service.disk.properties() };
             properties.check(extent, len).map_err(|error| refusal(&error))?;
             self.count(service, len)?;
             // All of it is overwritten.

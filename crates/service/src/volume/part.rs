@@ -2,9 +2,10 @@
 //!
 //! Law: nothing here opens anything: what a volume lies in is read by a confined process.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
-use draconis_container::{Format, parts, signature};
+use draconis_container::{Error, Format, Image, open_for_writing, parts, signature};
 use draconis_device::{Disk, View, partition};
 
 use super::OpenError;
@@ -16,8 +17,10 @@ pub struct Part {
     pub disk: Arc<dyn Disk>,
     /// The partition that it is, told or found.
     pub partition: Option<u32>,
-    /// How the file holds the disk, if it is none itself: then it is only read.
+    /// How the file holds the disk, if it is none itself.
     pub format: Option<Format>,
+    /// The disk that the file holds, where changing it is a session that ends.
+    pub image: Option<Arc<dyn Image>>,
 }
 
 /// Finds the part of a file that `options` name. Where they name none and the file holds a
@@ -32,9 +35,12 @@ pub fn part(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<Part, OpenError> {
-    let opened = draconis_container::open(file, behind)?;
-    let (disk, format) = (opened.disk, opened.format);
-    let found = |disk, partition| Ok(Part { disk, partition, format });
+    part_of(draconis_container::open(file, behind)?, options)
+}
+
+fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result<Part, OpenError> {
+    let draconis_container::Opened { disk, format, image } = opened;
+    let found = |disk, partition| Ok(Part { disk, partition, format, image });
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
         return found(Arc::new(View::new(disk, extent)?), Some(number));
@@ -63,11 +69,35 @@ pub fn part(
 ///
 /// # Errors
 /// As [`part`]; [`OpenError::OnlyRead`].
-pub fn part_for_writing(file: Arc<dyn Disk>, options: &MountOptions) -> Result<Part, OpenError> {
-    let part = part(file, &[], options)?;
+pub fn part_for_writing(
+    file: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
+    options: &MountOptions,
+) -> Result<Part, OpenError> {
+    let chance = RandomState::new().build_hasher().finish();
+    let part = part_of(open_for_writing(file, behind, chance)?, options)?;
     match part.format {
-        None => Ok(part),
-        Some(format) => Err(OpenError::OnlyRead(format.name())),
+        Some(format) if part.image.is_none() => Err(OpenError::OnlyRead(format)),
+        _ => Ok(part),
+    }
+}
+
+/// What can be written of a file, or else read; with the reason then.
+///
+/// # Errors
+/// As [`part`].
+pub(super) fn part_for_mounting(
+    file: Arc<dyn Disk>,
+    options: &MountOptions,
+) -> Result<(Part, Option<OpenError>), OpenError> {
+    match part_for_writing(file.clone(), &[], options) {
+        Ok(part) => Ok((part, None)),
+        // The disk failed: reading it tells no more.
+        Err(OpenError::Container(Error::Disk(error))) => Err(Error::Disk(error).into()),
+        Err(why @ (OpenError::OnlyRead(_) | OpenError::Container(_))) => {
+            Ok((part(file, &[], options)?, Some(why)))
+        }
+        Err(other) => Err(other),
     }
 }
 

@@ -1,0 +1,500 @@
+//! Images that qemu-img made, changed here, and judged by qemu-img.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use draconis_device::{
+    CrashOptions, Crashes, Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending,
+    Properties, Random, ReadAnswer, RecordDisk, Refused, Ticket, Urgency, Write, conform,
+};
+use draconis_exchange::heap::Block;
+
+use super::filled;
+use crate::tests::{all, contents, memory, skipped::skipped};
+use crate::{Error, Opened, Unsupported, open, open_for_writing};
+
+const MIB: u64 = 1 << 20;
+
+/// A disk in memory that is longer than it says, as a file that grows is.
+struct Growing {
+    disk: MemoryDisk,
+    len_bytes: u64,
+    /// Behind all that was written.
+    end_bytes: AtomicU64,
+}
+
+impl Growing {
+    fn new(mut bytes: Vec<u8>, room_bytes: u64) -> Self {
+        let len_bytes = (bytes.len() as u64).next_multiple_of(512);
+        bytes.resize(room_bytes.max(len_bytes) as usize, 0);
+        let end_bytes = len_bytes.into();
+        Self { disk: MemoryDisk::new(bytes, 512), len_bytes, end_bytes }
+    }
+
+    /// What a file would hold now.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = bytes_of(self);
+        bytes.truncate(self.end_bytes.load(Ordering::Relaxed) as usize);
+        bytes
+    }
+
+    /// The file as it is opened next.
+    fn again(&self) -> Arc<Self> {
+        Arc::new(Self::new(self.bytes(), self.room_bytes()))
+    }
+}
+
+impl Disk for Growing {
+    fn properties(&self) -> Properties {
+        Properties { len_bytes: self.len_bytes, ..self.disk.properties() }
+    }
+
+    fn room_bytes(&self) -> u64 {
+        self.disk.properties().len_bytes
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.disk.read(at, into, urgency)
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        for write in chain.iter().flat_map(|group| &group.writes) {
+            let end = write.at_bytes + write.block.len() as u64;
+            self.end_bytes.fetch_max(end, Ordering::Relaxed);
+        }
+        self.disk.submit_chain(chain, after)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.disk.settle(ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.disk.wait(ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
+        self.disk.discard(extents, after)
+    }
+}
+
+/// All that a disk has room for.
+fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
+    let len = disk.room_bytes();
+    let read = disk.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
+    read.into_private().to_vec()
+}
+
+fn run(program: &str, arguments: &[&str]) -> Option<Output> {
+    match Command::new(program).args(arguments).output() {
+        Ok(output) => Some(output),
+        Err(_) => {
+            skipped(format!("images that are changed need {program}"));
+            None
+        }
+    }
+}
+
+fn ran(program: &str, arguments: &[&str]) -> Option<()> {
+    let output = run(program, arguments)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    Some(())
+}
+
+/// An image that qemu-img creates with `options`, qcow2 unless they say otherwise, and qemu-io fills
+/// by `commands`.
+fn made(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Vec<u8>> {
+    let path = dir.join("made");
+    let shown = path.to_str().unwrap();
+    let format: &[&str] = if options.contains(&"-f") { &[] } else { &["-f", "qcow2"] };
+    ran("qemu-img", &[&["create", "-q"], format, options, &[shown, len]].concat())?;
+    for command in commands {
+        ran("qemu-io", &["-c", command, shown])?;
+    }
+    Some(std::fs::read(&path).unwrap())
+}
+
+/// Whether qemu-img finds an image to be all right, and with these contents; leaks only if they
+/// `may` be.
+fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, what: &str) {
+    let path = dir.join("judged");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(image.len() as u64).unwrap();
+    for (nth, piece) in image.chunks(1 << 16).enumerate() {
+        if piece.iter().any(|byte| *byte != 0) {
+            file.write_all_at(piece, (nth as u64) << 16).unwrap();
+        }
+    }
+    let shown = path.to_str().unwrap();
+    let kind = if image.starts_with(b"vhdx") { "vhdx" } else { "qcow2" };
+    // The log of an image that was not closed is asked for; leaks are only told of.
+    let repair: &[&str] = if may_leak && kind == "vhdx" { &["-r", "all"] } else { &[] };
+    let words = ["check", "-f", kind];
+    let output = run("qemu-img", &[&words, repair, &[shown]].concat()).unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    let code = output.status.code();
+    assert!(code == Some(0) || may_leak && code == Some(3), "{what}: {code:?} {said}");
+    let Some(contents) = contents else { return };
+    let raw = dir.join("raw");
+    std::fs::write(&raw, contents).unwrap();
+    let raw = raw.to_str().unwrap();
+    let output = run("qemu-img", &["compare", "-f", kind, "-F", "raw", shown, raw]).unwrap();
+    assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn write(disk: &dyn Disk, at_bytes: u64, bytes: &[u8]) -> Ticket {
+    let group = Group { writes: vec![Write { at_bytes, block: filled(bytes) }] };
+    disk.submit(group, &[]).unwrap_or_else(|refused| panic!("{}", refused.error))
+}
+
+const SHAPES: &[&[&str]] = &[
+    &[],
+    &["-o", "compat=0.10"],
+    &["-o", "cluster_size=512"],
+    &["-o", "cluster_size=512,refcount_bits=1"],
+    &["-o", "cluster_size=4k,refcount_bits=4,lazy_refcounts=on"],
+    &["-o", "cluster_size=2M,refcount_bits=64"],
+    &["-o", "preallocation=metadata"],
+    &["-o", "refcount_bits=8,preallocation=full"],
+    &["-f", "vhdx", "-o", "block_size=1M"],
+    &["-f", "vhdx"],
+    &["-f", "vhdx", "-o", "subformat=fixed"],
+];
+
+/// Whether an image becomes longer by what is written, and can only so.
+fn must_grow(options: &[&str]) -> bool {
+    options.contains(&"vhdx")
+}
+
+#[test]
+fn a_disk_in_an_image_keeps_the_promises_of_disks() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in SHAPES {
+        let Some(image) = made(dir.path(), options, "3M", &[]) else { return };
+        let end = image.len() as u64;
+        for (grows, room) in [(true, end + 24 * MIB), (false, end + 16 * MIB)] {
+            if !grows && must_grow(options) {
+                continue;
+            }
+            let mut files: Vec<Arc<Growing>> = vec![];
+            conform::all(|| {
+                let mut bytes = image.clone();
+                if !grows {
+                    // Of a device nobody knows what is behind the image.
+                    bytes.resize(room as usize, 0x5A);
+                }
+                let file = Arc::new(Growing::new(bytes, room));
+                files.push(file.clone());
+                open_for_writing(file, &[], 7).unwrap().disk
+            });
+            for file in files.iter().step_by(5) {
+                let opened = open(file.again(), &[]).unwrap();
+                let contents = all(&*opened.disk).unwrap();
+                let what = format!("{options:?}, grows: {grows}");
+                let image = file.bytes();
+                judged(dir.path(), &image, Some(&contents), false, &what);
+            }
+        }
+    }
+}
+
+/// Writes by chance, in an image that has clusters of all sorts already.
+#[test]
+fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let raw = contents(5 << 20);
+    let commands =
+        ["write -P 7 100k 300k", "write -z 1M 128k", "write -z -u 2M 70k", "discard 3M 64k"];
+    let mut images: Vec<(Vec<u8>, Vec<Vec<u8>>)> = vec![];
+    for options in SHAPES {
+        let packed = [&["-O", "qcow2", "-c"], *options].concat();
+        let is_not = |it: &&str| {
+            ["preallocation", "refcount_bits=1", "vhdx"].iter().any(|no| it.contains(no))
+        };
+        if !options.iter().any(is_not) {
+            let Some(image) = crate::tests::converted(dir.path(), &raw, &packed) else { return };
+            images.push((image, vec![]));
+        }
+        let Some(image) = made(dir.path(), options, "5M", &commands) else { return };
+        images.push((image, vec![]));
+    }
+    let below = dir.path().join("below");
+    std::fs::write(&below, &raw[..4 << 20]).unwrap();
+    let options = ["-F", "raw", "-b", below.to_str().unwrap()];
+    let Some(image) = made(dir.path(), &options, "5M", &commands) else { return };
+    images.push((image, vec![raw[..4 << 20].to_vec()]));
+
+    let mut random = Random::new(5);
+    for (nth, (image, behind)) in images.into_iter().enumerate() {
+        let behind: Vec<Arc<dyn Disk>> = behind.into_iter().map(memory).collect();
+        let mut file = Arc::new(Growing::new(image, 48 * MIB));
+        let opened = open(file.clone(), &behind).unwrap();
+        let mut expected = all(&*opened.disk).unwrap();
+        for session in 0..3u8 {
+            let Opened { disk, image, .. } = open_for_writing(file.clone(), &behind, 7).unwrap();
+            let len = disk.properties().len_bytes;
+            for round in 0..40u8 {
+                let count = 1 + random.below(if round % 8 == 0 { 600 } else { 20 });
+                let at = random.below(len / 512 - count) * 512;
+                let bytes = vec![session * 64 + round + 1; (count * 512) as usize];
+                expected[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+                let ticket = write(&*disk, at, &bytes);
+                if round % 5 == 0 {
+                    disk.wait(ticket).unwrap();
+                }
+                if round == 20 {
+                    image.as_ref().unwrap().rest().unwrap();
+                    judged(dir.path(), &file.bytes(), None, false, &format!("{nth}, rests"));
+                }
+            }
+            assert!(all(&*disk).unwrap() == expected, "{nth}");
+            drop((disk, image));
+            file = file.again();
+            let found = all(&*open(file.clone(), &behind).unwrap().disk).unwrap();
+            assert!(found == expected, "{nth}");
+            judged(dir.path(), &file.bytes(), Some(&expected), false, &format!("{nth}"));
+        }
+    }
+}
+
+/// Every state that a cut can leave opens, holds what was waited for and nothing that never was, and
+/// leaks at the most; who changes it next mends that.
+#[test]
+fn a_power_cut_loses_nothing_that_was_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases: [(&[&str], bool, &[&str]); 8] = [
+        (&[], true, &[]),
+        (&["-o", "compat=0.10"], true, &[]),
+        (&["-o", "cluster_size=512"], true, &["write -P 9 0 40k"]),
+        (&["-o", "cluster_size=4k,refcount_bits=2"], false, &[]),
+        (&["-o", "cluster_size=4k"], true, &["write -c -P 5 0 64k", "write -z -u 64k 64k"]),
+        (&["-o", "cluster_size=4k,compat=0.10"], false, &["write -c -P 5 0 128k"]),
+        (&["-f", "vhdx", "-o", "block_size=1M"], true, &[]),
+        (&["-f", "vhdx", "-o", "subformat=fixed,block_size=1M"], true, &[]),
+    ];
+    for (options, grows, commands) in cases {
+        let Some(image) = made(dir.path(), options, "2M", commands) else { return };
+        let room = image.len().next_multiple_of(512) as u64 + 6 * MIB;
+        let mut start = image.clone();
+        start.resize(room as usize, if grows { 0 } else { 0xA5 });
+        let len = if grows { image.len() as u64 } else { room };
+        let disk = MemoryDisk::new(start.clone(), 512);
+        let len_bytes = len.next_multiple_of(512);
+        let growing = Growing { disk, len_bytes, end_bytes: len_bytes.into() };
+        let file = Arc::new(RecordDisk::new(growing));
+        let before = all(&*open(file.clone(), &[]).unwrap().disk).unwrap();
+        file.take();
+        let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+        // Of each sector, which ticket wrote what.
+        let mut history: Vec<(u64, Extent, u8)> = vec![];
+        let mut random = Random::new(11);
+        let mut last = Ticket(0);
+        for round in 0..60u8 {
+            let mut group = Group::default();
+            let mut written = vec![];
+            for part in 0..1 + random.below(3) {
+                let count = 1 + random.below(12);
+                let at = random.below(2 * MIB / 512 / if round < 30 { 16 } else { 1 } - 12) * 512;
+                let with = 100 + round * 2 + (part % 2) as u8;
+                let block = filled(&vec![with; count as usize * 512]);
+                group.writes.push(Write { at_bytes: at, block });
+                written.push((Extent::new(at, count * 512), with));
+            }
+            let after: &[Ticket] = if random.below(4) == 0 && last.0 > 0 { &[last] } else { &[] };
+            last = disk.submit(group, after).unwrap();
+            history.extend(written.into_iter().map(|(at, with)| (last.0, at, with)));
+            if round % 7 == 6 {
+                disk.wait(last).unwrap();
+            }
+        }
+        drop(disk);
+        let few = CrashOptions { subsets: 6, ..CrashOptions::default() };
+        let crashes = Crashes::new(start, file.take(), few);
+        let mut states = 0;
+        for crash in crashes {
+            states += 1;
+            let what = format!("{options:?}: state {states}, {:?}", crash.cut);
+            let opened = open(crash.disk.clone(), &[]);
+            let found = all(&*opened.unwrap_or_else(|error| panic!("{what}: {error}")).disk);
+            let found = found.unwrap();
+            for (sector, bytes) in found.chunks(512).enumerate() {
+                let at = Extent::new(sector as u64 * 512, 512);
+                let of_it = history.iter().filter(|(_, extent, _)| extent.touches(at));
+                let old = before[sector * 512];
+                let mut durable = of_it.clone().filter(|(ticket, ..)| *ticket <= crash.durable.0);
+                let durable = durable.next_back().map_or(old, |(_, _, with)| *with);
+                let mut may = of_it
+                    .filter(|(ticket, ..)| *ticket > crash.durable.0 && *ticket <= crash.written.0);
+                let is_one = bytes.iter().all(|byte| *byte == bytes[0]);
+                let is_known = bytes[0] == durable || may.any(|(_, _, with)| *with == bytes[0]);
+                assert!(is_one && is_known, "{what}: sector {sector} is {}", bytes[0]);
+            }
+            let is_judged = states % 40 == 1;
+            if is_judged {
+                judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
+            }
+            let file: Arc<dyn Disk> = match must_grow(options) {
+                true => Arc::new(Growing::new(bytes_of(&*crash.disk), room + 8 * MIB)),
+                false => crash.disk.clone(),
+            };
+            let next = open_for_writing(file.clone(), &[], 7);
+            let next = next.unwrap_or_else(|error| panic!("{what}: {error}")).disk;
+            let ticket = write(&*next, MIB + 512, &[1; 512]);
+            next.wait(ticket).unwrap();
+            drop(next);
+            if is_judged {
+                let mut found = found;
+                found[MIB as usize + 512..][..512].fill(1);
+                let what = format!("{what}, mended");
+                judged(dir.path(), &bytes_of(&*file), Some(&found), false, &what);
+            }
+        }
+        assert!(states > 100, "{options:?}: {states}");
+    }
+}
+
+/// Every block of a VHDX image is a change of its log, which is filled several times.
+#[test]
+fn a_power_cut_finds_a_whole_log() {
+    const BLOCKS: u64 = 150;
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-f", "vhdx", "-o", "block_size=1M,log_size=1M"];
+    let Some(image) = made(dir.path(), &options, "160M", &[]) else { return };
+    let growing = Growing::new(image, (BLOCKS + 20) * MIB);
+    let start = bytes_of(&growing);
+    let file = Arc::new(RecordDisk::new(growing));
+    let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+    let tickets: Vec<Ticket> = (0..BLOCKS)
+        .map(|nth| {
+            let ticket = write(&*disk, nth * MIB + 512, &[nth as u8 + 1; 512]);
+            if nth % 3 == 0 {
+                disk.wait(ticket).unwrap();
+            }
+            ticket
+        })
+        .collect();
+    drop(disk);
+    let few = CrashOptions { subsets: 1, exhaustive_sectors: 0, ..CrashOptions::default() };
+    for (state, crash) in Crashes::new(start, file.take(), few).enumerate() {
+        let what = format!("state {state}, {:?}", crash.cut);
+        if state % 3 != 0 {
+            continue;
+        }
+        let opened = open(crash.disk.clone(), &[]).unwrap_or_else(|e| panic!("{what}: {e}"));
+        for (nth, ticket) in tickets.iter().enumerate() {
+            let at = Extent::new(nth as u64 * MIB + 512, 512);
+            let read = opened.disk.read_now(at, Block::private(512)).unwrap().into_private();
+            let (is_there, is_none) = (read[0] == nth as u8 + 1, read[0] == 0);
+            assert!(is_there || is_none && *ticket > crash.durable, "{what}: block {nth}");
+            assert!(is_none || *ticket <= crash.written, "{what}: block {nth}");
+        }
+        if state % 150 == 0 {
+            let found = all(&*opened.disk).unwrap();
+            judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
+        }
+    }
+}
+
+/// Counts that were left behind, as QEMU leaves them with lazy counts, are made anew.
+#[test]
+fn an_image_that_was_not_closed_is_counted_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-o", "lazy_refcounts=on"];
+    let path = dir.path().join("made");
+    if made(dir.path(), &options, "3M", &[]).is_none() {
+        return;
+    }
+    let shown = path.to_str().unwrap();
+    let killed =
+        ["-f", "qcow2", "-c", "write -P 3 1M 200k", "-c", "flush", "-c", "sigraise 9", shown];
+    if run("qemu-io", &killed).is_none() {
+        return;
+    }
+    let image = std::fs::read(&path).unwrap();
+    assert_eq!(image[79] & 1, 1, "qemu-io left it marked as in use");
+    let mut expected = vec![0; 3 << 20];
+    expected[1 << 20..(1 << 20) + (200 << 10)].fill(3);
+    let file = Arc::new(Growing::new(image, 16 * MIB));
+    assert!(all(&*open(file.clone(), &[]).unwrap().disk).unwrap() == expected);
+    let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+    write(&*disk, 2 << 20, &[8; 512]);
+    expected[2 << 20..(2 << 20) + 512].fill(8);
+    drop(disk);
+    let image = file.bytes();
+    assert_eq!(image[79] & 1, 0);
+    judged(dir.path(), &image, Some(&expected), false, "closed");
+}
+
+#[test]
+fn what_contradicts_itself_or_is_not_known_is_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(image) = made(dir.path(), &[], "8M", &["write -P 1 0 200k"]) else { return };
+    let cluster = 1 << 16;
+    let number = |at: usize| u64::from_be_bytes(image[at..at + 8].try_into().unwrap());
+    let (first, counts) = (number(40) as usize, number(48) as usize);
+    let second = (number(first) & 0x00FF_FFFF_FFFF_FE00) as usize;
+    let block = number(counts) as usize;
+    let data = number(second) as usize & 0xFFFF_FFFF;
+    let copied = 1u64 << 63;
+    let cases: [(&str, usize, Vec<u8>, &str); 9] = [
+        ("two entries", second + 8, number(second).to_be_bytes().into(), "same cluster"),
+        ("a table", second + 8, (first as u64 | copied).to_be_bytes().into(), "same cluster"),
+        ("itself", first + 8, number(first).to_be_bytes().into(), ""),
+        ("the head", second + 8, (copied | 1 << 40).to_be_bytes().into(), "behind the end"),
+        ("no multiple", second + 8, (copied | (data as u64 + 512)).to_be_bytes().into(), "is none"),
+        ("not counted", block + data / cluster * 2, vec![0, 0], "not counted"),
+        ("counts of the table", counts, (first as u64).to_be_bytes().into(), "same cluster"),
+        ("no counts", counts, vec![0; 8], "not counted"),
+        ("snapshots", 60, vec![0, 0, 0, 1], "qemu-img snapshot -d"),
+    ];
+    for (what, at, bytes, said) in cases {
+        let mut broken = image.clone();
+        broken[at..at + bytes.len()].copy_from_slice(&bytes);
+        let file: Arc<dyn Disk> = Arc::new(Growing::new(broken.clone(), 16 * MIB));
+        match open_for_writing(file.clone(), &[], 7) {
+            Err(error) => {
+                let error = error.to_string();
+                assert!(error.contains(said) && error.contains("qcow2"), "{what}: {error}");
+            }
+            // What the disk has no use for is not looked at.
+            Ok(_) => assert!(said.is_empty(), "{what} is changed"),
+        }
+        assert!(bytes_of(&*file)[..broken.len()] == broken, "{what}");
+    }
+    let bitmaps = {
+        let path = dir.path().join("made");
+        let added = ran("qemu-img", &["bitmap", "--add", path.to_str().unwrap(), "map"]);
+        added.map(|()| std::fs::read(&path).unwrap())
+    };
+    let refused = open_for_writing(memory(bitmaps.unwrap()), &[], 7).err().unwrap();
+    assert!(matches!(refused, Error::Unsupported(Unsupported::Unchanged(..))), "{refused}");
+}
+
+#[test]
+fn after_a_failed_write_nothing_is_written_and_what_was_is_read() {
+    use draconis_device::{Fault, FaultDisk, Hits};
+    let dir = tempfile::tempdir().unwrap();
+    let Some(image) = made(dir.path(), &[], "3M", &["write -P 1 0 200k"]) else { return };
+    let file = Arc::new(FaultDisk::new(Growing::new(image, 16 * MIB)));
+    let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+    let ticket = write(&*disk, 0, &[2; 512]);
+    disk.wait(ticket).unwrap();
+    file.add(Hits::Writes(Extent::new(0, u64::MAX)), Fault::Break { kept_writes: 0 });
+    let group = Group { writes: vec![Write { at_bytes: MIB, block: filled(&[3; 4096]) }] };
+    let tried = disk.submit(group, &[]).map(|ticket| disk.wait(ticket));
+    assert!(!matches!(tried, Ok(Ok(()))));
+    let group = Group { writes: vec![Write { at_bytes: 2 * MIB, block: filled(&[4; 4096]) }] };
+    let tried = disk.submit(group, &[]).map(|ticket| disk.wait(ticket));
+    assert!(!matches!(tried, Ok(Ok(()))));
+    let read = disk.read_now(Extent::new(0, 1024), Block::private(1024)).unwrap();
+    assert_eq!(read.bytes().map(|bytes| (bytes[0], bytes[512])), Some((2, 1)));
+}

@@ -1,0 +1,245 @@
+//! The log of a VHDX image: what was to be written to its tables when its last user stopped.
+//!
+//! ```text
+//!   | entry | entry | .. |     entry: | head, what goes where .. | sectors of 4 KiB .. |
+//! ```
+//! A ring, of which the newest whole sequence counts: entries with numbers that follow each other, the
+//! last of which says where the first one is.
+//!
+//! Law 1: an entry is looked at once, whatever the log says; all of them take no more work than a few
+//! times the length of the log.
+//! Law 2: nothing is written here: who only reads lays what the log holds over what he reads.
+
+use std::collections::BTreeMap;
+
+use super::{MIB, seal, sum_fits};
+use crate::source::{Source, le32, le64};
+use crate::{Error, Unsupported};
+
+pub(super) const SECTOR: usize = 4096;
+/// Logs are read as a whole.
+const LONGEST: u64 = 32 * MIB;
+/// Zeros that a log may write.
+const MOST_ZEROS: u64 = 64 * MIB;
+/// Bytes that are looked at, in lengths of the log.
+const MOST_LOOKS: u64 = 8;
+const HEAD: usize = 64;
+const DESCRIPTOR: usize = 32;
+/// Descriptors in the first sector of an entry.
+pub(super) const IN_FIRST: usize = (SECTOR - HEAD) / DESCRIPTOR;
+const IN_OTHERS: usize = SECTOR / DESCRIPTOR;
+
+/// Something that the log writes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Patch {
+    Sector(u64, Vec<u8>),
+    Zeros(u64, u64),
+}
+
+struct Entry {
+    len: usize,
+    tail: usize,
+    number: u64,
+    /// The lengths that the file had for certain, and that it needs.
+    flushed_bytes: u64,
+    patches: Vec<Patch>,
+}
+
+/// What the log of a file that was not closed writes.
+#[derive(Default)]
+pub(super) struct Replay {
+    pub(super) patches: Vec<Patch>,
+}
+
+impl Replay {
+    /// The active sequence of the log at `at`, of entries with this `id`.
+    pub(super) fn read(file: &Source, at: u64, len: u64, id: &[u8]) -> Result<Self, Error> {
+        if len > LONGEST {
+            return Err(Unsupported::Feature("VHDX", "so long a log").into());
+        }
+        if len == 0 || !len.is_multiple_of(MIB) || !at.is_multiple_of(MIB) || at < MIB {
+            return Err(Error::DamagedAt("VHDX: a log that cannot be", at));
+        }
+        let log = file.bytes(at, len as usize)?;
+        let entries = entries(&log, id)?;
+        let Some(active) = active(&entries, log.len()) else {
+            return Err(Error::DamagedAt("VHDX: its log has no whole sequence", at));
+        };
+        let head = active.last().and_then(|at| entries.get(at));
+        if head.is_some_and(|head| head.flushed_bytes > file.len_bytes()) {
+            return Err(Error::Damaged("VHDX: its end is cut off"));
+        }
+        let entries = active.iter().filter_map(|at| entries.get(at));
+        let patches: Vec<Patch> = entries.flat_map(|entry| entry.patches.clone()).collect();
+        let zeros = patches.iter().map(|patch| match patch {
+            Patch::Zeros(_, len) => *len,
+            Patch::Sector(..) => 0,
+        });
+        match zeros.fold(0, u64::saturating_add) <= MOST_ZEROS {
+            true => Ok(Self { patches }),
+            false => Err(Unsupported::Feature("VHDX", "so many zeros in its log").into()),
+        }
+    }
+
+    /// Lays what the log writes over what was read at `at`.
+    pub(super) fn lay_over(&self, at: u64, bytes: &mut [u8]) {
+        let end = at.saturating_add(bytes.len() as u64);
+        for patch in &self.patches {
+            let (start, len) = match patch {
+                Patch::Sector(start, sector) => (*start, sector.len() as u64),
+                Patch::Zeros(start, len) => (*start, *len),
+            };
+            let (from, to) = (start.max(at), start.saturating_add(len).min(end));
+            if from >= to {
+                continue;
+            }
+            let Some(room) = bytes.get_mut((from - at) as usize..(to - at) as usize) else {
+                continue;
+            };
+            match patch {
+                Patch::Zeros(..) => room.fill(0),
+                Patch::Sector(start, sector) => {
+                    let there = sector.get((from - start) as usize..(to - start) as usize);
+                    room.copy_from_slice(there.unwrap_or_default());
+                }
+            }
+        }
+    }
+}
+
+/// All entries of a log that are whole, by their place.
+fn entries(log: &[u8], id: &[u8]) -> Result<BTreeMap<usize, Entry>, Error> {
+    let mut entries = BTreeMap::new();
+    let mut looks = 0;
+    for at in (0..log.len()).step_by(SECTOR) {
+        let head = log.get(at..).unwrap_or_default();
+        let len = le32(head, 8) as usize;
+        let is_one = head.starts_with(b"loge") && head.get(32..48) == Some(id);
+        if !is_one || len < SECTOR || len > log.len() || !len.is_multiple_of(SECTOR) {
+            continue;
+        }
+        looks += len as u64;
+        if looks > MOST_LOOKS * log.len() as u64 {
+            return Err(Error::DamagedAt("VHDX: a log whose entries lie in each other", at as u64));
+        }
+        // An entry may go on at the start of the ring.
+        let mut bytes = head.get(..len.min(head.len())).unwrap_or_default().to_vec();
+        bytes.extend(log.get(..len - bytes.len()).unwrap_or_default());
+        entries.extend(entry(&bytes).map(|entry| (at, entry)));
+    }
+    Ok(entries)
+}
+
+/// An entry, if it is whole.
+fn entry(bytes: &[u8]) -> Option<Entry> {
+    let (tail, number) = (le32(bytes, 12) as usize, le64(bytes, 16));
+    let count = le32(bytes, 24) as usize;
+    let in_descriptors = descriptor_sectors(count);
+    if number == 0 || !tail.is_multiple_of(SECTOR) || in_descriptors > bytes.len() / SECTOR {
+        return None;
+    }
+    if !sum_fits(bytes) {
+        return None;
+    }
+    let mut sectors = bytes.chunks_exact(SECTOR).skip(in_descriptors);
+    let mut patches = vec![];
+    for nth in 0..count {
+        let descriptor = bytes.get(HEAD + nth * DESCRIPTOR..)?;
+        let at = le64(descriptor, 16);
+        if le64(descriptor, 24) != number || !at.is_multiple_of(SECTOR as u64) {
+            return None;
+        }
+        if descriptor.starts_with(b"zero") {
+            patches.push(Patch::Zeros(at, le64(descriptor, 8)));
+            continue;
+        }
+        let sector = sectors.next()?;
+        let high_low = u64::from(le32(sector, 4)) << 32 | u64::from(le32(sector, SECTOR - 4));
+        if !descriptor.starts_with(b"desc") || !sector.starts_with(b"data") || high_low != number {
+            return None;
+        }
+        let mut data = sector.to_vec();
+        data.get_mut(..8)?.copy_from_slice(descriptor.get(8..16)?);
+        data.get_mut(SECTOR - 4..)?.copy_from_slice(descriptor.get(4..8)?);
+        patches.push(Patch::Sector(at, data));
+    }
+    let flushed_bytes = le64(bytes, 48);
+    Some(Entry { len: bytes.len(), tail, number, flushed_bytes, patches })
+}
+
+fn descriptor_sectors(count: usize) -> usize {
+    1 + count.saturating_sub(IN_FIRST).div_ceil(IN_OTHERS)
+}
+
+/// The places of the newest sequence that is whole, from its tail on.
+fn active(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<Vec<usize>> {
+    let mut best: Option<(u64, Vec<usize>)> = None;
+    let mut starts = entries.keys().copied();
+    let mut not_before = 0;
+    while let Some(start) = starts.find(|start| *start >= not_before) {
+        let mut sequence = vec![];
+        let (mut at, mut last) = (start, 0);
+        while let Some(entry) = entries.get(&at) {
+            // No ring is gone around twice: numbers ascend.
+            if last != 0 && entry.number != last + 1 {
+                break;
+            }
+            last = entry.number;
+            sequence.push(at);
+            at = (at + entry.len) % log_len;
+        }
+        let tail = sequence.last().and_then(|head| entries.get(head)).map(|head| head.tail);
+        let tail = sequence.iter().position(|at| Some(*at) == tail);
+        if let Some(tail) = tail {
+            if best.as_ref().is_none_or(|(number, _)| *number < last) {
+                best = Some((last, sequence.split_off(tail)));
+            }
+            if at <= start {
+                break;
+            }
+            not_before = at;
+        } else {
+            not_before = start + SECTOR;
+        }
+    }
+    best.map(|(_, sequence)| sequence)
+}
+
+/// An entry that writes `sectors`, at most [`IN_FIRST`], for a file that has `file_bytes`.
+pub(super) fn new_entry(
+    id: &[u8],
+    number: u64,
+    tail: u64,
+    file_bytes: u64,
+    sectors: &[(u64, Vec<u8>)],
+) -> Vec<u8> {
+    let mut bytes = vec![0; SECTOR * (1 + sectors.len())];
+    let len = bytes.len() as u32;
+    let mut put = |at: usize, what: &[u8]| {
+        if let Some(room) = bytes.get_mut(at..at + what.len()) {
+            room.copy_from_slice(what);
+        }
+    };
+    put(0, b"loge");
+    put(8, &len.to_le_bytes());
+    put(12, &(tail as u32).to_le_bytes());
+    put(16, &number.to_le_bytes());
+    put(24, &(sectors.len() as u32).to_le_bytes());
+    put(32, id);
+    put(48, &file_bytes.to_le_bytes());
+    put(56, &file_bytes.to_le_bytes());
+    for (nth, (at, sector)) in sectors.iter().enumerate() {
+        let (descriptor, data) = (HEAD + nth * DESCRIPTOR, SECTOR * (1 + nth));
+        put(descriptor, b"desc");
+        put(descriptor + 4, sector.get(SECTOR - 4..).unwrap_or_default());
+        put(descriptor + 8, sector.get(..8).unwrap_or_default());
+        put(descriptor + 16, &at.to_le_bytes());
+        put(descriptor + 24, &number.to_le_bytes());
+        put(data, sector);
+        put(data, b"data");
+        put(data + 4, &((number >> 32) as u32).to_le_bytes());
+        put(data + SECTOR - 4, &(number as u32).to_le_bytes());
+    }
+    seal(&mut bytes);
+    bytes
+}
