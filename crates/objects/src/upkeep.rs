@@ -279,7 +279,7 @@ impl Core {
         let (due, all) = (counting.debt.due(), counting.layer.pairs.len() as u64 * 2 + 1);
         // In small lots, to use what is loaded; all of it before the next begins.
         let is_late = self.is_log_long();
-        if !counting.is_done() && !is_late && due < all.min(16) {
+        if !counting.ends && !is_late && due < all.min(16) {
             return Ok(None);
         }
         let pairs = if is_late { AHEAD } else { AHEAD.min(due as usize + 1) };
@@ -402,10 +402,8 @@ impl Core {
         if let Step::Continue(pairs) = step {
             counting.debt.did(pairs);
         }
-        match counting.is_done() && step.is_continue() {
-            true => self.finish_checkpoint(patience),
-            false => Ok(step),
-        }
+        counting.ends = counting.is_done() && step.is_continue();
+        if counting.ends { self.finish_checkpoint(patience) } else { Ok(step) }
     }
 }
 

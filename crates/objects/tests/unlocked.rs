@@ -141,7 +141,7 @@ fn use_store(store: &Arc<Store>, random: &mut Random, rounds: u64) {
 
 /// Uses a store of so many bytes: how often the disk was waited for, how often of that under the
 /// lock, and how many segments were cleaned.
-fn watched(layout: LayoutKind, len: usize, seed: u64) -> (usize, usize, u64) {
+fn watched(layout: LayoutKind, len: usize, rounds: u64, seed: u64) -> (usize, usize, u64) {
     let seen = Arc::new(Seen::default());
     let disk = MemoryDisk::new(vec![0; len], 512);
     let disk: Arc<dyn Disk> = Arc::new(Watch { disk, seen: seen.clone() });
@@ -151,7 +151,7 @@ fn watched(layout: LayoutKind, len: usize, seed: u64) -> (usize, usize, u64) {
     let store = Store::open(disk.clone(), &options).unwrap();
     seen.store.set(Arc::downgrade(&store)).unwrap();
     seen.is_watching.store(true, SeqCst);
-    use_store(&store, &mut Random::new(seed), 1000);
+    use_store(&store, &mut Random::new(seed), rounds);
     seen.is_watching.store(false, SeqCst);
     let counters = store.info().counters;
     let (waited, held) = (seen.waited.load(SeqCst), seen.held.load(SeqCst));
@@ -167,7 +167,7 @@ fn watched(layout: LayoutKind, len: usize, seed: u64) -> (usize, usize, u64) {
 #[test]
 fn who_waits_for_the_disk_holds_nothing() {
     for (layout, seed) in [(LayoutKind::Cow, 1), (LayoutKind::Log, 2)] {
-        let (_, held, _) = watched(layout, 96 << 20, seed);
+        let (_, held, _) = watched(layout, 96 << 20, 1000, seed);
         assert_eq!(held, 0, "{layout}");
     }
 }
@@ -175,7 +175,7 @@ fn who_waits_for_the_disk_holds_nothing() {
 /// Where room has to be looked for, that is done under the lock, and little else.
 #[test]
 fn little_is_waited_for_under_the_lock_while_segments_are_cleaned() {
-    let (waited, held, cleaned) = watched(LayoutKind::Cow, 40 << 20, 1);
+    let (waited, held, cleaned) = watched(LayoutKind::Cow, 40 << 20, 1500, 1);
     assert!(cleaned > 50 && held < waited / 100, "{waited} {held} {cleaned}");
 }
 

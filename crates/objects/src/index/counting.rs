@@ -37,6 +37,8 @@ pub(crate) struct Counting {
     /// The first pair whose leaf was not asked for.
     ahead: usize,
     pub debt: Debt,
+    /// All are counted and paid for: the checkpoint is to be written.
+    pub ends: bool,
     pub chunks: Chunks,
 }
 
@@ -66,6 +68,7 @@ impl Levels {
             resume: 0,
             ahead: 0,
             debt: Debt::default(),
+            ends: false,
             chunks: Chunks::default(),
         });
         self.refresh();

@@ -337,6 +337,7 @@ pub(crate) fn intervals<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::entry::PIECE;
 
     fn data(at: u64, len: u32) -> Entry {
         let sums = (0..len.div_ceil(PIECE)).map(u64::from).collect();
