@@ -342,6 +342,9 @@ fn a_power_cut_loses_nothing_that_was_durable() {
             if is_judged {
                 judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
             }
+            if !is_judged && states % 4 != 0 {
+                continue;
+            }
             let file: Arc<dyn Disk> = match must_grow(options) {
                 true => Arc::new(Growing::new(bytes_of(&*crash.disk), room + 8 * MIB)),
                 false => crash.disk.clone(),
