@@ -180,6 +180,8 @@ pub(crate) struct Share {
     waits: u64,
     /// Whether it may begin a checkpoint: in a small store that makes the next one due.
     begins: bool,
+    /// Whether it may begin to clean a segment: not one after the other.
+    chooses: bool,
 }
 
 impl Share {
@@ -190,6 +192,7 @@ impl Share {
             cleans: (bytes * 16).max(CLEANED_AT_ONCE),
             waits: bytes / 8192 + 1,
             begins: true,
+            chooses: true,
         }
     }
 }
@@ -218,10 +221,14 @@ impl Core {
         if let Some(merging) = &mut levels.merging {
             merging.debt.grow(paid.log, merging.layer.pairs.len() as u64 + 1, merging.span);
         }
+        self.owe_for_cleaning(paid.brought);
+    }
+
+    fn owe_for_cleaning(&mut self, bytes: u64) {
         if let Some(cleaning) = &self.cleaner.cleaning {
             let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
             let span = cleaning.dead * 64 / self.haste();
-            self.upkeep.cleaning.grow(paid.brought, segment_bytes, span);
+            self.upkeep.cleaning.grow(bytes, segment_bytes, span);
         }
     }
 
@@ -340,8 +347,16 @@ impl Core {
                 // A snapshot keeps what was given up: cleaning would only use up what is left.
                 return Ok(None);
             }
+            if !share.chooses {
+                return Ok(None);
+            }
             if let Some(number) = self.best_to_clean() {
-                return self.begin_cleaning(number, patience).map(Some);
+                let step = self.begin_cleaning(number, patience)?;
+                if step.is_continue() {
+                    share.chooses = false;
+                    self.owe_for_cleaning(self.upkeep.seen.brought);
+                }
+                return Ok(Some(step));
             }
             // What was emptied is free after a checkpoint.
             if self.log.segments.has_empty() && is_idle {
