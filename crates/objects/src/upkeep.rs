@@ -75,7 +75,8 @@ impl Wish {
     /// fails is found out by the step, for an error that says it all.
     pub fn fulfil(self, io: &Io, is_further: bool) -> Option<Granted> {
         match self {
-            Self::Nodes(nodes) if is_further => io.load_more_ahead(&nodes),
+            // One by itself does not drive out those that were asked for together.
+            Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.load_more_ahead(&nodes),
             Self::Nodes(nodes) => io.load_ahead(&nodes),
             Self::Bytes(reading, to) => reading.lock().wait(to),
             Self::Settled(ticket) => {
