@@ -150,7 +150,7 @@ impl Core {
         {
             return Err(self.stop(error));
         }
-        self.owe_for_written();
+        self.owe_for_written(brought_bytes + 64);
         Ok(ticket)
     }
 }

@@ -42,6 +42,9 @@ const FAR_MAX: u64 = 256 << 10;
 /// While most of memory is unused, what lies around a payload is read with it, in bytes.
 const AROUND: u64 = 128 << 10;
 
+/// Nodes that are loaded ahead, one after the other, before they are forgotten.
+const AHEAD_MAX: usize = 4096;
+
 /// What the caches did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheInfo {
@@ -341,7 +344,11 @@ impl Io {
     /// The same, beside what was loaded last.
     pub fn load_more_ahead(&self, ptrs: &[Ptr]) {
         let more = self.loaded(ptrs);
-        self.ahead.write().extend(more);
+        let mut ahead = self.ahead.write();
+        if ahead.len() >= AHEAD_MAX {
+            ahead.clear();
+        }
+        ahead.extend(more);
     }
 
     /// Nodes from the disk by their sums. What cannot be read is found out when it is needed.

@@ -227,7 +227,7 @@ impl Store {
     pub fn upkeep(&self, bytes: u64) -> Result<bool> {
         let mut core = self.core.write();
         core.check_running()?;
-        core.owe_for_written();
+        core.owe_for_written(0);
         core.owe(Paid::bytes(bytes));
         self.work(core, bytes)?;
         Ok(self.core.read().is_working())

@@ -9,11 +9,13 @@
 //! | count a sealed log | half a log: then half a log's time is left to write the run | all |
 //! | fold two runs | a sixteenth: long before the next run comes | the log's |
 //! | merge runs | half of what came since the last merge began, one log to eight | the log's |
-//! | clean a segment | as much as it gains, or less, the more is missing | all but moved |
+//! | clean a segment | as much as it gains, or less, the more is missing | what changes bring |
 //! | begin a checkpoint | a log | the log's |
 //!
 //! Where what work itself writes would pay for that same work it does not count: a merge that its
-//! own nodes pay for goes on till all is merged, and so would cleaning by what it moves.
+//! own nodes pay for goes on till all is merged. Cleaning is paid by what changes bring, times what
+//! the disk takes for that on average but for what is moved: nodes and runs come many at once, and
+//! cleaning for them at once uses up what is free.
 //!
 //! Law 1: a step changes things in memory and hands writes over. What it has to read or wait for
 //! first is a wish, which the caller fulfils without the lock; only after some in vain it waits.
@@ -73,7 +75,8 @@ impl Wish {
     /// fails is found out by the step, for an error that says it all.
     pub fn fulfil(self, io: &Io, is_further: bool) -> Option<Granted> {
         match self {
-            Self::Nodes(nodes) if is_further => io.load_more_ahead(&nodes),
+            // One by itself does not drive out those that were asked for together.
+            Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.load_more_ahead(&nodes),
             Self::Nodes(nodes) => io.load_ahead(&nodes),
             Self::Bytes(reading, to) => reading.lock().wait(to),
             Self::Settled(ticket) => {
@@ -141,7 +144,8 @@ impl Debt {
 pub(crate) struct Paid {
     all: u64,
     log: u64,
-    but_moved: u64,
+    /// What a change takes, as a moving average has it: all but what was moved.
+    brought: u64,
 }
 
 impl Paid {
@@ -149,13 +153,13 @@ impl Paid {
         Self {
             all: self.all.saturating_sub(before.all),
             log: self.log.saturating_sub(before.log),
-            but_moved: self.but_moved.saturating_sub(before.but_moved),
+            brought: self.brought,
         }
     }
 
     /// As if so much had been written.
     pub fn bytes(bytes: u64) -> Self {
-        Self { all: bytes, log: bytes, but_moved: bytes }
+        Self { all: bytes, log: bytes, brought: bytes }
     }
 }
 
@@ -177,6 +181,8 @@ pub(crate) struct Share {
     waits: u64,
     /// Whether it may begin a checkpoint: in a small store that makes the next one due.
     begins: bool,
+    /// Whether it may begin to clean a segment: not one after the other.
+    chooses: bool,
 }
 
 impl Share {
@@ -187,16 +193,16 @@ impl Share {
             cleans: (bytes * 16).max(CLEANED_AT_ONCE),
             waits: bytes / 8192 + 1,
             begins: true,
+            chooses: true,
         }
     }
 }
 
 impl Core {
-    /// Sees what was written since, and what is owed for it.
-    pub fn owe_for_written(&mut self) {
+    /// Sees what was written since, and what is owed for it, where a change brought so many bytes.
+    pub fn owe_for_written(&mut self, brought_bytes: u64) {
         let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
-        let but_moved = all.saturating_sub(self.log.counters.moved_bytes);
-        let now = Paid { all, log, but_moved };
+        let now = Paid { all, log, brought: self.log.spent.bring(brought_bytes) };
         let before = std::mem::replace(&mut self.upkeep.seen, now);
         self.owe(now.since(before));
     }
@@ -216,10 +222,14 @@ impl Core {
         if let Some(merging) = &mut levels.merging {
             merging.debt.grow(paid.log, merging.layer.pairs.len() as u64 + 1, merging.span);
         }
+        self.owe_for_cleaning(paid.brought);
+    }
+
+    fn owe_for_cleaning(&mut self, bytes: u64) {
         if let Some(cleaning) = &self.cleaner.cleaning {
             let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
             let span = cleaning.dead * 64 / self.haste();
-            self.upkeep.cleaning.grow(paid.but_moved, segment_bytes, span);
+            self.upkeep.cleaning.grow(bytes, segment_bytes, span);
         }
     }
 
@@ -338,8 +348,16 @@ impl Core {
                 // A snapshot keeps what was given up: cleaning would only use up what is left.
                 return Ok(None);
             }
+            if !share.chooses {
+                return Ok(None);
+            }
             if let Some(number) = self.best_to_clean() {
-                return self.begin_cleaning(number, patience).map(Some);
+                let step = self.begin_cleaning(number, patience)?;
+                if step.is_continue() {
+                    share.chooses = false;
+                    self.owe_for_cleaning(self.upkeep.seen.brought);
+                }
+                return Ok(Some(step));
             }
             // What was emptied is free after a checkpoint.
             if self.log.segments.has_empty() && is_idle {

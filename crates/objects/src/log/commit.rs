@@ -64,6 +64,40 @@ pub(crate) struct Sent {
     settled: Option<Ticket>,
 }
 
+/// What the disk takes for what changes bring: headers, what fills pages, nodes and runs.
+#[derive(Debug)]
+pub(crate) struct Spent {
+    /// What changes brought since the last commit, in bytes.
+    brought_bytes: u64,
+    /// Bytes on the disk for each of those, in 64ths: a moving average.
+    each_64ths: u64,
+    /// What was written, but for what was moved, when the last commit ended.
+    before: u64,
+}
+
+impl Default for Spent {
+    fn default() -> Self {
+        Self { brought_bytes: 0, each_64ths: 64, before: 0 }
+    }
+}
+
+impl Spent {
+    /// A change brought so many bytes: how many it takes of the disk, as things are.
+    pub fn bring(&mut self, bytes: u64) -> u64 {
+        self.brought_bytes += bytes;
+        bytes * self.each_64ths / 64
+    }
+
+    /// A commit ended.
+    fn see(&mut self, written: u64) {
+        let spent = written.saturating_sub(std::mem::replace(&mut self.before, written));
+        let brought = std::mem::take(&mut self.brought_bytes);
+        if let Some(part) = (spent * 64).checked_div(brought) {
+            self.each_64ths = (self.each_64ths * 15 + part.clamp(64, 64 * 64)) / 16;
+        }
+    }
+}
+
 impl Sent {
     /// All commits up to `seq` were found on the disk.
     pub fn found(&mut self, seq: u64) {
@@ -134,6 +168,7 @@ impl Log {
         self.sent.commits.push_back((self.batch.seq, ticket));
         self.batch = Batch::numbered(self.batch.seq + 1);
         self.io.all_handed_over();
+        self.spent.see(self.counters.written_bytes - self.counters.moved_bytes);
         Ok(())
     }
 

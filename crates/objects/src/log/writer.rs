@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::commit::{Batch, Sent};
+use super::commit::{Batch, Sent, Spent};
 use super::stream::Stream;
 use crate::Result;
 use crate::entry::{Data, Entry, Key, PAYLOAD_MAX, PIECE};
@@ -30,6 +30,7 @@ pub(crate) struct Log {
     pub streams: Vec<Stream>,
     pub batch: Batch,
     pub sent: Sent,
+    pub spent: Spent,
     /// What frames say of whose they are: of the store, and of which opening of it.
     pub tag: u32,
     pub incarnation: u64,
@@ -73,6 +74,7 @@ impl Log {
             streams: vec![],
             batch: Batch::numbered(1),
             sent: Sent::default(),
+            spent: Spent::default(),
             tag,
             incarnation: 0,
             usual_bytes: 0,
