@@ -79,7 +79,7 @@ pub struct Arguments {
     #[arg(short = 'g', value_name = "GROUP")]
     reserved_group: Option<String>,
     /// Mount options that the volume asks for by itself, with commas between them; with a `^` no
-    /// longer: acl, user_xattr, journal_data_ordered, nobarrier, discard, …
+    /// longer: acl, user_xattr, journal_data_ordered, nobarrier, discard and others
     #[arg(short = 'o', value_name = "[^]OPTION,..", value_delimiter = ',')]
     mount_options: Vec<String>,
     /// Directory where it was mounted last.

@@ -28,7 +28,7 @@ use crate::log::Log;
 use crate::recovery::checkpoint::Checkpoints;
 use crate::space::clean::Cleaner;
 use crate::space::{Full, Reserve};
-use crate::upkeep::{Patience, Upkeep, Wish, look};
+use crate::upkeep::{Need, Patience, Upkeep, look};
 use crate::{Error, Group, Result, Ticket};
 
 /// The state of a store. Everything here is under one lock.
@@ -111,17 +111,17 @@ impl Core {
         group: &Group,
         after: &[Ticket],
         patience: Patience,
-    ) -> Result<ControlFlow<Wish, Ticket>> {
+    ) -> Result<ControlFlow<Need, Ticket>> {
         self.check_running()?;
         if after.iter().any(|ticket| ticket.0 > self.log.batch.seq) {
             return Err(Error::Misuse("a ticket that was never given out"));
         }
-        if let Some(wish) = self.ask_links(group, patience)? {
-            return Ok(ControlFlow::Break(wish));
+        if let Some(need) = self.ask_links(group, patience)? {
+            return Ok(ControlFlow::Break(need));
         }
         let room = match look(&self.log.io, patience, |nodes| self.plan(group, nodes))? {
             ControlFlow::Continue(plan) => plan.room(),
-            ControlFlow::Break(wish) => return Ok(ControlFlow::Break(wish)),
+            ControlFlow::Break(need) => return Ok(ControlFlow::Break(need)),
         };
         self.change(room, group.bytes.len() as u64, |core| core.apply(group))
             .map(ControlFlow::Continue)

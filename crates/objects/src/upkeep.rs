@@ -18,7 +18,7 @@
 //! cleaning for them at once uses up what is free.
 //!
 //! Law 1: a step changes things in memory and hands writes over. What it has to read or wait for
-//! first is a wish, which the caller fulfils without the lock; only after some in vain it waits.
+//! first is a need, which the caller fulfils without the lock; only after some in vain it waits.
 //! Law 2: what is owed stays owed: a change that leaves a step to the next one pays all the same.
 //! Law 3: who has time may pay for what others will write: nothing is done that is not due then.
 #![allow(
@@ -53,7 +53,7 @@ const CLEANED_AT_ONCE: u64 = 96 << 10;
 const OWED_MAX: u64 = 1 << 20;
 
 /// Something that a step needs of the disk.
-pub(crate) enum Wish {
+pub(crate) enum Need {
     /// Nodes of the index.
     Nodes(Vec<Ptr>),
     /// What the cleaner reads, up to this byte of the disk.
@@ -64,13 +64,13 @@ pub(crate) enum Wish {
     Durable(Ticket),
 }
 
-/// What the disk said of a wish.
+/// What the disk said of a need.
 pub(crate) enum Granted {
     Settled(Ticket),
     Durable(Ticket),
 }
 
-impl Wish {
+impl Need {
     /// Fulfils it, which may take long; what was read for those before stays if `is_further`. What
     /// fails is found out by the step, for an error that says it all.
     pub fn fulfil(self, io: &Io, is_further: bool) -> Option<Granted> {
@@ -91,7 +91,7 @@ impl Wish {
 }
 
 /// What a step did, in its own measure, or what it needs first.
-pub(crate) type Step = ControlFlow<Wish, u64>;
+pub(crate) type Step = ControlFlow<Need, u64>;
 
 /// What a step does about what is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,14 +107,14 @@ pub(crate) fn look<T>(
     io: &Io,
     patience: Patience,
     act: impl FnOnce(&dyn Nodes) -> Result<T>,
-) -> Result<ControlFlow<Wish, T>> {
+) -> Result<ControlFlow<Need, T>> {
     if patience == Patience::Waits {
         return act(io).map(ControlFlow::Continue);
     }
     let nodes = InMemory::of(io);
     let done = act(&nodes);
     match nodes.missing() {
-        Some(ptr) => Ok(ControlFlow::Break(Wish::Nodes(vec![ptr]))),
+        Some(ptr) => Ok(ControlFlow::Break(Need::Nodes(vec![ptr]))),
         None => done.map(ControlFlow::Continue),
     }
 }
@@ -374,9 +374,9 @@ impl Core {
             Some(_) if due < OWED_MAX || share.waits + due / (OWED_MAX * 4) == 0 => {
                 return Ok(None);
             }
-            Some(wish) if patience == Patience::Asks => {
+            Some(need) if patience == Patience::Asks => {
                 share.waits = share.waits.saturating_sub(1);
-                return Ok(Some(Step::Break(wish)));
+                return Ok(Some(Step::Break(need)));
             }
             _ => patience,
         };
@@ -409,8 +409,8 @@ impl Core {
         if written != wanted || self.checkpoints.written.is_none() {
             return Ok(None);
         }
-        let wish = self.complete_checkpoint(patience)?;
-        Ok(Some(wish.map_or(Step::Continue(0), Step::Break)))
+        let need = self.complete_checkpoint(patience)?;
+        Ok(Some(need.map_or(Step::Continue(0), Step::Break)))
     }
 
     /// Counts so many pairs, and writes the checkpoint once all are counted.

@@ -112,7 +112,7 @@ enum Ask {
     Close(Sender<()>),
     ReadOnly(bool, Sender<Result<(), String>>),
     /// Go on as another program; answered only where that fails.
-    Upgrade(handover::Wish, Sender<String>),
+    Upgrade(handover::UpgradeRequest, Sender<String>),
     Died(Exit),
 }
 

@@ -20,7 +20,7 @@ use crate::index::tree::{Found, Nodes};
 use crate::index::view::Index;
 use crate::index::{Levels, fold_log};
 use crate::log::{Log, Place};
-use crate::upkeep::{Debt, Patience, Step, Wish, look};
+use crate::upkeep::{Debt, Need, Patience, Step, look};
 
 /// Pairs whose leaves are asked for together.
 pub(crate) const AHEAD: usize = 64;
@@ -81,7 +81,7 @@ impl Levels {
         let below = Index { top: None, layers: &older, tree: &self.tree };
         let counted = self.ask_ahead(log, &mut counting, &older, pairs, patience).and_then(
             |asked| match asked {
-                Some(wish) => Ok(Step::Break(wish)),
+                Some(need) => Ok(Step::Break(need)),
                 None => counting.count(log, &below, pairs, patience),
             },
         );
@@ -97,7 +97,7 @@ impl Levels {
         older: &[Arc<Layer>],
         pairs: usize,
         patience: Patience,
-    ) -> Result<Option<Wish>> {
+    ) -> Result<Option<Need>> {
         let all = &counting.layer.pairs;
         if counting.ahead >= all.len().min(counting.next + pairs) {
             return Ok(None);
@@ -108,11 +108,11 @@ impl Levels {
             let hash = crate::index::layer::hash(key);
             older.iter().any(|layer| layer.get(key, hash).is_some())
         };
-        let wish = self.ask_leaves(log, next, is_known, patience)?;
-        if wish.is_none() {
+        let need = self.ask_leaves(log, next, is_known, patience)?;
+        if need.is_none() {
             counting.ahead = to;
         }
-        Ok(wish)
+        Ok(need)
     }
 
     /// The layer that was counted is a run.
@@ -139,7 +139,7 @@ impl Counting {
         let mut dead: Vec<Data> = vec![];
         let (mut left, mut hint) = (pairs, None);
         let before = (self.next, self.resume);
-        let mut wish = None;
+        let mut need = None;
         while left > 0 && !self.is_done() {
             let known = dead.len();
             let looked = look(&io, patience, |nodes| {
@@ -150,15 +150,15 @@ impl Counting {
                 ControlFlow::Continue(Some(resume)) => self.resume = resume,
                 ControlFlow::Break(missing) => {
                     dead.truncate(known);
-                    wish = Some(missing);
+                    need = Some(missing);
                     break;
                 }
             }
         }
         dead.iter().for_each(|dead| log.segments.kill_data(dead, false));
         self.chunks.feed(log, &self.layer.pairs[..self.next])?;
-        Ok(match wish {
-            Some(wish) if (self.next, self.resume) == before => Step::Break(wish),
+        Ok(match need {
+            Some(need) if (self.next, self.resume) == before => Step::Break(need),
             _ => Step::Continue((pairs - left) as u64),
         })
     }

@@ -20,7 +20,7 @@ use crate::io::{InMemory, Io};
 use crate::layout::Kind;
 use crate::log::Log;
 use crate::space::segment::Segments;
-use crate::upkeep::{Patience, Wish, look};
+use crate::upkeep::{Need, Patience, look};
 
 /// All that leads somewhere.
 #[derive(Default)]
@@ -166,15 +166,15 @@ impl Levels {
         keys: impl Iterator<Item = &'k Key> + Clone,
         is_known: impl Fn(&Key) -> bool,
         patience: Patience,
-    ) -> Result<Option<Wish>> {
+    ) -> Result<Option<Need>> {
         let io = &*log.io;
         let far = look(io, patience, |nodes| self.far_leaves((io, nodes), keys, &is_known))?;
         let far = match far {
-            ControlFlow::Break(wish) => return Ok(Some(wish)),
+            ControlFlow::Break(need) => return Ok(Some(need)),
             ControlFlow::Continue(far) => far,
         };
         match patience {
-            Patience::Asks if !far.is_empty() => return Ok(Some(Wish::Nodes(far))),
+            Patience::Asks if !far.is_empty() => return Ok(Some(Need::Nodes(far))),
             Patience::Waits if far.len() > 1 => io.load_ahead(&far),
             _ => {}
         }

@@ -249,17 +249,17 @@ impl Levels {
         let end = |nodes: &dyn Nodes| self.end_of_leaf(nodes, &layer.pairs, next, pairs);
         let to = match look(&io, patience, end)? {
             ControlFlow::Continue(to) => to,
-            ControlFlow::Break(wish) => return Ok(Step::Break(wish)),
+            ControlFlow::Break(need) => return Ok(Step::Break(need)),
         };
         let keys = layer.pairs[next..to].iter().map(|(key, _)| key);
-        if let Some(wish) = self.ask_leaves(log, keys, |_| false, patience)? {
-            return Ok(Step::Break(wish));
+        if let Some(need) = self.ask_leaves(log, keys, |_| false, patience)? {
+            return Ok(Step::Break(need));
         }
         let pairs = pairs.max(to - next);
         let edits = |nodes: &dyn Nodes| edits(&layer, (next, resume), pairs, &self.tree, nodes);
         let (edits, next, resume) = match look(&io, patience, edits)? {
             ControlFlow::Continue(edits) => edits,
-            ControlFlow::Break(wish) => return Ok(Step::Break(wish)),
+            ControlFlow::Break(need) => return Ok(Step::Break(need)),
         };
         self.tree.apply(log, &edits)?;
         if let Some(merging) = &mut self.merging {

@@ -110,7 +110,7 @@ impl Sent {
         (self.settled < Some(ticket)).then_some(ticket)
     }
 
-    /// The disk did what was wished for.
+    /// The disk did what was needed.
     pub fn grant(&mut self, granted: Granted) {
         match granted {
             Granted::Settled(ticket) => self.settled = self.settled.max(Some(ticket)),

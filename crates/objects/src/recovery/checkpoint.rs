@@ -35,7 +35,7 @@ use crate::layout::Kind;
 use crate::log::{Log, Place};
 use crate::recovery::blob::Blob;
 use crate::recovery::superblock::Superblock;
-use crate::upkeep::{Patience, Step, Wish};
+use crate::upkeep::{Need, Patience, Step};
 use crate::{Error, Result};
 
 /// What the disk has to begin from, and what waits for that.
@@ -110,8 +110,8 @@ impl Core {
 
     /// Writes what is left of the run, and all that leads to it.
     pub fn finish_checkpoint(&mut self, patience: Patience) -> Result<Step> {
-        if let Some(wish) = self.complete_checkpoint(patience)? {
-            return Ok(Step::Break(wish));
+        if let Some(need) = self.complete_checkpoint(patience)? {
+            return Ok(Step::Break(need));
         }
         if let Some((seq, places)) = self.levels.finish_counting(&mut self.log)? {
             self.write_checkpoint(seq, places, vec![])?;
@@ -177,7 +177,7 @@ impl Core {
     }
 
     /// Frees what the last checkpoint did away with, once that is durable.
-    pub fn complete_checkpoint(&mut self, patience: Patience) -> Result<Option<Wish>> {
+    pub fn complete_checkpoint(&mut self, patience: Patience) -> Result<Option<Need>> {
         let Some(written) = &self.checkpoints.written else {
             self.release();
             return Ok(None);
@@ -186,7 +186,7 @@ impl Core {
             let is_durable = self.log.sent.durable_ticket >= Some(written.ticket);
             match patience {
                 _ if is_durable => {}
-                Patience::Asks => return Ok(Some(Wish::Durable(written.ticket))),
+                Patience::Asks => return Ok(Some(Need::Durable(written.ticket))),
                 Patience::Waits => self.log.io.disk.wait(written.ticket)?,
             }
         }
@@ -233,8 +233,8 @@ impl Core {
                 || self.log.counters.written_bytes - written.written_bytes > age
         });
         if is_old {
-            let wish = self.complete_checkpoint(patience)?;
-            return Ok(Some(wish.map_or(Step::Continue(0), Step::Break)));
+            let need = self.complete_checkpoint(patience)?;
+            return Ok(Some(need.map_or(Step::Continue(0), Step::Break)));
         }
         self.release();
         Ok(None)

@@ -30,7 +30,7 @@ use crate::log::frame::{HEADER, Header};
 use crate::log::table::{Item, Items};
 use crate::space::reading::Reading;
 use crate::space::segment::{Segment, State};
-use crate::upkeep::{Patience, Step, Wish, look};
+use crate::upkeep::{Need, Patience, Step, look};
 use crate::{Error, Result};
 
 /// Something in a frame that may be alive.
@@ -97,10 +97,10 @@ impl Cleaning {
 
 impl Cleaner {
     /// What the next step would wait for, if it would.
-    pub fn waits_for(&self) -> Option<Wish> {
+    pub fn waits_for(&self) -> Option<Need> {
         let cleaning = self.cleaning.as_ref()?;
         let waits = cleaning.reading.try_lock().is_none_or(|it| it.waits(cleaning.needed));
-        waits.then(|| Wish::Bytes(cleaning.reading.clone(), cleaning.needed))
+        waits.then(|| Need::Bytes(cleaning.reading.clone(), cleaning.needed))
     }
 
     /// Looks at the next thing in the segment; how many bytes of it that were.
@@ -125,9 +125,9 @@ impl Cleaner {
                         cleaning.candidates.push(candidate);
                         Ok(Step::Continue(64))
                     }
-                    Ok(Moved::Wants(wish)) => {
+                    Ok(Moved::Wants(need)) => {
                         cleaning.candidates.push(candidate);
-                        Ok(Step::Break(wish))
+                        Ok(Step::Break(need))
                     }
                     Err(error) => Err(error),
                 }
@@ -154,7 +154,7 @@ enum Moved {
     Done,
     /// Its bytes were asked for.
     Asked,
-    Wants(Wish),
+    Wants(Need),
 }
 
 impl Cleaning {
@@ -217,7 +217,7 @@ impl Cleaning {
                     look(&io, patience, |nodes| levels.index().live_parts(nodes, key, stored))?;
                 let parts = match alive {
                     ControlFlow::Continue(parts) => parts,
-                    ControlFlow::Break(wish) => return Ok(Moved::Wants(wish)),
+                    ControlFlow::Break(need) => return Ok(Moved::Wants(need)),
                 };
                 // At once: parts that are asked for one by one drive each other out for ever.
                 if let (Some((_, first)), Some((_, last))) = (parts.first(), parts.last()) {
@@ -245,7 +245,7 @@ impl Cleaning {
                 let found =
                     look(&io, patience, |nodes| levels.tree.has_node(nodes, &key, level, *at))?;
                 match found {
-                    ControlFlow::Break(wish) => return Ok(Moved::Wants(wish)),
+                    ControlFlow::Break(need) => return Ok(Moved::Wants(need)),
                     ControlFlow::Continue(false) => {}
                     ControlFlow::Continue(true) => {
                         levels.tree.move_node(log, &key, *at)?;
@@ -328,7 +328,7 @@ impl Core {
         }
         if let Some(ticket) = self.log.sent.unsettled(segment.last_seq) {
             if patience == Patience::Asks {
-                return Ok(Step::Break(Wish::Settled(ticket)));
+                return Ok(Step::Break(Need::Settled(ticket)));
             }
             self.log.io.disk.settle(ticket)?;
         }

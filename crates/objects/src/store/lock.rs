@@ -15,17 +15,17 @@ use crate::core::Core;
 use crate::index::tree::{Loaded, Nodes};
 use crate::index::view::{Index, View};
 use crate::io::InMemory;
-use crate::upkeep::{Patience, Share, Step, Wish};
+use crate::upkeep::{Need, Patience, Share, Step};
 
-/// Wishes in turn before what is missing is read under the lock: others may drive out what was read
+/// Needs in turn before what is missing is read under the lock: others may drive out what was read
 /// for one, or change what it was read for.
-const WISHES: u32 = 8;
+const NEEDS: u32 = 8;
 
 /// How often one looks again with what it read before.
 const LOOKS: usize = 64;
 
-fn patience(wishes: u32) -> Patience {
-    if wishes < WISHES { Patience::Asks } else { Patience::Waits }
+fn patience(needs: u32) -> Patience {
+    if needs < NEEDS { Patience::Asks } else { Patience::Waits }
 }
 
 impl Store {
@@ -51,25 +51,25 @@ impl Store {
         }
     }
 
-    /// Changes the state by what brings so many bytes, which may wish for something first; then
+    /// Changes the state by what brings so many bytes, which may need something first; then
     /// does its share of what is due.
     pub(super) fn change<T>(
         &self,
         brought_bytes: u64,
-        mut act: impl FnMut(&mut Core, Patience) -> Result<ControlFlow<Wish, T>>,
+        mut act: impl FnMut(&mut Core, Patience) -> Result<ControlFlow<Need, T>>,
     ) -> Result<T> {
-        let mut wishes = 0;
+        let mut needs = 0;
         loop {
             let mut core = self.core.write();
-            match act(&mut core, patience(wishes))? {
+            match act(&mut core, patience(needs))? {
                 ControlFlow::Continue(done) => {
                     self.work(core, brought_bytes)?;
                     return Ok(done);
                 }
-                ControlFlow::Break(wish) => {
+                ControlFlow::Break(need) => {
                     drop(core);
-                    wish.fulfil(&self.io, wishes > 0);
-                    wishes = wishes.saturating_add(1);
+                    need.fulfil(&self.io, needs > 0);
+                    needs = needs.saturating_add(1);
                 }
             }
         }
@@ -93,20 +93,20 @@ impl Store {
         mut core: RwLockWriteGuard<'s, Core>,
         mut step: impl FnMut(&mut Core, Patience) -> Result<Option<Step>>,
     ) -> Result<()> {
-        let mut wishes = 0;
+        let mut needs = 0;
         loop {
-            let wish = match step(&mut core, patience(wishes)) {
+            let need = match step(&mut core, patience(needs)) {
                 Ok(None) => return Ok(()),
                 Ok(Some(ControlFlow::Continue(_))) => {
-                    wishes = 0;
+                    needs = 0;
                     continue;
                 }
-                Ok(Some(ControlFlow::Break(wish))) => wish,
+                Ok(Some(ControlFlow::Break(need))) => need,
                 Err(error) => return Err(core.stop(error)),
             };
             drop(core);
-            let granted = wish.fulfil(&self.io, wishes > 0);
-            wishes = wishes.saturating_add(1);
+            let granted = need.fulfil(&self.io, needs > 0);
+            needs = needs.saturating_add(1);
             core = self.core.write();
             if let Some(granted) = granted {
                 core.log.sent.grant(granted);

@@ -65,7 +65,7 @@ pub fn formats() -> Formats {
 }
 
 /// To go on as `program`, which then answers the client.
-pub(super) struct Wish {
+pub(super) struct UpgradeRequest {
     program: PathBuf,
     client: UnixStream,
 }
@@ -107,18 +107,23 @@ impl Keeper {
         };
         let (done, failed) = channel();
         let asks = lock(&mount.state).asks.clone();
-        let wish = Wish { program, client };
-        let asked = asks.is_some_and(|asks| asks.send(Ask::Upgrade(wish, done)).is_ok());
+        let request = UpgradeRequest { program, client };
+        let asked = asks.is_some_and(|asks| asks.send(Ask::Upgrade(request, done)).is_ok());
         let why = failed.recv().ok().filter(|_| asked);
         let why = why.unwrap_or_else(|| "it has ended meanwhile".into());
         format!("{at}: {why}")
     }
 
     /// Becomes another program, now that there is no worker; returns only to say why not.
-    pub(super) fn become_other(&self, mount: &Mount, held: &Held, wish: &Wish) -> String {
+    pub(super) fn become_other(
+        &self,
+        mount: &Mount,
+        held: &Held,
+        request: &UpgradeRequest,
+    ) -> String {
         let Held { lives, keep, fuse } = held;
         let [backing, guard] = keep.parts();
-        let client = wish.client.as_fd();
+        let client = request.client.as_fd();
         let (volume, disk, store) = match lives.source() {
             Source::File { image, disk } => (image.as_fd(), disk.as_ref().map(AsFd::as_fd), None),
             Source::Store(disk) => (disk.connection(), None, Some(disk.known())),
@@ -152,10 +157,10 @@ impl Keeper {
             Ok(theirs) => theirs,
             Err(error) => return format!("it cannot be handed over: {error}"),
         };
-        let mut command = Command::new(&wish.program);
+        let mut command = Command::new(&request.program);
         command.args(["keeper", "--resume"]).stdin(Stdio::from(OwnedFd::from(theirs)));
         let error = command.exec();
-        format!("{} cannot be started: {error}", wish.program.display())
+        format!("{} cannot be started: {error}", request.program.display())
     }
 
     /// The keeper that another program was until now, with what that left in `socket`.

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use super::handover::Wish;
+use super::handover::UpgradeRequest;
 use super::lives::Lives;
 use super::starting::Held;
 use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, lock};
@@ -74,12 +74,12 @@ impl Keeper {
                     }
                     (why, 1)
                 }
-                End::Upgrade(wish, failed) => {
+                End::Upgrade(request, failed) => {
                     let taken = worker.end();
                     wait_for_death(asked);
                     held.lives.died(taken, true);
                     held.lives.stand_down();
-                    let why = self.become_other(mount, held, &wish);
+                    let why = self.become_other(mount, held, &request);
                     log::error!("{at}: {why}");
                     // Who asked may have gone.
                     let _ = failed.send(why.clone());
@@ -135,7 +135,7 @@ impl Keeper {
                     let _ = failed.send("it ends".into());
                     None
                 }
-                Ok(Ask::Upgrade(wish, failed)) => return End::Upgrade(wish, failed),
+                Ok(Ask::Upgrade(request, failed)) => return End::Upgrade(request, failed),
                 Ok(Ask::Close(waiting)) => {
                     closed = true;
                     if let Err(fault) = worker.close(Instant::now() + CLOSE_WAIT) {
@@ -214,7 +214,7 @@ enum End {
         was_killed: bool,
     },
     /// It has not: it is to go on by another program.
-    Upgrade(Wish, Sender<String>),
+    Upgrade(UpgradeRequest, Sender<String>),
 }
 
 /// Hears of the end of a worker that was ended.
