@@ -31,6 +31,17 @@
 //! what was there has no reader.
 //! Law 4: after a failed write the store takes no more groups, and says why.
 //!
+//! | room | holds |
+//! |---|---|
+//! | `core` | the state in parts; what a group would do (`plan`) and does (`apply`) |
+//! | `log` | frames and tables; streams, the open commit, what the disk was given |
+//! | `index` | layers, runs, tree; counting, folding, merging; views and cursors |
+//! | `space` | segments and what is alive in them, cleaning, room |
+//! | `recovery` | superblock, checkpoint, replay, salvage, another size |
+//! | `upkeep` | what is due, what it costs, who pays |
+//! | `store`, `io` | how the lock is held, snapshots; verified and remembered bytes |
+//! | `disk`, `kv`, `layout`, `check` | objects as disks, keys, hardware, the check |
+//!
 //! A store made, an object put, and read after the store was opened again:
 //!
 //! ```
