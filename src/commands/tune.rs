@@ -102,7 +102,7 @@ pub struct Arguments {
     /// How often it was mounted since the last check.
     #[arg(short = 'C', value_name = "MOUNTS")]
     mounts: Option<u16>,
-    /// When it was checked last: now, YYYYMMDD[HH[MM[SS]]], or a time such as 2026-11-20 23:36.
+    /// When it was checked last: now, `YYYYMMDD[HH[MM[SS]]]`, or a time such as 2026-11-20 23:36.
     #[arg(short = 'T', value_name = "TIME")]
     checked: Option<String>,
     /// Time after which the volume is to be checked: days, or with d, w, m; 0: never.
