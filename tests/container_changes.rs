@@ -61,7 +61,7 @@ fn images(draconis: &Draconis) -> Vec<(PathBuf, Vec<String>)> {
     images
 }
 
-/// Has qemu-img and e2fsck look at an image that nobody uses.
+/// Has qemu-img and e2fsck look at an image that is not in use.
 fn judged(draconis: &Draconis, image: &Path) {
     let kind = image.extension().unwrap().to_str().unwrap();
     // It reads only, and would refuse an image with a log.
@@ -164,7 +164,7 @@ fn a_mount_changes_a_volume_in_an_image() {
     }
 }
 
-/// A worker that is killed is followed by one that counts anew; where nobody follows, what was waited
+/// A worker that is killed is followed by one that counts anew; where none follows, what was waited
 /// for is there, and who changes the image next mends what it counts.
 #[test]
 fn a_worker_that_dies_leaves_an_image_that_is_mended() {

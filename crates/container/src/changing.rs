@@ -57,7 +57,7 @@ pub(crate) trait Tables: Send {
     /// Hands over what changed in the tables; it follows all that `out` is told to be followed.
     fn hand_over(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
 
-    /// Brings the file into the state of one that nobody changes; all that was handed over is
+    /// Brings the file into the state of one that is closed; all that was handed over is
     /// durable.
     fn rest(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
 }

@@ -164,8 +164,8 @@ impl Error {
 /// A disk inside a file that is changed in a session: while there is one, other programs see the
 /// file marked as in use.
 pub trait Image: Disk {
-    /// Ends the session, once all is durable: the file is as one that nobody changes. The next write
-    /// begins another one. Dropping the disk does so, too, and can tell nobody what fails.
+    /// Ends the session, once all is durable: the file is as one that is closed. The next write
+    /// begins another one. Dropping the disk does so, too, and what fails is only logged.
     ///
     /// # Errors
     /// What made the disk fail, now or before.

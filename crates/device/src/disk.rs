@@ -285,7 +285,7 @@ pub trait Disk: Send + Sync {
     fn properties(&self) -> Properties;
 
     /// How far it can be read and written: a disk that grows takes more than its length, which
-    /// is what it was when it was opened, and what nobody has written there reads as zeros.
+    /// is what it was when it was opened, and what was never written there reads as zeros.
     fn room_bytes(&self) -> u64 {
         self.properties().len_bytes
     }

@@ -129,7 +129,7 @@ impl Io {
         Ok(())
     }
 
-    /// Waits until not much is on its way to the disk. Nobody waits for who does.
+    /// Waits until not much is on its way to the disk. No other caller waits for it.
     pub fn throttle(&self) -> Result<()> {
         loop {
             let queue = self.queue.lock();

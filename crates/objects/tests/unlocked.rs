@@ -1,4 +1,4 @@
-//! While somebody waits for the disk, the state of the store is not held: others read and write.
+//! While a caller waits for the disk, the state of the store is not held: others read and write.
 //!
 //! The disk asks whenever it is waited for, and no answer is there before.
 
@@ -49,7 +49,7 @@ impl Seen {
     }
 }
 
-/// An answer that nobody has until it was waited for.
+/// An answer that is there once it was waited for.
 #[derive(Debug)]
 struct Late {
     answer: Pending<ReadAnswer>,
@@ -206,7 +206,7 @@ fn a_thread_may_do_the_upkeep() {
         is_over.store(true, SeqCst);
         ended.into_iter().for_each(|ended| ended.unwrap());
     });
-    // With nobody writing it comes to an end: then nothing is left that the next writer finds.
+    // Without a writer it comes to an end: then nothing is left that the next writer finds.
     for _ in 0..100_000 {
         if !store.upkeep(1 << 20).unwrap() {
             break;

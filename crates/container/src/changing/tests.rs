@@ -189,7 +189,7 @@ fn a_disk_in_an_image_keeps_the_promises_of_disks() {
             conform::all(|| {
                 let mut bytes = image.clone();
                 if !grows {
-                    // Of a device nobody knows what is behind the image.
+                    // What is behind the image on a device is not known.
                     bytes.resize(room as usize, 0x5A);
                 }
                 let file = Arc::new(Growing::new(bytes, room));

@@ -114,7 +114,7 @@ impl Store {
         }
     }
 
-    /// Whether somebody holds the state, for tests.
+    /// Whether the state is held, for tests.
     #[cfg(feature = "torture")]
     pub fn is_held(&self) -> bool {
         self.core.try_write().is_none()
