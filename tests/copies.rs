@@ -8,14 +8,19 @@
 #[allow(dead_code, reason = "the tests of the front use more of it")]
 mod kernel;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use draconis_device::{FileDisk, FileOptions, RemoteDisk};
 use draconis_exchange::channel::process::{Plan, Session, accept, offer};
+use draconis_exchange::contract::Node;
 use draconis_exchange::contract::disk::Disk;
+use draconis_exchange::contract::recorder::{Contents, Inherited, Recorder};
 use draconis_exchange::copies;
 use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::{Room, Rooms};
+use draconis_exchange::shm::Shared;
 use draconis_front::fuse::{Activity, Behaviour, Server};
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{VolumeTree, open_for_writing};
@@ -26,6 +31,40 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 const BYTES: usize = 2 << 20;
 const PIECE: usize = 128 << 10;
 const LANES: u32 = 6;
+
+/// Gives rooms, as what a worker has does, and remembers nothing.
+struct Remembered {
+    rooms: Arc<Rooms>,
+    pipe: (OwnedFd, OwnedFd),
+}
+
+impl Recorder for Remembered {
+    fn room(&self, len: usize) -> Option<Room> {
+        self.rooms.take(len)
+    }
+    fn begin(&self, _: u64, _: Option<(&[u8], Contents<'_>)>) {}
+    fn done(&self) {}
+    fn refuses(&self, _: u64) -> bool {
+        false
+    }
+    fn refused(&self, _: String) {}
+    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
+        Ok(None)
+    }
+    fn pipe(&self) -> &(OwnedFd, OwnedFd) {
+        &self.pipe
+    }
+    fn repeat(&self, _: &Inherited, _: &mut dyn FnMut()) {}
+    fn contradicted(&self, _: &str) {}
+    fn settled(&self) {}
+    fn nameless(&self) -> Vec<Node> {
+        vec![]
+    }
+    fn is_nameless(&self, _: Node) -> bool {
+        false
+    }
+    fn give_back(&self, _: Node) {}
+}
 
 /// Both sides of a session, each the other's peer.
 fn session() -> (Arc<Session>, Arc<Session>) {
@@ -62,12 +101,18 @@ fn with_mount(test: impl FnOnce(&mut Kernel)) {
             scope.spawn(|| draconis_device::serve(&file, servers, Duration::MAX).unwrap());
         let blocks = guest.clone();
         let blocks = Box::new(move |len| blocks.block(len));
+        let memory = Arc::new(Shared::new(16 << 20).unwrap());
+        // SAFETY: nothing else writes to the memory.
+        let rooms = unsafe { Rooms::new(memory.clone(), 0..16 << 20) };
+        [&host, &guest].into_iter().for_each(|side| side.know(memory.clone()));
         let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
+        let disk = disk.lending(rooms.clone());
+        let recorder = Remembered { rooms, pipe: rustix::pipe::pipe().unwrap() };
         let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
         let (mut kernel, device) = Kernel::new();
         let activity = Activity::default();
         std::thread::scope(|scope| {
-            let server = Server::new(&tree, Behaviour::default());
+            let server = Server::new(&tree, Behaviour::default()).with_recorder(&recorder);
             let activity = &activity;
             scope.spawn(move || server.serve(device, activity).unwrap());
             test(&mut kernel);
@@ -115,5 +160,5 @@ fn contents_are_copied_as_rarely_as_the_map_says() {
     });
 }
 
-/// Into memory that the disk service shares, and out of it.
-const WRITE_COPIES: u64 = 2;
+/// Out of the memory that the kernel filled and the disk service knows.
+const WRITE_COPIES: u64 = 1;

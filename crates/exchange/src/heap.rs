@@ -4,17 +4,20 @@
 //!   private memory     this process alone: page-aligned, may be borrowed
 //!   a slot             of an arena that two processes map: copied, never borrowed
 //!   lent pieces        read-only data whose owner is in this process: borrowed, not changed
+//!   what lies beside   in a memory that two processes map and one writes: copied, not changed
 //! ```
 
 pub mod arena;
 mod lent;
 mod private;
+mod rooms;
 mod spare;
 
 use arena::Held;
 use lent::Lent;
 pub use lent::Piece;
 pub use private::{ALIGN_BYTES, Private};
+pub use rooms::{Room, Rooms};
 
 use crate::copies;
 
@@ -32,6 +35,7 @@ enum Memory {
     Private(Private),
     Slot(Held),
     Lent(Lent),
+    Beside(rooms::Lent),
 }
 
 impl Block {
@@ -58,6 +62,7 @@ impl Block {
             Memory::Private(memory) => memory.len(),
             Memory::Slot(slot) => slot.len(),
             Memory::Lent(lent) => lent.len,
+            Memory::Beside(beside) => beside.len(),
         }
     }
 
@@ -76,6 +81,7 @@ impl Block {
                 Memory::Private(memory) => into.copy_from_slice(&memory[at_bytes..at_bytes + n]),
                 Memory::Slot(slot) => slot.copy_out(at_bytes, into),
                 Memory::Lent(lent) => lent.copy_out(at_bytes, into),
+                Memory::Beside(beside) => beside.copy_out(at_bytes, into),
             }
         }
         n
@@ -143,7 +149,7 @@ impl Block {
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         let (private, lent) = match &self.0 {
             Memory::Private(memory) => (Some(&memory[..]), &[][..]),
-            Memory::Slot(_) => (None, &[][..]),
+            Memory::Slot(_) | Memory::Beside(_) => (None, &[][..]),
             Memory::Lent(lent) => (None, lent.pieces()),
         };
         private.into_iter().chain(lent.iter().map(|piece| &piece[..]))

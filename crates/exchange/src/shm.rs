@@ -4,7 +4,9 @@
 //!   memfd, sealed against shrinking and growing ── mapped read-write by both sides
 //! ```
 //!
-//! Law 1: no reference to shared bytes ever exists: bytes are copied, words are atomics.
+//! Law 1: no reference to shared bytes ever exists: bytes are copied, words are atomics. But for
+//! a part that one process alone writes, which that process sees as
+//! [`Rooms`](crate::heap::Rooms).
 //! Law 2: a descriptor that came from a peer is mapped only if its seals forbid that the
 //! memory is cut away under us, and its size is the one agreed.
 //!
@@ -130,6 +132,41 @@ impl Shared {
         assert!(at <= self.len && from.len() <= self.len - at);
         // SAFETY: both ranges are in bounds and distinct: `from` is private memory.
         unsafe { copy(from.as_ptr(), self.start.add(at).as_ptr(), from.len()) }
+    }
+}
+
+impl Shared {
+    /// Where the memory begins in this process.
+    pub(crate) fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// `len` bytes at `at`.
+    ///
+    /// # Panics
+    /// As [`Shared::copy_out`].
+    ///
+    /// # Safety
+    /// Nothing writes to them as long as the slice lives, in any process.
+    pub(crate) unsafe fn slice(&self, at: usize, len: usize) -> &[u8] {
+        assert!(at <= self.len && len <= self.len - at);
+        // SAFETY: in bounds, initialised as all memory of a file is; the rest is promised.
+        unsafe { std::slice::from_raw_parts(self.start.add(at).as_ptr(), len) }
+    }
+
+    /// `len` bytes at `at`, to be changed.
+    ///
+    /// # Panics
+    /// As [`Shared::copy_out`].
+    ///
+    /// # Safety
+    /// Nothing else in this process reads or writes them as long as the slice lives, and no other
+    /// process writes them.
+    #[allow(clippy::mut_from_ref, reason = "the caller has them alone")]
+    pub(crate) unsafe fn slice_mut(&self, at: usize, len: usize) -> &mut [u8] {
+        assert!(at <= self.len && len <= self.len - at);
+        // SAFETY: as in `slice`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(at).as_ptr(), len) }
     }
 }
 

@@ -139,11 +139,11 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
-        if data_only
-            && self.transact(|tx| tx.contents_ahead(inode))?
-            && let Some(ticket) = self.outbox()?.last()?
-        {
-            return self.wait(ticket);
+        if data_only && self.transact(|tx| tx.contents_ahead(inode))? {
+            self.send_sealed()?;
+            if let Some(ticket) = self.outbox()?.last()? {
+                return self.wait(ticket);
+            }
         }
         self.sync()
     }
@@ -326,7 +326,11 @@ impl Volume {
     /// their bounds.
     pub(crate) fn after_change(&self, and_wait: bool) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
-        self.send(writing, and_wait)?;
+        let sends = writing.on_contents.get().filter(|_| !and_wait);
+        match sends.filter(|_| writing.outbox.can_wait(writing.dirty_limit / 4)) {
+            Some(tell) => tell(),
+            None => self.send(writing, and_wait)?,
+        }
         while writing.outbox.flying_bytes() > writing.dirty_limit / 2 {
             self.settle(false)?;
             // What other threads sealed meanwhile, and are about to send.
@@ -338,6 +342,23 @@ impl Volume {
             self.forget_written();
         }
         Ok(())
+    }
+
+    /// Has `tell` called when contents were sealed that need not be sent by the thread that wrote
+    /// them: another calls [`Volume::send_sealed`] soon.
+    pub fn on_contents(&self, tell: impl Fn() + Send + Sync + 'static) {
+        if let Some(writing) = &self.writing {
+            // The first stays.
+            let _ = writing.on_contents.set(Box::new(tell));
+        }
+    }
+
+    /// Hands what is sealed to the disk.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn send_sealed(&self) -> Result<()> {
+        self.writing.as_ref().map_or(Ok(()), |writing| self.send(writing, false))
     }
 
     /// Hands what is sealed to the disk, and may wait in the same message.
@@ -370,6 +391,19 @@ impl Volume {
             // A hint that was not taken.
             log::debug!("what is free stays where it is: {error}");
         }
+    }
+
+    /// Waits until readers of the disk see the oldest of what was handed over, and lets go of the
+    /// memory that it had; whether there was any.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn settle_oldest(&self) -> Result<bool> {
+        let flies = self.outbox()?.flying_bytes() > 0;
+        if flies {
+            self.settle(false)?;
+        }
+        Ok(flies)
     }
 
     /// Waits until readers of the disk see the oldest chain that was sent, or all of them.

@@ -63,6 +63,8 @@ pub(crate) struct WriteSide {
     pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     /// Called between tries of a change that finds no room.
     pub(crate) on_no_room: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Called when contents are sealed that a thread of its own sends.
+    pub(crate) on_contents: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// What is told of every change.
     pub(crate) witness: OnceLock<Arc<dyn Witness>>,
     /// That this host alone uses the volume, where others can reach it.
@@ -82,6 +84,7 @@ impl WriteSide {
             discard: writing.discard,
             on_first_change: Mutex::default(),
             on_no_room: OnceLock::new(),
+            on_contents: OnceLock::new(),
             witness: OnceLock::new(),
             claim: None,
         }

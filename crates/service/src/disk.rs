@@ -20,8 +20,8 @@ use draconis_device::{
 };
 use draconis_exchange::channel::process::{Plan, Session};
 use draconis_exchange::contract::disk;
-use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::{Block, Rooms};
 use rustix::io::Errno;
 
 use crate::marked::Marked;
@@ -119,7 +119,7 @@ impl DiskService {
     }
 }
 
-/// The disk as the worker of `session` sees it.
+/// The disk as the worker of `session` sees it; the service knows the memory of `rooms`.
 ///
 /// # Errors
 /// When the service does not answer, or there is none.
@@ -127,6 +127,7 @@ pub(crate) fn split_disk(
     reads: FileDisk,
     session: &Arc<Session>,
     first: u32,
+    rooms: &Arc<Rooms>,
 ) -> Result<SplitDisk, Error> {
     let lanes = first..first + LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
@@ -135,6 +136,7 @@ pub(crate) fn split_disk(
     }
     let blocks = session.clone();
     let writes = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)?;
+    let writes = writes.lending(rooms.clone());
     Ok(SplitDisk { reads, writes })
 }
 
@@ -200,10 +202,12 @@ impl Disk for SplitDisk {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::AsFd;
     use std::time::Instant;
 
     use draconis_device::Write;
     use draconis_exchange::channel::process::{accept, offer};
+    use draconis_exchange::heap::Piece;
     use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
     use super::*;
@@ -233,11 +237,16 @@ mod tests {
         let (offer, socket) = offer(&all).unwrap();
         // Both ends of the session live here: each is the other's peer.
         let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
+        let memory = crate::oplog::memory().unwrap();
+        host.know(memory.clone());
         let service = serve_disk(writable.into(), &host, 1, false).unwrap();
         let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
         let how = FileOptions { write: false, direct: true, uring: false };
         let reads = FileDisk::open(file.path(), how).unwrap();
-        let disk = split_disk(reads, &guest, 1).unwrap();
+        let theirs = crate::oplog::adopt(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let log = crate::oplog::OpLog::new(theirs, 1).unwrap();
+        guest.know(log.memory().clone());
+        let disk = split_disk(reads, &guest, 1, log.rooms()).unwrap();
         assert!(!disk.properties().read_only && disk.properties().len_bytes == 8 << 20);
         let chain = vec![
             group(&[(0, 4096, 1), (8192, 512, 2)]),
@@ -255,6 +264,21 @@ mod tests {
             [0, 512, 1024, 8192, 8704, 1 << 20, (4 << 20) - 1, 4 << 20].map(byte),
             [1, 4, 1, 2, 0, 3, 3, 0]
         );
+        // Out of rooms: three pieces, of which two lie one behind the other on both sides.
+        let mut room = log.rooms().take(3 << 20).unwrap();
+        room.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 1024) as u8);
+        let (sent, room) = (room.to_vec(), Arc::new(room));
+        let mut block = Block::vacant(5 << 20);
+        for part in [0..700 << 10, 700 << 10..2 << 20, 0..3 << 20] {
+            let at = if part.start == 0 && part.end == 3 << 20 { 2 << 20 } else { part.start };
+            assert_eq!(block.put(at, Piece::of(room.clone(), part.clone())), part.len());
+        }
+        let ticket = disk.submit(Group { writes: vec![Write { at_bytes: 1 << 20, block }] }, &[]);
+        disk.settle(ticket.unwrap()).unwrap();
+        let extent = Extent::new(1 << 20, 5 << 20);
+        let block = disk.read_now(extent, Block::private(5 << 20)).unwrap();
+        let expected = [&sent[..2 << 20], &sent[..]].concat();
+        assert!(block.bytes().unwrap() == expected);
         let beyond = disk.submit(group(&[(8 << 20, 512, 9)]), &[]).unwrap_err();
         assert!(matches!(beyond.error, Error::OutOfRange { .. }), "{}", beyond.error);
         assert_eq!(service.failure(), None);

@@ -4,6 +4,9 @@
 //!   head of the memory           ring
 //!   epoch, tail, head            ┌ entry: length, state, unique │ number, made, time │ request ┐
 //!   requests in hand             └──────────────────────────────────────────────────────────────┘
+//!                                rooms                                      └ where its data is
+//!                                ┌ contents of writes, as FUSE filled them ┐
+//!                                └──────────────────────────────────────────┘
 //!
 //!   pending ── changed under the gate ──▶ changed ── taken by the disk, answered ──▶ gone
 //!      └── changed nothing ──▶ dropped
@@ -15,23 +18,33 @@
 //! Law 2: an entry is gone only once the disk has taken the change, and the answer was given.
 //! Law 3: a worker that takes over believes nothing of what it finds: it was written by a process
 //! that looked at a volume that is not trusted. What makes no sense ends all changes.
+//! Law 4: a room is in use as long as an entry says so, or the volume has not handed over what is
+//! in it: contents are copied from there by the process that writes them, and not before.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use draconis_exchange::contract::recorder::Inherited;
+use draconis_exchange::contract::recorder::{Contents, Inherited};
 use draconis_exchange::contract::{Node, Time};
+use draconis_exchange::heap::{ALIGN_BYTES, Room, Rooms};
 use draconis_exchange::omission::{Omission, Point};
 use draconis_exchange::shm::Shared;
 use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
 /// What the memory begins with: another format of it has another number.
-pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  1");
+pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  2");
 
 /// Room for the entries, in bytes.
-const RING_BYTES: u64 = 32 << 20;
+const RING_BYTES: u64 = 8 << 20;
+/// Room for contents, in bytes.
+const ROOMS_BYTES: usize = 64 << 20;
+/// Of that so much is in use before the disk is made to take what it can.
+const PRESSED_BYTES: usize = ROOMS_BYTES / 2;
+/// And so much before clients wait for that.
+const NEARLY_FULL_BYTES: usize = ROOMS_BYTES / 4 * 3;
 const HEAD_BYTES: usize = 4096;
 /// Entries begin on multiples of this.
 const UNIT_BYTES: u64 = 64;
@@ -60,7 +73,10 @@ const NANOSECONDS: usize = 48;
 const FLAGS: usize = 52;
 const REQUEST_LEN: usize = 56;
 const MOVED: usize = 60;
-const REQUEST: usize = 64;
+/// Where the contents are, in units, and how long.
+const DATA_PAGE: usize = 64;
+const DATA_LEN: usize = 68;
+const REQUEST: usize = 72;
 
 /// States of an entry.
 const PENDING: u32 = 1;
@@ -78,24 +94,24 @@ thread_local! {
 }
 
 /// The length of a log's memory, in bytes.
-pub(crate) const MEMORY_BYTES: usize = HEAD_BYTES + RING_BYTES as usize;
+pub(crate) const MEMORY_BYTES: usize = HEAD_BYTES + RING_BYTES as usize + ROOMS_BYTES;
 
 /// Maps the memory of a log that another process made.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn adopt(memory: OwnedFd) -> Result<Shared, String> {
-    Shared::adopt(memory, MEMORY_BYTES).map_err(|why| why.to_string())
+pub(crate) fn adopt(memory: OwnedFd) -> Result<Arc<Shared>, String> {
+    Shared::adopt(memory, MEMORY_BYTES).map(Arc::new).map_err(|why| why.to_string())
 }
 
 /// Makes the memory of a log.
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn memory() -> std::io::Result<Shared> {
+pub(crate) fn memory() -> std::io::Result<Arc<Shared>> {
     let memory = Shared::new(MEMORY_BYTES)?;
     memory.long(FORMAT_AT).store(FORMAT, Ordering::Relaxed);
-    Ok(memory)
+    Ok(Arc::new(memory))
 }
 
 /// The requests that a worker had in hand when it died.
@@ -124,7 +140,8 @@ pub struct Nonsense(&'static str);
 
 /// See the head of the file.
 pub(crate) struct OpLog {
-    memory: Shared,
+    memory: Arc<Shared>,
+    rooms: Arc<Rooms>,
     epoch: u64,
     /// The disk has taken all changes of this epoch up to here.
     taken: AtomicU64,
@@ -136,6 +153,8 @@ pub(crate) struct OpLog {
 struct Ring {
     tail: u64,
     head: u64,
+    /// Those that entries have, by the entries' places.
+    rooms: VecDeque<(u64, Arc<Room>)>,
 }
 
 impl OpLog {
@@ -143,7 +162,8 @@ impl OpLog {
     ///
     /// # Errors
     /// What is wrong with the memory.
-    pub(crate) fn new(memory: Shared, epoch: u64) -> Result<Self, String> {
+    #[allow(unsafe_code)]
+    pub(crate) fn new(memory: Arc<Shared>, epoch: u64) -> Result<Self, String> {
         if memory.long(FORMAT_AT).load(Ordering::Relaxed) != FORMAT {
             return Err("the log of the mount has another format".into());
         }
@@ -153,8 +173,14 @@ impl OpLog {
         let ends = memory.long(ENDS_AT).load(Ordering::Relaxed);
         let (tail, used) = (ends >> 32, (ends as u32).wrapping_sub((ends >> 32) as u32));
         let tail = tail * UNIT_BYTES;
-        let ring = Mutex::new(Ring { tail, head: tail + u64::from(used) * UNIT_BYTES });
-        Ok(Self { memory, epoch, taken: AtomicU64::new(0), ring, hands: AtomicU32::new(0) })
+        let (head, rooms) = (tail + u64::from(used) * UNIT_BYTES, VecDeque::new());
+        let ring = Mutex::new(Ring { tail, head, rooms });
+        let part = MEMORY_BYTES - ROOMS_BYTES..MEMORY_BYTES;
+        // SAFETY: the keeper writes to the head only; of the workers one lives at a time, and of
+        // a living one this is the only log.
+        let rooms = unsafe { Rooms::new(memory.clone(), part) };
+        let (taken, hands) = (AtomicU64::new(0), AtomicU32::new(0));
+        Ok(Self { memory, rooms, epoch, taken, ring, hands })
     }
 
     /// Notes whether the volume was clean before it was opened.
@@ -169,7 +195,7 @@ impl OpLog {
     /// [`Nonsense`].
     pub(crate) fn take_over(&self, taken: (u64, u64)) -> Result<Vec<(Inherited, Made)>, Nonsense> {
         let mut ring = self.ring();
-        let Ring { tail, head } = *ring;
+        let Ring { tail, head, .. } = *ring;
         if head - tail > RING_BYTES {
             ring.tail = ring.head;
             return Err(Nonsense("its ends"));
@@ -180,7 +206,9 @@ impl OpLog {
             let len =
                 self.len_of(at).filter(|len| *len <= head - at).ok_or(Nonsense("a length"))?;
             if self.word(at, STATE).load(Ordering::Acquire) == CHANGED {
-                found.push(self.entry(at, len, taken)?);
+                let found_room = self.claim_room(at)?;
+                found.push(self.entry(at, len, taken, found_room.as_deref())?);
+                ring.rooms.extend(found_room.map(|room| (at, room)));
             } else {
                 // Nothing came of it that could be seen.
                 self.word(at, STATE).store(DROPPED, Ordering::Relaxed);
@@ -198,6 +226,7 @@ impl OpLog {
         at: u64,
         len: u64,
         taken: (u64, u64),
+        contents: Option<&Room>,
     ) -> Result<(u64, u64, Inherited, Made), Nonsense> {
         let word = |field| self.word(at, field).load(Ordering::Relaxed);
         let long = |field| self.long(at, field).load(Ordering::Relaxed);
@@ -215,6 +244,8 @@ impl OpLog {
         }
         let mut request = vec![0; request_len];
         self.memory.copy_out(self.place(at) + REQUEST, &mut request);
+        // What is not done again needs no contents.
+        request.extend_from_slice(contents.filter(|_| !is_taken).map_or(&[], |room| room));
         let inode = word(MADE_INODE);
         let file = FileId { inode, generation: word(MADE_GENERATION) };
         let nanoseconds = word(NANOSECONDS);
@@ -235,18 +266,55 @@ impl OpLog {
         Ok((epoch, number, inherited, made))
     }
 
+    /// What the entry at `at` says of its contents, held again.
+    fn claim_room(&self, at: u64) -> Result<Option<Arc<Room>>, Nonsense> {
+        let word = |field| self.word(at, field).load(Ordering::Relaxed) as usize;
+        let len = word(DATA_LEN);
+        if len == 0 {
+            return Ok(None);
+        }
+        let place = word(DATA_PAGE).checked_mul(ALIGN_BYTES).ok_or(Nonsense("a room"))?;
+        let room = self.rooms.claim(place, len).ok_or(Nonsense("a room"))?;
+        Ok(Some(Arc::new(room)))
+    }
+
+    /// Rooms for contents.
+    pub(crate) fn rooms(&self) -> &Arc<Rooms> {
+        &self.rooms
+    }
+
+    /// The memory of the log.
+    pub(crate) fn memory(&self) -> &Arc<Shared> {
+        &self.memory
+    }
+
+    /// Whether so much of the rooms is in use that the disk is to take what it can.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.rooms.used_bytes() > PRESSED_BYTES
+    }
+
+    /// Whether it cannot be waited for that any more.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        self.rooms.used_bytes() > NEARLY_FULL_BYTES
+    }
+
+    /// Gives back what is gone.
+    pub(crate) fn let_go(&self) {
+        self.trim(&mut self.ring());
+    }
+
     /// The calling thread begins to work on a request; `make_room` is called, with nothing
     /// held, while there is no room for what it brings, and says whether there may be some.
     pub(crate) fn begin(
         &self,
         unique: u64,
-        changing: Option<[&[u8]; 2]>,
+        changing: Option<(&[u8], Contents<'_>)>,
         make_room: impl Fn() -> bool,
     ) {
         self.hand().store(unique, Ordering::Relaxed);
-        let Some(parts) = changing else { return };
+        let Some((bytes, contents)) = changing else { return };
         let entry = loop {
-            match self.append(unique, parts) {
+            match self.append(unique, bytes, contents) {
                 Some(entry) => break entry,
                 None if make_room() => {}
                 // Nothing can be changed any more.
@@ -297,7 +365,11 @@ impl OpLog {
     }
 
     /// Puts an entry into the ring, if there is room for it.
-    fn append(&self, unique: u64, parts: [&[u8]; 2]) -> Option<u64> {
+    fn append(&self, unique: u64, bytes: &[u8], contents: Contents<'_>) -> Option<u64> {
+        let (parts, room) = match contents {
+            Contents::Bytes(more) => ([bytes, more], None),
+            Contents::Room(room) => ([bytes, &[]], Some(room)),
+        };
         let mut ring = self.ring();
         self.trim(&mut ring);
         let request_len: usize = parts.iter().map(|part| part.len()).sum();
@@ -322,11 +394,15 @@ impl OpLog {
         self.word(at, MOVED).store(0, Ordering::Relaxed);
         self.word(at, FLAGS).store(0, Ordering::Relaxed);
         self.word(at, REQUEST_LEN).store(request_len as u32, Ordering::Relaxed);
+        let page = room.map_or(0, |room| room.place() / ALIGN_BYTES);
+        self.word(at, DATA_PAGE).store(page as u32, Ordering::Relaxed);
+        self.word(at, DATA_LEN).store(room.map_or(0, |room| room.len()) as u32, Ordering::Relaxed);
         let mut place = self.place(at) + REQUEST;
         for part in parts {
             self.memory.copy_in(place, part);
             place += part.len();
         }
+        ring.rooms.extend(room.map(|room| (at, room.clone())));
         ring.head += len;
         self.put_ends(&ring);
         Some(at)
@@ -361,6 +437,10 @@ impl OpLog {
         }
         if ring.tail != old {
             self.put_ends(ring);
+        }
+        // Others may have them once the entries are gone.
+        while let Some((_, room)) = ring.rooms.pop_front_if(|(at, _)| *at < ring.tail) {
+            drop(room);
         }
     }
 
@@ -448,6 +528,10 @@ mod tests {
         Made { now: Time { seconds, nanoseconds: 5 }, inode, moved: Some(InodeNumber(3)) }
     }
 
+    fn all<'a>(bytes: &'a [u8], more: &'a [u8]) -> Option<(&'a [u8], Contents<'a>)> {
+        Some((bytes, Contents::Bytes(more)))
+    }
+
     fn never() -> bool {
         panic!("there is room")
     }
@@ -462,13 +546,13 @@ mod tests {
     fn what_was_changed_is_found_by_the_next_worker() {
         let memory = memory().unwrap();
         let log = again(&memory, 1);
-        log.begin(10, Some([b"head", b" and data"]), never);
+        log.begin(10, all(b"head", b" and data"), never);
         log.changed(1, made(-7, 12));
         // Not answered; the next is, and one changes nothing.
-        log.begin(11, Some([b"second", b""]), never);
+        log.begin(11, all(b"second", b""), never);
         log.changed(2, made(8, 0));
         log.done();
-        log.begin(12, Some([b"third", b""]), never);
+        log.begin(12, all(b"third", b""), never);
         log.done();
         log.begin(13, None, never);
         log.changed(3, made(9, 0));
@@ -502,7 +586,7 @@ mod tests {
         let data = vec![1; 1 << 20];
         let (asked, mut number) = (Cell::new(0), 0);
         for unique in 0..100 {
-            log.begin(unique, Some([b"x", &data]), || {
+            log.begin(unique, all(b"x", &data), || {
                 asked.set(asked.get() + 1);
                 log.taken(number);
                 true
@@ -511,16 +595,48 @@ mod tests {
             log.changed(number, made(1, 0));
             log.done();
         }
-        assert!((2..=4).contains(&asked.get()), "{}", asked.get());
+        assert!((12..=17).contains(&asked.get()), "{}", asked.get());
         // Nothing can be taken any more: the request is not logged.
         for unique in 100..140 {
-            log.begin(unique, Some([b"x", &data]), || false);
+            log.begin(unique, all(b"x", &data), || false);
             log.changed(u64::MAX, made(1, 0));
             log.done();
         }
         log.taken(number);
-        log.begin(200, Some([b"y", b""]), never);
+        log.begin(200, all(b"y", b""), never);
         log.done();
+    }
+
+    #[test]
+    fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
+        let memory = memory().unwrap();
+        let log = again(&memory, 1);
+        for unique in 1..=3 {
+            let mut room = log.rooms().take(5000).unwrap();
+            room.fill(unique as u8);
+            let room = Arc::new(room);
+            log.begin(unique, Some((b"write", Contents::Room(&room))), never);
+            log.changed(unique, made(1, 0));
+            log.done();
+        }
+        assert_eq!(log.rooms().used_bytes(), 3 * 8192, "entries hold them");
+        log.taken(1);
+        log.let_go();
+        assert_eq!(log.rooms().used_bytes(), 2 * 8192);
+
+        // The second was taken, and no process was told.
+        let log = again(&memory, 2);
+        let found = log.take_over((1, 2)).unwrap();
+        let lens: Vec<_> = found.iter().map(|(one, _)| one.request.len()).collect();
+        assert_eq!(lens, [5, 5005], "what was taken is not done again");
+        assert_eq!(found[1].0.request[5..], [3; 5000]);
+        assert_eq!(log.rooms().used_bytes(), 2 * 8192);
+        assert_eq!(log.rooms().take(1).unwrap().place(), 0, "that of the first");
+        log.repeat(found[1].0.at, 3, &mut || log.changed(1, made(1, 0)));
+        log.settle(found.iter().map(|(one, _)| one.at));
+        log.taken(1);
+        log.let_go();
+        assert_eq!(log.rooms().used_bytes(), 0);
     }
 
     #[test]
@@ -530,7 +646,12 @@ mod tests {
         for round in 0..200 {
             let log = again(&memory, 1);
             for unique in 0..40 {
-                log.begin(unique, Some([&[7; 100], b""]), never);
+                let room = log.rooms().take(unique as usize * 100).map(Arc::new);
+                let contents = match &room {
+                    Some(room) if !room.is_empty() => Contents::Room(room),
+                    _ => Contents::Bytes(b""),
+                };
+                log.begin(unique, Some((&[7; 100], contents)), never);
                 log.changed(unique + 1, made(1, 1));
                 log.done();
             }

@@ -25,6 +25,7 @@ use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
 use draconis_exchange::omission;
+use draconis_exchange::shm::Shared;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -203,7 +204,7 @@ impl Worker {
     /// See [`StartError`].
     pub(crate) fn start(
         source: &Source,
-        log: BorrowedFd<'_>,
+        log: &Arc<Shared>,
         start: &Start,
     ) -> Result<Self, StartError> {
         Self::prepare(source, log, &start.options)?.open(start)
@@ -215,7 +216,7 @@ impl Worker {
     /// See [`StartError`].
     pub(crate) fn prepare(
         source: &Source,
-        log: BorrowedFd<'_>,
+        log: &Arc<Shared>,
         options: &MountOptions,
     ) -> Result<Ready, StartError> {
         let (control, theirs) = UnixStream::pair()?;
@@ -245,12 +246,13 @@ impl Worker {
             rustix::process::pidfd_open(raw, PidfdFlags::empty()).map_err(std::io::Error::from)?;
         let guest = pidfd.try_clone()?;
         let given = |volume: BorrowedFd<'_>| {
-            send_descriptors(&control, &[volume, session_theirs.as_fd(), log])?;
+            send_descriptors(&control, &[volume, session_theirs.as_fd(), log.as_fd()])?;
             std::io::Result::Ok(session.start(guest))
         };
         let (session, disk) = match source {
             Source::File { image, disk } => {
                 let session = given(image.as_fd())?;
+                session.know(log.clone());
                 let disk = disk.as_ref().map(|disk| {
                     let discards = options.discard == Some(true);
                     disk::serve_disk(disk.try_clone()?, &session, DISK_LANE, discards)

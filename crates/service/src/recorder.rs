@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::recorder::{Inherited, Recorder};
+use draconis_exchange::contract::recorder::{Contents, Inherited, Recorder};
+use draconis_exchange::heap::Room;
 use draconis_exchange::omission::Omission;
 use draconis_ext::{InodeNumber, Made};
 use serde::{Deserialize, Serialize};
@@ -44,6 +46,8 @@ pub(crate) struct WorkerRecorder {
     refusals: Mutex<Vec<String>>,
     /// What was left: how each change was made, by its place in the log.
     left: Mutex<HashMap<u64, Made>>,
+    /// Makes room before there is none.
+    helper: OnceLock<Thread>,
 }
 
 impl WorkerRecorder {
@@ -54,8 +58,8 @@ impl WorkerRecorder {
         start: &Start,
     ) -> Self {
         let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
-        let (refusals, left) = (Mutex::default(), Mutex::default());
-        Self { log, tree, pipe, epoch, taken, refused, refusals, left }
+        let (refusals, left, helper) = (Mutex::default(), Mutex::default(), OnceLock::new());
+        Self { log, tree, pipe, epoch, taken, refused, refusals, left, helper }
     }
 
     /// What was refused because workers died over it, in words.
@@ -63,13 +67,29 @@ impl WorkerRecorder {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Whether room is to be made before it is needed.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.log.is_pressed()
+    }
+
+    /// Has `helper` make room when there is little left.
+    pub(crate) fn when_pressed(&self, helper: Thread) {
+        // The first stays.
+        let _ = self.helper.set(helper);
+    }
+
     fn left(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the disk take what the log is full of; whether more can come.
-    fn make_room(&self) -> bool {
-        let taken = self.tree.get().is_some_and(|tree| tree.volume().hand_over().is_ok());
+    pub(crate) fn make_room(&self) -> bool {
+        let Some(tree) = self.tree() else { return false };
+        // Contents, too, that another thread was to send.
+        let taken = tree.volume().hand_over().and_then(|()| tree.volume().send_sealed()).is_ok();
+        self.log.let_go();
+        // What the disk has is kept until it was written.
+        while taken && self.log.is_pressed() && tree.volume().settle_oldest() == Ok(true) {}
         // Other threads have an answer to give, perhaps.
         std::thread::yield_now();
         taken
@@ -81,7 +101,17 @@ impl WorkerRecorder {
 }
 
 impl Recorder for WorkerRecorder {
-    fn begin(&self, unique: u64, changing: Option<[&[u8]; 2]>) {
+    fn room(&self, len: usize) -> Option<Room> {
+        self.log.rooms().take(len)
+    }
+
+    fn begin(&self, unique: u64, changing: Option<(&[u8], Contents<'_>)>) {
+        if changing.is_some() && self.is_pressed() {
+            match self.helper.get().filter(|_| !self.log.is_nearly_full()) {
+                Some(helper) => helper.unpark(),
+                None => drop(self.make_room()),
+            }
+        }
         self.log.begin(unique, changing, || self.make_room());
     }
 

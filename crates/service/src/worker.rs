@@ -118,7 +118,7 @@ pub fn run(
 /// What a worker was given, until the volume is opened.
 struct Given {
     image: Image,
-    log: Shared,
+    log: Arc<Shared>,
     pipe: (OwnedFd, OwnedFd),
 }
 
@@ -133,7 +133,7 @@ struct Control<S> {
     given: Mutex<Option<Given>>,
     session: Arc<Session>,
     tree: Arc<OnceLock<VolumeTree>>,
-    recorder: OnceLock<WorkerRecorder>,
+    recorder: OnceLock<Arc<WorkerRecorder>>,
     confinement: Confinement,
     serve: S,
 }
@@ -146,7 +146,7 @@ impl<S: Serve> Control<S> {
             std::process::exit(1)
         };
         self.listen(control);
-        let mut code = match self.serve.serve(connection, tree, recorder) {
+        let mut code = match self.serve.serve(connection, tree, &**recorder) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("draconis: worker {}: {error}", std::process::id());
@@ -191,6 +191,10 @@ impl<S: Serve> Control<S> {
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
         let tree = self.open_volume(image, &log, &start)?;
         let recorder = WorkerRecorder::new(log, self.tree.clone(), pipe, &start);
+        let recorder = Arc::new(recorder);
+        if !tree.read_only() {
+            send_behind(tree.volume(), &recorder, self.tree.clone());
+        }
         // There is none yet: this is done once.
         let _ = self.recorder.set(recorder);
         Ok(tree)
@@ -206,7 +210,9 @@ impl<S: Serve> Control<S> {
         let disk: Arc<dyn Disk> = match image {
             Image::File(file) if options.read_only => Arc::new(file.start()),
             Image::File(file) => {
-                let split = split_disk(file.growing().start(), &self.session, DISK_LANE);
+                self.session.know(log.memory().clone());
+                let file = file.growing().start();
+                let split = split_disk(file, &self.session, DISK_LANE, log.rooms());
                 Arc::new(split.map_err(OpenError::Disk)?)
             }
             Image::Remote(session) => Arc::new(disk_of(&session).map_err(OpenError::Disk)?),
@@ -298,8 +304,37 @@ impl<S: Serve> Control<S> {
         status.by_opcode = by_opcode.map(|(name, count)| (name.into(), count)).collect();
         status.busy_ms = u64::try_from(self.serve.busy().as_millis()).unwrap_or(u64::MAX);
         status.sandbox = self.confinement.clone();
-        status.refused = self.recorder.get().map(WorkerRecorder::refusals).unwrap_or_default();
+        status.refused =
+            self.recorder.get().map(|recorder| recorder.refusals()).unwrap_or_default();
         status
+    }
+}
+
+/// Has a thread hand contents to the disk, and make room in the log, while clients go on.
+fn send_behind(
+    volume: &ExtVolume,
+    recorder: &Arc<WorkerRecorder>,
+    tree: Arc<OnceLock<VolumeTree>>,
+) {
+    let making = recorder.clone();
+    let send = move || {
+        loop {
+            std::thread::park();
+            let Some(tree) = tree.get() else { continue };
+            // The next change is told of what went wrong.
+            let sent = tree.volume().send_sealed();
+            if sent.is_ok() && making.is_pressed() {
+                making.make_room();
+            }
+        }
+    };
+    match std::thread::Builder::new().name("send".into()).spawn(send) {
+        Ok(started) => {
+            let thread = started.thread().clone();
+            recorder.when_pressed(thread.clone());
+            volume.on_contents(move || thread.unpark());
+        }
+        Err(error) => log::warn!("no thread to send with, clients do: {error}"),
     }
 }
 

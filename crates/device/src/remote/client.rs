@@ -1,6 +1,6 @@
 //! The asking side: a disk whose requests go over lanes.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use draconis_exchange::channel::{Client, Lost};
@@ -9,7 +9,7 @@ use draconis_exchange::contract::disk::{
     Wait,
 };
 use draconis_exchange::contract::{List, Refusal};
-use draconis_exchange::heap::Block;
+use draconis_exchange::heap::{Block, Rooms};
 
 use super::error;
 use super::lanes::{Lane, Lanes, Need};
@@ -26,6 +26,8 @@ pub type Blocks = Box<dyn Fn(usize) -> Option<Block> + Send + Sync>;
 
 /// The most that one message carries by way of shared blocks, in bytes.
 const PART_BYTES: usize = 256 << 10;
+/// The most that one message carries by way of what lies beside, in bytes.
+const BESIDE_BYTES: usize = 1 << 20;
 /// How often, a millisecond apart, a request looks for room in the exchange heap.
 const ROOM_LOOKS: u32 = 10_000;
 
@@ -44,6 +46,8 @@ struct Shared {
     bounds: ChainBounds,
     lanes: Lanes,
     blocks: Option<Blocks>,
+    /// What is written from there is not copied into blocks.
+    rooms: OnceLock<Arc<Rooms>>,
 }
 
 impl RemoteDisk {
@@ -69,9 +73,19 @@ impl RemoteDisk {
             writes: told.chain_writes_max as usize,
             bytes: told.chain_bytes_max,
         };
-        let shared = Arc::new(Shared { properties, bounds, lanes, blocks });
+        let rooms = OnceLock::new();
+        let shared = Arc::new(Shared { properties, bounds, lanes, blocks, rooms });
         let readers = Readers::new(shared.clone(), readers);
         Ok(Self { shared, readers })
+    }
+
+    /// Names what lies in `rooms` by its place instead of copying it: the server knows their
+    /// memory, too.
+    #[must_use]
+    pub fn lending(self, rooms: Arc<Rooms>) -> Self {
+        // The first stays.
+        let _ = self.shared.rooms.set(rooms);
+        self
     }
 }
 
@@ -264,7 +278,10 @@ impl Shared {
         loop {
             let part = match &self.blocks {
                 None => Ok(place.move_part(chain)),
-                Some(blocks) => place.copy_part(chain, blocks, self.properties.sector_bytes),
+                Some(blocks) => {
+                    let rooms = self.rooms.get().map(|rooms| &**rooms);
+                    place.copy_part(chain, blocks, rooms, self.properties.sector_bytes)
+                }
             };
             let part = match part {
                 Ok(part) => part,
@@ -365,13 +382,24 @@ impl Place {
         &mut self,
         chain: &[Group],
         blocks: &Blocks,
+        rooms: Option<&Rooms>,
         sector_bytes: u32,
     ) -> Result<Part, Error> {
         let mut part = Part::default();
-        let mut bytes = 0;
-        while bytes < PART_BYTES && self.next_write(chain, &mut part) {
+        let (mut bytes, mut beside) = (0, 0);
+        while bytes < PART_BYTES && beside < BESIDE_BYTES && self.next_write(chain, &mut part) {
             let writes = &chain[self.group].writes[self.write..];
             let at_bytes = writes[0].at_bytes + self.skip as u64;
+            let lent = rooms.and_then(|rooms| {
+                let (at, len) = lent_run(rooms, writes, self.skip, BESIDE_BYTES - beside)?;
+                rooms.lent(at, len)
+            });
+            if let Some(block) = lent {
+                self.pass(writes, block.len());
+                beside += block.len();
+                part.blocks.push((at_bytes, block));
+                continue;
+            }
             let want = run_bytes(writes, self.skip, PART_BYTES - bytes);
             let block = match part.blocks.is_empty() {
                 false => blocks(want),
@@ -387,6 +415,22 @@ impl Place {
             part.blocks.push((at_bytes, block));
         }
         Ok(part)
+    }
+
+    /// Passes over so many bytes of what comes next.
+    fn pass(&mut self, writes: &[Write], mut len: usize) {
+        for write in writes {
+            let left = write.block.len() - self.skip;
+            if len < left {
+                self.skip += len;
+                return;
+            }
+            len -= left;
+            (self.write, self.skip) = (self.write + 1, 0);
+            if len == 0 {
+                return;
+            }
+        }
     }
 
     /// Fills `block` with what comes next, from one write after the other.
@@ -406,6 +450,39 @@ impl Place {
             }
         }
     }
+}
+
+/// How much of `writes`, of the first from `skip` on, lies in rooms in one piece as it does on the
+/// disk, and where: at most `most` bytes.
+fn lent_run(rooms: &Rooms, writes: &[Write], skip: usize, most: usize) -> Option<(usize, usize)> {
+    let mut found: Option<(usize, usize)> = None;
+    let (mut skip, mut end) = (skip, writes.first()?.at_bytes);
+    'run: for write in writes.iter().take_while(|write| {
+        let joins = write.at_bytes == end;
+        end += write.block.len() as u64;
+        joins
+    }) {
+        let mut left = write.block.len();
+        for piece in write.block.lent() {
+            left = left.saturating_sub(piece.len());
+            let bytes = piece.get(skip..).unwrap_or_default();
+            skip = skip.saturating_sub(piece.len());
+            if bytes.is_empty() {
+                continue;
+            }
+            let Some(place) = rooms.place_of(bytes) else { break 'run };
+            let (at, len) = found.unwrap_or((place, 0));
+            if place != at + len || len >= most {
+                break 'run;
+            }
+            found = Some((at, (len + bytes.len()).min(most)));
+        }
+        if left > 0 {
+            // The rest of the block is zeroes.
+            break;
+        }
+    }
+    found
 }
 
 /// How much of `writes`, of the first from `skip` on, lies in one piece; `most` of it.

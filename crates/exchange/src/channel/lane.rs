@@ -502,7 +502,7 @@ struct Arrived<'a> {
 
 impl GoodsIn for Arrived<'_> {
     fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
-        self.session.heap().claim(name).map(Block::from)
+        self.session.heap().arrived(name)
     }
 
     fn end(&mut self, lane: u32) -> Result<LaneEnd, Violation> {

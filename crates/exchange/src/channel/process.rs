@@ -411,6 +411,13 @@ impl Session {
         self.heap.block(len)
     }
 
+    /// Tells of `memory`, which both sides map and one of them writes: blocks that lie in it
+    /// ([`Rooms::lent`](crate::heap::Rooms::lent)) cross by their place. Both sides say it once,
+    /// before the first.
+    pub fn know(&self, memory: Arc<Shared>) {
+        self.heap.know(memory);
+    }
+
     /// Where every byte of this side's slots is.
     pub fn audit(self: &Arc<Self>) -> Audit {
         self.settle();

@@ -10,14 +10,20 @@
 //! A request is bytes of the protocol that the server speaks; nothing here looks into them.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use super::Node;
+use crate::heap::Room;
 
 /// Remembers requests until what they changed is safe, and their answers given.
 pub trait Recorder: Sync {
+    /// Memory for contents of up to `len` bytes, which need not be copied to be remembered; there
+    /// may be none left.
+    fn room(&self, len: usize) -> Option<Room>;
+
     /// The calling thread begins to work on a request. What may change the tree comes with the
-    /// request's bytes, in two parts.
-    fn begin(&self, unique: u64, changing: Option<[&[u8]; 2]>);
+    /// request's bytes, and what follows them.
+    fn begin(&self, unique: u64, changing: Option<(&[u8], Contents<'_>)>);
 
     /// It was answered.
     fn done(&self);
@@ -57,6 +63,15 @@ pub trait Recorder: Sync {
     fn give_back(&self, node: Node);
 }
 
+/// What follows a request's first bytes.
+#[derive(Clone, Copy, Debug)]
+pub enum Contents<'a> {
+    /// These bytes, if any.
+    Bytes(&'a [u8]),
+    /// What was read into a room.
+    Room(&'a Arc<Room>),
+}
+
 /// A request that changed the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inherited {
@@ -64,7 +79,7 @@ pub struct Inherited {
     pub at: u64,
     /// What its answer is called.
     pub unique: u64,
-    /// Its bytes.
+    /// Its bytes; of one that the tree has, contents that lie in a room are left out.
     pub request: Vec<u8>,
     /// The node that it made.
     pub made: Option<Node>,

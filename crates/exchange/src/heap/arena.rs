@@ -20,11 +20,11 @@
 //! or when its death is confirmed.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, OnceLock, PoisonError,
     atomic::{AtomicU64, Ordering::*},
 };
 
-use super::Block;
+use super::{Block, Memory, rooms};
 use crate::{shm::Shared, violation::Violation};
 
 /// A block's name on the wire.
@@ -37,6 +37,9 @@ pub struct BlockName {
     /// Length of the block in bytes.
     pub len: u32,
 }
+
+/// Names no slot: what lies beside, at the byte that the generation says.
+const BESIDE: u32 = u32::MAX;
 
 /// Last generation of a slot.
 const GENERATION_MAX: u32 = (1 << 31) - 1;
@@ -128,6 +131,8 @@ pub struct Arena {
     let_go_at: usize,
     slots: Box<[Slot]>,
     free: Box<[FreeList]>,
+    /// A memory that both sides know of, which one of them writes.
+    beside: OnceLock<Arc<Shared>>,
 }
 
 /// Where the bytes of one side's slots are. They add up to what the arena has.
@@ -201,7 +206,7 @@ impl Arena {
             .into_iter()
             .map(|(slot_bytes, free)| FreeList { slot_bytes, free: Mutex::new(free) })
             .collect();
-        Self { shared, let_go_at, slots: slots.into(), free }
+        Self { shared, let_go_at, slots: slots.into(), free, beside: OnceLock::new() }
     }
 
     /// A block of `len` bytes, from the smallest slot that holds it; its contents are
@@ -243,6 +248,11 @@ impl Arena {
     /// Gives a block to the peer; returns its name. Private memory, and slots of other
     /// arenas, are copied into a slot of this one first; `None` if there is no room.
     pub(crate) fn give(self: &Arc<Self>, block: Block) -> Option<BlockName> {
+        if let (Memory::Beside(lent), Some(memory)) = (&block.0, self.beside.get())
+            && let Some(generation) = lent.place_in(memory)
+        {
+            return Some(BlockName { slot: BESIDE, generation, len: lent.len() as u32 });
+        }
         match block.into_slot() {
             Ok(held) if held.can_go_over(self) => Some(self.hand_over(held)),
             Ok(held) => self.copied(&held.into()).map(|held| self.hand_over(held)),
@@ -271,6 +281,23 @@ impl Arena {
         let len = held.len;
         slot.store(Entry { place: Place::Away, len, ..entry });
         BlockName { slot: held.index, generation: entry.generation, len }
+    }
+
+    /// Takes what the peer gives: a slot, or a part of what lies beside.
+    pub(crate) fn arrived(self: &Arc<Self>, name: BlockName) -> Result<Block, Violation> {
+        match self.beside.get().filter(|_| name.slot == BESIDE) {
+            Some(memory) => rooms::Lent::found(memory, name.generation, name.len)
+                .map(|lent| Block(Memory::Beside(lent)))
+                .ok_or(Violation::BlockLength(name.slot)),
+            None => self.claim(name).map(Block::from),
+        }
+    }
+
+    /// Tells of a memory that the other side maps, too, and one of both writes. Once; both say it
+    /// before anything in it is given.
+    pub(crate) fn know(&self, memory: Arc<Shared>) {
+        // The first stays.
+        let _ = self.beside.set(memory);
     }
 
     /// Takes a slot that the peer gives.

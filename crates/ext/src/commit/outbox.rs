@@ -8,7 +8,8 @@
 //! Law 2: nothing here takes the gate, and the gate's holder only seals: messages, settling
 //! and waiting are outside of it.
 //! Law 3: once the disk refused a chain nothing is sent any more.
-//! Law 4: a sync that is alone sends and waits in one message. Others that send meanwhile wait
+//! Law 4: contents that no chain in the queue leads to may be sent later, by another thread.
+//! Law 5: a sync that is alone sends and waits in one message. Others that send meanwhile wait
 //! with it, as they would for the device.
 
 use std::collections::VecDeque;
@@ -88,6 +89,8 @@ pub(crate) struct Outbox {
     queue: Mutex<Queue>,
     /// Whether the queue holds anything.
     waiting: AtomicBool,
+    /// Whether it holds more than contents that go ahead.
+    is_due: AtomicBool,
     /// Bytes that were sealed and that readers of the disk may not see yet.
     flying_bytes: AtomicU64,
     /// Bytes that were sealed and not sent.
@@ -135,6 +138,7 @@ impl Outbox {
             block_bytes: index(block_bytes.into()),
             queue: Mutex::default(),
             waiting: AtomicBool::new(false),
+            is_due: AtomicBool::new(false),
             flying_bytes: AtomicU64::new(0),
             sent: Mutex::default(),
         }
@@ -153,6 +157,10 @@ impl Outbox {
         let mut queue = self.queue.lock();
         queue.sealed = queue.sealed.saturating_add(1);
         let sealed = queue.sealed;
+        let ahead = chain.needed.is_none() && chain.after != After::Everything;
+        if !ahead {
+            self.is_due.store(true, Ordering::Relaxed);
+        }
         queue.chains.push_back((sealed, number, chain));
         self.waiting.store(true, Ordering::Release);
         sealed
@@ -196,6 +204,13 @@ impl Outbox {
         self.flying_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether contents wait to be sent, and nothing else: fewer than `most` bytes of them.
+    pub(crate) fn can_wait(&self, most: u64) -> bool {
+        self.waiting.load(Ordering::Acquire)
+            && !self.is_due.load(Ordering::Relaxed)
+            && self.unsent_bytes.load(Ordering::Relaxed) < most
+    }
+
     /// Hands what is sealed to the disk; the number of the last change that it has taken now.
     /// With `and_wait` what syncs wait for is durable then, if the last chain brings it:
     /// [`Outbox::needed`] says.
@@ -213,6 +228,9 @@ impl Outbox {
                 let mut queue = self.queue.lock();
                 let next = queue.chains.pop_front();
                 self.waiting.store(next.is_some(), Ordering::Release);
+                if next.is_none() {
+                    self.is_due.store(false, Ordering::Relaxed);
+                }
                 next
             };
             let Some((sealed, number, chain)) = next else { return Ok(taken) };

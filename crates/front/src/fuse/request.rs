@@ -6,17 +6,19 @@
 //!   any other request:       all of it, together at the front of the rest
 //! ```
 //!
-//! A client that writes one piece after the other writes pieces of one length, most often.
-//! So data that is as long as expected arrives in memory of its own and is not copied on
-//! its way into what waits to be written.
+//! Where requests are remembered, data arrives in the memory that remembers it, and is not copied
+//! on its way into what waits to be written. Elsewhere it has memory of its own if it is as long as
+//! expected: a client that writes one piece after the other writes pieces of one length, most often.
 
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use draconis_exchange::contract::file::{FileServer, Write};
+use draconis_exchange::contract::recorder::{Contents, Recorder};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Node, Refusal};
-use draconis_exchange::heap::{Block, Piece, Private};
+use draconis_exchange::heap::{Block, Piece, Private, Room};
 use rustix::io::Errno;
 
 use super::raw::{self, Header, WRITE_DATA_AT};
@@ -28,6 +30,8 @@ const ROOM_BYTES: usize = 4096;
 
 /// Lengths of writes that are expected again: whole blocks of any volume there is.
 const UNIT_BYTES: usize = 1024;
+/// Shorter data is copied: a room takes whole pages.
+const ROOM_FROM_BYTES: usize = 2048;
 /// From this length on memory comes in whole pages, which are used again.
 const PAGES_FROM_BYTES: usize = 64 << 10;
 
@@ -44,6 +48,8 @@ pub(super) struct Request {
     expected: Memory,
     /// The data of a write as expected, in a vacant block.
     data: Option<Block>,
+    /// The room that it lies in.
+    room: Option<Arc<Room>>,
     /// How long the last write was, in bytes.
     last_write: usize,
 }
@@ -59,13 +65,23 @@ impl Request {
             head: [0; WRITE_DATA_AT],
             expected: Memory::new(0),
             data: None,
+            room: None,
             last_write: 0,
         }
     }
 
-    /// Reads the next one.
-    pub(super) fn read(&mut self, fuse: impl AsFd) -> Result<(), Errno> {
-        self.data = None;
+    /// Reads the next one; what `recorder` remembers of it lies in a room, while there is one.
+    pub(super) fn read(
+        &mut self,
+        fuse: impl AsFd,
+        recorder: Option<&dyn Recorder>,
+    ) -> Result<(), Errno> {
+        (self.data, self.room) = (None, None);
+        if !matches!(self.expected, Memory::Room(_))
+            && let Some(room) = recorder.and_then(|recorder| recorder.room(REQUEST_BYTES))
+        {
+            self.expected = Memory::Room(room);
+        }
         let Self { block, head, expected, .. } = self;
         let block = block.bytes_mut().unwrap_or_default();
         let before = head.len() + expected.as_ref().len();
@@ -82,10 +98,24 @@ impl Request {
         let writes = Header::of(&self.head[..len.min(WRITE_DATA_AT)]).is_some_and(Header::writes);
         let data_len = len.saturating_sub(WRITE_DATA_AT);
         let expected = self.expected.as_ref().len();
-        if writes && data_len == expected && data_len > 0 {
+        let lends = match self.expected {
+            Memory::Room(_) => (ROOM_FROM_BYTES..=expected).contains(&data_len),
+            _ => data_len == expected && data_len > 0,
+        };
+        if writes && lends {
             let mut data = Block::vacant(data_len);
-            let next = Memory::new(expected);
-            data.put(0, Piece::new(std::mem::replace(&mut self.expected, next)));
+            match std::mem::replace(&mut self.expected, Memory::new(0)) {
+                Memory::Room(mut room) => {
+                    room.shorten(data_len);
+                    let room = Arc::new(room);
+                    data.put(0, Piece::of(room.clone(), 0..data_len));
+                    self.room = Some(room);
+                }
+                memory => {
+                    data.put(0, Piece::new(memory));
+                    self.expected = Memory::new(expected);
+                }
+            }
             self.data = Some(data);
         } else {
             // Short, as a rule: no request but a write is long.
@@ -93,7 +123,7 @@ impl Request {
             self.block.copy_in(0, &self.head[..head]);
             self.block.copy_in(head, &self.expected.as_ref()[..behind]);
         }
-        if writes {
+        if writes && !matches!(self.expected, Memory::Room(_)) && self.room.is_none() {
             let repeated = data_len == self.last_write && data_len.is_multiple_of(UNIT_BYTES);
             if repeated && data_len != expected && data_len <= REQUEST_BYTES {
                 self.expected = Memory::new(data_len);
@@ -109,10 +139,14 @@ impl Request {
         (request.len == bytes.len()).then_some(request)
     }
 
-    /// All of it, in two parts.
-    pub(super) fn parts(&self) -> [&[u8]; 2] {
-        let data = self.data.as_ref().and_then(|data| data.pieces().next());
-        [self.bytes(), data.unwrap_or_default()]
+    /// All of it.
+    pub(super) fn parts(&self) -> (&[u8], Contents<'_>) {
+        let data = || self.data.as_ref().and_then(|data| data.pieces().next());
+        let contents = match &self.room {
+            Some(room) => Contents::Room(room),
+            None => Contents::Bytes(data().unwrap_or_default()),
+        };
+        (self.bytes(), contents)
     }
 
     /// Whether nothing came.
@@ -188,6 +222,7 @@ impl Request {
 
 /// Memory for the data of one write.
 enum Memory {
+    Room(Room),
     Small(Box<[u8]>),
     Pages(Private),
 }
@@ -204,6 +239,7 @@ impl Memory {
 
     fn as_mut(&mut self) -> &mut [u8] {
         match self {
+            Self::Room(room) => room,
             Self::Small(bytes) => bytes,
             Self::Pages(bytes) => bytes,
         }
@@ -213,6 +249,7 @@ impl Memory {
 impl AsRef<[u8]> for Memory {
     fn as_ref(&self) -> &[u8] {
         match self {
+            Self::Room(room) => room,
             Self::Small(bytes) => bytes,
             Self::Pages(bytes) => bytes,
         }
@@ -243,7 +280,7 @@ mod tests {
             let body: Vec<u8> = (0..len).map(|at| at as u8).collect();
             let sent = message(opcode, &body);
             send(&kernel, &sent, SendFlags::empty()).unwrap();
-            request.read(&device).unwrap();
+            request.read(&device, None).unwrap();
             let elsewhere = request.elsewhere();
             if elsewhere > 0 {
                 let data = request.data.as_ref().unwrap();
@@ -274,10 +311,10 @@ mod tests {
         let (kernel, device) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let mut request = Request::new();
         send(&kernel, &[1, 2, 3], SendFlags::empty()).unwrap();
-        request.read(&device).unwrap();
+        request.read(&device, None).unwrap();
         assert_eq!((request.bytes(), request.is_empty()), (&[1, 2, 3][..], false));
         drop(kernel);
-        request.read(&device).unwrap();
+        request.read(&device, None).unwrap();
         assert!(request.is_empty() && request.bytes().is_empty());
     }
 }

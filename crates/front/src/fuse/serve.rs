@@ -332,7 +332,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         loop {
             let mut patience = self.turn();
             loop {
-                match request.read(self.fuse) {
+                match request.read(self.fuse, self.server.recorder) {
                     // The other end of what is no device was closed.
                     Ok(()) if request.is_empty() => return Ok(()),
                     Ok(()) => {}

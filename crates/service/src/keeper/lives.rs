@@ -13,6 +13,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::shm::Shared;
@@ -35,7 +36,7 @@ const REMEMBERED: usize = 1024;
 /// What outlives the workers of a mount.
 pub(super) struct Lives {
     source: Source,
-    log: Shared,
+    log: Arc<Shared>,
     options: MountOptions,
     epoch: u64,
     /// An epoch, and the last of its changes that the disk has taken.
@@ -79,7 +80,7 @@ impl Lives {
     }
 
     /// Those that another program has had until now.
-    pub(super) fn resume(source: Source, log: Shared, past: Past) -> Self {
+    pub(super) fn resume(source: Source, log: Arc<Shared>, past: Past) -> Self {
         let Past { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
         Self { source, log, options, epoch, taken, deaths, died_over, refused, next: Next::None }
@@ -126,7 +127,7 @@ impl Lives {
                 return;
             }
         }
-        self.next = match Worker::prepare(&self.source, self.log.as_fd(), &self.options) {
+        self.next = match Worker::prepare(&self.source, &self.log, &self.options) {
             Ok(ready) => Next::Waits(Box::new(ready)),
             Err(error) => {
                 log::warn!("no process waits to follow a worker: {error}");
@@ -161,7 +162,7 @@ impl Lives {
                 opened => return opened,
             }
         }
-        Worker::start(&self.source, self.log.as_fd(), &start)
+        Worker::start(&self.source, &self.log, &start)
     }
 
     /// One has died, or was killed by another process; `taken` is the last of its changes that
