@@ -10,11 +10,13 @@
 //!
 //! Law 1: of all processes that map these pages one writes to them, through rooms alone.
 //! Law 2: a room is given out again once the last who held it has let it go.
+//! Law 3: pages are there when a room is given out. A process that is killed while the kernel has to
+//! find a page for what it copies there leaves the client of a FUSE request with EIO.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{ALIGN_BYTES, Block, Memory};
@@ -30,6 +32,8 @@ pub struct Rooms {
     /// Runs of free pages: first page, and count. No two of them touch.
     free: Mutex<BTreeMap<usize, usize>>,
     used: AtomicUsize,
+    /// Of each page, whether this process has touched it.
+    touched: Box<[AtomicBool]>,
 }
 
 impl Rooms {
@@ -46,10 +50,11 @@ impl Rooms {
         assert!(part.start.is_multiple_of(ALIGN_BYTES) && part.len().is_multiple_of(ALIGN_BYTES));
         let (start, pages) = (part.start, part.len() / ALIGN_BYTES);
         let free = Mutex::new(BTreeMap::from([(0, pages)]));
-        Arc::new(Self { memory, start, pages, free, used: AtomicUsize::new(0) })
+        let touched = (0..pages).map(|_| AtomicBool::new(false)).collect();
+        Arc::new(Self { memory, start, pages, free, used: AtomicUsize::new(0), touched })
     }
 
-    /// A room of `len` bytes with whatever was in it, while there is one. The first that is free:
+    /// A room of `len` bytes with whatever was in it, or zeroes, while there is one. The first that is free:
     /// memory that was never used costs nothing.
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Room> {
         let pages = len.div_ceil(ALIGN_BYTES);
@@ -57,7 +62,15 @@ impl Rooms {
         let (first, count) = free.iter().find(|(_, count)| **count >= pages)?;
         let (first, count) = (*first, *count);
         self.occupy(&mut free, (first, count), first, pages);
-        Some(Room { rooms: self.clone(), first, len })
+        drop(free);
+        let mut room = Room { rooms: self.clone(), first, len };
+        for (nth, touched) in self.touched[first..first + pages].iter().enumerate() {
+            if !touched.load(Ordering::Relaxed) {
+                room[nth * ALIGN_BYTES] = 0;
+                touched.store(true, Ordering::Relaxed);
+            }
+        }
+        Some(room)
     }
 
     /// The room of `len` bytes at `place`, as [`Room::place`] said of it before, in this process
