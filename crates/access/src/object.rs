@@ -18,11 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use draconis_device::{
-    ChainBounds, Claim, Disk, Error as DiskError, Extent, FileOptions, Group as DiskGroup,
-    OpenedFile, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency, claim,
-};
-use draconis_exchange::heap::Block;
+use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
 use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
 use draconis_service::elsewhere::Served;
 use rustix::io::Errno;
@@ -310,41 +306,11 @@ struct DiskOfStore {
     _held: Arc<Held>,
 }
 
-impl Disk for DiskOfStore {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
+impl draconis_device::Through for DiskOfStore {
+    type Below = ObjectDisk;
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk.read(at, into, urgency)
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<DiskGroup>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
-        self.disk.submit_chain(chain, after)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.wait(ticket)
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
-        self.disk.discard(extents, after)
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, DiskError> {
-        self.disk.reserve(bytes)
+    fn disk(&self) -> &ObjectDisk {
+        &self.disk
     }
 }
 

@@ -317,13 +317,15 @@ fn returned(
     Some(chain)
 }
 
-impl<T: Tables> Disk for Changing<T> {
-    fn properties(&self) -> Properties {
-        self.properties
+impl<T: Tables> draconis_device::Through for Changing<T> {
+    type Below = dyn Disk;
+
+    fn disk(&self) -> &Self::Below {
+        &**self.file.disk()
     }
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.file.disk().chain_bounds()
+    fn properties(&self) -> Properties {
+        self.properties
     }
 
     fn read(&self, at: Extent, mut into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
@@ -332,7 +334,7 @@ impl<T: Tables> Disk for Changing<T> {
         }
         let places = self.places(&mut self.lock().tables, at.start_bytes, at.len_bytes);
         if let Ok([(Place::At(from), _)]) = places.as_deref() {
-            return self.file.disk().read(Extent::new(*from, at.len_bytes), into, urgency);
+            return self.disk().read(Extent::new(*from, at.len_bytes), into, urgency);
         }
         let done = places.and_then(|places| {
             let mut bytes = vec![0; into.len()];
@@ -347,12 +349,8 @@ impl<T: Tables> Disk for Changing<T> {
         })
     }
 
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.submit_with(chain, after, Terms::default())
+    fn room_bytes(&self) -> u64 {
+        self.properties.len_bytes
     }
 
     fn submit_with(
@@ -361,7 +359,7 @@ impl<T: Tables> Disk for Changing<T> {
         after: &[Ticket],
         terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let bounds = self.chain_bounds();
+        let bounds = self.disk().chain_bounds();
         let checked = match self.properties.check_chain(&chain) {
             Ok(()) if !ChainBounds::of(&chain).is_within(bounds) => {
                 Err(DiskError::TooMuch { bounds })
@@ -387,7 +385,7 @@ impl<T: Tables> Disk for Changing<T> {
         };
         drop(state);
         let (groups, homes) = Self::parted(&mut chain, &plan);
-        match self.file.disk().submit_with(groups, after, terms) {
+        match self.disk().submit_with(groups, after, terms) {
             Ok(tickets) => {
                 let mut state = self.lock();
                 state.newest = tickets.last().copied().unwrap_or(state.newest).max(state.newest);
@@ -397,14 +395,6 @@ impl<T: Tables> Disk for Changing<T> {
                 Err(Refused { goods: returned(chain, &homes, goods), error })
             }
         }
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.file.disk().settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.file.disk().wait(ticket)
     }
 
     /// What lies in a place of its own keeps that, and the file loses its room.
@@ -432,11 +422,7 @@ impl<T: Tables> Disk for Changing<T> {
                 done += here;
             }
         }
-        self.file.disk().discard(&there, after)
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, DiskError> {
-        self.file.disk().reserve(bytes)
+        self.disk().discard(&there, after)
     }
 }
 

@@ -51,7 +51,7 @@ impl Ahead {
 }
 
 /// As many requests as these are in flight at once.
-const READERS: usize = 4;
+const READERS: usize = 8;
 
 /// One request for all neighbours where that is possible; each for itself where it is not, or
 /// if it failed: then some may still succeed.

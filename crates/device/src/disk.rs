@@ -400,58 +400,6 @@ pub trait Disk: Send + Sync {
     }
 }
 
-/// A disk that several hold is a disk.
-impl<D: Disk + ?Sized> Disk for Arc<D> {
-    fn properties(&self) -> Properties {
-        (**self).properties()
-    }
-
-    fn room_bytes(&self) -> u64 {
-        (**self).room_bytes()
-    }
-
-    fn chain_bounds(&self) -> ChainBounds {
-        (**self).chain_bounds()
-    }
-
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        (**self).read(at, into, urgency)
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        (**self).submit_chain(chain, after)
-    }
-
-    fn submit_with(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-        terms: Terms,
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        (**self).submit_with(chain, after, terms)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        (**self).settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        (**self).wait(ticket)
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        (**self).discard(extents, after)
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        (**self).reserve(bytes)
-    }
-}
-
 impl Properties {
     /// Checks that `at` lies on this disk in whole sectors.
     ///

@@ -25,6 +25,8 @@ const RUN_REQUESTS: usize = 64;
 pub(crate) struct Elevator {
     waiting: BTreeMap<(u64, u64), Request>,
     waiting_bytes: u64,
+    /// Requests that follow another one without a gap.
+    neighbours: u64,
     arrivals: u64,
     head_bytes: u64,
 }
@@ -34,7 +36,10 @@ impl Elevator {
         // The arrival number tells two requests for one place from each other.
         self.arrivals += 1;
         self.waiting_bytes += request.at.len_bytes;
-        self.waiting.insert((request.at.start_bytes, self.arrivals), request);
+        let key = (request.at.start_bytes, self.arrivals);
+        self.neighbours -= self.neighbours_at(key);
+        self.waiting.insert(key, request);
+        self.neighbours += self.neighbours_at(key);
     }
 
     pub(crate) fn pop(&mut self) -> Option<Request> {
@@ -44,7 +49,10 @@ impl Elevator {
     }
 
     fn take(&mut self, key: &(u64, u64)) -> Option<Request> {
-        let request = self.waiting.remove(key)?;
+        self.neighbours -= self.neighbours_at(*key);
+        let request = self.waiting.remove(key);
+        self.neighbours += self.neighbours_at(*key);
+        let request = request?;
         self.waiting_bytes -= request.at.len_bytes;
         self.head_bytes = request.at.end_bytes().unwrap_or(0);
         Some(request)
@@ -57,7 +65,21 @@ impl Elevator {
 
     /// How many runs what waits would make, at the least.
     pub(crate) fn runs(&self) -> u64 {
-        self.waiting_bytes.div_ceil(RUN_BYTES)
+        self.waiting_bytes.div_ceil(RUN_BYTES).max(self.len() - self.neighbours)
+    }
+
+    /// How many of the request at `key`, and those beside it, follow the one before them.
+    fn neighbours_at(&self, key: (u64, u64)) -> u64 {
+        let before = self.waiting.range(..key).next_back();
+        let from =
+            self.waiting.range(key..).take(if self.waiting.contains_key(&key) { 2 } else { 1 });
+        let mut end = None;
+        let follows = |((start, _), it): (&(u64, u64), &Request)| {
+            let follows = end == Some(*start);
+            end = it.at.end_bytes();
+            u64::from(follows)
+        };
+        before.into_iter().chain(from).map(follows).sum()
     }
 
     /// The next request with those that follow it without a gap.
@@ -107,5 +129,22 @@ mod tests {
         let runs: Vec<usize> =
             std::iter::from_fn(|| Some(elevator.pop_run().len()).filter(|len| *len > 0)).collect();
         assert_eq!(runs, [3, 2, 1]);
+    }
+
+    /// Counted as they come and go, and one after the other.
+    #[test]
+    fn runs_that_wait_are_known() {
+        let (mut elevator, mut random) = (Elevator::default(), crate::Random::new(3));
+        for round in 0..4000 {
+            if round / 200 % 2 == 0 || elevator.pop().is_none() {
+                let (promise, _) = pending();
+                let at = Extent::new(random.below(60) * 5, 5 + 5 * random.below(2));
+                elevator.push(Request { at, into: Block::private(0), promise });
+            }
+            let all: Vec<Extent> = elevator.waiting.values().map(|it| it.at).collect();
+            let joined =
+                all.windows(2).filter(|pair| pair[0].end_bytes() == Some(pair[1].start_bytes));
+            assert_eq!(elevator.runs(), (all.len() - joined.count()) as u64);
+        }
     }
 }

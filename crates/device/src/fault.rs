@@ -8,8 +8,7 @@ use std::time::Duration;
 use draconis_exchange::heap::Block;
 
 use crate::{
-    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
-    Urgency, Write,
+    Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, Terms, Ticket, Urgency, Write,
 };
 
 /// What a fault does to the request it hits.
@@ -172,6 +171,44 @@ impl<D: Disk> FaultDisk<D> {
     fn is_spoiled(&self, at: Extent) -> bool {
         let end = at.start_bytes.saturating_add(at.len_bytes);
         self.rotten().range(at.start_bytes..end.max(at.start_bytes)).next().is_some()
+    }
+
+    /// Takes a chain, as far as faults let it.
+    fn take(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let refuse = |chain, error| Err(Refused { goods: Some(chain), error });
+        let mut writing = self.writing();
+        if let Some(broken) = &writing.broken {
+            let error = if broken.is_dark { Error::Gone } else { Error::Stopped };
+            return refuse(chain, error);
+        }
+        let faults = self.group_faults(&chain, writing.groups);
+        writing.groups += chain.len() as u64;
+        let mut breaks = None;
+        for &(nth, _, fault) in &faults {
+            match fault {
+                Fault::Delay(time) => std::thread::sleep(time),
+                Fault::Lost | Fault::Misdirected { .. } | Fault::Rot { .. } => {}
+                Fault::Break { .. } | Fault::PowerCut { .. } => {
+                    breaks.get_or_insert((nth, fault));
+                }
+                _ => {
+                    let first = chain[nth].writes.first();
+                    let extent = first.map_or(Extent::new(0, 0), extent_of);
+                    return refuse(chain, failed("write", extent));
+                }
+            }
+        }
+        match breaks {
+            Some((nth, fault)) => self.break_in(chain, after, nth, fault, &mut writing.broken),
+            None if faults.is_empty() && self.rotten().is_empty() => {
+                self.disk.submit_chain(chain, after)
+            }
+            None => self.submit_harmed(chain, after, &faults),
+        }
     }
 
     /// Takes a chain of which some writes get lost or astray.
@@ -362,17 +399,11 @@ fn failed(what: &'static str, extent: Extent) -> Error {
     Error::Io { what, extent, errno: rustix::io::Errno::IO }
 }
 
-impl<D: Disk> Disk for FaultDisk<D> {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
+impl<D: Disk> crate::Through for FaultDisk<D> {
+    type Below = D;
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-
-    fn room_bytes(&self) -> u64 {
-        self.disk.room_bytes()
+    fn disk(&self) -> &D {
+        &self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
@@ -386,7 +417,7 @@ impl<D: Disk> Disk for FaultDisk<D> {
             _ => false,
         });
         if faults.is_empty() && !self.is_spoiled(at) {
-            return self.disk.read(at, into, urgency);
+            return self.disk().read(at, into, urgency);
         }
         let first_of = |hits| match hits {
             Hits::Reads(extent) => extent.start_bytes.max(at.start_bytes),
@@ -400,7 +431,7 @@ impl<D: Disk> Disk for FaultDisk<D> {
                 _ => {}
             }
         }
-        let mut answer = self.spoil(from, self.disk.read_now(from, into));
+        let mut answer = self.spoil(from, self.disk().read_now(from, into));
         for (hits, fault) in faults {
             answer = match (fault, answer) {
                 (Fault::Delay(time), answer) => {
@@ -423,46 +454,20 @@ impl<D: Disk> Disk for FaultDisk<D> {
         Pending::ready(answer)
     }
 
-    fn submit_chain(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let refuse = |chain, error| Err(Refused { goods: Some(chain), error });
-        let mut writing = self.writing();
-        if let Some(broken) = &writing.broken {
-            let error = if broken.is_dark { Error::Gone } else { Error::Stopped };
-            return refuse(chain, error);
-        }
-        let faults = self.group_faults(&chain, writing.groups);
-        writing.groups += chain.len() as u64;
-        let mut breaks = None;
-        for &(nth, _, fault) in &faults {
-            match fault {
-                Fault::Delay(time) => std::thread::sleep(time),
-                Fault::Lost | Fault::Misdirected { .. } | Fault::Rot { .. } => {}
-                Fault::Break { .. } | Fault::PowerCut { .. } => {
-                    breaks.get_or_insert((nth, fault));
-                }
-                _ => {
-                    let first = chain[nth].writes.first();
-                    let extent = first.map_or(Extent::new(0, 0), extent_of);
-                    return refuse(chain, failed("write", extent));
-                }
-            }
-        }
-        match breaks {
-            Some((nth, fault)) => self.break_in(chain, after, nth, fault, &mut writing.broken),
-            None if faults.is_empty() && self.rotten().is_empty() => {
-                self.disk.submit_chain(chain, after)
-            }
-            None => self.submit_harmed(chain, after, &faults),
-        }
+        let tickets = self.take(chain, after)?;
+        terms.wait(self, &tickets)?;
+        Ok(tickets)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         self.broken(ticket)?;
-        self.disk.settle(ticket)
+        self.disk().settle(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
@@ -473,7 +478,7 @@ impl<D: Disk> Disk for FaultDisk<D> {
                 _ => return Err(failed("flush", Extent::new(0, 0))),
             }
         }
-        self.disk.wait(ticket)
+        self.disk().wait(ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
@@ -481,7 +486,7 @@ impl<D: Disk> Disk for FaultDisk<D> {
         match &self.writing().broken {
             Some(broken) if broken.is_dark => Err(Error::Gone),
             Some(_) => Ok(()),
-            None => self.disk.discard(extents, after),
+            None => self.disk().discard(extents, after),
         }
     }
 }

@@ -63,6 +63,7 @@ pub mod sim;
 #[cfg(test)]
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
+mod through;
 mod uring;
 mod view;
 mod writer;
@@ -79,4 +80,5 @@ pub use pending::{Answer, Pending, Promise, pending};
 pub use random::Random;
 pub use record::{Event, RecordDisk};
 pub use remote::{Blocks, CHAIN_BOUNDS, RemoteDisk, serve};
+pub use through::Through;
 pub use view::View;

@@ -5,8 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use draconis_exchange::heap::Block;
 
 use crate::{
-    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket,
-    Urgency, Write,
+    Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, Terms, Ticket, Urgency, Write,
 };
 
 /// One request, in the order in which they were made.
@@ -85,60 +84,49 @@ fn copies(group: &Group) -> Vec<(u64, Vec<u8>)> {
     group.writes.iter().map(copy).collect()
 }
 
-impl<D: Disk> Disk for RecordDisk<D> {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
+impl<D: Disk> crate::Through for RecordDisk<D> {
+    type Below = D;
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-
-    fn room_bytes(&self) -> u64 {
-        self.disk.room_bytes()
+    fn disk(&self) -> &D {
+        &self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.note(Event::Read(at, urgency));
-        self.disk.read(at, into, urgency)
+        self.disk().read(at, into, urgency)
     }
 
-    fn submit_chain(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let copies: Vec<_> = chain.iter().map(copies).collect();
         // Held over both, so that the list has the groups in the order of their tickets.
         let mut events = self.lock();
-        let tickets = self.disk.submit_chain(chain, after)?;
+        let tickets = self.disk().submit_chain(chain, after)?;
         let mut after = after.to_vec();
         for (&ticket, writes) in tickets.iter().zip(copies) {
             let follows = std::mem::replace(&mut after, vec![ticket]);
             let chain = tickets.first().copied().unwrap_or(ticket);
             events.push(Event::Group { ticket, chain, after: follows, writes });
         }
+        drop(events);
+        terms.wait(self, &tickets)?;
         Ok(tickets)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket)
-    }
-
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.wait(ticket)?;
+        self.disk().wait(ticket)?;
         self.note(Event::Durable(ticket));
         Ok(())
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        self.disk.reserve(bytes)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // Held over both: it stands before the groups that it leaves alone.
         let mut events = self.lock();
-        self.disk.discard(extents, after)?;
+        self.disk().discard(extents, after)?;
         events.push(Event::Discard { extents: extents.to_vec(), after: after.to_vec() });
         Ok(())
     }

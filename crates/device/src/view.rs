@@ -5,8 +5,7 @@ use std::sync::Arc;
 use draconis_exchange::heap::Block;
 
 use crate::{
-    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Terms,
-    Ticket, Urgency,
+    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Terms, Ticket, Urgency,
 };
 
 /// The bytes of `extent` of another disk, from zero.
@@ -39,30 +38,28 @@ impl View {
     }
 }
 
-impl Disk for View {
+impl crate::Through for View {
+    type Below = dyn Disk;
+
+    fn disk(&self) -> &Self::Below {
+        &*self.disk
+    }
+
     fn properties(&self) -> Properties {
-        Properties { len_bytes: self.extent.len_bytes, ..self.disk.properties() }
+        Properties { len_bytes: self.extent.len_bytes, ..self.disk().properties() }
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties().check(at, into.len()) {
+        if let Err(error) = Disk::properties(self).check(at, into.len()) {
             return Pending::ready(Err(Refused { goods: Some(into), error }));
         }
         // Within the view, so the sum is within the disk.
         let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
-        self.disk.read(there, into, urgency)
+        self.disk().read(there, into, urgency)
     }
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.submit_with(chain, after, Terms::default())
+    fn room_bytes(&self) -> u64 {
+        self.extent.len_bytes
     }
 
     fn submit_with(
@@ -71,13 +68,13 @@ impl Disk for View {
         after: &[Ticket],
         terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        if let Err(error) = self.properties().check_chain(&chain) {
+        if let Err(error) = Disk::properties(self).check_chain(&chain) {
             return Err(Refused { goods: Some(chain), error });
         }
         for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
             write.at_bytes += self.extent.start_bytes;
         }
-        self.disk.submit_with(chain, after, terms).map_err(|mut refused| {
+        self.disk().submit_with(chain, after, terms).map_err(|mut refused| {
             let groups = refused.goods.iter_mut().flatten();
             for write in groups.flat_map(|group| &mut group.writes) {
                 write.at_bytes -= self.extent.start_bytes;
@@ -86,23 +83,11 @@ impl Disk for View {
         })
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.wait(ticket)
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        self.disk.reserve(bytes)
-    }
-
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.properties().check_extents(extents)?;
+        Disk::properties(self).check_extents(extents)?;
         let there =
             |at: &Extent| Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
-        self.disk.discard(&extents.iter().map(there).collect::<Vec<_>>(), after)
+        self.disk().discard(&extents.iter().map(there).collect::<Vec<_>>(), after)
     }
 }
 

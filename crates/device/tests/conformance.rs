@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use draconis_device::sim::{Clock, Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
 use draconis_device::{
     Atomic, CrashOptions, Crashes, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions, Group,
-    MemoryDisk, Pending, Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, Ticket, Urgency,
-    View, Write, conform, serve,
+    MemoryDisk, Pending, Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, Terms, Ticket,
+    Urgency, View, Write, conform, serve,
 };
 use draconis_exchange::channel::process::{self, Plan, Session};
 use draconis_exchange::channel::{self, Client, Server};
@@ -362,27 +362,25 @@ fn errors_of_the_disk_come_through() {
 /// A disk whose flushes take until a test opens the gate.
 struct Gated(MemoryDisk, std::sync::Mutex<bool>, std::sync::Condvar);
 
-impl Disk for Gated {
-    fn properties(&self) -> Properties {
-        self.0.properties()
+impl draconis_device::Through for Gated {
+    type Below = MemoryDisk;
+    fn disk(&self) -> &MemoryDisk {
+        &self.0
     }
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.0.read(at, into, urgency)
-    }
-    fn submit_chain(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.0.submit_chain(chain, after)
-    }
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.0.settle(ticket)
+        let tickets = self.disk().submit_chain(chain, after)?;
+        terms.wait(self, &tickets)?;
+        Ok(tickets)
     }
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         let open = self.2.wait_while(self.1.lock().unwrap(), |open| !*open).unwrap();
         drop(open);
-        self.0.wait(ticket)
+        self.disk().wait(ticket)
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,6 +43,8 @@ use crate::{Error, FsBlock, Result};
 /// large enough for an inode table or a stretch of small files to take few reads, small
 /// enough for the cache to hold the blocks of many directories.
 const PIECE_BYTES: u64 = 32 << 10;
+/// The smallest pieces.
+const PAGE_BYTES: u64 = 4 << 10;
 
 /// Runs that a small file may have to be read with its neighbours: scattered files have
 /// none.
@@ -155,6 +157,13 @@ impl Store {
         }
     }
 
+    /// With pieces as small as pages: for who says what it will want ([`Store::expect`]).
+    pub(crate) fn of_blocks(mut self) -> Self {
+        self.piece_bytes = PAGE_BYTES.max(u64::from(self.block_bytes));
+        self.pool = Pool::new([self.piece_bytes, CHUNK_BYTES]);
+        self
+    }
+
     pub(crate) fn cache_statistics(&self) -> CacheStatistics {
         self.cache.statistics()
     }
@@ -238,6 +247,20 @@ impl Store {
         for nth in ahead.from..end {
             let key = Key { inode: 0, index: nth };
             if !self.read_ahead(key, || Ok(self.plan_of_piece(nth)), nth == ahead.mark) {
+                return;
+            }
+        }
+    }
+
+    /// Starts to read blocks of metadata that will be wanted soon, in the order of the disk and
+    /// neighbours together; no more than there is room for.
+    pub(crate) fn expect(&self, blocks: Vec<u64>) {
+        let start = |block: u64| block.checked_mul(self.block_bytes.into());
+        let places = blocks.into_iter().filter_map(start).map(|start| self.piece_place(start).0);
+        let pieces: BTreeSet<u64> = places.collect();
+        for nth in pieces {
+            let key = Key { inode: 0, index: nth };
+            if !self.read_ahead(key, || Ok(self.plan_of_piece(nth)), false) {
                 return;
             }
         }

@@ -18,8 +18,10 @@
 //! Law 3: what a checksum seals is verified once, where it is first looked at; it is looked at
 //! whether its checksum is right or not, and each wrong one is a complaint of its own.
 //! Law 4: a volume whose journal needs recovery is checked as it will be after that.
-//! Law 5: the verdict is that of `e2fsck -fn`, found out by watching it.
+//! Law 5: scattered blocks are asked for together before they are looked at (`ahead`).
+//! Law 6: the verdict is that of `e2fsck -fn`, found out by watching it.
 
+mod ahead;
 mod attributes;
 mod bits;
 mod blocks;
@@ -145,6 +147,8 @@ struct Check<'a> {
     /// Inodes on the list that the superblock begins.
     orphans: HashSet<u32>,
     directories: Mutex<Vec<u32>>,
+    /// Their inodes.
+    kept: ahead::Kept,
     /// Memory of requests that are done; a few for each thread.
     buffers: Mutex<Vec<Private>>,
     /// How often each block of attributes is referred to.
@@ -203,7 +207,8 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
     let mut check = Check {
         disk: &**disk,
         replayed,
-        store: Store::new(disk.clone(), super_.block_bytes, options.cache_bytes, 1 << 20),
+        store: Store::new(disk.clone(), super_.block_bytes, options.cache_bytes, 1 << 20)
+            .of_blocks(),
         options,
         progress,
         done: AtomicU64::new(0),
@@ -216,6 +221,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
         notes: Notes::new(super_.inodes),
         orphans: HashSet::new(),
         directories: Mutex::default(),
+        kept: ahead::Kept::default(),
         buffers: Mutex::default(),
         attribute_blocks: Mutex::default(),
         policies: Mutex::default(),

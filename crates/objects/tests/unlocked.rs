@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
 use draconis_device::{
-    Answer, ChainBounds, Disk, Error, Extent, Group as DiskGroup, MemoryDisk, Pending, Properties,
-    ReadAnswer, Refused, Ticket, Urgency,
+    Answer, Disk, Error, Extent, Group as DiskGroup, MemoryDisk, Pending, ReadAnswer, Refused,
+    Terms, Ticket, Urgency,
 };
 use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
@@ -67,35 +67,36 @@ impl Answer<ReadAnswer> for Late {
     }
 }
 
-impl Disk for Watch {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
+impl draconis_device::Through for Watch {
+    type Below = MemoryDisk;
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
+    fn disk(&self) -> &MemoryDisk {
+        &self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        Pending::run(Late { answer: self.disk.read(at, into, urgency), seen: self.seen.clone() })
+        Pending::run(Late { answer: self.disk().read(at, into, urgency), seen: self.seen.clone() })
     }
 
-    fn submit_chain(
+    fn submit_with(
         &self,
         chain: Vec<DiskGroup>,
         after: &[Ticket],
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
-        self.disk.submit_chain(chain, after)
+        let tickets = self.disk().submit_chain(chain, after)?;
+        terms.wait(self, &tickets)?;
+        Ok(tickets)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         self.seen.waits("what reads see");
-        self.disk.settle(ticket)
+        self.disk().settle(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.seen.waits("what is durable");
-        self.disk.wait(ticket)
+        self.disk().wait(ticket)
     }
 }
 

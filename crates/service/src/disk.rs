@@ -15,8 +15,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use draconis_device::{
-    ChainBounds, Disk, Error, Extent, FileDisk, FileOptions, Group, OpenedFile, Pending,
-    Properties, ReadAnswer, Refused, RemoteDisk, Terms, Ticket, Urgency, serve,
+    Disk, Error, Extent, FileDisk, FileOptions, OpenedFile, Pending, Properties, ReadAnswer,
+    Refused, RemoteDisk, Urgency, serve,
 };
 use draconis_exchange::channel::process::{Plan, Session};
 use draconis_exchange::contract::disk;
@@ -146,56 +146,29 @@ pub(crate) struct SplitDisk {
     writes: RemoteDisk,
 }
 
-impl Disk for SplitDisk {
+impl draconis_device::Through for SplitDisk {
+    type Below = RemoteDisk;
+
+    fn disk(&self) -> &RemoteDisk {
+        &self.writes
+    }
+
     fn properties(&self) -> Properties {
-        let Properties { read_only, atomic, discards, .. } = self.writes.properties();
+        let Properties { read_only, atomic, discards, .. } = self.disk().properties();
         Properties { read_only, atomic, discards, ..self.reads.properties() }
     }
 
     fn room_bytes(&self) -> u64 {
         // Only what writes knows; it tells it as its length.
-        self.writes.properties().len_bytes.max(self.reads.properties().len_bytes)
+        self.disk().properties().len_bytes.max(self.reads.properties().len_bytes)
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        let bounds = Properties { len_bytes: self.room_bytes(), ..self.reads.properties() };
+        let bounds = Properties { len_bytes: Disk::room_bytes(self), ..self.reads.properties() };
         if let Err(error) = bounds.check(at, into.len()) {
             return Pending::ready(Err(Refused { goods: Some(into), error }));
         }
         self.reads.read(at, into, urgency)
-    }
-
-    fn chain_bounds(&self) -> ChainBounds {
-        self.writes.chain_bounds()
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.writes.submit_chain(chain, after)
-    }
-
-    fn submit_with(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-        terms: Terms,
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.writes.submit_with(chain, after, terms)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.writes.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.writes.wait(ticket)
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.writes.discard(extents, after)
     }
 }
 
@@ -205,7 +178,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Instant;
 
-    use draconis_device::Write;
+    use draconis_device::{Group, Write};
     use draconis_exchange::channel::process::{accept, offer};
     use draconis_exchange::heap::Piece;
     use rustix::process::{PidfdFlags, getpid, pidfd_open};

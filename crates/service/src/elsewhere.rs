@@ -23,8 +23,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use draconis_device::{
-    ChainBounds, Claim, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    RemoteDisk, Terms, Ticket, Urgency, claim, serve,
+    Claim, Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, RemoteDisk, Terms, Ticket,
+    Urgency, claim, serve,
 };
 use draconis_exchange::channel::process::{Plan, Session, accept, offer};
 use draconis_exchange::contract::disk;
@@ -221,50 +221,11 @@ impl Drop for End {
     }
 }
 
-impl Disk for Far {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
+impl draconis_device::Through for Far {
+    type Below = RemoteDisk;
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
-    }
-
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk.read(at, into, urgency)
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk.submit_chain(chain, after)
-    }
-
-    fn submit_with(
-        &self,
-        chain: Vec<Group>,
-        after: &[Ticket],
-        terms: Terms,
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk.submit_with(chain, after, terms)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.wait(ticket)
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.disk.discard(extents, after)
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        self.disk.reserve(bytes)
+    fn disk(&self) -> &RemoteDisk {
+        &self.disk
     }
 }
 
@@ -361,18 +322,16 @@ impl Telling {
     }
 }
 
-impl Disk for Telling {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
-    }
+impl draconis_device::Through for Telling {
+    type Below = dyn Disk;
 
-    fn chain_bounds(&self) -> ChainBounds {
-        self.disk.chain_bounds()
+    fn disk(&self) -> &Self::Below {
+        &*self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         // The lane that asks would wait at once.
-        let answer = self.disk.read(at, into, urgency).wait();
+        let answer = self.disk().read(at, into, urgency).wait();
         let answer = answer.unwrap_or(Err(Refused { goods: None, error: Error::Gone }));
         if let Err(Refused { error: error @ Error::Elsewhere(_), .. }) = &answer {
             log::error!("{error}");
@@ -380,28 +339,23 @@ impl Disk for Telling {
         Pending::ready(answer)
     }
 
-    fn submit_chain(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk.submit_chain(chain, after).inspect_err(|refused| self.tell(&refused.error))
+        self.disk()
+            .submit_with(chain, after, terms)
+            .inspect_err(|refused| self.tell(&refused.error))
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket).inspect_err(|error| self.tell(error))
+        self.disk().settle(ticket).inspect_err(|error| self.tell(error))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.wait(ticket).inspect_err(|error| self.tell(error))
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.disk.discard(extents, after)
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        self.disk.reserve(bytes)
+        self.disk().wait(ticket).inspect_err(|error| self.tell(error))
     }
 }
 

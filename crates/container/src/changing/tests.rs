@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{
-    CrashOptions, Crashes, Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending,
-    Properties, Random, ReadAnswer, RecordDisk, Refused, Ticket, Urgency, Write, conform,
+    CrashOptions, Crashes, Disk, Extent, Group, MemoryDisk, Properties, Random, RecordDisk,
+    Refused, Terms, Ticket, Write, conform,
 };
 use draconis_exchange::heap::Block;
 
@@ -47,41 +47,32 @@ impl Growing {
     }
 }
 
-impl Disk for Growing {
+impl draconis_device::Through for Growing {
+    type Below = MemoryDisk;
+
+    fn disk(&self) -> &MemoryDisk {
+        &self.disk
+    }
+
     fn properties(&self) -> Properties {
-        Properties { len_bytes: self.len_bytes, ..self.disk.properties() }
+        Properties { len_bytes: self.len_bytes, ..self.disk().properties() }
     }
 
     fn room_bytes(&self) -> u64 {
-        self.disk.properties().len_bytes
+        self.disk().properties().len_bytes
     }
 
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk.read(at, into, urgency)
-    }
-
-    fn submit_chain(
+    fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         for write in chain.iter().flat_map(|group| &group.writes) {
             let end = write.at_bytes + write.block.len() as u64;
             self.end_bytes.fetch_max(end, Ordering::Relaxed);
         }
-        self.disk.submit_chain(chain, after)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.wait(ticket)
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
-        self.disk.discard(extents, after)
+        self.disk().submit_with(chain, after, terms)
     }
 }
 

@@ -6,11 +6,12 @@ use zerocopy::FromBytes;
 use super::bits::{Bits, ones};
 use super::complaint::{Complaint, What};
 use super::layout::{GroupPlaces, clusters_in, masked};
-use super::{Check, entries, inodes};
+use super::{Check, ahead, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::Group;
 use crate::format::inode::RawInode;
+use crate::units::index;
 use crate::{GroupNumber, Result};
 
 /// Subdirectories from which on a directory may say that it has one link.
@@ -53,6 +54,7 @@ pub(super) fn bitmaps(check: &Check<'_>, unwritten: &Bits) -> Result<(u64, u64)>
     let inodes = used_inodes(check);
     let (mut used_inodes, mut used_blocks) = (0u64, 0u64);
     for (group, place) in (0u32..).zip(&check.groups) {
+        ahead::bitmaps(check, index(group.into()));
         let blocks = clusters_in(super_, group);
         let first = super_.group_start(GroupNumber(group)).0;
         let side = Side::blocks(check, group, place, first, blocks);

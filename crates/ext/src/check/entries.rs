@@ -11,7 +11,7 @@ use super::bits::Bits;
 use super::blocks::walk;
 use super::complaint::{Complaint, What};
 use super::tree::Range;
-use super::{Check, attributes, inodes, tree};
+use super::{Check, ahead, attributes, inodes, tree};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::dirent::{HEAD_BYTES, record_len};
 use crate::format::features::{Compatible, Incompatible};
@@ -76,15 +76,24 @@ pub(super) fn directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Result<Pare
     let parents = Parents::new(list);
     let in_groups = check.super_.blocks.saturating_sub(check.super_.first_data_block.into());
     let walked = Bits::new(in_groups);
-    check.share(list.len(), |nth| match list.get(nth) {
-        Some(dir) => directory(check, *dir, &parents, &walked),
-        None => Ok(()),
+    let batch = |nth: usize| {
+        let start = nth.saturating_mul(ahead::DIRECTORIES);
+        let end = start.saturating_add(ahead::DIRECTORIES).min(list.len());
+        list.get(start..end).unwrap_or_default()
+    };
+    (0..ahead::BATCHES).for_each(|nth| ahead::directories(check, batch(nth)));
+    check.share(list.len().div_ceil(ahead::DIRECTORIES), |nth| {
+        ahead::directories(check, batch(nth.saturating_add(ahead::BATCHES)));
+        batch(nth).iter().try_for_each(|dir| directory(check, *dir, &parents, &walked))
     })?;
     Ok(parents)
 }
 
 /// The bytes of an inode.
 pub(super) fn slot(check: &Check<'_>, number: u32) -> Result<Data> {
+    if let Some(kept) = check.kept.get(number) {
+        return Ok(Data::owned(kept));
+    }
     let super_ = &check.super_;
     let nth = number.saturating_sub(1);
     let group = nth.checked_div(super_.inodes_per_group).unwrap_or(0);

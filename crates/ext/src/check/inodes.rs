@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::blocks::{Claim, walk};
 use super::complaint::{Complaint, What};
-use super::{Check, attributes};
+use super::{Check, ahead, attributes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inline::POINTER_BYTES as INLINE_BYTES;
@@ -116,10 +116,14 @@ pub(super) fn each(
         let gone = Error::Io(draconis_device::Error::Gone);
         let block = read.wait().ok_or(gone)?.map_err(|refused| Error::Io(refused.error))?;
         let bytes = block.into_private();
-        for slot in bytes.chunks_exact(index(super_.inode_bytes.into())) {
-            if number < last {
-                number = number.saturating_add(1);
-                visit(number, slot)?;
+        let slot_bytes = index(super_.inode_bytes.into());
+        for slots in bytes.chunks(slot_bytes.saturating_mul(ahead::INODES)) {
+            ahead::maps(check, slots);
+            for slot in slots.chunks_exact(slot_bytes) {
+                if number < last {
+                    number = number.saturating_add(1);
+                    visit(number, slot)?;
+                }
             }
         }
         check.advance(bytes.len() as u64);
@@ -272,6 +276,7 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     check.notes.put(number, kind, links);
     if kind == Some(Kind::Directory) {
         check.directories.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        check.kept.put(number, slot);
     }
     if matches!(role, Role::Ordinary | Role::Root) {
         fields(check, number, raw, kind);

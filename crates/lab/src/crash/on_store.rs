@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
 use draconis_device::{
-    Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Pending, Properties, Random,
-    ReadAnswer, Refused, Ticket, Urgency,
+    Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Random, Refused, Terms,
+    Ticket,
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::mkfs;
@@ -129,41 +129,24 @@ impl Kept {
     }
 }
 
-impl Disk for Kept {
-    fn properties(&self) -> Properties {
-        self.disk.properties()
+impl draconis_device::Through for Kept {
+    type Below = ObjectDisk;
+
+    fn disk(&self) -> &ObjectDisk {
+        &self.disk
     }
 
-    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk.read(at, into, urgency)
-    }
-
-    fn submit_chain(
+    fn submit_with(
         &self,
         chain: Vec<DiskGroup>,
         after: &[Ticket],
+        terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
         if let Err(error) = self.change_snapshots() {
             let error = DiskError::Elsewhere(format!("snapshots: {error}").into());
             return Err(Refused { goods: Some(chain), error });
         }
-        self.disk.submit_chain(chain, after)
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.settle(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.disk.wait(ticket)
-    }
-
-    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
-        self.disk.discard(extents, after)
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, DiskError> {
-        self.disk.reserve(bytes)
+        self.disk().submit_with(chain, after, terms)
     }
 }
 

@@ -1,0 +1,158 @@
+//! Disks that stand before another one.
+
+use std::sync::Arc;
+
+use draconis_exchange::heap::Block;
+
+use crate::{
+    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Terms,
+    Ticket, Urgency,
+};
+
+/// A disk that does what another does, but for the calls that it has of its own: it is a [`Disk`]
+/// for that. Nothing that a disk can be asked is lost on the way for having been forgotten.
+///
+/// Law 1: what arrives as [`Disk::submit_chain`] goes through [`Through::submit_with`], too: one
+/// function sees every chain.
+/// Law 2: a disk that has its own [`Through::wait`] has its own `submit_with`, which can wait.
+///
+/// It is implemented by its path and not imported: the calls have the names of those of [`Disk`].
+///
+/// ```
+/// use draconis_device::{Disk, MemoryDisk, Properties};
+///
+/// /// A disk that says it cannot be written.
+/// struct Shown(MemoryDisk);
+///
+/// impl draconis_device::Through for Shown {
+///     type Below = MemoryDisk;
+///
+///     fn disk(&self) -> &MemoryDisk {
+///         &self.0
+///     }
+///
+///     fn properties(&self) -> Properties {
+///         Properties { read_only: true, ..self.0.properties() }
+///     }
+/// }
+///
+/// let shown = Shown(MemoryDisk::new(vec![0; 4096], 512));
+/// assert!(Disk::properties(&shown).read_only && shown.room_bytes() == 4096);
+/// ```
+pub trait Through: Send + Sync {
+    /// What the disk below is.
+    type Below: Disk + ?Sized;
+
+    /// The disk below.
+    fn disk(&self) -> &Self::Below;
+
+    /// As [`Disk::properties`].
+    fn properties(&self) -> Properties {
+        self.disk().properties()
+    }
+
+    /// As [`Disk::room_bytes`].
+    fn room_bytes(&self) -> u64 {
+        self.disk().room_bytes()
+    }
+
+    /// As [`Disk::chain_bounds`].
+    fn chain_bounds(&self) -> ChainBounds {
+        self.disk().chain_bounds()
+    }
+
+    /// As [`Disk::read`].
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        self.disk().read(at, into, urgency)
+    }
+
+    /// As [`Disk::submit_with`].
+    fn submit_with(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        terms: Terms,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        self.disk().submit_with(chain, after, terms)
+    }
+
+    /// As [`Disk::settle`].
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk().settle(ticket)
+    }
+
+    /// As [`Disk::wait`].
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk().wait(ticket)
+    }
+
+    /// As [`Disk::discard`].
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        self.disk().discard(extents, after)
+    }
+
+    /// As [`Disk::reserve`].
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        self.disk().reserve(bytes)
+    }
+}
+
+/// A disk that several hold is a disk.
+impl<D: Disk + ?Sized> Through for Arc<D> {
+    type Below = D;
+
+    fn disk(&self) -> &D {
+        self
+    }
+}
+
+impl<T: Through> Disk for T {
+    fn properties(&self) -> Properties {
+        Through::properties(self)
+    }
+
+    fn room_bytes(&self) -> u64 {
+        Through::room_bytes(self)
+    }
+
+    fn chain_bounds(&self) -> ChainBounds {
+        Through::chain_bounds(self)
+    }
+
+    fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
+        Through::read(self, at, into, urgency)
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Through::submit_with(self, chain, after, Terms::default())
+    }
+
+    fn submit_with(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        terms: Terms,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Through::submit_with(self, chain, after, terms)
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+        Through::settle(self, ticket)
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        Through::wait(self, ticket)
+    }
+
+    fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
+        Through::discard(self, extents, after)
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, Error> {
+        Through::reserve(self, bytes)
+    }
+}

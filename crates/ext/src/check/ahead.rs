@@ -1,0 +1,130 @@
+//! What is asked of the disk before it is looked at, so that it is on its way together: else each
+//! of thousands of scattered blocks is waited for alone.
+//!
+//! ```text
+//!   a stretch of an inode table ──▶ nodes of maps, attributes      while its inodes are looked at
+//!   some directories            ──▶ their blocks                   while those before are
+//!   some groups                 ──▶ their bitmaps                  while those before are
+//! ```
+//! Law: nothing is decided here. What is asked for without need costs a read, what is not asked for
+//! is read when it is looked at. How much is under way at once is the store's to bound.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Check, entries, inodes};
+use crate::format::extent::{Node, ROOT_ENTRIES};
+use crate::format::inode::{RawInode, flags};
+use crate::units::index;
+
+/// Inodes whose maps are asked for together.
+pub(super) const INODES: usize = 512;
+/// Directories that are asked for together.
+pub(super) const DIRECTORIES: usize = 16;
+/// How many times as many are under way.
+pub(super) const BATCHES: usize = 4;
+/// Groups whose bitmaps are asked for together.
+const GROUPS: usize = 64;
+/// Blocks of a directory that are asked for: larger ones are read in long runs anyway.
+const MOST_BLOCKS: u64 = 32;
+/// Bytes of inodes that are kept from the first pass for the second.
+const KEPT_BYTES: usize = 16 << 20;
+
+/// Inodes of directories, as their tables had them; as many as there is room for.
+#[derive(Default)]
+pub(super) struct Kept(Mutex<(HashMap<u32, Box<[u8]>>, usize)>);
+
+impl Kept {
+    pub(super) fn put(&self, number: u32, slot: &[u8]) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (slots, bytes) = &mut *kept;
+        if *bytes < KEPT_BYTES {
+            *bytes = bytes.saturating_add(slot.len());
+            slots.insert(number, slot.into());
+        }
+    }
+
+    pub(super) fn get(&self, number: u32) -> Option<Box<[u8]>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.get(&number).cloned()
+    }
+}
+
+/// Asks for what the inodes in `slots` are looked at with: the first nodes of their maps, and
+/// their attributes.
+pub(super) fn maps(check: &Check<'_>, slots: &[u8]) {
+    let mut blocks = vec![];
+    for slot in slots.chunks_exact(index(check.super_.inode_bytes.into())) {
+        let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { continue };
+        if raw.i_links_count.get() == 0 {
+            continue;
+        }
+        blocks.push(inodes::attribute_block(check, raw));
+        if !inodes::has_map(check, raw) {
+            continue;
+        }
+        match root(raw) {
+            Some(root) if root.depth > 0 => {
+                let nodes = (0..root.len()).filter_map(|nth| root.index(nth));
+                blocks.extend(nodes.map(|index| index.node.0));
+            }
+            Some(_) => {}
+            None => {
+                let [.., one, two, three] = raw.i_block.map(|it| u64::from(it.get()));
+                blocks.extend([one, two, three]);
+            }
+        }
+    }
+    expect(check, blocks);
+}
+
+/// Asks for the blocks of directories.
+pub(super) fn directories(check: &Check<'_>, list: &[u32]) {
+    let mut blocks = vec![];
+    for dir in list {
+        let Ok(slot) = entries::slot(check, *dir) else { continue };
+        let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
+        if !inodes::has_map(check, raw) {
+            continue;
+        }
+        match root(raw) {
+            Some(root) if root.depth == 0 => {
+                let runs = root.extents().take(ROOT_ENTRIES.into());
+                let block = |start: u64, nth: u64| start.saturating_add(nth);
+                blocks.extend(runs.flat_map(|run| {
+                    (0..MOST_BLOCKS.min(run.blocks.into())).map(move |nth| block(run.start.0, nth))
+                }));
+            }
+            Some(_) => {}
+            None => {
+                let [direct @ .., _, _, _] = raw.i_block.map(|it| u64::from(it.get()));
+                blocks.extend(direct);
+            }
+        }
+    }
+    expect(check, blocks);
+}
+
+/// Asks for bitmaps, of some groups at a time: this is called with each.
+pub(super) fn bitmaps(check: &Check<'_>, group: usize) {
+    if group.is_multiple_of(GROUPS) {
+        let places = check.groups.get(group..).unwrap_or_default().iter().take(GROUPS);
+        let both = places.flat_map(|it| {
+            let blocks = (!it.blocks_unwritten).then_some(it.block_bitmap);
+            blocks.into_iter().chain((!it.inodes_unwritten).then_some(it.inode_bitmap))
+        });
+        expect(check, both.collect());
+    }
+}
+
+/// The root of a tree of extents; `None` where there are pointers.
+fn root(raw: &RawInode) -> Option<Node<'_>> {
+    let has_extents = raw.i_flags.get() & flags::EXTENTS != 0;
+    has_extents.then(|| Node::check(raw.i_block.as_bytes(), None).ok()).flatten()
+}
+
+fn expect(check: &Check<'_>, mut blocks: Vec<u64>) {
+    blocks.retain(|block| *block != 0 && check.holds(*block));
+    check.store.expect(blocks);
+}
