@@ -187,7 +187,11 @@ impl Io {
 
     /// Pages from `first` to `last`, if memory has all of them.
     fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
-        (first..=last).map(|index| self.memory.page(index)).collect()
+        let mut pages = SmallVec::new();
+        for index in first..=last {
+            pages.push(self.memory.page(index)?);
+        }
+        Some(pages)
     }
 
     /// Reads pages, and what is around them if that is to be kept too; where it begins.
