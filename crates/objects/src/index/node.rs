@@ -66,10 +66,11 @@ fn head_of(key: &[u8], at: usize) -> u64 {
 
 impl Inner {
     pub fn new(level: u8, children: Vec<(Key, Child)>) -> Self {
-        let keys = || children.iter().skip(1).map(|(key, _)| key.as_slice());
-        let (first, last) = (keys().next().unwrap_or_default(), keys().last().unwrap_or_default());
-        let shared = first.iter().zip(last).take_while(|(a, b)| a == b).count();
-        let heads = keys().map(|key| head_of(key, shared)).collect();
+        let told = children.get(1..).unwrap_or_default();
+        let (first, last) = (told.first(), told.last());
+        let ends = first.zip(last).map(|((first, _), (last, _))| first.iter().zip(last));
+        let shared = ends.map_or(0, |ends| ends.take_while(|(a, b)| a == b).count());
+        let heads = told.iter().map(|(key, _)| head_of(key, shared)).collect();
         Self { level, children, shared, heads }
     }
 
