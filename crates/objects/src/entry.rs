@@ -100,7 +100,7 @@ pub(crate) fn named(key: &[u8]) -> Option<Named<'_>> {
 }
 
 /// Bytes somewhere on the disk, or a part of them.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Data {
     /// First stored byte, on the disk.
     pub at: u64,
@@ -112,6 +112,13 @@ pub(crate) struct Data {
     pub len: u32,
     /// The sum of each piece.
     pub sums: SmallVec<[u64; 1]>,
+}
+
+impl Clone for Data {
+    fn clone(&self) -> Self {
+        // At once, where the derived one takes a sum after the other.
+        Self { sums: SmallVec::from_slice(&self.sums), ..*self }
+    }
 }
 
 impl Data {

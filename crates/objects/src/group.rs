@@ -138,6 +138,7 @@ impl Group {
 
     /// Gives `key` a value.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) {
+        self.bytes.reserve(key.len().saturating_add(value.len()));
         let (key_at, value_at) = (self.keep(key), self.keep(value));
         self.ops.push(Op::Put {
             key: key_at,

@@ -15,7 +15,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
 use draconis_exchange::heap::Private;
@@ -67,15 +67,11 @@ pub(crate) struct Io {
     fresh: RwLock<HashMap<u64, Arc<Node>>>,
     /// Nodes that were loaded ahead last: the cache may not keep what was not used yet.
     ahead: RwLock<Loaded>,
-    queue: Mutex<Queue>,
+    /// Frames on their way to the disk, oldest first, and how many bytes they have.
+    queue: Mutex<VecDeque<(DiskTicket, Arc<Done>)>>,
+    queued_bytes: AtomicUsize,
     hits: AtomicU64,
     misses: AtomicU64,
-}
-
-#[derive(Default)]
-struct Queue {
-    written: VecDeque<(DiskTicket, Arc<Done>)>,
-    bytes: usize,
 }
 
 /// What may wait to be written, in bytes, before a writer of more waits too.
@@ -95,6 +91,7 @@ impl Io {
             fresh: RwLock::default(),
             ahead: RwLock::default(),
             queue: Mutex::default(),
+            queued_bytes: AtomicUsize::new(0),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         }
@@ -118,10 +115,11 @@ impl Io {
     /// [`Io::throttle`] leaves.
     pub fn handed_over(&self, ticket: DiskTicket, frames: Vec<Arc<Done>>) -> Result<()> {
         let mut queue = self.queue.lock();
-        queue.bytes += frames.iter().map(|frame| frame.len).sum::<usize>();
-        queue.written.extend(frames.into_iter().map(|frame| (ticket, frame)));
-        while queue.bytes > RECENT_MAX * 4
-            && let Some((ticket, _)) = queue.written.front()
+        let bytes = frames.iter().map(|frame| frame.len).sum();
+        self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        queue.extend(frames.into_iter().map(|frame| (ticket, frame)));
+        while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX * 4
+            && let Some((ticket, _)) = queue.front()
         {
             self.disk.settle(*ticket)?;
             self.drop_first(&mut queue);
@@ -131,27 +129,26 @@ impl Io {
 
     /// Waits until not much is on its way to the disk. No other caller waits for it.
     pub fn throttle(&self) -> Result<()> {
-        loop {
-            let queue = self.queue.lock();
-            let first = queue.written.front().map(|(ticket, _)| *ticket);
-            let Some(ticket) = first.filter(|_| queue.bytes > RECENT_MAX) else { return Ok(()) };
-            drop(queue);
+        while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX {
+            let first = self.queue.lock().front().map(|(ticket, _)| *ticket);
+            let Some(ticket) = first else { break };
             self.disk.settle(ticket)?;
             self.settled(ticket);
         }
+        Ok(())
     }
 
     /// Everything up to `ticket` can be read from the disk.
     pub fn settled(&self, ticket: DiskTicket) {
         let mut queue = self.queue.lock();
-        while queue.written.front().is_some_and(|(first, _)| *first <= ticket) {
+        while queue.front().is_some_and(|(first, _)| *first <= ticket) {
             self.drop_first(&mut queue);
         }
     }
 
-    fn drop_first(&self, queue: &mut Queue) {
-        let Some((_, frame)) = queue.written.pop_front() else { return };
-        queue.bytes -= frame.len;
+    fn drop_first(&self, queue: &mut VecDeque<(DiskTicket, Arc<Done>)>) {
+        let Some((_, frame)) = queue.pop_front() else { return };
+        self.queued_bytes.fetch_sub(frame.len, Ordering::Relaxed);
         let mut recent = self.recent.write();
         // Its place may be another frame's by now.
         if recent.get(&frame.at).is_some_and(|other| Arc::ptr_eq(other, &frame)) {
@@ -190,7 +187,11 @@ impl Io {
 
     /// Pages from `first` to `last`, if memory has all of them.
     fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
-        (first..=last).map(|index| self.memory.page(index)).collect()
+        let mut pages = SmallVec::new();
+        for index in first..=last {
+            pages.push(self.memory.page(index)?);
+        }
+        Some(pages)
     }
 
     /// Reads pages, and what is around them if that is to be kept too; where it begins.

@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn both_kinds_share_one_limit_and_are_not_mistaken() {
         let memory = Memory::new(1 << 20, 4096);
-        let node = Arc::new(Node::Inner(Inner { level: 1, children: vec![] }));
+        let node = Arc::new(Node::Inner(Inner::new(1, vec![])));
         let ptr = |sum| Ptr { at: 0, len: 7, sum };
         memory.keep_page(7, Arc::from(&[1; 4096][..]));
         assert!(memory.node(ptr(7)).is_none() && memory.page(7).is_some());

@@ -171,14 +171,14 @@ fn a_node_in_the_wrong_place() {
         let mut children = inner.children.clone();
         let (first, second) = (children[0].1.clone(), children[1].1.clone());
         (children[0].1, children[1].1) = (second, first);
-        let inner = Inner { level: inner.level, children };
+        let inner = Inner::new(inner.level, children);
         core.levels.tree.root = Some(Child::Changed(Arc::new(inner)));
     });
     assert!(whats(&report).contains(&What::Order), "{report:#?}");
     let report = plant(|core| {
         let Some(Child::Disk(root)) = core.levels.tree.root.clone() else { panic!("a root") };
         let children = vec![(Key::new(), Child::Disk(root))];
-        core.levels.tree.root = Some(Child::Changed(Arc::new(Inner { level: 9, children })));
+        core.levels.tree.root = Some(Child::Changed(Arc::new(Inner::new(9, children))));
     });
     assert_eq!(whats(&report), [What::Order]);
 }

@@ -39,6 +39,12 @@ impl Fold {
 
     /// Goes on by so many pairs; says whether all are done.
     pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&Data)) -> bool {
+        let is_done = self.take(pairs, dead);
+        self.into.take_slots();
+        is_done
+    }
+
+    fn take(&mut self, pairs: usize, dead: &mut dyn FnMut(&Data)) -> bool {
         for _ in 0..pairs {
             let old = self.rest.as_ref().or_else(|| self.older.pairs.get(self.old));
             let new = self.newer.pairs.get(self.new);
@@ -50,7 +56,7 @@ impl Fold {
             };
             match side {
                 Side::New => {
-                    self.into.push(self.newer.pairs[self.new].clone());
+                    self.into.push(copied(&self.newer.pairs[self.new]));
                     self.new += 1;
                 }
                 Side::Old => {
@@ -82,7 +88,7 @@ impl Fold {
     }
 
     fn take_old(&mut self) -> (Key, Entry) {
-        let pair = self.rest.take().unwrap_or_else(|| self.older.pairs[self.old].clone());
+        let pair = self.rest.take().unwrap_or_else(|| copied(&self.older.pairs[self.old]));
         self.old += 1;
         pair
     }
@@ -132,6 +138,11 @@ fn side(old: &(Key, Entry), new: &(Key, Entry)) -> Side {
             Ordering::Greater => Side::New,
         },
     }
+}
+
+/// A pair once more: what is short is copied as a whole, where `clone` goes byte by byte.
+fn copied((key, entry): &(Key, Entry)) -> (Key, Entry) {
+    (Key::from_slice(key), entry.clone())
 }
 
 /// The first `len` bytes of an interval, and what is behind them.

@@ -129,6 +129,8 @@ pub(crate) struct Layer {
     /// Where exact keys are: open addressing, half of it empty. A slot is 8 bits of the
     /// hash and 24 of the index, plus one; keys behind those are searched for.
     slots: Vec<u32>,
+    /// Pairs from the first on that are in `slots`.
+    slotted: usize,
     touched: Touched,
     /// What could not be read.
     pub lost: Vec<Lost>,
@@ -212,12 +214,10 @@ impl Sorted for Active {
 impl Layer {
     /// A layer of sorted pairs.
     pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
-        let mut slots = slots_for(pairs.len());
-        for (index, (key, _)) in pairs.iter().enumerate() {
-            take_slot(&mut slots, key, index);
-        }
-        let touched = Touched::of(&pairs);
-        Self { pairs, bytes, slots, touched, lost: vec![] }
+        let (slots, touched) = (slots_for(pairs.len()), Touched::of(&pairs));
+        let mut layer = Self { pairs, bytes, slots, slotted: 0, touched, lost: vec![] };
+        layer.take_slots();
+        layer
     }
 
     /// The same, of which something could not be read.
@@ -233,16 +233,27 @@ impl Layer {
             pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
             bytes: 0,
             slots: slots_for(most),
+            slotted: 0,
             touched: Touched::sized(newer.touched.pieces + older.touched.pieces),
             lost: [&newer.lost[..], &older.lost].concat(),
         }
     }
 
+    /// One pair more, behind the others; found once [`Layer::take_slots`] was called.
     pub(super) fn push(&mut self, pair: (Key, Entry)) {
-        take_slot(&mut self.slots, &pair.0, self.pairs.len());
         self.touched.add(&pair.0, &pair.1);
         self.bytes += weight(&pair.0, &pair.1);
         self.pairs.push(pair);
+    }
+
+    /// Gives slots to the pairs that came last: many in a row, since each waits for memory, and
+    /// nothing between them does.
+    pub(super) fn take_slots(&mut self) {
+        let Some(new) = self.pairs.get(self.slotted..) else { return };
+        for (nth, (key, _)) in new.iter().enumerate() {
+            take_slot(&mut self.slots, key, self.slotted + nth);
+        }
+        self.slotted = self.pairs.len();
     }
 
     /// The index of the first pair at `key` or behind it.

@@ -1,8 +1,7 @@
 //! Leaves of the tree: sorted pairs, as they are on the disk.
 //!
 //! ```text
-//!   what differs from the key before, entry · ..      whole keys of every eighth pair
-//!   ^ mark            ^ mark                          ^ its key
+//!   marks of every eighth pair · their keys, whole · what differs from the key before, entry · ..
 //! ```
 //!
 //! A leaf stays folded in memory, so that half as much of it holds the same index: a key is
@@ -10,6 +9,8 @@
 //! all, or changes some, unfolds it.
 //!
 //! Law: every pair was read once when the leaf was, so reading it again cannot fail.
+
+use std::cmp::Ordering;
 
 use crate::Result;
 use crate::codec::{Reader, narrow, put_varint};
@@ -21,18 +22,22 @@ const STRIDE: usize = 8;
 /// A pair whose key is there as a whole.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
-    /// Where the pair begins.
+    /// Where the pair begins, among the pairs.
     pair: u32,
     /// Where its key begins.
     key: u32,
 }
 
+/// Bytes of a mark.
+const MARK: usize = 8;
+
 /// Pairs, folded.
 #[derive(Debug)]
 pub(crate) struct Leaf {
-    /// The pairs, then the keys of those that are marked.
+    /// Marks, the keys of those, and the pairs: what is looked at together lies together.
     bytes: Box<[u8]>,
-    marks: Box<[Mark]>,
+    /// Where the pairs begin.
+    pairs_at: u32,
     count: u32,
     at: u64,
 }
@@ -42,8 +47,8 @@ impl Leaf {
     pub fn decode(reader: &mut Reader<'_>, bytes: &[u8], count: usize, at: u64) -> Result<Self> {
         let begin = reader.pos();
         let (mut key, mut unfolded) = (Key::new(), 0usize);
-        let mut marks = Vec::with_capacity(count.div_ceil(STRIDE));
-        let mut keys = vec![];
+        let mut keys_at = count.div_ceil(STRIDE).saturating_mul(MARK);
+        let (mut marks, mut keys) = (Vec::with_capacity(keys_at), vec![]);
         for index in 0..count {
             let pair = narrow(reader.pos().saturating_sub(begin) as u64);
             let entry = read_pair_behind(reader, &mut key)?;
@@ -55,15 +60,16 @@ impl Leaf {
                 return Err(reader.corrupt("a leaf's length"));
             }
             if index.is_multiple_of(STRIDE) {
-                marks.push(Mark { pair, key: narrow(keys.len() as u64) });
+                marks.extend_from_slice(&pair.to_le_bytes());
+                marks.extend_from_slice(&narrow(keys_at as u64).to_le_bytes());
                 keys.extend_from_slice(&key);
+                keys_at = keys_at.saturating_add(key.len());
             }
         }
         let pairs = bytes.get(begin..reader.pos()).unwrap_or_default();
-        let behind = narrow(pairs.len() as u64);
-        marks.iter_mut().for_each(|mark| mark.key = mark.key.saturating_add(behind));
-        let bytes = [pairs, &keys].concat().into();
-        Ok(Self { bytes, marks: marks.into(), count: narrow(count as u64), at })
+        let pairs_at = narrow(keys_at as u64);
+        let bytes = [marks.as_slice(), &keys, pairs].concat().into();
+        Ok(Self { bytes, pairs_at, count: narrow(count as u64), at })
     }
 
     /// As it is on the disk.
@@ -80,21 +86,27 @@ impl Leaf {
 
     /// Memory that it takes, about.
     pub fn weight(&self) -> u64 {
-        self.bytes.len().saturating_add(size_of_val(&*self.marks)).saturating_add(96) as u64
+        self.bytes.len().saturating_add(96) as u64
     }
 
     fn pairs(&self) -> &[u8] {
-        let end = self.marks.first().map_or(0, |mark| mark.key as usize);
-        self.bytes.get(..end).unwrap_or_default()
+        self.bytes.get(self.pairs_at as usize..).unwrap_or_default()
+    }
+
+    /// How many marks there are.
+    fn marks(&self) -> usize {
+        self.len().div_ceil(STRIDE)
+    }
+
+    fn mark(&self, nth: usize) -> Option<Mark> {
+        let bytes = self.bytes.get(nth.saturating_mul(MARK)..).filter(|_| nth < self.marks())?;
+        let (pair, key) = (bytes.first_chunk()?, bytes.get(4..)?.first_chunk()?);
+        Some(Mark { pair: u32::from_le_bytes(*pair), key: u32::from_le_bytes(*key) })
     }
 
     fn key_of(&self, mark: usize) -> &[u8] {
-        let to = self
-            .marks
-            .get(mark.saturating_add(1))
-            .map_or(self.bytes.len(), |next| next.key as usize);
-        let from = self.marks.get(mark).map_or(to, |mark| mark.key as usize);
-        self.bytes.get(from..to).unwrap_or_default()
+        let key = |mark| self.mark(mark).map_or(self.pairs_at, |mark| mark.key) as usize;
+        self.bytes.get(key(mark)..key(mark.saturating_add(1))).unwrap_or_default()
     }
 
     pub fn first_key(&self) -> &[u8] {
@@ -107,15 +119,15 @@ impl Leaf {
     }
 
     fn walk_from(&self, mark: usize) -> Walk<'_> {
-        let pair = self.marks.get(mark).map_or(usize::MAX, |mark| mark.pair as usize);
+        let pair = self.mark(mark).map_or(usize::MAX, |mark| mark.pair as usize);
         let reader = Reader::new(self.pairs().get(pair..).unwrap_or_default(), self.at);
         Walk { reader, key: Key::new(), first: Some(self.key_of(mark)) }
     }
 
-    /// Walks from the last mark that `is_before` holds for, which it does up to some key; from
-    /// the first if there is none.
-    fn walk_near(&self, is_before: impl Fn(&[u8]) -> bool) -> Walk<'_> {
-        let (mut low, mut high) = (0, self.marks.len());
+    /// The last mark that `is_before` holds for, which it does up to some key; the first if there
+    /// is none.
+    fn mark_near(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.marks());
         while low < high {
             let middle = usize::midpoint(low, high);
             if is_before(self.key_of(middle)) {
@@ -124,22 +136,44 @@ impl Leaf {
                 high = middle;
             }
         }
-        self.walk_from(low.saturating_sub(1))
+        low.saturating_sub(1)
     }
 
     fn entry(&self, bytes: &[u8]) -> Result<Entry> {
         Entry::decode(&mut Reader::new(bytes, self.at))
     }
 
-    /// What is under the key.
+    /// What is under the key. Keys on the way to it are not made whole: one that shares more with
+    /// the one before it than that does with `key` is before `key`, too.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
-        let found = self.at_or_after(key)?;
-        Ok(found.filter(|(have, _)| have.as_slice() == key).map(|(_, entry)| entry))
+        let nearest = self.mark_near(|mark| mark <= key);
+        let from = self.mark(nearest).map_or(usize::MAX, |mark| mark.pair as usize);
+        let mut reader = Reader::new(self.pairs().get(from..).unwrap_or_default(), self.at);
+        // Of the last pair: how much of its key is `key`'s, too.
+        let (mut alike, mut is_first) = (0, true);
+        while !reader.is_done() {
+            let (mut shared, mut rest) = (reader.varint_u32()? as usize, reader.sized()?);
+            if std::mem::take(&mut is_first) {
+                (shared, rest) = (0, self.key_of(nearest));
+            }
+            if shared <= alike {
+                let wanted = key.get(shared..).unwrap_or_default();
+                match rest.cmp(wanted) {
+                    Ordering::Equal => return Entry::decode(&mut reader).map(Some),
+                    Ordering::Greater => return Ok(None),
+                    Ordering::Less => {}
+                }
+                let more = rest.iter().zip(wanted).take_while(|(a, b)| a == b).count();
+                alike = shared.saturating_add(more);
+            }
+            Entry::pass(&mut reader)?;
+        }
+        Ok(None)
     }
 
     /// The first pair at `key` or behind it.
     pub fn at_or_after(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_near(|mark| mark <= key);
+        let mut walk = self.walk_from(self.mark_near(|mark| mark <= key));
         while let Some((have, entry)) = walk.next()? {
             if have >= key {
                 return Ok(Some((Key::from_slice(have), self.entry(entry)?)));
@@ -150,7 +184,7 @@ impl Leaf {
 
     /// The last pair before `key`.
     pub fn before(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_near(|mark| mark < key);
+        let mut walk = self.walk_from(self.mark_near(|mark| mark < key));
         let mut last: Option<(Key, &[u8])> = None;
         while let Some((have, entry)) = walk.next()? {
             if have >= key {

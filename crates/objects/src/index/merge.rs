@@ -307,7 +307,7 @@ fn edits(
         let Some(Named::Extent(id, start)) = named(key) else {
             flush(&mut out, &mut rest);
             let edit = (!matches!(entry, Entry::Gone)).then(|| entry.clone());
-            out.push((key.clone(), edit));
+            out.push((Key::from_slice(key), edit));
             (next, resume) = (next + 1, 0);
             continue;
         };

@@ -205,7 +205,7 @@ fn split_inner(nodes: &dyn NodesMut, level: u8, children: Vec<(Key, Child)>) -> 
 }
 
 fn inner(level: u8, children: Vec<(Key, Child)>) -> (Key, Child, u8) {
-    (children[0].0.clone(), Child::Changed(Arc::new(Inner { level, children })), level)
+    (children[0].0.clone(), Child::Changed(Arc::new(Inner::new(level, children))), level)
 }
 
 fn write_child(nodes: &mut dyn NodesMut, child: &Child) -> Result<Ptr> {
@@ -213,13 +213,14 @@ fn write_child(nodes: &mut dyn NodesMut, child: &Child) -> Result<Ptr> {
         Child::Disk(ptr) => return Ok(*ptr),
         Child::Changed(inner) => inner,
     };
-    let mut written =
-        Inner { level: inner.level, children: Vec::with_capacity(inner.children.len()) };
+    let mut children = Vec::with_capacity(inner.children.len());
     for (key, child) in &inner.children {
-        written.children.push((key.clone(), Child::Disk(write_child(nodes, child)?)));
+        children.push((key.clone(), Child::Disk(write_child(nodes, child)?)));
     }
     // All children are on the disk now.
-    let bytes = written.encode().ok_or(Error::Misuse("a child that was not written"))?;
+    let bytes = Inner::new(inner.level, children)
+        .encode()
+        .ok_or(Error::Misuse("a child that was not written"))?;
     nodes.write(bytes)
 }
 
