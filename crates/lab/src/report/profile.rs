@@ -3,7 +3,7 @@
 //! Law: every sentence has its number from the results; what was not measured is not said, and what
 //! the repetitions leave open is no conclusion: two things are "not told apart".
 
-use crate::experiments::{page_of, useful};
+use crate::experiments::{label, page_of, useful};
 use crate::results::{Outcome, Points, Range, Results};
 use crate::units::{bytes, in_unit, significant, time_ns};
 
@@ -142,16 +142,31 @@ impl<'a> Found<'a> {
         })
     }
 
-    fn page(&self) -> Option<String> {
+    /// The page that writes betray, and how long those take that begin inside one, and aligned ones.
+    fn paged(&self) -> Option<(u64, Range, Range)> {
         let (points, subject) = self.real("page-size").or_else(|| self.real("profile"))?;
-        Some(match page_of(points, subject)? {
-            page if page > 512 => format!(
+        let page = page_of(points, subject)?;
+        let at = |offset| points.range("offset", subject, "", &label(offset));
+        Some((page, at(page / 2).or_else(|| at(0))?, at(0)?))
+    }
+
+    fn page(&self) -> Option<String> {
+        Some(match self.paged()? {
+            (..=512, ..) => {
+                "No page shows: writes cost the same wherever they begin, as if a cache \
+                             lay before the flash."
+                    .into()
+            }
+            (page, inside, aligned) if inside.times(aligned).is_none() => format!(
+                "A write that begins inside a page of {} takes {}, an aligned one {}: not told apart.",
+                bytes(page as f64),
+                time_ns(inside.median),
+                time_ns(aligned.median),
+            ),
+            (page, ..) => format!(
                 "The device works in pages of {}: what begins or ends inside one costs more.",
                 bytes(page as f64)
             ),
-            _ => "No page shows: writes cost the same wherever they begin, as if a cache lay \
-                  before the flash."
-                .into(),
         })
     }
 
@@ -298,8 +313,9 @@ impl<'a> Found<'a> {
                 significant(ratio)
             ));
         }
-        if let Some((points, subject)) = self.real("profile") {
-            let page = page_of(points, subject).unwrap_or(0).max(4096);
+        if self.real("profile").is_some() {
+            let told = self.paged().filter(|(_, inside, aligned)| inside.times(*aligned).is_some());
+            let page = told.map_or(0, |(page, ..)| page).max(4096);
             lines.push(format!("Write whole multiples of {}, aligned to it.", bytes(page as f64)));
         }
         lines
