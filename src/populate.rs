@@ -11,6 +11,7 @@
 
 mod acl;
 mod blob;
+mod coded;
 mod devices;
 mod digest;
 mod directory;
@@ -96,6 +97,7 @@ pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
         && path.is_dir()
     {
         let source = directory::scan(path, choice.beside, root, stamp, exclude, list)?;
+        tell_of_images(from, &source.tree);
         return Ok(Found { source, config: None });
     }
     ensure!(list.is_none(), "a list of files is for one directory");
@@ -110,8 +112,27 @@ pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
     let mut source = layers::scan(all, root, stamp, choice.limit)?;
+    tell_of_images(from, &source.tree);
     rules::exclude(&mut source.tree, exclude);
     Ok(Found { source, config })
+}
+
+/// Says what to write where a container image is taken as the files that it is kept in.
+fn tell_of_images(from: &[Origin], tree: &Tree) {
+    let [only @ (Origin::Path(_) | Origin::Input)] = from else { return };
+    let has = |name: &[u8]| tree.lookup(NodeId::ROOT, name).is_some();
+    let kind = if has(b"oci-layout") && has(b"index.json") {
+        if only.is_directory() { "oci" } else { "oci-archive" }
+    } else if has(b"manifest.json") && has(b"repositories") && !only.is_directory() {
+        "docker-archive"
+    } else {
+        return;
+    };
+    let named = if matches!(only, Origin::Input) { "FILE".to_owned() } else { only.to_string() };
+    eprintln!(
+        "draconis: {only} is a container image, taken as the files that it is kept in; \
+         {kind}:{named} takes what it holds"
+    );
 }
 
 pub use blob::{Blob, nameless};

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -127,6 +128,16 @@ fn disk_images_are_made_for_other_programs() {
     let made = draconis.path("made.qcow2");
     let told = draconis.fails(["format", "--image-format", "vhdx", made.to_str().unwrap(), "8M"]);
     assert!(told.contains("--force"), "{told}");
+    // Nothing else becomes of a disk image than what is asked for.
+    let shown = made.to_str().unwrap();
+    let before = std::fs::read(&made).unwrap();
+    let told = draconis.fails(["format", "--force", shown, "8M"]);
+    assert!(told.contains("is a qcow2 image: --image-format qcow2 makes it anew"), "{told}");
+    let told = draconis.fails(["format", "--force", "--image-format", "qcow2", shown]);
+    assert!(told.contains("SIZE is needed"), "{told}");
+    assert!(before == std::fs::read(&made).unwrap());
+    draconis.ok(["format", "--force", "--image-format", "raw", shown, "8M"]);
+    assert!(draconis.ok(["info", shown]).contains("ext2"));
 }
 
 #[test]
@@ -144,6 +155,15 @@ fn what_an_image_differs_from_is_never_guessed() {
     let told = draconis.fails(["ls", over.to_str().unwrap()]);
     assert!(told.contains("--backing") && told.contains(raw.to_str().unwrap()), "{told}");
     is_read(&draconis, &over, &["--backing", raw.to_str().unwrap()]);
+    if fuse("mounting what differs from another image") {
+        let at = draconis.make_dir("mount");
+        for options in ["ro", "rw"] {
+            let options = ["mount", "-o", options].map(OsStr::new);
+            let line = [&options[..], &[over.as_os_str(), at.as_os_str()]].concat();
+            let told = draconis.fails(line);
+            assert!(told.contains("a mount does not open; qemu-img convert"), "{told}");
+        }
+    }
     // An image that is behind itself ends where the names end.
     let circle = draconis.path("circle");
     ran(Command::new("qemu-img").args(["create", "-f", "qcow2"]).arg(&circle).arg("16M"));

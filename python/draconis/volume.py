@@ -273,6 +273,26 @@ class Volume:
         """An extended attribute, by its whole name such as ``user.x``."""
         return self._inner.getxattr(_bytes(path), os.fsencode(name), follow_symlinks)
 
+    def setxattr(
+        self,
+        path: Path,
+        name: str,
+        value: bytes,
+        flags: int = 0,
+        *,
+        follow_symlinks: bool = True,
+    ) -> None:
+        """Sets an extended attribute. ``flags`` as with :func:`os.setxattr`: ``os.XATTR_CREATE``
+        raises where it is there, ``os.XATTR_REPLACE`` where it is not."""
+        if flags not in (0, 1, 2):
+            raise ValueError(f"flags {flags}: XATTR_CREATE or XATTR_REPLACE")
+        name_bytes = os.fsencode(name)
+        self._inner.setxattr(_bytes(path), name_bytes, bytes(value), flags, follow_symlinks)
+
+    def removexattr(self, path: Path, name: str, *, follow_symlinks: bool = True) -> None:
+        """Removes an extended attribute."""
+        self._inner.removexattr(_bytes(path), os.fsencode(name), follow_symlinks)
+
     # Contents.
 
     def open(

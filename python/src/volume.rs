@@ -7,7 +7,7 @@ use std::sync::Arc;
 use draconis_access::tar::Sparse;
 use draconis_access::{NewVolume, OpenHow, Place};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
-use draconis_ext::{Follow, Renaming};
+use draconis_ext::{Follow, Renaming, XattrSet};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -190,6 +190,27 @@ impl Volume {
         follows: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, &unlocked(py, || self.0.xattr(path, name, follow(follows)))?))
+    }
+
+    fn setxattr(
+        &self,
+        py: Python<'_>,
+        path: &[u8],
+        name: &[u8],
+        value: &[u8],
+        how: u32,
+        follows: bool,
+    ) -> PyResult<()> {
+        let how = match how {
+            1 => XattrSet::Create,
+            2 => XattrSet::Replace,
+            _ => XattrSet::Any,
+        };
+        unlocked(py, || self.0.set_xattr(path, name, value, how, follow(follows)))
+    }
+
+    fn removexattr(&self, py: Python<'_>, path: &[u8], name: &[u8], follows: bool) -> PyResult<()> {
+        unlocked(py, || self.0.remove_xattr(path, name, follow(follows)))
     }
 
     fn mkdir(&self, py: Python<'_>, path: &[u8], mode: u32) -> PyResult<()> {

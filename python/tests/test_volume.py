@@ -130,6 +130,30 @@ def test_names_are_changed(image):
     judged(image)
 
 
+def test_attributes_are_set_and_removed(image):
+    with Volume(image, "w") as volume:
+        volume.write_bytes("/f", b"1")
+        volume.symlink("f", "/l")
+        volume.setxattr("/l", "user.x", b"value", os.XATTR_CREATE)
+        with pytest.raises(FileExistsError):
+            volume.setxattr("/f", "user.x", b"other", os.XATTR_CREATE)
+        volume.setxattr("/f", "user.x", bytearray(b"other"), os.XATTR_REPLACE)
+        volume.setxattr("/f", "user.y", b"")
+        assert volume.listxattr("/f") == ["user.x", "user.y"]
+        assert volume.getxattr("/l", "user.x") == b"other" and volume.getxattr("/f", "user.y") == b""
+        volume.removexattr("/f", "user.x")
+        for wrong in [
+            lambda: volume.removexattr("/f", "user.x"),
+            lambda: volume.setxattr("/f", "user.x", b"", os.XATTR_REPLACE),
+        ]:
+            with pytest.raises(OSError) as refused:
+                wrong()
+            assert refused.value.errno == errno.ENODATA
+        with pytest.raises(ValueError):
+            volume.setxattr("/f", "user.x", b"", 4)
+    judged(image)
+
+
 def test_an_archive_is_what_tar_reads(image):
     out = io.BytesIO()
     with Volume(image) as volume:

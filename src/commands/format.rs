@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::format::{Base, write};
 use draconis_access::uuid::{self, Identities};
+use draconis_container::Format;
 use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
@@ -145,10 +146,10 @@ pub struct Arguments {
     /// Take identity and hash seed from this number instead of at random.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How the file holds the volume: as it is, or in a disk image for virtual machines, which grows
+    /// How the file holds the volume: as it is (raw), or in a disk image for virtual machines, which grows
     /// with what is written.
-    #[arg(long, value_enum, value_name = "FORMAT", default_value = "raw")]
-    image_format: ImageFormat,
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    image_format: Option<ImageFormat>,
     /// Overwrite what IMAGE holds.
     #[arg(long)]
     force: bool,
@@ -197,6 +198,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let (Some(what), false) = (opened.held()?, arguments.force) {
         bail!("{shown} holds {what}; --force overwrites it");
     }
+    if let (Some(held), None) = (opened.format()?, arguments.image_format) {
+        let anew = match held {
+            Format::Qcow2 => "--image-format qcow2 makes it anew, and ",
+            Format::Vhdx => "--image-format vhdx makes it anew, and ",
+            _ => "",
+        };
+        bail!(
+            "{shown} is a {} image: {anew}--image-format raw puts a plain volume in its place",
+            held.name()
+        );
+    }
     let (mut source, config) = contents::gather(arguments, &mut options)?;
     if let Some((uid, gid)) = root_owner
         && let Some(root) = source.tree.node_mut(draconis_ext::mkfs::NodeId::ROOT)
@@ -207,7 +219,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let plan = plan(arguments, &options, &opened, &mut source.tree)?;
     let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
-    let format = arguments.image_format.of_machine();
+    let format = arguments.image_format.and_then(ImageFormat::of_machine);
     write(image, opened, &plan, &*source.contents, format, &count)?;
     drop(progress);
     arguments.reading.write_config(config.as_deref())?;
@@ -419,6 +431,9 @@ fn plan<'a>(
             Some(given.with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))?)
         }
         None if arguments.min => None,
+        None if arguments.from.is_empty() && opened.format()?.is_some() => {
+            bail!("{shown} is a disk image, which is not looked into: SIZE is needed")
+        }
         None if is_device || (there > 0 && arguments.from.is_empty()) => Some(there),
         None if arguments.from.is_empty() => bail!("{shown} does not exist: SIZE is needed"),
         None => None,

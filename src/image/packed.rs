@@ -45,7 +45,8 @@ impl Packed {
     pub fn unpack(self, image: &Path) -> anyhow::Result<File> {
         let program = self.packing.program();
         let what = || format!("{}: compressed with {program}", image.display());
-        let mut stream = self.archive.unpacked(None).with_context(what)?;
+        let stream = self.archive.unpacked(None);
+        let mut stream = stream.with_context(|| image.display().to_string())?;
         let mut progress = Progress::endless(When::Auto);
         let mut piece = vec![0; PIECE_BYTES];
         let mut at = 0;

@@ -12,8 +12,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 
 use super::blob::Blob;
 use super::digest::Digest;
@@ -49,7 +49,7 @@ pub struct Choice<'a> {
 
 #[derive(Deserialize)]
 struct Index {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     manifests: Vec<Descriptor>,
 }
 
@@ -61,8 +61,11 @@ struct Descriptor {
     digest: String,
     size: u64,
     platform: Option<Platform>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     annotations: HashMap<String, String>,
+    /// Where it is, if it may not be handed on.
+    #[serde(default, deserialize_with = "or_nothing")]
+    urls: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -71,7 +74,8 @@ struct Manifest {
     #[serde(default)]
     schema_version: u32,
     config: Option<Descriptor>,
-    layers: Option<Vec<Descriptor>>,
+    #[serde(default, deserialize_with = "or_nothing")]
+    layers: Vec<Descriptor>,
     manifests: Option<Vec<Descriptor>>,
 }
 
@@ -85,7 +89,7 @@ struct Config {
 
 #[derive(Deserialize)]
 struct RootFs {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     diff_ids: Vec<String>,
 }
 
@@ -93,8 +97,17 @@ struct RootFs {
 #[serde(rename_all = "PascalCase")]
 struct Saved {
     config: String,
-    repo_tags: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "or_nothing")]
+    repo_tags: Vec<String>,
+    #[serde(default, deserialize_with = "or_nothing")]
     layers: Vec<String>,
+}
+
+/// A list or a table; programs in Go write `null` for an empty one.
+fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+    from: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
 /// Opens an image and compares every digest.
@@ -224,10 +237,8 @@ fn oci(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Result<
             continue;
         }
         ensure!(manifest.schema_version != 1, "{what} is of version 1, which is not read");
-        let (Some(config), Some(layers)) = (&manifest.config, &manifest.layers) else {
-            bail!("{what} has no layers");
-        };
-        return layered(store, config, layers, choice);
+        let config = manifest.config.with_context(|| format!("{what} has no configuration"))?;
+        return layered(store, &config, &manifest.layers, choice);
     }
     bail!("indexes that lead to indexes and to no manifest")
 }
@@ -280,7 +291,10 @@ fn chosen(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result
         let there = images.iter().filter_map(|it| it.platform.as_ref());
         let there: Vec<String> = there.map(ToString::to_string).collect();
         match there.is_empty() {
-            true => "the index has no image".to_owned(),
+            true if images.is_empty() => "the index has no image".to_owned(),
+            true => "several images, and neither a name nor a platform of any: \
+                     skopeo copy takes one by its digest"
+                .to_owned(),
             false => format!("no image for {wanted}; --platform takes one of {}", there.join(", ")),
         }
     })
@@ -302,6 +316,14 @@ fn layered(
             kind.is_empty() || kind.contains(".tar") || kind.contains("layer"),
             "not an image of a file system: it holds {kind}"
         );
+        if let (Some(url), Err(_)) = (layer.urls.first(), store.described(layer)) {
+            bail!(
+                "the layer {} may not be handed on and is at {}: download it to {}",
+                layer.digest,
+                printable(url.as_bytes()),
+                Digest::parse(&layer.digest)?.path()
+            );
+        }
         let archive = store.described(layer)?;
         let shown = format!("layer {}", layer.digest);
         found.push(Layer { archive, shown, whiteouts: true });
@@ -322,15 +344,16 @@ fn check_platform(config: &Config, choice: &Choice<'_>) -> anyhow::Result<()> {
 fn docker(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Result<Archives> {
     let manifest = store.blob("manifest.json").context("not what docker save writes")?;
     let mut saved: Vec<Saved> = json(&manifest, "manifest.json")?;
-    let tags = |it: &Saved| it.repo_tags.clone().unwrap_or_default();
-    let all = saved.iter().flat_map(tags).collect::<Vec<_>>().join(", ");
+    let all: Vec<&str> = saved.iter().flat_map(|it| &it.repo_tags).map(String::as_str).collect();
+    let all = printable(all.join(", ").as_bytes());
     let nth = match tag {
         Some(tag) => {
             let fits = |name: &String| name == tag || name.strip_suffix(":latest") == Some(tag);
-            let nth = saved.iter().position(|it| tags(it).iter().any(fits));
+            let nth = saved.iter().position(|it| it.repo_tags.iter().any(fits));
             nth.with_context(|| format!("no image {tag}; there is: {all}"))?
         }
         None if saved.len() == 1 => 0,
+        None if saved.is_empty() => bail!("manifest.json names no image"),
         None => bail!("several images; name one behind a colon: {all}"),
     };
     let saved = saved.swap_remove(nth);

@@ -14,7 +14,7 @@ use draconis_ext::mkfs::{Contents, Node, What};
 use super::blob::Blob;
 use super::merge::Merge;
 use super::tar::{Entries, Entry, Reader, number, unsigned};
-use super::{LeftOut, Source, Stamp, acl};
+use super::{LeftOut, Source, Stamp, acl, coded};
 use crate::text::printable;
 
 /// Memory that a piece of a file takes.
@@ -176,29 +176,36 @@ impl Scan {
     fn node(&mut self, what: What, entry: &Entry) -> anyhow::Result<Node> {
         let Entry { header, extension, name, .. } = entry;
         let owner = |key: &str, field: &[u8]| -> anyhow::Result<u32> {
-            let id = match extension.number(key)? {
-                Some(id) => id,
-                None => unsigned(field)?,
+            let id = match extension.number(key) {
+                Ok(None) => unsigned(field),
+                other => other.map(Option::unwrap_or_default),
             };
-            u32::try_from(id).with_context(|| format!("{key} {id}"))
+            let id = id.with_context(|| format!("its {key}"))?;
+            id.try_into().ok().with_context(|| format!("its {key} {id} has more than 32 bits"))
         };
         let mode = if matches!(what, What::Symlink(_)) {
             0o777
         } else {
-            (unsigned(&header[100..108])? & 0o7777) as u16
+            (unsigned(&header[100..108]).context("its mode")? & 0o7777) as u16
         };
         let mut node = Node::new(what, mode);
         node.uid = owner("uid", &header[108..116])?;
         node.gid = owner("gid", &header[116..124])?;
         let modified = match extension.time("mtime")? {
             Some(time) => time,
-            None => Time { seconds: number(&header[136..148])?, nanoseconds: 0 },
+            None => {
+                let seconds = number(&header[136..148]).context("its time")?;
+                Time { seconds, nanoseconds: 0 }
+            }
         };
         let (accessed, changed) = (extension.time("atime")?, extension.time("ctime")?);
         self.stamp.set(&mut node, modified, accessed, changed);
         for (key, value) in &extension.records {
             let (attribute, value) = if let Some(attribute) = key.strip_prefix(b"SCHILY.xattr.") {
                 (attribute.to_vec(), value.clone())
+            } else if let Some(coded) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
+                let decoded = coded::name(coded).zip(coded::value(value));
+                decoded.with_context(|| format!("the attribute {}", printable(coded)))?
             } else if let Some(which) = key.strip_prefix(b"SCHILY.acl.") {
                 let attribute = match which {
                     b"access" => b"system.posix_acl_access".to_vec(),

@@ -89,7 +89,10 @@ impl Merge {
         self.takes(ENTRY_BYTES + path.len() as u64)?;
         let parts = parts(path)?;
         let Some((last, above)) = parts.split_last() else {
-            ensure!(matches!(node.what, What::Directory), "the root directory is something else");
+            ensure!(
+                matches!(node.what, What::Directory),
+                "it has no name, or is the root directory, which it cannot be"
+            );
             self.described.insert(NodeId::ROOT);
             return self.describe(NodeId::ROOT, node);
         };

@@ -9,9 +9,11 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use anyhow::{Context, anyhow, ensure};
+use draconis_container::signature;
 use draconis_exchange::contract::Time;
 
 use super::blob::Blob;
+use crate::text::printable;
 
 const BLOCK: u64 = 512;
 /// Longest list of records and longest name that an archive may hold.
@@ -119,6 +121,17 @@ impl Reader {
         }
     }
 
+    /// Why what begins with `head`, and is read up to that, is no archive.
+    fn no_archive(&mut self, head: &[u8]) -> anyhow::Error {
+        let mut more = vec![0; signature::HEAD_BYTES.saturating_sub(head.len())];
+        let Ok(got) = self.read(&mut more) else { return anyhow!("not a tar archive") };
+        more.truncate(got);
+        match signature::of(&[head, &more].concat()) {
+            Some(held) => anyhow!("not a tar archive; it holds {}, and {}", held.what, held.help),
+            None => anyhow!("not a tar archive"),
+        }
+    }
+
     /// Contents that mean something themselves: names and records.
     fn extension(&mut self, bytes: u64) -> anyhow::Result<Vec<u8>> {
         ensure!(bytes <= LONGEST_EXTENSION, "an extended header of {bytes} bytes");
@@ -135,36 +148,45 @@ pub struct Entries {
     pub reader: Reader,
     global: Extension,
     read: u64,
+    /// A header that was read already.
+    ahead: Option<[u8; 512]>,
 }
 
 impl Entries {
     /// The entries of `archive`; one that is packed unpacks to `limit` bytes at most.
     pub fn new(archive: &Blob, limit: Option<u64>) -> anyhow::Result<Self> {
         let reader = Reader::new(archive, limit)?;
-        Ok(Self { reader, global: Extension::default(), read: 0 })
+        Ok(Self { reader, global: Extension::default(), read: 0, ahead: None })
     }
 
     /// The next one, whose contents the reader then stands before: they must be skipped.
     pub fn next(&mut self) -> anyhow::Result<Option<Entry>> {
         let mut extension = self.global.clone();
         loop {
-            let header = match self.reader.block()? {
-                Some(header) if header.iter().any(|byte| *byte != 0) => header,
-                Some(_) => return Ok(None),
+            let block = match self.ahead.take() {
+                Some(block) => Some(block),
                 None => {
-                    // Nothing at all is an archive of nothing.
-                    ensure!(self.read > 0 || self.reader.at == 0, "not a tar archive");
-                    return Ok(None);
+                    let mut block = [0; 512];
+                    match self.reader.read(&mut block)? {
+                        512 => Some(block),
+                        // Nothing at all is an archive of nothing.
+                        got if self.read > 0 || got == 0 => None,
+                        got => return Err(self.reader.no_archive(&block[..got])),
+                    }
                 }
             };
-            let first = self.read == 0;
-            ensure!(
-                checksum_fits(&header),
-                "{}",
-                if first { "not a tar archive" } else { "damaged: a header has a wrong checksum" }
-            );
+            let Some(header) = block.filter(|block| block.iter().any(|byte| *byte != 0)) else {
+                return Ok(None);
+            };
+            if !checksum_fits(&header) {
+                ensure!(self.read == 0, "damaged: a header has a wrong checksum");
+                return Err(self.reader.no_archive(&header));
+            }
             self.read += 1;
-            let size = unsigned(&header[124..136])?;
+            let size = unsigned(&header[124..136]);
+            let size = size.with_context(|| {
+                format!("the length of {}", printable(&name_of(&header, &extension)))
+            })?;
             match header[156] {
                 b'x' | b'X' => extension.pax(&self.reader.extension(size)?)?,
                 b'g' => {
@@ -180,14 +202,33 @@ impl Entries {
                 b'V' | b'M' | b'N' => self.reader.skip(size)?,
                 _ => {
                     let name = name_of(&header, &extension);
-                    let size = match extension.number("size")? {
-                        Some(size) => size,
-                        None => size,
+                    let size = extension.number("size")?.unwrap_or(size);
+                    let size = match header[156] {
+                        b'1' => self.behind_a_link(size)?,
+                        // Nothing follows these, whatever length they are said to have.
+                        b'2'..=b'6' => 0,
+                        _ => size,
                     };
                     return Ok(Some(Entry { header, extension, name, size }));
                 }
             }
         }
+    }
+}
+
+impl Entries {
+    /// How much is left of the contents of a link. Some archives give it the length of the file
+    /// that it names, with or without the bytes: if a header follows, it is without them.
+    fn behind_a_link(&mut self, size: u64) -> anyhow::Result<u64> {
+        if size == 0 {
+            return Ok(0);
+        }
+        let block = self.reader.block()?.context("the archive ends behind a link")?;
+        if checksum_fits(&block) || block.iter().all(|byte| *byte == 0) {
+            self.ahead = Some(block);
+            return Ok(0);
+        }
+        Ok(size.saturating_sub(BLOCK))
     }
 }
 
@@ -282,7 +323,8 @@ impl Extension {
 }
 
 fn decimal(text: &[u8]) -> anyhow::Result<u64> {
-    Ok(std::str::from_utf8(text)?.trim().parse()?)
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok());
+    number.with_context(|| format!("\"{}\" is no number", printable(text)))
 }
 
 /// `-1.5` is half a second before -1.
@@ -312,12 +354,18 @@ pub fn number(field: &[u8]) -> anyhow::Result<i64> {
         });
     }
     let text = field.split(|byte| matches!(byte, 0)).next().unwrap_or_default();
-    let text = std::str::from_utf8(text)?.trim();
-    if text.is_empty() { Ok(0) } else { Ok(i64::from_str_radix(text, 8)?) }
+    let digits = std::str::from_utf8(text).map(str::trim);
+    let number = match digits {
+        Ok("") => Some(0),
+        Ok(digits) => i64::from_str_radix(digits, 8).ok(),
+        Err(_) => None,
+    };
+    number.with_context(|| format!("\"{}\" is no number", printable(text)))
 }
 
 pub fn unsigned(field: &[u8]) -> anyhow::Result<u64> {
-    u64::try_from(number(field)?).context("a length below zero")
+    let number = number(field)?;
+    number.try_into().ok().with_context(|| format!("{number} is below zero"))
 }
 
 fn string(field: &[u8]) -> &[u8] {

@@ -8,11 +8,11 @@ use crate::check;
 use crate::common::Draconis;
 
 /// One header of a tar, with contents.
-fn entry(name: &str, kind: u8, target: &str, contents: &[u8]) -> Vec<u8> {
+pub(crate) fn entry(name: &str, kind: u8, target: &str, contents: &[u8]) -> Vec<u8> {
     sized(name, kind, target, contents.len() as u64, contents)
 }
 
-fn sized(name: &str, kind: u8, target: &str, size: u64, contents: &[u8]) -> Vec<u8> {
+pub(crate) fn sized(name: &str, kind: u8, target: &str, size: u64, contents: &[u8]) -> Vec<u8> {
     let mut header = [0; 512];
     let mut put = |at: usize, text: &str| {
         header[at..at + text.len()].copy_from_slice(text.as_bytes());
@@ -35,12 +35,12 @@ fn sized(name: &str, kind: u8, target: &str, size: u64, contents: &[u8]) -> Vec<
     all
 }
 
-fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
     [&entries.concat()[..], &[0; 1024]].concat()
 }
 
 /// Makes a volume of an origin; what is said when that is refused.
-fn refused(draconis: &Draconis, origin: &str, more: &[&str]) -> String {
+pub(crate) fn refused(draconis: &Draconis, origin: &str, more: &[&str]) -> String {
     let image = draconis.path("image");
     let before = below(draconis.dir.path());
     let line = [&["format", "--from", origin], more, &[image.to_str().unwrap()]].concat();

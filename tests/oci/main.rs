@@ -5,6 +5,7 @@ mod common;
 
 mod build;
 mod hostile;
+mod odd;
 mod options;
 mod overlay;
 

@@ -6,12 +6,12 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use draconis_container::create::{Draft, NewFormat, NewImage};
-use draconis_container::signature;
+use draconis_container::{Format, signature};
 use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_ext::mkfs::{self, Contents, Plan, Target};
 
@@ -71,6 +71,17 @@ impl Base {
                 None => Ok(None),
             },
         }
+    }
+
+    /// How it holds a disk, if it is a disk image for virtual machines: by its first bytes alone.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn format(&self) -> anyhow::Result<Option<Format>> {
+        let Self::File(Some(file)) = self else { return Ok(None) };
+        let mut head = [0; 512];
+        let got = file.read_at(&mut head, 0)?;
+        Ok(Format::of(&head[..got]))
     }
 
     /// Whether it is a block device, whose length is given.

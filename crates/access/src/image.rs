@@ -38,12 +38,12 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
     if !none {
         return anyhow::Error::from(error).context(shown.to_string());
     }
-    if disk.properties().len_bytes < SHORTEST_BYTES {
-        return anyhow!("{shown}: too short for a volume, or empty; draconis format makes one");
-    }
     match signature::held(disk) {
         Some(held) => {
             anyhow!("{shown}: not an ext volume; it holds {}, and {}", held.what, held.help)
+        }
+        None if disk.properties().len_bytes < SHORTEST_BYTES => {
+            anyhow!("{shown}: too short for a volume, or empty; draconis format makes one")
         }
         None => anyhow!(
             "{shown}: not an ext volume; --offset and --partition say where one begins, and \

@@ -9,7 +9,9 @@ use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 use draconis_ext::check::{self, Report};
 use draconis_ext::mkfs::{self, Contents, Node, Tree, What};
-use draconis_ext::{AccessTimes, Follow, Info, InodeNumber, NewNode, Options, Renaming, Writing};
+use draconis_ext::{
+    AccessTimes, Follow, Info, InodeNumber, NewNode, Options, Renaming, Writing, XattrSet,
+};
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{part, part_for_writing};
 use parking_lot::RwLock;
@@ -290,6 +292,31 @@ impl Volume {
     /// `ENODATA` if there is none of that name.
     pub fn xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<Vec<u8>> {
         self.with(path, |volume| volume.xattr(find(volume, path, follow)?, name))
+    }
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// `EEXIST` and `ENODATA` as `how` says; there is no room, or no place for such a name.
+    pub fn set_xattr(
+        &self,
+        path: &[u8],
+        name: &[u8],
+        value: &[u8],
+        how: XattrSet,
+        follow: Follow,
+    ) -> Result<()> {
+        self.with(path, |volume| {
+            volume.set_xattr(find(volume, path, follow)?, name, value, how, false)
+        })
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA` if there is none of that name.
+    pub fn remove_xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<()> {
+        self.with(path, |volume| volume.remove_xattr(find(volume, path, follow)?, name))
     }
 
     /// Makes a directory.

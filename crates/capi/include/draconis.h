@@ -480,6 +480,22 @@ int64_t draconis_listxattr(const struct draconis_volume *volume,
                            void *buffer,
                            size_t len);
 
+// Sets an extended attribute, by its whole name, to len bytes. flags: any of DRACONIS_NOFOLLOW and
+// DRACONIS_EXCLUSIVE: EEXIST if there is one of that name.
+int draconis_setxattr(const struct draconis_volume *volume,
+                      const char *path,
+                      const char *name,
+                      const void *value,
+                      size_t len,
+                      uint32_t flags);
+
+// Removes an extended attribute: ENODATA if there is none of that name. flags: 0 or
+// DRACONIS_NOFOLLOW.
+int draconis_removexattr(const struct draconis_volume *volume,
+                         const char *path,
+                         const char *name,
+                         uint32_t flags);
+
 // Makes a directory with these permissions, of the user who runs the program.
 int draconis_mkdir(const struct draconis_volume *volume, const char *path, uint32_t mode);
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use draconis_access::{Error, File, OpenHow, Result, Volume};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
-use draconis_ext::{Follow, Renaming};
+use draconis_ext::{Follow, Renaming, XattrSet};
 use rustix::io::Errno;
 
 use crate::error::{answer, count, put, there};
@@ -342,6 +342,45 @@ pub extern "C" fn draconis_listxattr(
         let names = there(volume, "volume")?.0.xattr_names(path.get("path")?, follow(flags))?;
         let all: Vec<u8> = names.into_iter().flat_map(|name| [name, vec![0]].concat()).collect();
         copied(&all, buffer, len)
+    })
+}
+
+/// Sets an extended attribute, by its whole name, to len bytes. flags: any of DRACONIS_NOFOLLOW and
+/// DRACONIS_EXCLUSIVE: EEXIST if there is one of that name.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_setxattr(
+    volume: Option<&draconis_volume>,
+    path: Text,
+    name: Text,
+    value: Bytes,
+    len: usize,
+    flags: u32,
+) -> c_int {
+    answer(|| {
+        only(flags, DRACONIS_NOFOLLOW | DRACONIS_EXCLUSIVE)?;
+        let how = match flags & DRACONIS_EXCLUSIVE {
+            0 => XattrSet::Any,
+            _ => XattrSet::Create,
+        };
+        let (path, name) = (path.get("path")?, name.get("name")?);
+        let value = value.get(len, "value")?;
+        there(volume, "volume")?.0.set_xattr(path, name, value, how, follow(flags))
+    })
+}
+
+/// Removes an extended attribute: ENODATA if there is none of that name. flags: 0 or
+/// DRACONIS_NOFOLLOW.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_removexattr(
+    volume: Option<&draconis_volume>,
+    path: Text,
+    name: Text,
+    flags: u32,
+) -> c_int {
+    answer(|| {
+        only(flags, DRACONIS_NOFOLLOW)?;
+        let (path, name) = (path.get("path")?, name.get("name")?);
+        there(volume, "volume")?.0.remove_xattr(path, name, follow(flags))
     })
 }
 

@@ -94,6 +94,16 @@ static void files(const char *dir) {
     CHECK(data.modified.seconds == then.seconds && data.modified.nanoseconds == 5);
     CHECK(draconis_listxattr(volume, "/etc/moved", 0, NULL, 0) == 0);
     CHECK(draconis_getxattr(volume, "/etc/moved", "user.x", 0, NULL, 0) == -ENODATA);
+    CHECK(draconis_setxattr(volume, "/etc/moved", "user.x", "value", 5, DRACONIS_EXCLUSIVE) == 0);
+    CHECK(draconis_setxattr(volume, "/etc/moved", "user.x", "v", 1, DRACONIS_EXCLUSIVE) == -EEXIST);
+    CHECK(draconis_setxattr(volume, "/etc/moved", "user.x", "v", 1, DRACONIS_WRITE) == -EINVAL);
+    CHECK(draconis_getxattr(volume, "/etc/moved", "user.x", 0, buffer, 5) == 5);
+    CHECK(memcmp(buffer, "value", 5) == 0);
+    CHECK(draconis_setxattr(volume, "/etc/moved", "user.x", NULL, 0, 0) == 0);
+    CHECK(draconis_listxattr(volume, "/etc/moved", 0, buffer, 7) == 7);
+    CHECK(memcmp(buffer, "user.x", 7) == 0);
+    CHECK(draconis_removexattr(volume, "/etc/moved", "user.x", 0) == 0);
+    CHECK(draconis_removexattr(volume, "/etc/moved", "user.x", 0) == -ENODATA);
 
     draconis_dir *listing;
     draconis_entry entry;

@@ -90,8 +90,8 @@ impl Format {
         }
     }
 
-    /// What the first bytes of a file say.
-    fn of(head: &[u8]) -> Option<Self> {
+    /// What the first bytes of a file say; of those that have an index they say nothing.
+    pub fn of(head: &[u8]) -> Option<Self> {
         Some(match head {
             [b'Q', b'F', b'I', 0xFB, ..] => Self::Qcow2,
             _ if head.starts_with(b"vhdxfile") => Self::Vhdx,

@@ -58,16 +58,41 @@ impl Packing {
     /// [`ErrorKind::Unsupported`] for bzip2.
     pub fn unpack<'a>(self, packed: impl BufRead + Send + 'a) -> Result<Box<dyn Read + Send + 'a>> {
         Ok(match self {
-            Self::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
+            Self::Gzip => Box::new(Told(flate2::bufread::MultiGzDecoder::new(packed))),
             Self::Xz => {
                 let most_kib = (WINDOW_BYTES >> 10) as u32;
-                Box::new(lzma_rust2::XzReader::new_mem_limit(packed, true, most_kib))
+                Box::new(Told(lzma_rust2::XzReader::new_mem_limit(packed, true, most_kib)))
             }
-            Self::Zstd => Box::new(Zstd::new(packed)),
+            Self::Zstd => Box::new(Told(Zstd::new(packed))),
             Self::Bzip2 => {
                 let what = "compressed with bzip2, which is not read here: bzip2 -dc unpacks it";
                 return Err(Error::new(ErrorKind::Unsupported, what));
             }
+        })
+    }
+}
+
+/// What is unpacked, with its errors in words; those of the file underneath stay as they are.
+struct Told<R>(R);
+
+impl<R: Read> Read for Told<R> {
+    fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+        self.0.read(into).map_err(|error| {
+            if error.raw_os_error().is_some() || error.kind() == ErrorKind::Interrupted {
+                return error;
+            }
+            let ends = |error: &(dyn std::error::Error + 'static)| {
+                let error = error.downcast_ref::<Error>();
+                error.is_some_and(|error| error.kind() == ErrorKind::UnexpectedEof)
+            };
+            let mut causes = std::iter::successors(
+                Some(&error as &(dyn std::error::Error + 'static)),
+                |error| error.source(),
+            );
+            if causes.any(ends) {
+                return Error::new(ErrorKind::UnexpectedEof, "cut off: its end is missing");
+            }
+            Error::new(ErrorKind::InvalidData, format!("damaged: {error}"))
         })
     }
 }

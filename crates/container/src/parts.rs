@@ -18,7 +18,12 @@ impl Parts {
     /// All partitions in words: `1 (a FAT file system), 2 (an ext file system)`.
     pub fn shown(&self) -> String {
         let volumes = self.volumes.iter().map(|part| (part.number, Some("an ext file system")));
-        let others = self.others.iter().map(|(part, held)| (part.number, held.map(|it| it.what)));
+        let others = self.others.iter().map(|(part, held)| match held {
+            None if part.extent.len_bytes == 0 => {
+                (part.number, Some("behind the end of the disk, which is cut off"))
+            }
+            held => (part.number, held.map(|it| it.what)),
+        });
         let mut all: Vec<_> = volumes.chain(others).collect();
         all.sort_unstable();
         let shown: Vec<String> = all

@@ -3,12 +3,14 @@
 //! ```text
 //!   | header | .. | first table ──▶ second tables ──▶ clusters: plain, packed, zeros, absent |
 //! ```
-//! After `docs/interop/qcow2.rst` of QEMU. Snapshots are not looked at: it is read as it is now.
+//! After `docs/interop/qcow2.rst` of QEMU. It is read as it is now; snapshots are
+//! looked at where it is changed, so that they stay as they are.
 //!
 //! Law: a table is read where it is needed, and what it says is checked against the file.
 
 mod changes;
 mod counts;
+mod snapshots;
 
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +35,8 @@ const COPIED: u64 = 1 << 63;
 const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
 const COMPRESSED: u64 = 1 << 62;
 const ZEROS: u64 = 1;
+/// Parts of a cluster, where they are told of.
+const PARTS: u64 = 32;
 
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 2;
@@ -49,6 +53,8 @@ pub(crate) struct Qcow2 {
     first: Vec<u64>,
     kept: Mutex<Vec<Table>>,
     zstd: bool,
+    /// Whether a second word of each entry says which parts of its cluster are there.
+    in_parts: bool,
     version: u32,
     first_at: u64,
     /// Who changed it did not end: what its tables lead to may not be there yet, and reads as zeros.
@@ -77,15 +83,16 @@ impl Qcow2 {
         if incompatible & EXTERNAL_DATA != 0 {
             return Err(Unsupported::Feature("qcow2", "its contents in another file").into());
         }
-        if incompatible & EXTENDED != 0 {
-            return Err(Unsupported::Feature("qcow2", "clusters in parts (extended_l2)").into());
+        let in_parts = incompatible & EXTENDED != 0;
+        if in_parts && cluster_bits < 14 {
+            return Err(Error::Damaged("qcow2: parts of clusters that are shorter than a sector"));
         }
         if incompatible & CORRUPT != 0 {
             return Err(Error::Damaged(
                 "qcow2: it is marked as damaged; qemu-img check repairs it",
             ));
         }
-        if incompatible & !(DIRTY | COMPRESSION) != 0 {
+        if incompatible & !(DIRTY | COMPRESSION | EXTENDED) != 0 {
             return Err(Unsupported::Feature("qcow2", "features that are not known").into());
         }
         let zstd = match (incompatible & COMPRESSION != 0, head.get(104)) {
@@ -96,7 +103,7 @@ impl Qcow2 {
         let len_bytes = be64(&head, 24);
         let entries = u64::from(be32(&head, 36));
         // Each entry of the first table leads to a cluster of entries.
-        let covered = 1u128 << (2 * cluster_bits - 3);
+        let covered = 1u128 << (2 * cluster_bits - if in_parts { 4 } else { 3 });
         let needed = u128::from(len_bytes).div_ceil(covered);
         if u128::from(entries) < needed || needed > u128::from(MOST_ENTRIES) {
             return Err(Error::Damaged("qcow2: its first table does not fit its length"));
@@ -120,6 +127,7 @@ impl Qcow2 {
             first,
             kept,
             zstd,
+            in_parts,
             version,
             first_at,
             is_dirty,
@@ -148,6 +156,35 @@ impl Qcow2 {
                 _ if cluster < file.len_bytes() || self.is_dirty => (Place::Zeros, rest),
                 _ => return Err(Error::Damaged("qcow2: a cluster behind the end of the file")),
             },
+        })
+    }
+
+    /// The same of an entry with a word for the parts of its cluster: a bit for each that is
+    /// there, and above these one for each that is zeros.
+    fn place_in_parts(
+        &self,
+        file: &Source,
+        (entry, parts): (u64, u64),
+        at: u64,
+    ) -> Result<(Place, u64), Error> {
+        if entry & COMPRESSED != 0 {
+            return self.place(file, entry, at);
+        }
+        let len = self.cluster() / PARTS;
+        let first = at % self.cluster() / len;
+        let state = |nth: u64| (parts >> nth & 1 == 1, parts >> (PARTS + nth) & 1 == 1);
+        let alike = (first..PARTS).take_while(|nth| state(*nth) == state(first)).count() as u64;
+        let run = alike * len - at % len;
+        Ok(match state(first) {
+            (_, true) => (Place::Zeros, run),
+            (false, false) => (Place::Behind(at), run),
+            (true, false) if entry & OFFSET == 0 => {
+                return Err(Error::Damaged("qcow2: a part of a cluster that is not there"));
+            }
+            (true, false) => {
+                let (place, there) = self.place(file, entry & OFFSET, at)?;
+                (place, run.min(there))
+            }
         })
     }
 
@@ -204,7 +241,8 @@ impl Map for Qcow2 {
 
     fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
         let nth = at >> self.cluster_bits;
-        let per_table = self.cluster() / 8;
+        let words = if self.in_parts { 2 } else { 1 };
+        let per_table = self.cluster() / 8 / words;
         let first = usize::try_from(nth / per_table).ok().and_then(|nth| self.first.get(nth));
         let first = first.copied().unwrap_or(0) & OFFSET;
         if first == 0 {
@@ -212,8 +250,12 @@ impl Map for Qcow2 {
             return Ok((Place::Behind(at), table_bytes - at % table_bytes));
         }
         let second = self.second(file, first)?;
-        let entry = second.get((nth % per_table) as usize).copied().unwrap_or(0);
-        self.place(file, entry, at)
+        let word = |nth: u64| second.get(nth as usize).copied().unwrap_or(0);
+        let nth = nth % per_table * words;
+        match self.in_parts {
+            true => self.place_in_parts(file, (word(nth), word(nth + 1)), at),
+            false => self.place(file, word(nth), at),
+        }
     }
 
     fn unpack(&self, file: &Source, entry: u64) -> Result<Vec<u8>, Error> {

@@ -17,6 +17,8 @@ pub struct Held {
 
 const NEW: &str = "draconis format --force makes an ext volume in its place";
 const MOUNT: &str = "mount(8) mounts it";
+const CPIO: &str = "bsdtar -cf TAR @FILE makes a tar archive of it";
+const RAW: &str = "qemu-img convert -O raw makes one that is read";
 
 /// The answer for a disk with partitions; a boot sector looks the same.
 pub const PARTITIONS: &str = "a partition table or boot sector";
@@ -45,6 +47,14 @@ const SIGNATURES: &[(usize, &[u8], &str, &str)] = &[
         "cryptsetup open shows what is in it as a device",
     ),
     (536, b"LVM2 001", "an LVM physical volume", "vgchange -ay shows what is in it as devices"),
+    (3, b"-FVE-FS-", "an encrypted volume (BitLocker)", "dislocker shows what is in it"),
+    (1024, b"H+\0\x04", "an HFS+ file system", MOUNT),
+    (32, b"NXSB", "an APFS container", "apfs-fuse mounts it"),
+    (65588, b"ReIsEr", "a ReiserFS file system", "a Linux before 6.13 mounts it"),
+    (32768, b"JFS1", "a JFS file system", MOUNT),
+    (0, &[0x45, 0x3D, 0xCD, 0x28], "a cramfs file system", MOUNT),
+    (0, b"-rom1fs-", "a romfs file system", MOUNT),
+    (0, b"UBI#", "an image for raw flash (UBI)", "ubireader unpacks it"),
     (0, b"QFI\xFB", "a QCOW2 disk image", NEW),
     (0, b"vhdxfile", "a VHDX disk image", NEW),
     (0, b"conectix", "a VHD disk image", NEW),
@@ -56,20 +66,52 @@ const SIGNATURES: &[(usize, &[u8], &str, &str)] = &[
         "it names the files that hold the disk",
     ),
     (0, &[0x3A, 0xFF, 0x26, 0xED], "an Android sparse image", NEW),
-    (
-        64,
-        &[0x7F, 0x10, 0xDA, 0xBE],
-        "a VDI disk image",
-        "qemu-img convert -O raw makes one that is read",
-    ),
+    (64, &[0x7F, 0x10, 0xDA, 0xBE], "a VDI disk image", RAW),
+    (0, b"QED\0", "a QED disk image", RAW),
+    (0, b"WithoutFreeSpace", "a Parallels disk image", RAW),
+    (0, b"WithouFreSpacExt", "a Parallels disk image", RAW),
+    (0, b"MSWIM\0\0\0", "a Windows image (WIM)", "wimlib-imagex unpacks it"),
     (257, b"ustar", "a tar archive", "draconis format --from makes a volume of it"),
     (0, &[0x1F, 0x8B, 8], "something compressed with gzip", "gzip -d unpacks it"),
     (0, &[0x28, 0xB5, 0x2F, 0xFD], "something compressed with zstd", "zstd -d unpacks it"),
     (0, &[0xFD, b'7', b'z', b'X', b'Z', 0], "something compressed with xz", "xz -d unpacks it"),
     (0, b"BZh", "something compressed with bzip2", "bzip2 -d unpacks it"),
+    (0, &[0x04, 0x22, 0x4D, 0x18], "something compressed with lz4", "lz4 -d unpacks it"),
+    (0, &[0x5D, 0, 0], "something compressed with lzma", "xz -d --format=lzma unpacks it"),
+    (0, b"LZIP", "something compressed with lzip", "lzip -d unpacks it"),
+    (0, &[0x1F, 0x9D], "something compressed with compress", "gzip -d unpacks it"),
     (0, b"PK\x03\x04", "a ZIP archive", "unzip unpacks it"),
+    (0, b"7z\xBC\xAF\x27\x1C", "a 7-Zip archive", "7z x unpacks it"),
+    (0, b"Rar!\x1A\x07", "a RAR archive", "unrar unpacks it"),
+    (0, b"070701", "a cpio archive", CPIO),
+    (0, b"070702", "a cpio archive", CPIO),
+    (0, b"070707", "a cpio archive", CPIO),
+    (0, &[0xC7, 0x71], "a cpio archive", CPIO),
+    (
+        0,
+        b"!<arch>\ndebian",
+        "a Debian package",
+        "dpkg-deb --fsys-tarfile makes a tar archive of it",
+    ),
+    (0, &[0xED, 0xAB, 0xEE, 0xDB], "an RPM package", "rpm2archive makes a tar archive of it"),
+    (0, &[0x7F, b'E', b'L', b'F'], "a program or library", "it is no image"),
     (512, b"EFI PART", PARTITIONS, "--partition N takes one"),
     (510, &[0x55, 0xAA], PARTITIONS, "--partition N takes one"),
+    // A table may stand where these were before.
+    (4096, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", "mdadm --assemble puts it together"),
+    (
+        4120,
+        &[0xC6, 0x85, 0x73, 0xF6],
+        "a cache or what it is for (bcache)",
+        "bcache shows what is in it",
+    ),
+    (508, &[0xDA, 0xBE], "a disk label of Solaris", "--offset says where a partition begins"),
+    (
+        0,
+        &[0x0B, 0xE5, 0xA9, 0x41],
+        "a disk label of IRIX",
+        "--offset says where a partition begins",
+    ),
 ];
 
 /// What the first bytes of an image say that it holds.

@@ -34,7 +34,10 @@ pub enum PartitionError {
         /// The numbers there are, as text.
         found: String,
     },
-    /// A table that contradicts itself or the disk.
+    /// It begins where the disk has ended.
+    #[error("partition {0} lies behind the end of the disk, which was cut off or copied in part")]
+    Beyond(u32),
+    /// A table that contradicts itself.
     #[error("the partition table is damaged: {0}")]
     Damaged(&'static str),
 }
@@ -45,11 +48,15 @@ pub enum PartitionError {
 /// See [`PartitionError`].
 pub fn partition(disk: &dyn Disk, number: u32) -> Result<Extent, PartitionError> {
     let table = partitions(disk)?;
-    let found = table.iter().find(|entry| entry.number == number);
-    found.map(|entry| entry.extent).ok_or_else(|| {
-        let numbers: Vec<String> = table.iter().map(|entry| entry.number.to_string()).collect();
-        PartitionError::NoPartition { wanted: number, found: numbers.join(", ") }
-    })
+    match table.iter().find(|entry| entry.number == number) {
+        Some(entry) if entry.extent.len_bytes == 0 => Err(PartitionError::Beyond(number)),
+        Some(entry) => Ok(entry.extent),
+        None => {
+            let numbers: Vec<String> = table.iter().map(|it| it.number.to_string()).collect();
+            let found = if table.is_empty() { "none".into() } else { numbers.join(", ") };
+            Err(PartitionError::NoPartition { wanted: number, found })
+        }
+    }
 }
 
 /// One partition.
@@ -57,7 +64,7 @@ pub fn partition(disk: &dyn Disk, number: u32) -> Result<Extent, PartitionError>
 pub struct Partition {
     /// Its number, from 1.
     pub number: u32,
-    /// Where it lies.
+    /// Where it lies, as far as the disk reaches: a disk may be cut off.
     pub extent: Extent,
 }
 
@@ -73,7 +80,7 @@ pub fn partitions(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
     let mut found = vec![];
     for (entry, number) in mbr.entries.iter().zip(1..) {
         if entry.sectors != 0 && !EXTENDED.contains(&entry.kind) && entry.kind != 0 {
-            found.push(Partition { number, extent: entry.extent(disk, 0)? });
+            found.push(Partition { number, extent: entry.extent(disk, 0) });
         }
     }
     for entry in &mbr.entries {
@@ -118,7 +125,7 @@ impl Mbr {
 }
 
 impl MbrEntry {
-    fn extent(self, disk: &dyn Disk, base: u64) -> Result<Extent, PartitionError> {
+    fn extent(self, disk: &dyn Disk, base: u64) -> Extent {
         let start = base + u64::from(self.start);
         within(disk, start * MBR_SECTOR_BYTES, u64::from(self.sectors) * MBR_SECTOR_BYTES)
     }
@@ -133,7 +140,7 @@ fn logical(disk: &dyn Disk, first: u64, found: &mut Vec<Partition>) -> Result<()
         };
         let [own, next, ..] = record.entries;
         if own.sectors != 0 {
-            found.push(Partition { number, extent: own.extent(disk, at)? });
+            found.push(Partition { number, extent: own.extent(disk, at) });
         }
         if !EXTENDED.contains(&next.kind) || next.sectors == 0 {
             return Ok(());
@@ -143,31 +150,52 @@ fn logical(disk: &dyn Disk, first: u64, found: &mut Vec<Partition>) -> Result<()
     Err(PartitionError::Damaged("the chain of logical partitions does not end"))
 }
 
+/// The header is in sector 1, whose size only the disk itself knows; the last sector has a copy,
+/// which counts where the first one is damaged.
 fn gpt(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
-    // The header is in sector 1, whose size only the disk itself knows: try both.
-    let header = [512, 4096].into_iter().find_map(|sector_bytes| {
-        let bytes = sectors(disk, sector_bytes, 512).ok()?;
-        (bytes.get(..8) == Some(b"EFI PART")).then_some((sector_bytes, bytes))
-    });
-    let (sector_bytes, header) = header.ok_or(PartitionError::NoTable)?;
-    let header_len = u32_at(&header, 12) as usize;
+    let len_bytes = disk.properties().len_bytes;
+    let places = [512, 4096].map(|sector_bytes| (sector_bytes, sector_bytes));
+    let last = |sector_bytes: u64| len_bytes.saturating_sub(sector_bytes) / sector_bytes;
+    let copies = [512, 4096].map(|sector_bytes| (sector_bytes, last(sector_bytes) * sector_bytes));
+    let mut why = PartitionError::NoTable;
+    for (sector_bytes, at_bytes) in places.into_iter().chain(copies) {
+        let Ok(header) = sectors(disk, at_bytes, 512) else { continue };
+        if header.get(..8) != Some(b"EFI PART") {
+            continue;
+        }
+        match gpt_of(disk, &header, sector_bytes) {
+            Ok(found) => return Ok(found),
+            // What is said of the first one helps more.
+            Err(error) if why == PartitionError::NoTable => why = error,
+            Err(_) => {}
+        }
+    }
+    Err(why)
+}
+
+fn gpt_of(
+    disk: &dyn Disk,
+    header: &[u8],
+    sector_bytes: u64,
+) -> Result<Vec<Partition>, PartitionError> {
+    let header_len = u32_at(header, 12) as usize;
     if !(92..=512).contains(&header_len) {
         return Err(PartitionError::Damaged("GPT header of an impossible length"));
     }
     let mut summed = header[..header_len].to_vec();
     summed[16..20].fill(0);
-    if crc32(&summed) != u32_at(&header, 16) {
+    if crc32(&summed) != u32_at(header, 16) {
         return Err(PartitionError::Damaged("checksum of the GPT header"));
     }
-    let (count, size) = (u32_at(&header, 80), u32_at(&header, 84));
+    let (count, size) = (u32_at(header, 80), u32_at(header, 84));
     if count > GPT_ENTRIES_MAX || !(128..=4096).contains(&size) || !size.is_power_of_two() {
         return Err(PartitionError::Damaged("GPT with impossible entries"));
     }
     let len = u64::from(count) * u64::from(size);
-    let at = u64_at(&header, 72).checked_mul(sector_bytes);
+    let at = u64_at(header, 72).checked_mul(sector_bytes);
     let at = at.ok_or(PartitionError::Damaged("GPT entries beyond the disk"))?;
     let entries = sectors(disk, at, len.next_multiple_of(512))?;
-    if crc32(&entries[..len as usize]) != u32_at(&header, 88) {
+    if crc32(&entries[..len as usize]) != u32_at(header, 88) {
         return Err(PartitionError::Damaged("checksum of the GPT entries"));
     }
     let mut found = vec![];
@@ -181,17 +209,16 @@ fn gpt(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
         let (Some(start), Some(len)) = (bytes(first), count.and_then(bytes)) else {
             return Err(PartitionError::Damaged("GPT partition beyond the disk"));
         };
-        found.push(Partition { number, extent: within(disk, start, len)? });
+        found.push(Partition { number, extent: within(disk, start, len) });
     }
     Ok(found)
 }
 
-fn within(disk: &dyn Disk, start_bytes: u64, len_bytes: u64) -> Result<Extent, PartitionError> {
-    let extent = Extent::new(start_bytes, len_bytes);
-    if extent.end_bytes().is_none_or(|end| end > disk.properties().len_bytes) {
-        return Err(PartitionError::Damaged("a partition reaches beyond the disk"));
-    }
-    Ok(extent)
+/// What a disk has of a partition; nothing, at its end, of one that begins behind that.
+fn within(disk: &dyn Disk, start_bytes: u64, len_bytes: u64) -> Extent {
+    let end = disk.properties().len_bytes;
+    let start = start_bytes.min(end);
+    Extent::new(start, len_bytes.min(end - start))
 }
 
 fn sectors(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Private, PartitionError> {
@@ -269,10 +296,14 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_beyond_the_disk_is_damage() {
+    fn of_a_disk_that_is_cut_off_there_is_what_is_there() {
         let mut bytes = with_logical();
-        mbr_entry(&mut bytes, 0, 0, 0x83, 90, 11);
-        assert!(matches!(find(&bytes), Err(PartitionError::Damaged(_))));
+        bytes.truncate(512 * 34);
+        assert_eq!(find(&bytes).unwrap(), [(1, 2, 8), (5, 21, 5), (6, 32, 2)]);
+        mbr_entry(&mut bytes, 0, 1, 0x83, 90, 11);
+        assert_eq!(find(&bytes).unwrap()[1], (2, 34, 0));
+        let beyond = partition(&MemoryDisk::new(bytes, 512), 2).unwrap_err();
+        assert_eq!(beyond, PartitionError::Beyond(2));
         assert_eq!(find(&[0; 1024]), Err(PartitionError::NoTable));
         assert!(matches!(find(&[]), Err(PartitionError::Disk(_))));
     }
@@ -305,6 +336,21 @@ mod tests {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
         assert_eq!(find(&with_gpt(512)).unwrap(), [(1, 40, 8), (4, 50, 1)]);
         assert_eq!(find(&with_gpt(4096)).unwrap(), [(1, 320, 64), (4, 400, 8)]);
+    }
+
+    #[test]
+    fn the_copy_at_the_end_counts_where_the_first_gpt_is_damaged() {
+        for sector in [512, 4096] {
+            let mut bytes = with_gpt(sector);
+            let whole = find(&bytes).unwrap();
+            let last = bytes.len() - sector;
+            bytes.copy_within(sector..sector + 512, last);
+            bytes[sector..sector + 512].fill(0);
+            assert_eq!(find(&bytes).unwrap(), whole);
+            bytes[last + 17] ^= 1;
+            let said = PartitionError::Damaged("checksum of the GPT header");
+            assert_eq!(find(&bytes), Err(said));
+        }
     }
 
     #[test]

@@ -105,13 +105,7 @@ fn compare(a: &Outcome, b: &Outcome, figure: &Figure) -> (String, usize, usize) 
 }
 
 fn judge(a: &Point, b: &Point, more_is_better: Option<bool>) -> Change {
-    let range = |point: &Point| {
-        let least = point.values.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = point.values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        (least, most)
-    };
-    let ((least_a, most_a), (least_b, most_b)) = (range(a), range(b));
-    let apart = least_b > most_a || least_a > most_b;
+    let apart = a.range().times(b.range()).is_some();
     let once = a.values.len() == 1 && b.values.len() == 1;
     let far = (b.median - a.median).abs() > a.median.abs() * if once { 0.0 } else { LEAST };
     if !(apart && far) {

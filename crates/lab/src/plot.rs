@@ -8,8 +8,8 @@ use std::fmt::Write;
 
 use crate::results::{Figure, Outcome, Point, Shape, unique};
 
-/// Width of every figure, in its own units.
-pub const WIDTH: f64 = 640.0;
+/// Width of every figure, in its own units: as narrow as a phone, so that texts can be read there.
+pub const WIDTH: f64 = 480.0;
 
 /// Where a figure is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +39,11 @@ impl Paint {
 
     fn soft(self) -> &'static str {
         if self == Self::Page { "var(--soft)" } else { "#666666" }
+    }
+
+    /// What is read on the colours: they are dark on a light page, and light on a dark one.
+    fn paper(self) -> &'static str {
+        if self == Self::Page { "var(--paper)" } else { "#ffffff" }
     }
 
     fn grid(self) -> &'static str {
@@ -229,6 +234,8 @@ mod tests {
             for paint in [Paint::Page, Paint::File] {
                 let svg = svg(&outcome, &outcome.figures[0], paint).unwrap();
                 assert!(svg.contains(mark), "{shape:?}: {svg}");
+                // What was repeated says how far that lies apart.
+                assert!(svg.contains("class=\"spread\""), "{shape:?}: {svg}");
                 assert!(!svg.contains("NaN") && !svg.contains("inf"), "{shape:?}: {svg}");
                 assert!(svg.contains("A &lt; B"));
             }

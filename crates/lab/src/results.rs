@@ -331,6 +331,37 @@ impl Outcome {
     }
 }
 
+/// A median, and how far the repetitions reach.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Range {
+    /// The median.
+    pub median: f64,
+    /// The least repetition.
+    pub least: f64,
+    /// The largest one.
+    pub most: f64,
+}
+
+impl Range {
+    /// How many times `other` this is; `None` where repetitions of the one reach into those of the
+    /// other, so that they are not told apart.
+    pub fn times(self, other: Self) -> Option<f64> {
+        let is_apart = self.least > other.most || other.least > self.most;
+        (is_apart && other.median > 0.0).then_some(self.median / other.median)
+    }
+}
+
+impl Point {
+    /// Its median and range.
+    pub fn range(&self) -> Range {
+        Range {
+            median: self.median,
+            least: self.values.iter().copied().fold(self.median, f64::min),
+            most: self.values.iter().copied().fold(self.median, f64::max),
+        }
+    }
+}
+
 /// Points, to look things up.
 #[derive(Clone, Copy)]
 pub struct Points<'a>(pub &'a [Point]);
@@ -358,6 +389,12 @@ impl<'a> Points<'a> {
         self.of(metric, subject).filter(fits).map(|point| (point.x, point.median)).collect()
     }
 
+    /// One line: places and what was measured there.
+    pub fn ranges(self, metric: &str, subject: &str, series: &str) -> Vec<(f64, Range)> {
+        let fits = |point: &&Point| point.series == series;
+        self.of(metric, subject).filter(fits).map(|point| (point.x, point.range())).collect()
+    }
+
     /// The median at a place.
     pub fn at(self, metric: &str, subject: &str, series: &str, x: f64) -> Option<f64> {
         let line = self.line(metric, subject, series);
@@ -368,6 +405,12 @@ impl<'a> Points<'a> {
     pub fn named(self, metric: &str, subject: &str, series: &str, label: &str) -> Option<f64> {
         let fits = |p: &&Point| p.series == series && p.label.as_deref() == Some(label);
         self.of(metric, subject).find(fits).map(|point| point.median)
+    }
+
+    /// What was measured under a name.
+    pub fn range(self, metric: &str, subject: &str, series: &str, label: &str) -> Option<Range> {
+        let fits = |p: &&Point| p.series == series && p.label.as_deref() == Some(label);
+        self.of(metric, subject).find(fits).map(Point::range)
     }
 
     /// The place with the largest value of a line.

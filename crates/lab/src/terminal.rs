@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::results::{Figure, Outcome, Point, Results, unique};
+use crate::results::{Figure, Outcome, Point, Range, Results, unique};
 use crate::stats;
 use crate::units;
 
@@ -67,7 +67,10 @@ fn table(outcome: &Outcome, figure: &Figure) -> String {
         }
     }
     for (subject, ratio, base) in ratios(outcome, figure) {
-        text += &format!("    {subject}: {} x {base}\n", units::significant(ratio));
+        text += &match ratio {
+            Some(ratio) => format!("    {subject}: {} x {base}\n", units::significant(ratio)),
+            None => format!("    {subject}: not told apart from {base}\n"),
+        };
     }
     text
 }
@@ -116,8 +119,9 @@ fn bar(value: f64, most: f64, log: bool) -> String {
     "█".repeat((part.clamp(0.0, 1.0) * BAR as f64).round() as usize)
 }
 
-/// Each subject against the first: the geometric mean over the points that both have.
-pub fn ratios<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<(&'a str, f64, &'a str)> {
+/// Each subject against the first: the geometric mean over the points that both have; none where
+/// the repetitions leave open which of them is ahead.
+pub fn ratios<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<(&'a str, Option<f64>, &'a str)> {
     let of_figure = || outcome.points.iter().filter(|point| point.metric == figure.metric);
     let subjects = unique(of_figure().map(|point| point.subject.as_str()));
     let Some((base, others)) = subjects.split_first() else { return vec![] };
@@ -132,10 +136,18 @@ pub fn ratios<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<(&'a str, f64, &
                     && peer.x == point.x
                     && peer.label == point.label
             })?;
-            (peer.median > 0.0).then_some(point.median / peer.median)
+            (peer.median > 0.0).then_some((point.range(), peer.range()))
         });
-        let ratio = stats::geometric_mean(&both.collect::<Vec<_>>())?;
-        Some((*subject, ratio, *base))
+        let both: Vec<(Range, Range)> = both.collect();
+        let mean = |of: &dyn Fn(&(Range, Range)) -> f64| {
+            stats::geometric_mean(&both.iter().map(of).collect::<Vec<_>>())
+        };
+        let ratio = mean(&|(it, base)| it.median / base.median)?;
+        // As if all repetitions of the one had been the best, and of the other the worst.
+        let least = mean(&|(it, base)| it.least / base.most)?;
+        let most = mean(&|(it, base)| it.most / base.least)?;
+        let is_open = (least..=most).contains(&1.0);
+        Some((*subject, (!is_open).then_some(ratio), *base))
     };
     others.iter().filter_map(ratio).collect()
 }

@@ -40,6 +40,13 @@ pub fn duration(seconds: u64) -> String {
     }
 }
 
+/// `seven`; in digits beyond ten.
+pub fn in_words(count: usize) -> String {
+    const WORDS: [&str; 11] =
+        ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
+    WORDS.get(count).map_or_else(|| count.to_string(), |word| (*word).to_string())
+}
+
 /// `3.2 M`.
 pub fn count(count: f64) -> String {
     scaled(count, 1000.0, &["", "K", "M", "G", "T"]).trim_end().to_string()

@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use draconis_container::{Format, Image, signature::Held};
+use draconis_container::{Format, Image, Unsupported, signature::Held};
 use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
@@ -53,6 +53,11 @@ pub enum OpenError {
     /// A disk image that was to be written.
     #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.help())]
     OnlyRead(Format),
+    /// A disk image that is nothing without another one.
+    #[error(
+        "it holds only what differs from {0:?}, which a mount does not open; qemu-img convert makes one image of both"
+    )]
+    Behind(String),
     /// Something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
     Held(Held),
@@ -65,6 +70,16 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// The same of a mount, which is given one file.
+    fn of_a_mount(self) -> Self {
+        match self {
+            Self::Container(draconis_container::Error::Unsupported(Unsupported::Behind(name))) => {
+                Self::Behind(name)
+            }
+            other => other,
+        }
+    }
+
     /// What a contract says of it.
     pub fn refusal(&self) -> Refusal {
         match self {
@@ -80,7 +95,7 @@ impl OpenError {
 /// # Errors
 /// See [`OpenError`].
 pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
-    open_part(part(disk, &[], options)?.disk, options)
+    open_part(part(disk, &[], options).map_err(OpenError::of_a_mount)?.disk, options)
 }
 
 /// Opens a volume that is all of `disk`, for reading.
@@ -140,7 +155,8 @@ fn open_with(
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{ReadOnly, Unsupported};
-    let (Part { disk, image, .. }, only_read) = part::part_for_mounting(disk, options)?;
+    let (Part { disk, image, .. }, only_read) =
+        part::part_for_mounting(disk, options).map_err(OpenError::of_a_mount)?;
     if let Some(why) = only_read {
         let mut tree = open_part(disk, options)?;
         tree.not_written = Some(why.to_string());

@@ -101,14 +101,17 @@ fn ran(program: &str, arguments: &[&str]) -> Option<()> {
 }
 
 /// An image that qemu-img creates with `options`, qcow2 unless they say otherwise, and qemu-io fills
-/// by `commands`.
+/// by `commands`, of which `snapshot NAME` is one more.
 fn made(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Vec<u8>> {
     let path = dir.join("made");
     let shown = path.to_str().unwrap();
     let format: &[&str] = if options.contains(&"-f") { &[] } else { &["-f", "qcow2"] };
     ran("qemu-img", &[&["create", "-q"], format, options, &[shown, len]].concat())?;
     for command in commands {
-        ran("qemu-io", &["-c", command, shown])?;
+        match command.strip_prefix("snapshot ") {
+            Some(name) => ran("qemu-img", &["snapshot", "-c", name, shown])?,
+            None => ran("qemu-io", &["-c", command, shown])?,
+        }
     }
     Some(std::fs::read(&path).unwrap())
 }
@@ -140,6 +143,14 @@ fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, wha
     let raw = raw.to_str().unwrap();
     let output = run("qemu-img", &["compare", "-f", kind, "-F", "raw", shown, raw]).unwrap();
     assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// What a snapshot holds of the image that was judged last, or of the one that was made.
+fn of_snapshot(dir: &Path, file: &str, name: &str) -> Vec<u8> {
+    let (from, to) = (dir.join(file), dir.join("snapshot"));
+    let (from, to) = (from.to_str().unwrap(), to.to_str().unwrap());
+    ran("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", "-l", name, from, to]).unwrap();
+    std::fs::read(to).unwrap()
 }
 
 fn write(disk: &dyn Disk, at_bytes: u64, bytes: &[u8]) -> Ticket {
@@ -257,18 +268,80 @@ fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() 
     }
 }
 
+/// Snapshots stay what they were, and can be deleted by others.
+#[test]
+fn snapshots_keep_what_they_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let commands = [
+        "write -P 7 100k 300k",
+        "write -c -P 8 2M 2M",
+        "write -z -u 1M 70k",
+        "snapshot one",
+        "write -P 9 200k 64k",
+        "write -P 9 3M 64k",
+        "snapshot two",
+        "snapshot three",
+        "write -P 10 1M 64k",
+    ];
+    let shapes: [&[&str]; 5] = [
+        &[],
+        &["-o", "compat=0.10"],
+        &["-o", "cluster_size=512,refcount_bits=32"],
+        &["-o", "cluster_size=4k,lazy_refcounts=on"],
+        &["-o", "cluster_size=2M,refcount_bits=64"],
+    ];
+    let mut random = Random::new(8);
+    for options in shapes {
+        let Some(image) = made(dir.path(), options, "5M", &commands) else { return };
+        let names = ["one", "two", "three"];
+        let kept = names.map(|name| of_snapshot(dir.path(), "made", name));
+        let mut file = Arc::new(Growing::new(image, 96 * MIB));
+        let mut expected = all(&*open(file.clone(), &[]).unwrap().disk).unwrap();
+        for session in 0..2u8 {
+            let what = format!("{options:?}, {session}");
+            let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
+            for round in 0..30u8 {
+                let count = 1 + random.below(if round % 8 == 0 { 600 } else { 20 });
+                let at = random.below(5 * MIB / 512 - count) * 512;
+                let bytes = vec![session * 64 + round + 1; (count * 512) as usize];
+                expected[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+                write(&*disk, at, &bytes);
+            }
+            assert!(all(&*disk).unwrap() == expected, "{what}");
+            drop(disk);
+            judged(dir.path(), &file.bytes(), Some(&expected), false, &what);
+            for (name, kept) in names.iter().zip(&kept) {
+                let found = of_snapshot(dir.path(), "judged", name);
+                assert!(found == *kept, "{what}: {name}");
+            }
+            file = file.again();
+        }
+        let path = dir.path().join("judged");
+        for action in ["-d", "-c"] {
+            ran("qemu-img", &["snapshot", action, "two", path.to_str().unwrap()]).unwrap();
+        }
+        let image = std::fs::read(path).unwrap();
+        judged(dir.path(), &image, Some(&expected), false, "deleted by others");
+        for (name, kept) in [("one", &kept[0]), ("two", &expected), ("three", &kept[2])] {
+            assert!(of_snapshot(dir.path(), "judged", name) == *kept, "{options:?}: {name}");
+        }
+    }
+}
+
 /// Every state that a cut can leave opens, holds what was waited for and nothing that never was, and
 /// leaks at the most; who changes it next mends that.
 #[test]
 fn a_power_cut_loses_nothing_that_was_durable() {
     let dir = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], bool, &[&str]); 8] = [
+    let cases: [(&[&str], bool, &[&str]); 10] = [
         (&[], true, &[]),
         (&["-o", "compat=0.10"], true, &[]),
         (&["-o", "cluster_size=512"], true, &["write -P 9 0 40k"]),
         (&["-o", "cluster_size=4k,refcount_bits=2"], false, &[]),
         (&["-o", "cluster_size=4k"], true, &["write -c -P 5 0 64k", "write -z -u 64k 64k"]),
         (&["-o", "cluster_size=4k,compat=0.10"], false, &["write -c -P 5 0 128k"]),
+        (&["-o", "cluster_size=512"], true, &["write -P 9 0 90k", "snapshot one"]),
+        (&["-o", "cluster_size=4k,compat=0.10"], false, &["write -P 9 0 1M", "snapshot one"]),
         (&["-f", "vhdx", "-o", "block_size=1M"], true, &[]),
         (&["-f", "vhdx", "-o", "subformat=fixed,block_size=1M"], true, &[]),
     ];
@@ -332,6 +405,9 @@ fn a_power_cut_loses_nothing_that_was_durable() {
             let is_judged = states % 40 == 1;
             if is_judged {
                 judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
+                if commands.contains(&"snapshot one") {
+                    assert!(of_snapshot(dir.path(), "judged", "one") == before, "{what}");
+                }
             }
             if !is_judged && states % 4 != 0 {
                 continue;
@@ -448,7 +524,7 @@ fn what_contradicts_itself_or_is_not_known_is_not_changed() {
         ("not counted", block + data / cluster * 2, vec![0, 0], "not counted"),
         ("counts of the table", counts, (first as u64).to_be_bytes().into(), "same cluster"),
         ("no counts", counts, vec![0; 8], "not counted"),
-        ("snapshots", 60, vec![0, 0, 0, 1], "qemu-img snapshot -d"),
+        ("snapshots", 60, vec![0, 0, 0, 1], "is none"),
     ];
     for (what, at, bytes, said) in cases {
         let mut broken = image.clone();

@@ -4,13 +4,15 @@
 //! or uncounted, or behind the end, is told, and nothing is written.
 //! Law 2: a table is written in sectors, as they are when a group is handed over; it is forgotten only
 //! once the file has them.
-//! Law 3: what is packed, or in the file behind, gets a cluster of its own when it is written.
+//! Law 3: what is packed, in the file behind, or a snapshot's, too, gets a cluster of its own when it
+//! is written; so does a second table that a snapshot has.
 
 use std::collections::{BTreeSet, HashMap};
 
 use draconis_device::Ticket;
 
 use super::counts::Counts;
+use super::snapshots;
 use super::{COMPRESSED, COPIED, MOST_ENTRIES, OFFSET, Qcow2, table};
 use crate::changing::{Out, Tables};
 use crate::inside::{Map, Place};
@@ -54,8 +56,8 @@ impl Changes {
     pub(crate) fn open(file: &Source, map: Qcow2) -> Result<Self, Error> {
         let head = file.bytes(0, 112.min(file.len_bytes()) as usize)?;
         let unchanged = |what, help| Err(Unsupported::Unchanged("qcow2", what, help).into());
-        if be32(&head, 60) != 0 {
-            return unchanged("snapshots inside", "qemu-img snapshot -d takes them away");
+        if map.in_parts {
+            return unchanged("clusters in parts (extended_l2)", CONVERT);
         }
         match if map.version == 3 { be64(&head, 88) } else { 0 } {
             0 => {}
@@ -75,21 +77,21 @@ impl Changes {
         let first = table(file, map.first_at, whole)?;
         let seconds = first.iter().take(entries as usize).map(|entry| entry & OFFSET);
         let seconds: Vec<u64> = seconds.filter(|at| *at != 0).collect();
-        for at in &seconds {
-            counts.is_had(*at, map.cluster(), map.is_dirty)?;
-            for entry in table(file, *at, map.cluster() / 8)? {
-                if entry & COMPRESSED != 0 {
-                    let (at, len) = map.packed(entry);
-                    counts.is_shared(at, len.min(file.len_bytes().saturating_sub(at)))?;
-                } else if entry & OFFSET != 0 {
-                    counts.is_had(entry & OFFSET, map.cluster(), map.is_dirty)?;
-                }
+        let kept = snapshots::seconds(file, &mut counts, &head)?;
+        if kept.is_empty() {
+            for at in seconds {
+                look_through(file, &map, &mut counts, at, None)?;
+            }
+        } else {
+            let mut times = kept;
+            for at in seconds {
+                *times.entry(at).or_insert(0) += 1;
+            }
+            for (at, times) in times {
+                look_through(file, &map, &mut counts, at, Some(times))?;
             }
         }
         counts.compare(file, map.is_dirty)?;
-        if let Some(at) = seconds.into_iter().find(|at| !counts.is_own(*at)) {
-            return Err(Error::DamagedAt("qcow2: a table that is counted twice", at));
-        }
         Ok(Self {
             map,
             counts,
@@ -100,6 +102,28 @@ impl Changes {
             changed: BTreeSet::new(),
             unsettled: None,
         })
+    }
+
+    /// Gives a second table that a snapshot has, too, a place of its own.
+    fn part_with(&mut self, out: &mut Out<'_>, nth: u64) -> Result<(), Error> {
+        let old = self.second_at(nth);
+        let place = self.counts.take(out)?;
+        let entries = &self.second(out.file, nth)?.entries;
+        let bytes: Vec<u8> = entries.iter().copied().flat_map(u64::to_be_bytes).collect();
+        let ticket = out.submit(vec![vec![(place, bytes)]])?;
+        // It is read here from now on.
+        out.file.disk().settle(ticket)?;
+        out.follow(ticket);
+        self.lead_to_second(nth, place);
+        self.counts.let_go(old, self.map.cluster());
+        Ok(())
+    }
+
+    fn lead_to_second(&mut self, nth: u64, place: u64) {
+        if let Some(entry) = self.first.get_mut(nth as usize) {
+            *entry = place | COPIED;
+        }
+        self.changed.insert(Sector::First(nth * 8 / self.sector_bytes));
     }
 
     /// Entries of a second table.
@@ -162,6 +186,34 @@ impl Changes {
     }
 }
 
+/// Notes a second table and all that it leads to: had by nothing else, or so many times.
+fn look_through(
+    file: &Source,
+    map: &Qcow2,
+    counts: &mut Counts,
+    at: u64,
+    times: Option<u64>,
+) -> Result<(), Error> {
+    let note = |counts: &mut Counts, at| match times {
+        None => counts.is_had(at, map.cluster(), map.is_dirty),
+        Some(times) => {
+            counts.is_cluster(at)?;
+            counts.is_shared(at, map.cluster(), times, map.is_dirty)
+        }
+    };
+    note(counts, at)?;
+    for entry in table(file, at, map.cluster() / 8)? {
+        if entry & COMPRESSED != 0 {
+            let (at, len) = map.packed(entry);
+            let len = len.min(file.len_bytes().saturating_sub(at));
+            counts.is_shared(at, len, times.unwrap_or(1), false)?;
+        } else if entry & OFFSET != 0 {
+            note(counts, entry & OFFSET)?;
+        }
+    }
+    Ok(())
+}
+
 impl Tables for Changes {
     fn len_bytes(&self) -> u64 {
         self.map.len_bytes()
@@ -200,13 +252,14 @@ impl Tables for Changes {
 
     fn take(&mut self, out: &mut Out<'_>, at: u64) -> Result<u64, Error> {
         let (nth, _) = self.nth(at);
-        if self.second_at(nth) == 0 {
+        let second = self.second_at(nth);
+        if second != 0 && !self.counts.is_own(second) {
+            self.part_with(out, nth)?;
+        }
+        if second == 0 {
             let place = self.counts.take(out)?;
             // It reads as zeros: a table that leads nowhere.
-            if let Some(entry) = self.first.get_mut(nth as usize) {
-                *entry = place | COPIED;
-            }
-            self.changed.insert(Sector::First(nth * 8 / self.sector_bytes));
+            self.lead_to_second(nth, place);
             // The file is to end behind all of it.
             let last = self.map.cluster() / self.sector_bytes - 1;
             self.changed.insert(Sector::Second(nth, last));

@@ -121,9 +121,7 @@ impl Counts {
     /// Something has `len` bytes from `at` on, alone; what is behind the end of the file only where
     /// that `may_be`.
     pub(super) fn is_had(&mut self, at: u64, len: u64, may_be_behind: bool) -> Result<(), Error> {
-        if !at.is_multiple_of(1 << self.cluster_bits) || at & !OFFSET != 0 {
-            return Err(Error::DamagedAt("qcow2: a cluster that is none", at));
-        }
+        self.is_cluster(at)?;
         for nth in self.clusters(at, len) {
             match self.known(nth, at, may_be_behind)? {
                 0 => self.set(nth, EXCLUSIVE),
@@ -133,13 +131,28 @@ impl Counts {
         Ok(())
     }
 
-    /// A packed cluster has these bytes, of clusters that it may share.
-    pub(super) fn is_shared(&mut self, at: u64, len: u64) -> Result<(), Error> {
+    /// Whether a cluster can begin at byte `at`.
+    pub(super) fn is_cluster(&self, at: u64) -> Result<(), Error> {
+        match at.is_multiple_of(1 << self.cluster_bits) && at & !OFFSET == 0 {
+            true => Ok(()),
+            false => Err(Error::DamagedAt("qcow2: a cluster that is none", at)),
+        }
+    }
+
+    /// So many things have these bytes, of clusters that others may have, too.
+    pub(super) fn is_shared(
+        &mut self,
+        at: u64,
+        len: u64,
+        times: u64,
+        may_be_behind: bool,
+    ) -> Result<(), Error> {
         for nth in self.clusters(at, len) {
-            match self.known(nth, at, false)? {
-                count if u64::from(count) < LARGEST => self.set(nth, count + 1),
-                _ => return Err(Error::DamagedAt("qcow2: two things have the same cluster", at)),
+            let count = u64::from(self.known(nth, at, may_be_behind)?).saturating_add(times);
+            if count > LARGEST {
+                return Err(Error::DamagedAt("qcow2: two things have the same cluster", at));
             }
+            self.set(nth, count as u16);
         }
         Ok(())
     }

@@ -6,8 +6,8 @@ use super::axis::Scale;
 use super::{Line, Paint, WIDTH, escape};
 use crate::results::{Figure, Shape};
 
-const HEIGHT: f64 = 340.0;
-const LEFT: f64 = 78.0;
+const HEIGHT: f64 = 300.0;
+const LEFT: f64 = 84.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 46.0;
@@ -35,16 +35,15 @@ pub fn draw(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) 
                  fill=\"{colour}\"/>"
             );
             // From the least to the most of the repetitions.
-            let most = point.values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let least = point.values.iter().copied().fold(f64::INFINITY, f64::min);
+            let range = point.range();
             if let (true, Some(high), Some(low)) =
-                (point.values.len() > 1, y.place(most), y.place(least))
+                (point.values.len() > 1, y.place(range.most), y.place(range.least))
             {
                 // One that was far off must not make all others small.
                 let (high, low) = (high.max(TOP), low.min(HEIGHT - BOTTOM));
                 let _ = write!(
                     text,
-                    "<line x1=\"{at_x:.1}\" x2=\"{at_x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
+                    "<line class=\"spread\" x1=\"{at_x:.1}\" x2=\"{at_x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
                      stroke=\"{colour}\" opacity=\"0.5\"/>"
                 );
             }
@@ -77,7 +76,7 @@ fn frame(figure: &Figure, x: &Scale, y: &Scale, paint: Paint) -> String {
             escape(&name),
         );
     }
-    for (at, name) in x.ticks(&figure.x.unit, 8) {
+    for (at, name) in x.ticks(&figure.x.unit, 6) {
         let _ = write!(
             text,
             "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" \

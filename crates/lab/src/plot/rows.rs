@@ -1,4 +1,4 @@
-//! Bars that lie on their side: their names and values have room on every screen.
+//! Bars that lie on their side, each below its name and value: these have room on every screen.
 
 use std::fmt::Write;
 
@@ -6,13 +6,14 @@ use super::{Line, Paint, WIDTH, escape, text_width};
 use crate::results::{Figure, Outcome, Point, unique};
 use crate::units;
 
-/// From bar to bar.
-const STEP: f64 = 20.0;
-/// Height of a bar.
-const THICK: f64 = 13.0;
+/// Height of a line of text, and of a bar.
+const TEXT: f64 = 19.0;
+const THICK: f64 = 10.0;
+/// From a bar to the next line.
+const GAP: f64 = 3.0;
 /// Where bars begin, and how long the longest is.
 const LEFT: f64 = 12.0;
-const LONG: f64 = 300.0;
+const LONG: f64 = WIDTH - 2.0 * LEFT;
 
 fn name_of(figure: &Figure, point: &Point) -> String {
     point.label.clone().unwrap_or_else(|| units::in_unit(point.x, &figure.x.unit))
@@ -36,8 +37,8 @@ fn length(value: f64, least: f64, most: f64, log: bool) -> f64 {
 /// A group of bars for each name; the drawing and its height.
 pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) {
     let points = || lines.iter().flat_map(|line| &line.points);
-    let most = points().map(|point| point.median).fold(0.0, f64::max);
-    let positive = points().map(|point| point.median).filter(|value| *value > 0.0);
+    let most = points().map(|point| point.range().most).fold(0.0, f64::max);
+    let positive = points().map(|point| point.range().least).filter(|value| *value > 0.0);
     let least = positive.fold(f64::INFINITY, f64::min);
     let names: Vec<String> = points().map(|point| name_of(figure, point)).collect();
     let mut text = String::new();
@@ -53,32 +54,48 @@ pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) 
             paint.ink(),
             escape(name),
         );
-        y += STEP;
+        y += TEXT;
         for line in lines {
             let Some(point) = line.points.iter().find(|p| name_of(figure, p) == name) else {
                 continue;
             };
-            let wide = length(point.median, least, most, figure.y.log);
+            let at = |value: f64| length(value, least, most, figure.y.log);
             let value = units::in_unit(point.median, &figure.y.unit);
             let _ = write!(
                 text,
-                "<rect class=\"mark\" x=\"{LEFT}\" y=\"{y:.1}\" width=\"{wide:.1}\" \
-                 height=\"{THICK}\" rx=\"2\" fill=\"{}\"/>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" fill=\"{}\"><tspan font-weight=\"600\">{}</tspan> \
-                 <tspan fill=\"{}\">{}</tspan></text>",
-                paint.colour(line.colour),
-                LEFT + wide + 6.0,
-                y + 11.0,
+                "<text x=\"{LEFT}\" y=\"{:.1}\" fill=\"{}\"><tspan font-weight=\"600\">{}\
+                 </tspan> <tspan fill=\"{}\">{}</tspan></text>\
+                 <rect class=\"mark\" x=\"{LEFT}\" y=\"{:.1}\" width=\"{:.1}\" \
+                 height=\"{THICK}\" rx=\"2\" fill=\"{}\"/>",
+                y + 14.0,
                 paint.ink(),
                 escape(&value),
                 paint.soft(),
                 escape(&line.name),
+                y + TEXT,
+                at(point.median),
+                paint.colour(line.colour),
             );
-            y += STEP;
+            if point.values.len() > 1 {
+                let range = point.range();
+                text += &spread(LEFT + at(range.least), LEFT + at(range.most), y + TEXT, paint);
+            }
+            y += TEXT + THICK + GAP;
         }
         y += 6.0;
     }
     (text, y + 4.0)
+}
+
+/// From the least to the most of the repetitions, over a bar that begins at this height.
+fn spread(least: f64, most: f64, top: f64, paint: Paint) -> String {
+    let middle = top + THICK / 2.0;
+    let (above, below) = (top + 1.0, top + THICK - 1.0);
+    format!(
+        "<path class=\"spread\" d=\"M{least:.1} {above:.1}V{below:.1}M{least:.1} {middle:.1}\
+         H{most:.1}M{most:.1} {above:.1}V{below:.1}\" fill=\"none\" stroke=\"{}\"/>",
+        paint.ink(),
+    )
 }
 
 /// A bar of parts for each subject and name; the drawing and its height.
@@ -96,10 +113,16 @@ pub fn stacks(figure: &Figure, outcome: &Outcome, paint: Paint) -> (String, f64)
         }
     }
     let total = |parts: &[&Point]| parts.iter().map(|part| part.median).sum::<f64>();
-    let most = rows.iter().map(|(_, parts)| total(parts)).fold(0.0, f64::max).max(1e-12);
-    let widest = rows.iter().map(|(name, _)| text_width(name)).fold(0.0, f64::max);
-    let left = (widest + 16.0).min(WIDTH * 0.45);
-    let long = WIDTH - left - 12.0;
+    let range = |parts: &[&Point]| -> Option<(f64, f64)> {
+        // Of whole repetitions: parts may make up for each other.
+        let count = parts.iter().map(|part| part.values.len()).min().filter(|count| *count > 1)?;
+        let whole = |nth: usize| parts.iter().map(|part| part.values[nth]).sum::<f64>();
+        let all = || (0..count).map(whole);
+        Some((all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max)))
+    };
+    let reaches = |parts: &[&Point]| range(parts).map_or(0.0, |(_, most)| most);
+    let longest = |parts: &Vec<&Point>| total(parts).max(reaches(parts));
+    let most = rows.iter().map(|(_, parts)| longest(parts)).fold(0.0, f64::max).max(1e-12);
     let mut text = String::new();
     let _ = write!(
         text,
@@ -111,14 +134,17 @@ pub fn stacks(figure: &Figure, outcome: &Outcome, paint: Paint) -> (String, f64)
     for (name, parts) in &rows {
         let _ = write!(
             text,
-            "<text x=\"8\" y=\"{:.1}\" fill=\"{}\">{}</text>",
-            y + 12.0,
+            "<text x=\"{LEFT}\" y=\"{:.1}\" fill=\"{}\">{} <tspan font-weight=\"600\">{}</tspan>\
+             </text>",
+            y + 14.0,
             paint.ink(),
-            escape(name)
+            escape(name),
+            escape(&units::in_unit(total(parts), &figure.y.unit)),
         );
-        let mut x = left;
+        y += TEXT;
+        let mut x = LEFT;
         for part in parts {
-            let wide = part.median.max(0.0) / most * long;
+            let wide = part.median.max(0.0) / most * LONG;
             let colour = series.iter().position(|name| *name == part.series).unwrap_or(0);
             let value = units::in_unit(part.median, &figure.y.unit);
             let _ = write!(
@@ -130,15 +156,20 @@ pub fn stacks(figure: &Figure, outcome: &Outcome, paint: Paint) -> (String, f64)
             if text_width(&value) + 6.0 < wide {
                 let _ = write!(
                     text,
-                    "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#ffffff\" font-size=\"12\">{}</text>",
+                    "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"{}\" font-size=\"12\">{}</text>",
                     x + 4.0,
                     y + 12.5,
+                    paint.paper(),
                     escape(&value),
                 );
             }
             x += wide;
         }
-        y += STEP + 2.0;
+        if let Some((least, most_of)) = range(parts) {
+            let at = |value: f64| LEFT + value.max(0.0) / most * LONG;
+            text += &spread(at(least), at(most_of), y + 16.0, paint);
+        }
+        y += 16.0 + THICK + GAP;
     }
     (text, y + 6.0)
 }

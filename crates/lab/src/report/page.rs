@@ -51,8 +51,12 @@ fn profile_section(results: &Results) -> String {
     if words.profile.is_empty() {
         return String::new();
     }
-    let mut text = String::from(
-        "<h2 id=\"profile\">The storage of this machine, in ten lines</h2><ol class=\"profile\">",
+    let count = match words.profile.len() {
+        1 => "one line".into(),
+        count => format!("{} lines", units::in_words(count)),
+    };
+    let mut text = format!(
+        "<h2 id=\"profile\">The storage of this machine, in {count}</h2><ol class=\"profile\">",
     );
     for line in &words.profile {
         let _ = write!(text, "<li>{}</li>", escape(line));
@@ -185,8 +189,9 @@ fn legend(outcome: &Outcome, figure: &Figure) -> String {
 fn ratios(outcome: &Outcome, figure: &Figure) -> String {
     let all = terminal::ratios(outcome, figure);
     let Some((_, _, base)) = all.first() else { return String::new() };
-    let one = |(subject, ratio, _): &(&str, f64, &str)| {
-        format!("{subject} {}", units::significant(*ratio))
+    let one = |(subject, ratio, _): &(&str, Option<f64>, &str)| match ratio {
+        Some(ratio) => format!("{subject} {}", units::significant(*ratio)),
+        None => format!("{subject} not told apart"),
     };
     let list: Vec<String> = all.iter().map(one).collect();
     format!("<p class=\"soft\">times {}: {}</p>", escape(base), escape(&list.join(", ")))

@@ -1,9 +1,10 @@
 //! What the numbers say, in plain words: ten lines, and what to do about them.
 //!
-//! Every sentence has its number from the results; what was not measured is not said.
+//! Law: every sentence has its number from the results; what was not measured is not said, and what
+//! the repetitions leave open is no conclusion: two things are "not told apart".
 
-use crate::experiments::{page_of, useful};
-use crate::results::{Outcome, Points, Results};
+use crate::experiments::{label, page_of, useful};
+use crate::results::{Outcome, Points, Range, Results};
 use crate::units::{bytes, in_unit, significant, time_ns};
 
 /// Lines of the profile at most.
@@ -45,6 +46,21 @@ pub fn words(results: &Results) -> Words {
     }
 }
 
+/// `7 times`, and what follows of that, or that it is not known.
+fn times(one: Range, other: Range, then: &str) -> String {
+    match one.times(other) {
+        Some(ratio) => format!("{} times{then}", significant(ratio)),
+        None => "not told apart".into(),
+    }
+}
+
+/// The best of a line by its medians.
+fn best(line: &[(f64, Range)]) -> Option<(f64, Range)> {
+    let medians: Vec<_> = line.iter().map(|(x, range)| (*x, range.median)).collect();
+    let (x, _) = useful(&medians)?;
+    line.iter().find(|(at, _)| *at == x).copied()
+}
+
 struct Found<'a> {
     results: &'a Results,
 }
@@ -62,33 +78,33 @@ impl<'a> Found<'a> {
         Some((points, real))
     }
 
-    fn request(&self, what: &str) -> Option<f64> {
+    fn request(&self, what: &str) -> Option<Range> {
         let (points, subject) = self.real("profile")?;
-        points.named("time", subject, "", what)
+        points.range("time", subject, "", what)
     }
 
     /// The best buffer and its speed, and the speed of the smallest one.
-    fn buffer(&self) -> Option<(f64, f64, f64, f64)> {
+    fn buffer(&self) -> Option<(f64, Range, f64, Range)> {
         let (points, subject) = self.real("profile")?;
-        let line = points.line("read", subject, "");
-        let ((best, speed), (small, slow)) = (useful(&line)?, *line.first()?);
+        let line = points.ranges("read", subject, "");
+        let ((best, speed), (small, slow)) = (best(&line)?, *line.first()?);
         Some((best, speed, small, slow))
     }
 
-    fn threads(&self) -> Option<(f64, f64, f64)> {
+    fn threads(&self) -> Option<(f64, Range, Range)> {
         let (points, subject) = self.real("parallel").or_else(|| self.real("profile"))?;
-        let line = points.line("rate", subject, "");
-        let ((threads, rate), (_, one)) = (useful(&line)?, *line.first()?);
+        let line = points.ranges("rate", subject, "");
+        let ((threads, rate), (_, one)) = (best(&line)?, *line.first()?);
         Some((threads, rate, one))
     }
 
     /// Writes between two fsyncs and the throughput, from few to many.
-    fn sweep(&self) -> Option<Vec<(f64, f64)>> {
+    fn sweep(&self) -> Option<Vec<(f64, Range)>> {
         let outcome = self.outcome("fs-sweep")?;
         let (points, subject) = self.real("fs-sweep")?;
         let writes = outcome.parameters.iter().find(|used| used.name == "writes")?;
         let writes = crate::units::parse_amount(&writes.value)? as f64;
-        let line = points.line("speed", subject, "");
+        let line = points.ranges("speed", subject, "");
         let interval = |percent: f64| (percent * writes / 100.0).round().clamp(1.0, writes);
         let line = line.into_iter().map(|(percent, speed)| (interval(percent), speed));
         Some(line.collect::<Vec<_>>()).filter(|line| !line.is_empty())
@@ -97,39 +113,60 @@ impl<'a> Found<'a> {
     fn reading(&self) -> Option<String> {
         let (best, speed, small, slow) = self.buffer()?;
         Some(format!(
-            "Reading past the caches runs at {} with buffers of {}, at {} with {}.",
-            in_unit(speed, "B/s"),
+            "Reading past the caches runs at {} with buffers of {}, at {} with {}: {}.",
+            in_unit(speed.median, "B/s"),
             bytes(best),
-            in_unit(slow, "B/s"),
+            in_unit(slow.median, "B/s"),
             bytes(small),
+            times(speed, slow, ""),
         ))
     }
 
     fn distance(&self) -> Option<String> {
         let random = self.request("random read 4 KiB")?;
-        let ratio = random / self.request("sequential read 4 KiB")?;
-        let time = time_ns(random);
-        Some(if ratio < FLAT {
-            format!(
+        let sequential = self.request("sequential read 4 KiB")?;
+        let time = time_ns(random.median);
+        Some(match random.times(sequential) {
+            _ if random.median < FLAT * sequential.median => format!(
                 "A random read of 4 KiB takes {time}, no longer than a sequential one: there \
                      is no head to move."
-            )
-        } else {
-            let ratio = significant(ratio);
-            format!("A random read of 4 KiB takes {time}, {ratio} times a sequential one.")
+            ),
+            Some(ratio) => format!(
+                "A random read of 4 KiB takes {time}, {} times a sequential one.",
+                significant(ratio)
+            ),
+            None => format!(
+                "A random read of 4 KiB takes {time}, a sequential one {}: not told apart.",
+                time_ns(sequential.median)
+            ),
         })
     }
 
-    fn page(&self) -> Option<String> {
+    /// The page that writes betray, and how long those take that begin inside one, and aligned ones.
+    fn paged(&self) -> Option<(u64, Range, Range)> {
         let (points, subject) = self.real("page-size").or_else(|| self.real("profile"))?;
-        Some(match page_of(points, subject)? {
-            page if page > 512 => format!(
+        let page = page_of(points, subject)?;
+        let at = |offset| points.range("offset", subject, "", &label(offset));
+        Some((page, at(page / 2).or_else(|| at(0))?, at(0)?))
+    }
+
+    fn page(&self) -> Option<String> {
+        Some(match self.paged()? {
+            (..=512, ..) => {
+                "No page shows: writes cost the same wherever they begin, as if a cache \
+                             lay before the flash."
+                    .into()
+            }
+            (page, inside, aligned) if inside.times(aligned).is_none() => format!(
+                "A write that begins inside a page of {} takes {}, an aligned one {}: not told apart.",
+                bytes(page as f64),
+                time_ns(inside.median),
+                time_ns(aligned.median),
+            ),
+            (page, ..) => format!(
                 "The device works in pages of {}: what begins or ends inside one costs more.",
                 bytes(page as f64)
             ),
-            _ => "No page shows: writes cost the same wherever they begin, as if a cache lay \
-                  before the flash."
-                .into(),
         })
     }
 
@@ -137,21 +174,22 @@ impl<'a> Found<'a> {
         let (durable, plain) =
             (self.request("durable write 4 KiB")?, self.request("random write 4 KiB")?);
         Some(format!(
-            "A write of 4 KiB that is durable takes {}, {} times one that is not: {} a second, one \
-             after the other.",
-            time_ns(durable),
-            significant(durable / plain),
-            in_unit(1e9 / durable, "").trim(),
+            "A write of 4 KiB that is durable takes {}, one that is not {}: {}. That is {} durable \
+             ones a second, one after the other.",
+            time_ns(durable.median),
+            time_ns(plain.median),
+            times(durable, plain, ""),
+            in_unit(1e9 / durable.median, "").trim(),
         ))
     }
 
     fn parallel(&self) -> Option<String> {
         let (threads, rate, one) = self.threads()?;
         Some(format!(
-            "{threads:.0} writes at the same time reach {}, {} times one at a time; more gain \
-             nothing.",
-            in_unit(rate, "/s"),
-            significant(rate / one),
+            "{threads:.0} writes at the same time reach {}, one at a time {}: {}.",
+            in_unit(rate.median, "/s"),
+            in_unit(one.median, "/s"),
+            times(rate, one, "; more gain nothing"),
         ))
     }
 
@@ -160,53 +198,56 @@ impl<'a> Found<'a> {
         let (first, last) = (line.first()?, line.last()?);
         Some(format!(
             "Through the file system, writes of 4 KiB run at {} with an fsync after every {}, at \
-             {} without: {} times.",
-            in_unit(first.1, "B/s"),
+             {} without: {}.",
+            in_unit(first.1.median, "B/s"),
             if first.0 <= 1.0 { "one".into() } else { format!("{:.0}", first.0) },
-            in_unit(last.1, "B/s"),
-            significant(last.1 / first.1),
+            in_unit(last.1.median, "B/s"),
+            times(last.1, first.1, ""),
         ))
     }
 
-    fn grows(&self) -> Option<(f64, f64)> {
+    fn grows(&self) -> Option<(Range, Range)> {
         let (points, subject) = self.real("append-update")?;
-        let at = |label| points.named("rate", subject, "", label);
+        let at = |label| points.range("rate", subject, "", label);
         Some((at("append 4 KiB")?, at("update 4 KiB")?))
     }
 
     fn growing(&self) -> Option<String> {
         let (append, update) = self.grows()?;
         Some(format!(
-            "A durable append of 4 KiB is made {}, a durable update in place {}: growing a file \
-             costs {} times as much.",
-            in_unit(append, "/s"),
-            in_unit(update, "/s"),
-            significant(update / append),
+            "A durable append of 4 KiB is made {}, a durable update in place {}: {}.",
+            in_unit(append.median, "/s"),
+            in_unit(update.median, "/s"),
+            match update.times(append) {
+                Some(ratio) if ratio < 1.0 => "growing a file costs no more".into(),
+                _ => times(update, append, " as much where a file grows"),
+            },
         ))
     }
 
-    fn competes(&self) -> Option<(f64, f64, f64)> {
+    /// How large the other file is, how long small fsyncs take beside it, and alone.
+    fn competes(&self) -> Option<(f64, Range, Range)> {
         let (points, subject) = self.real("fs-compete")?;
-        let line = points.line("time", subject, "");
+        let line = points.ranges("time", subject, "");
         let (first, last) = (line.first()?, line.last()?);
-        Some((last.0, last.1, last.1 / first.1))
+        Some((last.0, last.1, first.1))
     }
 
     fn competing(&self) -> Option<String> {
-        let (large, time, ratio) = self.competes()?;
+        let (large, beside, alone) = self.competes()?;
         Some(format!(
-            "Ten small fsyncs take {} while another file of {} is made durable: {} times as long \
-             as alone.",
-            time_ns(time),
+            "Ten small fsyncs take {} while another file of {} is made durable, alone {}: {}.",
+            time_ns(beside.median),
             bytes(large),
-            significant(ratio),
+            time_ns(alone.median),
+            times(beside, alone, ""),
         ))
     }
 
     /// A random read in memory, one beyond it, and how large that buffer was.
-    fn pages(&self) -> Option<(f64, f64, f64)> {
+    fn pages(&self) -> Option<(Range, Range, f64)> {
         let points = self.outcome("mem-bad")?.look();
-        let line = points.line("latency", "mem", "random");
+        let line = points.ranges("latency", "mem", "random");
         let (first, last) = (line.first()?, line.last()?);
         Some((first.1, last.1, last.0))
     }
@@ -214,10 +255,10 @@ impl<'a> Found<'a> {
     fn paging(&self) -> Option<String> {
         let (near, far, _) = self.pages()?;
         Some(format!(
-            "A random read of memory takes {}; of a buffer that memory does not hold {}: {} times.",
-            time_ns(near),
-            time_ns(far),
-            significant(far / near),
+            "A random read of memory takes {}; of a buffer that memory does not hold {}: {}.",
+            time_ns(near.median),
+            time_ns(far.median),
+            times(far, near, ""),
         ))
     }
 
@@ -235,16 +276,20 @@ impl<'a> Found<'a> {
 
     fn good(&self) -> Vec<String> {
         let mut lines = vec![];
-        if let Some((best, speed, _, slow)) = self.buffer() {
+        if let Some((best, speed, _, slow)) = self.buffer()
+            && let Some(ratio) = speed.times(slow)
+        {
             lines.push(format!(
                 "Read and write large things with buffers from {} on: {} times the smallest.",
                 bytes(best),
-                significant(speed / slow),
+                significant(ratio),
             ));
         }
         if let Some(line) = self.sweep()
-            && let Some((_, most)) = line.last().copied()
-            && let Some((interval, _)) = line.iter().find(|(_, speed)| *speed >= most / 2.0)
+            && let (Some((_, least)), Some((_, most))) = (line.first(), line.last())
+            && most.times(*least).is_some()
+            && let Some((interval, _)) =
+                line.iter().find(|(_, speed)| speed.median >= most.median / 2.0)
         {
             let last = line.last().is_some_and(|(writes, _)| writes == interval);
             lines.push(if last {
@@ -260,14 +305,17 @@ impl<'a> Found<'a> {
                 )
             });
         }
-        if let Some((threads, rate, one)) = self.threads() {
+        if let Some((threads, rate, one)) = self.threads()
+            && let Some(ratio) = rate.times(one)
+        {
             lines.push(format!(
                 "Keep {threads:.0} requests under way where you have them: {} times one at a time.",
-                significant(rate / one)
+                significant(ratio)
             ));
         }
-        if let Some((points, subject)) = self.real("profile") {
-            let page = page_of(points, subject).unwrap_or(0).max(4096);
+        if self.real("profile").is_some() {
+            let told = self.paged().filter(|(_, inside, aligned)| inside.times(*aligned).is_some());
+            let page = told.map_or(0, |(page, ..)| page).max(4096);
             lines.push(format!("Write whole multiples of {}, aligned to it.", bytes(page as f64)));
         }
         lines
@@ -277,27 +325,32 @@ impl<'a> Found<'a> {
         let mut lines = vec![];
         if let Some(line) = self.sweep()
             && let (Some(first), Some(last)) = (line.first(), line.last())
+            && let Some(ratio) = last.1.times(first.1)
         {
             lines.push(format!(
                 "An fsync after every write: {} times slower than none.",
-                significant(last.1 / first.1)
+                significant(ratio)
             ));
         }
-        if let Some((near, far, buffer)) = self.pages() {
+        if let Some((near, far, buffer)) = self.pages()
+            && let Some(ratio) = far.times(near)
+        {
             lines.push(format!(
                 "Random reads of more than memory holds (here a buffer of {}): {} times slower.",
                 bytes(buffer),
-                significant(far / near),
+                significant(ratio),
             ));
         }
         if let (Some(random), Some(sequential)) =
             (self.request("random read 4 KiB"), self.request("sequential read 4 KiB"))
-            && random / sequential >= FLAT
+            && let Some(ratio) = random.times(sequential).filter(|ratio| *ratio >= FLAT)
         {
-            let ratio = significant(random / sequential);
+            let ratio = significant(ratio);
             lines.push(format!("Small random reads: {ratio} times slower than in sequence."));
         }
-        if let Some((large, _, ratio)) = self.competes().filter(|(_, _, ratio)| *ratio > 2.0) {
+        if let Some((large, beside, alone)) = self.competes()
+            && let Some(ratio) = beside.times(alone).filter(|ratio| *ratio > 2.0)
+        {
             lines.push(format!(
                 "Large fsyncs beside small ones: {} at once make the small ones {} times slower; \
                  make large files durable piece by piece.",
@@ -322,21 +375,25 @@ impl<'a> Found<'a> {
                 ));
             }
         }
-        if let Some((append, update)) = self.grows().filter(|(a, u)| u / a > 1.2) {
+        if let Some((append, update)) = self.grows()
+            && let Some(ratio) = update.times(append).filter(|ratio| *ratio > 1.2)
+        {
             lines.push(format!(
                 "A log that grows with each durable record: {} times slower than one whose space \
                  was written before.",
-                significant(update / append)
+                significant(ratio)
             ));
         }
         if let Some(outcome) = self.outcome("mem-sweep") {
-            let line = outcome.look().line("rate", "mem", "");
-            if let (Some(first), Some(last)) = (line.first(), line.last()) {
+            let line = outcome.look().ranges("rate", "mem", "");
+            if let (Some(first), Some(last)) = (line.first(), line.last())
+                && let Some(ratio) = last.1.times(first.1)
+            {
                 lines.push(format!(
                     "Runs from random places of paged memory: with {} reads in a row {} times as \
                      many as with {}.",
                     last.0,
-                    significant(last.1 / first.1),
+                    significant(ratio),
                     first.0,
                 ));
             }
@@ -363,7 +420,27 @@ mod tests {
         results.experiments.push(outcome);
         let words = words(&results);
         assert_eq!(words.profile.len(), 1);
-        assert!(words.profile[0].starts_with("8 writes at the same time reach 700/s, 7 times"));
+        let said = "8 writes at the same time reach 700/s, one at a time 100/s: 7 times; more";
+        assert!(words.profile[0].starts_with(said), "{}", words.profile[0]);
         assert_eq!(words.guidance.len(), 1);
+    }
+
+    #[test]
+    fn what_the_repetitions_leave_open_is_no_conclusion() {
+        let mut results = crate::report::tests::empty();
+        let mut outcome = Outcome { name: "parallel".into(), ..Outcome::default() };
+        for rates in [[100.0, 300.0], [90.0, 310.0], [250.0, 320.0]] {
+            let at = |threads, rate| Sample::at("rate", "", threads, rate);
+            outcome.add("file", &[at(1.0, rates[0]), at(8.0, rates[1])]);
+        }
+        outcome.settle();
+        results.experiments.push(outcome);
+        assert_eq!(words(&results).guidance.len(), 1);
+        for point in &mut results.experiments[0].points {
+            point.values[0] = 305.0;
+        }
+        let words = words(&results);
+        assert!(words.profile[0].ends_with(": not told apart."), "{}", words.profile[0]);
+        assert!(words.guidance.is_empty());
     }
 }

@@ -195,7 +195,7 @@ impl<'a> Measure<'a> {
                 return Err(unfit(self.tree, id, "a symbolic link without a target"));
             }
             What::Symlink(target) if target.len() >= self.layout.block_len() => {
-                return Err(unfit(self.tree, id, "the target is longer than a block"));
+                return Err(unfit(self.tree, id, "the target is longer than a block (-b)"));
             }
             What::File { size_bytes, .. } if *size_bytes > self.most_bytes() => {
                 return Err(unfit(self.tree, id, "too long for blocks of this size (-b)"));

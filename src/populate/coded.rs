@@ -1,0 +1,80 @@
+//! Extended attributes as libarchive writes them: names as in addresses of the web, values in
+//! base 64.
+//!
+//! ```text
+//!   LIBARCHIVE.xattr.user.a%20name=dmFsdWU
+//! ```
+
+/// A name; `None` where it is not one.
+pub fn name(coded: &[u8]) -> Option<Vec<u8>> {
+    let mut name = vec![];
+    let mut rest = coded.iter();
+    while let Some(byte) = rest.next() {
+        let byte = match byte {
+            b'%' => hex(*rest.next()?)? << 4 | hex(*rest.next()?)?,
+            byte => *byte,
+        };
+        name.push(byte);
+    }
+    Some(name)
+}
+
+/// A value, whose last characters may be the `=` that fill it up; `None` where it is not one.
+pub fn value(coded: &[u8]) -> Option<Vec<u8>> {
+    let end = coded.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
+    let digits = coded.get(..end)?;
+    let mut value = vec![];
+    for four in digits.chunks(4) {
+        let mut bits = 0u32;
+        for digit in four {
+            bits = bits << 6 | digit_of(*digit)?;
+        }
+        let bytes = (bits << (8 + 6 * (4 - four.len()))).to_be_bytes();
+        // One digit alone is not a byte.
+        value.extend(bytes.get(..four.len().checked_sub(1).filter(|len| *len > 0)?)?);
+    }
+    Some(value)
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).map(|digit| digit as u8)
+}
+
+fn digit_of(digit: u8) -> Option<u32> {
+    let value = match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => return None,
+    };
+    Some(value.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_values_are_decoded() {
+        assert_eq!(name(b"user.a%20b%2e").unwrap(), b"user.a b.");
+        for bad in [&b"%"[..], b"%2", b"%zz"] {
+            assert_eq!(name(bad), None);
+        }
+        for (coded, wanted) in [
+            (&b""[..], &b""[..]),
+            (b"dg", b"v"),
+            (b"dg==", b"v"),
+            (b"dmE", b"va"),
+            (b"dmFs", b"val"),
+            (b"dmFsdWU=", b"value"),
+            (b"/+8A", &[0xFF, 0xEF, 0]),
+        ] {
+            assert_eq!(value(coded).unwrap(), wanted);
+        }
+        for bad in [&b"d"[..], b"dmFsd", b"d=g=", b"d g"] {
+            assert_eq!(value(bad), None);
+        }
+    }
+}
