@@ -220,19 +220,48 @@ fn what_cannot_be_changed_is_read_and_says_why() {
     let raw = volume(&draconis);
     let image = draconis.path("image");
     ran("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", text(&raw), text(&image)]);
-    ran("qemu-img", &["snapshot", "-c", "one", text(&image)]);
+    ran("qemu-img", &["bitmap", "--add", text(&image), "one"]);
     let before = std::fs::read(&image).unwrap();
     let file = format!("{}:/file", image.display());
     let told = draconis.fails(["rm", &file]);
-    assert!(told.contains("snapshot -d"), "{told}");
+    assert!(told.contains("bitmap --remove"), "{told}");
     assert_eq!(draconis.ok(["cat", &file]), "in the volume");
-    if fuse("mounting images with snapshots") {
+    if fuse("mounting images that are only read") {
         let at = draconis.make_dir("at");
         let output = draconis.run(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() && said.contains("snapshot -d"), "{said}");
+        assert!(output.status.success() && said.contains("bitmap --remove"), "{said}");
         assert!(std::fs::write(at.join("file"), b"x").is_err());
         draconis.ok(["umount".as_ref(), at.as_os_str()]);
     }
     assert!(before == std::fs::read(&image).unwrap());
+}
+
+#[test]
+fn a_snapshot_inside_keeps_the_volume_that_it_has() {
+    if !tool("changing disk images", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    let image = draconis.path("image");
+    ran("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", text(&raw), text(&image)]);
+    ran("qemu-img", &["snapshot", "-c", "one", text(&image)]);
+    draconis.ok(["rm", &format!("{}:/file", image.display())]);
+    if fuse("mounting images with snapshots") {
+        let at = draconis.make_dir("at");
+        draconis.ok(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
+        std::fs::write(at.join("new"), vec![7; 1 << 20]).unwrap();
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        assert!(draconis.ok(["ls", text(&image)]).contains("new"));
+    }
+    ran("qemu-img", &["check", "-f", "qcow2", text(&image)]);
+    for (snapshot, is_kept) in [(&["-l", "one"][..], true), (&[], false)] {
+        let state = draconis.path("state");
+        let line = [&["convert", "-O", "raw"], snapshot, &[text(&image), text(&state)]].concat();
+        ran("qemu-img", &line);
+        ran("e2fsck", &["-fn", text(&state)]);
+        assert_eq!(draconis.ok(["ls", text(&state)]).contains("file"), is_kept);
+        assert_eq!(std::fs::read(&state).unwrap() == std::fs::read(&raw).unwrap(), is_kept);
+    }
 }

@@ -22,9 +22,9 @@ fn pax(records: &[(&str, &str)]) -> Vec<u8> {
 /// The volume of some archive, by its names.
 fn names(draconis: &Draconis, origin: &str) -> String {
     let image = draconis.path("odd.img");
-    draconis.ok(&["format", "--force", "--from", origin, image.to_str().unwrap()]);
+    draconis.ok(["format", "--force", "--from", origin, image.to_str().unwrap()]);
     check(&image);
-    let names = draconis.ok(&["ls", image.to_str().unwrap()]);
+    let names = draconis.ok(["ls", image.to_str().unwrap()]);
     names.split_whitespace().filter(|name| !name.contains("lost")).collect::<Vec<_>>().join(" ")
 }
 
@@ -50,8 +50,8 @@ fn lengths_of_what_has_no_contents_mean_nothing() {
         assert_eq!(names(&draconis, tar.to_str().unwrap()), expected.trim());
         let image = draconis.path("odd.img");
         let shown = image.to_str().unwrap();
-        assert_eq!(draconis.ok(&["cat", &format!("{shown}:/file")]), "contents");
-        assert_eq!(draconis.ok(&["cat", &format!("{shown}:/last")]), "end");
+        assert_eq!(draconis.ok(["cat", &format!("{shown}:/file")]), "contents");
+        assert_eq!(draconis.ok(["cat", &format!("{shown}:/last")]), "end");
     }
 }
 
