@@ -23,6 +23,8 @@ pub enum Seek {
 
 /// Segments that one [`Volume::seek`] looks at; whatever comes after them counts as data.
 const SEEK_SEGMENTS: u32 = 1 << 14;
+/// Blocks of a directory that are asked for before it is listed.
+const LISTED_BLOCKS: u32 = 12;
 
 impl Volume {
     /// Up to `len` bytes of a file from `offset`, without copying them: at least one
@@ -183,10 +185,25 @@ impl Volume {
     pub fn will_list(&self, number: InodeNumber) {
         let _reading = self.reading();
         let Ok(inode) = self.node(number) else { return };
-        if inode.kind == Kind::Directory && self.writing.is_none() {
+        if inode.kind != Kind::Directory || inode.is_inline() {
+            return;
+        }
+        if self.writing.is_none() {
             let key = Key { inode: number.0, index: 0 };
             self.store.read_ahead(key, || self.plan(&inode, 0), false);
+            return;
         }
+        // Where it changes, it is read block by block (`directory_block`).
+        let end = FileBlock(self.directory_blocks(&inode).min(LISTED_BLOCKS));
+        if !map::is_direct(&inode, end) {
+            return;
+        }
+        let Ok(runs) = self.runs_of(&inode, FileBlock(0), end) else { return };
+        let blocks = runs.iter().filter_map(|run| match run.place {
+            Place::At(block) => Some((0..u64::from(run.blocks)).map(move |nth| block.after(nth).0)),
+            Place::Hole | Place::Unwritten(_) | Place::Damaged(_) => None,
+        });
+        self.store.expect(blocks.flatten().collect());
     }
 
     /// What a chunk that cannot be read still has at `offset`: the rest of one block.

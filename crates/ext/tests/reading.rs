@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use common::storm::writing;
 use common::{Image, tree};
 use draconis_device::{
-    Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Promise, Properties, ReadAnswer,
-    Refused, Ticket, Urgency, pending,
+    Disk, Error as DiskError, Event, Extent, Group, MemoryDisk, Pending, Promise, Properties,
+    ReadAnswer, RecordDisk, Refused, Ticket, Urgency, pending,
 };
+use draconis_exchange::contract::Kind;
 use draconis_exchange::heap::Block;
-use draconis_ext::{Error, Options, Place, Volume};
+use draconis_ext::check::{self, check};
+use draconis_ext::{Cookie, Damage, Entry, Error, InodeNumber, Options, Place, Volume};
 
 /// A disk that serves reads ahead later, from another thread, and counts.
 struct Later {
@@ -261,6 +264,79 @@ fn inode_table(disk: &Later) -> (u64, u64) {
         u64::from(u32::from_le_bytes(field))
     };
     (le32(4096 + 8) * 4096, le32(1024 + 0x58) & 0xFFFF)
+}
+
+/// Directories far from each other, as a listing with attributes shows them: on a volume that is
+/// read, and on one that is written.
+#[test]
+fn directories_that_were_shown_are_on_their_way() {
+    const DIRECTORIES: usize = 24;
+    let source = tempfile::tempdir().unwrap();
+    for nth in 0..DIRECTORIES {
+        let dir = source.path().join(format!("{nth}"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("file"), tree::pattern(nth as u64, 300_000)).unwrap();
+    }
+    for kind in ["ext2", "ext4"] {
+        let Some(image) = Image::make(Some(source.path()), "24M", &["-b", "1024", "-t", kind])
+        else {
+            return;
+        };
+        let bytes = std::fs::read(&image.path).unwrap();
+        let waited = |is_written: bool, is_told: bool| {
+            let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
+            let volume = match is_written {
+                true => Volume::open_for_writing(disk.clone(), Options::default(), writing()),
+                false => Volume::open(disk.clone(), Options::default()),
+            };
+            let volume = volume.unwrap();
+            let mut directories = vec![];
+            let list = |dir, each: &mut dyn FnMut(InodeNumber)| {
+                let visit = |found: std::result::Result<Entry<'_>, Damage>| {
+                    each(found.unwrap().inode);
+                    true
+                };
+                volume.entries(dir, Cookie(0), false, visit).unwrap();
+            };
+            list(volume.root(), &mut |inode| {
+                if volume.attributes(inode).unwrap().kind == Kind::Directory {
+                    directories.push(inode);
+                    if is_told {
+                        volume.will_list(inode);
+                    }
+                }
+            });
+            disk.take();
+            directories.iter().for_each(|dir| list(*dir, &mut drop));
+            assert_eq!(directories.len(), DIRECTORIES + 1, "with lost+found");
+            let read = |event: &Event| matches!(event, Event::Read(_, Urgency::Now));
+            disk.take().iter().filter(|event| read(event)).count()
+        };
+        for is_written in [false, true] {
+            assert!(waited(is_written, false) > DIRECTORIES / 2, "{kind} {is_written}");
+            assert_eq!(waited(is_written, true), 0, "{kind} {is_written}");
+        }
+    }
+}
+
+/// A check of the same: the second blocks of the maps, and the directories.
+#[test]
+fn a_check_waits_for_few_blocks() {
+    const DIRECTORIES: usize = 60;
+    let source = tempfile::tempdir().unwrap();
+    for nth in 0..DIRECTORIES {
+        let dir = source.path().join(format!("{nth}"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("file"), tree::pattern(nth as u64, 100_000)).unwrap();
+    }
+    let Some(image) = Image::make(Some(source.path()), "24M", &["-b", "1024"]) else { return };
+    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512)));
+    let shared: Arc<dyn Disk> = disk.clone();
+    let report = check(&shared, check::Options::default(), &|_, _| {}).unwrap();
+    assert!(report.is_clean() && report.directories as usize == DIRECTORIES + 2);
+    let read = |event: &Event| matches!(event, Event::Read(_, Urgency::Now));
+    let waited = disk.take().iter().filter(|event| read(event)).count();
+    assert!(waited < DIRECTORIES / 2, "{waited} reads were waited for alone");
 }
 
 #[test]

@@ -34,20 +34,25 @@ const KEPT_BYTES: usize = 16 << 20;
 
 /// Inodes of directories, as their tables had them; as many as there is room for.
 #[derive(Default)]
-pub(super) struct Kept(Mutex<(HashMap<u32, Box<[u8]>>, usize)>);
+pub(super) struct Kept(Mutex<Slots>);
+
+#[derive(Default)]
+struct Slots {
+    by_inode: HashMap<u32, Box<[u8]>>,
+    bytes: usize,
+}
 
 impl Kept {
     pub(super) fn put(&self, number: u32, slot: &[u8]) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (slots, bytes) = &mut *kept;
-        if *bytes < KEPT_BYTES {
-            *bytes = bytes.saturating_add(slot.len());
-            slots.insert(number, slot.into());
+        if kept.bytes < KEPT_BYTES {
+            kept.bytes = kept.bytes.saturating_add(slot.len());
+            kept.by_inode.insert(number, slot.into());
         }
     }
 
     pub(super) fn get(&self, number: u32) -> Option<Box<[u8]>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).0.get(&number).cloned()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).by_inode.get(&number).cloned()
     }
 }
 
