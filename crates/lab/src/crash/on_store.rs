@@ -4,7 +4,8 @@
 //!   workload ── Volume ── object ── Store ── recorder ── memory
 //!   a state of the memory ──▶ Store::open ──▶ object ──▶ judged as a disk that is atomic
 //! ```
-//! While the workload runs, snapshots of the disk are taken, cloned and removed between its chains.
+//! While the workload runs, snapshots of the disk are taken, cloned and removed between its chains,
+//! and clones rolled back.
 //!
 //! Law: the store is opened for each state as it is after a power cut, and checked where e2fsck
 //! is asked, too.
@@ -77,7 +78,8 @@ pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
     Ok(Arc::new(store.disk(id).map_err(said)?))
 }
 
-/// The volume's disk, of which snapshots are taken, cloned and removed between its chains.
+/// The volume's disk, of which snapshots are taken, cloned, rolled back and removed between its
+/// chains.
 pub(super) fn open_keeping(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Disk>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
     let store = opened(disk).map_err(said)?;
@@ -102,7 +104,7 @@ struct Keeping {
 const KEPT_MOST: usize = 4;
 
 impl Kept {
-    /// Takes, clones or removes one, now and then.
+    /// Takes, clones, rolls back or removes one, now and then.
     fn change_snapshots(&self) -> draconis_objects::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.chains += 1;
@@ -114,10 +116,15 @@ impl Kept {
         let all: Vec<Vec<u8>> = disks.into_iter().map(|disk| disk.name).collect();
         let others: Vec<&Vec<u8>> = all.iter().filter(|name| *name != NAME).collect();
         let any = others.get(state.dice.below(others.len().max(1) as u64) as usize);
-        let done = match (any, state.dice.below(3)) {
+        let done = match (any, state.dice.below(4)) {
             (Some(any), 0) if others.len() < KEPT_MOST => {
                 self.store.clone_disk(any, new.as_bytes())
             }
+            // The volume's own disk is open: a clone goes back to where it began.
+            (Some(any), 1) if others.len() < KEPT_MOST => (self.store)
+                .clone_disk(any, new.as_bytes())
+                .and_then(|()| self.store.take_snapshot(new.as_bytes(), b"begin"))
+                .and_then(|()| self.store.roll_back(new.as_bytes(), b"begin")),
             (Some(any), _) if others.len() >= KEPT_MOST => self.store.remove_disk(any, true),
             _ => self.store.take_snapshot(NAME, new.as_bytes()),
         };
@@ -150,14 +157,18 @@ impl draconis_device::Through for Kept {
     }
 }
 
-/// Clones of all snapshots in a store.
+/// Clones of the volume's disk in a store, also of its snapshots, as they are.
 pub(super) fn clones(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
     let store = opened(disk).map_err(said)?;
     let mut clones: Vec<Arc<dyn Disk>> = vec![];
-    for snapshot in store.disks().map_err(said)?.iter().filter(|disk| disk.name.contains(&b'@')) {
-        let name = format!("judged{}", snapshot.id);
-        match store.clone_disk(&snapshot.name, name.as_bytes()) {
+    for disk in store.disks().map_err(said)?.iter().filter(|disk| disk.name != NAME) {
+        if !disk.name.contains(&b'@') {
+            clones.push(Arc::new(store.disk_named(&disk.name).map_err(said)?));
+            continue;
+        }
+        let name = format!("judged{}", disk.id);
+        match store.clone_disk(&disk.name, name.as_bytes()) {
             Ok(()) => clones.push(Arc::new(store.disk_named(name.as_bytes()).map_err(said)?)),
             Err(Error::NoSpace { .. }) => {}
             Err(error) => return Err(said(error)),
