@@ -12,8 +12,9 @@
 //! go back with the answer, whatever it is.
 //! Law 3: what one client can make the service hold is bounded, in number and in bytes.
 //!
-//! A byte that is written is copied twice: into a block that crosses, and out of it. From
-//! there it goes to a device that takes direct I/O without another copy.
+//! A byte that is written is copied twice: into a block that crosses, and out of it; once where it
+//! lies in memory that both sides know ([`RemoteDisk::lending`]). From there it goes to a device
+//! that takes direct I/O without another copy.
 
 mod client;
 mod lanes;
