@@ -21,9 +21,9 @@ pub(crate) mod journal;
 mod ordered;
 pub(crate) mod outbox;
 pub(crate) mod protocol;
+mod sending;
 mod unordered;
 
-use draconis_device::Ticket;
 use draconis_exchange::contract::Time;
 
 use crate::blocks::overlay::{Buffer, State};
@@ -32,13 +32,13 @@ use crate::format::features::{Compatible, ReadOnlyCompatible};
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
 use crate::ops::accesses::Accesses;
-use crate::transaction::{Stop, Transaction, WriteSide, Writer};
+use crate::transaction::{Stop, Transaction, Writer};
 use crate::units::index;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 use batch::{Batch, Intent, Operation};
 use gathering::Gathering;
-use outbox::{After, Flight, Freed, Outbox, Sealed};
+use outbox::{After, Freed, Outbox, Sealed};
 use protocol::{Chain, Protocol, Stage};
 
 /// How often a change is tried again that found no room.
@@ -50,8 +50,6 @@ const SHORT_BYTES: u64 = 8 << 20;
 const SHORT_INODES: u64 = 16;
 /// Contents that go ahead of a chain that would carry more, in bytes.
 const CHAIN_BYTES: u64 = 4 << 20;
-/// Blocks of metadata that stay in the overlay after they were written, in bytes.
-const KEPT_BYTES: usize = 32 << 20;
 /// Blocks that a disk which takes room as it is written has to have beside contents.
 const SPARE_BLOCKS: u64 = 256;
 /// Changed metadata that ends a batch, in bytes.
@@ -319,150 +317,6 @@ impl Volume {
         let space = self.space();
         space.available_blocks.saturating_mul(space.block_bytes.into()) < SHORT_BYTES
             || space.free_inodes < SHORT_INODES
-    }
-
-    /// What a change leaves to be done without the gate: sends what it sealed, with `and_wait`
-    /// so that it is durable, and keeps what is on its way and what is kept in memory below
-    /// their bounds.
-    pub(crate) fn after_change(&self, and_wait: bool) -> Result<()> {
-        let Some(writing) = &self.writing else { return Ok(()) };
-        let sends = writing.on_contents.get().filter(|_| !and_wait);
-        match sends.filter(|_| writing.outbox.can_wait(writing.dirty_limit / 4)) {
-            Some(tell) => tell(),
-            None => self.send(writing, and_wait)?,
-        }
-        while writing.outbox.flying_bytes() > writing.dirty_limit / 2 {
-            self.settle(false)?;
-            // What other threads sealed meanwhile, and are about to send.
-            self.send(writing, false)?;
-        }
-        let most = KEPT_BYTES / index(self.super_.block_bytes.into());
-        if self.store.overlay.has_more_metadata_than(most) {
-            self.settle(true)?;
-            self.forget_written();
-        }
-        Ok(())
-    }
-
-    /// Has `tell` called when contents were sealed that need not be sent by the thread that wrote
-    /// them: another calls [`Volume::send_sealed`] soon.
-    pub fn on_contents(&self, tell: impl Fn() + Send + Sync + 'static) {
-        if let Some(writing) = &self.writing {
-            // The first stays.
-            let _ = writing.on_contents.set(Box::new(tell));
-        }
-    }
-
-    /// Hands what is sealed to the disk.
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn send_sealed(&self) -> Result<()> {
-        self.writing.as_ref().map_or(Ok(()), |writing| self.send(writing, false))
-    }
-
-    /// Hands what is sealed to the disk, and may wait in the same message.
-    fn send(&self, writing: &WriteSide, and_wait: bool) -> Result<()> {
-        let taken = self.or_stop(writing.outbox.send(and_wait))?;
-        if let Some(witness) = writing.witness.get().filter(|_| taken > 0) {
-            witness.taken(taken);
-        }
-        if and_wait {
-            let (landed, freed) = writing.outbox.known();
-            self.discard(&freed);
-            self.landed(landed, &freed);
-        }
-        Ok(())
-    }
-
-    /// Waits, with no lock held.
-    fn wait(&self, ticket: Ticket) -> Result<()> {
-        let (landed, freed) = self.or_stop(self.outbox()?.wait(ticket))?;
-        self.discard(&freed);
-        self.landed(landed, &freed);
-        Ok(())
-    }
-
-    /// Tells the disk what is free for good. It is not given out yet, so that no write to it was
-    /// sent.
-    fn discard(&self, freed: &[Freed]) {
-        let Some(writing) = self.writing.as_ref().filter(|writing| writing.discard) else { return };
-        if let Err(error) = writing.outbox.discard(freed) {
-            // A hint that was not taken.
-            log::debug!("what is free stays where it is: {error}");
-        }
-    }
-
-    /// Waits until readers of the disk see the oldest of what was handed over, and lets go of the
-    /// memory that it had; whether there was any.
-    ///
-    /// # Errors
-    /// As [`Volume::commit`].
-    pub fn settle_oldest(&self) -> Result<bool> {
-        let flies = self.outbox()?.flying_bytes() > 0;
-        if flies {
-            self.settle(false)?;
-        }
-        Ok(flies)
-    }
-
-    /// Waits until readers of the disk see the oldest chain that was sent, or all of them.
-    fn settle(&self, all: bool) -> Result<()> {
-        let landed = self.or_stop(self.outbox()?.settle(all))?;
-        self.landed(landed, &[]);
-        Ok(())
-    }
-
-    /// Ends all writing if the disk failed.
-    fn or_stop<T>(&self, done: Result<T>) -> Result<T> {
-        if let (Err(error), Some(writing)) = (&done, &self.writing) {
-            writing.gate.write().stop(error);
-        }
-        done
-    }
-
-    /// Lets the overlay forget contents that readers of the disk see.
-    fn landed(&self, flights: Vec<Flight>, freed: &[Freed]) {
-        let Some(writing) = &self.writing else { return };
-        if flights.is_empty() && freed.is_empty() {
-            return;
-        }
-        let mut writer = writing.gate.write();
-        freed.iter().for_each(|freed| writer.groups.thaw(&freed.blocks, &freed.inodes));
-        for flight in flights {
-            let mut blocks = self.store.overlay.change();
-            for block in &flight.contents {
-                let gone = blocks.contents.get(block);
-                if gone.is_some_and(|content| !content.dirty && content.sealed <= flight.sealed) {
-                    blocks.contents.remove(block);
-                    self.store.forget_block(FsBlock(*block));
-                }
-            }
-            for block in &flight.placed {
-                let gone = blocks.logged.get(block);
-                if gone.is_some_and(|it| it.checkpoint.is_some_and(|at| at <= flight.sealed)) {
-                    blocks.logged.remove(block);
-                    self.store.forget_block(FsBlock(*block));
-                }
-            }
-            drop(blocks);
-            writer.landed = writer.landed.max(flight.sealed);
-        }
-    }
-
-    /// Forgets metadata that was written.
-    fn forget_written(&self) {
-        let Some(writing) = &self.writing else { return };
-        let writer = writing.gate.write();
-        let landed = writer.landed;
-        let mut blocks = self.store.overlay.change();
-        blocks.metadata.retain(|block, buffer| {
-            let keep = buffer.is_dirty() || buffer.sealed > landed;
-            if !keep {
-                self.store.forget_block(FsBlock(*block));
-            }
-            keep
-        });
     }
 }
 

@@ -54,8 +54,8 @@ impl Rooms {
         Arc::new(Self { memory, start, pages, free, used: AtomicUsize::new(0), touched })
     }
 
-    /// A room of `len` bytes with whatever was in it, or zeroes, while there is one. The first that is free:
-    /// memory that was never used costs nothing.
+    /// A room of `len` bytes, with what was in it before or zeroes, while there is one. The first that
+    /// is free: memory that was never used costs nothing.
     pub fn take(self: &Arc<Self>, len: usize) -> Option<Room> {
         let pages = len.div_ceil(ALIGN_BYTES);
         let mut free = self.free();
