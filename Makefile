@@ -67,7 +67,7 @@ loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom $(CARGO) test --release --locked -p draconis-exchange --lib loom
 
 # Stores that others wrote, as far as they are here: those in C++ are the system's.
-PEERS = draconis-kv,lmdb,redb,fjall$(if $(wildcard /usr/include/leveldb/c.h),$(comma)leveldb)$(if $(wildcard /usr/include/rocksdb/c.h),$(comma)rocksdb)
+PEERS = draconis-kv,slatedb,lmdb,redb,fjall$(if $(wildcard /usr/include/leveldb/c.h),$(comma)leveldb)$(if $(wildcard /usr/include/rocksdb/c.h),$(comma)rocksdb)
 comma := ,
 
 # Every experiment of the papers on this machine, small; the page at the end is the report:

@@ -19,7 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("capi", &["access", "exchange", "ext", "objects"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
     // Stores that others wrote, for the lab, which starts it as a program.
-    ("peers", &["device", "objects"]),
+    ("peers", &["bucket", "device", "objects"]),
     (
         "",
         &[

@@ -170,6 +170,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &mount::Mount,
     &tools::Tools,
     &kv::KvDurable,
+    &kv::KvBucket,
     &fio_check::FioCheck,
 ];
 

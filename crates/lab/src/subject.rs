@@ -262,7 +262,9 @@ pub fn kind_of(spec: &str) -> Option<Kind> {
         "file" | "dev" => Kind::Raw,
         "model" => Kind::Model,
         "mem" | "delay" => Kind::Memory,
-        "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "draconis-kv" => Kind::KeyValue,
+        "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "slatedb" | "draconis-kv" => {
+            Kind::KeyValue
+        }
         _ => return None,
     })
 }
@@ -281,7 +283,7 @@ pub fn open(spec: &str, shop: &Workshop) -> Result<Box<dyn Subject>, Unavailable
         "draconis-lib" => library::Library::new(spec, shop).map(|made| Box::new(made) as _),
         "file" | "dev" => raw::Raw::new(spec, shop).map(|made| Box::new(made) as _),
         "model" => model::Model::new(rest, shop).map(|made| Box::new(made) as _),
-        "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "draconis-kv" => {
+        "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "slatedb" | "draconis-kv" => {
             key_value::KeyValue::new(head, shop).map(|made| Box::new(made) as _)
         }
         "mem" => Ok(Box::new(memory::Memory::new()) as _),

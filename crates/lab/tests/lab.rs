@@ -38,6 +38,7 @@ const NAMES: &[&str] = &[
     "kv-read",
     "kv-large",
     "kv-durable",
+    "kv-bucket",
     "append-update",
     "profile",
     "objects",

@@ -1,8 +1,10 @@
-//! Our own: keys in an object store, in a file with direct I/O.
+//! Our own: keys in an object store, in a file with direct I/O or in a bucket.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::anyhow;
+use draconis_bucket::{BucketDisk, Cloud};
 use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
@@ -15,6 +17,9 @@ const STORE_BYTES: u64 = 32 << 30;
 /// Length of one for durable puts, written out as `store create` does: what has no place yet
 /// makes the file system below commit its journal for each flush.
 const DURABLE_BYTES: u64 = 1 << 30;
+
+/// Length of a disk in a bucket.
+const BUCKET_BYTES: u64 = 4 << 30;
 
 /// What it may keep of what it read, unless it is told: in bytes.
 const CACHE_BYTES: u64 = 256 << 20;
@@ -49,6 +54,36 @@ impl DraconisKv {
             };
             Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
         }
+        Self::on(disk, how)
+    }
+
+    /// Opens it in a bucket, at an address as the program takes it; `makes` makes it.
+    ///
+    /// # Errors
+    /// What the bucket and the store say.
+    pub fn in_bucket(address: &str, makes: bool, how: Opening) -> anyhow::Result<Self> {
+        let cloud = Cloud::at(address, makes).map_err(|why| anyhow!("{why}"))?;
+        let token = u128::from(std::process::id());
+        let options = draconis_bucket::Options { token, ..draconis_bucket::Options::default() };
+        let disk = match makes {
+            true => BucketDisk::create(Arc::new(cloud), address, BUCKET_BYTES, false, &options)?,
+            false => BucketDisk::open(Arc::new(cloud), address, &options)?,
+        };
+        let disk: Arc<dyn Disk> = Arc::new(disk);
+        if makes {
+            // As `store create` makes one.
+            let profile = Profile {
+                layout: LayoutKind::Bucket,
+                page_bytes: 512,
+                segment_bytes: 16 << 20,
+                queue_depth: 16,
+            };
+            Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
+        }
+        Self::on(disk, how)
+    }
+
+    fn on(disk: Arc<dyn Disk>, how: Opening) -> anyhow::Result<Self> {
         let options =
             OpenOptions { cache_bytes: how.cache_bytes.unwrap_or(CACHE_BYTES), read_only: false };
         Ok(Self { kv: Kv::new(Store::open(disk, &options)?), durable: how.durable })

@@ -72,6 +72,8 @@ pub const STORES: &[&str] = &[
     "redb",
     #[cfg(feature = "fjall")]
     "fjall",
+    #[cfg(feature = "slatedb")]
+    "slatedb",
     #[cfg(feature = "draconis-kv")]
     "draconis-kv",
 ];
@@ -96,6 +98,8 @@ pub fn open(name: &str, dir: &Path, how: Opening) -> anyhow::Result<Box<dyn KvSu
         "fjall" => Ok(Box::new(crate::fjall_store::Fjall::open(dir, how)?)),
         #[cfg(feature = "draconis-kv")]
         "draconis-kv" => Ok(Box::new(crate::draconis_store::DraconisKv::open(dir, how)?)),
+        #[cfg(feature = "slatedb")]
+        "slatedb" => Ok(Box::new(crate::slate_store::Slate::open(dir, how)?)),
         other => bail!("this program was built without {other}"),
     }
 }

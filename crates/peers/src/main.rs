@@ -9,6 +9,7 @@
 //! so that a process may be limited in memory that is its own.
 #![deny(unsafe_code)]
 
+mod buckets;
 #[cfg(any(feature = "leveldb", feature = "rocksdb"))]
 mod cxx;
 #[cfg(feature = "draconis-kv")]
@@ -27,6 +28,8 @@ mod puts;
 mod reads;
 #[cfg(feature = "redb")]
 mod redb_store;
+#[cfg(feature = "slatedb")]
+mod slate_store;
 
 use clap::{Parser, Subcommand};
 
@@ -46,6 +49,8 @@ enum Command {
     Kv(puts::Arguments),
     /// Reads that are checked, on one store that was filled before.
     KvRead(reads::Arguments),
+    /// Puts and reads of one store in a bucket.
+    KvBucket(buckets::Arguments),
     /// Reads of memory, of which a part may have to come from a file.
     Memory(memory::Arguments),
 }
@@ -64,6 +69,10 @@ fn main() -> anyhow::Result<()> {
         }
         Command::KvRead(arguments) => {
             println!("{}", serde_json::to_string(&reads::run(&arguments)?)?);
+            Ok(())
+        }
+        Command::KvBucket(arguments) => {
+            println!("{}", serde_json::to_string(&buckets::run(&arguments)?)?);
             Ok(())
         }
         Command::Memory(arguments) => {

@@ -1,5 +1,6 @@
 //! Key-value stores under writes: in order, and nine of ten to a tenth of the keys.
 
+mod buckets;
 mod durable;
 mod reads;
 
@@ -9,6 +10,7 @@ use std::process::Command;
 use anyhow::bail;
 use serde::Deserialize;
 
+pub use buckets::KvBucket;
 pub use durable::KvDurable;
 pub use reads::{LARGE, READ};
 
@@ -103,6 +105,9 @@ pub const SYNC: Kv = Kv {
     },
     sync: true,
 };
+
+/// Bytes of a key, as the helper has them.
+const KEY_BYTES: u64 = 16;
 
 /// All of them: a peer of ours first, against which the others are told.
 const STORES: &[&str] = &["leveldb", "rocksdb", "lmdb", "redb", "fjall", "draconis-kv"];

@@ -55,6 +55,7 @@ impl Subject for KeyValue {
             "redb" => "redb: a transaction for each put",
             "draconis-kv" => "Draconis: keys in an object store, in a file with direct I/O",
             "fjall" => "fjall: a log-structured merge tree",
+            "slatedb" => "SlateDB: a log-structured merge tree of objects in a bucket",
             _ => "a store",
         }
         .into()

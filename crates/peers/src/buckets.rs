@@ -1,0 +1,227 @@
+//! One store in a bucket: what is put, waited for, lost and read, a phase for each start.
+//!
+//! ```text
+//!   load ─▶ durable ─▶ die, in the midst of durable puts ─▶ recover ─▶ read
+//! ```
+//!
+//! A phase is a process, so what a server was asked for meanwhile is that phase's, and nothing of
+//! the one before is in memory. Law: what is read is compared with what was put there.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::keys::{Keys, Pattern, Values, key_of};
+use crate::kv::{KvSubject, Opening};
+use crate::latency::{Latencies, Quantiles};
+
+/// Pairs that are loaded at once.
+const BATCH: usize = 1000;
+
+/// Durable puts of a process before it dies: what a store has to bring back.
+const LAST_PUTS: u64 = 200;
+
+/// What is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Phase {
+    /// Make the store, put every key once, and wait for all at the end.
+    Load,
+    /// Overwrite keys, each durable before its writer's next.
+    Durable,
+    /// The same, and end without a word when they are made.
+    Die,
+    /// Open, and read what was put last.
+    Recover,
+    /// Read keys, each as likely.
+    Read,
+}
+
+/// What is put where.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The store.
+    #[arg(long)]
+    store: String,
+    /// The bucket, of a server that the environment names (`AWS_ENDPOINT_URL`).
+    #[arg(long)]
+    bucket: String,
+    #[arg(long)]
+    phase: Phase,
+    /// Keys, each put once by the first phase.
+    #[arg(long)]
+    keyspace: u64,
+    /// Puts or reads of the other phases.
+    #[arg(long, default_value_t = 0)]
+    count: u64,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 100)]
+    value: usize,
+    /// Threads that put.
+    #[arg(long, default_value_t = 1)]
+    writers: u64,
+    /// Memory of the store, in bytes.
+    #[arg(long)]
+    cache: Option<u64>,
+    /// What replays chance.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// How it went.
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    /// Puts or reads.
+    count: u64,
+    /// From before the store was opened until after it was closed.
+    whole_seconds: f64,
+    /// What was measured: the puts with their wait, the reads, opening with the first read.
+    seconds: f64,
+    /// How long each took.
+    latency: Quantiles,
+}
+
+/// Runs a phase.
+///
+/// # Errors
+/// What the store says, or that it gave what was not put there.
+pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let whole = Instant::now();
+    let store = open(arguments)?;
+    let opened = whole.elapsed().as_secs_f64();
+    let started = Instant::now();
+    let (count, latencies) = match arguments.phase {
+        Phase::Load => (arguments.keyspace, arguments.load(&*store)?),
+        Phase::Durable => (arguments.count, arguments.put(&*store, arguments.count)?),
+        Phase::Die => {
+            arguments.put(&*store, LAST_PUTS)?;
+            // Nothing is closed, and nothing that runs beside is waited for.
+            std::process::exit(0);
+        }
+        Phase::Recover => {
+            let mut latencies = Latencies::default();
+            arguments.look(&*store, 0, 1, &mut latencies)?;
+            (1, latencies)
+        }
+        Phase::Read => (arguments.count, arguments.read(&*store)?),
+    };
+    let mut seconds = started.elapsed().as_secs_f64();
+    match arguments.phase {
+        Phase::Recover => {
+            seconds += opened;
+            // Every one of them was durable.
+            for nth in 0..arguments.writers {
+                let mut keys = arguments.keys(nth);
+                for _ in 0..arguments.share(nth, LAST_PUTS) {
+                    arguments.look(&*store, keys.next(), 1, &mut Latencies::default())?;
+                }
+            }
+        }
+        Phase::Read => seconds = latencies.seconds(),
+        _ => {}
+    }
+    drop(store);
+    let whole_seconds = whole.elapsed().as_secs_f64();
+    Ok(Outcome { count, whole_seconds, seconds, latency: latencies.quantiles() })
+}
+
+impl Arguments {
+    fn keys(&self, nth: u64) -> Keys {
+        Keys::new(Pattern::Sequential, self.keyspace, nth, self.writers.max(1), self.seed)
+    }
+
+    /// How many of `count` the writer of that number makes.
+    fn share(&self, nth: u64, count: u64) -> u64 {
+        let writers = self.writers.max(1);
+        count / writers + u64::from(nth < count % writers)
+    }
+
+    fn load(&self, store: &dyn KvSubject) -> anyhow::Result<Latencies> {
+        let mut values = Values::new(self.seed, self.value);
+        let all: Vec<u64> = (0..self.keyspace).collect();
+        for some in all.chunks(BATCH) {
+            let pair = |number: &u64| (key_of(*number).into(), values.of(*number, 0).into());
+            store.load(&some.iter().map(pair).collect::<Vec<_>>())?;
+        }
+        store.sync()?;
+        Ok(Latencies::default())
+    }
+
+    /// Overwrites the first keys by several writers; how long each put took.
+    fn put(&self, store: &dyn KvSubject, count: u64) -> anyhow::Result<Latencies> {
+        if count > self.keyspace {
+            bail!("{count} puts of {} keys", self.keyspace);
+        }
+        let one = |nth: u64| -> anyhow::Result<Latencies> {
+            let (mut keys, mut latencies) = (self.keys(nth), Latencies::default());
+            let mut values = Values::new(self.seed, self.value);
+            for _ in 0..self.share(nth, count) {
+                let number = keys.next();
+                let before = Instant::now();
+                store.put(&key_of(number), values.of(number, 1))?;
+                latencies.add(before.elapsed().as_nanos() as u64);
+            }
+            Ok(latencies)
+        };
+        std::thread::scope(|scope| {
+            let writers = (0..self.writers.max(1)).map(|nth| scope.spawn(move || one(nth)));
+            let mut all = Latencies::default();
+            for writer in writers.collect::<Vec<_>>() {
+                let made = writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
+                all.merge(&made?);
+            }
+            Ok(all)
+        })
+    }
+
+    fn read(&self, store: &dyn KvSubject) -> anyhow::Result<Latencies> {
+        let mut keys = Keys::new(Pattern::Uniform, self.keyspace, 0, 1, self.seed ^ 0x5EAD);
+        let mut latencies = Latencies::default();
+        for _ in 0..self.count {
+            let number = keys.next();
+            let version = u64::from(number < LAST_PUTS);
+            self.look(store, number, version, &mut latencies)?;
+        }
+        Ok(latencies)
+    }
+
+    /// Reads one, which was put so many times after the first.
+    fn look(
+        &self,
+        store: &dyn KvSubject,
+        number: u64,
+        version: u64,
+        latencies: &mut Latencies,
+    ) -> anyhow::Result<()> {
+        let before = Instant::now();
+        let value = store.get(&key_of(number))?;
+        latencies.add(before.elapsed().as_nanos() as u64);
+        let value = value.with_context(|| format!("{}: key {number} is lost", self.store))?;
+        let mut values = Values::new(self.seed, self.value);
+        if value != values.of(number, version) && value != values.of(number, 1) {
+            bail!("{}: the value of key {number} is wrong", self.store);
+        }
+        Ok(())
+    }
+}
+
+/// Opens a store by its name; the first phase makes it.
+#[cfg_attr(not(feature = "draconis-kv"), allow(unused_variables))]
+fn open(arguments: &Arguments) -> anyhow::Result<Box<dyn KvSubject>> {
+    let durable = matches!(arguments.phase, Phase::Durable | Phase::Die);
+    let how = Opening { durable, cache_bytes: arguments.cache, ..Opening::default() };
+    match arguments.store.as_str() {
+        #[cfg(feature = "slatedb")]
+        "slatedb" => {
+            Ok(Box::new(crate::slate_store::Slate::in_bucket(&arguments.bucket, "store", how)?))
+        }
+        #[cfg(feature = "draconis-kv")]
+        "draconis-kv" => {
+            let address = format!("s3://{}/store", arguments.bucket);
+            let makes = arguments.phase == Phase::Load;
+            Ok(Box::new(crate::draconis_store::DraconisKv::in_bucket(&address, makes, how)?))
+        }
+        other => bail!("{other} is not kept in buckets, or this program was built without it"),
+    }
+}
