@@ -13,13 +13,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{anyhow, ensure};
+use draconis_access::populate::{Source, Stamp};
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
 use draconis_ext::mkfs::{Node, NodeId, What};
 use draconis_ext::{Error, Inode, InodeNumber, NewNode, Volume, XattrSet};
 
 use crate::change::{Owner, now, tell};
-use crate::populate::{Source, Stamp};
 use crate::progress::{Progress, When};
+use crate::say;
 use crate::text::{self, printable};
 
 /// Bytes that are read and written at once.
@@ -95,6 +96,7 @@ impl Graft<'_> {
 
     /// Puts all of it.
     pub fn run(&self, progress: When) -> anyhow::Result<()> {
+        say::notes(&self.source.notes);
         self.check_space()?;
         let progress = &mut Progress::new(progress, self.bytes());
         let in_order = self.source.contents.in_order().then(Vec::new);

@@ -1,7 +1,5 @@
 //! Opening the image that a command was given.
 
-mod packed;
-
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -10,28 +8,27 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::image as by_path;
-pub use draconis_access::image::{
-    Behind, Opened, alone, claim_alone, file_of, held, len_bytes, refused, started,
-};
+pub use draconis_access::image::{Behind, Opened, alone, claim_alone, held, len_bytes, refused};
 use draconis_access::image::{opened, usable};
 pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
 use draconis_access::object::{Name, Unopened};
+use draconis_access::packed::packed;
 use draconis_container::is_indexed;
 use draconis_device::{Claim, Disk, claim};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
 use draconis_service::volume::{self, VolumeTree};
-use packed::packed;
 use rustix::io::Errno;
 
 use crate::bucket;
 use crate::change::tell;
+use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;
 use crate::text::size;
-pub use draconis_access::held::{clear, settle};
+pub use draconis_access::held::clear;
 
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Default, Args)]
@@ -49,13 +46,15 @@ pub struct Place {
 }
 
 impl Place {
+    /// The same for what is not of the command line.
+    pub fn by_path(&self) -> draconis_access::Place {
+        let Self { offset, partition, backing } = self.clone();
+        draconis_access::Place { offset_bytes: offset, partition, backing }
+    }
+
     /// The same as mount options.
     pub fn options(&self) -> MountOptions {
-        MountOptions {
-            offset_bytes: self.offset,
-            partition: self.partition,
-            ..MountOptions::default()
-        }
+        self.by_path().options()
     }
 }
 
@@ -153,7 +152,8 @@ pub fn disk(
     let whole = start(file)?;
     let whole = match packed {
         Some(packed) if !is_indexed(whole.clone()).with_context(|| shown.to_string())? => {
-            start(packed.unpack(image)?)?
+            let mut progress = Progress::endless(When::Auto);
+            start(packed.unpack(image, &mut |bytes| progress.add(bytes))?)?
         }
         _ => whole,
     };

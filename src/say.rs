@@ -14,3 +14,8 @@ pub fn complain(error: &anyhow::Error) {
         None => eprintln!("draconis: {text}"),
     }
 }
+
+/// Writes what a user should know.
+pub fn notes(notes: &[String]) {
+    notes.iter().for_each(|note| eprintln!("draconis: {note}"));
+}

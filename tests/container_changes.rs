@@ -123,6 +123,19 @@ fn every_command_changes_a_volume_in_an_image() {
     }
 }
 
+/// Mount options that say what an image differs from, as commands are told by `more`.
+fn options(how: &str, more: &[String]) -> String {
+    let behind = more.iter().skip(1).step_by(2).map(|file| format!(",backing={file}"));
+    how.to_owned() + &behind.collect::<String>()
+}
+
+/// What the volume in an image has in a file.
+fn contents(draconis: &Draconis, image: &Path, more: &[String], path: &str) -> Vec<u8> {
+    let target = format!("{}:{path}", image.display());
+    let line = ["cat", &target].into_iter().chain(more.iter().map(String::as_str));
+    draconis.run(line).stdout
+}
+
 #[test]
 fn a_mount_changes_a_volume_in_an_image() {
     if !tool("changing disk images", "qemu-img") || !fuse("mounting disk images to be changed") {
@@ -130,11 +143,8 @@ fn a_mount_changes_a_volume_in_an_image() {
     }
     let draconis = Draconis::new();
     for (image, more) in images(&draconis) {
-        // Mounts have no option that says what an image differs from.
-        if !more.is_empty() {
-            continue;
-        }
-        let at = draconis.mount(&image, "at", "rw");
+        let rw = options("rw", &more);
+        let at = draconis.mount(&image, "at", &rw);
         let bytes: Vec<u8> = (0..1_000_000u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
         for nth in 0..20 {
             std::fs::create_dir(at.join(format!("dir{nth}"))).unwrap();
@@ -147,10 +157,9 @@ fn a_mount_changes_a_volume_in_an_image() {
         assert!(std::fs::read(at.join("all")).unwrap() == bytes);
         draconis.ok(["umount".as_ref(), at.as_os_str()]);
         judged(&draconis, &image);
-        let found = draconis.run(["cat", &format!("{}:/all", image.display())]).stdout;
-        assert!(found == bytes, "{}", image.display());
+        assert!(contents(&draconis, &image, &more, "/all") == bytes, "{}", image.display());
         // Read-only while it is mounted, and changed again.
-        let at = draconis.mount(&image, "at", "rw");
+        let at = draconis.mount(&image, "at", &rw);
         std::fs::write(at.join("more"), &bytes).unwrap();
         let remount = |how: &str| {
             draconis.ok(["mount", "-o", how, text(&image), text(&at)]);
@@ -179,11 +188,8 @@ fn a_worker_that_dies_leaves_an_image_that_is_mended() {
         pid
     };
     for (image, more) in images(&draconis) {
-        if !more.is_empty() {
-            continue;
-        }
         let shown = text(&image);
-        let at = draconis.mount(&image, "at", "rw");
+        let at = draconis.mount(&image, "at", &options("rw", &more));
         for nth in 0..3u8 {
             std::fs::write(at.join(format!("file{nth}")), vec![nth + 1; 1 << 20]).unwrap();
             let was = kill();
@@ -197,18 +203,133 @@ fn a_worker_that_dies_leaves_an_image_that_is_mended() {
         draconis.ok(["umount".as_ref(), at.as_os_str()]);
         judged(&draconis, &image);
 
-        let at = draconis.mount(&image, "at", "rw,norestart");
+        let at = draconis.mount(&image, "at", &options("rw,norestart", &more));
         std::fs::write(at.join("waited"), vec![5; 700_000]).unwrap();
         std::fs::File::open(at.join("waited")).unwrap().sync_all().unwrap();
         std::fs::write(at.join("lost"), vec![6; 700_000]).unwrap();
         kill();
         eventually("the loss is noticed", || draconis.status()["mounts"][0]["state"] == "dead");
         draconis.ok(["umount".as_ref(), at.as_os_str()]);
-        let found = draconis.run(["cat", &format!("{shown}:/waited")]).stdout;
-        assert!(found == vec![5; 700_000], "{shown}");
-        draconis.ok(["mkdir", &format!("{shown}:/mended")]);
+        assert!(contents(&draconis, &image, &more, "/waited") == vec![5; 700_000], "{shown}");
+        let target = format!("{shown}:/mended");
+        draconis.ok(["mkdir", &target].into_iter().chain(more.iter().map(String::as_str)));
         judged(&draconis, &image);
     }
+}
+
+/// An image over two others: the files behind it are opened for the mount, stay with it over the
+/// deaths of workers and an upgrade, and are not changed.
+#[test]
+fn a_chain_of_images_is_mounted_and_changed() {
+    if !tool("chains of images", "qemu-img") || !fuse("mounting chains of images") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    // A comma is part of the name.
+    let [base, middle, top] =
+        ["base,1.qcow2", "middle.qcow2", "top.qcow2"].map(|n| draconis.path(n));
+    ran("qemu-img", &["convert", "-c", "-f", "raw", "-O", "qcow2", text(&raw), text(&base)]);
+    let over = |image: &Path, behind: &Path| {
+        let words = ["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", text(behind), text(image)];
+        ran("qemu-img", &words);
+    };
+    over(&middle, &base);
+    let put = |image: &str, more: &[&str]| {
+        let local = draconis.path("local");
+        std::fs::write(&local, "from below").unwrap();
+        let target = format!("{image}:/below");
+        draconis.run([&["put"], more, &[text(&local), &target]].concat())
+    };
+    assert!(put(text(&middle), &["--backing", text(&base)]).status.success());
+    over(&top, &middle);
+    let before = [&base, &middle].map(|image| std::fs::read(image).unwrap());
+
+    let escaped = text(&base).replace(',', "\\,");
+    let at = draconis.make_dir("at");
+    draconis.ok([
+        "mount",
+        "--backing",
+        text(&middle),
+        "--backing",
+        text(&base),
+        text(&top),
+        text(&at),
+    ]);
+    let status = || draconis.status()["mounts"][0].clone();
+    assert_eq!(status()["read_only"], false);
+    assert_eq!(std::fs::read(at.join("below")).unwrap(), b"from below");
+    let write = |name: &str, byte: u8| {
+        std::fs::write(at.join(name), vec![byte; 1 << 20]).unwrap();
+        // Partly over what is behind.
+        let long = std::fs::File::options().write(true).open(at.join("long")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&long, &[byte; 700], u64::from(byte) * 9999)
+            .unwrap();
+    };
+    write("first", 1);
+    // What a mount reads no tool changes.
+    let refused = put(text(&base), &[]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("in use"), "{refused:?}");
+    for nth in 2..4 {
+        let was = status()["worker_pid"].as_i64().unwrap();
+        kill_process(Pid::from_raw(was as i32).unwrap(), Signal::KILL).unwrap();
+        write(&format!("after{nth}"), nth);
+        eventually("another worker", || status()["worker_pid"] != was);
+    }
+    let new = draconis.path("draconis-new");
+    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &new).unwrap();
+    let mut upgrade = Command::new(&new);
+    upgrade.arg("upgrade").env("DRACONIS_RUNTIME_DIR", draconis.path("run"));
+    let told = upgrade.output().unwrap();
+    assert!(told.status.success(), "{told:?}");
+    write("upgraded", 4);
+    let expected = std::fs::read(at.join("long")).unwrap();
+    draconis.ok(["umount", text(&at)]);
+
+    assert!(before == [&base, &middle].map(|image| std::fs::read(image).unwrap()));
+    judged(&draconis, &top);
+    // As QEMU has it.
+    let state = draconis.path("judged");
+    for (name, byte) in [("first", 1), ("after2", 2), ("after3", 3), ("upgraded", 4)] {
+        let found = contents(&draconis, &state, &[], &format!("/{name}"));
+        assert!(found == vec![byte; 1 << 20], "{name}");
+    }
+    assert!(contents(&draconis, &state, &[], "/long") == expected);
+    let behind = format!("ro,backing={},backing={escaped}", text(&middle));
+    let at = draconis.mount(&top, "at", &behind);
+    assert!(std::fs::read(at.join("long")).unwrap() == expected);
+    assert!(std::fs::write(at.join("first"), "x").is_err());
+    draconis.ok(["umount", text(&at)]);
+
+    // What does not fit is one error, and no mount.
+    let missing = draconis.path("missing");
+    let pipe = draconis.path("pipe");
+    ran("mkfifo", &[text(&pipe)]);
+    let images = [&middle, &base, &top, &missing, &pipe].map(|image| text(image).to_owned());
+    let [middle, base, top, missing, pipe] = images.each_ref().map(String::as_str);
+    for (behind, said) in [
+        (&[][..], "it holds only what differs from"),
+        (&[middle], "it holds only what differs from"),
+        (&[middle, missing], "missing: No such file"),
+        (&[middle, top], "cannot lie behind itself"),
+        (&[middle, middle], "cannot lie behind itself"),
+        (&[middle, pipe], "neither a file nor a block device"),
+    ] {
+        for how in ["ro", "rw"] {
+            let named: Vec<&str> = behind.iter().flat_map(|file| ["--backing", file]).collect();
+            let line = [&["mount", "-o", how], &named[..], &[top, text(&at)]].concat();
+            let told = draconis.fails(line);
+            assert!(told.contains(said) && told.lines().count() == 1, "{behind:?}: {told}");
+        }
+    }
+    // Two that each say that they lie over the other.
+    for (image, behind) in [(middle, top), (base, middle)] {
+        ran("qemu-img", &["rebase", "-u", "-F", "qcow2", "-b", behind, image]);
+    }
+    let line = ["mount", "--backing", middle, "--backing", base, top, text(&at)];
+    let told = draconis.fails(line);
+    assert!(told.contains("it holds only what differs from"), "{told}");
+    assert!(common::mounts_below(&at).is_empty());
 }
 
 #[test]

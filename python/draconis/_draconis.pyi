@@ -34,8 +34,41 @@ class Volume:
         label: bytes,
         features: str,
         block_size: Optional[int],
+        inodes: Optional[int],
+        reserved: Optional[float],
         owner: Optional[tuple[int, int]],
+        image_format: Optional[str],
+        source: dict[str, object],
         force: bool,
+    ) -> builtins.list[str]: ...
+    @staticmethod
+    def grow(
+        image: _Path,
+        size: Optional[int],
+        offset: Optional[int],
+        partition: Optional[int],
+        backing: builtins.list[_Path],
+    ) -> int: ...
+    @staticmethod
+    def shrink(
+        image: _Path,
+        size: Optional[int],
+        offset: Optional[int],
+        partition: Optional[int],
+        backing: builtins.list[_Path],
+    ) -> int: ...
+    @staticmethod
+    def tune(
+        image: _Path,
+        label: Optional[bytes],
+        uuid: Optional[str],
+        features: str,
+        reserved: Optional[str],
+        errors: Optional[int],
+        max_mounts: Optional[int],
+        offset: Optional[int],
+        partition: Optional[int],
+        backing: builtins.list[_Path],
     ) -> None: ...
     @staticmethod
     def check(

@@ -6,6 +6,7 @@ import io
 import os
 import stat as kinds
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import IO, Any, BinaryIO, Callable, Optional, Union, cast
 from draconis import _draconis
 
 Path = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+Host = Union[str, "os.PathLike[str]"]
 #: Bytes that are read at once where nothing else is said.
 BUFFER = 1 << 18
 
@@ -73,7 +75,8 @@ class DirEntry:
 
 class Volume:
     """An ext2, ext3 or ext4 volume in a file, a block device, a partition of either, a disk image
-    (qcow2, VHDX; VHD, VMDK and Android sparse images are only read), or ``STORE#NAME``.
+    (qcow2, VHDX; VHD, VMDK, Android sparse and compressed images are only read), or ``STORE#NAME``.
+    ``backing`` is what a qcow2 image differs from, and what that does, the nearest first.
 
     ``mode`` is ``"r"`` or ``"w"``: to read beside others, or to change it alone. What was changed
     is in memory until :meth:`sync` or :meth:`close`; a crash before then leaves the volume
@@ -112,20 +115,142 @@ class Volume:
         label: str = "",
         features: str = "",
         block_size: Optional[int] = None,
+        inodes: Optional[int] = None,
+        reserved: Optional[float] = None,
         owner: Optional[tuple[int, int]] = None,
+        image_format: Optional[str] = None,
+        source: Union[Host, Sequence[Host]] = (),
+        exclude: Sequence[str] = (),
+        platform: Optional[str] = None,
+        limit: Optional[int] = None,
+        free: int = 0,
+        give_to: Optional[tuple[int, int]] = None,
+        squash: bool = False,
+        reproducible: bool = False,
         force: bool = False,
     ) -> None:
-        """Make an empty volume in an image; a file that is not there is made.
+        """Make a volume in an image, empty or filled; a file that is not there is made.
 
-        ``features`` is as ``mke2fs -O`` spells them, ``owner`` that of the root directory. What
-        holds something is only overwritten with ``force``.
+        ``features`` is as ``mke2fs -O`` spells them, ``owner`` that of the root directory,
+        ``reserved`` the percentage kept for the superuser (5). ``image_format`` is ``"qcow2"`` or
+        ``"vhdx"`` for a disk image. What holds something is only overwritten with ``force``.
+
+        ``source`` is a directory, or one or several tar archives and container images
+        (``oci:DIR:TAG``, ``oci-archive:FILE:TAG``, ``docker-archive:FILE:TAG``), each over those
+        before. Without ``size`` a file becomes as long as the source needs, and ``free`` bytes
+        besides. ``exclude`` has patterns as ``tar --exclude`` has them, ``platform`` which image is
+        taken of several, ``limit`` what an archive may unpack to. Everything becomes ``give_to``,
+        or with ``squash`` root's and nothing for others. ``reproducible`` makes the same bytes of
+        the same source. What is left out is told as a :class:`UserWarning`.
 
         >>> Volume.format("new.img", size=8 << 20, kind="ext2")
         >>> Volume("new.img").info.kind
         'ext2'
+        >>> os.makedirs("tree/etc", exist_ok=True)
+        >>> Volume.format("filled.qcow2", source="tree", image_format="qcow2")
+        >>> Volume("filled.qcow2").listdir("/")
+        ['etc', 'lost+found']
         """
-        _draconis.Volume.format(
-            image, size, kind, os.fsencode(label), features, block_size, owner, force
+        several = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+        filling: dict[str, object] = {
+            "from": several,
+            "exclude": [os.fsencode(pattern) for pattern in exclude],
+            "platform": platform,
+            "limit": limit,
+            "free": free,
+            "give_to": give_to,
+            "squash": squash,
+            "reproducible": reproducible,
+        }
+        notes = _draconis.Volume.format(
+            image,
+            size,
+            kind,
+            os.fsencode(label),
+            features,
+            block_size,
+            inodes,
+            reserved,
+            owner,
+            image_format,
+            filling,
+            force,
+        )
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+
+    @staticmethod
+    def grow(
+        image: Host,
+        size: Optional[int] = None,
+        *,
+        partition: Optional[int] = None,
+        offset: Optional[int] = None,
+        backing: Sequence[Host] = (),
+    ) -> int:
+        """Make a volume larger: ``size`` bytes, or as long as the file or device. A file is
+        lengthened, with a hole. The length that the volume has then.
+
+        >>> Volume.format("small.img", size=8 << 20)
+        >>> Volume.grow("small.img", 16 << 20)
+        16777216
+        """
+        return _draconis.Volume.grow(image, size, offset, partition, list(backing))
+
+    @staticmethod
+    def shrink(
+        image: Host,
+        size: Optional[int] = None,
+        *,
+        partition: Optional[int] = None,
+        offset: Optional[int] = None,
+        backing: Sequence[Host] = (),
+    ) -> int:
+        """Make a volume smaller: ``size`` bytes, or as short as what it holds. Files beyond the new
+        end are moved, inodes there get other numbers, and a file is cut behind the volume. The
+        length that the volume has then."""
+        return _draconis.Volume.shrink(image, size, offset, partition, list(backing))
+
+    @staticmethod
+    def tune(
+        image: Host,
+        *,
+        label: Optional[str] = None,
+        uuid: Optional[Union[str, uuid.UUID]] = None,
+        features: str = "",
+        reserved: Optional[Union[int, str]] = None,
+        errors: Optional[str] = None,
+        max_mounts: Optional[int] = None,
+        partition: Optional[int] = None,
+        offset: Optional[int] = None,
+        backing: Sequence[Host] = (),
+    ) -> None:
+        """Change what a volume says of itself; what is left out stays as it is.
+
+        ``uuid`` is one, ``"random"`` or ``"clear"``; ``features`` as ``tune2fs -O`` spells them;
+        ``reserved`` blocks, or a part such as ``"5%"``; ``errors`` what the kernel does about
+        damage: ``"continue"``, ``"remount-ro"`` or ``"panic"``; ``max_mounts`` mounts after which
+        the volume is to be checked, -1 for never.
+
+        >>> Volume.format("named.img", size=8 << 20)
+        >>> Volume.tune("named.img", label="new", reserved="0%")
+        >>> Volume("named.img").info.label
+        'new'
+        """
+        behaviours = (None, "continue", "remount-ro", "panic")
+        if errors not in behaviours:
+            raise ValueError(f"errors {errors!r}: continue, remount-ro or panic")
+        _draconis.Volume.tune(
+            image,
+            None if label is None else os.fsencode(label),
+            None if uuid is None else str(uuid),
+            features,
+            None if reserved is None else str(reserved),
+            behaviours.index(errors) or None,
+            max_mounts,
+            offset,
+            partition,
+            list(backing),
         )
 
     @staticmethod

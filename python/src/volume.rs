@@ -1,13 +1,19 @@
 //! A volume.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use draconis_access::populate::{Origin, Platform};
 use draconis_access::tar::Sparse;
+use draconis_access::tuning::Words;
+use draconis_access::volume::image_format as image_format_of;
 use draconis_access::{NewVolume, OpenHow, Place};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
+use draconis_ext::tune::Changes;
 use draconis_ext::{Follow, Renaming, XattrSet};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -58,6 +64,20 @@ fn follow(follows: bool) -> Follow {
     if follows { Follow::Yes } else { Follow::No }
 }
 
+/// What a new volume is filled with.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Source {
+    from: Vec<PathBuf>,
+    exclude: Vec<Vec<u8>>,
+    platform: Option<String>,
+    limit: Option<u64>,
+    free: u64,
+    give_to: Option<(u32, u32)>,
+    squash: bool,
+    reproducible: bool,
+}
+
 #[pymethods]
 impl Volume {
     #[new]
@@ -87,21 +107,90 @@ impl Volume {
         label: Vec<u8>,
         features: String,
         block_size: Option<u32>,
+        inodes: Option<u32>,
+        reserved: Option<f64>,
         owner: Option<(u32, u32)>,
+        image_format: Option<String>,
+        source: Source,
         force: bool,
-    ) -> PyResult<()> {
-        let block_bytes = block_size;
+    ) -> PyResult<Vec<String>> {
+        let Source { from, exclude, platform, limit, free, give_to, squash, reproducible } = source;
+        let platform: Result<Option<Platform>, _> =
+            platform.as_deref().map(str::parse).transpose();
         let new = NewVolume {
             kind,
             len_bytes: size,
-            block_bytes,
+            free_bytes: free,
+            block_bytes: block_size,
             label,
             features,
+            inodes,
+            reserved_ppm: reserved.map(|percent| (percent.clamp(0.0, 50.0) * 10_000.0) as u32),
             owner,
-            uuid: None,
+            from: from.into_iter().map(OsString::from).map(Origin::from).collect(),
+            exclude,
+            platform: platform.map_err(PyValueError::new_err)?,
+            limit_bytes: limit,
+            give_to,
+            squash,
+            reproducible,
+            image_format: image_format_of(image_format.as_deref()).map_err(raised)?,
             force,
+            ..NewVolume::default()
         };
-        unlocked(py, || draconis_access::Volume::create(&image, &new))
+        unlocked(py, || draconis_access::Volume::create(&image, &new)).map(|made| made.notes)
+    }
+
+    #[staticmethod]
+    fn grow(
+        py: Python<'_>,
+        image: PathBuf,
+        size: Option<u64>,
+        offset: Option<u64>,
+        partition: Option<u32>,
+        backing: Vec<PathBuf>,
+    ) -> PyResult<u64> {
+        let place = Place { offset_bytes: offset, partition, backing };
+        let grown = unlocked(py, || draconis_access::Volume::grow(&image, &place, size));
+        grown.map(|grown| grown.len_bytes())
+    }
+
+    #[staticmethod]
+    fn shrink(
+        py: Python<'_>,
+        image: PathBuf,
+        size: Option<u64>,
+        offset: Option<u64>,
+        partition: Option<u32>,
+        backing: Vec<PathBuf>,
+    ) -> PyResult<u64> {
+        let place = Place { offset_bytes: offset, partition, backing };
+        let shrunk = unlocked(py, || draconis_access::Volume::shrink(&image, &place, size));
+        shrunk.map(|shrunk| shrunk.len_bytes())
+    }
+
+    #[staticmethod]
+    #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+    fn tune(
+        py: Python<'_>,
+        image: PathBuf,
+        label: Option<Vec<u8>>,
+        uuid: Option<String>,
+        features: String,
+        reserved: Option<String>,
+        errors: Option<u16>,
+        max_mounts: Option<i32>,
+        offset: Option<u64>,
+        partition: Option<u32>,
+        backing: Vec<PathBuf>,
+    ) -> PyResult<()> {
+        let place = Place { offset_bytes: offset, partition, backing };
+        let (uuid, reserved) = (uuid.as_deref(), reserved.as_deref());
+        let words =
+            Words { uuid, reserved, features: Some(&features), most_mounts: max_mounts };
+        let changes =
+            Changes { label, errors, ..words.changes().map_err(raised)? };
+        unlocked(py, || draconis_access::Volume::tune(&image, &place, &changes))
     }
 
     /// Whether it is clean and complete, its complaints and how many more there are, and counts.

@@ -1,15 +1,19 @@
 """Volumes, against images of mke2fs and the judgement of e2fsck."""
 
 import errno
+import gzip
 import io
 import os
 import random
+import shutil
 import stat
+import subprocess
 import tarfile
 import threading
+import uuid
 
 import pytest
-from conftest import judged
+from conftest import judged, skipped
 
 import draconis
 from draconis import Volume
@@ -224,6 +228,113 @@ def test_a_volume_is_made_and_checked(tmp_path):
         file.write(b"\xff\xff\xff\x7f")
     report = Volume.check(image)
     assert not report.clean and report.complaints
+
+
+def qemu_img(*words):
+    if not shutil.which("qemu-img"):
+        skipped("disk images need qemu-img")
+    subprocess.run(["qemu-img", *map(str, words)], check=True, capture_output=True)
+
+
+def test_a_volume_is_filled(tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "etc/motd").write_text("hello")
+    (tree / "etc/left.o").write_text("out")
+    archive = tmp_path / "more.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tree / "etc/motd", "srv/motd")
+    image = tmp_path / "filled.img"
+    Volume.format(image, source=tree, exclude=["*.o"], give_to=(12, 34), free=8 << 20, inodes=4096)
+    with Volume(image) as volume:
+        assert volume.listdir("/etc") == ["motd"] and volume.read_text("/etc/motd") == "hello"
+        found = volume.stat("/etc/motd")
+        assert (found.st_uid, found.st_gid) == (12, 34)
+        assert volume.info.inodes >= 4096 and volume.info.free_blocks * volume.info.block_size > 6 << 20
+    judged(image)
+    for kind in ("qcow2", "vhdx"):
+        image = tmp_path / kind
+        Volume.format(image, source=[archive], size=32 << 20, image_format=kind, reserved=0)
+        with Volume(image, "w") as volume:
+            assert volume.read_text("/srv/motd") == "hello"
+            volume.mkdir("/new")
+        qemu_img("check", "-q", "-f", kind, image)
+        qemu_img("convert", "-f", kind, "-O", "raw", image, tmp_path / "raw")
+        judged(tmp_path / "raw")
+    one, two = tmp_path / "one", tmp_path / "two"
+    for image in (one, two):
+        Volume.format(image, source=str(archive), reproducible=True)
+    assert one.read_bytes() == two.read_bytes()
+    oci = tmp_path / "oci"
+    oci.mkdir()
+    (oci / "oci-layout").write_text("{}")
+    (oci / "index.json").write_text("{}")
+    with pytest.warns(UserWarning, match="is a container image, taken as the files"):
+        Volume.format(tmp_path / "files.img", source=oci)
+    new = tmp_path / "wrong.img"
+    with pytest.raises(FileNotFoundError):
+        Volume.format(new, source=tmp_path / "none")
+    with pytest.raises(ValueError):
+        Volume.format(new, source=tree, platform="x")
+    with pytest.raises(OSError, match="vmdk: raw, qcow2 and vhdx"):
+        Volume.format(new, source=tree, image_format="vmdk")
+    assert not new.exists()
+
+
+def test_a_volume_becomes_larger_smaller_and_another(tmp_path):
+    image = tmp_path / "new.img"
+    Volume.format(image, size=16 << 20)
+    assert Volume.grow(image, 48 << 20) == 48 << 20 == os.path.getsize(image)
+    with pytest.raises(OSError, match="draconis shrink makes it smaller"):
+        Volume.grow(image, 8 << 20)
+    with pytest.raises(OSError) as refused:
+        Volume.shrink(image, 1 << 10)
+    assert refused.value.errno == errno.ENOSPC
+    least = Volume.shrink(image)
+    assert least < 16 << 20 and os.path.getsize(image) == least
+    Volume.grow(image, 32 << 20)
+    identity = uuid.UUID("01234567-89ab-cdef-0123-456789abcdef")
+    Volume.tune(image, label="other", uuid=identity, reserved="0%", errors="panic", max_mounts=7)
+    with Volume(image) as volume:
+        assert (volume.info.label, volume.info.uuid) == ("other", identity)
+        with pytest.raises(OSError) as refused:
+            Volume.tune(image, label="x")
+        assert refused.value.errno == errno.EBUSY
+    Volume.tune(image, label="", uuid="random")
+    with Volume(image) as volume:
+        assert volume.info.label == "" and volume.info.uuid != identity
+    for wrong in (dict(errors="x"), dict(reserved="many"), dict(max_mounts=0), dict(uuid="x"), dict(features="x")):
+        with pytest.raises((OSError, ValueError)):
+            Volume.tune(image, **wrong)
+    judged(image)
+
+
+def test_images_over_others_and_packed_ones(image, tmp_path):
+    base, middle, top = (tmp_path / name for name in ("base", "middle", "top"))
+    qemu_img("convert", "-f", "raw", "-O", "qcow2", image, base)
+    for behind, over in ((base, middle), (middle, top)):
+        qemu_img("create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", behind, over)
+    with pytest.raises(OSError, match="only what differs from"):
+        Volume(top, "w", backing=[middle])
+    with Volume(top, "w", backing=[middle, base]) as volume:
+        volume.write_text("/data/new", "over")
+    qemu_img("check", "-q", top)
+    qemu_img("convert", "-O", "raw", top, tmp_path / "raw")
+    judged(tmp_path / "raw")
+    with Volume(tmp_path / "raw") as volume:
+        assert volume.read_text("/data/new") == "over"
+    packed = tmp_path / "packed.gz"
+    with open(image, "rb") as plain, gzip.open(packed, "wb", 1) as out:
+        shutil.copyfileobj(plain, out)
+    with Volume(packed) as volume:
+        assert volume.listdir("/data") == ["deep", "table.csv"]
+
+
+def test_what_is_in_a_bucket_is_refused():
+    for open in (Volume, draconis.Store):
+        with pytest.raises(OSError, match="uses no network") as refused:
+            open("s3://bucket/store")
+        assert refused.value.errno == errno.EOPNOTSUPP
 
 
 def test_what_is_no_volume_is_named(tmp_path):

@@ -1,5 +1,7 @@
 //! `draconis cp`: copies inside a volume, and from one volume into another.
 
+mod scan;
+
 use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,9 +17,9 @@ use crate::change::{self, Maker};
 use crate::graft::Graft;
 use crate::image::object::Name;
 use crate::image::{self, Behind, Place, find};
-use crate::populate::volume::{Keep, scan};
 use crate::progress::When;
 use crate::target::Target;
+use scan::{Keep, scan};
 
 /// Copy files or, with -r, trees inside a volume or from one volume into another.
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::format::{Base, write};
+use draconis_access::populate::{Found, Origin};
 use draconis_access::uuid::{self, Identities};
 use draconis_container::Format;
 use draconis_container::create::NewFormat;
@@ -18,8 +19,8 @@ use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
 
 use crate::change::Owner;
-use crate::populate::{Origin, Reading};
 use crate::progress::{Progress, When};
+use crate::reading::Reading;
 use crate::{image, text};
 
 const FORMAT_OPTIONS: &str = "\
@@ -209,7 +210,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             held.name()
         );
     }
-    let (mut source, config) = contents::gather(arguments, &mut options)?;
+    let opened = match arguments.image_format {
+        None => opened.keeping_footer()?,
+        Some(_) => opened,
+    };
+    let Found { mut source, config } = contents::gather(arguments, &mut options)?;
     if let Some((uid, gid)) = root_owner
         && let Some(root) = source.tree.node_mut(draconis_ext::mkfs::NodeId::ROOT)
     {
@@ -424,7 +429,7 @@ fn plan<'a>(
 ) -> anyhow::Result<Plan<'a>> {
     let shown = arguments.image.display();
     let there = opened.len_bytes()?;
-    let is_device = opened.is_device()?;
+    let is_given = opened.has_given_length()?;
     let given = match &arguments.size {
         Some(text) => {
             let given = size(text, arguments.block);
@@ -434,11 +439,11 @@ fn plan<'a>(
         None if arguments.from.is_empty() && opened.format()?.is_some() => {
             bail!("{shown} is a disk image, which is not looked into: SIZE is needed")
         }
-        None if is_device || (there > 0 && arguments.from.is_empty()) => Some(there),
+        None if is_given || (there > 0 && arguments.from.is_empty()) => Some(there),
         None if arguments.from.is_empty() => bail!("{shown} does not exist: SIZE is needed"),
         None => None,
     };
-    if is_device && given.is_some_and(|given| given > there) {
+    if is_given && given.is_some_and(|given| given > there) {
         bail!("{shown} has only {}", text::bytes(there));
     }
     let plan = match given {
@@ -450,7 +455,7 @@ fn plan<'a>(
         },
     };
     let len = plan.layout().len_bytes();
-    if is_device && len > there {
+    if is_given && len > there {
         bail!("{shown} has only {}, the tree needs {}", text::bytes(there), text::bytes(len));
     }
     Ok(plan)

@@ -26,6 +26,7 @@ Options for -o, separated by commas:
   dots                 show . and .. in native listings too
   offset=N             the volume starts at this byte of IMAGE
   partition=N          the volume is this partition of IMAGE
+  backing=FILE         as --backing
   relatime, noatime, strictatime, lazytime
                        when reading changes the time of access (relatime)
   sync, dirsync        changes, or those of directories, are durable when they are answered
@@ -69,6 +70,10 @@ pub struct Arguments {
     /// If DIR has a dead mount of ours on it, clear that first.
     #[arg(long)]
     replace: bool,
+    /// IMAGE is a qcow2 file that holds only what differs from FILE, which is only read; given
+    /// again, what FILE differs from.
+    #[arg(long, value_name = "FILE")]
+    backing: Vec<PathBuf>,
     /// Make IMAGE, an empty volume of this size, first.
     #[arg(long, value_name = "SIZE")]
     create: Option<String>,
@@ -83,6 +88,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for list in &arguments.options {
         options.add(list)?;
     }
+    options.backing.extend_from_slice(&arguments.backing);
     let Some(dir) = &arguments.dir else {
         if options.remount {
             return remount(&arguments.image, &options);
@@ -113,9 +119,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // counts may each take as long as requests are tried again.
         options.deadline_s = options.deadline_s.max(bucket::deadline_s() * 2 + 30);
     }
+    for file in &mut options.backing {
+        *file = absolute(file)?;
+    }
     let directory = Directory::open().context("cannot keep a manager's socket")?;
     let replace = arguments.replace;
     let at = mount_point.clone();
+    let options = Box::new(options);
     let request = Request::Mount { volume, disk, mount_point, options, replace, means };
     if arguments.foreground {
         return foreground(&directory, at, &request);

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use draconis_access::populate::{self, Gather};
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
 use crate::change::{self, Entry, Maker, Owner};
 use crate::graft::{graft, stamp};
 use crate::image::{self, Behind, Place};
-use crate::populate::{self, Gather};
 use crate::progress::{Progress, When};
 use crate::target::Target;
 

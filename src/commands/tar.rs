@@ -9,11 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_access::populate::Platform;
 use draconis_access::tar::{self, How, Sparse, Watch};
 use draconis_ext::Follow;
 
 use crate::image::{self, Place, find};
-use crate::populate::Platform;
 use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;

@@ -15,11 +15,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
+use draconis_access::tuning::tune;
 use draconis_access::uuid::{self, Identities};
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
 use draconis_ext::format::quota::Kind;
-use draconis_ext::tune::{Changes, Error, Reserved, superblock, tune};
+use draconis_ext::tune::{Changes, Reserved, superblock};
 use draconis_service::volume::part_for_writing;
 
 use crate::change;
@@ -148,11 +149,7 @@ fn changed(
     if clears {
         image::clear(&arguments.image, &disk, now)?;
     }
-    let _held = image::settle(&arguments.image, &disk, now)?;
-    tune(&*disk, changes, now).map_err(|error| match error {
-        Error::Volume(error) => image::refused(&arguments.image, &*disk, error.into()),
-        error => anyhow::Error::from(error).context(shown.to_string()),
-    })?;
+    tune(&arguments.image, &disk, changes, now)?;
     Ok(disk)
 }
 

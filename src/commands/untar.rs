@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
+use draconis_access::populate::{self, Found, Origin, Patterns, Wanted};
 use draconis_exchange::contract::Kind;
 use draconis_ext::mkfs::{Node, What};
 use draconis_ext::{Error, Follow};
@@ -11,8 +12,8 @@ use draconis_ext::{Error, Follow};
 use crate::change::{self, Owner};
 use crate::graft::{graft, stamp};
 use crate::image::{self, Behind, Place};
-use crate::populate::{self, Found, Origin, Patterns, Reading, Wanted};
 use crate::progress::When;
+use crate::reading::Reading;
 use crate::target::Target;
 
 /// Unpack tar archives or a container image into a directory of a volume.

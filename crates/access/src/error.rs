@@ -66,6 +66,17 @@ pub fn of_store(error: &objects::Error) -> Errno {
     }
 }
 
+/// The errno of what changes a whole volume.
+pub fn of_whole(error: &draconis_ext::tune::Error) -> Errno {
+    use draconis_ext::tune::Error;
+    match error {
+        Error::Volume(error) => error.refusal().errno(),
+        Error::NotClean => Errno::UCLEAN,
+        Error::TooSmall { .. } | Error::ShortDisk { .. } => Errno::NOSPC,
+        _ => Errno::INVAL,
+    }
+}
+
 fn of_disk(error: &device::Error) -> Errno {
     match error {
         device::Error::Io { errno, .. } => *errno,
@@ -80,6 +91,9 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     }
     if let Some(error) = cause.downcast_ref::<draconis_ext::Error>() {
         return Some(error.refusal().errno());
+    }
+    if let Some(error) = cause.downcast_ref::<draconis_ext::tune::Error>() {
+        return Some(of_whole(error));
     }
     if let Some(error) = cause.downcast_ref::<OpenError>() {
         return Some(error.refusal().errno());

@@ -8,18 +8,22 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use draconis_container::create::{Draft, NewFormat, NewImage};
-use draconis_container::{Format, signature};
-use draconis_device::{Disk, FileDisk, FileOptions};
+use draconis_container::{Format, before_footer, signature};
+use draconis_device::{Disk, Extent, FileDisk, FileOptions, View};
 use draconis_ext::mkfs::{self, Contents, Plan, Target};
+use rustix::fs::FallocateFlags;
 
 use crate::error::missing;
 use crate::image;
 use crate::object::{InStore, Name, Unopened};
 use crate::say::bytes;
 
+/// What follows a disk of fixed length in a VHD.
+const FOOTER_BYTES: usize = 512;
 /// Files beyond this are written past the page cache.
 const DIRECT_BYTES: u64 = 64 << 20;
 
@@ -30,11 +34,42 @@ pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 pub enum Base {
     /// A file or device; none if the file is not there yet.
     File(Option<File>),
+    /// A file that ends with the footer of a VHD, which stays.
+    Footed(Footed),
     /// A disk in a store, there or not.
     InStore(InStore),
 }
 
+/// A disk, and behind it the footer of a VHD.
+pub struct Footed {
+    file: File,
+    len_bytes: u64,
+    footer: Vec<u8>,
+}
+
 impl Base {
+    /// The same, if nothing else is to become of a file: one that is a disk of fixed length with a
+    /// footer behind it stays one.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn keeping_footer(self) -> anyhow::Result<Self> {
+        let Self::File(Some(file)) = self else { return Ok(self) };
+        let there = image::len_bytes(&file)?;
+        let mut footer = vec![0; FOOTER_BYTES];
+        let is_read = match there.checked_sub(FOOTER_BYTES as u64) {
+            Some(at) if file.metadata()?.is_file() => {
+                file.read_exact_at(&mut footer, at)?;
+                true
+            }
+            _ => false,
+        };
+        Ok(match before_footer(&footer, there).filter(|_| is_read) {
+            Some(len_bytes) => Self::Footed(Footed { file, len_bytes, footer }),
+            None => Self::File(Some(file)),
+        })
+    }
+
     /// Opens it, alone. A store is looked at after `confine`.
     ///
     /// # Errors
@@ -66,6 +101,7 @@ impl Base {
     pub fn held(&self) -> anyhow::Result<Option<&'static str>> {
         match self {
             Self::File(file) => Ok(file.as_ref().map(image::held).transpose()?.flatten()),
+            Self::Footed(footed) => image::held(&footed.file),
             Self::InStore(store) => match store.find()? {
                 Some(_) => Ok(signature::held(&*store.disk()?).map(|held| held.what)),
                 None => Ok(None),
@@ -84,12 +120,13 @@ impl Base {
         Ok(Format::of(&head[..got]))
     }
 
-    /// Whether it is a block device, whose length is given.
+    /// Whether its length is given: that of a block device, or of a disk that stays as it is.
     ///
     /// # Errors
     /// What the system says.
-    pub fn is_device(&self) -> anyhow::Result<bool> {
+    pub fn has_given_length(&self) -> anyhow::Result<bool> {
         match self {
+            Self::Footed(_) => Ok(true),
             Self::File(Some(file)) => Ok(file.metadata()?.file_type().is_block_device()),
             _ => Ok(false),
         }
@@ -102,6 +139,7 @@ impl Base {
     pub fn len_bytes(&self) -> anyhow::Result<u64> {
         match self {
             Self::File(file) => Ok(file.as_ref().map(image::len_bytes).transpose()?.unwrap_or(0)),
+            Self::Footed(footed) => Ok(footed.len_bytes),
             Self::InStore(store) => match store.find()? {
                 Some(_) => store.len_bytes(),
                 None => Ok(0),
@@ -126,6 +164,7 @@ pub fn write(
     let work = Work { image, plan, contents, format, progress };
     let file = match base {
         Base::File(file) => file,
+        Base::Footed(footed) => return work.fill_before_footer(footed),
         Base::InStore(store) => return work.fill_in_store(&store),
     };
     let created = file.is_none();
@@ -196,6 +235,24 @@ impl Work<'_> {
         let options = FileOptions { write: true, direct, uring: false };
         let disk = FileDisk::from_fd(file.into(), options).with_context(|| shown.to_string())?;
         self.make(&disk, is_file)
+    }
+
+    /// Makes the volume in front of a footer, which is there all the time where holes can be made.
+    fn fill_before_footer(&self, footed: Footed) -> anyhow::Result<()> {
+        let Footed { file, len_bytes, footer } = footed;
+        let shown = || self.image.display().to_string();
+        self.has_room(&file).with_context(shown)?;
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if rustix::fs::fallocate(&file, hole, 0, len_bytes).is_err() {
+            let end = image::len_bytes(&file)?;
+            file.set_len(0)?;
+            file.set_len(end).with_context(shown)?;
+            file.write_all_at(&footer, end - FOOTER_BYTES as u64).with_context(shown)?;
+        }
+        let options = FileOptions { write: true, direct: false, uring: false };
+        let disk = FileDisk::from_fd(file.into(), options).with_context(shown)?;
+        let disk = View::new(Arc::new(disk), Extent::new(0, len_bytes)).with_context(shown)?;
+        self.make(&disk, true)
     }
 
     /// Makes the volume in a disk image.

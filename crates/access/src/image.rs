@@ -13,12 +13,13 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use draconis_container::signature;
 use draconis_device::{Claim, Disk, FileDisk, FileOptions, OpenedFile, claim};
-use draconis_ext::Error;
+use draconis_ext::Error as OfVolume;
+use draconis_service::elsewhere;
 use draconis_service::volume::OpenError;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use crate::error::{busy, missing};
+use crate::error::{Error, busy, missing};
 use crate::object::{Name, Unopened};
 
 /// What is shorter has no place for a superblock.
@@ -33,7 +34,7 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
     // What is too short for a superblock holds none either.
     let none = matches!(
         &error,
-        OpenError::Ext(Error::NotExt | Error::Io(draconis_device::Error::OutOfRange { .. }))
+        OpenError::Ext(OfVolume::NotExt | OfVolume::Io(draconis_device::Error::OutOfRange { .. }))
     );
     if !none {
         return anyhow::Error::from(error).context(shown.to_string());
@@ -57,8 +58,12 @@ pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
     let shown = image.display();
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).with_context(|| shown.to_string()),
+        Err(error)
+            if error.kind() == ErrorKind::NotFound && elsewhere::address(image).is_none() =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(not_there(image, error)),
     };
     usable(image, kind)?;
     // A device that the kernel has mounted refuses to be opened alone.
@@ -195,12 +200,38 @@ pub fn readable(image: &Path) -> anyhow::Result<Opened> {
 
 /// Opens a file or device that is only read.
 pub fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
+    opened(shared(image)?, image, false)
+}
+
+/// Opens a file or device that is only read, and claims it beside others who read.
+pub fn shared(image: &Path) -> anyhow::Result<File> {
+    let kind = match std::fs::metadata(image) {
+        Ok(found) => found.file_type(),
+        Err(error) => return Err(not_there(image, error)),
+    };
+    usable(image, kind)?;
     let file = File::open(image).with_context(|| image.display().to_string())?;
     match claim(&file, Claim::Shared) {
-        Err(Errno::WOULDBLOCK) => return Err(in_use(image)),
-        claimed => claimed?,
+        Err(Errno::WOULDBLOCK) => Err(in_use(image)),
+        claimed => {
+            claimed?;
+            Ok(file)
+        }
     }
-    opened(file, image, false)
+}
+
+/// What the system says of a path; of an address, that nothing here reaches it.
+pub(crate) fn not_there(path: &Path, error: std::io::Error) -> anyhow::Error {
+    if error.kind() == ErrorKind::NotFound
+        && let Some(address) = elsewhere::address(path)
+    {
+        let text = format!(
+            "{address}: it is in a bucket, and this library uses no network; draconis mount, and \
+             the other commands of the program, do"
+        );
+        return Error::new(Errno::OPNOTSUPP, text).into();
+    }
+    anyhow::Error::from(error).context(path.display().to_string())
 }
 
 /// An open image as a disk that is not started.

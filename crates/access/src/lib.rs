@@ -5,7 +5,7 @@
 //! ```text
 //!   path ──image──▶ Opened ──start──▶ a disk ──▶ Volume: files by path, tar, check
 //!        ──stores─▶ objects::Store ───────────▶ Store: groups, objects, keys
-//!        ──format, making──▶ a new volume, a new store
+//!        ──populate, format, making──▶ a new volume, filled or empty, a new store
 //! ```
 //!
 //! Law 1: nothing here confines the process, prints, or ends it: who calls may do that.
@@ -24,10 +24,14 @@ pub mod image;
 pub mod making;
 pub mod names;
 pub mod object;
+pub mod packed;
+pub mod populate;
+pub mod resize;
 pub mod say;
 mod store;
 pub mod stores;
 pub mod tar;
+pub mod tuning;
 pub mod uuid;
 pub mod volume;
 pub mod walk;
@@ -35,4 +39,4 @@ pub mod walk;
 pub use error::{Error, Result, busy, missing};
 pub use file::{File, OpenHow};
 pub use store::{Keys, NewStore, Store, Verdict};
-pub use volume::{Checked, Listed, NewVolume, Place, Volume};
+pub use volume::{Checked, Listed, Made, NewVolume, Place, Volume};

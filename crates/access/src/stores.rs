@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
 use draconis_objects::{Error, OpenOptions, Store};
+use draconis_service::elsewhere;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, busy, missing as none, of_store};
@@ -55,8 +56,13 @@ pub fn tell(device: &Path, error: Error) -> anyhow::Error {
 pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = device.display();
     let file = match File::open(device) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Err(none(missing(device))),
-        opened => opened.with_context(|| shown.to_string())?,
+        Err(error)
+            if error.kind() == ErrorKind::NotFound && elsewhere::address(device).is_none() =>
+        {
+            return Err(none(missing(device)));
+        }
+        Err(error) => return Err(image::not_there(device, error)),
+        Ok(file) => file,
     };
     match claim(&file, Claim::Shared) {
         Err(Errno::WOULDBLOCK) => {

@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use draconis_container::create::NewFormat;
+use draconis_container::is_indexed;
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 use draconis_ext::check::{self, Report};
-use draconis_ext::mkfs::{self, Contents, Node, Tree, What};
+use draconis_ext::mkfs::{self, NodeId};
+use draconis_ext::tune::Changes;
 use draconis_ext::{
     AccessTimes, Follow, Info, InodeNumber, NewNode, Options, Renaming, Writing, XattrSet,
 };
@@ -20,10 +23,14 @@ use rustix::io::Errno;
 use crate::format::{self, Base};
 use crate::held::{self, Held};
 use crate::names::{names, split};
+use crate::object::Name;
+use crate::packed::packed;
+use crate::populate::{self, Choice, Filling, Found, Origin, Patterns, Platform, Reproducible};
+use crate::resize::{self, Growing, Resized, Shrinking, Wanted};
 use crate::say::{printable, tell};
 use crate::tar::{How, Sparse, Watch};
 use crate::uuid::Identities;
-use crate::{Error, Result, image, tar};
+use crate::{Error, Result, image, tar, tuning};
 
 /// Bytes that are changed in memory before they go to the image.
 const DIRTY_BYTES: u64 = 64 << 20;
@@ -53,23 +60,45 @@ impl Place {
     }
 }
 
-/// A volume that is to be made, empty.
+/// A volume that is to be made, empty or filled.
 #[derive(Clone, Debug)]
 pub struct NewVolume {
     /// `ext2`, `ext3` or `ext4`.
     pub kind: String,
-    /// Its length; that of the image if left out.
+    /// Its length; if left out, that of the image, or of a filled one in a file what it needs.
     pub len_bytes: Option<u64>,
+    /// Of one whose length is what it needs: what is left free besides.
+    pub free_bytes: u64,
     /// Bytes of a block; by the length if left out.
     pub block_bytes: Option<u32>,
     /// Label, at most 16 bytes.
     pub label: Vec<u8>,
     /// Features to give or, with `^`, to take away, separated by commas, as `mke2fs -O` spells them.
     pub features: String,
-    /// Owner of the root directory; the user who runs this if left out.
+    /// How many inodes; by the length if left out.
+    pub inodes: Option<u32>,
+    /// Millionths of the blocks that are kept for the superuser; 50,000 if left out.
+    pub reserved_ppm: Option<u32>,
+    /// Owner of the root directory; the user who runs this if left out, or what a source says.
     pub owner: Option<(u32, u32)>,
     /// Identity; random if left out.
     pub uuid: Option<[u8; 16]>,
+    /// What it is filled with.
+    pub from: Vec<Origin>,
+    /// What of that is left out, by patterns as `tar --exclude` has them.
+    pub exclude: Vec<Vec<u8>>,
+    /// Of a container image for several platforms, this one; this machine's if left out.
+    pub platform: Option<Platform>,
+    /// What an archive may unpack to; 16 GiB and a hundred times its length if left out.
+    pub limit_bytes: Option<u64>,
+    /// Whose everything becomes.
+    pub give_to: Option<(u32, u32)>,
+    /// Everything becomes root's, and nothing is for others.
+    pub squash: bool,
+    /// The same bytes of the same sources: times and identities follow from them.
+    pub reproducible: bool,
+    /// A disk image that the volume is made in; it lies in the file as it is if left out.
+    pub image_format: Option<NewFormat>,
     /// Overwrite what the image holds.
     pub force: bool,
 }
@@ -79,14 +108,34 @@ impl Default for NewVolume {
         Self {
             kind: "ext4".into(),
             len_bytes: None,
+            free_bytes: 0,
             block_bytes: None,
             label: vec![],
             features: String::new(),
+            inodes: None,
+            reserved_ppm: None,
             owner: None,
             uuid: None,
+            from: vec![],
+            exclude: vec![],
+            platform: None,
+            limit_bytes: None,
+            give_to: None,
+            squash: false,
+            reproducible: false,
+            image_format: None,
             force: false,
         }
     }
+}
+
+/// A volume that was made.
+#[derive(Clone, Default, Debug)]
+pub struct Made {
+    /// What a user should know: what is left out, and what may not be meant.
+    pub notes: Vec<String>,
+    /// The configuration of the last container image, as JSON.
+    pub config: Option<Vec<u8>>,
 }
 
 /// What a check found.
@@ -160,12 +209,46 @@ impl Volume {
         Arc::new(Self { image: image.to_owned(), maker, inner })
     }
 
-    /// Makes an empty volume in an image; a file that is not there is made.
+    /// Makes a volume in an image; a file that is not there is made.
     ///
     /// # Errors
-    /// It is in use or holds something, or there is no room.
-    pub fn create(image: &Path, new: &NewVolume) -> Result<()> {
+    /// It is in use or holds something, there is no room, or a source cannot be read.
+    pub fn create(image: &Path, new: &NewVolume) -> Result<Made> {
         Ok(create(image, new)?)
+    }
+
+    /// Makes the volume in an image larger: as long as is said, or all that there is. A file is
+    /// lengthened.
+    ///
+    /// # Errors
+    /// It is in use, cannot be so long, or what the disk gave.
+    pub fn grow(image: &Path, place: &Place, len_bytes: Option<u64>) -> Result<Resized> {
+        let (base, behind) = base(image, place)?;
+        let wanted = Wanted { image, place, len_bytes, now: clock() };
+        Ok(Growing::plan(wanted, &base, behind)?.write(&|_| {})?)
+    }
+
+    /// Makes the volume in an image smaller: as short as is said, or as what it holds. A file is
+    /// cut behind it.
+    ///
+    /// # Errors
+    /// It is in use, cannot be so short, or what the disk gave.
+    pub fn shrink(image: &Path, place: &Place, len_bytes: Option<u64>) -> Result<Resized> {
+        let (base, behind) = base(image, place)?;
+        let wanted = Wanted { image, place, len_bytes, now: clock() };
+        Ok(Shrinking::plan(wanted, base, behind, || Ok(()))?.write(&|_| {})?)
+    }
+
+    /// Changes what the volume in an image says of itself.
+    ///
+    /// # Errors
+    /// It is in use, cannot be changed so, or what the disk gave.
+    pub fn tune(image: &Path, place: &Place, changes: &Changes) -> Result<()> {
+        let disk = image::writable(image)?.start()?;
+        let behind = image::Behind::open(&place.backing)?.start();
+        let part = part_for_writing(disk, &behind, &place.options());
+        let disk = part.with_context(|| image.display().to_string())?.disk;
+        Ok(tuning::tune(image, &disk, changes, clock())?)
     }
 
     /// Checks the volume in an image, without changing it.
@@ -524,11 +607,31 @@ pub fn clock() -> Time {
 }
 
 fn readable(image: &Path, place: &Place) -> anyhow::Result<Arc<dyn Disk>> {
-    let whole = image::readable(image)?.start()?;
-    let behind = place.backing.iter().map(|path| image::readable(path)?.start());
-    let behind = behind.collect::<anyhow::Result<Vec<_>>>()?;
+    let whole = match Name::of(image) {
+        Some(name) => name.shared()?.start()?,
+        None => readable_file(image)?,
+    };
+    let behind = image::Behind::open(&place.backing)?.start();
     let part = part(whole, &behind, &place.options());
     Ok(part.with_context(|| image.display().to_string())?.disk)
+}
+
+/// A file or device that is only read; one that is compressed is unpacked if it must be.
+fn readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
+    let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(image::opened(file, image, false)?.start()))
+    };
+    let file = image::shared(image)?;
+    let packed = packed(&file, image)?;
+    let whole = start(file)?;
+    match packed {
+        Some(packed)
+            if !is_indexed(whole.clone()).with_context(|| image.display().to_string())? =>
+        {
+            start(packed.unpack(image, &mut |_| {})?)
+        }
+        _ => Ok(whole),
+    }
 }
 
 pub(crate) fn find(
@@ -552,21 +655,41 @@ pub(crate) fn entry<'p>(
     }
 }
 
-/// An empty volume's files.
-struct NoFiles;
-
-impl Contents for NoFiles {
-    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
-        Err(std::io::ErrorKind::NotFound.into())
+/// The format of a new disk image by its name, if there is one.
+///
+/// # Errors
+/// It is none that is made.
+pub fn image_format(name: Option<&str>) -> Result<Option<NewFormat>> {
+    match name {
+        None | Some("raw") => Ok(None),
+        Some("qcow2") => Ok(Some(NewFormat::Qcow2)),
+        Some("vhdx") => Ok(Some(NewFormat::Vhdx)),
+        Some(other) => {
+            let text = format!("{other}: raw, qcow2 and vhdx images are made");
+            Err(Error::new(Errno::INVAL, text))
+        }
     }
 }
 
-fn create(image: &Path, new: &NewVolume) -> anyhow::Result<()> {
+/// What a volume that is to have another length lies in, and what that differs from.
+fn base(image: &Path, place: &Place) -> anyhow::Result<(resize::Base, image::Behind)> {
+    let base = match Name::of(image) {
+        Some(name) => resize::Base::InStore(name.alone()?.open()?),
+        None => resize::Base::file(image)?,
+    };
+    Ok((base, image::Behind::open(&place.backing)?))
+}
+
+fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
     let shown = image.display();
     let defaults = mkfs::Options::of_type(&new.kind)
         .with_context(|| format!("{}: no such type; ext2, ext3 and ext4 are made", new.kind))?;
     let mut identities = Identities::new(None);
-    let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    // An empty volume is for the user who makes it. What a source does not say is root's.
+    let user = match new.from.is_empty() {
+        true => (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
+        false => (0, 0),
+    };
     let mut options = mkfs::Options {
         block_bytes: new.block_bytes,
         label: new.label.clone(),
@@ -574,6 +697,8 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<()> {
         root_owner: new.owner.unwrap_or(user),
         uuid: new.uuid.unwrap_or_else(|| identities.uuid()),
         hash_seed: identities.uuid(),
+        inodes: new.inodes.map_or(defaults.inodes, mkfs::Inodes::Count),
+        reserved_ppm: new.reserved_ppm.unwrap_or(defaults.reserved_ppm),
         ..defaults
     };
     options.features(&new.features)?;
@@ -582,21 +707,46 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<()> {
         let text = format!("{shown} holds {what}; force overwrites it");
         return Err(Error::new(Errno::EXIST, text).into());
     }
-    let there = base.len_bytes()?;
-    let len = match new.len_bytes {
-        Some(len) if base.is_device()? && len > there => {
-            let text = format!("{shown} has only {}", crate::say::bytes(there));
-            return Err(Error::new(Errno::NOSPC, text).into());
-        }
-        Some(len) => len,
-        None if there > 0 => there,
-        None => return Err(crate::missing(format!("{shown} does not exist: a size is needed"))),
+    let base = match new.image_format {
+        None => base.keeping_footer()?,
+        Some(_) => base,
     };
-    let mut root = Node::new(What::Directory, 0o755);
-    (root.uid, root.gid) = options.root_owner;
-    let now = clock();
-    (root.modified, root.accessed, root.changed, root.created) = (now, now, now, now);
-    let mut tree = Tree::new(root);
-    let plan = mkfs::sized(&options, &mut tree, len)?;
-    format::write(image, base, &plan, &NoFiles, None, &|_| {})
+    let filling = Filling {
+        from: &new.from,
+        list: None,
+        exclude: &Patterns::new(new.exclude.iter().map(Vec::as_slice)),
+        choice: Choice { platform: new.platform.clone(), beside: image, limit: new.limit_bytes },
+        owner: new.give_to,
+        squash: new.squash,
+        table: None,
+        clamped: false,
+        reproducible: new.reproducible.then(|| Reproducible {
+            time: true,
+            uuid: new.uuid.is_none(),
+            hash_seed: true,
+        }),
+    };
+    let Found { mut source, config } = populate::fill(filling, &mut options)?;
+    if let (Some((uid, gid)), Some(root)) = (new.owner, source.tree.node_mut(NodeId::ROOT)) {
+        (root.uid, root.gid) = (uid, gid);
+    }
+    let (there, is_given) = (base.len_bytes()?, base.has_given_length()?);
+    let no_room = |needed: u64| -> anyhow::Result<Made> {
+        let (has, needed) = (crate::say::bytes(there), crate::say::bytes(needed));
+        Err(Error::new(Errno::NOSPC, format!("{shown} has only {has} of {needed}")).into())
+    };
+    let tree = &mut source.tree;
+    let plan = match new.len_bytes {
+        Some(len) if is_given && len > there => return no_room(len),
+        Some(len) => mkfs::sized(&options, tree, len)?,
+        None if is_given || (there > 0 && new.from.is_empty()) => {
+            mkfs::sized(&options, tree, there)?
+        }
+        None if new.from.is_empty() => {
+            return Err(crate::missing(format!("{shown} does not exist: a size is needed")));
+        }
+        None => mkfs::fitting(&options, tree, new.free_bytes)?,
+    };
+    format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
+    Ok(Made { notes: source.notes, config })
 }

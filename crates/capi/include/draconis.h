@@ -218,8 +218,59 @@ typedef struct draconis_format_options {
     int force;
 } draconis_format_options;
 
+// What a new volume is filled with. All zero: nothing, and nothing is left out.
+typedef struct draconis_fill_options {
+    // A directory, or tar archives (plain, gzip, zstd, xz) and container images ("oci:DIR:TAG",
+    // "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each over those before.
+    const char *const *from;
+    // How many there are.
+    size_t from_count;
+    // Patterns of what is left out, as tar --exclude has them.
+    const char *const *exclude;
+    // How many there are.
+    size_t exclude_count;
+    // Of an image for several, this platform, such as "linux/arm64"; NULL: this machine's.
+    const char *platform;
+    // "qcow2" or "vhdx": the volume is made in a disk image; NULL: it is all of the file.
+    const char *image_format;
+    // What is left free besides, where the size follows from the source.
+    uint64_t free_bytes;
+    // What an archive may unpack to; 0: 16 GiB and a hundred times its length.
+    uint64_t limit_bytes;
+    // Not 0: everything becomes that of uid and gid.
+    int give;
+    // Whose it becomes.
+    uint32_t uid;
+    // Whose it becomes.
+    uint32_t gid;
+    // Not 0: everything becomes root's, and nothing is for others.
+    int squash;
+    // Not 0: the same bytes of the same source, whenever and wherever.
+    int reproducible;
+    // All zero: for what later versions know.
+    uint64_t later[8];
+} draconis_fill_options;
+
 // Hears of a complaint, as a text that is valid during the call.
 typedef void (*draconis_complaint_fn)(void *context, const char *complaint);
+
+// What is to be changed of a volume. All zero: nothing.
+typedef struct draconis_tune_options {
+    // At most 16 bytes, none for none; NULL: as it is.
+    const char *label;
+    // A UUID, "random" or "clear"; NULL: as it is.
+    const char *uuid;
+    // Features to give or, with ^, to take away, as tune2fs -O spells them; NULL: as they are.
+    const char *features;
+    // What is kept for the superuser: blocks, or "5%" of them; NULL: as it is.
+    const char *reserved;
+    // What the kernel does about damage: 1 goes on, 2 remounts read-only, 3 panics; 0: as it is.
+    uint16_t errors;
+    // Mounts after which it is to be checked; -1: never; 0: as it is.
+    int32_t max_mounts;
+    // All zero: for what later versions know.
+    uint64_t later[8];
+} draconis_tune_options;
 
 // What a check found.
 typedef struct draconis_check_report {
@@ -417,12 +468,21 @@ int draconis_object_list_next(struct draconis_object_list *objects,
 void draconis_object_list_close(struct draconis_object_list *objects);
 
 // Opens the volume in image: a file, a block device, a partition of either, a disk image (qcow2,
-// VHDX; VHD, VMDK, Android sparse: these are only read), or "STORE#NAME". flags: 0 or
-// DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
+// VHDX; VHD, VMDK, Android sparse, gzip, zstd, xz: these are only read), or "STORE#NAME".
+// flags: 0 or DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
 int draconis_volume_open(const char *image,
                          const struct draconis_place *place,
                          uint32_t flags,
                          struct draconis_volume **volume);
+
+// The same of a qcow2 image over others: backing_count files, of which each differs from the next.
+// They take the place of place's, and are only read.
+int draconis_volume_open_over(const char *image,
+                              const struct draconis_place *place,
+                              const char *const *backing,
+                              size_t backing_count,
+                              uint32_t flags,
+                              struct draconis_volume **volume);
 
 // Makes all durable, marks the volume as unmounted, gives the image back and frees volume, also
 // when it fails. Files that are open answer EBADF from then on; they are still to be closed.
@@ -577,6 +637,37 @@ void draconis_file_close(struct draconis_file *file);
 // Makes an empty volume in image: a file, which is made if it is not there, a block device, or
 // "STORE#NAME", a disk in a store. options may be NULL.
 int draconis_format(const char *image, const struct draconis_format_options *options);
+
+// Makes a volume in image, as draconis_format, and fills it. Without a size in options, which may
+// be NULL, a file becomes as long as what it is filled with needs. note, which may be NULL, hears
+// in this thread of what is left out, a sentence each.
+int draconis_format_filled(const char *image,
+                           const struct draconis_format_options *options,
+                           const struct draconis_fill_options *fill,
+                           draconis_complaint_fn note,
+                           void *context);
+
+// Makes the volume in image larger: size_bytes long, or, with 0, as long as the file or device.
+// A file is lengthened, with a hole. grown, which may be NULL, gets the length that it has then.
+// place may be NULL. If it is cut off, the volume is as it was, or doing it again ends it.
+int draconis_grow(const char *image,
+                  const struct draconis_place *place,
+                  uint64_t size_bytes,
+                  uint64_t *grown);
+
+// Makes the volume in image smaller: size_bytes long, or, with 0, as short as what it holds. Files
+// beyond the new end are moved, inodes there get other numbers, and a file is cut behind the
+// volume. Otherwise as draconis_grow.
+int draconis_shrink(const char *image,
+                    const struct draconis_place *place,
+                    uint64_t size_bytes,
+                    uint64_t *shrunk);
+
+// Changes what the volume in image says of itself. place may be NULL. Without changes one that
+// was cut off is ended.
+int draconis_tune(const char *image,
+                  const struct draconis_place *place,
+                  const struct draconis_tune_options *options);
 
 // Checks the volume in image without changing it. complaint, which may be NULL, hears of each
 // complaint in this thread. Damage is no failure: report says it. place may be NULL.

@@ -14,6 +14,11 @@ use rustix::io::Errno;
 #[derive(Clone, Copy)]
 pub struct Text(*const c_char);
 
+/// Texts one behind the other, each as [`Text`], or NULL.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Texts(*const Text);
+
 /// Bytes to be read, or NULL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
@@ -36,6 +41,22 @@ impl Text {
         }
         // SAFETY: the caller promises a text that ends with NUL and stays for the call.
         Some(unsafe { CStr::from_ptr(self.0) }.to_bytes())
+    }
+}
+
+impl Texts {
+    /// So many texts; `what` names them where there are none.
+    pub fn get<'a>(self, count: usize, what: &str) -> Result<Vec<&'a [u8]>> {
+        if count == 0 {
+            return Ok(vec![]);
+        }
+        let bytes = count.checked_mul(size_of::<Text>());
+        if self.0.is_null() || bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(none(what));
+        }
+        // SAFETY: the caller promises so many pointers that stay for the call.
+        let all = unsafe { std::slice::from_raw_parts(self.0, count) };
+        all.iter().map(|text| text.get(what)).collect()
     }
 }
 

@@ -1,16 +1,18 @@
 //! An open volume: its files by path, directories, open files.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, OsStr, c_char, c_int};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
-use draconis_access::{Error, File, OpenHow, Result, Volume};
+use draconis_access::{Error, File, OpenHow, Place, Result, Volume};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
 use draconis_ext::{Follow, Renaming, XattrSet};
 use rustix::io::Errno;
 
 use crate::error::{answer, count, put, there};
-use crate::raw::{Bytes, Room, Text, none};
+use crate::raw::{Bytes, Room, Text, Texts, none};
 use crate::whole::{draconis_place, given, host_path};
 
 /// To be changed as well, alone.
@@ -163,8 +165,8 @@ fn only(flags: u32, known: u32) -> Result<()> {
 }
 
 /// Opens the volume in image: a file, a block device, a partition of either, a disk image (qcow2,
-/// VHDX; VHD, VMDK, Android sparse: these are only read), or "STORE#NAME". flags: 0 or
-/// DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
+/// VHDX; VHD, VMDK, Android sparse, gzip, zstd, xz: these are only read), or "STORE#NAME".
+/// flags: 0 or DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_open(
     image: Text,
@@ -174,13 +176,37 @@ pub extern "C" fn draconis_volume_open(
 ) -> c_int {
     put(volume, None, || {
         only(flags, DRACONIS_WRITE)?;
-        let (image, place) = (host_path(image, "image")?, given(place));
-        let opened = match flags & DRACONIS_WRITE {
-            0 => Volume::open(image, &place),
-            _ => Volume::open_for_writing(image, &place),
-        };
-        Ok(Some(Box::new(draconis_volume(opened?))))
+        open(host_path(image, "image")?, &given(place), flags)
     })
+}
+
+/// The same of a qcow2 image over others: backing_count files, of which each differs from the next.
+/// They take the place of place's, and are only read.
+#[unsafe(no_mangle)]
+pub extern "C" fn draconis_volume_open_over(
+    image: Text,
+    place: Option<&draconis_place>,
+    backing: Texts,
+    backing_count: usize,
+    flags: u32,
+    volume: Option<&mut MaybeUninit<Option<Box<draconis_volume>>>>,
+) -> c_int {
+    put(volume, None, || {
+        only(flags, DRACONIS_WRITE)?;
+        let mut place = given(place);
+        let backing = backing.get(backing_count, "backing")?;
+        place.backing =
+            backing.into_iter().map(|name| OsStr::from_bytes(name).to_owned().into()).collect();
+        open(host_path(image, "image")?, &place, flags)
+    })
+}
+
+fn open(image: &Path, place: &Place, flags: u32) -> Result<Option<Box<draconis_volume>>> {
+    let opened = match flags & DRACONIS_WRITE {
+        0 => Volume::open(image, place),
+        _ => Volume::open_for_writing(image, place),
+    };
+    Ok(Some(Box::new(draconis_volume(opened?))))
 }
 
 /// Makes all durable, marks the volume as unmounted, gives the image back and frees volume, also

@@ -215,11 +215,141 @@ static void things(const char *dir) {
     CHECK(draconis_store_check(path, &report) == 0);
     CHECK(report.clean && report.complete && report.objects == 0 && report.keys == 2);
     CHECK(draconis_store_open(in(dir, "c.img"), 0, &store) == -EINVAL);
+    CHECK(draconis_store_open("s3://bucket/store", 0, &store) == -EOPNOTSUPP);
+}
+
+static void write_file(const char *name, const char *text) {
+    FILE *file = fopen(name, "w");
+    CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+/* A volume that is filled, in a disk image and in a file, made larger and smaller, and renamed. */
+static void filled(const char *dir) {
+    CHECK(mkdir(in(dir, "tree"), 0755) == 0 && mkdir(in(dir, "tree/etc"), 0755) == 0);
+    write_file(in(dir, "tree/etc/motd"), "hello\n");
+    write_file(in(dir, "tree/etc/left.o"), "out");
+    char tree[4096];
+    strcpy(tree, in(dir, "tree"));
+    const char *from[] = {tree}, *exclude[] = {"*.o"};
+    draconis_format_options how = {0};
+    how.kind = "ext4";
+    draconis_fill_options fill = {0};
+    fill.from = from;
+    fill.from_count = 1;
+    fill.exclude = exclude;
+    fill.exclude_count = 1;
+    fill.give = 1;
+    fill.uid = 12;
+    fill.gid = 34;
+    fill.free_bytes = 4 << 20;
+    int notes = 0;
+    const char *kinds[] = {NULL, "qcow2", "vhdx"};
+    for (int nth = 0; nth < 3; nth++) {
+        fill.image_format = kinds[nth];
+        const char *image = in(dir, nth == 0 ? "filled.img" : kinds[nth]);
+        CHECK(draconis_format_filled(image, &how, &fill, count_complaints, &notes) == 0);
+        CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -EEXIST);
+        draconis_volume *volume;
+        draconis_stat_data data;
+        CHECK(draconis_volume_open(image, NULL, DRACONIS_WRITE, &volume) == 0);
+        CHECK(draconis_stat(volume, "/etc/motd", 0, &data) == 0);
+        CHECK(data.size_bytes == 6 && data.uid == 12 && data.gid == 34);
+        CHECK(draconis_stat(volume, "/etc/left.o", 0, &data) == -ENOENT);
+        CHECK(draconis_mkdir(volume, "/new", 0755) == 0);
+        CHECK(draconis_volume_close(volume) == 0);
+    }
+    CHECK(notes == 0);
+    const char *image = in(dir, "none");
+    fill.image_format = "vmdk";
+    CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -EINVAL);
+    fill.image_format = NULL;
+    fill.platform = "nothing";
+    CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -EINVAL);
+    fill.platform = NULL;
+    strcat(tree, "-none");
+    CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -ENOENT);
+    fill.later[7] = 1;
+    CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -EINVAL);
+    CHECK(draconis_format_filled(image, &how, NULL, NULL, NULL) == -EINVAL);
+
+    image = in(dir, "filled.img");
+    uint64_t size = 0;
+    CHECK(draconis_grow(image, NULL, 64 << 20, &size) == 0 && size == 64 << 20);
+    struct stat there;
+    CHECK(stat(image, &there) == 0 && there.st_size == 64 << 20);
+    CHECK(draconis_grow(image, NULL, 32 << 20, NULL) == -EINVAL);
+    CHECK(strstr(draconis_error_message(), "draconis shrink"));
+    CHECK(draconis_shrink(image, NULL, 1, NULL) == -ENOSPC);
+    CHECK(draconis_shrink(image, NULL, 0, &size) == 0 && size < 32 << 20);
+    CHECK(stat(image, &there) == 0 && (uint64_t)there.st_size == size);
+    CHECK(draconis_shrink(in(dir, "none"), NULL, 0, &size) == -ENOENT && size == 0);
+
+    image = in(dir, "filled.img");
+    CHECK(draconis_grow(image, NULL, 32 << 20, &size) == 0 && size == 32 << 20);
+    draconis_tune_options change = {0};
+    change.label = "tuned";
+    change.uuid = "01234567-89ab-cdef-0123-456789abcdef";
+    change.reserved = "0%";
+    change.errors = 2;
+    change.max_mounts = 20;
+    CHECK(draconis_tune(image, NULL, &change) == 0);
+    draconis_volume *volume;
+    draconis_volume_info info;
+    CHECK(draconis_volume_open(image, NULL, 0, &volume) == 0);
+    CHECK(draconis_volume_get_info(volume, &info) == 0 && strcmp(info.label, "tuned") == 0);
+    CHECK(info.uuid[0] == 1 && info.uuid[15] == 0xEF);
+    CHECK(draconis_tune(image, NULL, &change) == -EBUSY);
+    CHECK(draconis_volume_close(volume) == 0);
+    change.max_mounts = 32768;
+    CHECK(draconis_tune(image, NULL, &change) == -EINVAL);
+    change.max_mounts = -1;
+    change.reserved = "many";
+    CHECK(draconis_tune(image, NULL, &change) == -EINVAL);
+    change.reserved = NULL;
+    change.features = "nothing";
+    CHECK(draconis_tune(image, NULL, &change) == -EINVAL);
+    change.later[0] = 1;
+    CHECK(draconis_tune(image, NULL, &change) == -EINVAL);
+    CHECK(draconis_tune(image, NULL, NULL) == -EINVAL);
+
+    draconis_check_report report;
+    CHECK(draconis_check(image, NULL, NULL, NULL, &report) == 0 && report.clean);
+    CHECK(draconis_volume_open("s3://bucket/store#disk", NULL, 0, &volume) == -EOPNOTSUPP);
+    CHECK(strstr(draconis_error_message(), "uses no network"));
+}
+
+/* Three disk images over each other, if the test has made them. */
+static void chained(const char *dir) {
+    char top[4096], middle[4096], base[4096];
+    strcpy(top, in(dir, "top.qcow2"));
+    strcpy(middle, in(dir, "middle.qcow2"));
+    strcpy(base, in(dir, "base.qcow2"));
+    struct stat there;
+    if (stat(top, &there) != 0) {
+        return;
+    }
+    const char *behind[] = {middle, base};
+    draconis_volume *volume;
+    draconis_place place = {0};
+    place.backing = middle;
+    CHECK(draconis_volume_open(top, NULL, DRACONIS_WRITE, &volume) < 0);
+    CHECK(draconis_volume_open(top, &place, DRACONIS_WRITE, &volume) < 0);
+    CHECK(strstr(draconis_error_message(), "only what differs from"));
+    CHECK(draconis_volume_open_over(top, NULL, NULL, 2, 0, &volume) == -EINVAL);
+    CHECK(draconis_volume_open_over(top, NULL, behind, 2, DRACONIS_WRITE, &volume) == 0);
+    CHECK(draconis_mkdir(volume, "/over", 0755) == 0);
+    CHECK(draconis_volume_close(volume) == 0);
+    CHECK(draconis_volume_open_over(top, NULL, behind, 2, 0, &volume) == 0);
+    draconis_stat_data data;
+    CHECK(draconis_stat(volume, "/over", 0, &data) == 0 && S_ISDIR(data.mode));
+    CHECK(draconis_volume_close(volume) == 0);
 }
 
 int main(int count, char **arguments) {
     CHECK(count >= 2 && strlen(draconis_version()) > 4);
     files(arguments[1]);
+    filled(arguments[1]);
+    chained(arguments[1]);
     if (count == 2) {
         things(arguments[1]);
     }

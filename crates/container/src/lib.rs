@@ -196,6 +196,12 @@ pub fn grows(head: &[u8]) -> bool {
     matches!(Format::of(head), Some(Format::Qcow2 | Format::Vhdx))
 }
 
+/// The length of the disk in a file of `len_bytes` that is followed by nothing but the footer of a
+/// VHD, of which `tail` are the last 512 bytes: it lies there as it is.
+pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
+    vhd::fixed(tail, len_bytes)
+}
+
 /// Opens the disk that a file holds: the file itself, if it is none of the known formats.
 /// `behind` are the files that it and those behind it say they differ from, the nearest first;
 /// names that a file holds are never opened.

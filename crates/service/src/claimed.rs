@@ -7,13 +7,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use draconis_device::{Claim, claim_at_once};
+use draconis_device::{Claim, claim, claim_at_once};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::elsewhere::{self, Means};
 use crate::store_keeper::StoreDisk;
 
+/// Most files that lie behind each other.
+const BEHIND_MAX: usize = 64;
 /// How often it is tried again while the volume is in use.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
@@ -174,6 +176,37 @@ impl Keep {
         self.guard = guard(volume).map_err(NotOpened::sentence)?;
         Ok(())
     }
+}
+
+/// Opens what a disk image differs from, for the worker to read, the nearest first. Others may read
+/// it meanwhile; those who change it are shut out, as the image would be nothing any more.
+///
+/// # Errors
+/// A sentence for the user.
+pub(crate) fn behind(files: &[PathBuf], image: (u64, u64)) -> Result<Vec<OwnedFd>, String> {
+    if files.len() > BEHIND_MAX {
+        return Err(format!(
+            "there can be {BEHIND_MAX} files behind an image, not {}",
+            files.len()
+        ));
+    }
+    let mut known = vec![image];
+    let mut open_one = |file: &PathBuf| {
+        let name = file.display();
+        // Asked first: opening anything else may hang.
+        let found = identity(file)?;
+        if known.contains(&found) {
+            return Err(format!("{name} cannot lie behind itself: --backing names each file once"));
+        }
+        known.push(found);
+        let fd = open(file, OFlags::RDONLY).map_err(|errno| said(file, errno))?;
+        claim(&fd, Claim::Shared).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => format!("{name} is in use by another mount or tool"),
+            other => said(file, other),
+        })?;
+        Ok(fd)
+    };
+    files.iter().map(&mut open_one).collect()
 }
 
 /// Device and inode number of a volume, or the device's own number; of an address those that it has.

@@ -177,7 +177,8 @@ impl Keeper {
     fn answer(self: &Arc<Self>, request: Request, client: &UnixStream) -> Reply {
         let failed = |why| Reply::Failed { why };
         if let Request::Mount { volume, disk, mount_point, options, replace, means } = request {
-            let mounted = self.mount(volume, disk, mount_point, options, replace, means.as_deref());
+            let means = means.as_deref();
+            let mounted = self.mount(volume, disk, mount_point, *options, replace, means);
             return mounted.map_or_else(failed, |notes| Reply::Mounted { notes });
         }
         let Some(mount) = self.current() else { return Reply::NotMounted };

@@ -74,7 +74,7 @@ impl Local {
         // As a worker opens it, so that the two forms differ in one thing.
         let how = FileOptions { write: false, direct: true, uring: false };
         let disk = FileDisk::open(image, how)?;
-        Ok(Self::new(open(Arc::new(disk), options)?, patience))
+        Ok(Self::new(open(Arc::new(disk), &[], options)?, patience))
     }
 
     /// Opens the volume in `image` for reading and writing, as [`Local::open`] does for

@@ -1,5 +1,7 @@
 //! What `-o` may hold.
 
+use std::path::PathBuf;
+
 use draconis_exchange::contract::AccessTimes;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +26,9 @@ pub struct MountOptions {
     pub offset_bytes: Option<u64>,
     /// Number of the partition that is the volume.
     pub partition: Option<u32>,
+    /// What a disk image differs from, and what that does, the nearest first.
+    #[serde(default)]
+    pub backing: Vec<PathBuf>,
     /// Honour device nodes (root only).
     pub dev: bool,
     /// Honour setuid bits (root only).
@@ -102,6 +107,7 @@ impl Default for MountOptions {
             dots: false,
             offset_bytes: None,
             partition: None,
+            backing: vec![],
             dev: false,
             suid: false,
             no_exec: false,
@@ -365,6 +371,7 @@ impl MountOptions {
             "data_cache" => self.data_cache_bytes = size("data_cache", value)?,
             "offset" => self.offset_bytes = Some(size("offset", value)?),
             "partition" => self.partition = Some(number("partition", value)?),
+            "backing" => self.backing.push(text("backing", value)?.into()),
             "relatime" | "norelatime" | "nolazytime" => self.access_times = AccessTimes::Relative,
             "noatime" => self.access_times = AccessTimes::Never,
             "nodiratime" => self.no_directory_atime = true,
@@ -514,6 +521,8 @@ mod tests {
         let options = parse("sync,dirsync,async,strictatime,commit=1,dirty=1M").unwrap();
         assert_eq!((options.sync, options.dir_sync, options.commit_s), (false, false, 1));
         assert_eq!((options.access_times, options.dirty_bytes), (AccessTimes::Strict, 1 << 20));
+        let options = parse("backing=/a,ro,backing=/b\\,c").unwrap();
+        assert_eq!(options.backing, ["/a", "/b,c"].map(PathBuf::from));
         assert_eq!(parse("").unwrap(), MountOptions::default());
     }
 

@@ -3,7 +3,8 @@
 //! ```text
 //!   keeper                                   worker
 //!     │── spawn, control socket as its fd 0 ──▶│
-//!     │── volume, session socket ─────────────▶│ confines itself
+//!     │── volume, session, log, what an       ─▶│ confines itself
+//!     │   image differs from
 //!     │══ session: volume contract ═══════════▶│ Mount: opens the volume
 //!     │◀═ session: disk contract, if writable ═│ groups of writes
 //!     │── the connection to the kernel ───────▶│ serves it
@@ -198,16 +199,18 @@ impl Exit {
 impl Worker {
     /// Starts a process, has it confine itself and open the volume in `source`. Of a file it reads
     /// for itself, and what it writes is written by a thread of this process; what is in a store
-    /// the process of that reads and writes. In the memory of `log` it says what it does.
+    /// the process of that reads and writes. What a disk image differs from it reads in `behind`.
+    /// In the memory of `log` it says what it does.
     ///
     /// # Errors
     /// See [`StartError`].
     pub(crate) fn start(
         source: &Source,
+        behind: &[OwnedFd],
         log: &Arc<Shared>,
         start: &Start,
     ) -> Result<Self, StartError> {
-        Self::prepare(source, log, &start.options)?.open(start)
+        Self::prepare(source, behind, log, &start.options)?.open(start)
     }
 
     /// Starts a process that confines itself, and looks at the volume once it is to open it.
@@ -216,6 +219,7 @@ impl Worker {
     /// See [`StartError`].
     pub(crate) fn prepare(
         source: &Source,
+        behind: &[OwnedFd],
         log: &Arc<Shared>,
         options: &MountOptions,
     ) -> Result<Ready, StartError> {
@@ -246,7 +250,9 @@ impl Worker {
             rustix::process::pidfd_open(raw, PidfdFlags::empty()).map_err(std::io::Error::from)?;
         let guest = pidfd.try_clone()?;
         let given = |volume: BorrowedFd<'_>| {
-            send_descriptors(&control, &[volume, session_theirs.as_fd(), log.as_fd()])?;
+            let fixed = [volume, session_theirs.as_fd(), log.as_fd()];
+            let all: Vec<_> = fixed.into_iter().chain(behind.iter().map(AsFd::as_fd)).collect();
+            send_descriptors(&control, &all)?;
             std::io::Result::Ok(session.start(guest))
         };
         let (session, disk) = match source {
@@ -485,8 +491,13 @@ fn send_descriptors(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> std::io::Res
     Ok(descriptors::send(socket, b"f", fds)?)
 }
 
-/// Receives exactly `N` descriptors; `None` when the other end is gone or sends anything else.
-pub(crate) fn receive_descriptors<const N: usize>(socket: &UnixStream) -> Option<[OwnedFd; N]> {
+/// Receives `N` descriptors, and those behind them; `None` when the other end is gone or sends
+/// anything else.
+pub(crate) fn receive_descriptors<const N: usize>(
+    socket: &UnixStream,
+) -> Option<([OwnedFd; N], Vec<OwnedFd>)> {
     let got = descriptors::receive(socket, &mut [0], RecvFlags::empty()).ok()?;
-    (got.len == 1).then_some(got.fds)?.try_into().ok()
+    let mut fixed = (got.len == 1 && got.fds.len() >= N).then_some(got.fds)?;
+    let behind = fixed.split_off(N);
+    Some((fixed.try_into().ok()?, behind))
 }

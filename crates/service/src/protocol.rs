@@ -29,7 +29,7 @@ pub enum Request {
         /// The directory, as an absolute path.
         mount_point: PathBuf,
         /// How.
-        options: MountOptions,
+        options: Box<MountOptions>,
         /// A dead mount of ours on that directory is cleared first.
         #[serde(default)]
         replace: bool,

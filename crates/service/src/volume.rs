@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use draconis_container::{Format, Image, Unsupported, signature::Held};
+use draconis_container::{Format, Image, signature::Held};
 use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
@@ -53,11 +53,6 @@ pub enum OpenError {
     /// A disk image that was to be written.
     #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.help())]
     OnlyRead(Format),
-    /// A disk image that is nothing without another one.
-    #[error(
-        "it holds only what differs from {0:?}, which a mount does not open; qemu-img convert makes one image of both"
-    )]
-    Behind(String),
     /// Something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
     Held(Held),
@@ -70,16 +65,6 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// The same of a mount, which is given one file.
-    fn of_a_mount(self) -> Self {
-        match self {
-            Self::Container(draconis_container::Error::Unsupported(Unsupported::Behind(name))) => {
-                Self::Behind(name)
-            }
-            other => other,
-        }
-    }
-
     /// What a contract says of it.
     pub fn refusal(&self) -> Refusal {
         match self {
@@ -90,12 +75,17 @@ impl OpenError {
     }
 }
 
-/// Opens the volume on `disk` that `options` name, for reading.
+/// Opens the volume on `disk` that `options` name, for reading; `behind` is what a disk image
+/// there says it differs from.
 ///
 /// # Errors
 /// See [`OpenError`].
-pub fn open(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
-    open_part(part(disk, &[], options).map_err(OpenError::of_a_mount)?.disk, options)
+pub fn open(
+    disk: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
+    options: &MountOptions,
+) -> Result<VolumeTree, OpenError> {
+    open_part(part(disk, behind, options)?.disk, options)
 }
 
 /// Opens a volume that is all of `disk`, for reading.
@@ -118,17 +108,18 @@ pub fn open_for_writing(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    open_with(disk, options, None, |_| Ok(None))
+    open_with(disk, &[], options, None, |_| Ok(None))
 }
 
 /// [`open_for_writing`] for a mount, which renews what it claims where other hosts can reach the
 /// volume; one that a worker before had open knows whether it `was_clean`.
 pub(crate) fn open_in_use(
     disk: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
     options: &MountOptions,
     was_clean: Option<bool>,
 ) -> Result<VolumeTree, OpenError> {
-    open_with(disk, options, was_clean, |disk| {
+    open_with(disk, behind, options, was_clean, |disk| {
         let how = Claiming {
             now: now(),
             chance: RandomState::new().build_hasher().finish() as u32,
@@ -150,13 +141,13 @@ fn is_in_store(disk: &Properties) -> bool {
 
 fn open_with(
     disk: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
     options: &MountOptions,
     was_clean: Option<bool>,
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{ReadOnly, Unsupported};
-    let (Part { disk, image, .. }, only_read) =
-        part::part_for_mounting(disk, options).map_err(OpenError::of_a_mount)?;
+    let (Part { disk, image, .. }, only_read) = part::part_for_mounting(disk, behind, options)?;
     if let Some(why) = only_read {
         let mut tree = open_part(disk, options)?;
         tree.not_written = Some(why.to_string());

@@ -73,10 +73,12 @@ pub fn run(
 ) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = UnixStream::from(control.map_err(|error| error.to_string())?);
-    let [image, session, log] = receive_descriptors(&control)
+    let (fixed, behind) = receive_descriptors(&control)
         .ok_or("a worker is started by the keeper; see draconis-mount(1)")?;
+    let [image, session, log] = fixed;
     let keeper = control.try_clone().map_err(|error| error.to_string())?;
     let own = [control.as_fd(), keeper.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
+    let own: Vec<_> = own.into_iter().chain(behind.iter().map(AsFd::as_fd)).collect();
     close_others(&own);
     let log = oplog::adopt(log)?;
     let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
@@ -86,18 +88,20 @@ pub fn run(
         std::process::exit(70);
     }));
     let until = Instant::now() + START_WAIT;
+    // io_uring stays outside: the filter cannot see what goes through a ring.
+    let options = FileOptions { write: false, direct: true, uring: false };
+    let opened = |file| OpenedFile::new(file, options).map_err(|error| error.to_string());
     let image = if is_remote {
         Image::Remote(accept(&image, until).map_err(|error| error.to_string())?)
     } else {
-        // io_uring stays outside: the filter cannot see what goes through a ring.
-        let options = FileOptions { write: false, direct: true, uring: false };
-        Image::File(OpenedFile::new(image, options).map_err(|error| error.to_string())?)
+        Image::File(opened(image)?)
     };
+    let behind = behind.into_iter().map(opened).collect::<Result<_, _>>()?;
     let session = accept(&session, until).map_err(|error| error.to_string())?;
     let confinement =
         confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
     let worker = Arc::new(Control {
-        given: Mutex::new(Some(Given { image, log, pipe })),
+        given: Mutex::new(Some(Given { image, behind, log, pipe })),
         session: session.clone(),
         tree: Arc::default(),
         recorder: OnceLock::new(),
@@ -118,6 +122,8 @@ pub fn run(
 /// What a worker was given, until the volume is opened.
 struct Given {
     image: Image,
+    /// What the image differs from, the nearest first.
+    behind: Vec<OpenedFile>,
     log: Arc<Shared>,
     pipe: (OwnedFd, OwnedFd),
 }
@@ -141,7 +147,7 @@ struct Control<S> {
 impl<S: Serve> Control<S> {
     /// The keeper sends the connection once the volume is open and the directory attached.
     fn wait_for_connection(&self, mut control: &UnixStream) {
-        let Some([connection]) = receive_descriptors(control) else { std::process::exit(1) };
+        let Some(([connection], _)) = receive_descriptors(control) else { std::process::exit(1) };
         let (Some(tree), Some(recorder)) = (self.tree.get(), self.recorder.get()) else {
             std::process::exit(1)
         };
@@ -187,9 +193,9 @@ impl<S: Serve> Control<S> {
             .map_err(|error| OpenError::Options(error.to_string()))?;
         let given = self.given.lock().unwrap_or_else(PoisonError::into_inner).take();
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
-        let Given { image, log, pipe } = given;
+        let Given { image, behind, log, pipe } = given;
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
-        let tree = self.open_volume(image, &log, &start)?;
+        let tree = self.open_volume(image, behind, &log, &start)?;
         let recorder = WorkerRecorder::new(log, self.tree.clone(), pipe, &start);
         let recorder = Arc::new(recorder);
         if !tree.read_only() {
@@ -203,6 +209,7 @@ impl<S: Serve> Control<S> {
     fn open_volume(
         &self,
         image: Image,
+        behind: Vec<OpenedFile>,
         log: &Arc<OpLog>,
         start: &Start,
     ) -> Result<VolumeTree, OpenError> {
@@ -217,10 +224,12 @@ impl<S: Serve> Control<S> {
             }
             Image::Remote(session) => Arc::new(disk_of(&session).map_err(OpenError::Disk)?),
         };
+        let behind = behind.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>);
+        let behind: Vec<_> = behind.collect();
         if options.read_only {
-            return open(disk, options);
+            return open(disk, &behind, options);
         }
-        let tree = open_in_use(disk, options, *was_clean)?;
+        let tree = open_in_use(disk, &behind, options, *was_clean)?;
         if tree.read_only() {
             return Ok(tree);
         }

@@ -92,7 +92,7 @@ fn child_entry() {
     let session = accept(&socket, Instant::now() + PATIENCE).unwrap();
     let confinement = confine(&Profile::Worker, None).unwrap();
     assert!(confinement.seccomp && confinement.no_capabilities);
-    let tree = volume::open(Arc::new(image.start()), &MountOptions::default()).unwrap();
+    let tree = volume::open(Arc::new(image.start()), &[], &MountOptions::default()).unwrap();
     let served = tree::serve(session.server(0).unwrap(), &tree, PATIENCE);
     std::process::exit(i32::from(served.is_err()));
 }

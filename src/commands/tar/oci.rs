@@ -10,11 +10,10 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use draconis_access::populate::{Digest, Platform, REF_NAME};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
-
-use crate::populate::{Digest, Platform, REF_NAME};
 
 const BLOCK_BYTES: u64 = 512;
 /// Longest configuration, in bytes: what registries take.

@@ -39,7 +39,7 @@ const MOST: u32 = 64 << 10;
 fn open(image: &Path) -> anyhow::Result<VolumeTree> {
     let how = FileOptions { write: false, direct: true, uring: false };
     let disk = std::sync::Arc::new(FileDisk::open(image, how)?);
-    Ok(volume::open(disk, &MountOptions::default())?)
+    Ok(volume::open(disk, &[], &MountOptions::default())?)
 }
 
 fn node(tree: &VolumeTree) -> anyhow::Result<Node> {

@@ -50,18 +50,31 @@ pub struct Formats {
     /// What a worker says to the process of a store, which goes on as it is.
     #[serde(default)]
     disk: u64,
+    /// Whether files behind an image are taken over.
+    #[serde(default)]
+    behind: bool,
+}
+
+/// What a mount wants of a program that goes on with it.
+#[derive(Clone, Copy)]
+struct Wants {
+    in_store: bool,
+    behind: bool,
 }
 
 impl Formats {
-    fn goes_on_with(self, ours: Self, in_store: bool) -> bool {
+    fn goes_on_with(self, ours: Self, wants: Wants) -> bool {
         // Where there is no store both ends of the disk contract are the other program's.
-        Self { disk: ours.disk, ..self } == ours && (self.disk == ours.disk || !in_store)
+        Self { disk: ours.disk, behind: ours.behind, ..self } == ours
+            && (self.disk == ours.disk || !wants.in_store)
+            && (self.behind || !wants.behind)
     }
 }
 
 /// What this program understands.
 pub fn formats() -> Formats {
-    Formats { handover: FORMAT, oplog: oplog::FORMAT, disk: disk::Disk::FINGERPRINT }
+    let disk = disk::Disk::FINGERPRINT;
+    Formats { handover: FORMAT, oplog: oplog::FORMAT, disk, behind: true }
 }
 
 /// To go on as `program`, which then answers the client.
@@ -84,7 +97,7 @@ struct State {
     /// What is known of a disk in a store; its connection is in the place of the volume.
     store: Option<Known>,
     /// Which of the descriptors that may be there are: the disk, the file behind a loop device,
-    /// the guard of a block device, the client.
+    /// the guard of a block device, the client. What an image differs from is behind them.
     has: [bool; 4],
 }
 
@@ -98,7 +111,9 @@ impl Keeper {
         if !mount.options.restart {
             return format!("{at}: it is mounted with norestart; unmount it and mount it again");
         }
-        if let Err(why) = understands(&program, mount.disk.is_some()) {
+        let wants =
+            Wants { in_store: mount.disk.is_some(), behind: !mount.options.backing.is_empty() };
+        if let Err(why) = understands(&program, wants) {
             return format!("{at}: {why}");
         }
         let client = match client.try_clone() {
@@ -146,9 +161,13 @@ impl Keeper {
             }
         };
         let fixed = [self.listener.as_fd(), lives.log(), volume, fuse.as_fd()];
-        let fds: Vec<BorrowedFd<'_>> = fixed.into_iter().chain(may.into_iter().flatten()).collect();
+        let fds = fixed.into_iter().chain(may.into_iter().flatten());
+        let fds: Vec<BorrowedFd<'_>> = fds.chain(lives.behind().iter().map(AsFd::as_fd)).collect();
         let put = || {
             let text = serde_json::to_vec(&state)?;
+            if text.len() > TEXT_MAX_BYTES {
+                return Err(std::io::Error::from(std::io::ErrorKind::FileTooLarge));
+            }
             let (ours, theirs) = UnixDatagram::pair()?;
             descriptors::send(&ours, &text, &fds)?;
             std::io::Result::Ok(theirs)
@@ -186,7 +205,7 @@ impl Keeper {
             None => Source::File { image, disk },
             Some(known) => Source::Store(StoreDisk::resume(image, known)),
         };
-        let lives = Lives::resume(source, oplog::adopt(log)?, state.past);
+        let lives = Lives::resume(source, fds.collect(), oplog::adopt(log)?, state.past);
         let keep = Keep::of_parts(backing, guard);
         let mount = Arc::new(Mount {
             volume: state.volume,
@@ -238,8 +257,8 @@ impl Keeper {
     }
 }
 
-/// Whether `program` can go on with what this one leaves, which may be a disk in a store.
-fn understands(program: &Path, in_store: bool) -> Result<(), String> {
+/// Whether `program` can go on with what this one leaves, and a mount wants.
+fn understands(program: &Path, wants: Wants) -> Result<(), String> {
     let name = program.display();
     let mut child = Command::new(program)
         .args(["keeper", "--formats"])
@@ -260,11 +279,32 @@ fn understands(program: &Path, in_store: bool) -> Result<(), String> {
     let _ = child.kill();
     let _ = child.wait();
     match said {
-        Some(theirs) if theirs.goes_on_with(formats(), in_store) => Ok(()),
+        Some(theirs) if theirs.goes_on_with(formats(), wants) => Ok(()),
         Some(_) => Err(format!(
             "{name} does not understand the log that it would take over: unmount, and mount with \
              it again"
         )),
         None => Err(format!("{name} is no draconis that can take over a mount")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_knows_of_less_takes_over_what_does_not_want_it() {
+        let ours = formats();
+        let text = serde_json::to_string(&ours).unwrap();
+        let older = text.replace(",\"behind\":true", "");
+        assert!(older != text);
+        let older: Formats = serde_json::from_str(&older).unwrap();
+        let wants = |in_store, behind| Wants { in_store, behind };
+        assert!(older.goes_on_with(ours, wants(true, false)));
+        assert!(!older.goes_on_with(ours, wants(false, true)));
+        assert!(ours.goes_on_with(older, wants(true, true)));
+        let other = Formats { disk: 0, ..ours };
+        assert!(!other.goes_on_with(ours, wants(true, false)));
+        assert!(other.goes_on_with(ours, wants(false, true)));
     }
 }

@@ -12,7 +12,7 @@
 //! often are not followed by another. Those that others kill do not count.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ const REMEMBERED: usize = 1024;
 /// What outlives the workers of a mount.
 pub(super) struct Lives {
     source: Source,
+    /// What a disk image differs from, the nearest first: read by each of them.
+    behind: Vec<OwnedFd>,
     log: Arc<Shared>,
     options: MountOptions,
     epoch: u64,
@@ -72,18 +74,28 @@ impl Lives {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) fn new(source: Source, options: MountOptions) -> std::io::Result<Self> {
+    pub(super) fn new(
+        source: Source,
+        behind: Vec<OwnedFd>,
+        options: MountOptions,
+    ) -> std::io::Result<Self> {
         let log = oplog::memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
         let (epoch, taken, next) = (0, (0, 0), Next::None);
-        Ok(Self { source, log, options, epoch, taken, deaths, died_over, refused, next })
+        Ok(Self { source, behind, log, options, epoch, taken, deaths, died_over, refused, next })
     }
 
     /// Those that another program has had until now.
-    pub(super) fn resume(source: Source, log: Arc<Shared>, past: Past) -> Self {
+    pub(super) fn resume(
+        source: Source,
+        behind: Vec<OwnedFd>,
+        log: Arc<Shared>,
+        past: Past,
+    ) -> Self {
         let Past { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
-        Self { source, log, options, epoch, taken, deaths, died_over, refused, next: Next::None }
+        let next = Next::None;
+        Self { source, behind, log, options, epoch, taken, deaths, died_over, refused, next }
     }
 
     pub(super) fn past(&self) -> Past {
@@ -108,6 +120,10 @@ impl Lives {
         &self.source
     }
 
+    pub(super) fn behind(&self) -> &[OwnedFd] {
+        &self.behind
+    }
+
     pub(super) fn log(&self) -> BorrowedFd<'_> {
         self.log.as_fd()
     }
@@ -127,7 +143,7 @@ impl Lives {
                 return;
             }
         }
-        self.next = match Worker::prepare(&self.source, &self.log, &self.options) {
+        self.next = match Worker::prepare(&self.source, &self.behind, &self.log, &self.options) {
             Ok(ready) => Next::Waits(Box::new(ready)),
             Err(error) => {
                 log::warn!("no process waits to follow a worker: {error}");
@@ -162,7 +178,7 @@ impl Lives {
                 opened => return opened,
             }
         }
-        Worker::start(&self.source, &self.log, &start)
+        Worker::start(&self.source, &self.behind, &self.log, &start)
     }
 
     /// One has died, or was killed by another process; `taken` is the last of its changes that

@@ -10,7 +10,7 @@ use rustix::fs::FileType;
 
 use super::lives::Lives;
 use super::{Keeper, Mount, MountState, Phase, SERVE_WAIT, lock};
-use crate::claimed::{Claimed, Keep, identity, said};
+use crate::claimed::{Claimed, Keep, behind, identity, said};
 use crate::connection;
 use crate::elsewhere::Means;
 use crate::options::MountOptions;
@@ -67,7 +67,8 @@ impl Keeper {
         let started = cleared
             .and_then(|()| check_mount_point(&mount.mount_point))
             .and_then(|()| self.claim(&mount, means))
-            .and_then(|claimed| self.start(&mount, claimed));
+            .and_then(|claimed| Ok((claimed, behind(&mount.options.backing, mount.identity)?)))
+            .and_then(|(claimed, behind)| self.start(&mount, claimed, behind));
         if started.is_err() {
             lock(&mount.state).phase = Phase::Ended { why: None, dead: false };
             self.tell();
@@ -114,15 +115,17 @@ impl Keeper {
         self: &Arc<Self>,
         mount: &Arc<Mount>,
         claimed: Claimed,
+        behind: Vec<OwnedFd>,
     ) -> Result<Vec<String>, String> {
         let Claimed { source, note, mut keep } = claimed;
         let read_only = source.is_read_only();
-        let options = MountOptions { read_only, ..mount.options.clone() };
+        // A worker knows no names.
+        let options = MountOptions { read_only, backing: vec![], ..mount.options.clone() };
         let said = |error| match error {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
         };
-        let lives = Lives::new(source, options.clone()).map_err(StartError::Spawn);
+        let lives = Lives::new(source, behind, options.clone()).map_err(StartError::Spawn);
         let mut lives = lives.map_err(said)?;
         let begun = match lives.next(read_only) {
             Ok(worker) => self.begin(mount, worker, &mut keep, &options),

@@ -88,14 +88,15 @@ pub fn part_for_writing(
 /// As [`part`].
 pub(super) fn part_for_mounting(
     file: Arc<dyn Disk>,
+    behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<(Part, Option<OpenError>), OpenError> {
-    match part_for_writing(file.clone(), &[], options) {
+    match part_for_writing(file.clone(), behind, options) {
         Ok(part) => Ok((part, None)),
         // The disk failed: reading it tells no more.
         Err(OpenError::Container(Error::Disk(error))) => Err(Error::Disk(error).into()),
         Err(why @ (OpenError::OnlyRead(_) | OpenError::Container(_))) => {
-            Ok((part(file, &[], options)?, Some(why)))
+            Ok((part(file, behind, options)?, Some(why)))
         }
         Err(other) => Err(other),
     }

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use draconis_access::populate::{Choice, Platform};
 
-use super::image::Choice;
-use super::platform::Platform;
 use crate::text::size;
 
 /// How archives and images are read.

@@ -1,4 +1,4 @@
-//! An image that is compressed: unpacked for one command into a file without a name.
+//! An image that is compressed: unpacked for one user into a file without a name.
 //!
 //! What has an index is read in place, and not unpacked.
 //!
@@ -13,7 +13,6 @@ use anyhow::Context;
 use draconis_container::packing::{HEAD_BYTES, Packing};
 
 use crate::populate::{Blob, nameless};
-use crate::progress::{Progress, When};
 
 /// What is unpacked at once, and left out if it is zeros.
 const PIECE_BYTES: usize = 64 << 10;
@@ -28,6 +27,9 @@ pub struct Packed {
 }
 
 /// Looks whether an image is compressed, by its first bytes and no others.
+///
+/// # Errors
+/// It cannot be read, or there is no room for what it unpacks to.
 pub fn packed(file: &File, image: &Path) -> anyhow::Result<Option<Packed>> {
     let mut head = [0; HEAD_BYTES];
     let len = file.read_at(&mut head, 0).with_context(|| image.display().to_string())?;
@@ -41,13 +43,15 @@ pub fn packed(file: &File, image: &Path) -> anyhow::Result<Option<Packed>> {
 }
 
 impl Packed {
-    /// Unpacks it; holes stay holes.
-    pub fn unpack(self, image: &Path) -> anyhow::Result<File> {
+    /// Unpacks it; holes stay holes. `progress` hears of bytes.
+    ///
+    /// # Errors
+    /// It is damaged, unpacks to too much, or there is no room.
+    pub fn unpack(self, image: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<File> {
         let program = self.packing.program();
         let what = || format!("{}: compressed with {program}", image.display());
         let stream = self.archive.unpacked(None);
         let mut stream = stream.with_context(|| image.display().to_string())?;
-        let mut progress = Progress::endless(When::Auto);
         let mut piece = vec![0; PIECE_BYTES];
         let mut at = 0;
         let mut hole = false;
@@ -72,7 +76,7 @@ impl Packed {
                 self.room.write_all_at(bytes, at).with_context(what)?;
             }
             at += len as u64;
-            progress.add(len as u64);
+            progress(len as u64);
         }
     }
 }

@@ -28,6 +28,7 @@ pub enum Origin {
     Path(PathBuf),
     /// A container image.
     Image {
+        /// How it is stored.
         kind: ImageKind,
         /// With the tag, if there is one.
         name: OsString,
@@ -37,8 +38,11 @@ pub enum Origin {
 /// How a container image is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
+    /// A directory of the OCI's layout.
     OciDirectory,
+    /// The same in an archive.
     OciArchive,
+    /// What `docker save` writes.
     DockerArchive,
 }
 
@@ -78,7 +82,7 @@ impl std::fmt::Display for Origin {
 }
 
 /// The archives of an origin.
-pub struct Archives {
+pub(super) struct Archives {
     pub layers: Vec<Layer>,
     /// An image's configuration.
     pub config: Option<Vec<u8>>,
@@ -91,7 +95,7 @@ impl Origin {
     }
 
     /// Opens its archives; what has a digest fits it then.
-    pub fn archives(&self, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+    pub(super) fn archives(&self, choice: &Choice<'_>) -> anyhow::Result<Archives> {
         let shown = self.to_string();
         self.open(choice).with_context(|| shown)
     }

@@ -22,7 +22,7 @@ use super::merge::parts;
 use super::origin::{Archives, ImageKind};
 use super::platform::Platform;
 use super::tar::Entries;
-use crate::text::printable;
+use crate::say::printable;
 
 /// Longest document, in bytes: what registries take.
 const LONGEST_JSON: u64 = 4 << 20;
@@ -40,6 +40,7 @@ const IMAGE_NAME: &str = "io.containerd.image.name";
 
 /// What is chosen where there are several, and where things may be kept.
 pub struct Choice<'a> {
+    /// Of an image for several, this one; this machine's if left out.
     pub platform: Option<Platform>,
     /// Where what cannot be read twice is kept, in a file without a name.
     pub beside: &'a Path,

@@ -35,6 +35,7 @@ impl Patterns {
         Self(patterns.into_iter().map(read).filter(|it| !it.names.is_empty()).collect())
     }
 
+    /// Whether nothing is left out.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -12,7 +12,7 @@ use draconis_ext::mkfs::{Node, NodeId, Tree, What};
 
 use super::merge::parts;
 use super::{Source, Stamp};
-use crate::text::printable;
+use crate::say::printable;
 
 /// Nodes that one line makes.
 const MOST_NODES: u64 = 65_536;

@@ -26,14 +26,17 @@ impl Platform {
         Self { os: "linux".into(), architecture: architecture.into(), variant }
     }
 
+    /// The operating system.
     pub fn os(&self) -> &str {
         &self.os
     }
 
+    /// The processor.
     pub fn architecture(&self) -> &str {
         &self.architecture
     }
 
+    /// Which of its kind.
     pub fn variant(&self) -> Option<&str> {
         self.variant.as_deref()
     }
@@ -67,7 +70,7 @@ impl std::str::FromStr for Platform {
 impl std::fmt::Display for Platform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // It may come from an image.
-        let shown = |text: &str| crate::text::printable(text.as_bytes());
+        let shown = |text: &str| crate::say::printable(text.as_bytes());
         write!(f, "{}/{}", shown(&self.os), shown(&self.architecture))?;
         match &self.variant {
             Some(variant) => write!(f, "/{}", shown(variant)),

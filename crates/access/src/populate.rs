@@ -8,6 +8,7 @@
 //! Law 1: a scan remembers names and places; contents are read when they are written.
 //! Law 2: nothing is unpacked on this machine, but what comes through a pipe or is an image
 //! inside a packed archive: that is kept in a file without a name.
+//! Law 3: what is left out is told in notes.
 
 mod acl;
 mod blob;
@@ -15,15 +16,14 @@ mod coded;
 mod devices;
 mod digest;
 mod directory;
+mod filling;
 mod image;
 mod layers;
 mod merge;
 mod origin;
 mod platform;
-mod reading;
 mod rules;
 mod tar;
-pub mod volume;
 
 use std::collections::HashSet;
 
@@ -33,16 +33,20 @@ use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
 
 /// A tree and where the contents of its files are.
 pub struct Source<'a> {
+    /// The tree.
     pub tree: Tree,
+    /// What reads the contents.
     pub contents: Box<dyn Contents + 'a>,
     /// Directories that the source does not describe: they are only on the way to others.
     pub implied: HashSet<NodeId>,
+    /// What a user should know: what is left out, and what may not be meant.
+    pub notes: Vec<String>,
 }
 
 impl<'a> Source<'a> {
     /// A tree whose directories are all described.
     pub fn new(tree: Tree, contents: impl Contents + 'a) -> Self {
-        Self { tree, contents: Box::new(contents), implied: HashSet::new() }
+        Self { tree, contents: Box::new(contents), implied: HashSet::new(), notes: vec![] }
     }
 }
 
@@ -78,26 +82,33 @@ pub struct Wanted<'a> {
     pub list: Option<&'a [Vec<u8>]>,
     /// What is left out.
     pub exclude: &'a Patterns,
+    /// How archives and images are read.
     pub choice: Choice<'a>,
+    /// The root directory, where the source does not describe it.
     pub root: Node,
+    /// When.
     pub stamp: Stamp,
 }
 
 /// What was found.
 pub struct Found {
+    /// The tree.
     pub source: Source<'static>,
     /// The configuration of the last image.
     pub config: Option<Vec<u8>>,
 }
 
 /// Scans everything that is wanted.
+///
+/// # Errors
+/// A source cannot be read, or is not what it claims to be.
 pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     let Wanted { from, list, exclude, choice, root, stamp } = wanted;
     if let [Origin::Path(path)] = from
         && path.is_dir()
     {
-        let source = directory::scan(path, choice.beside, root, stamp, exclude, list)?;
-        tell_of_images(from, &source.tree);
+        let mut source = directory::scan(path, choice.beside, root, stamp, exclude, list)?;
+        source.notes.extend(of_images(from, &source.tree));
         return Ok(Found { source, config: None });
     }
     ensure!(list.is_none(), "a list of files is for one directory");
@@ -112,47 +123,52 @@ pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
     let mut source = layers::scan(all, root, stamp, choice.limit)?;
-    tell_of_images(from, &source.tree);
+    source.notes.extend(of_images(from, &source.tree));
     rules::exclude(&mut source.tree, exclude);
     Ok(Found { source, config })
 }
 
 /// Says what to write where a container image is taken as the files that it is kept in.
-fn tell_of_images(from: &[Origin], tree: &Tree) {
-    let [only @ (Origin::Path(_) | Origin::Input)] = from else { return };
+fn of_images(from: &[Origin], tree: &Tree) -> Option<String> {
+    let [only @ (Origin::Path(_) | Origin::Input)] = from else { return None };
     let has = |name: &[u8]| tree.lookup(NodeId::ROOT, name).is_some();
     let kind = if has(b"oci-layout") && has(b"index.json") {
         if only.is_directory() { "oci" } else { "oci-archive" }
     } else if has(b"manifest.json") && has(b"repositories") && !only.is_directory() {
         "docker-archive"
     } else {
-        return;
+        return None;
     };
     let named = if matches!(only, Origin::Input) { "FILE".to_owned() } else { only.to_string() };
-    eprintln!(
-        "draconis: {only} is a container image, taken as the files that it is kept in; \
-         {kind}:{named} takes what it holds"
-    );
+    Some(format!(
+        "{only} is a container image, taken as the files that it is kept in; {kind}:{named} takes \
+         what it holds"
+    ))
 }
 
 pub use blob::{Blob, nameless};
-pub use devices::{Table, devices};
+pub use devices::Table;
 pub use digest::Digest;
 pub use directory::{Gather, gather};
+pub use filling::{Filling, Reproducible, fill};
 pub use image::{Choice, REF_NAME};
-pub use origin::Origin;
+pub use origin::{ImageKind, Origin};
 pub use platform::Platform;
-pub use reading::Reading;
-pub use rules::{Patterns, newest, own, set_times, squash};
+pub use rules::Patterns;
 
 /// What a scan leaves out, told once for each kind of it.
 #[derive(Default)]
-struct LeftOut(std::collections::BTreeSet<String>);
+pub struct LeftOut {
+    kinds: std::collections::BTreeSet<String>,
+    /// In words, in the order in which it was met.
+    pub notes: Vec<String>,
+}
 
 impl LeftOut {
-    fn tell(&mut self, what: &str, path: &dyn std::fmt::Display) {
-        if self.0.insert(what.to_owned()) {
-            eprintln!("draconis: {path}: {what} left out, and wherever else it is");
+    /// Notes that `what` of `path` is left out.
+    pub fn tell(&mut self, what: &str, path: &dyn std::fmt::Display) {
+        if self.kinds.insert(what.to_owned()) {
+            self.notes.push(format!("{path}: {what} left out, and wherever else it is"));
         }
     }
 }

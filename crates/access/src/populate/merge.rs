@@ -16,7 +16,7 @@ use anyhow::{Context, bail, ensure};
 use draconis_ext::mkfs::{Node, NodeId, Tree, What};
 
 use super::Stamp;
-use crate::text::printable;
+use crate::say::printable;
 
 /// What marks the name of something that is taken away.
 const WHITEOUT: &[u8] = b".wh.";
@@ -79,7 +79,7 @@ impl Merge {
         ensure!(
             self.taken_bytes <= MOST_BYTES,
             "names and attributes up to this take more than {}",
-            crate::text::bytes(MOST_BYTES)
+            crate::say::bytes(MOST_BYTES)
         );
         Ok(())
     }

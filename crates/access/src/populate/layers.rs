@@ -15,7 +15,7 @@ use super::blob::Blob;
 use super::merge::Merge;
 use super::tar::{Entries, Entry, Reader, number, unsigned};
 use super::{LeftOut, Source, Stamp, acl, coded};
-use crate::text::printable;
+use crate::say::printable;
 
 /// Memory that a piece of a file takes.
 const PIECE_BYTES: u64 = 24;
@@ -126,7 +126,8 @@ pub fn scan(
         open.push(Open { archive: layer.archive, limit, packed, stream });
     }
     let contents = Archives { open, places: scan.places };
-    Ok(Source { implied: scan.merge.implied, ..Source::new(scan.merge.tree, contents) })
+    let (implied, notes) = (scan.merge.implied, scan.left_out.notes);
+    Ok(Source { implied, notes, ..Source::new(scan.merge.tree, contents) })
 }
 
 struct Scan {

@@ -1,15 +1,15 @@
 //! Files of a volume as a tree, for another volume or another directory of the same.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use draconis_access::populate::{LeftOut, Source};
 use draconis_access::walk::segments;
 use draconis_exchange::contract::{Kind, Time};
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
 use draconis_ext::{Inode, InodeNumber, Volume};
 
-use super::{HashSet, LeftOut, Source};
 use crate::change::Maker;
 use crate::image;
 use crate::text::printable;
@@ -91,7 +91,8 @@ pub fn scan<'a>(
     }
     let seen = scan.seen.keys().copied().collect();
     let implied = HashSet::from([NodeId::ROOT]);
-    Ok((Source { implied, ..Source::new(scan.tree, scan.files) }, seen))
+    let notes = scan.left_out.notes;
+    Ok((Source { implied, notes, ..Source::new(scan.tree, scan.files) }, seen))
 }
 
 impl Scan<'_> {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::{LeftOut, Patterns, Source, Stamp};
 use crate::image::file_of;
-use crate::text::printable;
+use crate::say::printable;
 
 /// Files that are named one by one when there are many.
 const MOST_TOLD: usize = 20;
@@ -98,7 +98,7 @@ pub fn scan(
         None => scan.below(vec![(PathBuf::new(), NodeId::ROOT)])?,
     }
     scan.all_readable()?;
-    Ok(Source::new(scan.tree, scan.files))
+    Ok(Source { notes: scan.left_out.notes, ..Source::new(scan.tree, scan.files) })
 }
 
 /// What is put into a volume, and how.
@@ -115,6 +115,9 @@ pub struct Gather<'a> {
 }
 
 /// Scans files and directories into one that is implied.
+///
+/// # Errors
+/// A file cannot be read, or two have one name.
 pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>> {
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let all = Patterns::default();
@@ -161,7 +164,8 @@ pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>>
     scan.below(stack)?;
     scan.all_readable()?;
     let implied = HashSet::from([NodeId::ROOT]);
-    Ok(Source { implied, ..Source::new(scan.tree, scan.files) })
+    let notes = scan.left_out.notes;
+    Ok(Source { implied, notes, ..Source::new(scan.tree, scan.files) })
 }
 
 /// Where something is on this machine.
@@ -237,12 +241,17 @@ impl<'a> Scan<'a> {
     /// Refuses before anything is written what could not be read then.
     fn all_readable(&self) -> anyhow::Result<()> {
         let Some(first) = self.unreadable.first() else { return Ok(()) };
-        for other in self.unreadable.iter().skip(1).take(MOST_TOLD) {
-            eprintln!("draconis: {}: this user may not read it", other.display());
-        }
-        let count = self.unreadable.len();
-        let all = if count > 1 { format!(", as {} others", count - 1) } else { String::new() };
-        bail!("{}: this user may not read it{all}; --exclude leaves things out", first.display())
+        let others = self.unreadable.get(1..).unwrap_or_default();
+        let named = others.iter().take(MOST_TOLD).map(|other| format!(", nor {}", other.display()));
+        let more = match others.len().saturating_sub(MOST_TOLD) {
+            0 => String::new(),
+            more => format!(", nor {more} others"),
+        };
+        bail!(
+            "{}: this user may not read it{}{more}; --exclude leaves things out",
+            first.display(),
+            named.collect::<String>()
+        )
     }
 
     fn directory(

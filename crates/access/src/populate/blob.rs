@@ -47,7 +47,7 @@ impl Blob {
     }
 
     /// Its length in bytes, as it is.
-    pub fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         self.len
     }
 
@@ -143,7 +143,7 @@ impl<R: Read> Read for Bounded<R> {
             None => {
                 return Err(std::io::Error::other(format!(
                     "it unpacks to more than {}; format and untar take --limit SIZE for what is larger",
-                    crate::text::bytes(self.most)
+                    crate::say::bytes(self.most)
                 )));
             }
         }

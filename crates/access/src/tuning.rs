@@ -1,0 +1,97 @@
+//! Changing what a volume says of itself: label, identity, reserve, features, journal.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_exchange::contract::Time;
+use draconis_ext::tune::{self, Changes, Error, Reserved};
+use rustix::io::Errno;
+
+use crate::error::{Error as Failure, Result};
+use crate::uuid::{self, Identities};
+use crate::{held, image};
+
+/// Some changes as callers spell them; what is left out stays.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Words<'a> {
+    /// A UUID, `random` or `clear`.
+    pub uuid: Option<&'a str>,
+    /// What is kept for the superuser: blocks, or `5%` of them.
+    pub reserved: Option<&'a str>,
+    /// Features to give or, with `^`, to take away, separated by commas.
+    pub features: Option<&'a str>,
+    /// Mounts after which it is to be checked: up to 32,767; -1 for never.
+    pub most_mounts: Option<i32>,
+}
+
+impl Words<'_> {
+    /// What they ask for.
+    ///
+    /// # Errors
+    /// A word that means nothing.
+    pub fn changes(&self) -> Result<Changes> {
+        let wrong = |text: String| Failure::new(Errno::INVAL, text);
+        let mut identities = Identities::new(None);
+        let uuid = match self.uuid {
+            None => None,
+            Some("random") => Some(identities.uuid()),
+            Some("clear") => Some([0; 16]),
+            Some(text) => Some(
+                uuid::parse(text)
+                    .ok_or_else(|| wrong(format!("{text}: a UUID, random or clear is needed")))?,
+            ),
+        };
+        let reserved = |text: &str| {
+            let reserved = match text.strip_suffix('%') {
+                Some(percent) => percent
+                    .parse()
+                    .ok()
+                    .filter(|percent| (0.0..=50.0).contains(percent))
+                    .map(|percent: f64| Reserved::Ppm((percent * 10_000.0).round() as u32)),
+                None => text.parse().ok().map(Reserved::Blocks),
+            };
+            reserved.ok_or_else(|| wrong(format!("{text}: blocks, or 0% to 50% are possible")))
+        };
+        let most_mounts = match self.most_mounts {
+            None => None,
+            Some(-1) => Some(0),
+            Some(mounts) => Some(
+                u16::try_from(mounts)
+                    .ok()
+                    .filter(|mounts| (1..=0x7FFF).contains(mounts))
+                    .ok_or_else(|| {
+                        wrong(format!("{mounts} mounts: 1 to 32767, or -1 for never"))
+                    })?,
+            ),
+        };
+        let features = self.features.unwrap_or_default().split(',').map(str::trim);
+        let features = features.filter(|word| !word.is_empty());
+        Ok(Changes {
+            uuid,
+            most_mounts,
+            reserved: self.reserved.map(reserved).transpose()?,
+            features: features.map(str::to_owned).collect(),
+            hash_seed: identities.uuid(),
+            ..Changes::default()
+        })
+    }
+}
+
+/// Changes the volume that is all of `disk`, which is claimed; what its journal holds, or an
+/// unfinished change, is put in place first. Without changes that is all.
+///
+/// # Errors
+/// The volume cannot be changed so, or what the disk gave.
+pub fn tune(
+    image: &Path,
+    disk: &Arc<dyn Disk>,
+    changes: &Changes,
+    now: Time,
+) -> anyhow::Result<()> {
+    let _held = held::settle(image, disk, now)?;
+    tune::tune(&**disk, changes, now).map_err(|error| match error {
+        Error::Volume(error) => image::refused(image, &**disk, error.into()),
+        error => anyhow::Error::from(error).context(image.display().to_string()),
+    })
+}
