@@ -422,19 +422,23 @@ impl Shared {
             return Some(now);
         }
         // The bucket has all: the journal need not say otherwise.
-        if !has_drafts && state.open.is_none() && state.durable == state.next {
-            self.let_go(state);
+        let has_all = !has_drafts && state.open.is_none() && state.durable == state.next;
+        // Others may have come meanwhile.
+        if has_all && self.let_go(state) {
+            return Some(now);
         }
         due
     }
 
     /// Gives back all the room of what the bucket has.
-    fn let_go(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    fn let_go(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
         let durable = state.durable;
-        let Some(keeping) = &mut state.keeping else { return };
-        let Some(mut journal) = keeping.journal.take_if(|it| it.first().is_some()) else { return };
+        let Some(keeping) = &mut state.keeping else { return false };
+        let Some(mut journal) = keeping.journal.take_if(|it| it.first().is_some()) else {
+            return false;
+        };
         let done = MutexGuard::unlocked(state, || journal.release(durable));
-        let Some(keeping) = &mut state.keeping else { return };
+        let Some(keeping) = &mut state.keeping else { return false };
         keeping.kept = journal.kept;
         keeping.is_half_full = journal.is_half_full();
         keeping.journal = Some(journal);
@@ -442,6 +446,7 @@ impl Shared {
             state.error.get_or_insert(error);
         }
         self.changed.notify_all();
+        true
     }
 
     /// The end: the bucket has all, and the journal says so. What is said if it could not be.

@@ -252,7 +252,12 @@ fn a_full_journal_makes_writers_wait() {
     let drive = drive(64 << 10);
     let faults = Faults { seed: 5, refused: 6, lost: 6, slow: 2, ..Faults::default() };
     let engine = Arc::new(memory.client(faults));
-    let how = Options { deadline: Duration::from_secs(60), ..options("x", 2, local(&drive)) };
+    let how = Options {
+        deadline: Duration::from_secs(60),
+        // What is written meanwhile is more than there is room for.
+        commit: Duration::from_millis(10),
+        ..options("x", 2, local(&drive))
+    };
     let disk = BucketDisk::open(engine, "memory", &how).unwrap();
     for nth in 0..600u64 {
         write(&disk, 100 + nth % 500, nth as u8).unwrap();
