@@ -383,13 +383,15 @@ impl Shared {
         }
         // What the journal has goes to the bucket after a while.
         let newest = keeping.newest.0;
-        let is_pressing = keeping.wants_room || keeping.is_half_full;
+        let wants_room = keeping.wants_room;
+        let is_pressing = wants_room || keeping.is_half_full;
         let (last_asked, has_journal) = (keeping.last_asked, keeping.journal.is_some());
         let (has_drafts, is_long) =
             (!keeping.drafts.is_empty(), keeping.drafts_bytes > BATCH_BYTES / 2);
         if state.open.as_ref().is_some_and(|pack| pack.nth == newest) {
-            match state.last_sealed.map(|last| last + commit).filter(|due| *due > now) {
-                Some(due) => at(due),
+            let next = state.last_sealed.map(|last| last + commit);
+            match next.filter(|next| *next > now && !wants_room) {
+                Some(next) => at(next),
                 None => {
                     self.seal(state);
                     return Some(now);
