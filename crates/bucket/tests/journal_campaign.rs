@@ -355,7 +355,7 @@ fn run(seed: u64, sin: Sin) -> (Result<Harm, torture::Violation>, Machines) {
 
 #[test]
 fn machines_with_a_journal_that_lose_their_power() {
-    let (first, runs) = (number("SEED", 1), number("RUNS", 60));
+    let (first, runs) = (number("SEED", 1), number("RUNS", 40));
     let (mut all, mut refused, mut sent_late) = (Harm::default(), 0, 0);
     for seed in first..first + runs {
         match run(seed, Sin::None) {
