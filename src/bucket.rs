@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use draconis_access::uuid::Identities;
-use draconis_bucket::{BucketDisk, Cloud, Requests};
+use draconis_bucket::{BucketDisk, Cloud, Kept, Local, Requests};
 use draconis_device::Disk;
 use draconis_objects::{LayoutKind, Profile};
 use draconis_service::client::Directory;
@@ -43,11 +43,20 @@ pub struct Options {
     #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = cache)]
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     cache: Option<(PathBuf, u64)>,
+    /// Wait for FILE on a local disk rather than for the bucket, which is sent what FILE has behind.
+    ///
+    /// FILE is made if it is not there, with SIZE bytes (256M; K, M, G, T allowed). What a machine
+    /// that died has left in it is sent by the next command that changes the store with the same
+    /// FILE, or mounts it; without it the store is not opened to change it, but with --take-over.
+    #[arg(long, global = true, value_name = "FILE[,SIZE]", value_parser = journal)]
+    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    journal: Option<(PathBuf, u64)>,
     /// Say at the end, on standard error, what was asked of the bucket.
     #[arg(long, global = true)]
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     stats: bool,
-    /// Change what another machine has mounted: its mounts are read-only from then on.
+    /// Change what another machine has mounted: its mounts are read-only from then on. What only a
+    /// journal has is lost.
     #[arg(long, global = true)]
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     take_over: bool,
@@ -60,6 +69,9 @@ struct Settings {
     /// Whose it is; none if it is that process's own.
     process: Option<u32>,
 }
+
+/// How long a journal is made.
+const JOURNAL_BYTES: u64 = 256 << 20;
 
 /// What this process was told.
 static TOLD: OnceLock<Options> = OnceLock::new();
@@ -84,8 +96,12 @@ pub fn end() {
     let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
     for Used { disk, stats, .. } in opened {
         disk.close();
+        if let Some(left) = disk.left() {
+            log::warn!("{left}");
+        }
         if stats {
             eprintln!("{}", told(&disk.requests(), disk.held()));
+            disk.kept().iter().for_each(|kept| eprintln!("{}", told_of_journal(kept)));
         }
     }
 }
@@ -100,6 +116,23 @@ fn told(requests: &Requests, (objects, bytes): (u64, u64)) -> String {
         text::counted(objects, "object", "objects"),
         bytes = text::bytes(bytes),
     )
+}
+
+fn told_of_journal(kept: &Kept) -> String {
+    let Kept { records, bytes, flushes, full, sent_late } = kept;
+    format!(
+        "journal: {} in {}, flushed {flushes} times, full {full} times; {} of an earlier writer sent",
+        text::bytes(*bytes),
+        text::counted(*records, "record", "records"),
+        text::counted(*sent_late, "object", "objects"),
+    )
+}
+
+/// Parses a file, and a size if there is one, for clap.
+fn journal(text: &str) -> Result<(PathBuf, u64), String> {
+    let sized = text.rsplit_once(',').and_then(|(file, len)| Some((file, text::size(len).ok()?)));
+    let (file, len) = sized.unwrap_or((text, JOURNAL_BYTES));
+    Ok((std::path::absolute(file).map_err(|error| error.to_string())?, len))
 }
 
 /// Parses a directory and a size for clap.
@@ -126,13 +159,14 @@ pub fn normal(address: &str) -> String {
 /// Opens the disk in a bucket to change it, and takes it over.
 pub fn writable(address: &str) -> anyhow::Result<Arc<BucketDisk>> {
     let claim = claim(address)?;
-    let disk = BucketDisk::open(engine(address, false)?, address, &own_options());
+    let disk = BucketDisk::open(engine(address, false)?, address, &own_options(true)?);
     Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
 /// Opens the disk in a bucket to read it, while others may change it.
 pub fn readable(address: &str) -> anyhow::Result<Arc<dyn Disk>> {
-    let disk = BucketDisk::open_to_read(engine(address, false)?, address, &own_options());
+    let options = own_options(false)?;
+    let disk = BucketDisk::open_to_read(engine(address, false)?, address, &options);
     Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, None))
 }
 
@@ -140,7 +174,7 @@ pub fn readable(address: &str) -> anyhow::Result<Arc<dyn Disk>> {
 pub fn made(address: &str, len_bytes: u64, over: bool) -> anyhow::Result<Arc<BucketDisk>> {
     let engine = engine(address, true)?;
     let claim = claim(address)?;
-    let disk = BucketDisk::create(engine, address, len_bytes, over, &own_options());
+    let disk = BucketDisk::create(engine, address, len_bytes, over, &own_options(true)?);
     Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
@@ -188,7 +222,7 @@ impl Elsewhere for Buckets {
         let how = draconis_bucket::Options {
             stays: *stays,
             seat: seat.clone(),
-            ..of_bucket(options, process)
+            ..of_bucket(options, process, !read_only)?
         };
         let engine = Arc::new(Cloud::at(address, false)?);
         let disk = match read_only {
@@ -242,29 +276,45 @@ fn seat() -> String {
 
 /// What the command line says.
 fn said() -> Options {
-    let defaults =
-        Options { commit_ms: 50, deadline: 60, cache: None, stats: false, take_over: false };
+    let defaults = Options {
+        commit_ms: 50,
+        deadline: 60,
+        cache: None,
+        journal: None,
+        stats: false,
+        take_over: false,
+    };
     TOLD.get().cloned().unwrap_or(defaults)
 }
 
-fn own_options() -> draconis_bucket::Options {
-    draconis_bucket::Options { seat: seat(), ..of_bucket(said(), std::process::id()) }
+fn own_options(writes: bool) -> anyhow::Result<draconis_bucket::Options> {
+    let options = of_bucket(said(), std::process::id(), writes);
+    Ok(draconis_bucket::Options { seat: seat(), ..options.map_err(|why| anyhow!("{why}"))? })
 }
 
-fn of_bucket(options: Options, process: u32) -> draconis_bucket::Options {
+fn of_bucket(
+    options: Options,
+    process: u32,
+    writes: bool,
+) -> Result<draconis_bucket::Options, String> {
     let names = rustix::system::uname();
-    let Options { commit_ms, deadline, cache, take_over, .. } = options;
-    draconis_bucket::Options {
+    let Options { commit_ms, deadline, cache, journal, take_over, .. } = options;
+    let number = || u128::from_le_bytes(Identities::new(None).uuid());
+    // Who only reads makes none.
+    let journal = journal.filter(|(file, _)| writes || file.exists());
+    let journal = journal.map(|(file, len)| Local::file(&file, len, number())).transpose()?;
+    Ok(draconis_bucket::Options {
         who: format!(
             "{}, process {process}, at {:.0}",
             names.nodename().to_string_lossy(),
             jiff::Timestamp::now()
         ),
-        token: u128::from_le_bytes(Identities::new(None).uuid()),
+        token: number(),
+        journal,
         commit: Duration::from_millis(commit_ms),
         deadline: Duration::from_secs(deadline),
         cache,
         takes_over: take_over,
         ..draconis_bucket::Options::default()
-    }
+    })
 }

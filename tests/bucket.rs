@@ -81,6 +81,37 @@ fn killed(place: &Place) {
     }
 }
 
+/// A command with a journal that is killed has lost nothing that was there, and the next one sends
+/// what it left.
+fn journaled(place: &Place) {
+    let (store, draconis) = (&place.address[..], &place.draconis);
+    let journal = format!("{},32M", draconis.path("journal").display());
+    place.ok(&["store", "create", "--journal", &journal, store, "--size", "64M"]);
+    let input = draconis.path("lines");
+    for round in 0..4u64 {
+        let lines: String = (0..30_000).map(|nth| format!("{nth:05}\tround {round}\n")).collect();
+        std::fs::write(&input, lines).unwrap();
+        let load = ["kv", "load", "--journal", &journal, store, input.to_str().unwrap()];
+        let mut child = place.command(&load).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(60 * round));
+        let _ = child.kill();
+        child.wait().unwrap();
+        let key = format!("done {round}");
+        place.ok(&["kv", "put", "--journal", &journal, store, &key, "yes"]);
+        place.ok(&["store", "check", store]);
+        for before in 0..=round {
+            assert_eq!(place.ok(&["kv", "get", store, &format!("done {before}")]), "yes");
+        }
+    }
+    // It was emptied.
+    place.ok(&["kv", "put", store, "key", "value"]);
+    let letters = draconis.path("letters");
+    std::fs::write(&letters, "dear").unwrap();
+    let said = place.fails(&["kv", "put", "--journal", letters.to_str().unwrap(), store, "a", "b"]);
+    assert!(said.contains("letters is no journal") && said.contains("left as it is"), "{said}");
+    assert_eq!(std::fs::read(&letters).unwrap(), b"dear");
+}
+
 /// Of two that change a store at once one is told who has it, or none.
 fn raced(place: &Place) {
     let (store, draconis) = (&place.address[..], &place.draconis);
@@ -111,6 +142,16 @@ fn raced(place: &Place) {
         assert!(won > 0, "none won round {round}");
         place.ok(&["store", "check", store]);
     }
+}
+
+#[test]
+fn commands_with_a_journal_are_killed_in_a_directory() {
+    journaled(&Place::directory());
+}
+
+#[test]
+fn commands_with_a_journal_are_killed_on_a_server() {
+    Place::server().iter().for_each(journaled);
 }
 
 #[test]

@@ -190,6 +190,63 @@ fn killed(place: &Place) {
     }
 }
 
+/// What was synced with a journal is in that alone when the store keeper is killed: other machines
+/// and commands are told where it is, and who mounts with it has all.
+fn journaled(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    let file = place.draconis.path("journal");
+    let journal = format!("{},16M", file.display());
+    // Nothing is sent by itself meanwhile.
+    let more = ["--journal", &journal, "--commit-ms", "1000000"];
+    let at = place.mount("vol", "at", &more);
+    write_durably(&at.join("kept"), b"1").unwrap();
+    kill_process(process_of(place, "store-keeper"), Signal::KILL).unwrap();
+    write_durably(&at.join("lost"), b"x").unwrap_err();
+    let _ = place.run(&["umount", "-f", text(&at)]);
+    eventually("it is unmounted", || mounts_below(&at).is_empty());
+    let other = place.other_machine();
+    for refused in [
+        other.fails(&["kv", "put", &other.address, "key", "value"]),
+        place.fails(&["mkdir", &format!("{}:/dir", place.disk("vol"))]),
+    ] {
+        assert!(refused.contains("is written with a journal, "), "{refused}");
+        assert!(
+            refused.contains(&format!("--journal {} there sends", file.display())),
+            "{refused}"
+        );
+    }
+    let said = place.fails(&["ls", "--journal", &journal, &place.disk("vol")]);
+    assert!(said.contains("has what ") && said.contains(" has not yet"), "{said}");
+    let at = place.mount("vol", "at", &more);
+    assert_eq!(std::fs::read(at.join("kept")).unwrap(), b"1");
+    assert!(!at.join("lost").exists());
+    write_durably(&at.join("second"), b"2").unwrap();
+    place.unmount(&at);
+    // The bucket has all, and the journal is not missed.
+    let at = other.mount("vol", "there", &[]);
+    for (name, bytes) in [("kept", b"1"), ("second", b"2")] {
+        assert_eq!(std::fs::read(at.join(name)).unwrap(), bytes);
+    }
+    other.unmount(&at);
+    place.judge("vol");
+    let output = place.run(&[
+        "mkdir",
+        "--stats",
+        "--journal",
+        &journal,
+        &format!("{}:/dir", place.disk("vol")),
+    ]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.success()
+            && said.contains("journal: ")
+            && said.contains(" records, flushed "),
+        "{said}"
+    );
+    place.judge("vol");
+}
+
 /// A worker that dies, and another program, go on with the mount.
 fn followed(place: &Place) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
@@ -311,6 +368,20 @@ fn a_killed_store_keeper_loses_nothing_in_a_directory() {
 fn a_killed_store_keeper_loses_nothing_on_a_server() {
     if fuse("killing store keepers") {
         Place::server().iter().for_each(killed);
+    }
+}
+
+#[test]
+fn what_only_a_journal_has_is_asked_for_in_a_directory() {
+    if fuse("mounts of buckets with journals") {
+        journaled(&Place::directory());
+    }
+}
+
+#[test]
+fn what_only_a_journal_has_is_asked_for_on_a_server() {
+    if fuse("mounts of buckets with journals") {
+        Place::server().iter().for_each(journaled);
     }
 }
 

@@ -45,7 +45,8 @@ use crate::image::object;
 /// A bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY.
 /// Credentials and endpoints come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
 /// AWS_REGION, AWS_ENDPOINT_URL and so on. Who changes a store in a bucket takes it over from who
-/// did before, unless that is a mount, which --take-over ends; readers disturb none.
+/// did before, unless that is a mount, which --take-over ends; readers disturb none. With --journal
+/// FILE what is waited for is durable when FILE has it, and the bucket is sent it behind.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(subcommand)]

@@ -326,6 +326,10 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "The same in a bucket that is a directory",
                 "draconis store create file://$PWD/bucket --size 64M\ndraconis store disk file://$PWD/bucket vol 16M\ndraconis format -t ext2 file://$PWD/bucket#vol\ndraconis put notes.txt file://$PWD/bucket#vol:/",
             ),
+            (
+                "In a bucket, with what is waited for in a file here, which is sent behind",
+                "draconis store create file://$PWD/far --size 64M\ndraconis store disk --journal $PWD/far.journal,16M file://$PWD/far vol 16M\ndraconis format -t ext2 --journal $PWD/far.journal file://$PWD/far#vol",
+            ),
         ],
     ),
     (

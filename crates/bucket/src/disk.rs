@@ -13,11 +13,14 @@
 //! ours after that: who takes over ends the epoch first and lists the objects then.
 //! Law 3: a root is sent when all before it was. Up to the newest root objects may be missing:
 //! those that nothing led to.
+//! With a journal something is durable once that has it, and the rest goes on behind: `keeping`.
 //! Law 4: an object is deleted once two roots are durable that do without it; readers of the root
 //! before may still be at it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
 
 use bytes::Bytes;
 use draconis_device::{
@@ -30,9 +33,12 @@ use parking_lot::{Condvar, Mutex};
 use crate::cache::Cache;
 use crate::engine::Trouble;
 use crate::epoch::Epoch;
+use crate::journal::{Journal, Kept};
+use crate::keeping::Keeping;
 use crate::lanes::Lanes;
 use crate::map::Map;
 use crate::name::{Name, Number, Run};
+use crate::open::elsewhere;
 use crate::outbox::{Pace, Shared, State, Until};
 use crate::root::{EDGE_SECTORS, Root};
 use crate::steady::{Requests, Steady};
@@ -41,6 +47,11 @@ use crate::{OBJECT_BYTES, SECTOR};
 /// A disk that keeps its bytes in a bucket.
 pub struct BucketDisk {
     shared: Arc<Shared>,
+    has_journal: bool,
+    /// Works behind a journal.
+    pump: Mutex<Option<JoinHandle<()>>>,
+    /// What could not be sent, once it is closed.
+    left: Mutex<Option<String>>,
 }
 
 /// What is known when a bucket was opened.
@@ -53,6 +64,8 @@ pub(crate) struct Opened {
     pub dead: Vec<Arc<str>>,
     /// None for readers.
     pub epoch: Option<Epoch>,
+    /// Of the epoch of the newest root so many objects count.
+    pub end: u64,
 }
 
 /// What a read needs of one object.
@@ -65,8 +78,14 @@ struct Part {
 }
 
 impl BucketDisk {
-    pub(crate) fn new(bucket: Steady, pace: Pace, opened: Opened, cache: Option<Cache>) -> Self {
-        let Opened { root, map, names, dead, epoch } = opened;
+    pub(crate) fn new(
+        bucket: Steady,
+        pace: Pace,
+        opened: Opened,
+        cache: Option<Cache>,
+        journal: Option<Journal>,
+    ) -> Result<Self, Error> {
+        let Opened { root, map, names, dead, epoch, .. } = opened;
         let state = State {
             root,
             map,
@@ -87,7 +106,9 @@ impl BucketDisk {
             dead: dead.into_iter().map(|key| (key, 0)).collect(),
             error: None,
             is_closed: false,
+            keeping: journal.map(Keeping::new),
         };
+        let has_journal = state.keeping.is_some();
         let shared = Shared {
             lanes: Lanes::new(pace.lanes),
             bucket,
@@ -97,8 +118,41 @@ impl BucketDisk {
             epoch: epoch.unwrap_or_default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            pump_wakes: Condvar::new(),
         };
-        Self { shared: Arc::new(shared) }
+        let shared = Arc::new(shared);
+        let pump = has_journal.then(|| {
+            let shared = shared.clone();
+            let named = std::thread::Builder::new().name("journal".to_owned());
+            let spawned = named.spawn(move || shared.pump());
+            spawned.map_err(|error| elsewhere(format!("no thread for the journal: {error}")))
+        });
+        let pump = Mutex::new(pump.transpose()?);
+        Ok(Self { shared, has_journal, pump, left: Mutex::default() })
+    }
+
+    /// It is open: from now on a journal takes what the bucket does not.
+    pub(crate) fn begin(&self) {
+        self.be_patient(true);
+    }
+
+    fn be_patient(&self, is_patient: bool) {
+        if let Some(keeping) = &mut self.shared.state.lock().keeping {
+            keeping.is_patient = is_patient;
+            // What is left alone is tried at once.
+            keeping.rests_until = keeping.rests_until.map(|_| Instant::now());
+            self.shared.pump_wakes.notify_one();
+        }
+    }
+
+    /// What went by the journal, if there is one.
+    pub fn kept(&self) -> Option<Kept> {
+        self.shared.state.lock().keeping.as_ref().map(|keeping| keeping.kept)
+    }
+
+    /// Once it is closed: that a journal keeps what the bucket has not, and why.
+    pub fn left(&self) -> Option<String> {
+        self.left.lock().clone()
     }
 
     /// What was asked of the bucket since it was opened.
@@ -149,23 +203,29 @@ impl BucketDisk {
             state.root.edges.extend(kept);
             state.root.sectors = sectors;
         }
-        self.write_root()
+        // A length is known when the bucket knows it.
+        self.be_patient(false);
+        let written = self.write_root();
+        self.be_patient(true);
+        written
     }
 
-    /// Writes a root, and waits until it is durable.
+    /// Writes a root, and waits until it is durable in the bucket.
     pub(crate) fn write_root(&self) -> Result<(), Error> {
         let ticket = {
             let mut state = self.shared.state.lock();
             state.tickets += 1;
             self.shared.seal_root(&mut state);
+            state.mark();
             Ticket(state.tickets)
         };
-        self.wait(ticket)
+        self.shared.wait(ticket, Until::Durable)
     }
 
     /// Sends all that was written, deletes what is not needed, and returns once that is done, as
     /// far as it can be.
     pub fn close(&self) {
+        self.be_patient(false);
         {
             let mut state = self.shared.state.lock();
             // What has no waiter may be lost; but there is no need for it.
@@ -178,11 +238,16 @@ impl BucketDisk {
             if std::mem::replace(&mut state.is_closed, true) {
                 return;
             }
+            *self.left.lock() = self.shared.close_journal(&mut state);
+        }
+        if let Some(pump) = self.pump.lock().take() {
+            // A thread that panicked has said so.
+            let _ = pump.join();
         }
         self.shared.lanes.end();
         // After a failure it may be another's, and what is there was not all that was written.
         let is_whole = self.shared.state.lock().error.is_none();
-        if self.shared.pace.stays && !self.shared.is_read_only && is_whole {
+        if self.shared.pace.gives_back && !self.shared.is_read_only && is_whole {
             self.shared.epoch.give_back(&self.shared.bucket);
         }
     }
@@ -295,6 +360,7 @@ impl Disk for BucketDisk {
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.tickets) {
             return refused(chain, Error::NoTicket(unknown));
         }
+        self.shared.wait_for_room(&mut state);
         if let Some(error) = state.error.clone() {
             return refused(chain, error);
         }
@@ -306,15 +372,22 @@ impl Disk for BucketDisk {
         if state.is_root_due {
             self.shared.seal_root(&mut state);
         }
+        state.mark();
         Ok(tickets)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.shared.wait(ticket, Until::Sent)
+        match self.has_journal {
+            true => self.shared.wait_kept(ticket),
+            false => self.shared.wait(ticket, Until::Sent),
+        }
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.shared.wait(ticket, Until::Durable)
+        match self.has_journal {
+            true => self.shared.wait_kept(ticket),
+            false => self.shared.wait(ticket, Until::Durable),
+        }
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {

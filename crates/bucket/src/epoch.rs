@@ -12,13 +12,17 @@
 //! Law 4: a writer that stays says so in its epoch, and empties that itself when it is done. As long
 //! as it did not it is there, or dead: another writer ends it only if it is told to, or sits where
 //! that one sat, which is gone from there then.
+//! Law 5: a writer with a journal says which that is, and where. As long as it did not empty both,
+//! what it acknowledged may be there alone: another writer ends the epoch only with that journal,
+//! or if it is told to.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use draconis_device::Error;
 
-use crate::engine::Trouble;
+use crate::engine::{Answer, Trouble};
+use crate::journal::Journal;
 use crate::name::{Name, Number};
 use crate::open::{Options, elsewhere, list};
 use crate::steady::Steady;
@@ -29,6 +33,8 @@ const ATTEMPTS: usize = 50;
 const KEPT: u32 = 16;
 /// Before the seat of a writer that stays, on the third line of its epoch.
 const STAYS: &str = "stays at ";
+/// Before the number of a journal and its path, on the fourth line.
+const JOURNAL: &str = "journal ";
 
 /// An epoch of ours.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -46,18 +52,23 @@ impl Epoch {
     pub fn claim(
         bucket: &Steady,
         options: &Options,
+        journal: Option<&Journal>,
         mut names: BTreeMap<Name, u64>,
     ) -> Result<(Self, [BTreeMap<Name, u64>; 2]), Error> {
         let mut text = format!("{}\n{:032x}\n", options.who, options.token);
-        if options.stays {
+        // A program that knows of no journals leaves alone who stays.
+        if options.stays || journal.is_some() {
             text += &format!("{STAYS}{}\n", options.seat);
+        }
+        if let Some(journal) = journal {
+            text += &format!("{JOURNAL}{:032x} {}\n", journal.id(), journal.place());
         }
         let text = Bytes::from(text);
         let said = |doing, epoch: u32, trouble: &Trouble| {
             bucket.error(doing, &Name::Epoch(epoch).key(), trouble)
         };
         for _ in 0..ATTEMPTS {
-            may_end(bucket, options, &names)?;
+            may_end(bucket, options, journal, &names)?;
             let number = youngest(&names).checked_add(1);
             let number = number.ok_or_else(|| elsewhere("all epochs are used up".to_owned()))?;
             match bucket.create(&Name::Epoch(number).key(), &text) {
@@ -96,14 +107,34 @@ impl Epoch {
         Err(elsewhere(format!("{address}: others opened it each time it was tried; try again")))
     }
 
-    /// Whether it is still ours; by whom it was ended.
-    pub fn is_mine(&self, bucket: &Steady) -> Result<(), Error> {
-        let key = Name::Epoch(self.number).key();
+    /// The epoch with that number, if its writer has this journal and did not empty it.
+    pub fn with(bucket: &Steady, number: u32, journal: &Journal) -> Result<Option<Self>, Error> {
+        let key = Name::Epoch(number).key();
         match bucket.get(&key, None) {
-            Ok(text) if text == self.text => Ok(()),
-            Ok(_) | Err(Trouble::Missing) => Err(self.ended(bucket)),
+            Ok(text) if Mark::of(&text).is_of(journal) => {
+                Ok(Some(Self { number, text, stays: false }))
+            }
+            Ok(_) | Err(Trouble::Missing) => Ok(None),
             Err(trouble) => Err(bucket.error("asking for", &key, &trouble)),
         }
+    }
+
+    /// Whether it is still ours.
+    pub fn is_mine(&self, bucket: &Steady) -> Answer<bool> {
+        match bucket.get(&Name::Epoch(self.number).key(), None) {
+            Ok(text) => Ok(text == self.text),
+            Err(Trouble::Missing) => Ok(false),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// One that may be another's.
+    pub fn at(number: u32) -> Self {
+        Self { number, ..Self::default() }
+    }
+
+    pub fn key(&self) -> String {
+        Name::Epoch(self.number).key()
     }
 
     /// Says that the one who stays here goes. What fails is no harm: the next one is told that
@@ -117,15 +148,7 @@ impl Epoch {
 
     /// What a writer is told whose epoch is over.
     pub fn ended(&self, bucket: &Steady) -> Error {
-        // One that is found may be ended before it is read: then there is another.
-        let who = (0..ATTEMPTS).find_map(|_| {
-            let names = list(bucket, "epoch").ok()?;
-            let younger = |name: &Name| *name > Name::Epoch(self.number);
-            let last = names.into_keys().rfind(younger)?;
-            let text = bucket.get(&last.key(), None).ok()?;
-            String::from_utf8_lossy(&text).lines().next().map(str::to_owned)
-        });
-        let who = who.as_deref().unwrap_or("another writer");
+        let who = self.ended_by(bucket);
         let step = match self.stays {
             true => "; unmount it, and mount it with --take-over to take it over in turn",
             false => ": run this again, and it takes over in turn",
@@ -135,28 +158,89 @@ impl Epoch {
             bucket.address
         ))
     }
+
+    /// By whom it was ended.
+    pub fn ended_by(&self, bucket: &Steady) -> String {
+        // One that is found may be ended before it is read: then there is another.
+        let who = (0..ATTEMPTS).find_map(|_| {
+            let names = list(bucket, "epoch").ok()?;
+            let younger = |name: &Name| *name > Name::Epoch(self.number);
+            let last = names.into_keys().rfind(younger)?;
+            let text = bucket.get(&last.key(), None).ok()?;
+            Some(Mark::of(&text).who).filter(|who| !who.is_empty())
+        });
+        who.unwrap_or_else(|| "another writer".to_owned())
+    }
+}
+
+/// What an epoch's object says of its writer.
+#[derive(Default)]
+struct Mark {
+    who: String,
+    seat: Option<String>,
+    /// Its number, and where it is.
+    journal: Option<(String, String)>,
+}
+
+impl Mark {
+    fn of(text: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(text);
+        let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
+        let mut mark =
+            Self { who: clean(text.lines().next().unwrap_or_default()), ..Self::default() };
+        for line in text.lines().skip(2) {
+            if let Some(seat) = line.strip_prefix(STAYS) {
+                mark.seat = Some(seat.to_owned());
+            } else if let Some(journal) = line.strip_prefix(JOURNAL) {
+                mark.journal =
+                    journal.split_once(' ').map(|(id, path)| (id.to_owned(), clean(path)));
+            }
+        }
+        mark
+    }
+
+    fn is_of(&self, journal: &Journal) -> bool {
+        self.journal.as_ref().is_some_and(|(id, _)| *id == format!("{:032x}", journal.id()))
+    }
 }
 
 /// Whether the epochs that are there may be ended.
-fn may_end(bucket: &Steady, options: &Options, names: &BTreeMap<Name, u64>) -> Result<(), Error> {
+fn may_end(
+    bucket: &Steady,
+    options: &Options,
+    journal: Option<&Journal>,
+    names: &BTreeMap<Name, u64>,
+) -> Result<(), Error> {
     let last = names.iter().rev().find_map(|(name, len_bytes)| match name {
         Name::Epoch(_) if *len_bytes > 0 => Some(name.key()),
         _ => None,
     });
-    let Some(key) = last.filter(|_| !options.takes_over) else { return Ok(()) };
+    let Some(key) = last else { return Ok(()) };
     let text = match bucket.get(&key, None) {
         Ok(text) => text,
         // Ended since it was listed.
         Err(Trouble::Missing) => return Ok(()),
         Err(trouble) => return Err(bucket.error("asking for", &key, &trouble)),
     };
-    let text = String::from_utf8_lossy(&text);
-    let mut lines = text.lines();
-    let (who, seat) = (lines.next(), lines.nth(1).and_then(|line| line.strip_prefix(STAYS)));
-    match (who, seat) {
-        (Some(who), Some(seat)) if seat != options.seat => {
-            let address = &bucket.address;
-            let who: String = who.chars().filter(|c| !c.is_control()).collect();
+    let (mark, address) = (Mark::of(&text), &bucket.address);
+    if journal.is_some_and(|journal| mark.is_of(journal)) {
+        return Ok(());
+    }
+    let who = &mark.who;
+    match mark {
+        Mark { journal: Some((_, path)), .. } if options.takes_over => {
+            log::warn!(
+                "{address} is taken over from {who}: what only its journal has, {path} there, is not \
+                 in the store any more"
+            );
+            Ok(())
+        }
+        Mark { journal: Some((_, path)), .. } => Err(elsewhere(format!(
+            "{address} is written with a journal, {path}, by {who}, and that was not emptied: if it \
+             has ended, --journal {path} there sends what is in it. If that machine or file is gone, \
+             --take-over opens the store without: what only the journal has is lost"
+        ))),
+        Mark { seat: Some(seat), .. } if seat != options.seat && !options.takes_over => {
             Err(elsewhere(format!(
                 "{address} is mounted by {who}; unmount it there first. If that machine is gone, \
                  --take-over ends its mounts: what they were not told is durable is lost"
@@ -167,7 +251,7 @@ fn may_end(bucket: &Steady, options: &Options, names: &BTreeMap<Name, u64>) -> R
 }
 
 /// The youngest epoch that anything tells of.
-fn youngest(names: &BTreeMap<Name, u64>) -> u32 {
+pub(crate) fn youngest(names: &BTreeMap<Name, u64>) -> u32 {
     let epochs = names.keys().map(|name| match name {
         Name::Epoch(epoch) => *epoch,
         Name::Root(Number { epoch, .. }) | Name::Data(Number { epoch, .. }, _) => *epoch,

@@ -4,6 +4,7 @@
 //!   trait Disk ── BucketDisk: sectors ─▶ packs ─▶ immutable objects, names that say what is in them
 //!                    │            root: superblocks, which objects count
 //!                    │            epoch: who may write
+//!                    │            journal: a file here that has what the bucket has not yet
 //!                    │ trait Engine: put · create · get · head · delete · list
 //!   S3, Google, Azure, a directory (object_store) · memory, with faults
 //! ```
@@ -23,6 +24,8 @@ mod clouds;
 mod disk;
 mod engine;
 mod epoch;
+mod journal;
+mod keeping;
 mod lanes;
 mod map;
 mod memory;
@@ -36,6 +39,7 @@ mod steady;
 pub use cloud::{Cloud, is_address};
 pub use disk::BucketDisk;
 pub use engine::{Answer, Engine, Listed, Trouble};
+pub use journal::{Kept, Local};
 pub use memory::{Faults, Memory, Promises};
 pub use open::Options;
 pub use steady::Requests;

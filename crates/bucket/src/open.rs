@@ -13,7 +13,9 @@
 //! is in that; a newer one may lead to what is not.
 //! Law 4: who stays writes a root at once. Until one is written, objects that an ended writer sends
 //! late, and is told that they are not durable, count for who opens the disk next.
-//! Law 5: readers write nothing and end no epoch. If there is another root afterwards, they list
+//! Law 5: what a journal has is sent first, while the epoch that it was written in is still the
+//! last, and the journal is emptied before there is another epoch.
+//! Law 6: readers write nothing and end no epoch. If there is another root afterwards, they list
 //! again: what the first one led to may have been written over.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,13 +23,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use draconis_device::Error;
+use parking_lot::Mutex;
 
 use crate::SECTOR;
 use crate::cache::Cache;
 use crate::disk::{BucketDisk, Opened};
 use crate::engine::{Engine, Listed, Trouble};
-use crate::epoch::Epoch;
+use crate::epoch::{Epoch, youngest};
+use crate::journal::{Journal, Local, Object, Waiting};
 use crate::map::Map;
 use crate::name::{Name, Number, Run};
 use crate::outbox::Pace;
@@ -36,6 +41,8 @@ use crate::steady::Steady;
 
 /// How often readers list again because the store changed meanwhile.
 const ATTEMPTS: usize = 50;
+/// Of objects that are void so many are named.
+const NAMED: usize = 4;
 
 /// How a bucket is used.
 #[derive(Clone, Debug)]
@@ -60,6 +67,8 @@ pub struct Options {
     pub stays: bool,
     /// The epoch of a writer that stays is ended all the same.
     pub takes_over: bool,
+    /// What is waited for is durable in there, and sent behind.
+    pub journal: Option<Local>,
     /// Where what was read is kept, and how many bytes of it at most.
     pub cache: Option<(PathBuf, u64)>,
 }
@@ -76,6 +85,7 @@ impl Default for Options {
             seat: String::new(),
             stays: false,
             takes_over: false,
+            journal: None,
             cache: None,
         }
     }
@@ -86,12 +96,21 @@ impl Options {
         Steady::new(engine, address, self.deadline, self.pause)
     }
 
-    fn disk(&self, bucket: Steady, opened: Opened) -> Result<BucketDisk, Error> {
+    fn disk(
+        &self,
+        bucket: Steady,
+        opened: Opened,
+        mut journal: Option<Journal>,
+    ) -> Result<BucketDisk, Error> {
         let cache = self.cache.as_ref().map(|(dir, most_bytes)| {
             Cache::open(dir, *most_bytes, opened.root.id).map_err(elsewhere)
         });
-        let pace = Pace { commit: self.commit, lanes: self.lanes, stays: self.stays };
-        Ok(BucketDisk::new(bucket, pace, opened, cache.transpose()?))
+        let gives_back = self.stays || journal.is_some();
+        let pace = Pace { commit: self.commit, lanes: self.lanes, gives_back };
+        if let Some(journal) = &mut journal {
+            journal.begin(opened.root.id, &bucket.address)?;
+        }
+        BucketDisk::new(bucket, pace, opened, cache.transpose()?, journal)
     }
 }
 
@@ -120,7 +139,14 @@ impl BucketDisk {
         if !over && newest(&names).is_some() {
             return Err(there());
         }
-        let (epoch, [roots, names]) = Epoch::claim(&bucket, options, names)?;
+        let journal = match &options.journal {
+            None => None,
+            Some(local) => match Journal::open(local)? {
+                (journal, waiting) if waiting.objects.is_empty() => Some(journal),
+                (journal, _) => return Err(of_another(&journal, address)),
+            },
+        };
+        let (epoch, [roots, names]) = Epoch::claim(&bucket, options, journal.as_ref(), names)?;
         if !over && newest(&roots).is_some() {
             return Err(there());
         }
@@ -131,9 +157,11 @@ impl BucketDisk {
             names: HashMap::new(),
             dead: dead.map(|name| name.key().into()).collect(),
             epoch: Some(epoch),
+            end: 0,
         };
-        let disk = options.disk(bucket, opened)?;
+        let disk = options.disk(bucket, opened, journal)?;
         disk.write_root()?;
+        disk.begin();
         Ok(disk)
     }
 
@@ -148,7 +176,11 @@ impl BucketDisk {
         if newest(&names).is_none() {
             return Err(nothing(address));
         }
-        let (epoch, [roots, names]) = Epoch::claim(&bucket, options, names)?;
+        let journal = match &options.journal {
+            None => None,
+            Some(local) => Some(settled(&bucket, options, local, &names)?),
+        };
+        let (epoch, [roots, names]) = Epoch::claim(&bucket, options, journal.as_ref(), names)?;
         let newest = newest(&roots).ok_or_else(|| nothing(address))?;
         let root = read_root(&bucket, newest).map_err(|trouble| match trouble {
             // Only a younger writer does away with it.
@@ -156,10 +188,11 @@ impl BucketDisk {
             trouble => bucket.error("reading", &Name::Root(newest).key(), &trouble),
         })?;
         let opened = counted(&names, newest, root, Some(epoch));
-        let disk = options.disk(bucket, opened)?;
+        let disk = options.disk(bucket, opened, journal)?;
         if options.stays {
             disk.write_root()?;
         }
+        disk.begin();
         Ok(disk)
     }
 
@@ -173,6 +206,16 @@ impl BucketDisk {
         options: &Options,
     ) -> Result<Self, Error> {
         let bucket = options.steady(engine, address);
+        if let Some(local) = &options.journal {
+            let (journal, waiting) = Journal::open(local)?;
+            if !waiting.objects.is_empty() {
+                let place = journal.place();
+                return Err(elsewhere(format!(
+                    "{place} has what {address} has not yet, and reading sends nothing: a command \
+                     that changes the store does, with --journal {place}"
+                )));
+            }
+        }
         for _ in 0..ATTEMPTS {
             let found = newest(&list(&bucket, "root")?).ok_or_else(|| nothing(address))?;
             let root = match read_root(&bucket, found) {
@@ -185,7 +228,7 @@ impl BucketDisk {
             let names = list(&bucket, "data")?;
             if newest(&list(&bucket, "root")?) == Some(found) {
                 let opened = counted(&names, found, root, None);
-                return options.disk(bucket, opened);
+                return options.disk(bucket, opened, None);
             }
         }
         Err(elsewhere(format!("{address} changed each time it was listed; try again")))
@@ -207,6 +250,123 @@ pub(crate) fn list(bucket: &Steady, folder: &str) -> Result<BTreeMap<Name, u64>,
         .into_iter()
         .filter_map(|Listed { key, len_bytes }| Name::of(&key).map(|name| (name, len_bytes)));
     Ok(ours.collect())
+}
+
+/// What waits in a journal was written for another store.
+fn of_another(journal: &Journal, address: &str) -> Error {
+    let (place, (_, other)) = (journal.place(), journal.store());
+    elsewhere(format!(
+        "{place} has what waits for {other}, not for the store at {address}: open that one with \
+         --journal {place} first, or use another file"
+    ))
+}
+
+/// Opens a journal, and sees to it that the bucket has what it has, if that can still be.
+fn settled(
+    bucket: &Steady,
+    options: &Options,
+    local: &Local,
+    names: &BTreeMap<Name, u64>,
+) -> Result<Journal, Error> {
+    let (mut journal, waiting) = Journal::open(local)?;
+    if waiting.objects.is_empty() {
+        return Ok(journal);
+    }
+    let newest = newest(names).ok_or_else(|| nothing(&bucket.address))?;
+    let root = read_root(bucket, newest)
+        .map_err(|trouble| bucket.error("reading", &Name::Root(newest).key(), &trouble))?;
+    if root.id != journal.store().0 {
+        return Err(of_another(&journal, &bucket.address));
+    }
+    // Another machine, which knew nothing of the journal, may have it all the same.
+    let end = match newest.epoch == waiting.epoch {
+        true => counted(names, newest, root, None).end,
+        false => root.ends.get(&waiting.epoch).copied().unwrap_or(0),
+    };
+    let mine = match youngest(names) == waiting.epoch {
+        true => Epoch::with(bucket, waiting.epoch, &journal)?,
+        false => None,
+    };
+    match &mine {
+        None if waiting.objects.range(end..).next().is_none() => {}
+        None => return Err(void(bucket, &journal, &waiting, end)),
+        Some(epoch) => {
+            // What is sent is composed of what is there at every later opening, too.
+            journal.pin()?;
+            let sent = send(bucket, options.lanes, &waiting, newest, names)?;
+            match epoch.is_mine(bucket) {
+                Ok(true) => log::info!("{sent} objects of {} were sent", journal.place()),
+                Ok(false) => return Err(void(bucket, &journal, &waiting, end)),
+                Err(trouble) => return Err(bucket.error("asking for", &epoch.key(), &trouble)),
+            }
+            journal.kept.sent_late = sent;
+        }
+    }
+    journal.empty()?;
+    Ok(journal)
+}
+
+/// Sends what waits under its names, in the order of the numbers as far as that matters: a root is
+/// sent when all before it is there. Returns how many objects that took.
+fn send(
+    bucket: &Steady,
+    lanes: usize,
+    waiting: &Waiting,
+    newest: Number,
+    names: &BTreeMap<Name, u64>,
+) -> Result<u64, Error> {
+    let epoch = waiting.epoch;
+    // What is before a root was sent before it; some of it may have been deleted since.
+    let first = if newest.epoch == epoch { newest.nth + 1 } else { 0 };
+    let there: BTreeSet<u64> = names
+        .keys()
+        .filter_map(|name| match name {
+            Name::Data(number, _) if number.epoch == epoch => Some(number.nth),
+            _ => None,
+        })
+        .collect();
+    let missing = waiting.objects.range(first..).filter(|(nth, _)| !there.contains(*nth));
+    let missing: Vec<(&u64, &Object)> = missing.collect();
+    for part in missing.chunk_by(|(_, before), (_, next)| !before.is_root && !next.is_root) {
+        let left = Mutex::new(part.iter());
+        let work = || -> Result<(), Error> {
+            loop {
+                let Some(&(&nth, object)) = left.lock().next() else { return Ok(()) };
+                let key = object.key(Number { epoch, nth });
+                let bytes = Bytes::copy_from_slice(&object.bytes);
+                let sent = match object.is_root {
+                    false => bucket.put(&key, &bytes),
+                    true => bucket.create(&key, &bytes),
+                };
+                sent.map_err(|trouble| bucket.error("writing", &key, &trouble))?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..lanes.min(part.len())).map(|_| scope.spawn(work)).collect();
+            let died = |_| Err(elsewhere("a thread that sent objects died".to_owned()));
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(died))
+        })?;
+    }
+    Ok(missing.len() as u64)
+}
+
+/// What another machine has made void, by name.
+fn void(bucket: &Steady, journal: &Journal, waiting: &Waiting, end: u64) -> Error {
+    let (place, address, epoch) = (journal.place(), &bucket.address, waiting.epoch);
+    let who = Epoch::at(epoch).ended_by(bucket);
+    let lost: Vec<(&u64, &Object)> = waiting.objects.range(end..).collect();
+    let bytes: usize = lost.iter().map(|(_, object)| object.bytes.len()).sum();
+    let name = |(nth, object): &(&u64, &Object)| object.key(Number { epoch, nth: **nth });
+    let mut keys: Vec<String> = lost.iter().take(NAMED).map(name).collect();
+    if lost.len() > NAMED {
+        keys.push(format!("{} more", lost.len() - NAMED));
+    }
+    elsewhere(format!(
+        "{address} was taken over by {who}, without what only {place} has: {}, {bytes} bytes. They \
+         can not be added to the store any more, and {place} is left as it is: move it away, or \
+         delete it, to open the store without them",
+        keys.join(", ")
+    ))
 }
 
 fn newest(names: &BTreeMap<Name, u64>) -> Option<Number> {
@@ -272,5 +432,5 @@ fn counted(
     // An epoch without objects needs no end: what still comes of it does not count then.
     let epochs: BTreeSet<u32> = map.objects().map(|number| number.epoch).collect();
     root.ends.retain(|epoch, _| epochs.contains(epoch));
-    Opened { root, map, names: keys, dead, epoch }
+    Opened { root, map, names: keys, dead, epoch, end }
 }

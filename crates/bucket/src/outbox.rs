@@ -18,7 +18,9 @@ use draconis_device::{Error, Group, Ticket};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::cache::Cache;
+use crate::engine::Trouble;
 use crate::epoch::Epoch;
+use crate::keeping::Keeping;
 use crate::lanes::Lanes;
 use crate::map::Map;
 use crate::name::{Name, Number, Run, has_room};
@@ -33,7 +35,7 @@ pub(crate) struct Pace {
     pub commit: Duration,
     pub lanes: usize,
     /// The epoch is given back at the end.
-    pub stays: bool,
+    pub gives_back: bool,
 }
 
 /// A disk, for all who work for it.
@@ -46,6 +48,8 @@ pub(crate) struct Shared {
     pub epoch: Epoch,
     pub state: Mutex<State>,
     pub changed: Condvar,
+    /// For who works behind a journal.
+    pub pump_wakes: Condvar,
 }
 
 /// What changes.
@@ -82,6 +86,8 @@ pub(crate) struct State {
     pub dead: Vec<(Arc<str>, u64)>,
     pub error: Option<Error>,
     pub is_closed: bool,
+    /// What concerns the journal, if there is one.
+    pub keeping: Option<Keeping>,
 }
 
 /// An object that is being filled.
@@ -97,6 +103,8 @@ pub(crate) struct Sealed {
     pub bytes: Bytes,
     pub is_root: bool,
     pub is_sending: bool,
+    /// The draft up to which the journal has to have all before it is sent.
+    pub needs: u64,
 }
 
 /// What a waiter waits for.
@@ -167,7 +175,7 @@ impl Shared {
                     continue;
                 }
                 // As much as one object takes, and no more than there is before the end's.
-                let most = sector + OBJECT_BYTES / SECTOR;
+                let most = sector + state.object_bytes() / SECTOR;
                 let edge = state.root.sectors - EDGE_SECTORS;
                 let to = (first + count).min(most).min(edge);
                 self.put(state, sector, &slice(sector, to));
@@ -191,10 +199,11 @@ impl Shared {
     /// Puts sectors into the open pack.
     fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
         let run = Run { sector, count: bytes.len() as u64 / SECTOR };
+        let most = state.object_bytes();
         let has_room = state.open.as_ref().is_none_or(|pack| {
             let continues = pack.runs.last().is_some_and(|last| last.sector + last.count == sector);
             let len = pack.bytes.len() as u64;
-            len + bytes.len() as u64 <= OBJECT_BYTES
+            len + bytes.len() as u64 <= most
                 && (continues || has_room(&pack.runs, run) && len < OBJECT_BYTES / 16)
         });
         if !has_room {
@@ -216,6 +225,7 @@ impl Shared {
             Some(last) if last.sector + last.count == sector => last.count += run.count,
             _ => pack.runs.push(run),
         }
+        state.draft(nth, run, bytes);
         let mut dead = vec![];
         state.map.set(run, Number { epoch: self.epoch.number, nth }, from, &mut dead);
         state.retire(dead, nth);
@@ -228,9 +238,11 @@ impl Shared {
         let key: Arc<str> = Name::Data(number, runs).key().into();
         state.names.insert(number, key.clone());
         state.last_sealed = Some(Instant::now());
-        let sealed = Sealed { key, bytes: bytes.into(), is_root: false, is_sending: false };
+        let needs = state.last_draft();
+        let sealed = Sealed { key, bytes: bytes.into(), is_root: false, is_sending: false, needs };
         state.sealed.insert(nth, sealed);
         self.send(state, nth);
+        self.pump_wakes.notify_one();
     }
 
     /// Makes a root of what the ends of the disk have.
@@ -244,13 +256,20 @@ impl Shared {
         state.roots.push_back(nth);
         let last = state.tickets;
         state.ends_in(last, nth);
-        state.sealed.insert(nth, Sealed { key, bytes, is_root: true, is_sending: false });
+        state.draft_root(nth, &bytes);
+        let needs = state.last_draft();
+        state.sealed.insert(nth, Sealed { key, bytes, is_root: true, is_sending: false, needs });
         self.send(state, nth);
+        self.pump_wakes.notify_one();
     }
 
-    /// Sends a sealed object, unless it has to wait for those before it.
-    fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
+    /// Sends a sealed object, unless it has to wait for those before it, or for the journal.
+    pub fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
         let sent = state.sent;
+        let needs = state.sealed.get(&nth).map_or(0, |sealed| sealed.needs);
+        if !state.is_kept(needs) {
+            return;
+        }
         let Some(sealed) = state.sealed.get_mut(&nth) else { return };
         if sealed.is_sending || sealed.is_root && sent < nth {
             return;
@@ -266,6 +285,12 @@ impl Shared {
             let mut state = shared.state.lock();
             match put {
                 Ok(()) => shared.was_sent(&mut state, nth),
+                Err(trouble @ Trouble::Passing(_)) if state.is_patient() => {
+                    if let Some(sealed) = state.sealed.get_mut(&nth) {
+                        sealed.is_sending = false;
+                    }
+                    shared.rests(&mut state, &trouble);
+                }
                 Err(trouble) => {
                     let error = shared.bucket.error("writing", &sealed.key, &trouble);
                     state.error.get_or_insert(error);
@@ -284,6 +309,7 @@ impl Shared {
         }
         let next = state.sent;
         self.send(state, next);
+        self.pump_wakes.notify_one();
     }
 
     pub fn wait(self: &Arc<Self>, ticket: Ticket, until: Until) -> Result<(), Error> {
@@ -319,14 +345,22 @@ impl Shared {
     }
 
     /// Asks whether the epoch is still ours; if so, what was sent before is durable.
-    fn ask(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn ask(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let sent = state.sent;
         state.is_asking = true;
         let answer = MutexGuard::unlocked(state, || self.epoch.is_mine(&self.bucket));
         state.is_asking = false;
         match answer {
-            Ok(()) => self.is_durable(state, sent),
-            Err(error) => drop(state.error.get_or_insert(error)),
+            Ok(true) => self.is_durable(state, sent),
+            Ok(false) => {
+                let error = MutexGuard::unlocked(state, || self.epoch.ended(&self.bucket));
+                state.error.get_or_insert(error);
+            }
+            Err(trouble @ Trouble::Passing(_)) if state.is_patient() => self.rests(state, &trouble),
+            Err(trouble) => {
+                let error = self.bucket.error("asking for", &self.epoch.key(), &trouble);
+                state.error.get_or_insert(error);
+            }
         }
         self.changed.notify_all();
     }

@@ -86,6 +86,16 @@ impl Steady {
         }
     }
 
+    /// How long a request is tried again.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// How long to leave a bucket alone that could not be reached until then.
+    pub fn rest(&self) -> Duration {
+        (self.pause * 10).min(PAUSE_MAX)
+    }
+
     pub fn requests(&self) -> Requests {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &*self.counts;

@@ -1,0 +1,680 @@
+//! A journal: a file of this machine that has what was acknowledged and is not in the bucket yet.
+//!
+//! ```text
+//!   | head | head | ring: records one behind the other, and from its begin again |
+//!   a record: | sum | magic | number | .. | runs of sectors | bytes |  up to a whole sector
+//! ```
+//!
+//! Law 1: what is in a record is acknowledged once that is durable, and an object is sent once it
+//! is complete and all its records are: what is composed of them later has the name and the bytes
+//! with which it was sent.
+//! Law 2: what the newest head leads to is not written over: there is another head first, and
+//! that is durable.
+//! Law 3: each opening is a life of its own. Sums have the journal and its life in them, so what an
+//! earlier one left is no record.
+//! Law 4: a record says how many before it were durable. If one of those cannot be read, the journal
+//! is damaged; what cannot be read behind those is what a power cut has torn.
+//! Law 5: a file that has no head of a journal is not written.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use draconis_device::{Disk, Error, Extent, FileDisk, FileOptions, Group, Write};
+use draconis_exchange::heap::Block;
+use twox_hash::XxHash3_64;
+
+use crate::name::{Name, Number, Run, has_room};
+use crate::open::elsewhere;
+use crate::{OBJECT_BYTES, SECTOR};
+
+const MAGIC: &[u8; 8] = b"DracoJnl";
+const RECORD: &[u8; 8] = b"DracoRec";
+const VERSION: u32 = 1;
+/// Where the second head is; a sector of 4 KiB has one of them.
+const HEADS: [u64; 2] = [0, 4096];
+const RING: u64 = 8192;
+/// The fixed part of a record.
+const FIXED: usize = 64;
+/// More runs than the name of an object takes.
+const RUNS_MAX: u32 = 64;
+/// The longest address that a head keeps.
+const ADDRESS_MAX: usize = 300;
+/// Nothing is counted so far.
+const COUNT_MAX: u64 = 1 << 60;
+/// What is read at once to look for records.
+const STRIDE: u64 = 1 << 20;
+
+/// The shortest journal: several of the longest objects.
+pub(crate) const LEN_MIN: u64 = 16 << 20;
+
+/// Where a journal is.
+#[derive(Clone)]
+pub struct Local {
+    disk: Arc<dyn Disk>,
+    place: Arc<str>,
+}
+
+impl std::fmt::Debug for Local {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Local").field(&self.place).finish()
+    }
+}
+
+impl Local {
+    /// The journal in a file. Where none is, it is made with that length, and `id`, a number that
+    /// no other journal has.
+    ///
+    /// # Errors
+    /// A sentence: it is in use, it is something else, there is no room.
+    pub fn file(path: &Path, len_bytes: u64, id: u128) -> Result<Self, String> {
+        let said = |error: std::io::Error| format!("{}: {error}", path.display());
+        if !path.try_exists().map_err(said)? {
+            make(path, len_bytes, id)?;
+        }
+        if !std::fs::metadata(path).map_err(said)?.is_file() {
+            return Err(format!("{}: a journal is a file, which this is not", path.display()));
+        }
+        let how = FileOptions { write: true, direct: true, uring: false };
+        let disk = FileDisk::open(path, how).map_err(said)?;
+        let place: Arc<str> = clean(&path.display().to_string()).into();
+        Ok(Self { disk: Arc::new(disk), place })
+    }
+
+    /// A journal on a disk, which has one or is [formatted](Local::format) first.
+    pub fn on(disk: Arc<dyn Disk>, place: &str) -> Self {
+        Self { disk, place: clean(place).into() }
+    }
+
+    /// Makes an empty journal on a disk.
+    ///
+    /// # Errors
+    /// What writing gave.
+    pub fn format(disk: &dyn Disk, id: u128) -> Result<(), Error> {
+        let head = Head { id, len_bytes: disk.properties().len_bytes, ..Head::default() };
+        HEADS.into_iter().try_for_each(|at| write(disk, vec![(at, head.encode())]))
+    }
+}
+
+/// Makes a journal beside its place, and puts it there when it is whole.
+fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
+    if len_bytes < LEN_MIN {
+        return Err(format!("{}: a journal has {} MiB at least", path.display(), LEN_MIN >> 20));
+    }
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(format!(".{:08x}", id as u32));
+    let unfinished = Path::new(&unfinished);
+    let made = || -> std::io::Result<()> {
+        let mut options = File::options();
+        // What users write is in it.
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(unfinished)?;
+        // Its room is its own from now on.
+        let flags = rustix::fs::FallocateFlags::empty();
+        match rustix::fs::fallocate(&file, flags, 0, len_bytes) {
+            Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len_bytes)?,
+            allocated => allocated?,
+        }
+        let how = FileOptions { write: true, direct: false, uring: false };
+        let disk = FileDisk::from_fd(file.try_clone()?.into(), how)?;
+        Local::format(&disk, id).map_err(std::io::Error::other)?;
+        drop(disk);
+        file.sync_all()?;
+        // Another one may have been there first: that is used then.
+        match std::fs::hard_link(unfinished, path) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            linked => linked?,
+        }
+        std::fs::remove_file(unfinished)?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+    };
+    made().map_err(|error| {
+        let _ = std::fs::remove_file(unfinished);
+        format!("{}: no journal can be made there: {error}", path.display())
+    })
+}
+
+/// What a head says.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Head {
+    id: u128,
+    life: u64,
+    /// The newer one of two has more.
+    generation: u64,
+    len_bytes: u64,
+    /// The store of this life.
+    store: u128,
+    address: String,
+    /// The first record that is needed.
+    tail_at: u64,
+    tail_nth: u64,
+    /// Records before this one are durable.
+    durable: u64,
+    /// Nothing waits.
+    is_empty: bool,
+}
+
+impl Head {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend(VERSION.to_le_bytes());
+        let address = self.address.as_bytes();
+        let address = &address[..address.len().min(ADDRESS_MAX)];
+        out.extend((address.len() as u32).to_le_bytes());
+        out.extend(self.id.to_le_bytes());
+        out.extend(self.store.to_le_bytes());
+        for word in [self.life, self.generation, self.len_bytes] {
+            out.extend(word.to_le_bytes());
+        }
+        for word in [self.tail_at, self.tail_nth, self.durable, self.is_empty.into()] {
+            out.extend(word.to_le_bytes());
+        }
+        out.extend(address);
+        out.resize(SECTOR as usize - 8, 0);
+        out.extend(XxHash3_64::oneshot(&out).to_le_bytes());
+        out
+    }
+
+    /// What a sector says; none if it is no head, or a torn one.
+    fn decode(bytes: &[u8]) -> Option<Result<Self, &'static str>> {
+        let (told, sum) = bytes.split_at_checked(SECTOR as usize - 8)?;
+        if !told.starts_with(MAGIC) || sum != XxHash3_64::oneshot(told).to_le_bytes() {
+            return None;
+        }
+        let (word, half) = (|at| word(told, at), |at| word(told, at) as u32);
+        let wide = |at| u128::from(word(at)) | u128::from(word(at + 8)) << 64;
+        if half(8) != VERSION {
+            return Some(Err("its version is not known here"));
+        }
+        let address = told.get(104..104 + (half(12) as usize).min(ADDRESS_MAX)).unwrap_or_default();
+        let head = Self {
+            id: wide(16),
+            store: wide(32),
+            life: word(48),
+            generation: word(56),
+            len_bytes: word(64),
+            tail_at: word(72),
+            tail_nth: word(80),
+            durable: word(88),
+            is_empty: word(96) != 0,
+            address: clean(&String::from_utf8_lossy(address)),
+        };
+        Some(Ok(head))
+    }
+
+    /// The sum of a record of this life.
+    fn sum(&self, bytes: &[u8]) -> u64 {
+        XxHash3_64::oneshot_with_seed((self.id >> 64) as u64 ^ self.id as u64 ^ self.life, bytes)
+    }
+}
+
+/// Eight bytes as a number; what is not there is 0.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    if let Some(found) = bytes.get(at..at + 8) {
+        word.copy_from_slice(found);
+    }
+    u64::from_le_bytes(word)
+}
+
+fn clean(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// What goes into one record: something of an object.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Draft {
+    pub nth: u64,
+    pub runs: Vec<Run>,
+    pub bytes: Vec<Bytes>,
+    pub is_root: bool,
+}
+
+impl Draft {
+    pub fn len(&self) -> u64 {
+        self.bytes.iter().map(|bytes| bytes.len() as u64).sum()
+    }
+
+    /// What it takes in the ring.
+    fn room(&self) -> u64 {
+        (FIXED as u64 + 16 * self.runs.len() as u64 + self.len()).next_multiple_of(SECTOR)
+    }
+}
+
+/// An object that waits in a journal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Object {
+    pub is_root: bool,
+    pub runs: Vec<Run>,
+    pub bytes: Vec<u8>,
+}
+
+impl Object {
+    pub fn key(&self, number: Number) -> String {
+        match self.is_root {
+            true => Name::Root(number).key(),
+            false => Name::Data(number, self.runs.clone()).key(),
+        }
+    }
+}
+
+/// All that waits.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Waiting {
+    pub epoch: u32,
+    pub objects: BTreeMap<u64, Object>,
+}
+
+/// What went by a journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Kept {
+    /// Records written.
+    pub records: u64,
+    /// And how many bytes.
+    pub bytes: u64,
+    /// How often the file was flushed.
+    pub flushes: u64,
+    /// How often writers waited because it was full.
+    pub full: u64,
+    /// Objects sent at the opening that an earlier writer had left.
+    pub sent_late: u64,
+}
+
+/// A journal that is open.
+pub(crate) struct Journal {
+    local: Local,
+    head: Head,
+    /// Where the next record goes, if there is room.
+    at: u64,
+    nth: u64,
+    /// Those that the head on the disk leads to: of which object, and where.
+    records: VecDeque<(u64, u64)>,
+    pub kept: Kept,
+}
+
+impl Journal {
+    /// Opens a journal, and says what waits in it.
+    pub fn open(local: &Local) -> Result<(Self, Waiting), Error> {
+        let place = &local.place;
+        let len_bytes = local.disk.properties().len_bytes;
+        let mut newest: Option<Head> = None;
+        for at in HEADS.into_iter().filter(|at| at + SECTOR <= len_bytes) {
+            match Head::decode(&read(&*local.disk, at, SECTOR, place)?) {
+                Some(Ok(head))
+                    if newest.as_ref().is_none_or(|it| it.generation < head.generation) =>
+                {
+                    newest = Some(head);
+                }
+                Some(Err(what)) => return Err(damaged(place, what)),
+                _ => {}
+            }
+        }
+        let head = newest.ok_or_else(|| {
+            elsewhere(format!(
+                "{place} is no journal, or a damaged one, and is left as it is; --journal takes a \
+                 file of its own"
+            ))
+        })?;
+        if head.len_bytes > len_bytes {
+            let told = head.len_bytes;
+            return Err(damaged(place, &format!("it has {len_bytes} bytes of {told}")));
+        }
+        let is_in_ring = (RING..=head.len_bytes).contains(&head.tail_at) || head.life == 0;
+        let counts = [head.life, head.generation, head.tail_nth, head.durable];
+        if head.len_bytes < RING + SECTOR
+            || !is_in_ring
+            || !head.tail_at.is_multiple_of(SECTOR)
+            || counts.into_iter().any(|count| count >= COUNT_MAX)
+        {
+            return Err(damaged(place, "its head"));
+        }
+        let at = head.tail_at.max(RING);
+        let nth = head.tail_nth;
+        let (local, records, kept) = (local.clone(), VecDeque::new(), Kept::default());
+        let mut journal = Self { local, head, at, nth, records, kept };
+        let waiting = journal.replay()?;
+        Ok((journal, waiting))
+    }
+
+    pub fn id(&self) -> u128 {
+        self.head.id
+    }
+
+    pub fn place(&self) -> &str {
+        &self.local.place
+    }
+
+    /// The store that it was used for last, and its address.
+    pub fn store(&self) -> (u128, &str) {
+        (self.head.store, &self.head.address)
+    }
+
+    /// The longest object that it should be asked to take: the records of one may be twice as long,
+    /// and no object is sent before it has them all.
+    pub fn object_bytes(&self) -> u64 {
+        let part = (self.end() - RING) / 8;
+        (part - part % SECTOR).clamp(SECTOR, OBJECT_BYTES)
+    }
+
+    fn end(&self) -> u64 {
+        self.head.len_bytes - self.head.len_bytes % SECTOR
+    }
+
+    /// Reads what waits, and goes to the end of it.
+    fn replay(&mut self) -> Result<Waiting, Error> {
+        let mut waiting = Waiting::default();
+        if self.head.life == 0 || self.head.is_empty {
+            return Ok(waiting);
+        }
+        let mut durable = self.head.durable;
+        loop {
+            // At the ring's end it goes on at its begin: a number is given once.
+            let found = match self.record_at(self.at)? {
+                Some(found) => Some((self.at, found)),
+                None => self.record_at(RING)?.map(|found| (RING, found)),
+            };
+            let Some((at, record)) = found else { break };
+            durable = durable.max(record.durable);
+            self.records.push_back((record.nth, at));
+            self.at = at + record.room;
+            self.nth += 1;
+            add(&mut waiting, record).map_err(|what| damaged(&self.local.place, what))?;
+        }
+        if durable > self.nth || self.knows_more()? {
+            let at = self.at;
+            return Err(damaged(&self.local.place, &format!("the record at byte {at}")));
+        }
+        if waiting.objects.values().any(|object| !object.is_root && object.runs.is_empty()) {
+            return Err(damaged(&self.local.place, "an object without sectors"));
+        }
+        Ok(waiting)
+    }
+
+    /// The record with the next number, if it is there.
+    fn record_at(&self, at: u64) -> Result<Option<Record>, Error> {
+        if at + SECTOR > self.end() {
+            return Ok(None);
+        }
+        let first = self.read(at, SECTOR)?;
+        let Some((nth, room)) = self.is_record(&first, at).filter(|(nth, _)| *nth == self.nth)
+        else {
+            return Ok(None);
+        };
+        let bytes = if room == SECTOR { first } else { self.read(at, room)? };
+        Ok(self.whole(bytes).filter(|record| record.number == nth))
+    }
+
+    /// Number and room of what could be a record, by its first sector.
+    fn is_record(&self, first: &[u8], at: u64) -> Option<(u64, u64)> {
+        if first.get(8..16)? != RECORD {
+            return None;
+        }
+        let (runs, len) = (word(first, 48) as u32, word(first, 56));
+        let most = self.end() - RING;
+        if runs > RUNS_MAX || len > most {
+            return None;
+        }
+        let room = (FIXED as u64 + 16 * u64::from(runs) + len).next_multiple_of(SECTOR);
+        (at + room <= self.end()).then_some((word(first, 16), room))
+    }
+
+    /// A record of this life, if its sum says so.
+    fn whole(&self, bytes: Vec<u8>) -> Option<Record> {
+        if self.head.sum(bytes.get(8..)?) != word(&bytes, 0) {
+            return None;
+        }
+        let (flags, runs, len) = (word(&bytes, 40), word(&bytes, 48) as usize, word(&bytes, 56));
+        let bytes = Bytes::from(bytes);
+        // The bounds are those of its first sector.
+        let from = FIXED + 16 * runs;
+        let run = |nth: usize| {
+            let at = FIXED + 16 * nth;
+            Run { sector: word(&bytes, at), count: word(&bytes, at + 8) }
+        };
+        Some(Record {
+            number: word(&bytes, 16),
+            durable: word(&bytes, 24),
+            nth: word(&bytes, 32),
+            epoch: (flags >> 32) as u32,
+            is_root: flags & 1 != 0,
+            runs: (0..runs).map(run).collect(),
+            room: bytes.len() as u64,
+            bytes: bytes.slice(from..from + len as usize),
+        })
+    }
+
+    /// Whether a record behind the end says that one at it was durable.
+    fn knows_more(&self) -> Result<bool, Error> {
+        let mut start = RING;
+        while start < self.end() {
+            let all = self.read(start, STRIDE.min(self.end() - start))?;
+            for (at, sector) in (start..).step_by(SECTOR as usize).zip(all.chunks(SECTOR as usize))
+            {
+                let Some((nth, room)) = self.is_record(sector, at) else { continue };
+                if nth <= self.nth || word(sector, 24) <= self.nth {
+                    continue;
+                }
+                if self.whole(self.read(at, room)?).is_some() {
+                    return Ok(true);
+                }
+            }
+            start += STRIDE;
+        }
+        Ok(false)
+    }
+
+    /// Makes what was read durable as it was read: who read it may act on it.
+    pub fn pin(&mut self) -> Result<(), Error> {
+        let (at, nth) = match self.records.front() {
+            Some((_, at)) => (*at, self.head.tail_nth),
+            None => (self.at, self.nth),
+        };
+        self.put_head(at, nth, false)
+    }
+
+    /// Forgets all that waits: the bucket has it.
+    pub fn empty(&mut self) -> Result<(), Error> {
+        self.put_head(self.at, self.nth, true)?;
+        self.records.clear();
+        Ok(())
+    }
+
+    /// Begins a life, of an empty journal, for a store.
+    pub fn begin(&mut self, store: u128, address: &str) -> Result<(), Error> {
+        let (life, address) = (self.head.life + 1, clean(address));
+        self.head = Head { life, store, address, ..self.head.clone() };
+        (self.at, self.nth) = (RING, 0);
+        self.records.clear();
+        self.put_head(RING, 0, false)
+    }
+
+    /// Gives back the room of objects before `durable`, which the bucket has.
+    pub fn release(&mut self, durable: u64) -> Result<(), Error> {
+        let gone = self.records.iter().take_while(|(nth, _)| *nth < durable).count();
+        if gone == 0 {
+            return Ok(());
+        }
+        let at = self.records.get(gone).map_or(self.at, |(_, at)| *at);
+        self.put_head(at, self.head.tail_nth + gone as u64, false)?;
+        self.records.drain(..gone);
+        Ok(())
+    }
+
+    /// Whether there is room for a record now.
+    pub fn has_room_for(&self, draft: &Draft) -> bool {
+        self.room(draft.room()).is_some()
+    }
+
+    /// The first object that it has something of.
+    pub fn first(&self) -> Option<u64> {
+        self.records.front().map(|(nth, _)| *nth)
+    }
+
+    /// Whether more than half of the ring is in use.
+    pub fn is_half_full(&self) -> bool {
+        let Some((_, tail)) = self.records.front() else { return false };
+        let ring = self.end() - RING;
+        (self.at + ring - tail) % ring > ring / 2 || self.at == *tail
+    }
+
+    /// Whether a record of that length can ever be written.
+    pub fn takes(&self, draft: &Draft) -> bool {
+        draft.room() <= self.end() - RING
+    }
+
+    /// Where a record of that length goes, if there is room.
+    fn room(&self, len: u64) -> Option<u64> {
+        let Some((_, tail)) = self.records.front() else {
+            return [self.at, RING].into_iter().find(|at| at + len <= self.end());
+        };
+        if self.at <= *tail {
+            return (self.at + len <= *tail).then_some(self.at);
+        }
+        if self.at + len <= self.end() {
+            return Some(self.at);
+        }
+        (RING + len <= *tail).then_some(RING)
+    }
+
+    /// Writes as many records as there is room for, and returns how many that are, when they are
+    /// durable.
+    pub fn write(&mut self, epoch: u32, drafts: &[Draft]) -> Result<usize, Error> {
+        let (durable, mut writes, mut done) = (self.nth, vec![], 0);
+        for draft in drafts {
+            let Some(at) = self.room(draft.room()) else { break };
+            writes.push((at, self.encode(epoch, durable, draft)));
+            self.records.push_back((draft.nth, at));
+            self.at = at + draft.room();
+            self.nth += 1;
+            done += 1;
+            self.kept.records += 1;
+            self.kept.bytes += draft.room();
+        }
+        if done > 0 {
+            self.flushed(writes)?;
+        }
+        Ok(done)
+    }
+
+    fn encode(&self, epoch: u32, durable: u64, draft: &Draft) -> Vec<u8> {
+        let mut out = Vec::with_capacity(draft.room() as usize);
+        let flags = u64::from(draft.is_root) | u64::from(epoch) << 32;
+        out.extend([0; 8]);
+        out.extend(RECORD);
+        for word in [self.nth, durable, draft.nth, flags, draft.runs.len() as u64, draft.len()] {
+            out.extend(word.to_le_bytes());
+        }
+        for run in &draft.runs {
+            out.extend(run.sector.to_le_bytes());
+            out.extend(run.count.to_le_bytes());
+        }
+        draft.bytes.iter().for_each(|bytes| out.extend_from_slice(bytes));
+        out.resize(draft.room() as usize, 0);
+        let sum = self.head.sum(&out[8..]);
+        out[..8].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    /// Writes a head over the older one of both.
+    fn put_head(&mut self, tail_at: u64, tail_nth: u64, is_empty: bool) -> Result<(), Error> {
+        let (generation, durable) = (self.head.generation + 1, self.nth);
+        let old = self.head.clone();
+        self.head = Head { tail_at, tail_nth, durable, is_empty, generation, ..old };
+        let at = HEADS[(generation % 2) as usize];
+        let bytes = self.head.encode();
+        self.flushed(vec![(at, bytes)])
+    }
+
+    fn flushed(&mut self, writes: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
+        self.kept.flushes += 1;
+        let place = &self.local.place;
+        write(&*self.local.disk, writes).map_err(|error| elsewhere(format!("{place}: {error}")))
+    }
+
+    fn read(&self, at: u64, len: u64) -> Result<Vec<u8>, Error> {
+        read(&*self.local.disk, at, len, &self.local.place)
+    }
+}
+
+/// What a record says.
+struct Record {
+    number: u64,
+    durable: u64,
+    epoch: u32,
+    nth: u64,
+    is_root: bool,
+    runs: Vec<Run>,
+    bytes: Bytes,
+    room: u64,
+}
+
+/// Adds what a record has to what waits; what is wrong about it.
+fn add(waiting: &mut Waiting, record: Record) -> Result<(), &'static str> {
+    let Record { epoch, nth, is_root, runs, bytes, .. } = record;
+    let last = waiting.objects.last_key_value().map(|(nth, _)| *nth);
+    if nth >= COUNT_MAX {
+        return Err("the number of an object");
+    }
+    match last {
+        None => waiting.epoch = epoch,
+        Some(_) if waiting.epoch != epoch => return Err("records of several epochs"),
+        Some(last) if nth != last && nth != last + 1 => return Err("a gap"),
+        Some(last) if nth == last && is_root => return Err("two roots with one number"),
+        Some(_) => {}
+    }
+    if is_root {
+        let object = Object { is_root, runs: vec![], bytes: bytes.to_vec() };
+        return waiting.objects.insert(nth, object).map_or(Ok(()), |_| Err("an object twice"));
+    }
+    let is_sane = |run: &Run| run.count > 0 && run.sector.max(run.count) < 1 << 48;
+    let sectors = runs.iter().filter(|run| is_sane(run)).map(|run| run.count).sum::<u64>();
+    if !runs.iter().all(is_sane) || sectors.checked_mul(SECTOR) != Some(bytes.len() as u64) {
+        return Err("the sectors of a record");
+    }
+    let empty = Object { is_root, runs: vec![], bytes: vec![] };
+    let object = waiting.objects.entry(nth).or_insert(empty);
+    if object.is_root || (object.bytes.len() + bytes.len()) as u64 > OBJECT_BYTES {
+        return Err("an object that is too long");
+    }
+    for run in runs {
+        let has_room = has_room(&object.runs, run);
+        match object.runs.last_mut() {
+            Some(last) if last.sector + last.count == run.sector => last.count += run.count,
+            _ if has_room => object.runs.push(run),
+            _ => return Err("an object of too many parts"),
+        }
+    }
+    object.bytes.extend_from_slice(&bytes);
+    Ok(())
+}
+
+fn damaged(place: &str, what: &str) -> Error {
+    elsewhere(format!(
+        "{place}: the journal is damaged: {what}; it is left as it is. What waits in it may have been \
+         acknowledged: without it, --take-over opens the store with what the bucket has"
+    ))
+}
+
+fn read(disk: &dyn Disk, at: u64, len: u64, place: &str) -> Result<Vec<u8>, Error> {
+    let block = disk.read_now(Extent::new(at, len), Block::private(len as usize));
+    let block = block.map_err(|refused| elsewhere(format!("{place}: {}", refused.error)))?;
+    let mut bytes = vec![0; len as usize];
+    block.copy_out(0, &mut bytes);
+    Ok(bytes)
+}
+
+/// Writes, and returns when it is durable.
+fn write(disk: &dyn Disk, writes: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
+    let writes = writes.into_iter().map(|(at_bytes, bytes)| {
+        let mut block = Block::private(bytes.len());
+        block.copy_in(0, &bytes);
+        Write { at_bytes, block }
+    });
+    let group = Group { writes: writes.collect() };
+    let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
+    disk.wait(ticket)
+}

@@ -1,0 +1,423 @@
+//! A journal before a bucket: what is waited for is in it while the bucket is away, is sent when it
+//! is back, and is asked for by name when it is missing. Nothing that a file can hold is a panic.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use draconis_bucket::{
+    Answer, BucketDisk, Engine, Faults, Listed, Local, Memory, Options, Trouble,
+};
+use draconis_device::{
+    Disk, Error, Extent, Fault, FaultDisk, Group, Hits, MemoryDisk, Random, Write, conform,
+};
+use draconis_exchange::heap::Block;
+
+const LEN_BYTES: u64 = 1 << 20;
+const JOURNAL_BYTES: usize = 256 << 10;
+
+fn options(who: &str, token: u128, journal: Option<Local>) -> Options {
+    Options {
+        pause: Duration::from_micros(50),
+        deadline: Duration::from_millis(50),
+        commit: Duration::ZERO,
+        who: who.to_owned(),
+        token,
+        journal,
+        ..Options::default()
+    }
+}
+
+fn drive(len: usize) -> Arc<MemoryDisk> {
+    let disk = MemoryDisk::new(vec![0; len], 512);
+    Local::format(&disk, 99).unwrap();
+    Arc::new(disk)
+}
+
+fn local(drive: &Arc<impl Disk + 'static>) -> Option<Local> {
+    Some(Local::on(drive.clone(), "/var/the journal"))
+}
+
+fn bytes(drive: &MemoryDisk) -> Vec<u8> {
+    let len = drive.properties().len_bytes;
+    let all = drive.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
+    all.into_private().to_vec()
+}
+
+/// A bucket that can be out of reach.
+struct Distant(Memory, Arc<AtomicBool>);
+
+impl Distant {
+    fn answer<T>(&self, request: impl FnOnce(&Memory) -> Answer<T>) -> Answer<T> {
+        match self.1.load(Ordering::SeqCst) {
+            true => Err(Trouble::Passing("no route to it".to_owned())),
+            false => request(&self.0),
+        }
+    }
+}
+
+impl Engine for Distant {
+    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.answer(|bucket| bucket.put(key, bytes))
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.answer(|bucket| bucket.create(key, bytes))
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+        self.answer(|bucket| bucket.get(key, range))
+    }
+
+    fn head(&self, key: &str) -> Answer<u64> {
+        self.answer(|bucket| bucket.head(key))
+    }
+
+    fn delete(&self, key: &str) -> Answer<()> {
+        self.answer(|bucket| bucket.delete(key))
+    }
+
+    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+        self.answer(|bucket| bucket.list(folder))
+    }
+}
+
+fn made(memory: &Memory) {
+    let engine = Arc::new(memory.client(Faults::default()));
+    drop(BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("maker", 1, None)));
+}
+
+fn opened(memory: &Memory, options: &Options) -> Result<BucketDisk, String> {
+    let engine = Arc::new(memory.client(Faults::default()));
+    BucketDisk::open(engine, "memory", options).map_err(|error| error.to_string())
+}
+
+fn write(disk: &BucketDisk, sector: u64, byte: u8) -> Result<(), Error> {
+    let mut block = Block::private(512);
+    block.copy_in(0, &[byte; 512]);
+    let group = Group { writes: vec![Write { at_bytes: sector * 512, block }] };
+    let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
+    disk.wait(ticket)
+}
+
+fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
+    let answer = disk.read_now(Extent::new(sector * 512, 512), Block::private(512));
+    Ok(answer.map_err(|refused| refused.error)?.into_private()[0])
+}
+
+/// Writes sectors 100 to 109 and the first one while the bucket is away, and dies.
+fn left(memory: &Memory, journal: Option<Local>) {
+    let away = Arc::new(AtomicBool::new(false));
+    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let how = options("the one that died", 2, journal);
+    let disk = BucketDisk::open(engine, "memory", &how).unwrap();
+    away.store(true, Ordering::SeqCst);
+    for nth in 0..10u8 {
+        write(&disk, 100 + u64::from(nth), nth + 1).unwrap();
+        if nth == 5 {
+            write(&disk, 0, 77).unwrap();
+        }
+    }
+    for nth in 0..10u8 {
+        assert_eq!(read(&disk, 100 + u64::from(nth)), Ok(nth + 1), "it is read from memory");
+    }
+    disk.close();
+    let said = disk.left().expect("the bucket has not all");
+    assert!(said.contains("/var/the journal keeps what was acknowledged"), "{said}");
+}
+
+fn is_all_there(disk: &BucketDisk) {
+    for nth in 0..10u8 {
+        assert_eq!(read(disk, 100 + u64::from(nth)), Ok(nth + 1), "{nth}");
+    }
+    assert_eq!(read(disk, 0), Ok(77));
+}
+
+#[test]
+fn it_does_what_every_disk_does() {
+    let mut seed = 0;
+    conform::all(|| {
+        seed += 1;
+        let faults = Faults { seed, refused: 8, lost: 8, late: 8, slow: 2, dies_after: None };
+        let engine = Arc::new(Memory::default().client(faults));
+        let how = Options {
+            deadline: Duration::from_secs(60),
+            ..options("a disk", seed.into(), local(&drive(JOURNAL_BYTES * 4)))
+        };
+        BucketDisk::create(engine, "memory", LEN_BYTES, false, &how).unwrap()
+    });
+}
+
+#[test]
+fn what_was_acknowledged_is_sent_later_and_missed_by_others() {
+    let memory = Memory::default();
+    made(&memory);
+    let drive = drive(JOURNAL_BYTES);
+    left(&memory, local(&drive));
+    // Without the journal, from anywhere: where it is, and what to do.
+    let said = opened(&memory, &options("another", 3, None)).err().expect("it is refused");
+    assert!(said.contains("with a journal, /var/the journal, by the one that died"), "{said}");
+    assert!(said.contains("--journal /var/the journal") && said.contains("--take-over"), "{said}");
+    // Who reads is not shown less than was acknowledged by who knows the journal.
+    let engine = || Arc::new(memory.client(Faults::default()));
+    let how = options("a reader", 4, local(&drive));
+    let said = BucketDisk::open_to_read(engine(), "memory", &how).err().expect("it waits");
+    assert!(said.to_string().contains("has what memory has not yet"), "{said}");
+    let reader = BucketDisk::open_to_read(engine(), "memory", &options("", 4, None)).unwrap();
+    assert_eq!(read(&reader, 109), Ok(0));
+
+    let disk = opened(&memory, &options("the next", 5, local(&drive))).unwrap();
+    assert!(disk.kept().unwrap().sent_late > 0);
+    is_all_there(&disk);
+    write(&disk, 200, 9).unwrap();
+    disk.close();
+    assert_eq!(disk.left(), None);
+    drop(disk);
+    // It went, so all may come, and the journal serves another store.
+    let disk = opened(&memory, &options("another", 6, None)).unwrap();
+    is_all_there(&disk);
+    assert_eq!(read(&disk, 200), Ok(9));
+    let other = Memory::default();
+    made(&other);
+    drop(opened(&other, &options("the next", 7, local(&drive))).unwrap());
+}
+
+#[test]
+fn a_bucket_that_comes_back_is_sent_all_without_being_asked() {
+    let memory = Memory::default();
+    made(&memory);
+    let (drive, away) = (drive(JOURNAL_BYTES), Arc::new(AtomicBool::new(false)));
+    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let disk = BucketDisk::open(engine, "memory", &options("x", 2, local(&drive))).unwrap();
+    away.store(true, Ordering::SeqCst);
+    write(&disk, 100, 1).unwrap();
+    write(&disk, 0, 77).unwrap();
+    away.store(false, Ordering::SeqCst);
+    let is_there = || {
+        let engine = Arc::new(memory.client(Faults::default()));
+        let reader = BucketDisk::open_to_read(engine, "memory", &options("", 3, None)).unwrap();
+        (read(&reader, 100), read(&reader, 0)) == (Ok(1), Ok(77))
+    };
+    while !is_there() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_another_machine_has_made_void_is_named_and_kept() {
+    let memory = Memory::default();
+    made(&memory);
+    let drive = drive(JOURNAL_BYTES);
+    left(&memory, local(&drive));
+    let how = Options { takes_over: true, ..options("the other machine", 3, None) };
+    let other = opened(&memory, &how).unwrap();
+    write(&other, 100, 50).unwrap();
+    drop(other);
+    let before = bytes(&drive);
+    for takes_over in [false, true] {
+        let how = Options { takes_over, ..options("the first", 4, local(&drive)) };
+        let said = opened(&memory, &how).err().expect("it is void");
+        assert!(said.contains("without what only /var/the journal has: "), "{said}");
+        assert!(said.contains("data/00000002-") && said.contains("more, "), "{said}");
+        assert!(said.contains("move it away, or delete it"), "{said}");
+    }
+    assert!(bytes(&drive) == before, "it was changed");
+    let disk = opened(&memory, &options("the first", 5, None)).unwrap();
+    assert_eq!((read(&disk, 100), read(&disk, 101)), (Ok(50), Ok(0)));
+}
+
+#[test]
+fn what_waits_for_one_store_is_not_sent_to_another() {
+    let (one, two) = (Memory::default(), Memory::default());
+    made(&one);
+    let engine = Arc::new(two.client(Faults::default()));
+    drop(BucketDisk::create(engine, "two", LEN_BYTES, false, &options("maker", 8, None)).unwrap());
+    let drive = drive(JOURNAL_BYTES);
+    left(&one, local(&drive));
+    let keys = two.keys();
+    let said = opened(&two, &options("x", 3, local(&drive))).err().expect("it is another");
+    assert!(said.contains("has what waits for memory, not for the store at"), "{said}");
+    let engine = Arc::new(two.client(Faults::default()));
+    let made = BucketDisk::create(engine, "two", LEN_BYTES, true, &options("", 9, local(&drive)));
+    assert!(made.is_err(), "it would be thrown away");
+    assert_eq!(two.keys().len(), keys.len());
+    is_all_there(&opened(&one, &options("x", 4, local(&drive))).unwrap());
+}
+
+#[test]
+fn a_full_journal_makes_writers_wait() {
+    let memory = Memory::default();
+    made(&memory);
+    let (drive, away) = (drive(64 << 10), Arc::new(AtomicBool::new(false)));
+    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let deadline = Duration::from_secs(60);
+    let how = Options { deadline, ..options("x", 2, local(&drive)) };
+    let disk = BucketDisk::open(engine, "memory", &how).unwrap();
+    away.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            for nth in 0..300u64 {
+                write(&disk, 100 + nth, nth as u8).unwrap();
+            }
+        });
+        while disk.kept().unwrap().full == 0 && !writing.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!writing.is_finished());
+        away.store(false, Ordering::SeqCst);
+    });
+    drop(disk);
+    let disk = opened(&memory, &options("", 3, None)).unwrap();
+    for nth in 0..300u64 {
+        assert_eq!(read(&disk, 100 + nth), Ok(nth as u8));
+    }
+}
+
+#[test]
+fn a_full_journal_and_a_bucket_that_is_away_end_writing_and_lose_nothing() {
+    let memory = Memory::default();
+    made(&memory);
+    let (drive, away) = (drive(64 << 10), Arc::new(AtomicBool::new(false)));
+    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let disk = BucketDisk::open(engine, "memory", &options("x", 2, local(&drive))).unwrap();
+    away.store(true, Ordering::SeqCst);
+    let mut written = 0;
+    let said = loop {
+        match write(&disk, 100 + written, written as u8 + 1) {
+            Ok(()) => written += 1,
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(said.contains("/var/the journal is full") && said.contains("--deadline"), "{said}");
+    assert!(written > 20, "{written}");
+    drop(disk);
+    let disk = opened(&memory, &options("y", 3, local(&drive))).unwrap();
+    for nth in 0..written {
+        assert_eq!(read(&disk, 100 + nth), Ok(nth as u8 + 1));
+    }
+}
+
+#[test]
+fn a_journal_that_fails_ends_writing_and_loses_nothing() {
+    for nth in 6..30u64 {
+        let memory = Memory::default();
+        made(&memory);
+        let disk = MemoryDisk::new(vec![0; JOURNAL_BYTES], 512);
+        Local::format(&disk, 99).unwrap();
+        let faulty = Arc::new(FaultDisk::new(disk));
+        faulty.add(Hits::Request(nth), Fault::Fail);
+        let how = Options { commit: Duration::from_secs(1), ..options("x", 2, local(&faulty)) };
+        let Ok(disk) = opened(&memory, &how) else { continue };
+        let mut written = 0;
+        let said = loop {
+            match write(&disk, 100 + written, written as u8 + 1) {
+                Ok(()) => written += 1,
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(said.contains("/var/the journal: "), "{said}");
+        disk.close();
+        assert!(disk.left().is_some());
+        drop(disk);
+        // The bucket has it, even if the file is never read again.
+        let how = Options { takes_over: true, ..options("y", 3, None) };
+        let disk = opened(&memory, &how).unwrap();
+        for nth in 0..written {
+            assert_eq!(read(&disk, 100 + nth), Ok(nth as u8 + 1));
+        }
+    }
+}
+
+#[test]
+fn no_bytes_of_a_journal_are_believed() {
+    let memory = Memory::default();
+    made(&memory);
+    let drive = drive(JOURNAL_BYTES);
+    left(&memory, local(&drive));
+    let image = bytes(&drive);
+    let end = image.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    let told = |image: Vec<u8>| {
+        let disk = Arc::new(MemoryDisk::new(image.clone(), 512));
+        let engine = Arc::new(memory.client(Faults::default()));
+        let how = options("a reader", 4, Some(Local::on(disk.clone(), "the journal")));
+        let said = BucketDisk::open_to_read(engine, "memory", &how).err();
+        assert!(bytes(&disk) == image, "it was changed");
+        said.map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert!(told(image.clone()).contains("has what memory has not yet"));
+    for other in [vec![], vec![0; 102_400], vec![0xFF; 102_400], b"letter.\n".repeat(9600)] {
+        let said = told(other);
+        assert!(said.contains("is no journal, or a damaged one"), "{said}");
+    }
+    let said = told(image[..100 << 10].to_vec());
+    assert!(said.contains("damaged") && said.contains("bytes of"), "{said}");
+    // What a later record says was durable is missed.
+    let mut damaged = 0;
+    let mut dice = Random::new(7);
+    for at in (0..end).step_by(97) {
+        let mut other = image.clone();
+        other[at] ^= 1 << dice.below(8);
+        damaged += u64::from(told(other).contains("the journal is damaged"));
+    }
+    assert!(damaged > 20, "{damaged}");
+    // Heads whose sums are right, and what they say is not.
+    let mut sane = 0;
+    for round in 0..2000 {
+        let mut other = image.clone();
+        for head in [0, 4096] {
+            let at = head + [8, 12, 48, 56, 64, 72, 80, 88, 96][dice.below(9) as usize];
+            let value = match round % 3 {
+                0 => dice.next_u64(),
+                1 => dice.below(1 << 20),
+                _ => dice.below(64) * 512,
+            };
+            other[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            let sum = twox_hash::XxHash3_64::oneshot(&other[head..head + 504]);
+            other[head + 504..head + 512].copy_from_slice(&sum.to_le_bytes());
+        }
+        sane += u64::from(told(other).contains("has what memory has not yet"));
+    }
+    assert!(sane < 2000, "{sane}");
+    is_all_there(&opened(&memory, &options("x", 5, local(&drive))).unwrap());
+}
+
+#[test]
+fn a_file_is_made_once_and_nothing_else_is_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let len = 16 << 20;
+    let said = Local::file(&path, 1 << 20, 1).expect_err("it is too short");
+    assert!(said.contains("16 MiB at least"), "{said}");
+    let first = Local::file(&path, len, 1).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), len);
+    let said = Local::file(&path, len, 2).expect_err("it has a user");
+    assert!(said.contains("in use"), "{said}");
+    drop(first);
+    let memory = Memory::default();
+    made(&memory);
+    left_in_file(&memory, &path);
+    let disk = opened(&memory, &options("x", 5, Some(Local::file(&path, len, 3).unwrap())));
+    is_all_there(&disk.unwrap());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+
+    let letters = dir.path().join("letters");
+    std::fs::write(&letters, "dear".repeat(9000)).unwrap();
+    let how = options("x", 6, Some(Local::file(&letters, len, 4).unwrap()));
+    let said = opened(&memory, &how).err().expect("it is no journal");
+    assert!(said.contains("letters is no journal"), "{said}");
+    assert_eq!(std::fs::read(&letters).unwrap(), "dear".repeat(9000).as_bytes());
+    assert!(Local::file(dir.path(), len, 5).is_err());
+}
+
+fn left_in_file(memory: &Memory, path: &std::path::Path) {
+    let away = Arc::new(AtomicBool::new(false));
+    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let journal = Local::file(path, 16 << 20, 2).unwrap();
+    let disk = BucketDisk::open(engine, "memory", &options("x", 2, Some(journal))).unwrap();
+    away.store(true, Ordering::SeqCst);
+    for nth in 0..10u8 {
+        write(&disk, 100 + u64::from(nth), nth + 1).unwrap();
+    }
+    write(&disk, 0, 77).unwrap();
+}

@@ -1,0 +1,391 @@
+//! The promises of a store in a bucket with a journal, over both: machines lose their power at any
+//! request to the bucket and at any write of the journal, which then has any part of what was not
+//! flushed. What was acknowledged is there when the journal is opened again, in the order in which
+//! it was; without the journal the bucket is refused. `SEED` and `RUNS` make it longer.
+//!
+//! Laws that are left out on purpose are caught.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use draconis_bucket::{
+    Answer, BucketDisk, Engine, Faults, Listed, Local, Memory, Options, Trouble,
+};
+use draconis_device::{
+    CrashOptions, Crashes, Disk, Error, Event, Group, MemoryDisk, RecordDisk, Refused, Terms,
+    Ticket,
+};
+use draconis_objects::torture::{self, Harm, Lives, Random, Settings, Shape};
+use parking_lot::Mutex;
+
+/// Small, so that it is full now and then.
+const JOURNAL_BYTES: usize = 192 << 10;
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+}
+
+/// What is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sin {
+    None,
+    /// The journal answers before it is flushed.
+    Hasty,
+    /// Objects with data are sent after the roots that lead to them.
+    Disordered,
+    /// The epoch does not say that there is a journal.
+    Unmarked,
+}
+
+/// A machine is on for so many steps of its bucket and its journal.
+struct Power {
+    left: Option<u64>,
+    dice: Random,
+}
+
+impl Power {
+    /// Takes a step; whether it is done though the power ends with it.
+    fn step(power: &Mutex<Self>) -> Result<(), bool> {
+        let mut power = power.lock();
+        match &mut power.left {
+            None => Ok(()),
+            Some(0) => Err(false),
+            Some(left) => {
+                *left -= 1;
+                match *left {
+                    0 => Err(power.dice.below(2) == 0),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+/// The bucket, as a machine sees it.
+struct Client {
+    bucket: Memory,
+    faults: Faults,
+    power: Arc<Mutex<Power>>,
+    sin: Sin,
+    /// Epochs as their writer thinks that they are.
+    told: Mutex<Vec<(String, Bytes)>>,
+    held_back: Mutex<Vec<(String, Bytes)>>,
+}
+
+impl Client {
+    fn ask<T>(&self, request: impl FnOnce(&Memory) -> Answer<T>) -> Answer<T> {
+        match Power::step(&self.power) {
+            Ok(()) => request(&self.bucket),
+            Err(is_done) => {
+                if is_done {
+                    let _ = request(&self.bucket);
+                }
+                Err(Trouble::Refused("the machine is off".to_owned()))
+            }
+        }
+    }
+
+    /// What the bucket is told of an epoch.
+    fn unmarked(&self, key: &str, bytes: Bytes) -> Bytes {
+        if self.sin != Sin::Unmarked || !key.starts_with("epoch/") || bytes.is_empty() {
+            return bytes;
+        }
+        self.told.lock().push((key.to_owned(), bytes.clone()));
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        let lines: Vec<&str> = text.lines().take(2).collect();
+        (lines.join("\n") + "\n").into()
+    }
+
+    fn send_held_back(&self, bucket: &Memory) {
+        for (key, bytes) in std::mem::take(&mut *self.held_back.lock()) {
+            let _ = bucket.put(&key, bytes);
+        }
+    }
+}
+
+impl Engine for Client {
+    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        let bytes = self.unmarked(key, bytes);
+        if self.sin == Sin::Disordered && key.starts_with("data/") {
+            return self.ask(|_| {
+                self.held_back.lock().push((key.to_owned(), bytes));
+                Ok(())
+            });
+        }
+        self.ask(|bucket| bucket.put(key, bytes))
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        let bytes = self.unmarked(key, bytes);
+        let created = self.ask(|bucket| bucket.create(key, bytes));
+        if self.sin == Sin::Disordered && key.starts_with("root/") {
+            self.ask(|bucket| {
+                self.send_held_back(bucket);
+                Ok(())
+            })?;
+        }
+        created
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+        let there = self.ask(|bucket| {
+            self.send_held_back(bucket);
+            bucket.get(key, range)
+        })?;
+        let told = self.told.lock();
+        let mine = told.iter().find(|(it, told)| it == key && told.starts_with(&there));
+        Ok(mine.filter(|_| !there.is_empty()).map_or(there.clone(), |(_, told)| told.clone()))
+    }
+
+    fn head(&self, key: &str) -> Answer<u64> {
+        self.ask(|bucket| bucket.head(key))
+    }
+
+    fn delete(&self, key: &str) -> Answer<()> {
+        self.ask(|bucket| bucket.delete(key))
+    }
+
+    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+        self.ask(|bucket| {
+            self.send_held_back(bucket);
+            bucket.list(folder)
+        })
+    }
+}
+
+/// The disk of a journal, as a machine sees it.
+struct Drive {
+    disk: RecordDisk<MemoryDisk>,
+    power: Arc<Mutex<Power>>,
+    sin: Sin,
+}
+
+impl draconis_device::Through for Drive {
+    type Below = RecordDisk<MemoryDisk>;
+
+    fn disk(&self) -> &Self::Below {
+        &self.disk
+    }
+
+    fn submit_with(
+        &self,
+        chain: Vec<Group>,
+        after: &[Ticket],
+        terms: Terms,
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        match Power::step(&self.power) {
+            Ok(()) => Disk::submit_with(&self.disk, chain, after, terms),
+            Err(is_done) => {
+                if is_done {
+                    let _ = Disk::submit_with(&self.disk, chain, after, Terms::default());
+                }
+                Err(Refused { goods: None, error: Error::Stopped })
+            }
+        }
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+        Power::step(&self.power).map_err(|_| Error::Stopped)?;
+        match self.sin {
+            Sin::Hasty => Ok(()),
+            _ => Disk::wait(&self.disk, ticket),
+        }
+    }
+}
+
+/// A bucket, and the machines that write it, with a journal that goes from one to the next.
+struct Machines {
+    server: Memory,
+    sin: Sin,
+    dice: Random,
+    /// What the journal had when the machine that has it now was switched on.
+    image: Vec<u8>,
+    now: Option<(Arc<Drive>, Arc<Mutex<Power>>)>,
+    /// What goes wrong with the first machine once it has made its disk.
+    first: Option<(Arc<Client>, Faults)>,
+    /// How many more die.
+    dying: u64,
+    /// Openings without the journal that were refused.
+    refused: u64,
+    sent_late: u64,
+}
+
+impl Machines {
+    fn new(seed: u64, sin: Sin) -> Self {
+        let mut dice = Random::new(seed);
+        let disk = MemoryDisk::new(vec![0; JOURNAL_BYTES], 512);
+        Local::format(&disk, u128::from(seed) << 64 | 7).unwrap();
+        Self {
+            server: Memory::default(),
+            sin,
+            image: disk.into_bytes(),
+            now: None,
+            first: None,
+            dying: dice.below(4),
+            dice,
+            refused: 0,
+            sent_late: 0,
+        }
+    }
+
+    /// The power of the machine before is cut; what its journal has then.
+    fn cut(&mut self) {
+        let Some((drive, power)) = self.now.take() else { return };
+        power.lock().left = Some(0);
+        let mut events = drive.disk.take();
+        let mut image = std::mem::take(&mut self.image);
+        // One waits for what it wrote before it writes more: all that was durable is in the image.
+        let durable = events.iter().rposition(|event| matches!(event, Event::Durable(_)));
+        for event in events.drain(..durable.map_or(0, |at| at + 1)) {
+            let Event::Group { writes, .. } = event else { continue };
+            for (at, bytes) in writes {
+                image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+            }
+        }
+        let options = CrashOptions { seed: self.dice.next_u64(), ..CrashOptions::default() };
+        let states: Vec<_> = Crashes::new(image, events, options).collect();
+        let chosen = self.dice.below(states.len() as u64) as usize;
+        self.image = states[chosen].disk.to_bytes();
+    }
+
+    fn next(&mut self, steps: Option<u64>, with: bool) -> (Arc<Client>, Options) {
+        self.cut();
+        let left = steps.map(|most| 1 + self.dice.below(most));
+        let power = Arc::new(Mutex::new(Power { left, dice: Random::new(self.dice.next_u64()) }));
+        let disk = RecordDisk::new(MemoryDisk::new(self.image.clone(), 512));
+        let drive = Arc::new(Drive { disk, power: power.clone(), sin: self.sin });
+        self.now = Some((drive.clone(), power.clone()));
+        let mut rate = || [0, 6, 12, 40][self.dice.below(4) as usize];
+        let (refused, lost, late, slow) = (rate(), rate(), rate(), rate());
+        let seed = self.dice.next_u64();
+        let faults = Faults { seed, refused, lost, late, slow, dies_after: None };
+        let client = Client {
+            bucket: self.server.client(faults),
+            faults,
+            power,
+            sin: self.sin,
+            told: Mutex::default(),
+            held_back: Mutex::default(),
+        };
+        let options = Options {
+            pause: Duration::from_micros(20),
+            commit: Duration::from_micros(self.dice.below(3) * 150),
+            lanes: 1 + self.dice.below(6) as usize,
+            token: u128::from(self.dice.next_u64()),
+            stays: self.dice.below(2) == 0,
+            journal: with.then(|| Local::on(drive, "the journal")),
+            ..Options::default()
+        };
+        (Arc::new(client), options)
+    }
+
+    fn open(&mut self, steps: Option<u64>, with: bool) -> Result<BucketDisk, Error> {
+        let (client, options) = self.next(steps, with);
+        let disk = BucketDisk::open(client, "memory", &options)?;
+        self.sent_late += disk.kept().map_or(0, |kept| kept.sent_late);
+        Ok(disk)
+    }
+}
+
+impl Lives for Machines {
+    type Disk = BucketDisk;
+
+    fn first(&mut self) -> BucketDisk {
+        let len_bytes = Shape::BUCKET.disk_bytes as u64;
+        let (client, options) = self.next(None, true);
+        // What arrives late would be taken for a server that breaks its promises.
+        let faults = client.faults;
+        client.bucket.set(Faults::default());
+        self.first = Some((client.clone(), faults));
+        BucketDisk::create(client, "memory", len_bytes, false, &options).unwrap()
+    }
+
+    fn begins(&mut self) {
+        if let Some((client, faults)) = self.first.take() {
+            client.bucket.set(faults);
+        }
+        let left = 1 + self.dice.below(500);
+        self.now.as_ref().unwrap().1.lock().left = Some(left);
+    }
+
+    fn again(&mut self) -> Option<Result<BucketDisk, Error>> {
+        self.dying = self.dying.checked_sub(1)?;
+        let with = self.dice.below(3) > 0;
+        let opened = self.open(Some(120), with);
+        if let Err(Error::Elsewhere(why)) = &opened
+            && why.contains("is written with a journal, the journal, by ")
+        {
+            assert!(!with, "{why}");
+            self.refused += 1;
+        }
+        Some(opened)
+    }
+
+    /// Who only reads has what the bucket has: all, once the journal was opened.
+    fn reader(&mut self) -> Result<BucketDisk, Error> {
+        // Of some it is asked first what a machine without the journal is told.
+        if self.dice.below(2) == 0 {
+            match self.open(None, false) {
+                Ok(disk) => return Ok(disk),
+                Err(Error::Elsewhere(why)) if why.contains("is written with a journal") => {
+                    self.refused += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        drop(self.open(None, true)?);
+        let (client, options) = self.next(None, false);
+        BucketDisk::open_to_read(client, "memory", &options)
+    }
+
+    fn last(&mut self) -> Result<BucketDisk, Error> {
+        self.open(None, true)
+    }
+}
+
+fn run(seed: u64, sin: Sin) -> (Result<Harm, torture::Violation>, Machines) {
+    let script = match seed % 3 {
+        0 => torture::random_large(seed, Shape::BUCKET, 60),
+        _ => torture::random(seed, Shape::BUCKET, 120),
+    };
+    let mut machines = Machines::new(seed, sin);
+    (torture::ended(Shape::BUCKET, &script, Settings::USUAL, &mut machines), machines)
+}
+
+#[test]
+fn machines_with_a_journal_that_lose_their_power() {
+    let (first, runs) = (number("SEED", 1), number("RUNS", 40));
+    let (mut all, mut refused, mut sent_late) = (Harm::default(), 0, 0);
+    for seed in first..first + runs {
+        match run(seed, Sin::None) {
+            (Ok(harm), machines) => {
+                all += harm;
+                refused += machines.refused;
+                sent_late += machines.sent_late;
+            }
+            (Err(violation), _) => panic!("SEED={seed} RUNS=1: {violation}"),
+        }
+    }
+    println!("{all:?}, {refused} refused without the journal, {sent_late} objects sent late");
+    assert!(runs < 20 || refused > 0 && sent_late > 0 && all.disks > 0);
+}
+
+fn is_caught(sin: Sin) -> bool {
+    (1..=60).any(|seed| run(seed, sin).0.is_err())
+}
+
+#[test]
+fn an_answer_before_the_flush_is_caught() {
+    assert!(is_caught(Sin::Hasty));
+}
+
+#[test]
+fn roots_before_what_they_lead_to_are_caught() {
+    assert!(is_caught(Sin::Disordered));
+}
+
+#[test]
+fn an_epoch_that_does_not_tell_of_its_journal_is_caught() {
+    assert!(is_caught(Sin::Unmarked));
+}
