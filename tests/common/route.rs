@@ -119,4 +119,3 @@ pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &Rooms)) {
         std::process::Command::new("e2fsck").arg("-fn").arg(image.path()).output().unwrap();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
-

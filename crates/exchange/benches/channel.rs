@@ -24,7 +24,7 @@ use draconis_exchange::{
         Attributes, Refusal,
         file::{self, CHUNK_BYTES, File, FileServer, Reader},
     },
-    heap::{Block, arena::Class},
+    heap::{Block, Private, arena::Class},
 };
 use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
@@ -44,8 +44,9 @@ static FILL: [u8; 1 << 20] = [7; 1 << 20];
 
 impl FileServer for Filler {
     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
-        let at = request.offset as usize % FILL.len();
-        Ok(request.buffer.copy_in(0, &FILL[at..][..request.len as usize]) as u32)
+        let there = FILL.get(request.offset as usize..).unwrap_or_default();
+        let there = &there[..there.len().min(request.len as usize)];
+        Ok(request.buffer.copy_in(0, there) as u32)
     }
     fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
         Err(Refusal::NotSupported)
@@ -189,7 +190,7 @@ fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
         (Reader::new(client, PATIENCE, chunks, blocks), child)
     });
     let [(mut each, mut one), (mut kept, mut other)] = readers;
-    let mut into = vec![0; size];
+    let mut into = Private::new(size);
     let mut at = 0;
     let labels = ["copied", "a message for each 128 KiB", "kept"];
     let labels = labels.map(|what| format!("{size} B, {what}")).to_vec();

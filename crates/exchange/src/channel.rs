@@ -20,9 +20,9 @@ mod lane;
 pub mod process;
 mod spin;
 mod sync;
-mod told;
 #[allow(unsafe_code)]
 pub mod thread;
+mod told;
 
 use std::{
     fmt,

@@ -62,7 +62,12 @@ impl FileServer for Content {
     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
         self.reads.fetch_add(1, SeqCst);
         self.asked.fetch_add(request.len as usize, SeqCst);
-        if self.bad_from.lock().unwrap().is_some_and(|bad| request.offset + u64::from(request.len) > bad) {
+        if self
+            .bad_from
+            .lock()
+            .unwrap()
+            .is_some_and(|bad| request.offset + u64::from(request.len) > bad)
+        {
             return Err(Refusal::Io);
         }
         let bytes = self.bytes.lock().unwrap();
@@ -140,6 +145,22 @@ fn what_was_read_is_read_again_without_a_message() {
 }
 
 #[test]
+fn a_file_of_whole_chunks_that_fits_is_kept_as_a_whole() {
+    let content = Content::new(4 * CHUNK as usize);
+    with_reader(&content, 4, true, |reader| {
+        let pass = |reader: &mut Reader| {
+            (0..4).for_each(|nth| expect(reader, &content, nth * CHUNK, CHUNK as usize));
+        };
+        pass(reader);
+        // That it ends is learnt by asking, in the place of the first chunk.
+        pass(reader);
+        assert_eq!(content.messages().0, 4 + 1 + 1);
+        pass(reader);
+        assert_eq!(content.messages(), (0, 0));
+    });
+}
+
+#[test]
 fn what_has_changed_is_asked_for_again() {
     let content = Content::new(2 * CHUNK as usize);
     with_reader(&content, 4, true, |reader| {
@@ -157,7 +178,9 @@ fn what_has_changed_is_asked_for_again() {
         expect(reader, &content, 0, 2 * CHUNK as usize);
         content.change(|bytes| bytes.clear());
         expect(reader, &content, 0, 100);
-        content.change(|bytes| *bytes = Content::new(2 * CHUNK as usize).bytes.lock().unwrap().clone());
+        content.change(|bytes| {
+            *bytes = Content::new(2 * CHUNK as usize).bytes.lock().unwrap().clone()
+        });
     });
 }
 

@@ -18,7 +18,9 @@ use draconis_exchange::contract::directory::{
     self, Directory, Enumerate, GetXattr, Lookup, ReadLink, Records, Unlink,
 };
 use draconis_exchange::contract::file::{self, File, Reader, Seek};
-use draconis_exchange::contract::{AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, tree};
+use draconis_exchange::contract::{
+    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, tree,
+};
 use draconis_exchange::heap::Block;
 use draconis_service::local::Local;
 use draconis_service::options::MountOptions;
@@ -437,7 +439,8 @@ fn a_volume_is_changed_through_channels() {
     let inode = draconis_ext::InodeNumber(made.node.0 as u32);
     local.tree().volume().set_attributes(inode, &shorter).unwrap();
     assert_eq!(reader.read(189_996, &mut [0; 9]), Ok(4));
-    let buffer = Block::private(3);
+    let mut buffer = Block::private(3);
+    buffer.copy_in(0, &[7; 3]);
     let write = file::Write { buffer, buffer_offset: 0, offset: 190_000, len: 3, clear_privileges };
     assert_eq!(file.call(write).unwrap().unwrap().len, 3);
     let rename = directory::Rename {

@@ -114,11 +114,7 @@ struct ThreadLink<Tx, Rx> {
 }
 
 impl<Tx, Rx> ThreadLink<Tx, Rx> {
-    fn new(
-        to: Arc<Mailbox<Tx>>,
-        from: Arc<Mailbox<Rx>>,
-        count: real::Arc<AtomicU64>,
-    ) -> Self {
+    fn new(to: Arc<Mailbox<Tx>>, from: Arc<Mailbox<Rx>>, count: real::Arc<AtomicU64>) -> Self {
         let teller = real::OnceLock::new();
         Self { to, from, send_at: 0, receive_at: 0, spin: Spin::new(), count, teller }
     }

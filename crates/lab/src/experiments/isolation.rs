@@ -14,8 +14,8 @@ use draconis_exchange::channel::process::{self, Plan, Session};
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::file::{self, CHUNK_BYTES, File, FileServer, Reader};
 use draconis_exchange::contract::tree::{Tree, Walked, walk};
-use draconis_exchange::heap::{Block, Private};
 use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::{Block, Private};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
 use draconis_service::volume::{self, VolumeTree};
@@ -127,8 +127,11 @@ impl Worker {
         let host = vec![class(4096, 2), class(16 << 10, 2), class(CHUNK_BYTES, chunks as u32 + 2)];
         let plan = Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
         let (offer, socket) = process::offer(&plan)?;
-        let child =
-            Command::new("/proc/self/exe").arg("isolation-child").arg(image).stdin(socket).spawn()?;
+        let child = Command::new("/proc/self/exe")
+            .arg("isolation-child")
+            .arg(image)
+            .stdin(socket)
+            .spawn()?;
         let pid = Pid::from_raw(child.id() as i32).context("a child has a number")?;
         Ok(Self { session: offer.start(pidfd_open(pid, PidfdFlags::empty())?), child })
     }
@@ -161,12 +164,11 @@ fn measure(
     let tree = open(image)?;
     let at = node(&tree)?;
     let (client, server) = channel::pair::<File>();
-    let served = open(image)?;
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            served.tell_of_changes(&server);
+            tree.tell_of_changes(&server);
             // A reader that goes away is no loss.
-            let _ = file::serve(server, &served.file(at), PATIENCE);
+            let _ = file::serve(server, &tree.file(at), PATIENCE);
         });
         let vacant = |len| Some(Block::vacant(len));
         let kept_by_thread = Reader::new(client, PATIENCE, all_chunks, vacant);
@@ -186,12 +188,12 @@ fn measure(
             // Aligned, as what a call reads into.
             let mut into = Private::new(*len as usize);
             let mut times = ways.each_ref().map(|_| vec![]);
-            for round in 0..=ROUNDS {
+            for _ in 0..ROUNDS {
                 context.check()?;
                 for (way, times) in ways.iter_mut().zip(&mut times) {
-                    let ns = way.pass(bytes, &mut into).context(way.name)?;
-                    // The first one warmed everything up.
-                    times.extend((round > 0).then_some(ns));
+                    // The other ways have used the processor's caches meanwhile.
+                    way.pass(bytes, &mut into).context(way.name)?;
+                    times.push(way.pass(bytes, &mut into).context(way.name)?);
                 }
             }
             for (way, times) in ways.iter().zip(&times) {

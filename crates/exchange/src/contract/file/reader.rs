@@ -57,6 +57,8 @@ pub struct Reader {
     keeps: bool,
     /// Where the last reading ended.
     next: u64,
+    /// Where the file ends, and what had been told before that was seen.
+    end_of_file: Option<(u64, Option<u64>)>,
 }
 
 enum End {
@@ -107,7 +109,7 @@ impl Reader {
     ) -> Self {
         let places = std::iter::repeat_with(|| None).take(chunks.max(1)).collect();
         let (end, blocks) = (End::Idle(end), Box::new(blocks));
-        Self { end, blocks, patience, places, keeps: chunks > 0, next: 0 }
+        Self { end, blocks, patience, places, keeps: chunks > 0, next: 0, end_of_file: None }
     }
 
     /// Fills `into` from `offset` of the file; returns how many bytes there were: fewer than asked
@@ -164,7 +166,13 @@ impl Reader {
     }
 
     /// Sees to it that what answers for `len` bytes of one chunk from `at` on is in its place.
-    fn bring(&mut self, at: u64, len: usize, told: Option<u64>, straight: bool) -> Result<(), Failed> {
+    fn bring(
+        &mut self,
+        at: u64,
+        len: usize,
+        told: Option<u64>,
+        straight: bool,
+    ) -> Result<(), Failed> {
         if self.is_kept(at, len, told) {
             return Ok(());
         }
@@ -201,7 +209,9 @@ impl Reader {
     /// Asks for the chunk behind that of `at`, if it is not there and may be.
     fn ask_ahead(&mut self, at: u64, told: Option<u64>) {
         let next = at - at % CHUNK + CHUNK;
-        let ends = self.places[self.place(at)].as_ref().is_none_or(Kept::ends);
+        // What is asked for there takes the place of another chunk, which may be wanted again.
+        let ends = self.places[self.place(at)].as_ref().is_none_or(Kept::ends)
+            || self.end_of_file.is_some_and(|(end, seen)| seen == told && next >= end);
         if told.is_some()
             && !ends
             && self.places.len() > 1
@@ -256,6 +266,9 @@ impl Reader {
                     return Err(Violation::Value("AckRead").into());
                 }
                 self.end = End::Idle(end);
+                if ack.len < asked.want {
+                    self.end_of_file = Some((asked.start + u64::from(ack.len), asked.told));
+                }
                 let place = self.place(asked.start);
                 self.places[place] = Some(Kept { block: ack.buffer, asked, len: ack.len });
                 Ok(Ok(()))
