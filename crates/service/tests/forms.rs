@@ -466,7 +466,7 @@ fn a_volume_is_changed_through_channels() {
     let ack = file.call(read).unwrap().unwrap();
     assert_eq!((ack.len, ack.buffer.bytes().unwrap()[3]), (4, 7));
     file.call(file::Sync { data_only: false }).unwrap().unwrap();
-    drop(file);
+    drop((file, reader));
     let gone = || local.tree().volume().attributes(draconis_ext::InodeNumber(made.node.0 as u32));
     let until = Instant::now() + PATIENCE;
     while gone().is_ok_and(|found| found.links == 0 && found.size_bytes > 0) {
