@@ -284,8 +284,8 @@ mod tests {
 
     impl Liar {
         fn accept(socket: &OwnedFd) -> Self {
-            let got = descriptors::receive(socket, &mut [0; 512], RecvFlags::empty()).unwrap();
-            let mut fds = got.fds.into_iter();
+            let hello = descriptors::receive(socket, &mut [0; 512], RecvFlags::empty()).unwrap();
+            let mut fds = hello.fds.into_iter();
             let memory = fds.next().unwrap();
             // Behind the pidfd.
             Self { memory, bells: fds.skip(1).collect() }

@@ -422,7 +422,7 @@ fn reader(host: &Arc<Session>) -> Reader {
     Reader::new(end, Duration::from_secs(20), 1, move |len| blocks.block(len.min(4096)))
 }
 
-/// Four bytes of 7, wherever.
+/// Four bytes of 7, from every offset.
 struct Sevens;
 
 impl file::FileServer for Sevens {
