@@ -13,8 +13,7 @@
 //! asked for, so it is what a message would bring.
 //! Law 2: contents are the server's to say. Lengths are checked; a block that a server still
 //! writes to yields other bytes, and nothing else.
-//! Law 3: of a chunk there is one block, and there are no more blocks than were agreed, beside one
-//! on its way.
+//! Law 3: of a chunk there is one block, kept or on its way, and there are no more than were agreed.
 //!
 //! A reading that is answered by what is kept is no message, so it moves no time of access, as one
 //! that a kernel's page cache answers; and a server that gives silent clients up does not hear it.
