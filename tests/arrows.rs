@@ -178,7 +178,7 @@ fn unsafe_code_stays_at_its_addresses() {
         // Asks the kernel what no library passes on as it is.
         "tests/exact/sys.rs",
         // Gives both sides of a session one memory.
-        "tests/copies.rs",
+        "tests/common/route.rs",
         "crates/ext/tests/matrix/ioctl.rs",
     ];
     for file in &found {

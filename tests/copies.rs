@@ -4,128 +4,16 @@
 //! The kernel's own copies - of a request into the worker, of a reply out of it - and the
 //! device's are not among them.
 
-#[path = "../crates/front/tests/common/kernel.rs"]
-#[allow(dead_code, reason = "the tests of the front use more of it")]
-mod kernel;
+#[path = "common/route.rs"]
+mod route;
 
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use draconis_device::{FileDisk, FileOptions, RemoteDisk};
-use draconis_exchange::channel::process::{Plan, Session, accept, offer};
-use draconis_exchange::contract::Node;
-use draconis_exchange::contract::disk::Disk;
-use draconis_exchange::contract::recorder::{Contents, Inherited, Recorder};
 use draconis_exchange::copies;
-use draconis_exchange::heap::arena::Class;
-use draconis_exchange::heap::{Room, Rooms};
-use draconis_exchange::shm::Shared;
-use draconis_front::fuse::{Activity, Behaviour, Server};
-use draconis_service::options::MountOptions;
-use draconis_service::volume::{VolumeTree, open_for_writing};
-use kernel::Kernel;
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use route::kernel::Kernel;
+use route::with_mount;
 
 /// What the route is asked to carry, and in pieces of how many bytes.
 const BYTES: usize = 2 << 20;
 const PIECE: usize = 128 << 10;
-const LANES: u32 = 6;
-
-/// Gives rooms, as what a worker has does, and remembers nothing.
-struct Remembered {
-    rooms: Arc<Rooms>,
-    pipe: (OwnedFd, OwnedFd),
-}
-
-impl Recorder for Remembered {
-    fn room(&self, len: usize) -> Option<Room> {
-        self.rooms.take(len)
-    }
-    fn begin(&self, _: u64, _: Option<(&[u8], Contents<'_>)>) {}
-    fn done(&self) {}
-    fn refuses(&self, _: u64) -> bool {
-        false
-    }
-    fn refused(&self, _: String) {}
-    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
-        Ok(None)
-    }
-    fn pipe(&self) -> &(OwnedFd, OwnedFd) {
-        &self.pipe
-    }
-    fn repeat(&self, _: &Inherited, _: &mut dyn FnMut()) {}
-    fn contradicted(&self, _: &str) {}
-    fn settled(&self) {}
-    fn nameless(&self) -> Vec<Node> {
-        vec![]
-    }
-    fn is_nameless(&self, _: Node) -> bool {
-        false
-    }
-    fn give_back(&self, _: Node) {}
-}
-
-/// Both sides of a session, each the other's peer.
-fn session() -> (Arc<Session>, Arc<Session>) {
-    let class = |slot_bytes, slots| Class { slot_bytes, slots };
-    let plan = Plan {
-        fixed_lanes: LANES,
-        host_lanes: 0,
-        guest_lanes: 0,
-        host: vec![class(4096, 1)],
-        guest: vec![class(4096, 128), class(64 << 10, 16), class(256 << 10, 8)],
-    };
-    let (offer, socket) = offer(&plan).unwrap();
-    let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-    (host, accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap())
-}
-
-/// Has a kernel talk to a worker whose volume is written by a disk service.
-fn with_mount(test: impl FnOnce(&mut Kernel)) {
-    let image = tempfile::NamedTempFile::new().unwrap();
-    image.as_file().set_len(64 << 20).unwrap();
-    let made = std::process::Command::new(env!("CARGO_BIN_EXE_draconis"))
-        .args(["format", "--force"])
-        .arg(image.path())
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let how = FileOptions { write: true, direct: true, uring: false };
-    let file = FileDisk::open(image.path(), how).unwrap();
-    let (host, guest) = session();
-    let servers: Vec<_> = (0..LANES).filter_map(|lane| host.server::<Disk>(lane)).collect();
-    let clients: Vec<_> = (0..LANES).filter_map(|lane| guest.client::<Disk>(lane)).collect();
-    std::thread::scope(|scope| {
-        let service =
-            scope.spawn(|| draconis_device::serve(&file, servers, Duration::MAX).unwrap());
-        let blocks = guest.clone();
-        let blocks = Box::new(move |len| blocks.block(len));
-        let memory = Arc::new(Shared::new(16 << 20).unwrap());
-        // SAFETY: nothing else writes to the memory.
-        let rooms = unsafe { Rooms::new(memory.clone(), 0..16 << 20) };
-        [&host, &guest].into_iter().for_each(|side| side.know(memory.clone()));
-        let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
-        let disk = disk.lending(rooms.clone());
-        let recorder = Remembered { rooms, pipe: rustix::pipe::pipe().unwrap() };
-        let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
-        let (mut kernel, device) = Kernel::new();
-        let activity = Activity::default();
-        std::thread::scope(|scope| {
-            let server = Server::new(&tree, Behaviour::default()).with_recorder(&recorder);
-            let activity = &activity;
-            scope.spawn(move || server.serve(device, activity).unwrap());
-            test(&mut kernel);
-            drop(kernel);
-        });
-        tree.close().unwrap();
-        drop(tree);
-        service.join().unwrap();
-    });
-    let checked =
-        std::process::Command::new("e2fsck").arg("-fn").arg(image.path()).output().unwrap();
-    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
-}
 
 /// How often each byte of `bytes` was copied meanwhile, in tenths: metadata weighs a little.
 fn tenths_of(bytes: usize, what: impl FnOnce()) -> u64 {
@@ -137,7 +25,7 @@ fn tenths_of(bytes: usize, what: impl FnOnce()) -> u64 {
 /// One test: what is counted is counted for the process.
 #[test]
 fn contents_are_copied_as_rarely_as_the_map_says() {
-    with_mount(|kernel| {
+    with_mount(16 << 20, |kernel, _| {
         let file = kernel.create(1, "file").unwrap();
         let piece: Vec<u8> = (0..PIECE).map(|at| (at * 7 + at / 251) as u8).collect();
         let write = |kernel: &mut Kernel| {

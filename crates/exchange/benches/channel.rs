@@ -22,9 +22,9 @@ use draconis_exchange::{
     },
     contract::{
         Attributes, Refusal,
-        file::{self, File, FileServer},
+        file::{self, CHUNK_BYTES, File, FileServer, Reader},
     },
-    heap::{Block, arena::Class},
+    heap::{Block, Private, arena::Class},
 };
 use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
@@ -40,11 +40,13 @@ const REPLY_BYTES: usize = 4096;
 /// Fills `len` bytes of each buffer; 0 leaves it alone, so that only the hand-over counts.
 struct Filler;
 
-const FILL: [u8; REPLY_BYTES] = [7; REPLY_BYTES];
+static FILL: [u8; 1 << 20] = [7; 1 << 20];
 
 impl FileServer for Filler {
     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
-        Ok(request.buffer.copy_in(0, &FILL[..request.len as usize]) as u32)
+        let there = FILL.get(request.offset as usize..).unwrap_or_default();
+        let there = &there[..there.len().min(request.len as usize)];
+        Ok(request.buffer.copy_in(0, there) as u32)
     }
     fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
         Err(Refusal::NotSupported)
@@ -153,7 +155,11 @@ fn plan() -> Plan {
 }
 
 fn child(cpu: usize) -> (Arc<Session>, Child) {
-    let (offer, socket) = process::offer(&plan()).expect("a session");
+    child_of(&plan(), cpu)
+}
+
+fn child_of(plan: &Plan, cpu: usize) -> (Arc<Session>, Child) {
+    let (offer, socket) = process::offer(plan).expect("a session");
     let child = Command::new(std::env::current_exe().expect("our own path"))
         .env(CHILD, cpu.to_string())
         .stdin(socket)
@@ -168,7 +174,39 @@ fn serve_as_child(cpu: usize) {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket");
     let session = process::accept(&socket, Instant::now() + PATIENCE).expect("a session");
     let server = session.server::<File>(0).expect("lane 0");
+    let _ = server.teller();
     let _ = file::serve(server, &Filler, PATIENCE);
+}
+
+/// What a read of so many bytes of a file of 1 MiB costs one who wants them in a buffer of its
+/// own: the copy that a call makes, messages, and what is kept.
+fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
+    let chunks = FILL.len() / CHUNK_BYTES as usize;
+    let plan = Plan { host: vec![Class { slot_bytes: CHUNK_BYTES, slots: 10 }], ..plan() };
+    let readers = [0, chunks].map(|chunks| {
+        let (session, child) = child_of(&plan, mode.peer_cpu);
+        let client = session.client::<File>(0).expect("lane 0");
+        let blocks = move |len| session.block(len);
+        (Reader::new(client, PATIENCE, chunks, blocks), child)
+    });
+    let [(mut each, mut one), (mut kept, mut other)] = readers;
+    let mut into = Private::new(size);
+    let mut at = 0;
+    let labels = ["copied", "a message for each 128 KiB", "kept"];
+    let labels = labels.map(|what| format!("{size} B, {what}")).to_vec();
+    let round_trips = (mode.round_trips as usize / size.div_ceil(16 << 10)).max(8) as u32;
+    let rows = measure(labels, Mode { round_trips, batches: 51, ..mode }, |i| {
+        at = (at + size) % FILL.len();
+        match i {
+            0 => into.copy_from_slice(&std::hint::black_box(&FILL)[at..at + size]),
+            1 => assert_eq!(each.read(at as u64, &mut into), Ok(size)),
+            _ => assert_eq!(kept.read(at as u64, &mut into), Ok(size)),
+        }
+        std::hint::black_box(&mut into);
+    });
+    drop((each, kept));
+    let _ = (one.wait(), other.wait());
+    rows
 }
 
 fn over_processes(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
@@ -190,7 +228,8 @@ fn over_streams(mode: Mode, what: &str, ours: [OwnedFd; 2], theirs: [OwnedFd; 2]
     let peer = std::thread::spawn(move || {
         pin(mode.peer_cpu);
         let mut request = [0; 32];
-        while from.read_exact(&mut request).is_ok() && to.write_all(&FILL).is_ok() {}
+        let reply = &FILL[..REPLY_BYTES];
+        while from.read_exact(&mut request).is_ok() && to.write_all(reply).is_ok() {}
     });
     let [mut from, mut to] = streams(ours);
     let mut reply = [0; REPLY_BYTES];
@@ -265,5 +304,9 @@ fn main() {
         let sizes = [4096, 4, 64, 1024, 16384, 65536, 262_144, 1 << 20].map(|size| (size, 0));
         print("By size, threads", &over_threads(TWO_CPUS, "threads", &sizes));
         print("By size, processes", &over_processes(TWO_CPUS, "processes", &sizes));
+    }
+    let mode = if two_cpus { TWO_CPUS } else { ONE_CPU };
+    for size in [4 << 10, 16 << 10, 64 << 10, 128 << 10, 1 << 20] {
+        print("Reading what the server has in memory", &by_reader(mode, size));
     }
 }

@@ -22,6 +22,7 @@ mod spin;
 mod sync;
 #[allow(unsafe_code)]
 pub mod thread;
+mod told;
 
 use std::{
     fmt,
@@ -37,6 +38,7 @@ use crate::contract::{
 
 pub use lane::LaneEnd;
 pub use thread::pair;
+pub use told::Teller;
 
 /// Why there is no answer. The end that says it is used up; what was on its way comes
 /// home when the peer lets go of it or is confirmed dead.
@@ -109,6 +111,15 @@ pub trait Link<Tx, Rx>: Send {
     /// # Errors
     /// [`Lost::Timeout`].
     fn wait(&mut self, deadline: Instant) -> Result<(), Lost>;
+
+    /// How often the server's side has told of a change, if it tells.
+    ///
+    /// # Errors
+    /// That the server is lost.
+    fn told(&self) -> Result<Option<u64>, Lost>;
+
+    /// What tells the client, at the server's end.
+    fn teller(&self) -> Teller;
 
     /// Gives the lane away, if this link is one end of a lane that no peer has yet.
     fn give(self: Box<Self>) -> Option<LaneName> {
@@ -232,6 +243,26 @@ impl<C: Contract, S: State<Contract = C>> Client<C, S> {
     }
 }
 
+impl<C: Contract, S> Client<C, S> {
+    /// A number that grows whenever what the server answered may have changed: what it was asked
+    /// for since this was last another one is as it would answer now. `None` of a server without a
+    /// [`Teller`].
+    ///
+    /// # Errors
+    /// The server is lost. One that died is so after some milliseconds at the latest.
+    pub fn told(&self) -> Result<Option<u64>, Lost> {
+        self.core.link.told()
+    }
+}
+
+impl<C: Contract, S> Server<C, S> {
+    /// Tells the client at the other end without a message, from now on: of each change of what
+    /// it was, and will be, answered.
+    pub fn teller(&self) -> Teller {
+        self.core.link.teller()
+    }
+}
+
 impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     /// Waits for the reply.
     ///
@@ -317,7 +348,7 @@ impl<C: Contract> Server<C> {
 }
 
 /// The deadline after `patience`, which may be as long as [`Duration::MAX`].
-fn after(patience: Duration) -> Instant {
+pub(crate) fn after(patience: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(patience).unwrap_or(now + CENTURY)
 }

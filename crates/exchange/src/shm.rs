@@ -186,17 +186,46 @@ impl Drop for Shared {
 
 /// Copies where the other side may write at the same time.
 ///
+/// Vectors, where the processor has them: of some processors `rep movsb` takes 25 times as long
+/// when `to` lies a few bytes further behind the start of a page than `from` does.
+///
 /// # Safety
 /// `len` bytes must be readable at `from` and writable at `to`, and not overlap.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: the caller's promise. To the compiler the instruction is a foreign write to
-    // `to`; what it read may have been torn, and no value is derived from it here. The
-    // direction flag is clear, as the ABI demands.
+unsafe fn copy(mut from: *const u8, mut to: *mut u8, len: usize) {
+    let mut left = len;
+    // SAFETY: the caller's promise. To the compiler the instructions are foreign writes to `to`;
+    // what they read may have been torn, and no value is derived from it here. The direction flag
+    // is clear, as the ABI demands; the vector registers are given up as for a call, and the
+    // processor was asked for them.
     unsafe {
+        if left >= 128 && std::arch::is_x86_feature_detected!("avx") {
+            std::arch::asm!(
+                "2:",
+                "vmovups ymm0, [rsi]",
+                "vmovups ymm1, [rsi + 32]",
+                "vmovups ymm2, [rsi + 64]",
+                "vmovups ymm3, [rsi + 96]",
+                "vmovups [rdi], ymm0",
+                "vmovups [rdi + 32], ymm1",
+                "vmovups [rdi + 64], ymm2",
+                "vmovups [rdi + 96], ymm3",
+                "sub rsi, -128",
+                "sub rdi, -128",
+                "sub rcx, 128",
+                "cmp rcx, 128",
+                "jae 2b",
+                "vzeroupper",
+                inout("rsi") from,
+                inout("rdi") to,
+                inout("rcx") left,
+                clobber_abi("sysv64"),
+                options(nostack)
+            );
+        }
         std::arch::asm!(
             "rep movsb",
-            inout("rcx") len => _,
+            inout("rcx") left => _,
             inout("rsi") from => _,
             inout("rdi") to => _,
             options(nostack, preserves_flags)
@@ -236,6 +265,27 @@ mod tests {
         let mut bytes = [0; 13];
         theirs.copy_out(4090, &mut bytes);
         assert_eq!(&bytes, b"across a page");
+    }
+
+    #[test]
+    fn copies_of_every_length_and_place_are_whole_and_no_more() {
+        let shared = Shared::new(8192).unwrap();
+        let bytes: Vec<u8> = (0..700).map(|at| (at % 251) as u8 + 1).collect();
+        for len in (0..300).chain([511, 512, 513, 640, 699]) {
+            for (at, skip) in [(0, 0), (1, 0), (4095, 3), (31, 64), (77, 13)] {
+                shared.copy_in(at, &[0; 1000]);
+                shared.copy_in(at + 16, &bytes[..len]);
+                let mut into = vec![0xee; 2000];
+                shared.copy_out(at + 16, &mut into[skip..skip + len]);
+                assert!(into[skip..skip + len] == bytes[..len], "{len} {at} {skip}");
+                let (before, behind) = (&into[..skip], &into[skip + len..]);
+                assert!(before.iter().chain(behind).all(|byte| *byte == 0xee), "{len} {skip}");
+                let mut beside = [9; 32];
+                shared.copy_out(at, &mut beside[..16]);
+                shared.copy_out(at + 16 + len, &mut beside[16..]);
+                assert_eq!(beside, [0; 32], "{len} {at}");
+            }
+        }
     }
 
     #[test]

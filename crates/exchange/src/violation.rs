@@ -32,6 +32,10 @@ pub enum Violation {
     /// A block is longer than its slot, or another length than was lent.
     #[error("a block of slot {0} has a length it cannot have")]
     BlockLength(u32),
+    /// What the peer gives lies at this byte of a memory that does not have all of it, or is
+    /// nothing.
+    #[error("nothing that can be given lies at byte {0} of the memory beside")]
+    Place(u32),
     /// No lane has this number, or it is taken.
     #[error("lane {0} cannot be bound")]
     Lane(u32),

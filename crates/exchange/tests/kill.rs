@@ -13,7 +13,7 @@ use draconis_exchange::{
     contract::{
         Node,
         directory::Directory,
-        file::{self, File},
+        file::{self, Failed, File, Reader},
         tree,
     },
 };
@@ -39,6 +39,30 @@ fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
     // By its death: a deadline would be `Timeout`.
     assert_eq!(hello.call(read).unwrap_err(), Lost::Closed);
     assert!(session.is_dead());
+    expect_all_home(&session);
+}
+
+#[test]
+fn what_is_kept_of_a_peer_that_dies_is_soon_used_no_more() {
+    let (session, mut child) = spawn(SERVE);
+    let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+    let ends = session.pair::<File>().unwrap();
+    let (hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+    let blocks = session.clone();
+    let mut hello =
+        Reader::new(hello.into_end().unwrap(), PATIENCE, 1, move |len| blocks.block(len));
+    let mut into = [0; 20];
+    for _ in 0..100 {
+        assert_eq!(hello.read(7, &mut into), Ok(5));
+    }
+    assert_eq!(&into[..5], b"tree!");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // No message is sent: it is looked for.
+    let lost = std::iter::repeat_with(|| hello.read(7, &mut into)).find_map(Result::err);
+    assert_eq!(lost, Some(Failed::Lost(Lost::Closed)));
+    drop((hello, directory));
+    session.wait_for_death(soon()).unwrap();
     expect_all_home(&session);
 }
 

@@ -39,6 +39,9 @@ pub trait Witness: Send + Sync {
     /// wait until this returns; it must not come back to the volume.
     fn changed(&self, number: u64, made: Made);
 
+    /// A change failed when a part of it was made, and that may be seen; there are no more.
+    fn broken_off(&self) {}
+
     /// The disk has taken all changes up to this one.
     fn taken(&self, number: u64);
 }

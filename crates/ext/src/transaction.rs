@@ -332,6 +332,9 @@ impl Volume {
         if let Err(error) = &done
             && writer.touched
         {
+            if let Some(witness) = writing.witness.get() {
+                witness.broken_off();
+            }
             writer.stop(error);
         }
         if let Err(error) = &done

@@ -176,11 +176,16 @@ impl draconis_device::Through for SplitDisk {
 mod tests {
     use std::fs::File;
     use std::os::fd::AsFd;
+    use std::path::Path;
     use std::time::Instant;
 
     use draconis_device::{Group, Write};
     use draconis_exchange::channel::process::{accept, offer};
+    use draconis_exchange::contract::{Contract, Violation};
+    use draconis_exchange::descriptors;
     use draconis_exchange::heap::Piece;
+    use draconis_exchange::shm::Shared;
+    use rustix::net::RecvFlags;
     use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
     use super::*;
@@ -194,11 +199,10 @@ mod tests {
         Group { writes: writes.iter().map(write).collect() }
     }
 
-    #[test]
-    fn what_one_end_writes_the_other_reads() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(8 << 20).unwrap();
-        let writable = File::options().read(true).write(true).open(file.path()).unwrap();
+    /// The service of the disk in `file`, its session, what the worker takes that up with, and the
+    /// memory beside. Both ends of the session live here: each is the other's peer.
+    fn served(file: &Path) -> (DiskService, Arc<Session>, OwnedFd, Arc<Shared>) {
+        let writable = File::options().read(true).write(true).open(file).unwrap();
         let mut all = Plan {
             fixed_lanes: 1,
             host_lanes: 0,
@@ -208,11 +212,17 @@ mod tests {
         };
         plan(&mut all);
         let (offer, socket) = offer(&all).unwrap();
-        // Both ends of the session live here: each is the other's peer.
         let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
         let memory = crate::oplog::memory().unwrap();
         host.know(memory.clone());
-        let service = serve_disk(writable.into(), &host, 1, false).unwrap();
+        (serve_disk(writable.into(), &host, 1, false).unwrap(), host, socket, memory)
+    }
+
+    #[test]
+    fn what_one_end_writes_the_other_reads() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8 << 20).unwrap();
+        let (service, _host, socket, memory) = served(file.path());
         let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
         let how = FileOptions { write: false, direct: true, uring: false };
         let reads = FileDisk::open(file.path(), how).unwrap();
@@ -257,5 +267,107 @@ mod tests {
         assert_eq!(service.failure(), None);
         drop(disk);
         service.join();
+    }
+
+    /// A worker that keeps to no rule: what it says it writes into the session's memory itself.
+    struct Liar {
+        memory: OwnedFd,
+        bells: Vec<OwnedFd>,
+    }
+
+    /// Where a line and its parts are: see the lanes of `exchange`.
+    const LINE_STRIDE: u64 = 17 * 128;
+    const FINGERPRINT_AT: u64 = 2120;
+    const CLOSED_AT: u64 = 2112;
+    /// What a block's name says in place of a slot, if it lies in the memory beside.
+    const BESIDE: u32 = u32::MAX;
+
+    impl Liar {
+        fn accept(socket: &OwnedFd) -> Self {
+            let hello = descriptors::receive(socket, &mut [0; 512], RecvFlags::empty()).unwrap();
+            let mut fds = hello.fds.into_iter();
+            let memory = fds.next().unwrap();
+            // Behind the pidfd.
+            Self { memory, bells: fds.skip(1).collect() }
+        }
+
+        fn put(&self, lane: u32, at: u64, bytes: &[u8]) {
+            let at = u64::from(lane) * 2 * LINE_STRIDE + at;
+            assert_eq!(rustix::io::pwrite(&self.memory, bytes, at), Ok(bytes.len()));
+        }
+
+        fn ring(&self, lane: u32) {
+            rustix::io::write(&self.bells[lane as usize * 2], &1u64.to_ne_bytes()).unwrap();
+        }
+
+        /// Says as the first message of `lane` that a group is written: each block by its place on
+        /// the disk, its place in the memory beside, and its length.
+        fn submit(&self, lane: u32, blocks: &[(u64, u32, u32)]) {
+            let mut payload = (blocks.len() as u32).to_le_bytes().to_vec();
+            for (at, place, len) in blocks {
+                payload.extend(at.to_le_bytes());
+                [BESIDE, *place, *len].iter().for_each(|word| payload.extend(word.to_le_bytes()));
+            }
+            // One end, none before it, no mark, not durable, and no more.
+            for word in [1, blocks.len() as u32, 0, 0, 0] {
+                payload.extend(u32::to_le_bytes(word));
+            }
+            payload.extend([0, 0]);
+            let messages = disk::Disk::TABLE.messages;
+            let tag = messages.iter().position(|it| it.name == "Submit").unwrap() as u64;
+            let head = 1 << 48 | 1 << 32 | tag << 16 | payload.len() as u64;
+            self.put(lane, FINGERPRINT_AT, &disk::Disk::FINGERPRINT.to_ne_bytes());
+            self.put(lane, 8, &payload);
+            self.put(lane, 0, &head.to_ne_bytes());
+            self.ring(lane);
+        }
+
+        fn close(&self) {
+            for lane in 1..=LANES {
+                self.put(lane, CLOSED_AT, &(1u64 << 63 | 1 << 16).to_ne_bytes());
+                self.ring(lane);
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_that_names_places_that_are_not_there_harms_itself_only() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let before: Vec<u8> = (0..1 << 20).map(|at| (at / 512) as u8).collect();
+        std::fs::write(file.path(), &before).unwrap();
+        let end = crate::oplog::MEMORY_BYTES as u32;
+        let good = (4096, 8192, 512);
+        for (lie, place) in [
+            ((0, end, 512), end),
+            ((0, end - 511, 512), end - 511),
+            ((0, 0, end + 512), 0),
+            ((0, 512, u32::MAX), 512),
+            ((0, u32::MAX, u32::MAX), u32::MAX),
+            ((0, 512, 0), 512),
+        ] {
+            let (service, host, socket, _memory) = served(file.path());
+            let liar = Liar::accept(&socket);
+            // What is right in the same message is not written, either.
+            liar.submit(2, &[good, lie]);
+            liar.close();
+            service.join();
+            assert_eq!(host.blame(), Some(Violation::Place(place)), "{lie:?}");
+            assert!(std::fs::read(file.path()).unwrap() == before, "{lie:?}");
+        }
+        // What the disk does not have is refused, and is no breach; nor is it one that two writes
+        // come from places that overlap.
+        let (service, host, socket, memory) = served(file.path());
+        let liar = Liar::accept(&socket);
+        memory.copy_in(8192, &[0xee; 1024]);
+        liar.submit(1, &[good, (1 << 20, 8192, 512)]);
+        liar.submit(2, &[good, (u64::MAX - 511, 8192, 512)]);
+        liar.submit(3, &[(4096, 8192, 1024), (8192, 8192 + 512, 512)]);
+        liar.close();
+        service.join();
+        assert_eq!(host.blame(), None);
+        let mut after = before;
+        after[4096..5120].fill(0xee);
+        after[8192..8704].fill(0xee);
+        assert!(std::fs::read(file.path()).unwrap() == after);
     }
 }

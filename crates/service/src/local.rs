@@ -10,7 +10,7 @@
 //! the others. The contracts are the same, and so is what is written over them.
 //!
 //! ```no_run
-//! use draconis_exchange::{channel, contract::{Node, file, tree}, heap::Block};
+//! use draconis_exchange::{channel, contract::{Node, file::Reader, tree}, heap::Block};
 //! use draconis_service::{local::Local, options::MountOptions};
 //! use std::time::Duration;
 //!
@@ -18,14 +18,12 @@
 //! let patience = Duration::from_secs(10);
 //! let volume = Local::open("disk.img".as_ref(), &MountOptions::default(), patience)?;
 //! let mut directory = volume.directory()?;
-//! let (mut hosts, attributes) =
-//!     tree::open(&mut directory, Node::ROOT, b"etc/hosts", channel::pair(), patience)?;
-//! let len = attributes.size_bytes.min(4096) as u32;
-//! let buffer = Block::private(4096);
-//! match hosts.call(file::Read { buffer, buffer_offset: 0, offset: 0, len, no_atime: false })? {
-//!     Ok(ack) => println!("{} bytes", ack.len),
-//!     Err(nak) => eprintln!("{}", nak.why),
-//! }
+//! let (hosts, _) = tree::open(&mut directory, Node::ROOT, b"etc/hosts", channel::pair(), patience)?;
+//! let end = hosts.into_end().ok_or("the volume was lost")?;
+//! // What it reads again costs no message, until the volume tells of a change.
+//! let mut hosts = Reader::new(end, patience, 4, |len| Some(Block::vacant(len)));
+//! let mut bytes = [0; 4096];
+//! println!("{} bytes", hosts.read(0, &mut bytes)?);
 //! # Ok(())
 //! # }
 //! ```

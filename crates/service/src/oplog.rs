@@ -640,6 +640,44 @@ mod tests {
     }
 
     #[test]
+    fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
+        let memory = memory().unwrap();
+        let log = again(&memory, 1);
+        let all_others = log.rooms().take(ROOMS_BYTES - 3 * 8192).unwrap();
+        let contents = |unique: u64| [unique as u8; 5000];
+        let mut in_rooms = 0;
+        for unique in 1..=8 {
+            let room = log.rooms().take(5000).map(|mut room| {
+                room.copy_from_slice(&contents(unique));
+                Arc::new(room)
+            });
+            in_rooms += u32::from(room.is_some());
+            let bytes = contents(unique);
+            let said = room.as_ref().map_or(Contents::Bytes(&bytes), Contents::Room);
+            log.begin(unique, Some((b"write", said)), never);
+            log.changed(unique, made(1, 0));
+            log.done();
+        }
+        assert_eq!((in_rooms, log.rooms().used_bytes()), (3, ROOMS_BYTES));
+        assert!(log.is_nearly_full());
+
+        let next = again(&memory, 2);
+        let found: Vec<_> = next.take_over((1, 1)).unwrap();
+        let requests = found.iter().map(|(one, _)| (one.unique, &one.request[..5]));
+        assert!(requests.eq((1..=8).map(|unique| (unique, &b"write"[..]))));
+        for (one, _) in &found[1..] {
+            assert_eq!(one.request[5..], contents(one.unique), "{}", one.unique);
+        }
+        drop(next);
+        // The first worker lives on, and the disk takes what is in its way.
+        log.taken(8);
+        log.let_go();
+        drop(all_others);
+        assert_eq!(log.rooms().used_bytes(), 0);
+        assert_eq!(log.rooms().take(ROOMS_BYTES).map(|room| room.place()), Some(0));
+    }
+
+    #[test]
     fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
         let memory = memory().unwrap();
         let mut random = Random::new(9);

@@ -7,6 +7,7 @@
 mod directory;
 mod file;
 mod part;
+mod told;
 
 pub use file::VolumeFile;
 pub use part::{Part, part, part_for_writing};
@@ -17,12 +18,15 @@ use std::time::{Duration, SystemTime};
 
 use draconis_container::{Format, Image, signature::Held};
 use draconis_device::{Atomic, Disk, PartitionError, Properties};
+use draconis_exchange::channel::Server;
+use draconis_exchange::contract::file::File;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
-use draconis_ext::{Claim, Claiming, InodeNumber, Options, Volume, Writing};
+use draconis_ext::{Claim, Claiming, InodeNumber, Options, Volume, Witness, Writing};
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
+use told::Told;
 
 /// Said of a volume that is marked as damaged, as the reason why it is not written.
 const DAMAGED: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
@@ -226,6 +230,7 @@ fn now() -> Time {
 /// name for the root directory's.
 pub struct VolumeTree {
     volume: Volume,
+    told: Arc<Told>,
     /// What the volume is in, where changing that is a session.
     image: Option<Arc<dyn Image>>,
     /// Whether it was opened for writing. That it can be written may end; that its nodes
@@ -282,8 +287,11 @@ impl VolumeTree {
         let (permissions, write_back) = (options.default_permissions, options.write_back);
         let (directory_group, minix_df) = (options.directory_group, options.minix_df);
         let not_written = None;
+        let told = Arc::<Told>::default();
+        volume.tell_witness(told.clone());
         Self {
             volume,
+            told,
             image: None,
             writing,
             not_written,
@@ -352,6 +360,11 @@ impl VolumeTree {
     /// The library's own view, for what contracts do not say.
     pub fn volume(&self) -> &Volume {
         &self.volume
+    }
+
+    /// Has `witness` told of every change from now on. Only the first one counts.
+    pub(crate) fn tell_witness(&self, witness: Arc<dyn Witness>) {
+        self.told.pass_on_to(witness);
     }
 
     /// Whether nothing can be written.
@@ -465,6 +478,14 @@ impl Tree for VolumeTree {
 
     fn is_short_of_room(&self) -> bool {
         self.writing && self.volume.is_short_of_room()
+    }
+
+    fn tell_of_changes(&self, end: &Server<File>) {
+        // What nothing changes is told of once: that it will be.
+        let teller = end.teller();
+        if self.writing {
+            self.told.tell(teller);
+        }
     }
 
     fn hold(&self, node: Node) {

@@ -237,7 +237,7 @@ impl<S: Serve> Control<S> {
         if was_clean.is_none() {
             log.note_clean(volume.was_clean());
         }
-        volume.tell_witness(log.clone());
+        tree.tell_witness(log.clone());
         // That a file without a name is not in use any more the kernel tells behind what it
         // asks next.
         volume.on_no_room(|| std::thread::sleep(Duration::from_millis(1)));

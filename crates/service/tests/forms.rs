@@ -17,8 +17,10 @@ use draconis_exchange::channel::{self, Caller, Client, Lost, Server};
 use draconis_exchange::contract::directory::{
     self, Directory, Enumerate, GetXattr, Lookup, ReadLink, Records, Unlink,
 };
-use draconis_exchange::contract::file::{self, File, Seek};
-use draconis_exchange::contract::{AttributeName, Attributes, Kind, Name, Node, Refusal, tree};
+use draconis_exchange::contract::file::{self, File, Reader, Seek};
+use draconis_exchange::contract::{
+    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, tree,
+};
 use draconis_exchange::heap::Block;
 use draconis_service::local::Local;
 use draconis_service::options::MountOptions;
@@ -33,6 +35,8 @@ struct Form {
     directory: Caller<Directory>,
     pair: Box<dyn Fn() -> (Client<File>, Server<File>)>,
     block: Box<dyn Fn(usize) -> Block>,
+    /// For those who can do with fewer.
+    spare: Arc<dyn Fn(usize) -> Option<Block> + Send + Sync>,
     child: Option<Child>,
 }
 
@@ -51,6 +55,7 @@ fn thread(image: &Path) -> Form {
         directory: local.directory().unwrap(),
         pair: Box::new(channel::pair),
         block: Box::new(Block::private),
+        spare: Arc::new(|len| Some(Block::vacant(len))),
         child: None,
     }
 }
@@ -60,7 +65,7 @@ fn process(image: &Path) -> Form {
     let child = common::child("worker", image).stdin(socket).spawn().unwrap();
     let pid = Pid::from_child(&child);
     let session = offer.start(pidfd_open(pid, PidfdFlags::empty()).unwrap());
-    let (lanes, heap) = (session.clone(), session.clone());
+    let (lanes, heap, spare) = (session.clone(), session.clone(), session.clone());
     Form {
         directory: Caller::new(session.client(0).unwrap(), PATIENCE),
         // A lane is free again once its server has noticed that it was closed.
@@ -76,6 +81,7 @@ fn process(image: &Path) -> Form {
             }
         }),
         block: Box::new(move |len| heap.block(len).unwrap()),
+        spare: Arc::new(move |len| spare.block(len)),
         child: Some(child),
     }
 }
@@ -116,6 +122,7 @@ both_forms! {
     links_attributes_and_holes_are_told,
     what_cannot_be_done_is_refused_with_its_reason,
     files_are_read_beside_each_other,
+    a_reader_that_keeps_what_it_read_reads_the_same,
     a_client_that_closes_ends_it,
 }
 
@@ -342,6 +349,28 @@ fn files_are_read_beside_each_other(make: Make) {
     });
 }
 
+fn a_reader_that_keeps_what_it_read_reads_the_same(make: Make) {
+    let volume = Volume::new();
+    let mut form = make(&volume.image());
+    for path in ["hello", "deep/long", "sparse"] {
+        let expected = std::fs::read(volume.top().join(path)).unwrap();
+        let end = form.open(path).unwrap().0.into_end().unwrap();
+        let blocks = form.spare.clone();
+        // More than there are blocks for, in a session.
+        let mut reader = Reader::new(end, PATIENCE, 16, move |len| blocks(len));
+        for len in [expected.len() + 9, 1, 4000, 77_777] {
+            // Not all of them byte by byte.
+            let most = if len == 1 { 300 } else { expected.len() };
+            for at in (0..most.min(expected.len())).step_by(len) {
+                let mut into = vec![0; len];
+                let read = reader.read(at as u64, &mut into).unwrap();
+                let there = &expected[at..];
+                assert!(into[..read] == there[..there.len().min(len)], "{path} at {at}");
+            }
+        }
+    }
+}
+
 fn a_client_that_closes_ends_it(make: Make) {
     let volume = Volume::new();
     let mut form = make(&volume.image());
@@ -388,6 +417,32 @@ fn a_volume_is_changed_through_channels() {
     let clear_privileges = false;
     let write = file::Write { buffer, buffer_offset: 5, offset: 3, len: 190_000, clear_privileges };
     assert_eq!(file.call(write).unwrap().unwrap().len, 190_000);
+    // Who reads it elsewhere, and keeps what was read, sees each change at once.
+    let pair = channel::pair();
+    let (end, _) = tree::open(&mut directory, Node::ROOT, b"new", pair, PATIENCE).unwrap();
+    let end = end.into_end().unwrap();
+    let mut reader = Reader::new(end, PATIENCE, 4, |len| Some(Block::vacant(len)));
+    for round in 0..40u8 {
+        let mut into = [0; 9];
+        for _ in 0..3 {
+            assert_eq!(reader.read(189_996, &mut into), Ok(7));
+        }
+        let expected = if round == 0 { 7 } else { 100 + round - 1 };
+        assert_eq!(into[..7], [expected; 7]);
+        let mut buffer = Block::private(9);
+        buffer.copy_in(0, &[100 + round; 7]);
+        let write =
+            file::Write { buffer, buffer_offset: 0, offset: 189_996, len: 7, clear_privileges };
+        assert_eq!(file.call(write).unwrap().unwrap().len, 7);
+    }
+    let shorter = AttributeChange { size_bytes: Some(190_000), ..AttributeChange::default() };
+    let inode = draconis_ext::InodeNumber(made.node.0 as u32);
+    local.tree().volume().set_attributes(inode, &shorter).unwrap();
+    assert_eq!(reader.read(189_996, &mut [0; 9]), Ok(4));
+    let mut buffer = Block::private(3);
+    buffer.copy_in(0, &[7; 3]);
+    let write = file::Write { buffer, buffer_offset: 0, offset: 190_000, len: 3, clear_privileges };
+    assert_eq!(file.call(write).unwrap().unwrap().len, 3);
     let rename = directory::Rename {
         from: Node::ROOT,
         name: name("new"),
@@ -411,7 +466,7 @@ fn a_volume_is_changed_through_channels() {
     let ack = file.call(read).unwrap().unwrap();
     assert_eq!((ack.len, ack.buffer.bytes().unwrap()[3]), (4, 7));
     file.call(file::Sync { data_only: false }).unwrap().unwrap();
-    drop(file);
+    drop((file, reader));
     let gone = || local.tree().volume().attributes(draconis_ext::InodeNumber(made.node.0 as u32));
     let until = Instant::now() + PATIENCE;
     while gone().is_ok_and(|found| found.links == 0 && found.size_bytes > 0) {

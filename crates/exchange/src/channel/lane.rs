@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   line: | head: seq, epoch, tag, len | payload .. |  written by one side only
-//!         | asleep (receiver) · closed, fingerprint (sender) |
+//!         | asleep (receiver) · closed, fingerprint, how often told (sender) |
 //! ```
 //!
 //! Law 1: a line holds one message; the contract's alternation is what empties it, so
@@ -13,11 +13,11 @@
 //! peer's death.
 
 use std::{
-    sync::{Arc, atomic::Ordering::*},
+    sync::{Arc, OnceLock, atomic::Ordering::*},
     time::Instant,
 };
 
-use super::{Core, Link, Lost, Server, Turn, process::Session, spin::Spin};
+use super::{Core, Link, Lost, Server, Teller, Turn, process::Session, spin::Spin};
 use crate::{
     contract::{
         Contract, Violation,
@@ -33,7 +33,8 @@ pub(super) const PAYLOAD_AT: usize = 8;
 const ASLEEP_AT: usize = 2048;
 const CLOSED_AT: usize = 2112;
 pub(super) const FINGERPRINT_AT: usize = 2120;
-const _: () = assert!(PAYLOAD_AT + LINE_BYTES <= ASLEEP_AT && FINGERPRINT_AT + 8 <= LINE_STRIDE);
+pub(super) const TOLD_AT: usize = 2128;
+const _: () = assert!(PAYLOAD_AT + LINE_BYTES <= ASLEEP_AT && TOLD_AT + 8 <= LINE_STRIDE);
 
 /// More rings than this without a message, in one receive, are an attack.
 const RINGS_MAX: u32 = 100_000;
@@ -221,6 +222,7 @@ pub(super) struct LaneLink {
     /// Knows the types of the messages, to reclaim their goods.
     reclaim: Reclaim,
     given: bool,
+    teller: OnceLock<Teller>,
 }
 
 /// How to reclaim the goods of messages whose types are known to the link only.
@@ -269,6 +271,7 @@ impl LaneLink {
                 Sender::Server => Reclaim::of::<C::ToClient, C::ToServer>(),
             },
             given: false,
+            teller: OnceLock::new(),
         }
     }
 
@@ -386,6 +389,24 @@ impl<Tx: Wire, Rx: Wire> Link<Tx, Rx> for LaneLink {
         if there { Ok(()) } else { self.sleep(deadline) }
     }
 
+    fn told(&self) -> Result<Option<u64>, Lost> {
+        if let Some(violation) = self.session.blame() {
+            return Err(violation.into());
+        }
+        if self.reader.closed(&self.session).is_some() || !self.session.lives() {
+            return Err(Lost::Closed);
+        }
+        let told = self.session.shared().long(self.reader.line_at + TOLD_AT).load(Acquire);
+        // What an end before this one told is nothing.
+        Ok(Some(told).filter(|told| told >> 48 == u64::from(self.place().epoch)))
+    }
+
+    fn teller(&self) -> Teller {
+        let at = self.out_at + TOLD_AT;
+        let first = u64::from(self.place().epoch) << 48;
+        self.teller.get_or_init(|| Teller::of_lane(&self.session, at, first)).clone()
+    }
+
     fn give(mut self: Box<Self>) -> Option<LaneName> {
         let unused = self.sent.head.seq == 0 && self.reader.received == 0;
         if self.place().side == Sender::Client || !unused {
@@ -401,6 +422,9 @@ impl Drop for LaneLink {
     fn drop(&mut self) {
         if self.given {
             return;
+        }
+        if let Some(teller) = self.teller.get() {
+            teller.close();
         }
         let session = self.session.clone();
         // A request that arrived and was not looked at: its goods go home.

@@ -20,22 +20,24 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
     },
     time::Instant,
 };
 
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fs::OFlags,
     io::{self, Errno},
     net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType},
     process::{PidfdFlags, getpid, pidfd_open},
+    time::{ClockId, clock_gettime},
 };
 
 use super::{
     Client, Core, Lost, Server,
     lane::{LINE_STRIDE, LaneEnd, LaneLink, Orphan, Place},
+    told::LOOK_MS,
 };
 use crate::{
     contract::{Contract, Refusal, Violation, fsm::Sender},
@@ -302,6 +304,8 @@ pub struct Session {
     peer: OwnedFd,
     host: bool,
     dead: AtomicBool,
+    /// When it was last looked for the peer and it lived, in milliseconds of a coarse clock.
+    seen_ms: AtomicU64,
     blame: OnceLock<Violation>,
     /// Clients that have sent and not yet received.
     awaiting: AtomicUsize,
@@ -335,6 +339,7 @@ impl Session {
             peer,
             host,
             dead: AtomicBool::new(false),
+            seen_ms: AtomicU64::new(0),
             blame: OnceLock::new(),
             awaiting: AtomicUsize::new(0),
             lanes: Mutex::new(lanes),
@@ -453,6 +458,24 @@ impl Session {
         if events.contains(PollFlags::IN) {
             self.dead.store(true, Release);
         }
+    }
+
+    /// Whether the peer lives, or did some milliseconds ago: what is asked with each use of what
+    /// it answered, so a clock that costs little tells when to ask the kernel.
+    pub(super) fn lives(&self) -> bool {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+        if now.wrapping_sub(self.seen_ms.load(Relaxed)) >= LOOK_MS {
+            let mut fds = [PollFd::new(&self.peer, PollFlags::IN)];
+            // One that cannot be looked for is not known to live.
+            let looked = poll(&mut fds, Some(&Timespec::default())).is_ok();
+            self.note_death(fds[0].revents());
+            if !looked {
+                return false;
+            }
+            self.seen_ms.store(now, Relaxed);
+        }
+        !self.is_dead()
     }
 
     pub(super) fn shared(&self) -> &Shared {

@@ -9,10 +9,13 @@
 //! the receiver; `full` hands it over. The contract bounds the queue, so there is room.
 //! Law 2: a receiver that sleeps has rung the bell to 1 first, and looked again.
 
-use std::{sync::atomic::Ordering::*, time::Instant};
+use std::{
+    sync::{self as real, atomic::AtomicU64, atomic::Ordering::*},
+    time::Instant,
+};
 
 use super::{
-    Client, Core, Link, Lost, Server, Turn,
+    Client, Core, Link, Lost, Server, Teller, Turn,
     spin::Spin,
     sync::{Arc, AtomicU32, Cell, Futex, fence},
 };
@@ -22,8 +25,9 @@ use crate::contract::{Contract, fsm::Sender};
 pub fn pair<C: Contract>() -> (Client<C>, Server<C>) {
     let asks = Arc::new(Mailbox::new(C::QUEUE));
     let answers = Arc::new(Mailbox::new(C::QUEUE));
-    let client = ThreadLink::new(asks.clone(), answers.clone());
-    let server = ThreadLink::new(answers, asks);
+    let count = real::Arc::new(AtomicU64::new(0));
+    let client = ThreadLink::new(asks.clone(), answers.clone(), count.clone());
+    let server = ThreadLink::new(answers, asks, count);
     (
         Core::new(Box::new(client), C::TABLE, Sender::Server).into(),
         Core::new(Box::new(server), C::TABLE, Sender::Client).into(),
@@ -104,11 +108,15 @@ struct ThreadLink<Tx, Rx> {
     send_at: usize,
     receive_at: usize,
     spin: Spin,
+    /// How often the server told of a change; 0 of one that does not.
+    count: real::Arc<AtomicU64>,
+    teller: real::OnceLock<Teller>,
 }
 
 impl<Tx, Rx> ThreadLink<Tx, Rx> {
-    fn new(to: Arc<Mailbox<Tx>>, from: Arc<Mailbox<Rx>>) -> Self {
-        Self { to, from, send_at: 0, receive_at: 0, spin: Spin::new() }
+    fn new(to: Arc<Mailbox<Tx>>, from: Arc<Mailbox<Rx>>, count: real::Arc<AtomicU64>) -> Self {
+        let teller = real::OnceLock::new();
+        Self { to, from, send_at: 0, receive_at: 0, spin: Spin::new(), count, teller }
     }
 
     fn take(&mut self) -> Option<Rx> {
@@ -147,10 +155,24 @@ impl<Tx: Send, Rx: Send> Link<Tx, Rx> for ThreadLink<Tx, Rx> {
         let (from, at) = (&self.from, self.receive_at);
         if self.spin.until(|| from.ready(at)) { Ok(()) } else { from.sleep(at, deadline) }
     }
+
+    fn told(&self) -> Result<Option<u64>, Lost> {
+        match self.from.closed.load(Acquire) {
+            0 => Ok(Some(self.count.load(Acquire)).filter(|count| *count > 0)),
+            _ => Err(Lost::Closed),
+        }
+    }
+
+    fn teller(&self) -> Teller {
+        self.teller.get_or_init(|| Teller::of_thread(&self.count)).clone()
+    }
 }
 
 impl<Tx, Rx> Drop for ThreadLink<Tx, Rx> {
     fn drop(&mut self) {
+        if let Some(teller) = self.teller.get() {
+            teller.close();
+        }
         self.to.closed.store(1, Release);
         self.to.ring();
         // What arrived and was not looked at goes home now, not when the peer closes too.
@@ -167,7 +189,9 @@ mod loom_model {
 
     fn links() -> (ThreadLink<u32, u32>, ThreadLink<u32, u32>) {
         let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
-        (ThreadLink::new(there.clone(), back.clone()), ThreadLink::new(back, there))
+        let count = real::Arc::default();
+        let client = ThreadLink::new(there.clone(), back.clone(), real::Arc::clone(&count));
+        (client, ThreadLink::new(back, there, count))
     }
 
     fn turn() -> Turn {
@@ -221,8 +245,10 @@ mod loom_model {
     fn a_message_nobody_takes_is_dropped_once() {
         model(|| {
             let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
-            let mut client: ThreadLink<_, u32> = ThreadLink::new(there.clone(), back.clone());
-            let server: ThreadLink<u32, _> = ThreadLink::new(back, there);
+            let count = real::Arc::default;
+            let mut client: ThreadLink<_, u32> =
+                ThreadLink::new(there.clone(), back.clone(), count());
+            let server: ThreadLink<u32, _> = ThreadLink::new(back, there, count());
             let goods = loom::sync::Arc::new(());
             let sent = goods.clone();
             let hand = loom::thread::spawn(move || drop(server));

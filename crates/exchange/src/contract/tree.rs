@@ -48,6 +48,12 @@ pub trait Tree: DirectoryServer {
         false
     }
 
+    /// Tells the client of `end` of each change from now on, so that it may keep what it was
+    /// answered: [`Server::teller`]. A tree that does not is asked again for everything.
+    fn tell_of_changes(&self, end: &Server<File>) {
+        let _ = end;
+    }
+
     /// One more user of `node`, who may ask for it by number: it lives on without a name
     /// until all of them have gone. A tree that never changes has nothing to do.
     fn hold(&self, node: Node) {
@@ -164,7 +170,10 @@ fn start<'scope, 'env, T: Tree + Sync + ?Sized>(
     let serve = move || {
         let _held = Held { tree, node };
         match end {
-            End::File(end) => file::serve(end, &tree.file(node), patience),
+            End::File(end) => {
+                tree.tell_of_changes(&end);
+                file::serve(end, &tree.file(node), patience)
+            }
             End::Directory(end) => serve_in(scope, end, tree, patience),
         }
     };

@@ -288,7 +288,7 @@ impl Arena {
         match self.beside.get().filter(|_| name.slot == BESIDE) {
             Some(memory) => rooms::Lent::found(memory, name.generation, name.len)
                 .map(|lent| Block(Memory::Beside(lent)))
-                .ok_or(Violation::BlockLength(name.slot)),
+                .ok_or(Violation::Place(name.generation)),
             None => self.claim(name).map(Block::from),
         }
     }
@@ -528,6 +528,27 @@ mod tests {
         assert_eq!(peer.claim(name).unwrap_err(), Violation::Generation(0), "replayed");
         let long = BlockName { generation: 7, len: 4097, slot: 0 };
         assert_eq!(peer.claim(long).unwrap_err(), Violation::BlockLength(0));
+    }
+
+    #[test]
+    fn what_lies_beside_is_found_where_the_memory_is_and_nowhere_else() {
+        let (home, peer) = sides();
+        let name = |at, len| BlockName { slot: BESIDE, generation: at, len };
+        assert_eq!(home.arrived(name(0, 1)).unwrap_err(), Violation::Slot(BESIDE), "none is known");
+        let memory = Arc::new(Shared::new(2 * 4096).unwrap());
+        [&home, &peer].into_iter().for_each(|side| side.know(memory.clone()));
+        memory.copy_in(4090, b"here");
+        for (at, len) in
+            [(8192, 1), (8191, 2), (0, 8193), (1, u32::MAX), (u32::MAX, u32::MAX), (100, 0)]
+        {
+            let refused = home.arrived(name(at, len)).unwrap_err();
+            assert_eq!(refused, Violation::Place(at), "{at} {len}");
+        }
+        for (at, len) in [(0, 8192), (8191, 1), (4090, 4), (4090, 4)] {
+            assert_eq!(home.arrived(name(at, len)).unwrap().len(), len as usize);
+        }
+        assert_eq!(&home.arrived(name(4090, 4)).unwrap().into_private()[..], b"here");
+        expect(&home, TOTAL, 0, 0);
     }
 
     #[test]

@@ -234,10 +234,10 @@ impl Lent {
         Arc::ptr_eq(&self.memory, memory).then(|| u32::try_from(self.at).ok()).flatten()
     }
 
-    /// What a peer says lies there.
+    /// What a peer says lies there: something, and all of it.
     pub(super) fn found(memory: &Arc<Shared>, at: u32, len: u32) -> Option<Self> {
         let (at, len) = (at as usize, len as usize);
-        let is_there = at.checked_add(len).is_some_and(|end| end <= memory.len());
+        let is_there = len > 0 && at.checked_add(len).is_some_and(|end| end <= memory.len());
         is_there.then(|| Self { memory: memory.clone(), at, len })
     }
 }

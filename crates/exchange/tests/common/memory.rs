@@ -1,9 +1,10 @@
 //! A small tree in memory, served through the contracts.
 
+use draconis_exchange::channel::Server;
 use draconis_exchange::contract::{
     Attributes, Kind, Node, Refusal, Space, Time,
     directory::{self, DirectoryServer, Entries, Entry},
-    file::{self, FileServer},
+    file::{self, File, FileServer},
     tree::Tree,
 };
 
@@ -116,6 +117,10 @@ impl Tree for Memory {
     type File<'a> = MemoryFile;
     fn file(&self, node: Node) -> MemoryFile {
         MemoryFile(node)
+    }
+    fn tell_of_changes(&self, end: &Server<File>) {
+        // There are none.
+        let _ = end.teller();
     }
     fn space(&self) -> Space {
         Space { block_bytes: 4096, name_bytes_max: 255, ..Space::default() }

@@ -8,7 +8,7 @@ const SECONDS: &[(&str, u64, u64)] = &[
     ("latency", 1, 4),
     ("caches", 2, 75),
     ("channel", 3, 80),
-    ("isolation", 1, 3),
+    ("isolation", 3, 20),
     ("mem-good", 2, 95),
     ("mem-bad", 3, 155),
     ("mem-ugly", 3, 145),

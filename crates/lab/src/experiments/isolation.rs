@@ -3,18 +3,19 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use draconis_device::{FileDisk, FileOptions};
-use draconis_exchange::channel::process::{self, Plan};
-use draconis_exchange::channel::{self, Caller};
+use draconis_exchange::channel;
+use draconis_exchange::channel::process::{self, Plan, Session};
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::file::{self, File};
+use draconis_exchange::contract::file::{self, CHUNK_BYTES, File, FileServer, Reader};
 use draconis_exchange::contract::tree::{Tree, Walked, walk};
-use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::{Block, Private};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
 use draconis_service::volume::{self, VolumeTree};
@@ -25,6 +26,7 @@ use super::{About, Experiment, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
+use crate::stats;
 use crate::subject::{Kind, Subject};
 use crate::units;
 
@@ -34,11 +36,20 @@ pub struct Isolation;
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAME: &str = "isolation";
 /// The largest request, in bytes.
-const MOST: u32 = 64 << 10;
+const MOST: u32 = 1 << 20;
+/// How often each way reads the file in each size.
+const ROUNDS: usize = 9;
+/// Chunks of a reader that keeps none of them until it needs them again.
+const FEW_CHUNKS: usize = 4;
+
+const CALLED: &str = "called";
+const EACH: &str = "process worker, a message each";
+const AHEAD: &str = "process worker, straight on";
+const KEPT: &str = "process worker, kept";
 
 fn open(image: &Path) -> anyhow::Result<VolumeTree> {
     let how = FileOptions { write: false, direct: true, uring: false };
-    let disk = std::sync::Arc::new(FileDisk::open(image, how)?);
+    let disk = Arc::new(FileDisk::open(image, how)?);
     Ok(volume::open(disk, &[], &MountOptions::default())?)
 }
 
@@ -59,95 +70,139 @@ pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     let tree = open(image)?;
     sandbox::confine(&Profile::Worker, None)?;
     let server = session.server::<File>(0).context("lane 0")?;
+    tree.tell_of_changes(&server);
     let _ = file::serve(server, &tree.file(node(&tree)?), PATIENCE);
     Ok(())
 }
 
-/// Reads the file from its start to its end, twice; how long the second time took.
-fn read_twice(
-    bytes: u64,
-    len: u32,
-    buffer: &mut Option<Block>,
-    mut ask: impl FnMut(file::Read) -> anyhow::Result<Block>,
-) -> anyhow::Result<u64> {
-    let mut ns = 0;
-    for _ in 0..2 {
+/// Fills a buffer from an offset of the file.
+type Ask<'a> = Box<dyn FnMut(u64, &mut [u8]) -> anyhow::Result<usize> + 'a>;
+
+/// One way to have the bytes.
+struct Way<'a> {
+    name: &'static str,
+    ask: Ask<'a>,
+}
+
+impl Way<'_> {
+    /// Reads the file from its start to its end; how long that took.
+    fn pass(&mut self, bytes: u64, into: &mut [u8]) -> anyhow::Result<f64> {
         let started = Instant::now();
-        let mut offset = 0;
-        while offset < bytes {
-            let block = buffer.take().context("the last reply returned it")?;
-            *buffer = Some(ask(file::Read {
-                buffer: block,
-                buffer_offset: 0,
-                offset,
-                len,
-                no_atime: false,
-            })?);
-            offset += u64::from(len);
+        for offset in (0..bytes).step_by(into.len()) {
+            if (self.ask)(offset, into)? != into.len() {
+                bail!("{}: a short answer at {offset}", self.name);
+            }
         }
-        ns = started.elapsed().as_nanos() as u64;
-    }
-    Ok(ns.max(1))
-}
-
-fn by_caller(caller: &mut Caller<File>, message: file::Read) -> anyhow::Result<Block> {
-    match caller.call(message) {
-        Ok(Ok(ack)) => Ok(ack.buffer),
-        Ok(Err(nak)) => bail!("{}", nak.why),
-        Err(lost) => bail!("{lost}"),
+        Ok((started.elapsed().as_nanos() as f64).max(1.0))
     }
 }
 
-fn by_call(image: &Path, bytes: u64, requests: &[u64]) -> anyhow::Result<Vec<u64>> {
-    use draconis_exchange::contract::file::FileServer;
-    let tree = open(image)?;
-    let file = tree.file(node(&tree)?);
-    let time = |len: &u64| {
-        let mut buffer = Some(Block::private(MOST as usize));
-        read_twice(bytes, *len as u32, &mut buffer, |mut message| match file.read(&mut message) {
-            Ok(_) => Ok(message.buffer),
-            Err(why) => bail!("{why}"),
-        })
-    };
-    requests.iter().map(time).collect()
-}
-
-fn by_thread(image: &Path, bytes: u64, requests: &[u64]) -> anyhow::Result<Vec<u64>> {
-    let tree = open(image)?;
-    let node = node(&tree)?;
-    let (client, server) = channel::pair::<File>();
-    std::thread::scope(|scope| {
-        scope.spawn(|| file::serve(server, &tree.file(node), PATIENCE));
-        let mut caller = Caller::new(client, PATIENCE);
-        let time = |len: &u64| {
-            let mut buffer = Some(Block::private(MOST as usize));
-            read_twice(bytes, *len as u32, &mut buffer, |m| by_caller(&mut caller, m))
-        };
-        requests.iter().map(time).collect()
+fn by_call<'a>(tree: &'a VolumeTree, node: Node) -> Ask<'a> {
+    let file = tree.file(node);
+    let mut buffer = Block::private(MOST as usize);
+    Box::new(move |offset, into| {
+        let (len, buffer_offset) = (into.len() as u32, 0);
+        let taken = buffer.take();
+        let mut asked = file::Read { buffer: taken, buffer_offset, offset, len, no_atime: false };
+        let read = file.read(&mut asked);
+        buffer = asked.buffer;
+        Ok(read? as usize)
     })
 }
 
-fn by_process(image: &Path, bytes: u64, requests: &[u64]) -> anyhow::Result<Vec<u64>> {
-    let class = |slot_bytes| Class { slot_bytes, slots: 4 };
-    let host = vec![class(4096), class(MOST)];
-    let plan = Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
-    let (offer, socket) = process::offer(&plan)?;
-    let mut child =
-        Command::new("/proc/self/exe").arg("isolation-child").arg(image).stdin(socket).spawn()?;
-    let pid = Pid::from_raw(child.id() as i32).context("a child has a number")?;
-    let session = offer.start(pidfd_open(pid, PidfdFlags::empty())?);
-    let measure = || -> anyhow::Result<Vec<u64>> {
-        let mut caller = Caller::new(session.client::<File>(0).context("lane 0")?, PATIENCE);
-        let time = |len: &u64| {
-            let mut buffer = session.block(MOST as usize);
-            read_twice(bytes, *len as u32, &mut buffer, |m| by_caller(&mut caller, m))
-        };
-        requests.iter().map(time).collect()
-    };
-    let times = measure();
-    let _ = child.kill();
-    let _ = child.wait();
-    times
+fn by_reader(mut reader: Reader) -> Ask<'static> {
+    Box::new(move |offset, into| Ok(reader.read(offset, into)?))
+}
+
+/// A worker in a process, which ends with it.
+struct Worker {
+    session: Arc<Session>,
+    child: Child,
+}
+
+impl Worker {
+    fn start(image: &Path, chunks: usize) -> anyhow::Result<Self> {
+        let class = |slot_bytes, slots| Class { slot_bytes, slots };
+        // One more is on its way.
+        let host = vec![class(4096, 2), class(16 << 10, 2), class(CHUNK_BYTES, chunks as u32 + 2)];
+        let plan = Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
+        let (offer, socket) = process::offer(&plan)?;
+        let child = Command::new("/proc/self/exe")
+            .arg("isolation-child")
+            .arg(image)
+            .stdin(socket)
+            .spawn()?;
+        let pid = Pid::from_raw(child.id() as i32).context("a child has a number")?;
+        Ok(Self { session: offer.start(pidfd_open(pid, PidfdFlags::empty())?), child })
+    }
+
+    /// Reads of it, keeping that many chunks.
+    fn reader(&self, chunks: usize) -> anyhow::Result<Reader> {
+        let session = self.session.clone();
+        let end = session.client::<File>(0).context("lane 0")?;
+        Ok(Reader::new(end, PATIENCE, chunks, move |len| session.block(len)))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Bytes a second, by way and size of the request: all ways in turns, so that what else the machine
+/// does falls on all of them alike.
+fn measure(
+    context: &Context,
+    image: &Path,
+    bytes: u64,
+    requests: &[u64],
+) -> anyhow::Result<Vec<Sample>> {
+    let all_chunks = bytes.div_ceil(CHUNK_BYTES.into()) as usize;
+    let tree = open(image)?;
+    let at = node(&tree)?;
+    let (client, server) = channel::pair::<File>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            tree.tell_of_changes(&server);
+            // A reader that goes away is no loss.
+            let _ = file::serve(server, &tree.file(at), PATIENCE);
+        });
+        let vacant = |len| Some(Block::vacant(len));
+        let kept_by_thread = Reader::new(client, PATIENCE, all_chunks, vacant);
+        let counts = [0, FEW_CHUNKS, all_chunks];
+        let workers = counts.map(|chunks| Worker::start(image, chunks));
+        let [each, few, all] = workers;
+        let (each, few, all) = (each?, few?, all?);
+        let mut ways = [
+            Way { name: CALLED, ask: by_call(&tree, at) },
+            Way { name: "thread worker, kept", ask: by_reader(kept_by_thread) },
+            Way { name: EACH, ask: by_reader(each.reader(counts[0])?) },
+            Way { name: AHEAD, ask: by_reader(few.reader(counts[1])?) },
+            Way { name: KEPT, ask: by_reader(all.reader(counts[2])?) },
+        ];
+        let mut samples = vec![];
+        for len in requests {
+            // Aligned, as what a call reads into.
+            let mut into = Private::new(*len as usize);
+            let mut times = ways.each_ref().map(|_| vec![]);
+            for _ in 0..ROUNDS {
+                context.check()?;
+                for (way, times) in ways.iter_mut().zip(&mut times) {
+                    // The other ways have used the processor's caches meanwhile.
+                    way.pass(bytes, &mut into).context(way.name)?;
+                    times.push(way.pass(bytes, &mut into).context(way.name)?);
+                }
+            }
+            for (way, times) in ways.iter().zip(&times) {
+                let ns = stats::median(times).context("there are rounds")?;
+                samples.push(Sample::at("speed", way.name, *len as f64, bytes as f64 * 1e9 / ns));
+            }
+        }
+        Ok(samples)
+    })
 }
 
 const ABOUT: About = About {
@@ -158,11 +213,12 @@ const ABOUT: About = About {
     finding: "Singularity: hardware isolation costs 37.7 %, channels 7 to 10 % with requests below \
               8 KB.",
     explains: "Singularity paid 37.7 % for hardware isolation in every system call. Here a call \
-               into the library does not even leave the thread: what is measured is the hand-over \
-               to another thread or process and back, which large requests share out.",
+               into the library does not even leave the thread. A message costs the hand-over to \
+               another process and back, and a copy there beside the client's own; a client that \
+               keeps what it was answered until it is told of a change pays its own copy alone.",
     parameters: &[
         parameter("file", "length of the file", "4M", "32M"),
-        parameter("requests", "sizes of a read", "4K,16K,64K", "4K,8K,16K,32K,64K"),
+        parameter("requests", "sizes of a read", "4K,16K,128K", "4K,16K,64K,128K,1M"),
     ],
     subjects: &["draconis-lib"],
     takes: |kind| kind == Kind::Library,
@@ -193,24 +249,11 @@ impl Experiment for Isolation {
         let bytes = context.number("file")?.next_multiple_of(u64::from(MOST));
         let requests = context.numbers("requests")?;
         if let Some(request) = requests.iter().find(|len| u64::from(MOST) % **len != 0) {
-            bail!("requests={request}: a part of 64 KiB without a rest is needed");
+            bail!("requests={request}: a part of 1 MiB without a rest is needed");
         }
         prepare(context, &subject.files()?, NAME, bytes)?;
         let image = subject.library().context("our library")?.take_image()?;
-        let mut samples = vec![];
-        type By = fn(&Path, u64, &[u64]) -> anyhow::Result<Vec<u64>>;
-        let all: [(&str, By); 3] = [
-            ("called", by_call),
-            ("thread worker", by_thread),
-            ("sandboxed process worker", by_process),
-        ];
-        for (name, by) in all {
-            context.check()?;
-            let times = by(&image, bytes, &requests).context(name)?;
-            samples.extend(requests.iter().zip(times).map(|(len, ns)| {
-                Sample::at("speed", name, *len as f64, bytes as f64 * 1e9 / ns as f64)
-            }));
-        }
+        let samples = measure(context, &image, bytes, &requests)?;
         // The next pass finds it open again.
         subject.cold()?;
         Ok(samples)
@@ -218,19 +261,21 @@ impl Experiment for Isolation {
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
         let subject = "draconis-lib";
-        let line = points.line("speed", subject, "called");
+        let line = points.line("speed", subject, CALLED);
         let tell = |(len, called): &(f64, f64)| {
             let slower = |series| {
                 let speed = points.at("speed", subject, series, *len)?;
                 Some((called / speed - 1.0) * 100.0)
             };
             Some(format!(
-                "Requests of {}: {} called; a thread worker takes {:.0} % longer, a process \
-                 worker {:.0} %.",
+                "Requests of {}: {} called; a sandboxed process takes {:+.0} % where each is a \
+                 message, {:+.0} % where the next chunk is asked for ahead, {:+.0} % where what \
+                 was read is kept.",
                 units::bytes(*len),
                 units::in_unit(*called, "B/s"),
-                slower("thread worker")?,
-                slower("sandboxed process worker")?,
+                slower(EACH)?,
+                slower(AHEAD)?,
+                slower(KEPT)?,
             ))
         };
         line.iter().filter_map(tell).collect()

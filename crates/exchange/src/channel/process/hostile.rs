@@ -13,13 +13,13 @@ use super::*;
 use crate::{
     channel::{
         Caller,
-        lane::{FINGERPRINT_AT, Head, PAYLOAD_AT},
+        lane::{FINGERPRINT_AT, Head, PAYLOAD_AT, TOLD_AT},
     },
     contract::{
         Attributes,
         directory::{self, Directory},
         disk::Disk,
-        file::{self, File},
+        file::{self, Failed, File, Reader},
         volume::Volume,
         wire::LINE_BYTES,
     },
@@ -414,6 +414,94 @@ fn a_hello_that_lies_is_refused() {
     assert_eq!(accept(&theirs, soon).unwrap_err(), Lost::Timeout);
     drop(ours);
     assert_eq!(accept(&theirs, self::soon()).unwrap_err(), Lost::Closed);
+}
+
+fn reader(host: &Arc<Session>) -> Reader {
+    let blocks = host.clone();
+    let end = host.client::<File>(0).unwrap();
+    Reader::new(end, Duration::from_secs(20), 1, move |len| blocks.block(len.min(4096)))
+}
+
+/// Four bytes of 7, from every offset.
+struct Sevens;
+
+impl file::FileServer for Sevens {
+    fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
+        Ok(request.buffer.copy_in(0, &[7; 4]) as u32)
+    }
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+        Err(Refusal::Io)
+    }
+}
+
+#[test]
+fn an_answer_longer_than_its_block_or_than_was_asked_ends_the_reader() {
+    // The peer's own slot, of ten bytes; the reader's, and more than it asked for.
+    for payload in [ack([SLOTS, 1, 10], 100), ack([0, 1, 100], 101), ack([0, 1, 100], u32::MAX)] {
+        let (host, guest) = sides();
+        // It tells nothing: as much is asked for as is wanted.
+        let mut reader = reader(&host);
+        let head = first(tag::<File>("AckRead"), &payload);
+        // Before it was asked: a peer may be early.
+        forge::<File>(&guest, TO_CLIENT, head, &payload);
+        let lost = Lost::Violation(Violation::Value("AckRead"));
+        for _ in 0..2 {
+            assert_eq!(reader.read(0, &mut [0; 100]), Err(Failed::Lost(lost)));
+        }
+        drop(reader);
+        host.dead.store(true, SeqCst);
+        expect_sound(&host, 0);
+    }
+}
+
+#[test]
+fn a_peer_that_writes_to_what_is_kept_and_to_its_count_changes_bytes_and_nothing_else() {
+    let (host, guest) = sides();
+    let server = guest.server::<File>(0).unwrap();
+    let _ = server.teller();
+    let mut reader = reader(&host);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| file::serve(server, &Sevens, Duration::from_secs(20)));
+        scope.spawn(|| {
+            let mut random = Random(5);
+            let slots_at = guest.plan.layout().unwrap().slots_at;
+            while !over.load(Relaxed) {
+                guest.shared.copy_in(slots_at + random.next() as usize % 4096, &[1]);
+                let told = [random.next(), 1 << 48 | random.next() & 1][random.next() as usize & 1];
+                guest.shared.long(LINE_STRIDE + TOLD_AT).store(told, Relaxed);
+            }
+        });
+        for _ in 0..3000 {
+            let mut into = [9; 8];
+            assert_eq!(reader.read(0, &mut into), Ok(4));
+            assert!(into[..4].iter().all(|byte| [1, 7].contains(byte)), "{into:?}");
+            assert_eq!(into[4..], [9; 4]);
+        }
+        over.store(true, Relaxed);
+        drop(reader);
+    });
+    expect_sound(&host, 0);
+}
+
+#[test]
+fn an_end_that_took_a_lane_over_is_not_told_of_by_the_one_before() {
+    let (host, guest) = sides();
+    let (client, server) = host.pair::<File>().unwrap();
+    assert_eq!(client.told(), Ok(None));
+    let teller = server.teller();
+    let before = client.told().unwrap().unwrap();
+    assert!(teller.tell() && client.told().unwrap().unwrap() > before);
+    // One of the same lane of the session, used again.
+    drop((client, server));
+    assert!(!teller.tell());
+    let (client, server) = host.pair::<File>().unwrap();
+    assert_eq!(client.told(), Ok(None), "what the one before told is nothing");
+    assert!(!teller.tell());
+    assert_eq!(client.told(), Ok(None));
+    let _ = server.teller();
+    assert!(client.told().unwrap().is_some());
+    drop(guest);
 }
 
 #[test]

@@ -1,0 +1,56 @@
+//! Who is told of each change of a volume: clients that keep what they have read, and a log.
+//!
+//! Law: they are told before a reader of the volume sees the change, so what a client asks for
+//! after it looked is never older than what it saw.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use draconis_exchange::channel::Teller;
+use draconis_ext::{Made, Witness};
+
+/// See the head of the file.
+#[derive(Default)]
+pub(super) struct Told {
+    clients: Mutex<Vec<Teller>>,
+    next: OnceLock<Arc<dyn Witness>>,
+}
+
+impl Told {
+    /// Tells a client from now on, until its channel is closed.
+    pub(super) fn tell(&self, client: Teller) {
+        let mut clients = self.clients();
+        clients.retain(Teller::is_open);
+        clients.push(client);
+    }
+
+    /// Tells `witness`, too. The first stays.
+    pub(super) fn pass_on_to(&self, witness: Arc<dyn Witness>) {
+        let _ = self.next.set(witness);
+    }
+
+    fn clients(&self) -> MutexGuard<'_, Vec<Teller>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Witness for Told {
+    fn changed(&self, number: u64, made: Made) {
+        if let Some(next) = self.next.get() {
+            next.changed(number, made);
+        }
+        self.clients().retain(Teller::tell);
+    }
+
+    fn broken_off(&self) {
+        if let Some(next) = self.next.get() {
+            next.broken_off();
+        }
+        self.clients().retain(Teller::tell);
+    }
+
+    fn taken(&self, number: u64) {
+        if let Some(next) = self.next.get() {
+            next.taken(number);
+        }
+    }
+}

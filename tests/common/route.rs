@@ -1,0 +1,121 @@
+//! The whole route of a mount in one process, the disk service behind its session among it.
+
+#[path = "../../crates/front/tests/common/kernel.rs"]
+#[allow(dead_code, reason = "the tests of the front use more of it")]
+pub mod kernel;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use draconis_device::{FileDisk, FileOptions, RemoteDisk};
+use draconis_exchange::channel::process::{Plan, Session, accept, offer};
+use draconis_exchange::contract::Node;
+use draconis_exchange::contract::disk::Disk;
+use draconis_exchange::contract::recorder::{Contents, Inherited, Recorder};
+use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::{Room, Rooms};
+use draconis_exchange::shm::Shared;
+use draconis_front::fuse::{Activity, Behaviour, Server};
+use draconis_service::options::MountOptions;
+use draconis_service::volume::{VolumeTree, open_for_writing};
+use kernel::Kernel;
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+const LANES: u32 = 6;
+
+/// Gives rooms, as what a worker has does, and remembers nothing.
+struct Remembered {
+    rooms: Arc<Rooms>,
+    pipe: (OwnedFd, OwnedFd),
+}
+
+impl Recorder for Remembered {
+    fn room(&self, len: usize) -> Option<Room> {
+        self.rooms.take(len)
+    }
+    fn begin(&self, _: u64, _: Option<(&[u8], Contents<'_>)>) {}
+    fn done(&self) {}
+    fn refuses(&self, _: u64) -> bool {
+        false
+    }
+    fn refused(&self, _: String) {}
+    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
+        Ok(None)
+    }
+    fn pipe(&self) -> &(OwnedFd, OwnedFd) {
+        &self.pipe
+    }
+    fn repeat(&self, _: &Inherited, _: &mut dyn FnMut()) {}
+    fn contradicted(&self, _: &str) {}
+    fn settled(&self) {}
+    fn nameless(&self) -> Vec<Node> {
+        vec![]
+    }
+    fn is_nameless(&self, _: Node) -> bool {
+        false
+    }
+    fn give_back(&self, _: Node) {}
+}
+
+/// Both sides of a session, each the other's peer.
+fn session() -> (Arc<Session>, Arc<Session>) {
+    let class = |slot_bytes, slots| Class { slot_bytes, slots };
+    let plan = Plan {
+        fixed_lanes: LANES,
+        host_lanes: 0,
+        guest_lanes: 0,
+        host: vec![class(4096, 1)],
+        guest: vec![class(4096, 128), class(64 << 10, 16), class(256 << 10, 8)],
+    };
+    let (offer, socket) = offer(&plan).unwrap();
+    let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
+    (host, accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap())
+}
+
+/// Has a kernel talk to a worker with so much room for contents, whose volume is written by a disk
+/// service.
+pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &Rooms)) {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    image.as_file().set_len(64 << 20).unwrap();
+    let made = std::process::Command::new(env!("CARGO_BIN_EXE_draconis"))
+        .args(["format", "--force"])
+        .arg(image.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let how = FileOptions { write: true, direct: true, uring: false };
+    let file = FileDisk::open(image.path(), how).unwrap();
+    let (host, guest) = session();
+    let servers: Vec<_> = (0..LANES).filter_map(|lane| host.server::<Disk>(lane)).collect();
+    let clients: Vec<_> = (0..LANES).filter_map(|lane| guest.client::<Disk>(lane)).collect();
+    std::thread::scope(|scope| {
+        let service =
+            scope.spawn(|| draconis_device::serve(&file, servers, Duration::MAX).unwrap());
+        let blocks = guest.clone();
+        let blocks = Box::new(move |len| blocks.block(len));
+        let memory = Arc::new(Shared::new(rooms_bytes).unwrap());
+        // SAFETY: nothing else writes to the memory.
+        let rooms = unsafe { Rooms::new(memory.clone(), 0..rooms_bytes) };
+        [&host, &guest].into_iter().for_each(|side| side.know(memory.clone()));
+        let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
+        let disk = disk.lending(rooms.clone());
+        let recorder = Remembered { rooms: rooms.clone(), pipe: rustix::pipe::pipe().unwrap() };
+        let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
+        let (mut kernel, device) = Kernel::new();
+        let activity = Activity::default();
+        std::thread::scope(|scope| {
+            let server = Server::new(&tree, Behaviour::default()).with_recorder(&recorder);
+            let activity = &activity;
+            scope.spawn(move || server.serve(device, activity).unwrap());
+            test(&mut kernel, &rooms);
+            drop(kernel);
+        });
+        tree.close().unwrap();
+        drop(tree);
+        service.join().unwrap();
+    });
+    let checked =
+        std::process::Command::new("e2fsck").arg("-fn").arg(image.path()).output().unwrap();
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+}
