@@ -190,9 +190,16 @@ fn trouble(error: &Error) -> Trouble {
     match error {
         Error::NotFound { .. } => Trouble::Missing,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => Trouble::Exists,
+        Error::Generic { .. } if is_malformed(&told(error)) => Trouble::Refused(told(error)),
         Error::Generic { .. } | Error::JoinError { .. } => Trouble::Passing(told(error)),
         _ => Trouble::Refused(told(error)),
     }
+}
+
+/// Whether a server says that it will never do what it is asked, by the only thing that is told of
+/// its answer. One that has waited too long for the request's bytes says so by the same number.
+fn is_malformed(told: &str) -> bool {
+    told.contains("400 Bad Request") && !told.contains("RequestTimeout")
 }
 
 /// An error with its causes, which say what the error does not.
@@ -208,4 +215,19 @@ fn told(error: &Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_malformed_is_not_tried_again() {
+        let said = |text: &str| trouble(&Error::Generic { store: "S3", source: text.into() });
+        let name = said("status code: 400 Bad Request: <Code>InvalidBucketName</Code>");
+        assert!(matches!(name, Trouble::Refused(_)));
+        let slow = said("status code: 400 Bad Request: <Code>RequestTimeout</Code>");
+        assert!(matches!(slow, Trouble::Passing(_)));
+        assert!(matches!(said("connection refused"), Trouble::Passing(_)));
+    }
 }

@@ -383,6 +383,10 @@ impl Disk for BucketDisk {
         }
     }
 
+    fn gather(&self) {
+        self.shared.gather();
+    }
+
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         match self.has_journal {
             true => self.shared.wait_kept(ticket),

@@ -97,6 +97,11 @@ impl Keeping {
         }
     }
 
+    /// The journal counts all but how often it was waited for.
+    fn was_written(&mut self, kept: Kept) {
+        self.kept = Kept { full: self.kept.full, ..kept };
+    }
+
     /// The last draft so far, counted from the first.
     fn last(&self) -> u64 {
         self.flushed + self.in_flight + self.drafts.len() as u64
@@ -241,7 +246,7 @@ impl Shared {
             journal.write(epoch, &drafts)
         });
         let Some(keeping) = &mut state.keeping else { return };
-        keeping.kept = journal.kept;
+        keeping.was_written(journal.kept);
         keeping.is_half_full = journal.is_half_full();
         keeping.journal = Some(journal);
         keeping.in_flight = 0;
@@ -441,7 +446,7 @@ impl Shared {
         };
         let done = MutexGuard::unlocked(state, || journal.release(durable));
         let Some(keeping) = &mut state.keeping else { return false };
-        keeping.kept = journal.kept;
+        keeping.was_written(journal.kept);
         keeping.is_half_full = journal.is_half_full();
         keeping.journal = Some(journal);
         if let Err(error) = done {
@@ -469,7 +474,8 @@ impl Shared {
         let keeping = state.keeping.as_mut()?;
         let journal = keeping.journal.as_mut()?;
         let emptied = if has_failed { Ok(()) } else { journal.empty() };
-        keeping.kept = journal.kept;
+        let kept = journal.kept;
+        keeping.was_written(kept);
         let (place, address) = (keeping.place.clone(), &self.bucket.address);
         if let Err(error) = emptied {
             state.error = Some(error);

@@ -312,6 +312,17 @@ impl Shared {
         self.pump_wakes.notify_one();
     }
 
+    /// Waits until what is waited for may be sent.
+    pub fn gather(&self) {
+        let mut state = self.state.lock();
+        // A journal has its own pace: what it has is durable.
+        while state.keeping.is_none() && state.error.is_none() && !state.is_closed {
+            let due = state.last_sealed.map(|last| last + self.pace.commit);
+            let Some(due) = due.filter(|due| *due > Instant::now()) else { return };
+            self.changed.wait_until(&mut state, due);
+        }
+    }
+
     pub fn wait(self: &Arc<Self>, ticket: Ticket, until: Until) -> Result<(), Error> {
         let mut state = self.state.lock();
         loop {

@@ -339,6 +339,11 @@ pub trait Disk: Send + Sync {
     /// As [`Disk::wait`].
     fn settle(&self, ticket: Ticket) -> Result<(), Error>;
 
+    /// Returns once what is submitted next would be sent at once if it was waited for: a disk that
+    /// lets writes gather, as a bucket does, is waited for here, so that more goes along. Others
+    /// return at once.
+    fn gather(&self) {}
+
     /// Returns once the group is durable, with all tickets before it. Does not wait for
     /// later groups, and flushes only if none came since the group was written.
     ///

@@ -81,6 +81,11 @@ pub trait Through: Send + Sync {
         self.disk().settle(ticket)
     }
 
+    /// As [`Disk::gather`].
+    fn gather(&self) {
+        self.disk().gather();
+    }
+
     /// As [`Disk::wait`].
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait(ticket)
@@ -142,6 +147,10 @@ impl<T: Through> Disk for T {
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         Through::settle(self, ticket)
+    }
+
+    fn gather(&self) {
+        Through::gather(self);
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {

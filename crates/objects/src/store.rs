@@ -271,6 +271,8 @@ impl Store {
 
     /// Hands over the open commit if the ticket is in it, and waits without the lock.
     fn flush_for(&self, ticket: Ticket) -> Result<()> {
+        // What others submit meanwhile is in the same commit.
+        self.io.disk.gather();
         let (seq, disk_ticket) = {
             let mut core = self.core.write();
             if core.log.batch.seq == ticket.0
