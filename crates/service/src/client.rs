@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::protocol::{self, Reply, Request, Status};
+use crate::protocol::{self, MountStatus, Reply, Request, Status};
 
 /// How long a manager may take to come up.
 const START_WAIT: Duration = Duration::from_secs(10);
@@ -208,7 +208,30 @@ pub fn ask_or_start(directory: &Directory, request: &Request) -> std::io::Result
             // What only waits is the end of none.
             Err(error) if has_ended(&error) && matches!(request, Request::Wait { .. }) => {}
             Err(error) if has_ended(&error) && tries > 0 => tries -= 1,
+            Ok(Reply::Failed { .. }) if tries < TRIES && is_mounted(directory, request)? => {
+                return Ok(Reply::Mounted { notes: vec![] });
+            }
             answer => return answer,
+        }
+    }
+}
+
+/// Whether what a request asks to be mounted is: a manager that ended before it answered may have
+/// had it done, and the next one refuses to do it twice.
+fn is_mounted(directory: &Directory, request: &Request) -> std::io::Result<bool> {
+    let Request::Mount { volume, disk, mount_point, .. } = request else { return Ok(false) };
+    let volume = protocol::volume_name(volume, disk.as_deref());
+    let until = Instant::now() + START_WAIT;
+    loop {
+        let Reply::Status(status) = ask(&directory.connect_or_start()?, &Request::Status)? else {
+            return Ok(false);
+        };
+        let is_it = |it: &&MountStatus| (&it.volume, &it.mount_point) == (&volume, mount_point);
+        match status.mounts.iter().find(is_it) {
+            Some(it) if it.state == "starting" && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            found => return Ok(found.is_some_and(|it| it.state == "serving")),
         }
     }
 }
