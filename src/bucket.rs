@@ -48,7 +48,9 @@ pub struct Options {
     /// FILE is made if it is not there, with SIZE bytes (256M; K, M, G, T allowed). What a machine
     /// that died has left in it is sent by the next command that changes the store with the same
     /// FILE, or mounts it; without it the store is not opened to change it, but with --take-over.
-    #[arg(long, global = true, value_name = "FILE[,SIZE]", value_parser = journal)]
+    // A name of its own: commands have journals of volumes.
+    #[arg(id = "bucket_journal", long = "journal")]
+    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = journal)]
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     journal: Option<(PathBuf, u64)>,
     /// Say at the end, on standard error, what was asked of the bucket.

@@ -150,6 +150,25 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// What a command calls an argument that all commands have is taken for that one, of whatever
+    /// type it is: neither the compiler nor `debug_assert` sees it.
+    #[test]
+    fn no_command_has_an_argument_named_as_one_of_all() {
+        fn look(command: &clap::Command, of_all: &[&clap::Id]) -> usize {
+            let look_at = |one: &clap::Command| {
+                let ids: Vec<_> = one.get_arguments().map(|argument| argument.get_id()).collect();
+                let twice = ids.iter().find(|id| of_all.contains(id));
+                assert_eq!(twice, None, "{}", one.get_name());
+                ids.len() + look(one, of_all)
+            };
+            command.get_subcommands().map(look_at).sum()
+        }
+        let command = Cli::command();
+        let of_all = command.get_arguments().filter(|argument| argument.is_global_set());
+        let of_all: Vec<_> = of_all.map(|argument| argument.get_id()).collect();
+        assert!(of_all.len() > 5 && look(&command, &of_all) > 100);
+    }
+
     #[test]
     fn modes_and_lengths_may_begin_with_a_hyphen() {
         let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
