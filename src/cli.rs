@@ -150,8 +150,8 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// What a command calls an argument that all commands have is taken for that one, of whatever
-    /// type it is: neither the compiler nor `debug_assert` sees it.
+    /// What a command calls an argument that all commands have is taken for that one, of any
+    /// type: neither the compiler nor `debug_assert` sees it.
     #[test]
     fn no_command_has_an_argument_named_as_one_of_all() {
         fn look(command: &clap::Command, of_all: &[&clap::Id]) -> usize {
