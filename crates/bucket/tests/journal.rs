@@ -1,18 +1,19 @@
 //! A journal before a bucket: what is waited for is in it while the bucket is away, is sent when it
 //! is back, and is asked for by name when it is missing. Nothing that a file can hold is a panic.
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use draconis_bucket::{
-    Answer, BucketDisk, Engine, Faults, Listed, Local, Memory, Options, Trouble,
-};
+use draconis_bucket::{BucketDisk, Faults, Local, Memory, Options};
 use draconis_device::{
     Disk, Error, Extent, Fault, FaultDisk, Group, Hits, MemoryDisk, Random, Write, conform,
 };
 use draconis_exchange::heap::Block;
+
+use common::Distant;
 
 const LEN_BYTES: u64 = 1 << 20;
 const JOURNAL_BYTES: usize = 256 << 10;
@@ -43,44 +44,6 @@ fn bytes(drive: &MemoryDisk) -> Vec<u8> {
     let len = drive.properties().len_bytes;
     let all = drive.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
     all.into_private().to_vec()
-}
-
-/// A bucket that can be out of reach.
-struct Distant(Memory, Arc<AtomicBool>);
-
-impl Distant {
-    fn answer<T>(&self, request: impl FnOnce(&Memory) -> Answer<T>) -> Answer<T> {
-        match self.1.load(Ordering::SeqCst) {
-            true => Err(Trouble::Passing("no route to it".to_owned())),
-            false => request(&self.0),
-        }
-    }
-}
-
-impl Engine for Distant {
-    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
-        self.answer(|bucket| bucket.put(key, bytes))
-    }
-
-    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
-        self.answer(|bucket| bucket.create(key, bytes))
-    }
-
-    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
-        self.answer(|bucket| bucket.get(key, range))
-    }
-
-    fn head(&self, key: &str) -> Answer<u64> {
-        self.answer(|bucket| bucket.head(key))
-    }
-
-    fn delete(&self, key: &str) -> Answer<()> {
-        self.answer(|bucket| bucket.delete(key))
-    }
-
-    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
-        self.answer(|bucket| bucket.list(folder))
-    }
 }
 
 fn made(memory: &Memory) {

@@ -1,16 +1,17 @@
 //! Several writers of one bucket: one has it, the others are told; readers disturb none; a
 //! bucket that does not keep its promises gets no store.
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use draconis_bucket::{
-    Answer, BucketDisk, Engine, Faults, Listed, Memory, Options, Promises, Trouble,
-};
+use draconis_bucket::{BucketDisk, Engine, Faults, Memory, Options, Promises};
 use draconis_device::{Disk, Error, Extent, Group, Write};
 use draconis_exchange::heap::Block;
+
+use common::Distant;
 
 const LEN_BYTES: u64 = 1 << 20;
 
@@ -314,44 +315,6 @@ fn hostile_objects_are_none() {
         memory.put(&root, bytes.into()).unwrap();
         let said = opened(&memory, "", 2).err().expect("the root is damaged").to_string();
         assert!(said.contains("damaged"), "{said}");
-    }
-}
-
-/// A bucket that can be out of reach.
-struct Distant(Memory, Arc<AtomicBool>);
-
-impl Distant {
-    fn answer<T>(&self, request: impl FnOnce(&Memory) -> Answer<T>) -> Answer<T> {
-        match self.1.load(Ordering::SeqCst) {
-            true => Err(Trouble::Passing("no route to it".to_owned())),
-            false => request(&self.0),
-        }
-    }
-}
-
-impl Engine for Distant {
-    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
-        self.answer(|bucket| bucket.put(key, bytes))
-    }
-
-    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
-        self.answer(|bucket| bucket.create(key, bytes))
-    }
-
-    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
-        self.answer(|bucket| bucket.get(key, range))
-    }
-
-    fn head(&self, key: &str) -> Answer<u64> {
-        self.answer(|bucket| bucket.head(key))
-    }
-
-    fn delete(&self, key: &str) -> Answer<()> {
-        self.answer(|bucket| bucket.delete(key))
-    }
-
-    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
-        self.answer(|bucket| bucket.list(folder))
     }
 }
 
