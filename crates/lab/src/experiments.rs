@@ -9,6 +9,7 @@ mod fs_compete;
 mod fs_parts;
 mod fs_workloads;
 mod isolation;
+mod killed;
 mod kv;
 mod latency;
 mod mem;
@@ -169,6 +170,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &objects::Objects,
     &mount::Mount,
     &tools::Tools,
+    &killed::Killed,
     &kv::KvDurable,
     &kv::KvBucket,
     &fio_check::FioCheck,

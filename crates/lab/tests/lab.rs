@@ -44,6 +44,7 @@ const NAMES: &[&str] = &[
     "objects",
     "mount",
     "tools",
+    "killed",
     "fio-check",
 ];
 

@@ -33,6 +33,7 @@ const SECONDS: &[(&str, u64, u64)] = &[
     ("objects", 40, 245),
     ("mount", 15, 1170),
     ("tools", 12, 385),
+    ("killed", 18, 420),
     ("kv-durable", 15, 160),
     ("kv-bucket", 10, 300),
     ("fio-check", 20, 210),

@@ -1,0 +1,327 @@
+//! What it costs a program that the worker of its mount dies.
+//!
+//! ```text
+//!   answers:  ask ─ ask ─ ask ─╳───────── ask ─ ask        how long the first one takes
+//!   reading:  calm │ killed │ calm │ killed                how much less is done in the same time
+//!   writing:  calm │ killed │ calm │ killed
+//! ```
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use draconis_service::client::{Directory, ask_running};
+use draconis_service::protocol::{Reply, Request};
+use rustix::fs::{Advice, AtFlags, CWD, StatxFlags};
+use rustix::process::{Pid, Signal};
+
+use super::{About, Experiment, Paper};
+use crate::context::Context;
+use crate::parameters::parameter;
+use crate::results::{Figure, Points, Sample, Shape};
+use crate::stats;
+use crate::subject::{Kind, Subject};
+use crate::units;
+use draconis_device::Random;
+
+/// See the module.
+pub struct Killed;
+
+/// Between two deaths while a program reads or writes.
+const EVERY: Duration = Duration::from_millis(100);
+/// The longest that a worker may take to be followed by another.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Length of what is read, written and renamed, in bytes.
+const FILE_BYTES: usize = 256 << 10;
+/// Names that are written round and round.
+const NAMES: u64 = 64;
+/// Calm and killed, in turns.
+const PAIRS: u64 = 3;
+
+const ABOUT: About = About {
+    name: "killed",
+    paper: Paper::Lab,
+    asks: "What does a program notice whose mount loses its worker: how long does the first \
+           answer take, and how much less is read and written while one dies every 100 ms?",
+    finding: "No paper: a process of Singularity that fails is closed, and what it served with \
+              it.",
+    explains: "The first answer is one that was asked for after the death, of a program that asks \
+               without a pause; what the worker did before it is in its log. The price is the part \
+               of the work that is not done for each death a second.",
+    parameters: &[
+        parameter("kills", "deaths whose first answer is awaited", "10", "400"),
+        parameter("seconds", "how long is read, and written", "2", "12"),
+        parameter("file", "what is read, round and round", "64M", "256M"),
+    ],
+    subjects: &["draconis", "draconis:ext4"],
+    takes: |kind| kind == Kind::Directory,
+    repetitions: (1, 3),
+    warms_up: false,
+};
+
+impl Experiment for Killed {
+    fn about(&self) -> &About {
+        &ABOUT
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![
+            Figure::new(Shape::Dots, "answer", "The first answer after each death")
+                .x("death", "")
+                .y("time", "ns")
+                .log_y(),
+            Figure::new(Shape::Bars, "speed", "Bytes, undisturbed and while workers die")
+                .y("bytes", "B/s"),
+            Figure::new(Shape::Bars, "price", "What one death a second costs").y("price", "%"),
+        ]
+    }
+
+    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+        Ok(context.number("file")? + (NAMES + 2) * FILE_BYTES as u64 + (64 << 20))
+    }
+
+    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let at = subject.directory().context("a directory")?.to_path_buf();
+        let victim = Victim::of(&at)?;
+        let mut samples = first_answers(context, &victim, &at)?;
+        let period = Duration::from_secs(context.number("seconds")?) / (2 * PAIRS as u32);
+        let read = Reading::new(&at, context)?;
+        samples.extend(price(context, &victim, "read", period, || read.once())?);
+        let write = Writing::new(&at, context.seed);
+        samples.extend(price(context, &victim, "write and rename", period, || write.once())?);
+        for path in read.files.iter().chain(&write.names) {
+            std::fs::remove_file(path)?;
+        }
+        Ok(samples)
+    }
+
+    fn found(&self, points: Points<'_>) -> Vec<String> {
+        let tell = |subject: &&str| {
+            let line = points.line("answer", subject, "");
+            let times: Vec<f64> = line.into_iter().map(|(_, y)| y).collect();
+            let price = |of| points.named("price", subject, "", of).map(units::significant);
+            Some(format!(
+                "{subject}: the first answer after {} deaths took {} in the median, {} of 99 of \
+                 100, {} at most; each death a second costs {} % of reading, {} % of writing.",
+                times.len(),
+                units::time_ns(stats::median(&times)?),
+                units::time_ns(stats::quantile(&times, 0.99)?),
+                units::time_ns(times.iter().copied().fold(0.0, f64::max)),
+                price("read")?,
+                price("write and rename")?,
+            ))
+        };
+        points.subjects().iter().filter_map(tell).collect()
+    }
+}
+
+/// The mount whose workers die.
+struct Victim {
+    directory: Directory,
+    at: PathBuf,
+}
+
+impl Victim {
+    fn of(at: &Path) -> anyhow::Result<Self> {
+        let victim = Self { directory: Directory::open()?, at: at.canonicalize()? };
+        victim.worker()?;
+        Ok(victim)
+    }
+
+    /// The process that serves, if one does by now.
+    fn worker(&self) -> anyhow::Result<Option<u32>> {
+        let Some(Reply::Status(status)) = ask_running(&self.directory, &Request::Status)? else {
+            bail!("{} is not served by draconis", self.at.display());
+        };
+        let mount =
+            status.mounts.into_iter().find(|mount| Path::new(&mount.mount_point) == self.at);
+        let mount = mount.with_context(|| format!("{} is not mounted", self.at.display()))?;
+        if mount.state == "dead" {
+            bail!("{} is dead: {}", self.at.display(), mount.why.unwrap_or_default());
+        }
+        Ok((mount.state == "serving").then_some(mount.worker_pid))
+    }
+
+    /// Kills the worker that comes after `last`.
+    fn kill(&self, last: u32) -> anyhow::Result<u32> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(pid) = self.worker()?.filter(|pid| *pid != last) {
+                let process = Pid::from_raw(pid as i32).context("a process without a number")?;
+                rustix::process::kill_process(process, Signal::KILL)?;
+                return Ok(pid);
+            }
+            if Instant::now() > until {
+                bail!("no worker followed the one that was killed");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// How long the first answer takes that is asked for after a death.
+fn first_answers(context: &Context, victim: &Victim, at: &Path) -> anyhow::Result<Vec<Sample>> {
+    let (began, over) = (Instant::now(), AtomicBool::new(false));
+    let now = || began.elapsed().as_nanos() as u64;
+    // When a worker died that no answer has followed; 0 if there is none.
+    let (died, waits) = (AtomicU64::new(0), Mutex::new(vec![]));
+    let path = at.join("asked");
+    File::create(&path)?;
+    let asked = || -> anyhow::Result<()> {
+        while !over.load(Ordering::Relaxed) {
+            let death = died.load(Ordering::Acquire);
+            // Always asks the server.
+            rustix::fs::statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)?;
+            if death != 0 {
+                waits.lock().map_err(|_| anyhow::anyhow!("poisoned"))?.push(now() - death);
+                died.store(0, Ordering::Release);
+            }
+        }
+        Ok(())
+    };
+    let killed = || -> anyhow::Result<()> {
+        let mut random = Random::new(context.seed);
+        let mut last = 0;
+        for _ in 0..context.number("kills")? {
+            context.check()?;
+            std::thread::sleep(Duration::from_millis(200 + random.below(200)));
+            let before = now();
+            last = victim.kill(last)?;
+            died.store(before.max(1), Ordering::Release);
+            let until = Instant::now() + PATIENCE;
+            while died.load(Ordering::Acquire) != 0 {
+                if Instant::now() > until {
+                    bail!("nothing was answered after a death");
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(asked);
+        let killed = killed();
+        over.store(true, Ordering::Relaxed);
+        let asked = asking.join().map_err(|_| anyhow::anyhow!("who asked panicked"))?;
+        killed.and(asked)
+    })?;
+    std::fs::remove_file(&path)?;
+    let waits = waits.into_inner().map_err(|_| anyhow::anyhow!("poisoned"))?;
+    let sample = |(nth, ns): (usize, u64)| Sample::at("answer", "", nth as f64, ns as f64);
+    Ok(waits.into_iter().enumerate().map(sample).collect())
+}
+
+/// Bytes a second of `work`, undisturbed and while workers die, and what a death a second costs.
+fn price(
+    context: &Context,
+    victim: &Victim,
+    name: &str,
+    period: Duration,
+    mut work: impl FnMut() -> anyhow::Result<u64>,
+) -> anyhow::Result<Vec<Sample>> {
+    let mut for_a_while = || -> anyhow::Result<f64> {
+        let (began, mut bytes) = (Instant::now(), 0);
+        while began.elapsed() < period {
+            context.check()?;
+            bytes += work()?;
+        }
+        Ok(bytes as f64 / began.elapsed().as_secs_f64())
+    };
+    // Once for nothing, so that what is warm later is so from the beginning.
+    for_a_while()?;
+    let (mut calm, mut disturbed, mut prices) = (vec![], vec![], vec![]);
+    for _ in 0..PAIRS {
+        let without = for_a_while()?;
+        let over = AtomicBool::new(false);
+        let (with, deaths, seconds) = std::thread::scope(|scope| {
+            let killer = scope.spawn(|| -> anyhow::Result<u64> {
+                let (mut last, mut deaths) = (0, 0);
+                while !over.load(Ordering::Relaxed) {
+                    last = victim.kill(last)?;
+                    deaths += 1;
+                    std::thread::sleep(EVERY);
+                }
+                Ok(deaths)
+            });
+            let began = Instant::now();
+            let with = for_a_while();
+            let seconds = began.elapsed().as_secs_f64();
+            over.store(true, Ordering::Relaxed);
+            let deaths = killer.join().map_err(|_| anyhow::anyhow!("who killed panicked"))??;
+            anyhow::Ok((with?, deaths as f64, seconds))
+        })?;
+        prices.push((1.0 - with / without) * 100.0 / (deaths / seconds));
+        calm.push(without);
+        disturbed.push(with);
+    }
+    let median = |all: &[f64]| stats::median(all).unwrap_or_default();
+    Ok(vec![
+        Sample::named("speed", "", name, median(&calm)),
+        Sample::named("speed", "", &format!("{name}, one dies every 100 ms"), median(&disturbed)),
+        Sample::named("price", "", name, median(&prices)),
+    ])
+}
+
+/// Files that are read one after the other, each by asking the server.
+struct Reading {
+    files: Vec<PathBuf>,
+    next: AtomicU64,
+}
+
+impl Reading {
+    fn new(at: &Path, context: &Context) -> anyhow::Result<Self> {
+        let count = context.number("file")?.div_ceil(FILE_BYTES as u64);
+        let files: Vec<_> = (0..count).map(|nth| at.join(format!("read-{nth}"))).collect();
+        let mut bytes = vec![0; FILE_BYTES];
+        Random::new(context.seed).fill(&mut bytes);
+        for path in &files {
+            context.check()?;
+            std::fs::write(path, &bytes)?;
+        }
+        File::open(at)?.sync_all()?;
+        Ok(Self { files, next: AtomicU64::new(0) })
+    }
+
+    fn once(&self) -> anyhow::Result<u64> {
+        let nth = self.next.fetch_add(1, Ordering::Relaxed) % self.files.len() as u64;
+        let path = self.files.get(nth as usize).context("no file")?;
+        let mut file = File::open(path)?;
+        // What the kernel has kept of it would not be asked for.
+        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
+        let (mut buffer, mut bytes) = (vec![0; 128 << 10], 0);
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(bytes),
+                got => bytes += got as u64,
+            }
+        }
+    }
+}
+
+/// Files that are written and renamed over older ones.
+struct Writing {
+    names: Vec<PathBuf>,
+    new: PathBuf,
+    bytes: Vec<u8>,
+    next: AtomicU64,
+}
+
+impl Writing {
+    fn new(at: &Path, seed: u64) -> Self {
+        let mut bytes = vec![0; FILE_BYTES];
+        Random::new(seed).fill(&mut bytes);
+        let names = (0..NAMES).map(|nth| at.join(format!("written-{nth}"))).collect();
+        Self { names, new: at.join("new"), bytes, next: AtomicU64::new(0) }
+    }
+
+    fn once(&self) -> anyhow::Result<u64> {
+        let nth = self.next.fetch_add(1, Ordering::Relaxed) % NAMES;
+        File::create(&self.new)?.write_all(&self.bytes)?;
+        std::fs::rename(&self.new, self.names.get(nth as usize).context("no name")?)?;
+        Ok(self.bytes.len() as u64)
+    }
+}
