@@ -24,13 +24,13 @@ test:
 	@tools/packages test
 	$(MAKE) lint
 	@tools/python test
-	@tools/test-times $(CARGO) test --workspace --locked
+	@tools/test-run $(CARGO) test --workspace --locked
 
 # Looks for tests that do not always pass: all of them, or those of TESTS, again and again, the
 # second half of the runs beside four busy processes: make test-often RUNS=20 TESTS="mount tools"
 test-often:
 	@tools/packages test
-	@tools/test-often $(or $(RUNS),20) $(CARGO) test --workspace --locked $(addprefix --test ,$(TESTS))
+	@tools/test-often $(or $(RUNS),20) tools/test-run $(CARGO) test --workspace --locked $(addprefix --test ,$(TESTS))
 
 # The comparison of real trees with all of /usr, in every block size, optimised. Needs root.
 long:
