@@ -56,6 +56,8 @@ pub enum Omission {
     KeptAnswers,
     /// What has no name stays for those who have it open.
     OpenNameless,
+    /// What has no name is noted for the next worker.
+    NamelessNoted,
     /// The kernel is asked to send again what a worker had in hand, as it can since Linux 6.9.
     Resend,
     /// A worker lives on that is asked for the name [`DEADLY`].
@@ -67,8 +69,14 @@ pub const DEADLY: &[u8] = b"deadly";
 
 impl Omission {
     /// Those that show when a worker dies.
-    pub const OF_DEATHS: [Self; 5] =
-        [Self::LogFirst, Self::Repeats, Self::SameInode, Self::KeptAnswers, Self::OpenNameless];
+    pub const OF_DEATHS: [Self; 6] = [
+        Self::LogFirst,
+        Self::Repeats,
+        Self::SameInode,
+        Self::KeptAnswers,
+        Self::OpenNameless,
+        Self::NamelessNoted,
+    ];
 
     /// Those that show in single calls.
     pub const ALL: [Self; 18] = [

@@ -134,7 +134,7 @@ pub use map::{Place, Run};
 pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
 pub use path::Follow;
 pub use redo::finish;
-pub use takeover::{Made, Witness};
+pub use takeover::{Made, Predecessor, Witness};
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
 pub use volume::{Info, Options, Space, Statistics, Volume};
 pub use whole::settle;

@@ -27,18 +27,19 @@ use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal::{self, Log};
 use crate::ops::Writing;
 use crate::quota::Quotas;
+use crate::takeover::Predecessor;
 use crate::transaction::{Stop, Transaction, WriteSide, Writer};
 use crate::units::index;
 use crate::volume::{Options, Volume, read_superblock};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
-    /// With `taken_over` it was in use until now, and was clean before that, or not.
+    /// With `taken_over` it was in use until now.
     pub(crate) fn mount(
         disk: Arc<dyn Disk>,
         options: Options,
         writing: Writing,
-        taken_over: Option<bool>,
+        taken_over: Option<Predecessor>,
         claim: Option<Claim>,
     ) -> Result<Self> {
         let properties = disk.properties();
@@ -60,7 +61,7 @@ impl Volume {
         let mut volume = Self::of(disk.clone(), options, super_);
         let super_ = &volume.super_;
         let is_clean = super_.clean && !super_.errors;
-        let clean = taken_over.unwrap_or(is_clean);
+        let clean = taken_over.as_ref().map_or(is_clean, |before| before.was_clean);
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = Outbox::new(disk, super_.block_bytes);
         let protocol = protocol::of(super_, &properties, journal);
@@ -79,10 +80,10 @@ impl Volume {
             tx.process_orphans(first)?;
             tx.process_orphan_file()
         })?;
-        if taken_over.is_some() {
+        if let Some(before) = taken_over {
             volume.transact(|tx| {
                 tx.may_wait = true;
-                tx.find_nameless()
+                tx.find_nameless(before.clone())
             })?;
         } else if !clean {
             volume.transact(|tx| {
@@ -172,21 +173,6 @@ impl Transaction<'_> {
         let (after, needed) = (After::Needed, Some(0));
         let (contents, freed, placed) = (vec![], Freed::default(), vec![]);
         self.seal(Sealed { after, stages, needed, contents, freed, placed }).map(drop)
-    }
-
-    /// On a volume that was in use until now: finds what has no name, where the volume does not
-    /// list it.
-    fn find_nameless(&mut self) -> Result<()> {
-        if self.writer.protocol.lists_orphans() {
-            return Ok(());
-        }
-        for inode in self.used_inodes()? {
-            let of = |it: &Slot<'_>| (it.links(), it.mode(), it.deleted());
-            if let (0, 1.., 0) = self.read_slot(inode, of)? {
-                self.volume.store.overlay.change().orphans.insert(inode.0);
-            }
-        }
-        Ok(())
     }
 
     /// On a volume that was not unmounted properly: counts what is free, and frees what was

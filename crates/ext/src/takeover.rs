@@ -9,7 +9,10 @@
 //! Law 1: what a reader can see of a change the witness was told before.
 //! Law 2: nothing is cleaned up that clients may still have open. What they let go meanwhile
 //! is found by asking who knows: see [`Volume::nameless`].
+//! Law 3: a volume that cannot list what has no name has the witness remember it, so that taking
+//! over does not look at every inode.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::Disk;
@@ -32,6 +35,16 @@ pub struct Made {
     pub moved: Option<InodeNumber>,
 }
 
+/// What is known of a process that had a volume in use and died.
+#[derive(Clone, Debug)]
+pub struct Predecessor {
+    /// [`Volume::was_clean`] of it.
+    pub was_clean: bool,
+    /// All inodes of which its witness was told that they have no name, and others; every inode is
+    /// looked at if these are not known.
+    pub nameless: Option<BTreeSet<InodeNumber>>,
+}
+
 /// Is told of every change.
 pub trait Witness: Send + Sync {
     /// A change was made in memory, by the calling thread, or a part of one that may reach the
@@ -44,12 +57,19 @@ pub trait Witness: Send + Sync {
 
     /// The disk has taken all changes up to this one.
     fn taken(&self, number: u64);
+
+    /// The change of that number leaves an inode in use without a name, on a volume that does not
+    /// list those; these are `all` until now. On the disk it is one from the chain with this
+    /// change until that with the one that gives it a name, or frees it. It may come again, and
+    /// the change may come to nothing.
+    fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
+        let _ = (number, inode, all);
+    }
 }
 
 impl Volume {
-    /// Opens a volume for writing that this process's predecessor had open when it died,
-    /// having `was_clean` of [`Volume::was_clean`] from it. Nothing is cleaned up that was
-    /// unlinked and may be open.
+    /// Opens a volume for writing that this process's predecessor had open when it died. Nothing
+    /// is cleaned up that was unlinked and may be open.
     ///
     /// # Errors
     /// As [`Volume::open_for_writing`].
@@ -57,10 +77,10 @@ impl Volume {
         disk: Arc<dyn Disk>,
         options: Options,
         writing: Writing,
-        was_clean: bool,
+        before: Predecessor,
         claim: Option<Claim>,
     ) -> Result<Self> {
-        Self::mount(disk, options, writing, Some(was_clean), claim)
+        Self::mount(disk, options, writing, Some(before), claim)
     }
 
     /// Has `witness` told of every change from now on. Only the first one counts.
@@ -120,6 +140,45 @@ impl Volume {
 }
 
 impl Transaction<'_> {
+    /// Tells the witness of an inode that is in use and has no name.
+    pub(crate) fn tell_nameless(&self, inode: InodeNumber) {
+        let witness = self.volume.writing.as_ref().and_then(|writing| writing.witness.get());
+        if let Some(witness) = witness.filter(|_| !self.writer.protocol.lists_orphans()) {
+            let number = self.writer.changes.wrapping_add(1);
+            witness.nameless(number, inode, &|| self.volume.nameless());
+        }
+    }
+
+    /// On a volume that was in use until now: finds what has no name, where the volume does not
+    /// list it.
+    pub(crate) fn find_nameless(&mut self, before: Predecessor) -> Result<()> {
+        if self.writer.protocol.lists_orphans() {
+            return Ok(());
+        }
+        // Counts of a volume that was not clean are right in memory only: all are counted again.
+        let looked_at = match before.nameless.filter(|_| before.was_clean) {
+            None => self.used_inodes()?,
+            Some(known) => {
+                let super_ = &self.volume.super_;
+                let named = super_.first_inode..=InodeNumber(super_.inodes);
+                let mut used = vec![];
+                for inode in known.into_iter().filter(|inode| named.contains(inode)) {
+                    // It was freed since, mostly.
+                    if self.is_taken(inode)? {
+                        used.push(inode);
+                    }
+                }
+                used
+            }
+        };
+        for inode in looked_at {
+            if self.read_slot(inode, |it| it.is_nameless())? {
+                self.volume.store.overlay.change().orphans.insert(inode.0);
+            }
+        }
+        Ok(())
+    }
+
     /// Whether an inode without names is kept for users.
     pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
         let writer = &self.writer;

@@ -522,13 +522,19 @@ impl Transaction<'_> {
         let super_ = &self.volume.super_;
         let done = self.change(block, Role::Inodes, |bytes| {
             let bytes = bytes.get_mut(at..end).unwrap_or_default();
-            let done = change(&mut Slot::of(bytes)?);
+            let mut slot = Slot::of(bytes)?;
+            let done = change(&mut slot);
+            let is_nameless = slot.is_nameless();
             inode::seal(bytes, number, super_);
-            Ok(done)
+            Ok::<_, Error>((done, is_nameless))
         });
         self.volume.inodes.forget(number.0);
         self.writer.batch.inodes.insert(number.0);
-        done?
+        let (done, is_nameless) = done??;
+        if is_nameless {
+            self.tell_nameless(number);
+        }
+        Ok(done)
     }
 
     /// Sets times to now.

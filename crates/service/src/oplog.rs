@@ -4,6 +4,7 @@
 //!   head of the memory           ring
 //!   epoch, tail, head            ┌ entry: length, state, unique │ number, made, time │ request ┐
 //!   requests in hand             └──────────────────────────────────────────────────────────────┘
+//!                                inodes without names
 //!                                rooms                                      └ where its data is
 //!                                ┌ contents of writes, as FUSE filled them ┐
 //!                                └──────────────────────────────────────────┘
@@ -21,8 +22,10 @@
 //! Law 4: a room is in use as long as an entry says so, or the volume has not handed over what is
 //! in it: contents are copied from there by the process that writes them, and not before.
 
+mod nameless;
+
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,11 +37,15 @@ use draconis_exchange::omission::{Omission, Point};
 use draconis_exchange::shm::Shared;
 use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
+use nameless::Nameless;
+
 /// What the memory begins with: another format of it has another number.
-pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  2");
+pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  3");
 
 /// Room for the entries, in bytes.
 const RING_BYTES: u64 = 8 << 20;
+/// Where inodes without names are remembered.
+const NAMELESS_AT: usize = HEAD_BYTES + RING_BYTES as usize;
 /// Room for contents, in bytes.
 const ROOMS_BYTES: usize = 64 << 20;
 /// Of that so much is in use before the disk is made to take what it can.
@@ -54,6 +61,8 @@ const FORMAT_AT: usize = 0;
 const CLEAN_AT: usize = 16;
 /// Tail and head, in units: one word, so that they always belong together.
 const ENDS_AT: usize = 24;
+/// Which of the two parts for inodes without names is filled.
+const FILLED_AT: usize = 32;
 /// The last worker that has noted which entries the disk has taken.
 const NOTED_AT: usize = 8;
 /// The requests that threads have in hand.
@@ -94,7 +103,7 @@ thread_local! {
 }
 
 /// The length of a log's memory, in bytes.
-pub(crate) const MEMORY_BYTES: usize = HEAD_BYTES + RING_BYTES as usize + ROOMS_BYTES;
+pub(crate) const MEMORY_BYTES: usize = NAMELESS_AT + nameless::BYTES + ROOMS_BYTES;
 
 /// Maps the memory of a log that another process made.
 ///
@@ -147,6 +156,7 @@ pub(crate) struct OpLog {
     taken: AtomicU64,
     ring: Mutex<Ring>,
     hands: AtomicU32,
+    nameless: Nameless,
 }
 
 /// Places count on over the end of the ring.
@@ -180,12 +190,19 @@ impl OpLog {
         // a living one this is the only log.
         let rooms = unsafe { Rooms::new(memory.clone(), part) };
         let (taken, hands) = (AtomicU64::new(0), AtomicU32::new(0));
-        Ok(Self { memory, rooms, epoch, taken, ring, hands })
+        let nameless = Nameless::new(&memory, epoch == 1);
+        Ok(Self { memory, rooms, epoch, taken, ring, hands, nameless })
     }
 
     /// Notes whether the volume was clean before it was opened.
     pub(crate) fn note_clean(&self, clean: bool) {
         self.memory.long(CLEAN_AT).store(1 + u64::from(clean), Ordering::Relaxed);
+    }
+
+    /// The inodes that the workers before have left without a name, and others; nothing if there
+    /// were too many.
+    pub(crate) fn nameless(&self) -> Option<BTreeSet<InodeNumber>> {
+        nameless::all(&self.memory)
     }
 
     /// What the workers before have left that is not gone, in the order in which it was done.
@@ -354,6 +371,7 @@ impl OpLog {
 
     /// All of epochs before that was not answered never will be asked for again.
     pub(crate) fn settle(&self, inherited: impl Iterator<Item = u64>) {
+        self.nameless.settled();
         let ring = self.ring();
         // Those before the tail are gone, and others may be in their place.
         for at in inherited.filter(|at| *at >= ring.tail) {
@@ -507,6 +525,13 @@ impl Witness for OpLog {
     fn taken(&self, number: u64) {
         Point::Committed.pass();
         self.taken.fetch_max(number, Ordering::Release);
+        self.nameless.taken(&self.memory, number);
+    }
+
+    fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
+        if !Omission::NamelessNoted.is_made() {
+            self.nameless.add(&self.memory, number, inode, all);
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use draconis_exchange::channel::Server;
 use draconis_exchange::contract::file::File;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
-use draconis_ext::{Claim, Claiming, InodeNumber, Options, Volume, Witness, Writing};
+use draconis_ext::{Claim, Claiming, InodeNumber, Options, Predecessor, Volume, Witness, Writing};
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
@@ -116,14 +116,15 @@ pub fn open_for_writing(
 }
 
 /// [`open_for_writing`] for a mount, which renews what it claims where other hosts can reach the
-/// volume; one that a worker before had open knows whether it `was_clean`.
+/// volume; `before` tells what is known of a worker that had it open.
 pub(crate) fn open_in_use(
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-    was_clean: Option<bool>,
+    before: Option<Predecessor>,
 ) -> Result<VolumeTree, OpenError> {
-    open_with(disk, behind, options, was_clean, |disk| {
+    let is_first = before.is_none();
+    open_with(disk, behind, options, before, |disk| {
         let how = Claiming {
             now: now(),
             chance: RandomState::new().build_hasher().finish() as u32,
@@ -131,10 +132,7 @@ pub(crate) fn open_in_use(
             wait: &std::thread::sleep,
             most_wait: CLAIM_WAIT,
         };
-        match was_clean {
-            None => Claim::make(disk, &how),
-            Some(_) => Claim::resume(disk, &how),
-        }
+        if is_first { Claim::make(disk, &how) } else { Claim::resume(disk, &how) }
     })
 }
 
@@ -147,7 +145,7 @@ fn open_with(
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-    was_clean: Option<bool>,
+    before: Option<Predecessor>,
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{ReadOnly, Unsupported};
@@ -163,16 +161,16 @@ fn open_with(
         atime: options.access_times,
         discard: options.discard.unwrap_or_else(|| is_in_store(&disk.properties())),
     };
-    if !options.ignore_errors && was_clean.is_none() {
+    if !options.ignore_errors && before.is_none() {
         let mut tree = open_part(disk.clone(), options)?;
         if tree.volume.info().errors {
             tree.not_written = Some(DAMAGED.into());
             return Ok(tree);
         }
     }
-    let opened = claim(&disk).and_then(|claim| match was_clean {
+    let opened = claim(&disk).and_then(|claim| match before {
         None => Volume::open_claimed(disk.clone(), caches(options), writing, claim),
-        Some(clean) => Volume::take_over(disk.clone(), caches(options), writing, clean, claim),
+        Some(before) => Volume::take_over(disk.clone(), caches(options), writing, before, claim),
     });
     match opened {
         Ok(volume) => {

@@ -18,7 +18,7 @@ use draconis_exchange::contract::volume::{
 };
 use draconis_exchange::contract::{Refusal, tree::Tree};
 use draconis_exchange::shm::Shared;
-use draconis_ext::Volume as ExtVolume;
+use draconis_ext::{Predecessor, Volume as ExtVolume};
 
 use crate::disk::split_disk;
 use crate::oplog::{self, OpLog};
@@ -229,7 +229,9 @@ impl<S: Serve> Control<S> {
         if options.read_only {
             return open(disk, &behind, options);
         }
-        let tree = open_in_use(disk, &behind, options, *was_clean)?;
+        let nameless = || log.nameless();
+        let before = was_clean.map(|was_clean| Predecessor { was_clean, nameless: nameless() });
+        let tree = open_in_use(disk, &behind, options, before)?;
         if tree.read_only() {
             return Ok(tree);
         }

@@ -332,6 +332,11 @@ impl<'a> Slot<'a> {
         self.get(|raw| raw.i_dtime.get()).unwrap_or(0)
     }
 
+    /// Whether it is in use and has no name, where such inodes are not listed.
+    pub fn is_nameless(&self) -> bool {
+        self.links() == 0 && self.mode() != 0 && self.deleted() == 0
+    }
+
     /// Sets [`Slot::deleted`].
     pub fn set_deleted(&mut self, seconds: u32) {
         self.with(|raw| raw.i_dtime = seconds.into());

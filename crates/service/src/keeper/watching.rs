@@ -12,6 +12,9 @@ use crate::protocol::{self, MountStatus, Reply, WorkerStatus};
 
 /// How often a worker is asked how it is.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long a worker serves before the process is started that would follow it: that takes a CPU
+/// from those who have waited for this one.
+const STAND_BY_AFTER: Duration = Duration::from_millis(10);
 
 impl Keeper {
     /// Nothing serves `mount` any more: it is over, or in its place as a dead one.
@@ -102,7 +105,6 @@ impl Keeper {
                 began.elapsed().as_secs_f64() * 1e3,
                 ended.as_secs_f64() * 1e3
             );
-            held.lives.stand_by();
         }
     }
 
@@ -117,8 +119,9 @@ impl Keeper {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));
         let mut hung = None;
         let mut closed = false;
+        let mut period = STAND_BY_AFTER;
         loop {
-            let waiting = match asked.recv_timeout(ASK_EVERY) {
+            let waiting = match asked.recv_timeout(std::mem::replace(&mut period, ASK_EVERY)) {
                 Ok(Ask::Died(exit)) => {
                     let is_hung = hung.is_some();
                     let words = worker.disk_failure();

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use draconis_exchange::channel::Teller;
-use draconis_ext::{Made, Witness};
+use draconis_ext::{InodeNumber, Made, Witness};
 
 /// See the head of the file.
 #[derive(Default)]
@@ -51,6 +51,12 @@ impl Witness for Told {
     fn taken(&self, number: u64) {
         if let Some(next) = self.next.get() {
             next.taken(number);
+        }
+    }
+
+    fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
+        if let Some(next) = self.next.get() {
+            next.nameless(number, inode, all);
         }
     }
 }
