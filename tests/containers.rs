@@ -238,7 +238,11 @@ fn images_over_others_are_read_and_mounted_to_be_read() {
     let (base, over) = (draconis.path("base.vmdk"), draconis.path("over.vmdk"));
     convert(&[], &raw, &base);
     std::fs::write(draconis.path("put"), "put there").unwrap();
-    draconis.ok(["put", draconis.path("put").to_str().unwrap(), &format!("{}:/put", raw.display())]);
+    draconis.ok([
+        "put",
+        draconis.path("put").to_str().unwrap(),
+        &format!("{}:/put", raw.display()),
+    ]);
     convert(&["-B", base.to_str().unwrap(), "-F", "vmdk"], &raw, &over);
     let told = draconis.fails(["ls", over.to_str().unwrap()]);
     assert!(told.contains("--backing") && told.contains(base.to_str().unwrap()), "{told}");

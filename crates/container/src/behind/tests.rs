@@ -90,7 +90,12 @@ fn some(random: &mut Random, len: usize, block_bytes: usize) -> Vec<Option<Vec<O
 }
 
 /// The disk that they make over `below`.
-fn laid(blocks: &[Option<Vec<Option<u8>>>], block_bytes: usize, len: usize, below: &[u8]) -> Vec<u8> {
+fn laid(
+    blocks: &[Option<Vec<Option<u8>>>],
+    block_bytes: usize,
+    len: usize,
+    below: &[u8],
+) -> Vec<u8> {
     let mut disk = below.to_vec();
     disk.resize(len, 0);
     for (at, own) in blocks.iter().enumerate().flat_map(|(nth, block)| {

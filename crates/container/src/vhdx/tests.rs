@@ -36,7 +36,8 @@ fn texts(pairs: &[(&str, &str)]) -> Vec<u8> {
     item.extend((pairs.len() as u16).to_le_bytes());
     let mut at = 20 + 12 * pairs.len();
     let mut all = vec![];
-    let utf16 = |text: &str| -> Vec<u8> { text.encode_utf16().flat_map(u16::to_le_bytes).collect() };
+    let utf16 =
+        |text: &str| -> Vec<u8> { text.encode_utf16().flat_map(u16::to_le_bytes).collect() };
     for pair in pairs {
         let (key, value) = (utf16(pair.0), utf16(pair.1));
         item.extend((at as u32).to_le_bytes());
@@ -160,8 +161,11 @@ fn images_are_read_over_others() {
         let base = Layer { blocks: base.blocks.into_iter().map(|_| (6, vec![])).collect(), ..base };
         let middle = Layer::random(&mut random, 5 * gib, 2);
         let top = Layer::random(&mut random, 5 * gib + 6 * SECTOR, 3);
-        let files =
-            [image(base.len_bytes, 21, None), over(middle.len_bytes, 22, 21), over(top.len_bytes, 23, 22)];
+        let files = [
+            image(base.len_bytes, 21, None),
+            over(middle.len_bytes, 22, 21),
+            over(top.len_bytes, 23, 22),
+        ];
         for (layer, file) in [&base, &middle, &top].into_iter().zip(&files) {
             layer.write(file);
         }
@@ -195,7 +199,8 @@ fn images_are_read_over_others() {
         assert_eq!(missing, Error::Unsupported(Unsupported::Behind(name.clone())));
         for wrong in [base_disk, top_disk.clone()] {
             let refused = open(top_disk.clone(), &[wrong, behind[1].clone()]).err().unwrap();
-            let Error::Unsupported(Unsupported::NotBehind { name: of, wanted, .. }) = &refused else {
+            let Error::Unsupported(Unsupported::NotBehind { name: of, wanted, .. }) = &refused
+            else {
                 panic!("{refused}");
             };
             assert_eq!((of, wanted), (&name, &locator::shown(&[22; 16])));
