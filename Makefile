@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-often long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -31,6 +31,13 @@ test:
 test-often:
 	@tools/packages test
 	@tools/test-often $(or $(RUNS),20) tools/test-run $(CARGO) test --workspace --locked $(addprefix --test ,$(TESTS))
+
+# A volume of a container image of so many MiB, from memory that does not grow with it. It needs
+# twice that on the disk of TMPDIR.
+long-images:
+	@tools/packages test
+	DRACONIS_IMAGE_MIB=$(or $(MIB),10240) \
+		$(CARGO) test --release --locked --test oci memory -- --nocapture
 
 # The comparison of real trees with all of /usr, in every block size, optimised. Needs root.
 long:
@@ -121,9 +128,10 @@ bench-channel:
 fuzz-images:
 	DRACONIS_ROUNDS=$(or $(ROUNDS),50) $(CARGO) test --release --locked -p draconis-ext --test hostile -- --nocapture
 
-# Coverage-guided, until stopped: make fuzz TARGET=partition. Needs nightly and cargo-fuzz.
+# Coverage-guided, until stopped, or for so many seconds: make fuzz TARGET=partition FOR=300.
+# Needs cargo-fuzz, and any release of Rust.
 fuzz:
-	$(CARGO) +nightly fuzz run $(or $(TARGET),volume) -- -rss_limit_mb=1024 -timeout=10
+	@tools/fuzz $(or $(TARGET),volume) $(or $(FOR),0)
 
 # What `draconis lab` starts. By themselves: the lab has objects compiled with what only its
 # crash campaigns need.

@@ -39,8 +39,8 @@ pub struct Place {
     /// The volume is this partition of IMAGE, counted from 1.
     #[arg(long, value_name = "N")]
     pub partition: Option<u32>,
-    /// IMAGE is a qcow2 file that holds only what differs from FILE; given again, what FILE
-    /// differs from. Names that IMAGE itself says are not opened.
+    /// IMAGE is a qcow2, VHDX, VHD or VMDK file that holds only what differs from FILE; given
+    /// again, what FILE differs from. Names that IMAGE itself says are not opened.
     #[arg(long, value_name = "FILE")]
     pub backing: Vec<PathBuf>,
 }

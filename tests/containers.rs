@@ -224,6 +224,48 @@ fn what_an_image_differs_from_is_never_guessed() {
 }
 
 #[test]
+fn images_over_others_are_read_and_mounted_to_be_read() {
+    if !tool("images that differ from others", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    let convert = |more: &[&str], from: &Path, to: &Path| {
+        let mut command = Command::new("qemu-img");
+        command.args(["convert", "-f", "raw", "-O", "vmdk"]).args(more).arg(from).arg(to);
+        ran(&mut command);
+    };
+    let (base, over) = (draconis.path("base.vmdk"), draconis.path("over.vmdk"));
+    convert(&[], &raw, &base);
+    std::fs::write(draconis.path("put"), "put there").unwrap();
+    draconis.ok([
+        "put",
+        draconis.path("put").to_str().unwrap(),
+        &format!("{}:/put", raw.display()),
+    ]);
+    convert(&["-B", base.to_str().unwrap(), "-F", "vmdk"], &raw, &over);
+    let told = draconis.fails(["ls", over.to_str().unwrap()]);
+    assert!(told.contains("--backing") && told.contains(base.to_str().unwrap()), "{told}");
+    let more = ["--backing", base.to_str().unwrap()];
+    is_read(&draconis, &over, &more);
+    let place = format!("{}:/put", over.display());
+    assert_eq!(draconis.ok(["cat", more[0], more[1], &place]), "put there");
+    let told = draconis.fails(["rm", more[0], more[1], &place]);
+    assert!(told.contains("only read"), "{told}");
+    // Another image of the same kind is not what it differs from.
+    let other = draconis.path("other.vmdk");
+    convert(&[], &raw, &other);
+    let told = draconis.fails(["ls", "--backing", other.to_str().unwrap(), over.to_str().unwrap()]);
+    assert!(told.contains(base.to_str().unwrap()) && told.contains("--backing"), "{told}");
+    if fuse("mounting what differs from another image") {
+        let at = draconis.mount(&over, "mount", &format!("backing={}", base.display()));
+        assert_eq!(std::fs::read(at.join("put")).unwrap(), b"put there");
+        assert!(std::fs::write(at.join("new"), b"x").is_err());
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    }
+}
+
+#[test]
 fn compressed_images_are_read() {
     let draconis = Draconis::new();
     let raw = volume(&draconis);

@@ -1,4 +1,4 @@
-//! Any bytes as a disk image that is read and changed, and as something compressed.
+//! Any bytes as a disk image that is read, over itself too, and changed, and as something compressed.
 #![no_main]
 
 use std::io::Read;
@@ -26,7 +26,9 @@ fuzz_target!(|bytes: &[u8]| {
         }
         let _ = opened.image.map(|image| image.rest());
     }
-    let Ok(opened) = open(Arc::new(MemoryDisk::new(padded, 512)), &[]) else { return };
+    let image: Arc<dyn Disk> = Arc::new(MemoryDisk::new(padded, 512));
+    let behind = [image.clone(), image.clone()];
+    let Ok(opened) = open(image.clone(), &[]).or_else(|_| open(image, &behind)) else { return };
     let _ = parts(&*opened.disk);
     let sectors = opened.disk.properties().len_bytes / 512;
     for nth in (0..sectors.min(256)).chain(sectors.saturating_sub(4)..sectors) {

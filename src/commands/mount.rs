@@ -70,8 +70,8 @@ pub struct Arguments {
     /// If DIR has a dead mount of ours on it, clear that first.
     #[arg(long)]
     replace: bool,
-    /// IMAGE is a qcow2 file that holds only what differs from FILE, which is only read; given
-    /// again, what FILE differs from.
+    /// IMAGE is a qcow2, VHDX, VHD or VMDK file that holds only what differs from FILE, which is
+    /// only read; given again, what FILE differs from. All but qcow2 are only read themselves.
     #[arg(long, value_name = "FILE")]
     backing: Vec<PathBuf>,
     /// Make IMAGE, an empty volume of this size, first.

@@ -37,7 +37,11 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bytes");
     std::fs::write(&path, bytes).unwrap();
-    String::from_utf8(ran(Command::new("sha256sum").arg(path))).unwrap()[..64].to_owned()
+    sha256_of(&path)
+}
+
+fn sha256_of(file: &Path) -> String {
+    String::from_utf8(ran(Command::new("sha256sum").arg(file))).unwrap()[..64].to_owned()
 }
 
 /// An OCI layout that grows.
@@ -55,10 +59,18 @@ impl Layout {
 
     /// Adds a blob; its descriptor without the closing brace.
     pub(crate) fn blob(&self, kind: &str, bytes: &[u8]) -> String {
-        let sum = sha256(bytes);
-        std::fs::write(self.dir.join("blobs/sha256").join(&sum), bytes).unwrap();
+        let path = self.dir.join("new blob");
+        std::fs::write(&path, bytes).unwrap();
+        self.keep(kind, &path)
+    }
+
+    /// The same of a file, which is moved to where blobs are.
+    pub(crate) fn keep(&self, kind: &str, file: &Path) -> String {
+        let sum = sha256_of(file);
+        let size = std::fs::metadata(file).unwrap().len();
+        std::fs::rename(file, self.dir.join("blobs/sha256").join(&sum)).unwrap();
         let kind = format!("application/vnd.oci.image.{kind}");
-        format!(r#"{{"mediaType":"{kind}","digest":"sha256:{sum}","size":{}"#, bytes.len())
+        format!(r#"{{"mediaType":"{kind}","digest":"sha256:{sum}","size":{size}"#)
     }
 
     pub(crate) fn config(platform: &str) -> String {
@@ -72,6 +84,11 @@ impl Layout {
     pub(crate) fn manifest(&self, platform: &str, layers: &[Vec<u8>]) -> String {
         let layers: Vec<String> =
             layers.iter().map(|layer| self.blob("layer.v1.tar", layer) + "}").collect();
+        self.manifest_of(platform, &layers)
+    }
+
+    /// The same of layers that are described.
+    pub(crate) fn manifest_of(&self, platform: &str, layers: &[String]) -> String {
         let config = self.blob("config.v1+json", Self::config(platform).as_bytes());
         let text =
             format!(r#"{{"schemaVersion":2,"config":{config}}},"layers":[{}]}}"#, layers.join(","));

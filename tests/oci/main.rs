@@ -5,6 +5,7 @@ mod common;
 
 mod build;
 mod hostile;
+mod large;
 mod odd;
 mod options;
 mod overlay;

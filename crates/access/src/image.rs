@@ -163,7 +163,7 @@ pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
     Ok(if grows { file.growing() } else { file }.start())
 }
 
-/// What a qcow2 image differs from, the nearest first: open, and not looked at.
+/// What an image differs from, the nearest first: open, and not looked at.
 #[derive(Default)]
 pub struct Behind(Vec<OpenedFile>);
 

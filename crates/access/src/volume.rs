@@ -45,7 +45,7 @@ pub struct Place {
     pub offset_bytes: Option<u64>,
     /// It is this partition, counted from 1.
     pub partition: Option<u32>,
-    /// What a qcow2 image differs from, the nearest first: names that an image says are not opened.
+    /// What an image differs from, the nearest first: names that an image says are not opened.
     pub backing: Vec<PathBuf>,
 }
 

@@ -127,7 +127,7 @@ typedef struct draconis_place {
     uint64_t offset_bytes;
     // It is this partition, counted from 1.
     uint32_t partition;
-    // Of a qcow2 image, what it differs from: names that the image says are not opened. May be
+    // Of a disk image, what it differs from: names that the image says are not opened. May be
     // NULL.
     const char *backing;
 } draconis_place;
@@ -475,7 +475,7 @@ int draconis_volume_open(const char *image,
                          uint32_t flags,
                          struct draconis_volume **volume);
 
-// The same of a qcow2 image over others: backing_count files, of which each differs from the next.
+// The same of an image over others: backing_count files, of which each differs from the next.
 // They take the place of place's, and are only read.
 int draconis_volume_open_over(const char *image,
                               const struct draconis_place *place,

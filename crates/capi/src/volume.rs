@@ -180,7 +180,7 @@ pub extern "C" fn draconis_volume_open(
     })
 }
 
-/// The same of a qcow2 image over others: backing_count files, of which each differs from the next.
+/// The same of an image over others: backing_count files, of which each differs from the next.
 /// They take the place of place's, and are only read.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_open_over(

@@ -27,7 +27,7 @@ pub struct draconis_place {
     pub offset_bytes: u64,
     /// It is this partition, counted from 1.
     pub partition: u32,
-    /// Of a qcow2 image, what it differs from: names that the image says are not opened. May be
+    /// Of a disk image, what it differs from: names that the image says are not opened. May be
     /// NULL.
     pub backing: Text,
 }

@@ -16,6 +16,7 @@ use draconis_device::{
 use draconis_exchange::heap::Block;
 
 use crate::Error;
+use crate::behind::Behind;
 use crate::source::Source;
 
 /// What the smallest part of a disk inside is.
@@ -46,6 +47,11 @@ pub(crate) trait Map: Send + Sync {
 
     /// Where the byte `at` is, and how many from it on are so: at least one.
     fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error>;
+
+    /// What it differs from, if it is not all of the disk.
+    fn behind(&self) -> Option<&Behind> {
+        None
+    }
 
     /// Unpacks a piece.
     fn unpack(&self, _: &Source, _: u64) -> Result<Vec<u8>, Error> {

@@ -21,6 +21,7 @@
 )]
 
 mod android;
+mod behind;
 mod changing;
 pub mod create;
 mod indexed;
@@ -40,6 +41,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, View};
 
+use crate::behind::below;
 use crate::changing::Changing;
 use crate::inside::Inside;
 pub use crate::parts::{Parts, parts};
@@ -121,6 +123,19 @@ pub enum Unsupported {
     /// It holds only what differs from another.
     #[error("it holds only what differs from {0:?}: --backing FILE says where that is")]
     Behind(String),
+    /// It was given another one than that.
+    #[error(
+        "it holds only what differs from {name:?}, which is {wanted}, and what --backing gives is \
+         {found}"
+    )]
+    NotBehind {
+        /// What it calls it.
+        name: String,
+        /// Its identity.
+        wanted: String,
+        /// That of what was given.
+        found: String,
+    },
 }
 
 /// Why there is no disk inside.
@@ -234,12 +249,21 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
             let below = below(&map, behind)?;
             Arc::new(Inside::new(source.if_left(map.is_dirty), map, below))
         }
-        Format::Vhd => Arc::new(Inside::new(source.clone(), vhd::Vhd::open(&source)?, None)),
+        Format::Vhd => {
+            let map = vhd::Vhd::open(&source)?;
+            let below = below(&map, behind)?;
+            Arc::new(Inside::new(source, map, below))
+        }
         Format::Vhdx => {
             let map = vhdx::Vhdx::open(&source)?;
-            Arc::new(Inside::new(source.if_left(map.is_left_open()), map, None))
+            let below = below(&map, behind)?;
+            Arc::new(Inside::new(source.if_left(map.is_left_open()), map, below))
         }
-        Format::Vmdk => Arc::new(Inside::new(source.clone(), vmdk::Vmdk::open(&source)?, None)),
+        Format::Vmdk => {
+            let map = vmdk::Vmdk::open(&source)?;
+            let below = below(&map, behind)?;
+            Arc::new(Inside::new(source, map, below))
+        }
         Format::Android => {
             Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
         }
@@ -279,14 +303,4 @@ pub fn open_for_writing(
         _ => return open(file, behind),
     };
     Ok(Opened { disk: image.clone(), format, image: Some(image) })
-}
-
-/// What a qcow2 image differs from.
-fn below(map: &qcow2::Qcow2, behind: &[Arc<dyn Disk>]) -> Result<Option<Arc<dyn Disk>>, Error> {
-    Ok(match (&map.behind, behind.split_first()) {
-        (None, _) => None,
-        (Some(name), None) => return Err(Unsupported::Behind(name.clone()).into()),
-        (Some(_), Some((next, rest))) if !map.behind_is_raw => Some(open(next.clone(), rest)?.disk),
-        (Some(_), Some((next, _))) => Some(next.clone()),
-    })
 }

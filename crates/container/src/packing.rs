@@ -15,6 +15,9 @@ pub const HEAD_BYTES: usize = 6;
 /// `xz -9` use by default, and no more than the smallest machine has.
 const WINDOW_BYTES: u64 = 128 << 20;
 
+/// The head of a zstd frame with the smallest window.
+const SMALLEST_FRAME: [u8; 6] = [0x28, 0xB5, 0x2F, 0xFD, 0, 0];
+
 /// How a file is compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Packing {
@@ -108,6 +111,9 @@ impl<R: BufRead> Zstd<R> {
     fn new(packed: R) -> Self {
         let mut decoder = FrameDecoder::new();
         decoder.set_max_window_size(WINDOW_BYTES);
+        // For its first frame a decoder takes the memory of a window by doubling it, the old beside
+        // the new; for those that follow, at once.
+        let _ = decoder.reset(&SMALLEST_FRAME[..]);
         Self { packed, decoder, inside: false }
     }
 

@@ -16,6 +16,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use self::changes::Changes;
+use crate::behind::{Behind, Is};
 use crate::inside::{LONGEST_PIECE, Map, Place};
 use crate::source::{Source, be32, be64};
 use crate::{Error, Unsupported};
@@ -59,10 +60,7 @@ pub(crate) struct Qcow2 {
     first_at: u64,
     /// Who changed it did not end: what its tables lead to may not be there yet, and reads as zeros.
     pub(crate) is_dirty: bool,
-    /// What it is behind, by the name that it says.
-    pub(crate) behind: Option<String>,
-    /// Whether that is to be taken as it is, whatever it looks like.
-    pub(crate) behind_is_raw: bool,
+    behind: Option<Behind>,
 }
 
 impl Qcow2 {
@@ -119,7 +117,11 @@ impl Qcow2 {
                 Some(String::from_utf8_lossy(&name).into_owned())
             }
         };
-        let behind_is_raw = behind.is_some() && says_raw(file, &head, version)?;
+        let behind = match behind {
+            None => None,
+            Some(name) if says_raw(file, &head, version)? => Some(Behind { name, is: Is::Raw }),
+            Some(name) => Some(Behind { name, is: Is::Any }),
+        };
         let kept = Mutex::default();
         Ok(Self {
             len_bytes,
@@ -132,7 +134,6 @@ impl Qcow2 {
             first_at,
             is_dirty,
             behind,
-            behind_is_raw,
         })
     }
 
@@ -256,6 +257,10 @@ impl Map for Qcow2 {
             true => self.place_in_parts(file, (word(nth), word(nth + 1)), at),
             false => self.place(file, word(nth), at),
         }
+    }
+
+    fn behind(&self) -> Option<&Behind> {
+        self.behind.as_ref()
     }
 
     fn unpack(&self, file: &Source, entry: u64) -> Result<Vec<u8>, Error> {

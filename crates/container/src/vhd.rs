@@ -5,11 +5,12 @@
 //!   dynamic   | footer | header | table of blocks | block: bitmap, contents | .. | footer |
 //! ```
 //! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap says
-//! whether its sector was written; one that was not is zeros.
+//! whether its sector was written; one that was not is zeros, or that of the image behind.
 
+use crate::behind::{Behind, Is, utf16};
 use crate::inside::{Map, Place};
 use crate::source::{Source, be32, be64};
-use crate::{Error, Unsupported};
+use crate::{Error, Format, Unsupported};
 
 const FOOTER_BYTES: u64 = 512;
 const SECTOR: u64 = 512;
@@ -23,6 +24,7 @@ pub(crate) struct Vhd {
     len_bytes: u64,
     block_bytes: u64,
     table: Vec<u32>,
+    behind: Option<Behind>,
 }
 
 /// Whether the copy of the footer at the start has its mark.
@@ -36,6 +38,21 @@ pub(crate) fn fixed(footer: &[u8], len: u64) -> Option<u64> {
     let disk = be64(footer, 48);
     let is = is_footer(footer) && sum_fits(footer, 64) && be32(footer, 60) == 2;
     (is && disk.checked_add(FOOTER_BYTES) == Some(len)).then_some(disk)
+}
+
+/// By what those that differ from it know an image: a fixed one has a footer at the end only.
+pub(crate) fn identity(file: &Source) -> Result<Option<String>, Error> {
+    for at in [file.len_bytes().saturating_sub(FOOTER_BYTES), 0] {
+        let footer = file.bytes(at, FOOTER_BYTES.min(file.len_bytes() - at) as usize)?;
+        if is_footer(&footer) && sum_fits(&footer, 64) {
+            return Ok(Some(shown(footer.get(68..84).unwrap_or_default())));
+        }
+    }
+    Ok(None)
+}
+
+fn shown(identity: &[u8]) -> String {
+    identity.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn sum_fits(bytes: &[u8], at: usize) -> bool {
@@ -53,31 +70,42 @@ impl Vhd {
             return Err(Error::Damaged("VHD: checksum of the footer"));
         }
         let len_bytes = be64(&footer, 48);
-        let (block_bytes, table) = match be32(&footer, 60) {
-            3 => dynamic(file, be64(&footer, 16), len_bytes)?,
-            4 => {
-                return Err(Unsupported::Feature("VHD", "only what differs from another").into());
-            }
+        let differs = match be32(&footer, 60) {
+            3 => false,
+            4 => true,
             other => return Err(Unsupported::Version("VHD", other.into()).into()),
         };
-        Ok(Self { len_bytes, block_bytes, table })
+        let header = file.bytes(be64(&footer, 16), 1024)?;
+        let (block_bytes, table) = dynamic(file, &header, len_bytes)?;
+        let behind = differs.then(|| Behind {
+            name: utf16(header.get(64..576).unwrap_or_default(), u16::from_be_bytes),
+            is: Is::One(Format::Vhd, vec![shown(header.get(40..56).unwrap_or_default())]),
+        });
+        Ok(Self { len_bytes, block_bytes, table, behind })
+    }
+
+    /// What is not there.
+    fn absent(&self, at: u64) -> Place {
+        match self.behind {
+            Some(_) => Place::Behind(at),
+            None => Place::Zeros,
+        }
     }
 }
 
-fn dynamic(file: &Source, at: u64, len_bytes: u64) -> Result<(u64, Vec<u32>), Error> {
-    let header = file.bytes(at, 1024)?;
-    if !header.starts_with(b"cxsparse") || !sum_fits(&header, 36) {
+fn dynamic(file: &Source, header: &[u8], len_bytes: u64) -> Result<(u64, Vec<u32>), Error> {
+    if !header.starts_with(b"cxsparse") || !sum_fits(header, 36) {
         return Err(Error::Damaged("VHD: checksum of the header"));
     }
-    let block = u64::from(be32(&header, 32));
+    let block = u64::from(be32(header, 32));
     if !block.is_power_of_two() || !(SECTOR..=1 << 30).contains(&block) {
         return Err(Error::Damaged("VHD: blocks of an impossible size"));
     }
     let count = len_bytes.div_ceil(block);
-    if count > u64::from(be32(&header, 28)) || count > MOST_BLOCKS {
+    if count > u64::from(be32(header, 28)) || count > MOST_BLOCKS {
         return Err(Error::Damaged("VHD: its table does not fit its length"));
     }
-    let table = file.bytes(be64(&header, 16), (count * 4) as usize)?;
+    let table = file.bytes(be64(header, 16), (count * 4) as usize)?;
     Ok((block, (0..count as usize).map(|nth| be32(&table, nth * 4)).collect()))
 }
 
@@ -90,7 +118,7 @@ impl Map for Vhd {
         let (block, skip) = (self.block_bytes, at % self.block_bytes);
         let entry = usize::try_from(at / block).ok().and_then(|nth| self.table.get(nth));
         let start = match entry.copied() {
-            None | Some(ABSENT) => return Ok((Place::Zeros, block - skip)),
+            None | Some(ABSENT) => return Ok((self.absent(at), block - skip)),
             Some(sector) => u64::from(sector) * SECTOR,
         };
         let bitmap_bytes = (block / SECTOR / 8).max(1).next_multiple_of(SECTOR);
@@ -107,7 +135,11 @@ impl Map for Vhd {
         let run = alike * SECTOR - skip % SECTOR;
         Ok(match written(first) {
             true => (Place::At(start + bitmap_bytes + skip), run),
-            false => (Place::Zeros, run),
+            false => (self.absent(at), run),
         })
+    }
+
+    fn behind(&self) -> Option<&Behind> {
+        self.behind.as_ref()
     }
 }

@@ -1,4 +1,4 @@
-//! VHDX, fixed and dynamic: Hyper-V's images, and those of WSL.
+//! VHDX, fixed, dynamic and differing from another: Hyper-V's images, and those of WSL.
 //!
 //! ```text
 //!   | file type | header 1 | header 2 | regions ×2 | log | table of blocks | metadata | blocks |
@@ -7,17 +7,21 @@
 //! when the image is changed.
 
 mod changes;
+mod locator;
 mod log;
 
 pub(crate) use self::changes::Changes;
 use self::log::{Patch, Replay};
+use crate::behind::Behind;
 use crate::inside::{Map, Place};
 use crate::source::{Source, le16, le32, le64};
 use crate::{Error, Unsupported};
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
-/// Where a header has the identity of entries of the log.
+/// Where a header has the identities of the file, of its contents, and of entries of the log.
+const FILE_WRITE: usize = 16;
+const DATA_WRITE: usize = 32;
 const LOG: usize = 48;
 /// Entries of the table of blocks: 64 TiB of the smallest blocks.
 const MOST_ENTRIES: u64 = 64 << 20 >> 3;
@@ -32,6 +36,15 @@ pub(crate) const DISK_SIZE: [u8; 16] =
     guid(0x2FA5_4224, 0xCD1B, 0x4876, [0xB2, 0x11, 0x5D, 0xBE, 0xD8, 0x3B, 0xF4, 0xB8]);
 pub(crate) const SECTOR_SIZE: [u8; 16] =
     guid(0x8141_BF1D, 0xA96F, 0x4709, [0xBA, 0x47, 0xF2, 0x33, 0xA8, 0xFA, 0xAB, 0x5F]);
+pub(crate) const PARENT_LOCATOR: [u8; 16] =
+    guid(0xA8D3_5F2D, 0xB30B, 0x454D, [0xAB, 0xF7, 0xD3, 0xD8, 0x48, 0x34, 0xAB, 0x0C]);
+
+/// Of the parameters: it differs from another.
+const HAS_PARENT: u32 = 2;
+/// Of the entry of a bitmap in the table.
+const BITMAP_IS_THERE: u64 = 6;
+/// Bits of a bitmap that are read at once.
+const PAGE_BITS: u64 = 512 * 8;
 
 /// A GUID as it is stored.
 pub(crate) const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
@@ -65,6 +78,8 @@ pub(crate) struct Vhdx {
     has_unknown: bool,
     /// What its log holds, if it was not closed.
     replay: Option<Replay>,
+    sector_bytes: u64,
+    behind: Option<Behind>,
 }
 
 impl Vhdx {
@@ -108,20 +123,30 @@ impl Vhdx {
         if !items.starts_with(b"metadata") {
             return Err(Error::Damaged("VHDX: no metadata"));
         }
-        let item = |id: [u8; 16], len: usize| -> Result<Vec<u8>, Error> {
+        // Where an item is, and how long it says it is.
+        let place = |id: [u8; 16]| -> Result<(u64, u32), Error> {
             let mut found = (0..le16(&items, 10).min(2047) as usize).map(|nth| 32 + 32 * nth);
             let found = found.find(|at| items.get(*at..at + 16) == Some(&id[..]));
             let found = found.ok_or(Error::Damaged("VHDX: an item of metadata is missing"))?;
-            bytes(metadata.0.saturating_add(le32(&items, found + 16).into()), len)
+            let at = metadata.0.saturating_add(le32(&items, found + 16).into());
+            Ok((at, le32(&items, found + 20)))
         };
+        let item = |id: [u8; 16], len: usize| bytes(place(id)?.0, len);
         let parameters = item(FILE_PARAMETERS, 8)?;
         let block_bytes = u64::from(le32(&parameters, 0));
         if !block_bytes.is_power_of_two() || !(MIB..=256 * MIB).contains(&block_bytes) {
             return Err(Error::Damaged("VHDX: blocks of an impossible size"));
         }
-        if le32(&parameters, 4) & 2 != 0 {
-            return Err(Unsupported::Feature("VHDX", "only what differs from another").into());
-        }
+        let behind = match le32(&parameters, 4) & HAS_PARENT {
+            0 => None,
+            _ => {
+                let (at, len) = place(PARENT_LOCATOR)?;
+                if len > locator::MOST_BYTES {
+                    return Err(Error::DamagedAt("VHDX: a locator of its parent so long", at));
+                }
+                Some(locator::behind(&bytes(at, len as usize)?)?)
+            }
+        };
         let len_bytes = le64(&item(DISK_SIZE, 8)?, 0);
         let sector_bytes = u64::from(le32(&item(SECTOR_SIZE, 4)?, 0));
         if !matches!(sector_bytes, 512 | 4096) {
@@ -129,7 +154,11 @@ impl Vhdx {
         }
         let chunk = (sector_bytes << 23) / block_bytes;
         let blocks = len_bytes.div_ceil(block_bytes);
-        let entries = blocks + blocks.saturating_sub(1) / chunk.max(1);
+        let entries = match behind {
+            None => blocks + blocks.saturating_sub(1) / chunk,
+            // The last bitmap is there, too.
+            Some(_) => blocks.div_ceil(chunk) * (chunk + 1),
+        };
         if entries > MOST_ENTRIES || entries * 8 > len {
             return Err(Error::Damaged("VHDX: its table does not fit its length"));
         }
@@ -138,7 +167,7 @@ impl Vhdx {
         Ok(Self {
             len_bytes,
             block_bytes,
-            chunk: chunk.max(1),
+            chunk,
             table_at: at,
             table,
             header,
@@ -147,7 +176,34 @@ impl Vhdx {
             regions: all,
             has_unknown,
             replay,
+            sector_bytes,
+            behind,
         })
+    }
+
+    /// Of a block that is there in part: as far as its sectors from `at` on are alike, whether
+    /// they are its own.
+    fn own_part(&self, file: &Source, at: u64) -> Result<(bool, u64), Error> {
+        let chunk_bytes = self.chunk * self.block_bytes;
+        let nth = usize::try_from(at / chunk_bytes * (self.chunk + 1) + self.chunk);
+        let entry = nth.ok().and_then(|nth| self.table.get(nth)).copied().unwrap_or(0);
+        if entry & 7 != BITMAP_IS_THERE {
+            return Err(Error::DamagedAt("VHDX: no bitmap for a block that is there in part", at));
+        }
+        let first = at % chunk_bytes / self.sector_bytes;
+        let page = first / PAGE_BITS;
+        let page_at = (entry >> 20 << 20) + page * PAGE_BITS / 8;
+        let mut bits = file.bytes(page_at, (PAGE_BITS / 8) as usize)?;
+        if let Some(replay) = &self.replay {
+            replay.lay_over(page_at, &mut bits);
+        }
+        let is_own = |sector: u64| {
+            let byte = bits.get((sector % PAGE_BITS / 8) as usize).copied().unwrap_or(0);
+            byte >> (sector % 8) & 1 == 1
+        };
+        let end = (page + 1) * PAGE_BITS;
+        let alike = (first..end).take_while(|it| is_own(*it) == is_own(first)).count() as u64;
+        Ok((is_own(first), alike * self.sector_bytes - at % self.sector_bytes))
     }
 
     /// Whether its last user did not close it: what its tables lead to may not be there yet, and
@@ -188,6 +244,15 @@ fn sum_fits(bytes: &[u8]) -> bool {
     crc32c::crc32c(&clear) == le32(bytes, 4)
 }
 
+/// By what those that differ from it know an image: that changes with its contents.
+pub(crate) fn identity(file: &Source) -> Result<Option<String>, Error> {
+    if !file.bytes(0, file.len_bytes().min(8) as usize)?.starts_with(b"vhdxfile") {
+        return Ok(None);
+    }
+    let (_, header) = newest_header(file)?;
+    Ok(Some(locator::shown(header.get(DATA_WRITE..DATA_WRITE + 16).unwrap_or_default())))
+}
+
 /// Of two headers that are written in turns, the one that is whole and newer.
 fn newest_header(file: &Source) -> Result<(u64, Vec<u8>), Error> {
     let mut best: Option<(u64, Vec<u8>)> = None;
@@ -216,15 +281,28 @@ impl Map for Vhdx {
         self.len_bytes
     }
 
-    fn find(&self, _: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
         let skip = at % self.block_bytes;
         let entry = self.table.get(self.nth(at)).copied().unwrap_or(0);
         let rest = self.block_bytes - skip;
-        Ok(match entry & 7 {
+        let here = Place::At((entry >> 20 << 20) + skip);
+        Ok(match (entry & 7, &self.behind) {
+            (0, Some(_)) => (Place::Behind(at), rest),
             // Not there, undefined, zeros, given back.
-            0..=3 => (Place::Zeros, rest),
-            6 => (Place::At((entry >> 20 << 20) + skip), rest),
+            (0..=3, _) => (Place::Zeros, rest),
+            (6, _) => (here, rest),
+            (7, Some(_)) => {
+                let (is_own, run) = self.own_part(file, at)?;
+                (if is_own { here } else { Place::Behind(at) }, rest.min(run))
+            }
             _ => return Err(Error::Damaged("VHDX: a block in an impossible state")),
         })
     }
+
+    fn behind(&self) -> Option<&Behind> {
+        self.behind.as_ref()
+    }
 }
+
+#[cfg(test)]
+mod tests;

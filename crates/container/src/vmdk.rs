@@ -4,19 +4,23 @@
 //!   sparse   | header | descriptor | directory ──▶ tables ──▶ grains |
 //!   stream   | header | descriptor | marker, grain, packed .. | table .. | directory | footer |
 //! ```
-//! After VMware's Virtual Disk Format 5.0. A descriptor that names other files is refused.
+//! After VMware's Virtual Disk Format 5.0. A descriptor that names other files for its contents is
+//! refused; it may name one that it differs from.
 
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::behind::{Behind, Is};
 use crate::inside::{LONGEST_PIECE, Map, Place};
 use crate::source::{Source, le16, le32, le64};
-use crate::{Error, Unsupported};
+use crate::{Error, Format, Unsupported};
 
 const SECTOR: u64 = 512;
 const COMPRESSED: u32 = 1 << 16;
 /// The directory is where the footer says.
 const AT_END: u64 = u64::MAX;
+/// What is said of an image that differs from no other.
+const NONE: u32 = u32::MAX;
 const MOST_ENTRIES: u64 = 4 << 20;
 const KEPT: usize = 32;
 
@@ -28,6 +32,7 @@ pub(crate) struct Vmdk {
     per_table: u64,
     directory: Vec<u32>,
     packed: bool,
+    behind: Option<Behind>,
     kept: Mutex<Vec<Table>>,
 }
 
@@ -53,9 +58,16 @@ impl Vmdk {
         if !(1..=4096).contains(&per_table) || capacity > 1 << 53 {
             return Err(Error::Damaged("VMDK: tables of an impossible size"));
         }
-        if one_of_several(file, &header)? {
+        let descriptor = descriptor(file, &header)?;
+        let is_extent = |line: &&str| line.starts_with("RW ") || line.starts_with("RDONLY ");
+        if descriptor.lines().filter(is_extent).count() > 1 {
             return Err(Unsupported::Feature("VMDK", "its contents in other files").into());
         }
+        let id = number(&descriptor, "parentCID")?.filter(|id| *id != NONE);
+        let behind = id.map(|id| Behind {
+            name: value(&descriptor, "parentFileNameHint").unwrap_or_default().to_owned(),
+            is: Is::One(Format::Vmdk, vec![shown(id)]),
+        });
         let packed = le32(&header, 8) & COMPRESSED != 0;
         if packed && le16(&header, 77) != 1 {
             return Err(Unsupported::Feature("VMDK", "a compression").into());
@@ -68,7 +80,16 @@ impl Vmdk {
         let at = at.ok_or(Error::Damaged("VMDK: its directory lies behind its end"))?;
         let directory = table(file, at, entries)?;
         let (len_bytes, grain_bytes) = (capacity * SECTOR, grain * SECTOR);
-        Ok(Self { len_bytes, grain_bytes, per_table, directory, packed, kept: Mutex::default() })
+        let kept = Mutex::default();
+        Ok(Self { len_bytes, grain_bytes, per_table, directory, packed, behind, kept })
+    }
+
+    /// What is not there.
+    fn absent(&self, at: u64) -> Place {
+        match self.behind {
+            Some(_) => Place::Behind(at),
+            None => Place::Zeros,
+        }
     }
 
     fn table(&self, file: &Source, sector: u32) -> Result<Arc<Vec<u32>>, Error> {
@@ -86,19 +107,40 @@ impl Vmdk {
     }
 }
 
-/// Whether the descriptor says that this is not all, or that another is below.
-fn one_of_several(file: &Source, header: &[u8]) -> Result<bool, Error> {
+/// By what those that differ from it know an image: that changes with its contents.
+pub(crate) fn identity(file: &Source) -> Result<Option<String>, Error> {
+    let header = file.bytes(0, file.len_bytes().min(512) as usize)?;
+    if !header.starts_with(b"KDMV") {
+        return Ok(None);
+    }
+    let descriptor = descriptor(file, &header)?;
+    Ok(number(&descriptor, "CID")?.map(shown))
+}
+
+fn shown(id: u32) -> String {
+    format!("{id:08x}")
+}
+
+/// The text inside that says what the image is.
+fn descriptor(file: &Source, header: &[u8]) -> Result<String, Error> {
     let (at, len) = (le64(header, 28), le64(header, 36));
     if at == 0 || len == 0 || at > 1 << 20 {
-        return Ok(false);
+        return Ok(String::new());
     }
     let text = file.bytes(at * SECTOR, (len.min(40) * SECTOR) as usize)?;
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let parent = text.lines().filter_map(|line| line.strip_prefix("parentCID="));
-    let extents =
-        text.lines().filter(|line| line.starts_with("RW ") || line.starts_with("RDONLY "));
-    let below = parent.into_iter().any(|id| !id.trim().eq_ignore_ascii_case("ffffffff"));
-    Ok(below || extents.count() > 1)
+    let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).into_owned())
+}
+
+fn value<'a>(descriptor: &'a str, key: &str) -> Option<&'a str> {
+    let mut pairs = descriptor.lines().filter_map(|line| line.split_once('='));
+    let found = pairs.find(|(found, _)| found.trim().eq_ignore_ascii_case(key));
+    found.map(|(_, value)| value.trim().trim_matches('"'))
+}
+
+fn number(descriptor: &str, key: &str) -> Result<Option<u32>, Error> {
+    let number = value(descriptor, key).map(|text| u32::from_str_radix(text, 16)).transpose();
+    number.map_err(|_| Error::Damaged("VMDK: an identity that is no number"))
 }
 
 fn table(file: &Source, at: u64, entries: u64) -> Result<Vec<u32>, Error> {
@@ -116,16 +158,20 @@ impl Map for Vmdk {
         let table_bytes = self.grain_bytes * self.per_table;
         let table = usize::try_from(nth / self.per_table).ok();
         let table = match table.and_then(|nth| self.directory.get(nth)) {
-            None | Some(0) => return Ok((Place::Zeros, table_bytes - at % table_bytes)),
+            None | Some(0) => return Ok((self.absent(at), table_bytes - at % table_bytes)),
             Some(sector) => self.table(file, *sector)?,
         };
         let rest = self.grain_bytes - skip;
         Ok(match table.get((nth % self.per_table) as usize).copied().unwrap_or(0) {
-            // Not there, and zeros.
-            0 | 1 => (Place::Zeros, rest),
+            0 => (self.absent(at), rest),
+            1 => (Place::Zeros, rest),
             sector if self.packed => (Place::Packed { piece: sector.into(), skip }, rest),
             sector => (Place::At(u64::from(sector) * SECTOR + skip), rest),
         })
+    }
+
+    fn behind(&self) -> Option<&Behind> {
+        self.behind.as_ref()
     }
 
     fn unpack(&self, file: &Source, sector: u64) -> Result<Vec<u8>, Error> {

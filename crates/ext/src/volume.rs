@@ -329,8 +329,14 @@ impl Volume {
             let end = start.after(blocks).0.div_ceil(ratio);
             own.push((cluster(start.0), end));
         };
+        let block_bytes = u64::from(super_.block_bytes);
         for number in (0..super_.groups).map(GroupNumber) {
-            push(super_.group_start(number), super_.copy_blocks(number));
+            let start = super_.group_start(number);
+            // The superblock may claim any number of groups; these are not there.
+            if start.0.saturating_mul(block_bytes) >= self.disk_bytes {
+                break;
+            }
+            push(start, super_.copy_blocks(number));
             let Ok(group) = self.group(number) else { continue };
             push(group.block_bitmap, 1);
             push(group.inode_bitmap, 1);

@@ -107,3 +107,22 @@ fn noise() {
         }
     }
 }
+
+/// Room that a superblock claims, and with it groups, of a disk that ends long before.
+#[test]
+fn groups_that_are_claimed_take_no_memory() {
+    let arguments = ["-t", "ext4", "-O", "^has_journal,^metadata_csum,64bit,bigalloc"];
+    let Some(image) = common::Image::make(None, "1M", &[&arguments[..], &["-b", "1024"]].concat())
+    else {
+        return;
+    };
+    let mut image = std::fs::read(&image.path).unwrap();
+    // s_overhead_clusters is counted anew, s_blocks_count_hi has the upper half.
+    image[1024 + 0x248..1024 + 0x24C].fill(0);
+    image[1024 + 0x150..1024 + 0x154].copy_from_slice(&0x2300u32.to_le_bytes());
+    let disk = std::sync::Arc::new(draconis_device::MemoryDisk::new(image, 512));
+    let volume = draconis_ext::Volume::open(disk, draconis_ext::Options::default()).unwrap();
+    let info = volume.info();
+    assert!(info.truncated && info.groups > 100_000_000, "{}", info.groups);
+    assert_memory_stayed_small();
+}

@@ -49,6 +49,8 @@ struct Place {
 struct Archives {
     open: Vec<Open>,
     places: Vec<Place>,
+    /// Of one archive only: what unpacks it can refer back to 128 MiB, and keeps them.
+    unpacking: Mutex<Option<Unpacking>>,
 }
 
 /// An archive whose contents are read.
@@ -56,27 +58,39 @@ struct Open {
     archive: Blob,
     limit: Option<u64>,
     packed: bool,
-    stream: Mutex<Option<(Box<dyn Read + Send>, u64)>>,
 }
 
-impl Open {
-    fn read(&self, into: &mut [u8], at: u64) -> std::io::Result<()> {
-        if !self.packed {
-            return self.archive.read_exact_at(into, at);
+/// An archive that is unpacked on the way, and how far.
+struct Unpacking {
+    layer: u32,
+    from: Box<dyn Read + Send>,
+    reached: u64,
+}
+
+impl Archives {
+    fn read_from(&self, layer: u32, into: &mut [u8], at: u64) -> std::io::Result<()> {
+        let open = self.open.get(layer as usize).ok_or(std::io::ErrorKind::NotFound)?;
+        if !open.packed {
+            return open.archive.read_exact_at(into, at);
         }
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut from, mut reached) = match stream.take() {
-            Some((from, reached)) if reached <= at => (from, reached),
-            // Behind us: from the start.
-            _ => (self.archive.unpacked(self.limit).map_err(std::io::Error::other)?, 0),
+        let mut unpacking = self.unpacking.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on = unpacking.take().filter(|it| it.layer == layer && it.reached <= at);
+        let mut it = match goes_on {
+            Some(it) => it,
+            // Behind us, or in another one: from the start.
+            None => {
+                let from = open.archive.unpacked(open.limit).map_err(std::io::Error::other)?;
+                Unpacking { layer, from, reached: 0 }
+            }
         };
-        let skipped = std::io::copy(&mut (&mut from).take(at - reached), &mut std::io::sink())?;
-        reached += skipped;
-        if reached < at {
+        let before = at - it.reached;
+        it.reached += std::io::copy(&mut (&mut it.from).take(before), &mut std::io::sink())?;
+        if it.reached < at {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        from.read_exact(into)?;
-        *stream = Some((from, reached + into.len() as u64));
+        it.from.read_exact(into)?;
+        it.reached += into.len() as u64;
+        *unpacking = Some(it);
         Ok(())
     }
 }
@@ -85,14 +99,13 @@ impl Contents for Archives {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         let place = usize::try_from(source).ok().and_then(|nth| self.places.get(nth));
         let place = place.ok_or(std::io::ErrorKind::NotFound)?;
-        let open = self.open.get(place.layer as usize).ok_or(std::io::ErrorKind::NotFound)?;
         let end = at_bytes.saturating_add(into.len() as u64);
         let first = place.pieces.partition_point(|piece| piece.at + piece.len <= at_bytes);
         for piece in place.pieces.iter().skip(first).take_while(|piece| piece.at < end) {
             let (from, to) = (piece.at.max(at_bytes), (piece.at + piece.len).min(end));
             let room = into.get_mut((from - at_bytes) as usize..(to - at_bytes) as usize);
             let Some(room) = room else { continue };
-            open.read(room, piece.archive_at + (from - piece.at))?;
+            self.read_from(place.layer, room, piece.archive_at + (from - piece.at))?;
         }
         Ok(())
     }
@@ -122,10 +135,9 @@ pub fn scan(
         scan.merge.layer(layer.whiteouts);
         scan.layer(&layer.archive, limit).with_context(|| layer.shown.clone())?;
         let packed = layer.archive.packing()?.is_some();
-        let stream = Mutex::new(None);
-        open.push(Open { archive: layer.archive, limit, packed, stream });
+        open.push(Open { archive: layer.archive, limit, packed });
     }
-    let contents = Archives { open, places: scan.places };
+    let contents = Archives { open, places: scan.places, unpacking: Mutex::new(None) };
     let (implied, notes) = (scan.merge.implied, scan.left_out.notes);
     Ok(Source { implied, notes, ..Source::new(scan.merge.tree, contents) })
 }

@@ -14,14 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
 use super::log::{IN_FIRST, Patch, SECTOR, new_entry};
-use super::{LOG, MIB, Vhdx, seal};
+use super::{DATA_WRITE, FILE_WRITE, LOG, MIB, Vhdx, seal};
 use crate::changing::{Out, Tables};
 use crate::inside::{Map, Place};
 use crate::source::{Source, le64};
 use crate::{CONVERT, Error, Unsupported};
 
-const FILE_WRITE: usize = 16;
-const DATA_WRITE: usize = 32;
 const IS_WHOLE: u64 = 6;
 /// Blocks that are compared with each other: 32 MiB of places.
 const MOST_BLOCKS: usize = 1 << 21;
@@ -50,6 +48,10 @@ impl Changes {
     pub(crate) fn open(file: &Source, map: Vhdx, chance: u64) -> Result<Self, Error> {
         if map.log.1 < MIB || !map.log.1.is_multiple_of(MIB) || map.log.0 < MIB {
             return Err(Error::DamagedAt("VHDX: a log that cannot be", map.log.0));
+        }
+        if map.behind.is_some() {
+            let what = "only what differs from another";
+            return Err(Unsupported::Unchanged("VHDX", what, CONVERT).into());
         }
         if map.has_unknown {
             let what = "regions that are not known";

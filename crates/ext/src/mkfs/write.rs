@@ -33,7 +33,7 @@ const REQUEST_BYTES: u64 = 1 << 20;
 /// Bytes that may be on their way before they are waited for.
 pub(super) const UNDER_WAY_BYTES: u64 = 32 << 20;
 /// Bytes that are read in the order of their source before they are written in the disk's.
-const BATCH_BYTES: u64 = 16 << 20;
+const BATCH_BYTES: u64 = 4 << 20;
 /// Threads that read contents. More than there are CPUs: they wait for the source's disk.
 const THREADS: usize = 4;
 /// What is wiped at the start and at the end of a disk that may hold something else.

@@ -1,0 +1,65 @@
+//! What a VHDX says of the one that it differs from: pairs of texts.
+//!
+//! ```text
+//!   | kind | how many | where and how long a key and its value are.. | texts in UTF-16 |
+//! ```
+//! The image behind has the identity of its contents in `parent_linkage`, or, while one is merged
+//! into the other, in `parent_linkage2`.
+
+use super::guid;
+use crate::behind::{Behind, Is, utf16};
+use crate::source::{le16, le32};
+use crate::{Error, Format, Unsupported};
+
+/// What a locator takes, and how many pairs it has: five are known, of paths of Windows.
+pub(super) const MOST_BYTES: u32 = 1 << 20;
+const MOST_PAIRS: u16 = 64;
+
+pub(super) const KIND: [u8; 16] =
+    guid(0xB04A_EFB7, 0xD19E, 0x4A81, [0xB7, 0x89, 0x25, 0xB8, 0xE9, 0x44, 0x59, 0x13]);
+
+/// What `locator` says is behind.
+pub(super) fn behind(locator: &[u8]) -> Result<Behind, Error> {
+    if !locator.starts_with(&KIND) {
+        let what = "a parent that is found in a way that is not known";
+        return Err(Unsupported::Feature("VHDX", what).into());
+    }
+    let text = |at: u32, len: u16| {
+        let end = (at as usize).saturating_add(len.into());
+        utf16(locator.get(at as usize..end).unwrap_or_default(), u16::from_le_bytes)
+    };
+    let pairs = (0..usize::from(le16(locator, 18).min(MOST_PAIRS))).map(|nth| {
+        let at = 20 + 12 * nth;
+        let key = text(le32(locator, at), le16(locator, at + 8));
+        (key, text(le32(locator, at + 4), le16(locator, at + 10)))
+    });
+    let pairs: Vec<(String, String)> = pairs.collect();
+    let all = |keys: &[&str]| -> Vec<String> {
+        let found = |key: &&str| pairs.iter().find(|(found, _)| found == key);
+        keys.iter().filter_map(found).map(|(_, value)| value.clone()).collect()
+    };
+    let identities = all(&["parent_linkage", "parent_linkage2"]);
+    let is_guid = |text: &String| {
+        let digits = text.bytes().filter(u8::is_ascii_hexdigit).count();
+        (digits, text.len()) == (32, shown(&[]).len())
+    };
+    if identities.is_empty() || !identities.iter().all(is_guid) {
+        return Err(Error::Damaged("VHDX: it does not say which image it differs from"));
+    }
+    let identities = identities.iter().map(|text| text.to_ascii_lowercase()).collect();
+    let names = all(&["relative_path", "absolute_win32_path", "volume_path"]);
+    let name = names.into_iter().next().unwrap_or_default();
+    Ok(Behind { name, is: Is::One(Format::Vhdx, identities) })
+}
+
+/// A GUID as a locator has it, in small letters.
+pub(super) fn shown(guid: &[u8]) -> String {
+    // Its first three numbers are stored the other way round.
+    let order = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
+    let digits = order.iter().map(|nth| format!("{:02x}", guid.get(*nth).copied().unwrap_or(0)));
+    let mut text: String = digits.collect();
+    for at in [20, 16, 12, 8] {
+        text.insert(at, '-');
+    }
+    format!("{{{text}}}")
+}

@@ -1,0 +1,175 @@
+//! An image whose layers are much larger than the memory that making a volume of it may take.
+//!
+//! `make long-images MIB=10240` takes a larger one.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use draconis_device::Random;
+
+use crate::build::{Layout, ran};
+use crate::check;
+use crate::common::{Draconis, tool};
+use crate::hostile::sized;
+
+/// What the program may take, however long the image is.
+const MOST_KIB: u64 = 256 << 10;
+const MIB: u64 = 1 << 20;
+const PIECE: u64 = 64 << 10;
+
+/// Bytes of a file, piece by piece: three quarters can be compressed.
+struct Contents {
+    random: Random,
+    left: u64,
+}
+
+impl Iterator for Contents {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let len = self.left.min(PIECE) as usize;
+        self.left -= len as u64;
+        let mut piece = vec![0; len];
+        let (noise, text) = piece.split_at_mut(len / 4);
+        self.random.fill(noise);
+        let words = format!("{:016x} is what comes here\n", self.random.next_u64());
+        for room in text.chunks_mut(words.len()) {
+            room.copy_from_slice(&words.as_bytes()[..room.len()]);
+        }
+        (len > 0).then_some(piece)
+    }
+}
+
+/// A file, by what its contents come of.
+struct Made {
+    path: String,
+    len: u64,
+    seed: u64,
+}
+
+impl Made {
+    fn contents(&self) -> Contents {
+        Contents { random: Random::new(self.seed), left: self.len }
+    }
+}
+
+/// A layer that is packed as it is written.
+struct Layer<'a> {
+    packer: Child,
+    random: &'a mut Random,
+    made: Vec<Made>,
+}
+
+impl<'a> Layer<'a> {
+    fn new(packer: &[&str], into: &Path, random: &'a mut Random) -> Self {
+        let (program, more) = packer.split_first().unwrap();
+        let mut packer = Command::new(program);
+        packer.args(more).stdin(Stdio::piped()).stdout(File::create(into).unwrap());
+        Self { packer: packer.spawn().unwrap(), random, made: vec![] }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.packer.stdin.as_mut().unwrap().write_all(bytes).unwrap();
+    }
+
+    fn file(&mut self, path: String, len: u64) {
+        let made = Made { path, len, seed: self.random.next_u64() };
+        self.write(&sized(&made.path, b'0', "", len, b""));
+        made.contents().for_each(|piece| self.write(&piece));
+        self.write(&vec![0; (len.next_multiple_of(512) - len) as usize]);
+        self.made.push(made);
+    }
+
+    /// Many small files of `mib` in all, some of them with a second name.
+    fn small(&mut self, dir: &str, mib: u64) {
+        let mut left = mib * MIB;
+        for nth in 0.. {
+            let len = self.random.below(64 << 10).min(left);
+            self.file(format!("{dir}/{}/file{nth}", nth / 300), len);
+            if nth % 40 == 0 {
+                let path = self.made.last().unwrap().path.clone();
+                self.write(&sized(&format!("{path}.link"), b'1', &path, 0, b""));
+            }
+            left -= len;
+            if left == 0 {
+                break;
+            }
+        }
+    }
+
+    fn finish(mut self) -> Vec<Made> {
+        self.write(&[0; 1024]);
+        drop(self.packer.stdin.take());
+        assert!(self.packer.wait().unwrap().success());
+        self.made
+    }
+}
+
+fn is_inside(draconis: &Draconis, image: &Path, made: &Made) {
+    let mut command = draconis.command();
+    command.arg("cat").arg(format!("{}:/{}", image.display(), made.path));
+    let mut cat = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut bytes = cat.stdout.take().unwrap();
+    for piece in made.contents() {
+        let mut found = vec![0; piece.len()];
+        bytes.read_exact(&mut found).unwrap_or_else(|error| panic!("{}: {error}", made.path));
+        assert!(found == piece, "{}", made.path);
+    }
+    assert_eq!(bytes.read(&mut [0]).unwrap(), 0, "{}", made.path);
+    assert!(cat.wait().unwrap().success());
+}
+
+#[test]
+fn memory_does_not_grow_with_an_image() {
+    if !tool("an image of long layers", "zstd") {
+        return;
+    }
+    let asked = std::env::var("DRACONIS_IMAGE_MIB").map(|mib| mib.parse().unwrap());
+    let mib: u64 = asked.unwrap_or(512);
+    let draconis = Draconis::new();
+    let mut layout = Layout::new(draconis.path("oci"));
+    let mut random = Random::new(5);
+    let packed = draconis.path("packed");
+    // Windows of 128 MiB: two of them at once would be too much.
+    let zstd = &["zstd", "-q", "-1", "--long=27"][..];
+    let gzip = &["gzip", "-1"][..];
+    let mut layers = vec![];
+    let mut inside = vec![];
+    let mut keep = |layer: Layer<'_>| {
+        let made = layer.finish();
+        layers.push(layout.keep("layer.v1.tar", &packed) + "}");
+        inside.extend(made);
+    };
+    let mut layer = Layer::new(gzip, &packed, &mut random);
+    layer.file("gone/large".into(), mib * MIB / 16);
+    layer.small("usr", mib / 8);
+    keep(layer);
+    for nth in 0..2 {
+        let mut layer = Layer::new(zstd, &packed, &mut random);
+        layer.small(&format!("opt{nth}"), mib / 16);
+        layer.file(format!("opt{nth}/large"), mib * MIB / 4);
+        keep(layer);
+    }
+    let mut layer = Layer::new(gzip, &packed, &mut random);
+    layer.write(&sized(".wh.gone", b'0', "", 0, b""));
+    layer.small("home", mib / 8);
+    layer.file("home/large".into(), mib * MIB / 16);
+    keep(layer);
+    let manifest = layout.manifest_of("linux/amd64", &layers);
+    layout.list(&manifest, "long");
+
+    let image = draconis.path("image");
+    let script = format!("ulimit -d {MOST_KIB} && exec \"$0\" format -t ext4 --from \"$1\" \"$2\"");
+    let mut format = Command::new("sh");
+    format.args(["-c", &script, env!("CARGO_BIN_EXE_draconis"), &layout.origin("long")]);
+    ran(format.arg(&image));
+    check(&image);
+    draconis.fails(["cat", &format!("{}:/gone/large", image.display())]);
+    for (nth, made) in inside.iter().enumerate() {
+        if !made.path.starts_with("gone") && (nth % 500 == 0 || made.path.ends_with("large")) {
+            is_inside(&draconis, &image, made);
+        }
+    }
+}
