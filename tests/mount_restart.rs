@@ -247,8 +247,15 @@ fn a_volume_that_hosts_share_stays_ours_after_a_death() {
     let said = other.fails(["mount".as_ref(), image.as_os_str(), elsewhere.as_os_str()]);
     assert!(said.contains("in use"), "{said}");
     if root("asking the kernel") {
-        let mut mount = Command::new("mount");
-        let mounted = mount.args(["-o", "loop"]).arg(&image).arg(&elsewhere).output().unwrap();
+        // By a loop device of its own: mount(8) takes the one of our mount.
+        let losetup = |what: &[&str], of: &Path| {
+            let output = Command::new("losetup").args(what).arg(of).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        let device = losetup(&["-f", "--show"], &image);
+        let mounted = Command::new("mount").arg(&device).arg(&elsewhere).output().unwrap();
+        losetup(&["-d"], Path::new(&device));
         assert!(!mounted.status.success(), "the kernel mounted what is in use");
     }
     assert_eq!(std::fs::read_to_string(at.join("before")).unwrap(), "kept");

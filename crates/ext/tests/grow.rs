@@ -150,10 +150,12 @@ const KINDS: &[(&str, &[&str])] = &[
     ("orphan_file", &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "orphan_file"]),
     ("no journal", &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^has_journal"]),
     ("clusters", &["-t", "ext4", "-b", "1024", "-g", "1024", "-C", "4096", "-O", "bigalloc"]),
-    ("large clusters", &["-t", "ext4", "-b", "1024", "-C", "32K", "-O", "bigalloc"]),
+    ("large clusters", LARGE),
     ("clusters, no reserve", CLUSTERS),
     ("clusters, spread", &["-t", "ext4", "-b", "4096", "-C", "8192", "-g", "512", "-O", SPREAD]),
 ];
+/// One group, which has all the inodes there will be.
+const LARGE: &[&str] = &["-t", "ext4", "-b", "1024", "-C", "32K", "-N", "2048", "-O", "bigalloc"];
 const SPREAD: &str = "bigalloc,meta_bg,^resize_inode,^metadata_csum";
 const CLUSTERS: &[&str] = &[
     "-t",
