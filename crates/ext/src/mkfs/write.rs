@@ -352,30 +352,20 @@ fn throttle(
     }
 }
 
-/// The bytes of a request: each part, and zeros from there to the next one.
 fn fill(plan: &Plan<'_>, contents: &dyn Contents, request: Request) -> Result<Block> {
     let block_bytes = u64::from(plan.layout.super_.block_bytes);
-    let mut memory = Private::unset(index(request.blocks * block_bytes));
-    let mut parts = request.parts.into_iter().peekable();
-    while let Some((nth, what)) = parts.next() {
-        let end = parts.peek().map_or(request.blocks, |(next, _)| *next);
-        let room = memory.get_mut(index(nth * block_bytes)..index(end * block_bytes));
-        let room = room.unwrap_or_default();
-        let len = match &what {
-            Fill::Bytes(bytes) => bytes.len(),
-            Fill::Contents { len_bytes, .. } => index(*len_bytes),
-        };
-        let (room, rest) = room.split_at_mut(len.min(room.len()));
-        rest.fill(0);
+    let mut memory = Private::new(index(request.blocks * block_bytes));
+    for (nth, what) in request.parts {
+        let Some(room) = memory.get_mut(index(nth * block_bytes)..) else { continue };
         match what {
             Fill::Bytes(bytes) => {
-                room.copy_from_slice(bytes.get(..room.len()).unwrap_or_default());
+                if let Some(room) = room.get_mut(..bytes.len()) {
+                    room.copy_from_slice(&bytes);
+                }
             }
-            Fill::Contents { node, at_bytes, .. } => {
-                let What::File { source, .. } = plan.tree.node(NodeId(node)).what else {
-                    room.fill(0);
-                    continue;
-                };
+            Fill::Contents { node, at_bytes, len_bytes } => {
+                let Some(room) = room.get_mut(..index(len_bytes)) else { continue };
+                let What::File { source, .. } = plan.tree.node(NodeId(node)).what else { continue };
                 contents
                     .read(source, at_bytes, room)
                     .map_err(|error| Error::Source { path: plan.tree.path(NodeId(node)), error })?;
