@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::volume::check;
-use common::{Draconis, eventually, fuse, mke2fs, stop};
+use common::{Draconis, eventually, fuse, mke2fs, root, stop};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn worker(draconis: &Draconis) -> i64 {
@@ -203,4 +203,67 @@ fn where_the_kernel_sends_nothing_again_what_was_in_hand_fails_once() {
     drop(open);
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
     check(&image);
+}
+
+/// What the block says by which hosts see that a volume is in use: its sequence, and who signed it.
+fn sign(image: &Path) -> (u32, String) {
+    let mut debugfs = Command::new("debugfs");
+    let output = debugfs.args(["-c", "-R", "dump_mmp"]).arg(image).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let field = |name: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name}: {said}")).trim_start_matches(':').trim().to_owned()
+    };
+    let sequence = field("sequence");
+    (u32::from_str_radix(sequence.trim_start_matches("0x"), 16).unwrap(), field("node_name"))
+}
+
+/// Takes as long as signs of other hosts are waited for: 11 s, and the kernel as long.
+#[test]
+fn a_volume_that_hosts_share_stays_ours_after_a_death() {
+    const CLEAN: u32 = 0xFF4D_4D50;
+    if !fuse("killing a worker") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = draconis.path("mmp.img");
+    mke2fs(&image, None, &["-t", "ext4", "-O", "mmp", "-E", "mmp_update_interval=1"], "64M");
+    let at = draconis.mount(&image, "at", "rw,commit=1000");
+    std::fs::write(at.join("before"), "kept").unwrap();
+    let (first, node) = sign(&image);
+    assert!(first < CLEAN && !node.is_empty(), "{first:#x} {node}");
+    for restarts in 1..=2 {
+        let dead = signal(&draconis, Signal::KILL);
+        std::fs::write(at.join(format!("after {restarts}")), "written").unwrap();
+        eventually("another has taken over", || worker(&draconis) != dead);
+        assert_eq!(draconis.status()["mounts"][0]["restarts"], restarts);
+        let (then, who) = sign(&image);
+        assert!(then < CLEAN && who == node, "{then:#x} {who}");
+        eventually("it is signed again", || sign(&image).0 != then);
+    }
+    // A manager that knows nothing of the first one, and a kernel that knows no other claims.
+    let other = Draconis::new();
+    let elsewhere = other.make_dir("at");
+    let said = other.fails(["mount".as_ref(), image.as_os_str(), elsewhere.as_os_str()]);
+    assert!(said.contains("in use"), "{said}");
+    if root("asking the kernel") {
+        // By a loop device of its own: mount(8) takes the one of our mount.
+        let losetup = |what: &[&str], of: &Path| {
+            let output = Command::new("losetup").args(what).arg(of).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        };
+        let device = losetup(&["-f", "--show"], &image);
+        let mounted = Command::new("mount").arg(&device).arg(&elsewhere).output().unwrap();
+        losetup(&["-d"], Path::new(&device));
+        assert!(!mounted.status.success(), "the kernel mounted what is in use");
+    }
+    assert_eq!(std::fs::read_to_string(at.join("before")).unwrap(), "kept");
+    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert_eq!(sign(&image).0, CLEAN);
+    check(&image);
+    for name in ["before", "after 1", "after 2"] {
+        let path = format!("{}:/{name}", image.display());
+        assert!(!draconis.ok(["cat", &path]).is_empty());
+    }
 }

@@ -1,23 +1,38 @@
-//! Read-ahead: reads that have no waiter yet, queued and served in disk order
-//! ([`Elevator`]) by a ring or by threads.
+//! Read-ahead: reads that have no waiter yet.
 //!
+//! ```text
+//!   in the system's memory ───▶ copied in the caller's thread
+//!   short, and it is not ─────▶ the system has started to read; copied by who waits for it
+//!   past its caches, or long ─▶ queued and served in disk order (`Elevator`) by a ring or threads
+//! ```
 //! Foreground reads never enter the queue, they go to the device in their caller's thread.
 //! A thread takes neighbours together: one large request, scattered into their blocks,
 //! wakes its waiter once.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_exchange::heap::Block;
 
 use crate::elevator::{Elevator, Request};
-use crate::raw::RawFile;
+use crate::pending::Answer;
+use crate::raw::{AtOnce, RawFile};
 use crate::readers::{Readers, Reads};
 use crate::uring::Ring;
 use crate::{Extent, Pending, ReadAnswer, pending};
 
+/// What is no longer than this is asked of the system's memory first, in bytes: copying it takes
+/// less than waking a thread, and the system reads that much ahead in one go.
+const SHORT_BYTES: u64 = 128 << 10;
+
 /// Serves reads ahead of their use.
 #[derive(Debug)]
-pub(crate) enum Ahead {
+pub(crate) struct Ahead {
+    file: Arc<RawFile>,
+    queue: Queue,
+}
+
+#[derive(Debug)]
+enum Queue {
     /// Up to a ring's depth in flight.
     Uring(Ring),
     /// A few threads that read.
@@ -26,27 +41,74 @@ pub(crate) enum Ahead {
 
 impl Ahead {
     pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
-        if uring {
-            match Ring::start(file.clone()) {
-                Ok(ring) => return Self::Uring(ring),
-                Err(error) => log::info!("no io_uring here ({error}): a thread reads ahead"),
+        let ring = uring.then(|| Ring::start(file.clone()));
+        let queue = match ring {
+            Some(Ok(ring)) => Queue::Uring(ring),
+            Some(Err(error)) => {
+                log::info!("no io_uring here ({error}): a thread reads ahead");
+                Queue::Threads(Readers::new(file.clone(), READERS))
             }
-        }
-        Self::Threads(Readers::new(file, READERS))
+            None => Queue::Threads(Readers::new(file.clone(), READERS)),
+        };
+        Self { file, queue }
     }
 
     pub(crate) fn uses_uring(&self) -> bool {
-        matches!(self, Self::Uring(_))
+        matches!(self.queue, Queue::Uring(_))
     }
 
-    pub(crate) fn read(&self, at: Extent, into: Block) -> Pending<ReadAnswer> {
+    pub(crate) fn read(&self, at: Extent, mut into: Block) -> Pending<ReadAnswer> {
+        if at.len_bytes <= SHORT_BYTES {
+            match self.file.read_at_once(at, &mut into) {
+                AtOnce::Done => return Pending::ready(Ok(into)),
+                AtOnce::Started => {
+                    let state = Mutex::new(State::Started(into));
+                    return Pending::run(Started { file: self.file.clone(), at, state });
+                }
+                AtOnce::Unable => {}
+            }
+        }
         let (promise, answer) = pending();
         let request = Request { at, into, promise };
-        match self {
-            Self::Uring(ring) => ring.read(request),
-            Self::Threads(readers) => readers.read(request),
+        match &self.queue {
+            Queue::Uring(ring) => ring.read(request),
+            Queue::Threads(readers) => readers.read(request),
         }
         answer
+    }
+}
+
+/// A read that the system has begun by itself.
+#[derive(Debug)]
+struct Started {
+    file: Arc<RawFile>,
+    at: Extent,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Started(Block),
+    Done(Block),
+}
+
+impl Answer<ReadAnswer> for Started {
+    fn is_ready(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::Started(into) = &mut *state
+            && matches!(self.file.read_at_once(self.at, into), AtOnce::Done)
+        {
+            let into = std::mem::replace(into, Block::private(0));
+            *state = State::Done(into);
+        }
+        matches!(*state, State::Done(_))
+    }
+
+    fn wait(self: Box<Self>) -> Option<ReadAnswer> {
+        Some(match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            State::Done(into) => Ok(into),
+            State::Started(into) => self.file.read(self.at, into),
+        })
     }
 }
 

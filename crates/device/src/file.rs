@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   Now ───────────── pread in the caller's thread (waking another CPU costs more)
-//!   Ahead ── queue in disk order ──┬── io_uring, up to DEPTH reads in flight
-//!                                  └── or one thread that preads
+//!   Ahead ─┬─ short, through the page cache: what is there at once, else the system reads ahead
+//!          └─ queue in disk order ──┬── io_uring, up to DEPTH reads in flight
+//!                                   └── or threads that pread
 //!   submit ── writer thread, group after group ─┬─ io_uring, up to DEPTH writes in flight
 //!          └── one flush for all who need it      └─ or pwritev
 //! ```

@@ -2,13 +2,13 @@
 //!
 //! Law: a request whose ends or memory direct I/O cannot take goes through a bounce buffer.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_exchange::heap::{Block, Private};
 use rustix::fs::{FallocateFlags, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::{Error, Extent, ReadAnswer, Refused, Write};
 
@@ -41,7 +41,35 @@ pub(crate) struct Gathered<'a> {
     pub(crate) parts: Vec<IoSlice<'a>>,
 }
 
+/// What came of a read that was not to wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AtOnce {
+    /// All of it was in the system's memory.
+    Done,
+    /// It was not; the system has started to read it.
+    Started,
+    /// Such a read cannot be had here, or is no use.
+    Unable,
+}
+
 impl RawFile {
+    /// Reads what the system's page cache has, without waiting for a device. Where it has not all
+    /// of it, the system reads that ahead (since Linux 5.12).
+    pub(crate) fn read_at_once(&self, at: Extent, into: &mut Block) -> AtOnce {
+        if self.align_bytes > 1 {
+            return AtOnce::Unable;
+        }
+        let Some(bytes) = into.bytes_mut() else { return AtOnce::Unable };
+        let mut parts = [IoSliceMut::new(bytes)];
+        let flags = ReadWriteFlags::NOWAIT;
+        match rustix::io::preadv2(&self.fd, &mut parts, at.start_bytes, flags) {
+            Ok(got) if got as u64 == at.len_bytes => AtOnce::Done,
+            // Nothing, a part, or the end of the file: who waits for it reads it.
+            Ok(_) | Err(Errno::AGAIN) => AtOnce::Started,
+            Err(_) => AtOnce::Unable,
+        }
+    }
+
     /// Reads in the calling thread.
     pub(crate) fn read(&self, at: Extent, mut into: Block) -> ReadAnswer {
         let done = match into.bytes_mut().filter(|_| self.aligned(at)) {
@@ -70,7 +98,7 @@ impl RawFile {
                 return false;
             }
             len_bytes += bytes.len() as u64;
-            parts.push(std::io::IoSliceMut::new(bytes));
+            parts.push(IoSliceMut::new(bytes));
         }
         let got = rustix::io::preadv(&self.fd, &mut parts, start_bytes);
         got.is_ok_and(|got| got as u64 == len_bytes)

@@ -148,7 +148,7 @@ impl Store {
             flights: Mutex::new(Flights { limit: index(limit), ..Flights::default() }),
             // What is ahead must not push out what was read just now.
             stretches: Stretches::new(ahead_bytes.min(limit / 4), piece_bytes),
-            pool: Pool::new([piece_bytes, CHUNK_BYTES]),
+            pool: Pool::new([piece_bytes, CHUNK_BYTES], false),
             piece_bytes,
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
@@ -157,10 +157,12 @@ impl Store {
         }
     }
 
-    /// With pieces as small as pages: for who says what it will want ([`Store::expect`]).
-    pub(crate) fn of_blocks(mut self) -> Self {
+    /// With pieces as small as pages: for who says what it will want ([`Store::expect`]), so much
+    /// of it under way at once, and looks at most of it once.
+    pub(crate) fn of_blocks(mut self, under_way_bytes: usize) -> Self {
         self.piece_bytes = PAGE_BYTES.max(u64::from(self.block_bytes));
-        self.pool = Pool::new([self.piece_bytes, CHUNK_BYTES]);
+        self.pool = Pool::new([self.piece_bytes, CHUNK_BYTES], true);
+        self.flights = Mutex::new(Flights { limit: under_way_bytes, ..Flights::default() });
         self
     }
 

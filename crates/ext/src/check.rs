@@ -81,7 +81,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { threads: 2, most: 10_000, cache_bytes: 32 << 20 }
+        Self { threads: 2, most: 10_000, cache_bytes: 4 << 20 }
     }
 }
 
@@ -207,8 +207,8 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
     let mut check = Check {
         disk: &**disk,
         replayed,
-        store: Store::new(disk.clone(), super_.block_bytes, options.cache_bytes, 1 << 20)
-            .of_blocks(),
+        store: Store::new(disk.clone(), super_.block_bytes, options.cache_bytes, 0)
+            .of_blocks(ahead::UNDER_WAY_BYTES),
         options,
         progress,
         done: AtomicU64::new(0),

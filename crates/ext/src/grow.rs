@@ -8,7 +8,8 @@
 //!                                    └── never moves ──┘
 //! ```
 //! Law 1: everything is known to fit before a byte is written, the length of a file included.
-//! Law 2: nothing moves.
+//! Law 2: nothing moves. With clusters the volume ends with a whole one, and what is new of a group
+//! begins with one.
 //! Law 3: what is beyond the end is written first, and all that was there before in one change
 //! (`redo`).
 
@@ -134,7 +135,9 @@ impl Growth {
             room.push(free);
         }
         let last = old.groups.saturating_sub(1);
-        let gained = old.blocks..bounds(&self.new, last).1;
+        let ratio = u64::from(old.cluster_blocks);
+        let end = bounds(&self.new, last).1;
+        let gained = old.blocks.next_multiple_of(ratio).min(end)..end;
         room.push(gained.clone());
         // As many as may change, and those of the index.
         let copies = (0..self.new.groups).filter(|it| self.new.has_superblock(GroupNumber(*it)));
@@ -185,11 +188,12 @@ impl Growth {
             group.flags = flags::INODE_UNINIT | flags::INODE_ZEROED;
         }
         let [.., table] = tables(new, &group);
-        let data = table.end;
-        group.free_clusters = narrow(end - data);
+        let ratio = u64::from(new.cluster_blocks);
+        let data = table.end.next_multiple_of(ratio);
+        group.free_clusters = narrow((end - data).div_ceil(ratio));
         let len = index(new.block_bytes.into());
         let mut blocks = vec![0xFF; len];
-        set_between(&mut blocks, data..end, (start, end), false);
+        set_between(&mut blocks, data..end, (new, number), false);
         let mut inodes = vec![0xFF; len];
         fill(&mut inodes, BitRun { start: 0, len: new.inodes_per_group }, false);
         group.sum_blocks(&blocks, new);
@@ -219,7 +223,7 @@ impl Growth {
             return Ok(());
         }
         let mut bitmap = self.old.block_bitmap(redo, last)?;
-        set_between(&mut bitmap, gained.clone(), bounds(&self.new, last), false);
+        set_between(&mut bitmap, gained.clone(), (&self.new, last), false);
         to_be.set_block_bitmap(redo, last, bitmap)
     }
 
@@ -236,7 +240,9 @@ impl Growth {
         } else {
             self.old.block_bitmap(redo, number)?
         };
-        set_between(&mut bitmap, block.0..block.0 + 1, bounds(&self.new, number), false);
+        let ratio = u64::from(self.new.cluster_blocks);
+        let start = block.0 - nth % ratio;
+        set_between(&mut bitmap, start..start + ratio, (&self.new, number), false);
         to_be.set_block_bitmap(redo, number, bitmap)
     }
 }
@@ -247,10 +253,12 @@ fn sized(whole: &Whole, size_bytes: u64) -> Result<(RawSuperblock, Superblock)> 
     let block_bytes = u64::from(old.block_bytes);
     let first = u64::from(old.first_data_block);
     let per_group = u64::from(old.blocks_per_group);
+    let ratio = u64::from(old.cluster_blocks);
     let asked = size_bytes / block_bytes;
     if asked < old.blocks {
         return Err(Error::Shrink { blocks: old.blocks, block_bytes: old.block_bytes });
     }
+    let asked = (asked - asked % ratio).max(old.blocks);
     let wide = old.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
     let numbered = u64::from(u32::MAX / old.inodes_per_group);
     let full = (numbered * per_group + first).min(match wide {
@@ -270,7 +278,8 @@ fn sized(whole: &Whole, size_bytes: u64) -> Result<(RawSuperblock, Superblock)> 
         return Ok((new_raw, new));
     }
     let head = new.head_blocks(GroupNumber(new.groups - 1));
-    let least = head + u64::from(new.inode_table_blocks()) + 2 + LEAST_IN_GROUP;
+    let own = head + u64::from(new.inode_table_blocks()) + 2;
+    let least = own.next_multiple_of(ratio) + LEAST_IN_GROUP.next_multiple_of(ratio);
     if rest >= least {
         return Ok((new_raw, new));
     }
@@ -302,7 +311,10 @@ fn with_blocks(
         }
     }
     let new = checked(&mut raw)?;
-    if old.overhead_clusters != 0 {
+    if old.cluster_blocks > 1 {
+        // What shares clusters is not counted here: the kernel does that where this is 0.
+        raw.s_overhead_blocks = 0.into();
+    } else if old.overhead_clusters != 0 {
         let more = new.overhead().saturating_sub(old.overhead());
         raw.s_overhead_blocks = narrow(more).saturating_add(old.overhead_clusters).into();
     }

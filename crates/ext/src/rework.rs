@@ -81,7 +81,7 @@ impl<'a> Rework<'a> {
         now: Time,
         progress: &'a dyn Fn(u64),
     ) -> Self {
-        let space = Space::new(to_be.super_.blocks);
+        let space = Space::new(to_be.super_.blocks, to_be.super_.cluster_blocks);
         let reforming = Reforming::between(&old.super_, &to_be.super_);
         Self {
             verifying: MetadataSums::of(&old.super_),
@@ -116,11 +116,13 @@ impl<'a> Rework<'a> {
                 break;
             }
             let bytes = self.old.block_bitmap(&self.redo, number)?;
-            let bitmap = Bitmap::new(&bytes, narrow(group_end - start));
+            let ratio = u64::from(self.old.super_.cluster_blocks);
+            let bitmap = Bitmap::new(&bytes, narrow((group_end - start).div_ceil(ratio)));
             let mut at = 0;
             while let Some(from) = bitmap.next_one(at) {
                 let len = bitmap.ones_at(from, u32::MAX);
-                self.space.keep(start + u64::from(from)..start + u64::from(from + len));
+                let block = |nth: u32| start + u64::from(nth) * ratio;
+                self.space.keep(block(from)..block(from + len));
                 at = from + len;
             }
         }

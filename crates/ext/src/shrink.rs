@@ -80,6 +80,11 @@ impl Shrinking {
     pub fn plan(disk: &dyn Disk, size_bytes: Option<u64>) -> Result<Self> {
         let old = Whole::load(disk, "shrinking")?;
         let super_ = &old.super_;
+        if super_.cluster_blocks > 1 {
+            let what = "a volume with clusters (bigalloc) is not made smaller: files are not moved \
+                        by clusters";
+            return Err(Error::Unsupported(what.to_owned()));
+        }
         let Some(size_bytes) = size_bytes else { return Self::least(disk, old) };
         let asked = size_bytes.div_ceil(super_.block_bytes.into());
         if asked > super_.blocks {

@@ -178,6 +178,11 @@ pub fn tune(disk: &dyn Disk, changes: &Changes, now: Time) -> Result<()> {
     let whole = Whole::load(disk, "tuning")?;
     raw.seal();
     let new = raw.check()?;
+    let lays_out = work.lists || new.checksum_seed.is_some() && super_.checksum_seed.is_none();
+    if super_.cluster_blocks > 1 && lays_out {
+        let what = "-O: directories are not laid out anew on a volume with clusters (bigalloc)";
+        return Err(Error::Unsupported(what.to_owned()));
+    }
     let task = Task { whole: &whole, raw: &raw, new: &new, changes, work, now };
     // First tried, then done.
     let (tried, _) = task.rework(Redo::dry(disk, new.block_bytes), 0)?;
@@ -288,12 +293,12 @@ fn seed_of(uuid: &[u8; 16]) -> u32 {
     Checksum::new().of(uuid).get()
 }
 
-/// Counts blocks that no file can have, more or fewer.
-fn count_overhead(raw: &mut RawSuperblock, blocks: u64, more: bool) {
+/// Counts clusters that no file can have, more or fewer.
+fn count_overhead(raw: &mut RawSuperblock, clusters: u64, more: bool) {
     let had = raw.s_overhead_blocks.get();
     if had != 0 {
-        let blocks = narrow(blocks);
-        let has = if more { had.saturating_add(blocks) } else { had.saturating_sub(blocks) };
+        let clusters = narrow(clusters);
+        let has = if more { had.saturating_add(clusters) } else { had.saturating_sub(clusters) };
         raw.s_overhead_blocks = has.into();
     }
 }

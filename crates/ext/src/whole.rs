@@ -214,13 +214,13 @@ impl Whole {
     /// The block bitmap of a group, bits beyond its end set.
     pub(crate) fn block_bitmap(&self, redo: &Redo<'_>, number: u32) -> Result<Vec<u8>> {
         let (group, super_) = (self.group(number)?, &self.super_);
-        let (start, end) = bounds(super_, number);
-        let len = narrow(end - start);
+        let len = clusters(super_, number);
         let mut bytes = if group.flags & flags::BLOCK_UNINIT != 0 {
             let mut bytes = vec![0; index(super_.block_bytes.into())];
+            let (start, _) = bounds(super_, number);
             let head = start..start + super_.head_blocks(GroupNumber(number));
             for own in tables(super_, group).into_iter().chain([head]) {
-                set_between(&mut bytes, own, (start, end), true);
+                set_between(&mut bytes, own, (super_, number), true);
             }
             bytes
         } else {
@@ -271,13 +271,15 @@ impl Whole {
             if self.group(number)?.free_clusters == 0 {
                 continue;
             }
-            let start = self.super_.group_start(GroupNumber(number)).0;
+            let (start, end) = bounds(&self.super_, number);
+            let ratio = u64::from(self.super_.cluster_blocks);
             let bytes = self.block_bitmap(redo, number)?;
-            let bitmap = Bitmap::new(&bytes, self.super_.blocks_per_group);
+            let bitmap = Bitmap::new(&bytes, self.super_.clusters_per_group());
             let mut at = 0;
             while let Some(from) = bitmap.next_zero(at) {
                 let len = bitmap.zeros_at(from, u32::MAX);
-                let run = (start + u64::from(from)).max(first)..start + u64::from(from + len);
+                let to = start + u64::from(from + len) * ratio;
+                let run = (start + u64::from(from) * ratio).max(first)..to.min(end);
                 count += run.end.saturating_sub(run.start);
                 found.extend((!run.is_empty()).then_some(run));
                 at = from + len;
@@ -295,8 +297,7 @@ impl ToBe {
         number: u32,
         mut bytes: Vec<u8>,
     ) -> Result<()> {
-        let (start, end) = bounds(&self.super_, number);
-        let len = narrow(end - start);
+        let len = clusters(&self.super_, number);
         let bits = narrow(bytes.len() as u64 * 8);
         fill(&mut bytes, BitRun { start: len, len: bits - len.min(bits) }, true);
         let group = self.groups.get_mut(index(number.into()));
@@ -383,16 +384,30 @@ pub(crate) fn bounds(super_: &Superblock, number: u32) -> (u64, u64) {
     (super_.group_start(number).0, super_.group_end(number).0)
 }
 
-/// Sets or clears the bits of a bitmap that stand for those of `blocks` that are in its group.
+/// Clusters of a group: the bits of its bitmap that stand for something.
+fn clusters(super_: &Superblock, number: u32) -> u32 {
+    let (start, end) = bounds(super_, number);
+    narrow((end - start).div_ceil(super_.cluster_blocks.into()))
+}
+
+/// Sets or clears the bits of a bitmap that stand for those of `blocks` that are in its group. The
+/// bit of a cluster that is among them in part is set, and not cleared.
 pub(crate) fn set_between(
     bitmap: &mut [u8],
     blocks: Range<u64>,
-    (start, end): (u64, u64),
+    (super_, number): (&Superblock, u32),
     value: bool,
 ) {
+    let (start, end) = bounds(super_, number);
+    let ratio = u64::from(super_.cluster_blocks);
     let (from, to) = (blocks.start.max(start), blocks.end.min(end));
     if from < to {
-        let run = BitRun { start: narrow(from - start), len: narrow(to - from) };
+        let (first, last) = match value {
+            true => ((from - start) / ratio, (to - start).div_ceil(ratio)),
+            false if to == end => ((from - start).div_ceil(ratio), (to - start).div_ceil(ratio)),
+            false => ((from - start).div_ceil(ratio), (to - start) / ratio),
+        };
+        let run = BitRun { start: narrow(first), len: narrow(last.saturating_sub(first)) };
         fill(bitmap, run, value);
     }
 }
@@ -424,6 +439,11 @@ pub(crate) fn place_of_inode(
 }
 
 impl Superblock {
+    /// Blocks of the clusters that so many blocks of a file take.
+    pub(crate) fn in_clusters(&self, blocks: u64) -> u64 {
+        blocks.next_multiple_of(self.cluster_blocks.into())
+    }
+
     /// Where the block with the descriptors from number `nth` times those of a block on is, and
     /// its copies.
     pub(crate) fn places_of_descriptors(&self, nth: u32) -> Vec<FsBlock> {

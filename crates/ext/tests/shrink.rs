@@ -207,4 +207,8 @@ fn what_cannot_be_is_refused_by_name() {
         panic!("not refused");
     }
     assert!(plan(&[0; 65536], None).is_err());
+    let clusters = ["-t", "ext4", "-b", "1024", "-O", "bigalloc"];
+    let Some(image) = Image::make(Some(source.path()), "32M", &clusters) else { return };
+    let error = plan(&std::fs::read(&image.path).unwrap(), None).unwrap_err();
+    assert!(error.to_string().contains("clusters (bigalloc) is not made smaller"), "{error}");
 }

@@ -76,6 +76,7 @@ fn identities_change_with_all_that_is_sealed_by_them() {
         &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "orphan_file"],
         &["-t", "ext4", "-O", "metadata_csum_seed"],
         &["-t", "ext4", "-O", "^metadata_csum,uninit_bg"],
+        &["-t", "ext4", "-b", "1024", "-g", "1024", "-C", "4096", "-O", "bigalloc"],
     ] {
         let Some(image) = Image::make(Some(source.path()), "16M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
@@ -103,6 +104,8 @@ fn files_without_names_come_and_go() {
         &["-t", "ext4", "-b", "4096", "-O", "metadata_csum_seed,inline_data"],
         &["-t", "ext3", "-b", "1024", "-g", "1024"],
         &["-t", "ext4", "-b", "2048", "-O", "^metadata_csum,uninit_bg"],
+        &["-t", "ext4", "-b", "1024", "-g", "1024", "-C", "4096", "-O", "bigalloc"],
+        &["-t", "ext4", "-b", "4096", "-C", "16384", "-O", "bigalloc,^metadata_csum"],
     ] {
         let Some(image) = Image::make(Some(source.path()), "32M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
@@ -158,6 +161,8 @@ fn journals_come_and_go() {
         &["-t", "ext2", "-b", "1024"][..],
         &["-t", "ext4", "-O", "^has_journal"],
         &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^has_journal"],
+        &["-t", "ext4", "-b", "1024", "-g", "1024", "-C", "4096", "-O", "bigalloc,^has_journal"],
+        &["-t", "ext4", "-b", "1024", "-C", "64K", "-O", "bigalloc,^has_journal"],
     ] {
         let Some(image) = Image::make(Some(source.path()), "32M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
@@ -334,5 +339,12 @@ fn what_cannot_be_is_refused_by_name() {
     ] {
         let error = changed(&bytes, &changes).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");
+    }
+    let clusters = ["-t", "ext4", "-O", "bigalloc,^metadata_csum"];
+    let Some(image) = Image::make(None, "16M", &clusters) else { return };
+    let bytes = std::fs::read(&image.path).unwrap();
+    for word in ["metadata_csum", "^dir_index"] {
+        let error = changed(&bytes, &features(&[word])).unwrap_err().to_string();
+        assert!(error.contains("clusters (bigalloc)"), "{word}: {error}");
     }
 }

@@ -237,6 +237,7 @@ const PLAIN: &[i64] = &[
     libc::SYS_readv,
     libc::SYS_pread64,
     libc::SYS_preadv,
+    libc::SYS_preadv2,
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_pwrite64,

@@ -135,6 +135,7 @@ const HARMLESS: &[(&str, fn())] = &[
         let _ = std::collections::hash_map::RandomState::new();
         let _ = std::time::SystemTime::now();
     }),
+    ("reads that do not wait", || plain(libc::SYS_preadv2)),
     ("clone3 is unknown", || {
         let error = raw(libc::SYS_clone3, [0; 6]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOSYS));

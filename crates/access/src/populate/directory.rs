@@ -73,6 +73,8 @@ struct Scan<'a> {
     image: Option<(u64, u64)>,
     left_out: LeftOut,
     exclude: &'a Patterns,
+    /// Who reads.
+    user: u32,
     /// What this user may not read.
     unreadable: Vec<PathBuf>,
 }
@@ -187,6 +189,7 @@ impl<'a> Scan<'a> {
             image: std::fs::metadata(file_of(image)).ok().map(|found| (found.dev(), found.ino())),
             left_out: LeftOut::default(),
             exclude,
+            user: rustix::process::geteuid().as_raw(),
             unreadable: vec![],
         }
     }
@@ -232,6 +235,16 @@ impl<'a> Scan<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Whether this user may read a file, by the rights that count when it is opened.
+    fn may_read(&self, path: &Path, found: &Metadata) -> bool {
+        use rustix::fs::{Access, AtFlags, CWD, accessat};
+        // No list of rights takes from the owner what the mode gives: most trees are packed by
+        // who owns them.
+        let is_owners = found.uid() == self.user && found.mode() & 0o400 != 0;
+        is_owners
+            || !matches!(accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS), Err(Errno::ACCESS))
     }
 
     fn excludes(&self, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
@@ -317,7 +330,7 @@ impl<'a> Scan<'a> {
             What::Directory
         } else if kind.is_file() {
             // Told now, and not when half of the volume is written.
-            if found.size() > 0 && !may_read(path) {
+            if found.size() > 0 && !self.may_read(path, found) {
                 self.unreadable.push(path.to_path_buf());
                 return Ok(None);
             }
@@ -344,12 +357,6 @@ impl<'a> Scan<'a> {
         }
         Ok(kind.is_dir().then_some(id))
     }
-}
-
-/// Whether this user may read a file, by the rights that count when it is opened.
-fn may_read(path: &Path) -> bool {
-    use rustix::fs::{Access, AtFlags, CWD, accessat};
-    !matches!(accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS), Err(Errno::ACCESS))
 }
 
 fn describe(node: &mut Node, found: &Metadata, stamp: Stamp) {

@@ -1,7 +1,8 @@
 //! Memory for reads, used again: fresh pages cost as much as a fast device's reads.
 //!
 //! Only two sizes come back, those of whole pieces and whole chunks, and only a few of
-//! each are kept. Used memory holds old bytes: it is for reads that fill all of it.
+//! each are kept. Used memory holds old bytes: it is for reads that fill all of it. A pool of
+//! pages has pieces stay in what they were read into: who looks at each once copies nothing.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -17,6 +18,7 @@ const KEPT_BYTES: u64 = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct Pool {
     shelves: [Shelf; 2],
+    of_pages: bool,
 }
 
 #[derive(Debug)]
@@ -28,13 +30,13 @@ struct Shelf {
 
 impl Pool {
     /// A pool for memory of these lengths.
-    pub(crate) fn new(lens: [u64; 2]) -> Arc<Self> {
+    pub(crate) fn new(lens: [u64; 2], of_pages: bool) -> Arc<Self> {
         let shelf = |bytes: u64| Shelf {
             len: index(bytes),
             most: index(KEPT_BYTES.checked_div(bytes).unwrap_or(0)),
             free: Mutex::default(),
         };
-        Arc::new(Self { shelves: lens.map(shelf) })
+        Arc::new(Self { shelves: lens.map(shelf), of_pages })
     }
 
     fn shelf(&self, len: usize) -> Option<&Shelf> {
@@ -81,7 +83,7 @@ impl Memory {
         range: Range<usize>,
         pool: &Arc<Pool>,
     ) -> (Self, Range<usize>) {
-        if range.len() >= PAGES_FROM_BYTES {
+        if range.len() >= PAGES_FROM_BYTES || pool.of_pages && range.len() == memory.len() {
             return (Self::Pages(memory, Arc::downgrade(pool)), range);
         }
         let exact: Box<[u8]> = memory.get(range).unwrap_or_default().into();
@@ -146,7 +148,7 @@ mod tests {
     #[test]
     fn whole_chunks_come_back_and_are_bounded() {
         let len = 128 << 10;
-        let pool = Pool::new([4096, len as u64]);
+        let pool = Pool::new([4096, len as u64], false);
         let held: Vec<_> = (0..100)
             .map(|_| Memory::filled(pool.take(len).into_private(), 0..len, &pool))
             .chain([Memory::filled(pool.take(7).into_private(), 0..7, &pool)])
@@ -160,7 +162,7 @@ mod tests {
 
     #[test]
     fn little_takes_little() {
-        let pool = Pool::new([4096, 8192]);
+        let pool = Pool::new([4096, 8192], false);
         let mut block = pool.take(4096);
         block.copy_in(10, b"little");
         let (memory, range) = Memory::filled(block.into_private(), 10..16, &pool);

@@ -27,8 +27,12 @@ pub(super) const DIRECTORIES: usize = 16;
 pub(super) const BATCHES: usize = 4;
 /// Groups whose bitmaps are asked for together.
 const GROUPS: usize = 64;
-/// Blocks of a directory that are asked for: larger ones are read in long runs anyway.
+/// Blocks of a directory that are asked for with others; those of a larger one as it is looked at.
 const MOST_BLOCKS: u64 = 32;
+/// So many at a time then, and twice as many under way.
+pub(super) const FEW_BLOCKS: usize = 64;
+/// Bytes of blocks that are under way at once.
+pub(super) const UNDER_WAY_BYTES: usize = 4 << 20;
 /// Bytes of inodes that are kept from the first pass for the second.
 const KEPT_BYTES: usize = 16 << 20;
 

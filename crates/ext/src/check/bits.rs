@@ -34,6 +34,17 @@ impl Bits {
         self.word(nth).is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
     }
 
+    /// Adds the members of `of` to the word of `nth`, a multiple of 64; those that were there. What
+    /// is beyond the limit never is.
+    pub(super) fn set_all(&self, nth: u64, of: u64) -> u64 {
+        let below = match self.len.saturating_sub(nth) {
+            left @ 0..64 => (1u64 << left).wrapping_sub(1),
+            _ => u64::MAX,
+        };
+        let word = self.words.get(index(nth / 64));
+        word.map_or(0, |word| word.fetch_or(of & below, Ordering::Relaxed) & of)
+    }
+
     /// Whether `nth` is in the set.
     pub(super) fn has(&self, nth: u64) -> bool {
         self.word(nth).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
@@ -79,5 +90,8 @@ mod tests {
         assert_eq!(ones(0x8001).collect::<Vec<_>>(), [0, 15]);
         assert_eq!(bits.from(72), 1 << 57);
         assert_eq!(bits.from(128), 2);
+        assert_eq!((bits.set_all(64, 3), bits.set_all(64, 6)), (0, 2));
+        assert_eq!((bits.from(64), bits.set_all(128, u64::MAX)), (7, 2));
+        assert_eq!((bits.from(128), bits.set_all(192, 1)), (3, 0));
     }
 }

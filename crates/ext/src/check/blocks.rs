@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use super::Check;
+use super::bits::ones;
 use super::complaint::{Complaint, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::checksum::Checksum;
@@ -154,6 +155,39 @@ impl<'a, 'b> Claim<'a, 'b> {
         !taken
     }
 
+    /// Claims blocks that lie together, where each is a cluster: 64 at a time, and one by one
+    /// those that are not free to be claimed.
+    fn claim_blocks(&mut self, block: u64, blocks: u64) {
+        let Check { metadata, used, twice, .. } = self.check;
+        let (mut nth, end) = (self.check.nth(block), self.check.nth(block).saturating_add(blocks));
+        while nth < end {
+            let skipped = nth % 64;
+            let len = end.saturating_sub(nth).min(64u64.saturating_sub(skipped));
+            let word = nth.saturating_sub(skipped);
+            let these = (u64::MAX >> 64u64.saturating_sub(len)) << skipped;
+            if metadata.from(word) & these == 0 {
+                let taken = used.set_all(word, these);
+                self.count = self.count.saturating_add(len);
+                if taken != 0 {
+                    twice.set_all(word, taken);
+                    if !ones(taken).all(|_| self.check.once_more()) {
+                        self.skipped = true;
+                        return;
+                    }
+                }
+            } else {
+                for nth in nth..nth.saturating_add(len) {
+                    let block = nth.saturating_add(self.check.super_.first_data_block.into());
+                    if !self.claim(block) && !self.check.once_more() {
+                        self.skipped = true;
+                        return;
+                    }
+                }
+            }
+            nth = nth.saturating_add(len);
+        }
+    }
+
     /// Claims the blocks of a file from `at` on.
     fn claim_run(&mut self, at: u64, blocks: u64, block: u64) {
         let ratio = u64::from(self.check.super_.cluster_blocks.max(1));
@@ -162,13 +196,7 @@ impl<'a, 'b> Claim<'a, 'b> {
         }
         self.last = self.last.max(Some(at.saturating_add(blocks).saturating_sub(1)));
         if ratio == 1 {
-            for nth in 0..blocks {
-                if !self.claim(block.saturating_add(nth)) && !self.check.once_more() {
-                    self.skipped = true;
-                    return;
-                }
-            }
-            return;
+            return self.claim_blocks(block, blocks);
         }
         for nth in 0..blocks {
             let (at, block) = (at.saturating_add(nth), block.saturating_add(nth));

@@ -182,7 +182,11 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
         first = Some(bytes);
     }
     let mut ranges = Vec::new();
-    for (at, block) in &blocks {
+    for (nth, (at, block)) in blocks.iter().enumerate() {
+        if blocks.len() > ahead::FEW_BLOCKS && nth.is_multiple_of(ahead::FEW_BLOCKS) {
+            let these = blocks.get(nth..).unwrap_or_default().iter();
+            check.store.expect(these.take(2 * ahead::FEW_BLOCKS).map(|(_, it)| *it).collect());
+        }
         let bytes = check.block(*block, BlockRole::Directory(Check::file(dir)))?;
         let scan = Scan {
             check,

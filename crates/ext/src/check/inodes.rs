@@ -1,5 +1,6 @@
 //! Pass 1: every inode by itself, and the blocks it claims.
 
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::PoisonError;
 
@@ -22,8 +23,11 @@ use crate::map::{Place, Visit};
 use crate::units::index;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// Inode tables are read in requests of this many bytes, two at a time.
-const REQUEST_BYTES: u64 = 1 << 20;
+/// Inode tables are read in requests of this many bytes: what is in the system's memory is copied
+/// in the thread that looks at it.
+const REQUEST_BYTES: u64 = 128 << 10;
+/// So many of them at a time.
+const REQUESTS: usize = 8;
 
 const ROOT: u32 = 2;
 const IMAGIC: u32 = 0x2000;
@@ -78,7 +82,7 @@ pub(super) fn tables(check: &Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Visits the inodes of a group, with the request after this one made.
+/// Visits the inodes of a group, with the requests after this one made.
 pub(super) fn each(
     check: &Check<'_>,
     group: u32,
@@ -107,12 +111,13 @@ pub(super) fn each(
     let mut number = group.saturating_mul(super_.inodes_per_group);
     let last = number.saturating_add(there);
     let mut at = 0;
-    let mut pending = Some(order(at));
-    while let Some(read) = pending.take() {
-        at = at.saturating_add(REQUEST_BYTES);
-        if at < len {
-            pending = Some(order(at));
+    let mut pending = VecDeque::new();
+    loop {
+        while pending.len() < REQUESTS && at < len {
+            pending.push_back(order(at));
+            at = at.saturating_add(REQUEST_BYTES);
         }
+        let Some(read) = pending.pop_front() else { break };
         let gone = Error::Io(draconis_device::Error::Gone);
         let block = read.wait().ok_or(gone)?.map_err(|refused| Error::Io(refused.error))?;
         let bytes = block.into_private();

@@ -236,7 +236,7 @@ impl ReadOnlyCompatible {
         .union(Self::EXTRA_ISIZE);
 
     /// What a check understands.
-    pub const CHECKABLE: Self = Self::CHANGEABLE.union(Self::BIGALLOC).union(Self::READONLY);
+    pub const CHECKABLE: Self = Self::CHANGEABLE.union(Self::READONLY);
 
     /// What a change of the whole volume keeps intact.
     pub const CHANGEABLE: Self = Self::PLAIN
@@ -244,6 +244,7 @@ impl ReadOnlyCompatible {
         .union(Self::QUOTA)
         .union(Self::PROJECT)
         .union(Self::VERITY)
+        .union(Self::BIGALLOC)
         .union(Self::ORPHAN_PRESENT);
 }
 

@@ -56,14 +56,14 @@ struct Look {
 }
 
 impl Visit for Look {
-    fn run(&mut self, _: u64, _: u64, place: Place) -> ControlFlow<()> {
-        if let Place::At(FsBlock(block)) = place
-            && self
-                .of_groups
-                .last()
-                .is_none_or(|last| last / self.per_group != block / self.per_group)
-        {
-            self.of_groups.push(block);
+    fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+        if let Place::At(FsBlock(first)) = place {
+            let last = first + blocks.saturating_sub(1);
+            for group in first / self.per_group..=last / self.per_group {
+                if self.of_groups.last().is_none_or(|last| last / self.per_group != group) {
+                    self.of_groups.push(first.max(group * self.per_group));
+                }
+            }
         }
         match self.nodes {
             MOST_NODES.. => ControlFlow::Break(()),

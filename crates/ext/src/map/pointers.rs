@@ -130,8 +130,12 @@ fn walk(
 ) -> Result<()> {
     let fan_out = fan_out(source.block_bytes);
     let mut walk = Walk { source, range, visit };
-    let mut first = 0u64;
-    for (slot, pointer) in pointers.iter().enumerate() {
+    let mut first = u64::from(DIRECT);
+    let direct = walk.range.start..walk.range.end.min(first);
+    if walk.leaf(pointers.iter().copied(), 0, direct).is_break() {
+        return Ok(());
+    }
+    for (slot, pointer) in pointers.iter().enumerate().skip(index(first)) {
         let levels = levels_below(slot);
         if walk.step(*pointer, levels, first, PointerAt::Inode(slot))?.is_break() {
             return Ok(());
@@ -147,7 +151,8 @@ fn walk(
 }
 
 impl Walk<'_> {
-    /// One pointer, which stands for file blocks from `first` on; at most four deep.
+    /// One pointer to an indirect block, which stands for file blocks from `first` on; at most
+    /// three deep.
     fn step(
         &mut self,
         pointer: u32,
@@ -166,15 +171,17 @@ impl Walk<'_> {
             block if self.source.blocks.contains(&block.0) => block,
             block => return Ok(self.visit.run(from, blocks, Place::Damaged(block))),
         };
-        let Some(below) = levels.checked_sub(1) else {
-            return Ok(self.visit.run(from, 1, Place::At(block)));
-        };
+        let below = levels.saturating_sub(1);
         if !self.visit.node(Node { block, pointer: at }) {
             return Ok(ControlFlow::Continue(()));
         }
         let Some(bytes) = (self.source.read)(block)? else {
             return Ok(self.visit.run(from, blocks, Place::Damaged(block)));
         };
+        if below == 0 {
+            let words = bytes.chunks_exact(4).map(|word| le32(word, 0).unwrap_or(0));
+            return Ok(self.leaf(words, first, from..to));
+        }
         let span = reach(below, fan_out);
         let nth_of = |at: u64| at.saturating_sub(first).checked_div(span).unwrap_or(0);
         for nth in nth_of(from)..=nth_of(to.saturating_sub(1)) {
@@ -185,6 +192,40 @@ impl Walk<'_> {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// Pointers to blocks of the file, from `first` on; those in `wanted`, neighbours together.
+    fn leaf(
+        &mut self,
+        words: impl Iterator<Item = u32>,
+        first: u64,
+        wanted: Range<u64>,
+    ) -> ControlFlow<()> {
+        let mut words = words.skip(index(wanted.start.saturating_sub(first)));
+        let (mut from, mut blocks, mut place) = (wanted.start, 0u64, Place::Hole);
+        for at in wanted {
+            let next = match FsBlock(words.next().unwrap_or(0).into()) {
+                FsBlock(0) => Place::Hole,
+                block if self.source.blocks.contains(&block.0) => Place::At(block),
+                block => Place::Damaged(block),
+            };
+            let joins = match (place, next) {
+                (Place::Hole, Place::Hole) => true,
+                (Place::At(start), Place::At(block)) => start.after(blocks) == block,
+                _ => false,
+            };
+            if !joins {
+                if blocks > 0 && self.visit.run(from, blocks, place).is_break() {
+                    return ControlFlow::Break(());
+                }
+                (from, blocks, place) = (at, 0, next);
+            }
+            blocks = blocks.saturating_add(1);
+        }
+        match blocks {
+            0 => ControlFlow::Continue(()),
+            _ => self.visit.run(from, blocks, place),
+        }
     }
 }
 

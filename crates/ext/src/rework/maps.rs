@@ -227,7 +227,9 @@ impl Rework<'_> {
             let old = if nth < in_place { at } else { 0 };
             self.write(Role::Extents(file), old, at, bytes, &[])?;
         }
-        let (had, has) = (old_nodes.len() as u64, needed);
+        // Each has a cluster of its own.
+        let ratio = u64::from(self.to_be.super_.cluster_blocks);
+        let (had, has) = (old_nodes.len() as u64 * ratio, needed * ratio);
         if had != has {
             slot.count_blocks(had.abs_diff(has), has > had, block_bytes);
             let (uid, gid) = node.owner();

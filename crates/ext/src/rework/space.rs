@@ -1,7 +1,8 @@
 //! Which blocks are in use, and are to be, while a volume is reworked.
 //!
 //! Law: what is given out is free before the change and after it: it can be written at once, and a
-//! change that is not made leaves nothing behind.
+//! change that is not made leaves nothing behind. With clusters all that is kept, released and found
+//! are whole ones.
 
 use std::ops::Range;
 
@@ -11,6 +12,8 @@ use crate::units::index;
 #[derive(Debug)]
 pub(crate) struct Space {
     end: u64,
+    /// Blocks of a cluster.
+    ratio: u64,
     /// In use after the change.
     used: Vec<u64>,
     /// In use before or after it, or by its log.
@@ -20,10 +23,10 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// Blocks below `end`, none of them in use.
-    pub(crate) fn new(end: u64) -> Self {
+    /// Blocks below `end`, none of them in use, in clusters of `ratio` blocks.
+    pub(crate) fn new(end: u64, ratio: u32) -> Self {
         let words = vec![0; index(end.div_ceil(64))];
-        Self { end, used: words.clone(), busy: words, cursor: 0 }
+        Self { end, ratio: ratio.max(1).into(), used: words.clone(), busy: words, cursor: 0 }
     }
 
     /// One past the last block there is to be.
@@ -46,6 +49,15 @@ impl Space {
 
     /// The bits of the blocks from `start` up to `end`, as a bitmap has them.
     pub(crate) fn bits(&self, start: u64, end: u64, into: &mut [u8]) {
+        if self.ratio > 1 {
+            let mut clusters = (start..).step_by(index(self.ratio));
+            for byte in into.iter_mut() {
+                *byte = clusters.by_ref().take(8).zip(0u8..).fold(0, |byte, (at, nth)| {
+                    byte | u8::from(at >= end || self.is_used(at)) << nth
+                });
+            }
+            return;
+        }
         let mut at = start;
         for byte in into.iter_mut() {
             let (nth, shift) = (at / 64, at % 64);
@@ -62,9 +74,13 @@ impl Space {
         }
     }
 
-    /// Has the search for free blocks go on from `block`.
+    fn is_used(&self, block: u64) -> bool {
+        word(&self.used, block / 64) >> (block % 64) & 1 == 1
+    }
+
+    /// Has the search for free blocks go on from `block`, or the next cluster.
     pub(crate) fn search_from(&mut self, block: u64) {
-        self.cursor = block;
+        self.cursor = block.checked_next_multiple_of(self.ratio).unwrap_or(block);
     }
 
     /// Takes up to `want` free blocks that lie together.
@@ -73,7 +89,7 @@ impl Space {
         let most = start.saturating_add(want.max(1)).min(self.end);
         let end = self.next_busy(start).unwrap_or(self.end).min(most);
         self.keep(start..end);
-        self.cursor = end;
+        self.search_from(end);
         Some(start..end)
     }
 
@@ -81,7 +97,8 @@ impl Space {
     pub(crate) fn take_room(&mut self, mut blocks: u64) -> Option<Vec<Range<u64>>> {
         let mut room: Vec<Range<u64>> = vec![];
         let mut at = self.end;
-        while blocks > 0 {
+        // All of the cluster where the log begins is the log's.
+        while blocks > 0 || at < self.end && self.cluster(at) != at {
             at = at.checked_sub(1)?;
             if word(&self.busy, at / 64) == u64::MAX && at % 64 == 63 {
                 at = at.saturating_sub(63);
@@ -100,8 +117,18 @@ impl Space {
         Some(room)
     }
 
+    /// Where the cluster of a block begins.
+    fn cluster(&self, block: u64) -> u64 {
+        block.saturating_sub(block.checked_rem(self.ratio).unwrap_or(0))
+    }
+
+    /// The whole clusters of blocks, as far as there are any.
     fn clip(&self, blocks: Range<u64>) -> Range<u64> {
-        blocks.start.min(self.end)..blocks.end.min(self.end)
+        if blocks.is_empty() {
+            return 0..0;
+        }
+        let end = blocks.end.checked_next_multiple_of(self.ratio).unwrap_or(self.end);
+        self.cluster(blocks.start).min(self.end)..end.min(self.end)
     }
 
     fn next_free(&self, from: u64) -> Option<u64> {
@@ -154,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_is_given_out_was_free_before_and_is_used_after() {
-        let mut space = Space::new(300);
+        let mut space = Space::new(300, 1);
         space.keep(0..100);
         space.keep(110..290);
         space.release(20..30);
@@ -171,9 +198,22 @@ mod tests {
 
     #[test]
     fn room_is_found_from_the_end_across_words() {
-        let mut space = Space::new(256);
+        let mut space = Space::new(256, 1);
         space.keep(64..256);
         assert_eq!(ends(space.take_room(2)), [(62, 64)]);
         assert_eq!(space.take(100), Some(0..62));
+    }
+
+    #[test]
+    fn clusters_are_kept_found_and_released_whole() {
+        let mut space = Space::new(60, 16);
+        space.keep(3..5);
+        space.release(33..34);
+        assert_eq!(ends(space.take_room(13)), [(32, 60)]);
+        assert_eq!((space.take(10), space.take(1)), (Some(16..26), None));
+        space.release(20..21);
+        let mut bytes = [0; 2];
+        space.bits(0, 60, &mut bytes);
+        assert_eq!(bytes, [0xF1, 0xFF]);
     }
 }

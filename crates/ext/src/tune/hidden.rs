@@ -180,7 +180,8 @@ fn make(
             for _ in 0..nodes(extents.len() as u64, super_.block_bytes) {
                 places.push(rework.take_one()?);
             }
-            let owned = u64::from(count) + places.len() as u64;
+            let of_tree = places.len() as u64 * u64::from(super_.cluster_blocks);
+            let owned = super_.in_clusters(count.into()) + of_tree;
             let tree = tree(&extents, super_.block_bytes, &mut places.into_iter());
             let (pointers, nodes) = tree.ok_or(Error::NoRoom)?;
             let file = FileId { inode: inode.0, generation: 0 };

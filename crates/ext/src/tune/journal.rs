@@ -62,7 +62,8 @@ pub(super) fn add(rework: &mut Rework<'_>, mib: Option<u32>) -> Result<()> {
     for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
         *to = from.into();
     }
-    count_overhead(raw, len.into(), true);
+    let ratio = u64::from(super_.cluster_blocks);
+    count_overhead(raw, super_.in_clusters(len.into()) / ratio, true);
     Ok(())
 }
 
@@ -70,7 +71,8 @@ type Pointers = [u32; crate::format::inode::POINTERS];
 
 /// Contents in as few runs as there can be, then the nodes of the tree; blocks that it owns.
 fn by_extents(rework: &mut Rework<'_>, len: u32) -> Result<(Pointers, u64)> {
-    let block_bytes = rework.to_be.super_.block_bytes;
+    let super_ = rework.to_be.super_.clone();
+    let block_bytes = super_.block_bytes;
     rework.space.search_from(rework.to_be.super_.blocks / 2);
     let mut extents: Vec<Extent> = vec![];
     let mut at = 0;
@@ -87,7 +89,8 @@ fn by_extents(rework: &mut Rework<'_>, len: u32) -> Result<(Pointers, u64)> {
     for _ in 0..nodes(extents.len() as u64, block_bytes) {
         places.push(rework.take_one()?);
     }
-    let owned = u64::from(len) + places.len() as u64;
+    let of_tree = places.len() as u64 * u64::from(super_.cluster_blocks);
+    let owned = super_.in_clusters(len.into()) + of_tree;
     let tree = tree(&extents, block_bytes, &mut places.into_iter()).ok_or(Error::NoRoom)?;
     let file = crate::FileId { inode: INODE, generation: 0 };
     for (at, bytes) in tree.1 {
@@ -138,13 +141,13 @@ pub(super) fn drop_it(rework: &mut Rework<'_>) -> Result<()> {
     let bytes = rework.redo.on_disk(block, 1)?;
     let slot = bytes.get(at..at + len).unwrap_or_default();
     let node = Inode::of_slot(slot, number, super_)?;
-    let blocks = rework.free_file(&node)?;
+    let clusters = super_.in_clusters(rework.free_file(&node)?) / u64::from(super_.cluster_blocks);
     rework.put_inode(number, vec![0; len])?;
     let raw = &mut rework.to_be.raw;
     raw.s_journal_inum = 0.into();
     raw.s_journal_uuid = [0; 16];
     raw.s_jnl_backup_type = 0;
     raw.s_jnl_blocks = Default::default();
-    count_overhead(raw, blocks, false);
+    count_overhead(raw, clusters, false);
     Ok(())
 }

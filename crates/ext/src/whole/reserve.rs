@@ -73,7 +73,9 @@ pub(crate) fn renew(redo: &mut Redo<'_>, to_be: &ToBe, top: FsBlock, now: Time) 
     let copies = (1..super_.groups).map(GroupNumber).filter(|it| super_.has_superblock(*it));
     let starts: Vec<FsBlock> = copies.map(|group| super_.group_start(group)).collect();
     let reserved = u64::from(super_.reserved_descriptor_blocks);
-    let sectors = (reserved * (starts.len() as u64 + 1) + 1) * (block_bytes / 512);
+    // Each counts as a cluster, as for e2fsprogs and the kernel.
+    let sectors_each = block_bytes / 512 * u64::from(super_.cluster_blocks);
+    let sectors = (reserved * (starts.len() as u64 + 1) + 1) * sectors_each;
     let change = |bytes: &mut [u8]| -> Result<()> {
         let bytes = bytes.get_mut(at..at + len).unwrap_or_default();
         let mut slot = Slot::of(bytes)?;

@@ -208,6 +208,7 @@ const ABOUT: About = About {
         "draconis",
         "draconis:ext4",
         "draconis-lib",
+        "draconis-lib:ext4",
     ],
     takes: |kind| matches!(kind, Kind::Directory | Kind::Library),
     repetitions: (2, 3),
@@ -287,9 +288,11 @@ impl Experiment for Mount {
         let subjects = points.subjects();
         // Each beside those that serve a volume of the same kind.
         let kind = |spec: &str| spec.split_once(':').map_or("ext2", |(_, kind)| kind).to_owned();
-        let ours = subjects.iter().filter(|it| it.split(':').next() == Some("draconis"));
-        let pairs = ours.flat_map(|ours| {
-            let peers = subjects.iter().filter(move |peer| *peer != ours);
+        let program = |it: &str| it.split(':').next().unwrap_or_default().to_owned();
+        let is_ours = |it: &&&str| matches!(program(it).as_str(), "draconis" | "draconis-lib");
+        let pairs = subjects.iter().filter(is_ours).flat_map(|ours| {
+            let peers = subjects.iter();
+            let peers = peers.filter(move |peer| *peer != ours && program(peer) != "draconis");
             peers
                 .filter(move |peer| **peer == "no-op" || kind(peer) == kind(ours))
                 .map(move |peer| (ours, peer))

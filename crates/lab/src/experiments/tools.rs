@@ -1,10 +1,10 @@
-//! Tools that work without a mount, beside those of e2fsprogs.
+//! Tools that work without a mount, beside those of e2fsprogs and the kernel's driver.
 //!
 //! Every time ends when the bytes are on the device.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -16,22 +16,43 @@ use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Mounted, Server, Subject, drop_caches, time_output};
 use crate::units;
+use draconis_device::Random;
 
 /// See the module.
 pub struct Tools;
 
+/// What is measured, who of ours does it, and beside whom.
+const PAIRS: &[(&str, &str, &str)] = &[
+    ("make and fill a volume", "draconis format", "mke2fs -d"),
+    ("make and fill a volume, cold", "draconis format", "mke2fs -d"),
+    ("check a volume", "draconis check", "e2fsck -fn"),
+    ("check a volume, cold", "draconis check", "e2fsck -fn"),
+    ("copy a tree in", "draconis put", "kernel + cp -a"),
+    ("unpack an archive", "draconis untar", "kernel + tar"),
+    ("copy a tree out, cold", "draconis get", "debugfs rdump"),
+    ("copy a tree out, cold", "draconis get", "kernel + tar"),
+    ("archive a volume, cold", "draconis tar", "kernel + tar"),
+    ("read a large file, cold", "draconis cat", "kernel + cat"),
+    ("read a large file", "draconis cat", "kernel + cat"),
+];
+
+/// One pass over one type of volume.
 struct Pass<'a> {
     context: &'a Context,
-    tree: PathBuf,
-    bytes: u64,
+    tree: &'a Path,
+    /// How many names and bytes it holds.
+    weight: (u64, u64),
+    /// ext2, ext3 or ext4.
+    kind: &'a str,
+    is_root: bool,
     dir: tempfile::TempDir,
     samples: Vec<Sample>,
 }
 
 impl Pass<'_> {
-    fn speed(&mut self, what: &str, by: &str, time: Duration) {
-        let speed = self.bytes as f64 / time.as_secs_f64().max(1e-9);
-        self.samples.push(Sample::named("speed", by, what, speed));
+    fn speed(&mut self, what: &str, by: &str, bytes: u64, time: Duration) {
+        let speed = bytes as f64 / time.as_secs_f64().max(1e-9);
+        self.samples.push(Sample::named("speed", by, &labelled(self.kind, what), speed));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -42,11 +63,35 @@ impl Pass<'_> {
         Command::new(&self.context.workshop.draconis)
     }
 
+    /// All of it, in the order in which one thing needs the one before.
+    fn measure(&mut self) -> anyhow::Result<()> {
+        self.format(false)?;
+        self.check(false)?;
+        if drop_caches().is_ok() {
+            self.format(true)?;
+            self.check(true)?;
+        } else {
+            self.context.note("cold runs need root");
+        }
+        self.take_out().context("copying out")?;
+        self.put_in().context("copying in")?;
+        self.read_file().context("reading a file")
+    }
+
+    /// Has the tree in the kernel's memory, or its device is what is measured.
+    fn warm_tree(&self) -> anyhow::Result<()> {
+        let mut tar = Command::new("tar");
+        time_output(tar.arg("-C").arg(self.tree).args(["-cf", "-", "."])).map(drop)
+    }
+
+    /// Room for the tree and as much beside it as it takes in names, in KiB.
+    fn size(&self) -> String {
+        let (names, bytes) = self.weight;
+        format!("{}k", (bytes + bytes / 4 + names * 6144 + (64 << 20)) / 1024)
+    }
+
     /// Volumes made and filled.
     fn format(&mut self, cold: bool) -> anyhow::Result<()> {
-        let (names, bytes) = weigh(&self.tree)?;
-        let size = format!("{}k", (bytes + bytes / 4 + names * 6144 + (64 << 20)) / 1024);
-        let what = if cold { "make and fill a volume, cold" } else { "make and fill a volume" };
         for by in ["mke2fs -d", "draconis format"] {
             self.context.check()?;
             let image = self.path(by);
@@ -54,23 +99,52 @@ impl Pass<'_> {
             if cold {
                 drop_caches()?;
             } else {
-                let mut tar = Command::new("tar");
-                time_output(tar.arg("-C").arg(&self.tree).args(["-cf", "-", "."]))?;
+                self.warm_tree()?;
             }
             let mut command = if by == "mke2fs -d" {
                 let mut command = Command::new("mke2fs");
-                command.args(["-q", "-F", "-t", "ext2", "-b", "4096", "-i", "8192", "-d"]);
+                command.args(["-q", "-F", "-t", self.kind, "-b", "4096", "-i", "8192", "-d"]);
                 command
             } else {
                 let mut command = self.draconis();
-                command.args(["format", "-b", "4096", "-i", "8192", "--from"]);
+                command.args(["format", "-t", self.kind, "-b", "4096", "-i", "8192", "--from"]);
                 command
             };
-            command.arg(&self.tree).arg(&image).arg(&size);
+            command.arg(self.tree).arg(&image).arg(self.size());
             let started = Instant::now();
             time_output(&mut command)?;
             File::open(&image)?.sync_all()?;
-            self.speed(what, by, started.elapsed());
+            let what = if cold { "make and fill a volume, cold" } else { "make and fill a volume" };
+            self.speed(what, by, self.weight.1, started.elapsed());
+        }
+        Ok(())
+    }
+
+    /// The volume that mke2fs made, checked by both.
+    fn check(&mut self, cold: bool) -> anyhow::Result<()> {
+        let image = self.path("mke2fs -d");
+        for by in ["e2fsck -fn", "draconis check"] {
+            self.context.check()?;
+            let mut command = if by == "e2fsck -fn" {
+                let mut command = Command::new("e2fsck");
+                command.arg("-fn").stderr(Stdio::null());
+                command
+            } else {
+                let mut command = self.draconis();
+                command.arg("check");
+                command
+            };
+            command.arg(&image);
+            if cold {
+                drop_caches()?;
+            } else {
+                // What it reads is in memory afterwards.
+                time_output(&mut command)?;
+            }
+            let time = time_output(&mut command)?;
+            let what = if cold { "check a volume, cold" } else { "check a volume" };
+            let what = labelled(self.kind, what);
+            self.samples.push(Sample::named("time", by, &what, time.as_nanos() as f64));
         }
         Ok(())
     }
@@ -79,14 +153,13 @@ impl Pass<'_> {
     fn take_out(&mut self) -> anyhow::Result<()> {
         let image = self.path("draconis format");
         let copy = self.path("copy");
-        let root = rustix::process::geteuid().is_root();
         for by in ["kernel + tar", "debugfs rdump", "draconis get"] {
             self.context.check()?;
             std::fs::create_dir_all(&copy)?;
             let _ = drop_caches();
             let started = Instant::now();
             match by {
-                "kernel + tar" if !root => continue,
+                "kernel + tar" if !self.is_root => continue,
                 "kernel + tar" => {
                     let mounted = self.mount(&image)?;
                     let script = "tar -C \"$1\" -cf - . | tar -C \"$2\" -xf -";
@@ -96,14 +169,14 @@ impl Pass<'_> {
                 "debugfs rdump" => {
                     let mut debugfs = Command::new("debugfs");
                     debugfs.arg("-R").arg(format!("rdump / {}", copy.display())).arg(&image);
-                    time_output(debugfs.stderr(std::process::Stdio::null()))?;
+                    time_output(debugfs.stderr(Stdio::null()))?;
                 }
                 _ => {
                     let from = format!("{}:/", image.display());
                     time_output(self.draconis().args(["get", "-r", &from]).arg(&copy))?;
                 }
             }
-            self.speed("copy a tree out, cold", by, started.elapsed());
+            self.speed("copy a tree out, cold", by, self.weight.1, started.elapsed());
             std::fs::remove_dir_all(&copy)?;
         }
         for by in ["kernel + tar", "draconis tar"] {
@@ -112,16 +185,121 @@ impl Pass<'_> {
             let started = Instant::now();
             if by == "draconis tar" {
                 time_output(self.draconis().arg("tar").arg(&image))?;
-            } else if root {
+            } else if self.is_root {
                 let mounted = self.mount(&image)?;
                 let mut tar = Command::new("tar");
                 time_output(tar.arg("-C").arg(mounted.at()).args(["-cf", "-", "."]))?;
             } else {
                 continue;
             }
-            self.speed("archive a volume, cold", by, started.elapsed());
+            self.speed("archive a volume, cold", by, self.weight.1, started.elapsed());
         }
         Ok(())
+    }
+
+    /// The tree copied into an empty volume, and unpacked into one.
+    fn put_in(&mut self) -> anyhow::Result<()> {
+        let (image, archive) = (self.path("empty"), self.path("archive"));
+        let mut tar = Command::new("tar");
+        time_output(tar.arg("-C").arg(self.tree).arg("-cf").arg(&archive).arg("."))?;
+        let both = [
+            ("copy a tree in", "kernel + cp -a"),
+            ("copy a tree in", "draconis put"),
+            ("unpack an archive", "kernel + tar"),
+            ("unpack an archive", "draconis untar"),
+        ];
+        for (what, by) in both {
+            self.context.check()?;
+            let by_kernel = by.starts_with("kernel");
+            if by_kernel && !self.is_root {
+                continue;
+            }
+            self.make_empty(&image)?;
+            self.warm_tree()?;
+            std::io::copy(&mut File::open(&archive)?, &mut std::io::sink())?;
+            let started = Instant::now();
+            if by_kernel {
+                let mounted = self.mount(&image)?;
+                let mut command = match by {
+                    "kernel + cp -a" => Command::new("cp"),
+                    _ => Command::new("tar"),
+                };
+                match by {
+                    "kernel + cp -a" => command.arg("-a").arg(self.tree).arg(mounted.at()),
+                    _ => command.arg("-C").arg(mounted.at()).arg("-xf").arg(&archive),
+                };
+                time_output(&mut command)?;
+            } else if by == "draconis put" {
+                let to = format!("{}:/", image.display());
+                time_output(self.draconis().args(["put", "-r"]).arg(self.tree).arg(to))?;
+            } else {
+                time_output(self.draconis().args(["untar", "-f"]).arg(&archive).arg(&image))?;
+            }
+            File::open(&image)?.sync_all()?;
+            self.speed(what, by, self.weight.1, started.elapsed());
+        }
+        std::fs::remove_file(&archive)?;
+        Ok(())
+    }
+
+    /// One large file of a volume, from its start to its end.
+    fn read_file(&mut self) -> anyhow::Result<()> {
+        let (image, file) = (self.path("empty"), self.path("file"));
+        let bytes = self.context.number("file")?;
+        let mut contents = vec![0; 1 << 20];
+        Random::new(self.context.seed).fill(&mut contents);
+        let mut from = File::create(&file)?;
+        for at in (0..bytes).step_by(contents.len()) {
+            let len = contents.len().min((bytes - at) as usize);
+            std::io::Write::write_all(&mut from, &contents[..len])?;
+        }
+        drop(from);
+        self.make_empty(&image)?;
+        let at = format!("{}:/file", image.display());
+        time_output(self.draconis().arg("put").arg(&file).arg(&at))?;
+        std::fs::remove_file(&file)?;
+        for by in ["kernel + cat", "draconis cat"] {
+            self.context.check()?;
+            let mounted = match by {
+                "kernel + cat" if self.is_root => Some(self.mount(&image)?),
+                "kernel + cat" => continue,
+                _ => None,
+            };
+            let mut command = match &mounted {
+                Some(mounted) => {
+                    let mut cat = Command::new("cat");
+                    cat.arg(mounted.at().join("file"));
+                    cat
+                }
+                None => {
+                    let mut cat = self.draconis();
+                    cat.arg("cat").arg(&at);
+                    cat
+                }
+            };
+            if drop_caches().is_ok() {
+                let time = time_output(&mut command)?;
+                self.speed("read a large file, cold", by, bytes, time);
+            }
+            time_output(&mut command)?;
+            let time = time_output(&mut command)?;
+            self.speed("read a large file", by, bytes, time);
+        }
+        Ok(())
+    }
+
+    /// An empty volume with room for the tree, or for the large file.
+    fn make_empty(&self, image: &Path) -> anyhow::Result<()> {
+        let _ = std::fs::remove_file(image);
+        let room_kib = (self.context.number("file")? + (64 << 20)) / 1024;
+        let tree = self.size();
+        let size = match tree.trim_end_matches('k').parse() {
+            Ok(kib) if room_kib <= kib => tree,
+            _ => format!("{room_kib}k"),
+        };
+        let mut mke2fs = Command::new("mke2fs");
+        mke2fs.args(["-q", "-F", "-t", self.kind, "-b", "4096", "-i", "8192"]);
+        time_output(mke2fs.arg(image).arg(size)).map(drop)
     }
 
     fn mount(&self, image: &Path) -> anyhow::Result<Mounted> {
@@ -131,18 +309,33 @@ impl Pass<'_> {
     }
 }
 
+/// What was measured of a type of volume.
+fn labelled(kind: &str, what: &str) -> String {
+    format!("{kind}: {what}")
+}
+
+/// The types of volumes there are.
+const KINDS: [&str; 3] = ["ext2", "ext3", "ext4"];
+
 const ABOUT: About = About {
     name: "tools",
     paper: Paper::Lab,
-    asks: "How fast are volumes made, filled and emptied without mounting them, beside e2fsprogs?",
+    asks: "How fast are volumes made, filled, checked, read and emptied without mounting them, \
+           beside e2fsprogs and the kernel's driver over a loop device?",
     finding: "No paper.",
     explains: "Cold, all of them wait for the same device, and what counts is how few and how \
-               large requests they make; warm, how little they do for each file.",
-    parameters: &[parameter("tree", "the tree that fills them", "/usr/share/perl", "/usr/share")],
+               large requests they make; warm, how little they do for each file. The volume that \
+               is checked is the one that mke2fs made. Mounting and unmounting is part of what \
+               the kernel is measured with, but for reading one large file.",
+    parameters: &[
+        parameter("tree", "the tree that fills them", "/usr/share/perl", "/usr/share"),
+        parameter("types", "types of the volumes", "ext4", "ext2,ext3,ext4"),
+        parameter("file", "length of the large file", "48M", "400M"),
+    ],
     subjects: &["mem"],
     takes: |kind| kind == Kind::Memory,
+    repetitions: (2, 3),
     warms_up: false,
-    ..About::USUAL
 };
 
 impl Experiment for Tools {
@@ -151,50 +344,52 @@ impl Experiment for Tools {
     }
 
     fn figures(&self) -> Vec<Figure> {
-        vec![Figure::new(Shape::Bars, "speed", "Bytes of the tree in a second").y("bytes", "B/s")]
+        vec![
+            Figure::new(Shape::Bars, "speed", "Bytes of the tree in a second").y("bytes", "B/s"),
+            Figure::new(Shape::Bars, "time", "A check of the whole volume").y("time", "ns"),
+        ]
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        Ok(weigh(Path::new(context.text("tree")?))?.1 * 4 + (256 << 20))
+        let (_, bytes) = weigh(Path::new(context.text("tree")?))?;
+        Ok(bytes * 6 + context.number("file")? * 2 + (256 << 20))
     }
 
     fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         if !context.workshop.draconis.exists() {
             bail!("the program draconis is needed: {}", context.workshop.draconis.display());
         }
-        let tree = PathBuf::from(context.text("tree")?);
-        let (_, bytes) = weigh(&tree)?;
-        let dir = context.workshop.directory()?;
-        let mut pass = Pass { context, tree, bytes, dir, samples: vec![] };
-        pass.format(false)?;
-        if drop_caches().is_ok() {
-            pass.format(true)?;
-        } else {
-            context.note("cold runs need root");
+        let tree = Path::new(context.text("tree")?);
+        let weight = weigh(tree)?;
+        let is_root = rustix::process::geteuid().is_root();
+        let mut samples = vec![];
+        for kind in context.text("types")?.split(',') {
+            if !KINDS.contains(&kind) {
+                bail!("types={kind}: ext2, ext3 or ext4");
+            }
+            let dir = context.workshop.directory()?;
+            let mut pass = Pass { context, tree, weight, kind, is_root, dir, samples: vec![] };
+            pass.measure().context(kind.to_owned())?;
+            samples.append(&mut pass.samples);
         }
-        pass.take_out().context("copying out")?;
-        Ok(pass.samples)
+        Ok(samples)
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
-        let ratio = |what: &str, ours: &str, theirs: &str| {
-            let of = |by| points.named("speed", "mem", by, what);
-            let (ours_speed, ratio) = (of(ours)?, of(ours)? / of(theirs)?);
-            Some(format!(
-                "{what}: {ours} {}, {} times {theirs}.",
-                units::in_unit(ours_speed, "B/s"),
-                units::significant(ratio),
-            ))
+        let tell = |kind: &str, (what, ours, theirs): &(&str, &str, &str)| {
+            let what = labelled(kind, what);
+            let of = |metric, by| points.named(metric, "mem", by, &what);
+            let (ours_said, ratio) = match of("speed", ours) {
+                Some(speed) => (units::in_unit(speed, "B/s"), speed / of("speed", theirs)?),
+                None => {
+                    let time = of("time", ours)?;
+                    (units::time_ns(time), of("time", theirs)? / time)
+                }
+            };
+            let ratio = units::significant(ratio);
+            Some(format!("{what}: {ours} {ours_said}, {ratio} times as fast as {theirs}."))
         };
-        [
-            ratio("make and fill a volume", "draconis format", "mke2fs -d"),
-            ratio("make and fill a volume, cold", "draconis format", "mke2fs -d"),
-            ratio("copy a tree out, cold", "draconis get", "debugfs rdump"),
-            ratio("copy a tree out, cold", "draconis get", "kernel + tar"),
-            ratio("archive a volume, cold", "draconis tar", "kernel + tar"),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+        let all = KINDS.iter().flat_map(|kind| PAIRS.iter().map(move |pair| (kind, pair)));
+        all.filter_map(|(kind, pair)| tell(kind, pair)).collect()
     }
 }
