@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
 use draconis_exchange::heap::Private;
 use parking_lot::{Mutex, RwLock};
-use smallvec::SmallVec;
 
 use crate::codec::Summer;
 use crate::entry::{Data, PIECE};
@@ -38,6 +37,9 @@ const REMEMBERED_MAX: u64 = 64 << 10;
 const FAR_GAP: u64 = 16 << 10;
 /// The longest read of several payloads.
 const FAR_MAX: u64 = 256 << 10;
+
+/// What is longer is read in parts of so many bytes, where it may be long.
+const PART: usize = 4 << 20;
 
 /// While most of memory is unused, what lies around a payload is read with it, in bytes.
 const AROUND: u64 = 128 << 10;
@@ -83,10 +85,7 @@ impl Io {
             disk,
             geometry,
             summer,
-            memory: Memory::new(
-                cache_bytes.max(128 << 10),
-                u64::from(geometry.page_bytes.max(1024)),
-            ),
+            memory: Memory::new(cache_bytes.max(128 << 10)),
             recent: RwLock::default(),
             fresh: RwLock::default(),
             ahead: RwLock::default(),
@@ -179,19 +178,35 @@ impl Io {
         }
     }
 
+    /// The same in parts that are under way together, where it is long.
+    pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<Private> {
+        if len <= PART {
+            return self.direct(at, len);
+        }
+        let parts = (0..len).step_by(PART).map(|from| {
+            let part = PART.min(len - from);
+            let extent = Extent::new(at + from as u64, part as u64);
+            (from, self.disk.read(extent, Private::unset(part).into(), Urgency::Ahead))
+        });
+        let parts: Vec<_> = parts.collect();
+        let mut all = Private::unset(len);
+        for (from, read) in parts {
+            match read.wait() {
+                Some(Ok(block)) => {
+                    let block = block.into_private();
+                    all[from..from + block.len()].copy_from_slice(&block);
+                }
+                Some(Err(refused)) => return Err(refused.error.into()),
+                None => return Err(draconis_device::Error::Gone.into()),
+            }
+        }
+        Ok(all)
+    }
+
     fn recent(&self, at: u64, len: usize) -> Option<Arc<Done>> {
         let recent = self.recent.read();
         let (&start, frame) = recent.range(..=at).next_back()?;
         (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
-    }
-
-    /// Pages from `first` to `last`, if memory has all of them.
-    fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
-        let mut pages = SmallVec::new();
-        for index in first..=last {
-            pages.push(self.memory.page(index)?);
-        }
-        Some(pages)
     }
 
     /// Reads pages, and what is around them if that is to be kept too; where it begins.
@@ -238,23 +253,17 @@ impl Io {
         let (start, end) = self.pages_of(at, at + len.max(1) as u64);
         let pages = (start / self.page(), end.div_ceil(self.page()));
         let is_short = len as u64 <= REMEMBERED_MAX;
-        if is_short
-            && let Some(remembered) = self.remembered_pages(pages.0, pages.1.saturating_sub(1))
-        {
-            let many;
-            let bytes = match &remembered[..] {
-                [one] => &one[..],
-                all => {
-                    many = all.concat();
-                    &many
-                }
-            };
+        if is_short {
             let from = (at - start) as usize;
-            match bytes.get(from..from + len).map(&mut take) {
-                None | Some(Err(Error::Corrupt { .. })) => {
+            let remembered = self.memory.with_pages(pages.0, pages.1.saturating_sub(1), |bytes| {
+                bytes.get(from..from + len).map(&mut take)
+            });
+            match remembered {
+                None => {}
+                Some(None | Some(Err(Error::Corrupt { .. }))) => {
                     (pages.0..pages.1).for_each(|index| self.memory.forget_page(index));
                 }
-                Some(taken) => {
+                Some(Some(taken)) => {
                     self.hits.fetch_add(1, Ordering::Relaxed);
                     return taken;
                 }
@@ -295,15 +304,56 @@ impl Io {
         })
     }
 
+    /// What counts of a payload that was stored so, if it was.
+    fn counted(&self, data: &Data, stored: &[u8]) -> Result<Vec<u8>> {
+        self.verify(data, stored)?;
+        Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
+    }
+
     /// What counts of a payload.
     pub fn value(&self, data: &Data) -> Result<Vec<u8>> {
         if data.stored == 0 {
             return Ok(vec![]);
         }
-        self.with(data.at, data.stored as usize, true, |stored| {
-            self.verify(data, stored)?;
-            Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
-        })
+        self.with(data.at, data.stored as usize, true, |stored| self.counted(data, stored))
+    }
+
+    /// What counts of a payload, if memory has it as it should be. What has the right sum is right,
+    /// whatever the disk was given since.
+    pub fn remembered(&self, data: &Data) -> Option<Vec<u8>> {
+        let value = self.in_pages(data)?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(value)
+    }
+
+    fn in_pages(&self, data: &Data) -> Option<Vec<u8>> {
+        let last = data.stored.checked_sub(1).filter(|_| data.stored <= REMEMBERED_MAX as u32)?;
+        let (first, last) = (data.at / self.page(), (data.at + u64::from(last)) / self.page());
+        let from = (data.at % self.page()) as usize;
+        let stored =
+            |pages: &[u8]| self.counted(data, pages.get(from..from + data.stored as usize)?).ok();
+        self.memory.with_pages(first, last, stored)?
+    }
+
+    /// The same of many.
+    pub fn remembered_of(&self, all: &[&Data]) -> Vec<Option<Vec<u8>>> {
+        let mut values = vec![None; all.len()];
+        let (mut parts, mut numbers) = (Vec::with_capacity(all.len()), vec![]);
+        for (nth, data) in all.iter().enumerate() {
+            let (from, len) = (data.at % self.page(), u64::from(data.stored));
+            if len > 0 && from + len <= self.page() {
+                parts.push((data.at / self.page(), from as usize, (from + len) as usize));
+                numbers.push(nth);
+            } else {
+                values[nth] = self.in_pages(data);
+            }
+        }
+        self.memory.with_each(&parts, |part, stored| {
+            values[numbers[part]] = self.counted(all[numbers[part]], stored).ok();
+        });
+        let hits = values.iter().filter(|value| value.is_some()).count() as u64;
+        self.hits.fetch_add(hits, Ordering::Relaxed);
+        values
     }
 
     /// What of payloads must come from the disk, asked for together; what lies close to each
@@ -440,7 +490,7 @@ impl Io {
             let start = (index * page - at) as usize;
             let end = bytes.len().min(start + page as usize);
             if !self.memory.has_page(index) {
-                self.memory.keep_page(index, Arc::from(&bytes[start..end]));
+                self.memory.keep_page(index, &bytes[start..end]);
             }
         }
     }
