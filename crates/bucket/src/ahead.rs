@@ -179,24 +179,23 @@ impl State {
         };
         (stream.key, stream.at) = (wanted.key.clone(), wanted.end());
         let mut more = vec![];
+        let behind = next(&wanted.key);
+        let is_of = |key: &Arc<str>| *key == wanted.key || behind.as_ref() == Some(key);
         // A reader that was not seen to go on begins with what it wants now.
-        let mut last = stream.ahead.take().unwrap_or_else(|| Span { len: 0, ..wanted.clone() });
+        let ahead = stream.ahead.take().filter(|last| is_of(&last.key));
+        let mut last = ahead.unwrap_or_else(|| Span { len: 0, ..wanted.clone() });
         let left = |state: &Self| {
-            let is_ahead = |window: &&Window| {
-                window.span.key != wanted.key || window.span.from >= wanted.end()
+            let is_left = |span: &Span| {
+                is_of(&span.key) && (span.key != wanted.key || span.from >= wanted.end())
             };
-            let of_stream = |window: &&Window| {
-                window.span.key == wanted.key
-                    || next(&wanted.key).as_ref() == Some(&window.span.key)
-            };
-            state.windows.iter().filter(is_ahead).filter(of_stream).count()
+            state.windows.iter().filter(|window| is_left(&window.span)).count()
         };
         while left(self) < AHEAD || last.key == wanted.key && last.end() < wanted.end() {
             let (key, from) = match last.end() < len_of(&last.key) {
                 true => (last.key.clone(), last.end()),
                 // No further than one object.
-                false if last.key == wanted.key => match next(&last.key) {
-                    Some(key) => (key, 0),
+                false if last.key == wanted.key => match &behind {
+                    Some(key) => (key.clone(), 0),
                     None => break,
                 },
                 false => break,
