@@ -395,7 +395,8 @@ impl MountOptions {
             "commit" => self.commit_s = number("commit", value)?,
             "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,
-            _ if let Some(name) = name.strip_prefix(OF_BUCKETS) => {
+            _ if name.starts_with(OF_BUCKETS) => {
+                let name = name.strip_prefix(OF_BUCKETS).unwrap_or(name);
                 self.bucket.push((name.to_string(), value.to_string()));
             }
             // What mount(8) and systemd hand to every helper.

@@ -401,7 +401,7 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
         let _ = std::fs::remove_file(path);
     }
     // It leaves a checkpoint when no disk is served any more.
-    let closed = process.as_ref().as_ref().map_or(Ok(()), StoreProcess::close);
+    let closed = (*process).as_ref().map_or(Ok(()), StoreProcess::close);
     connected.closed(elsewhere.close());
     closed.map_err(|error| error.to_string())
 }
