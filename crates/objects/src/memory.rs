@@ -460,7 +460,10 @@ mod tests {
     fn what_is_used_again_outlives_what_is_read_once() {
         let memory = Memory::new(1 << 20);
         (0..20).for_each(|sum| memory.keep_node(ptr(sum), node()));
-        (0..100).for_each(|number| memory.keep_page(number, &[1; 4096]));
+        for number in 0..100 {
+            memory.keep_page(number, &[1; 4096]);
+            assert_eq!(memory.with_pages(number, number, <[u8]>::len), Some(4096));
+        }
         for number in 1000..20_000 {
             memory.keep_page(number, &[2; 4096]);
             assert!(memory.node(ptr(number % 20)).is_some(), "{number}");
