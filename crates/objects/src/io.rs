@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
 use draconis_exchange::heap::Private;
 use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 
 use crate::codec::Summer;
 use crate::entry::{Data, PIECE};
@@ -85,7 +86,10 @@ impl Io {
             disk,
             geometry,
             summer,
-            memory: Memory::new(cache_bytes.max(128 << 10)),
+            memory: Memory::new(
+                cache_bytes.max(128 << 10),
+                u64::from(geometry.page_bytes.max(1024)),
+            ),
             recent: RwLock::default(),
             fresh: RwLock::default(),
             ahead: RwLock::default(),
@@ -209,6 +213,15 @@ impl Io {
         (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
     }
 
+    /// Pages from `first` to `last`, if memory has all of them.
+    fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
+        let mut pages = SmallVec::new();
+        for index in first..=last {
+            pages.push(self.memory.page(index)?);
+        }
+        Some(pages)
+    }
+
     /// Reads pages, and what is around them if that is to be kept too; where it begins.
     fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, Private)> {
         let (from, to) = if keeps { self.around((start, end)) } else { (start, end) };
@@ -253,17 +266,23 @@ impl Io {
         let (start, end) = self.pages_of(at, at + len.max(1) as u64);
         let pages = (start / self.page(), end.div_ceil(self.page()));
         let is_short = len as u64 <= REMEMBERED_MAX;
-        if is_short {
+        if is_short
+            && let Some(remembered) = self.remembered_pages(pages.0, pages.1.saturating_sub(1))
+        {
+            let many;
+            let bytes = match &remembered[..] {
+                [one] => &one[..],
+                all => {
+                    many = all.concat();
+                    &many
+                }
+            };
             let from = (at - start) as usize;
-            let remembered = self.memory.with_pages(pages.0, pages.1.saturating_sub(1), |bytes| {
-                bytes.get(from..from + len).map(&mut take)
-            });
-            match remembered {
-                None => {}
-                Some(None | Some(Err(Error::Corrupt { .. }))) => {
+            match bytes.get(from..from + len).map(&mut take) {
+                None | Some(Err(Error::Corrupt { .. })) => {
                     (pages.0..pages.1).for_each(|index| self.memory.forget_page(index));
                 }
-                Some(Some(taken)) => {
+                Some(taken) => {
                     self.hits.fetch_add(1, Ordering::Relaxed);
                     return taken;
                 }
@@ -304,56 +323,15 @@ impl Io {
         })
     }
 
-    /// What counts of a payload that was stored so, if it was.
-    fn counted(&self, data: &Data, stored: &[u8]) -> Result<Vec<u8>> {
-        self.verify(data, stored)?;
-        Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
-    }
-
     /// What counts of a payload.
     pub fn value(&self, data: &Data) -> Result<Vec<u8>> {
         if data.stored == 0 {
             return Ok(vec![]);
         }
-        self.with(data.at, data.stored as usize, true, |stored| self.counted(data, stored))
-    }
-
-    /// What counts of a payload, if memory has it as it should be. What has the right sum is right,
-    /// whatever the disk was given since.
-    pub fn remembered(&self, data: &Data) -> Option<Vec<u8>> {
-        let value = self.in_pages(data)?;
-        self.hits.fetch_add(1, Ordering::Relaxed);
-        Some(value)
-    }
-
-    fn in_pages(&self, data: &Data) -> Option<Vec<u8>> {
-        let last = data.stored.checked_sub(1).filter(|_| data.stored <= REMEMBERED_MAX as u32)?;
-        let (first, last) = (data.at / self.page(), (data.at + u64::from(last)) / self.page());
-        let from = (data.at % self.page()) as usize;
-        let stored =
-            |pages: &[u8]| self.counted(data, pages.get(from..from + data.stored as usize)?).ok();
-        self.memory.with_pages(first, last, stored)?
-    }
-
-    /// The same of many.
-    pub fn remembered_of(&self, all: &[&Data]) -> Vec<Option<Vec<u8>>> {
-        let mut values = vec![None; all.len()];
-        let (mut parts, mut numbers) = (Vec::with_capacity(all.len()), vec![]);
-        for (nth, data) in all.iter().enumerate() {
-            let (from, len) = (data.at % self.page(), u64::from(data.stored));
-            if len > 0 && from + len <= self.page() {
-                parts.push((data.at / self.page(), from as usize, (from + len) as usize));
-                numbers.push(nth);
-            } else {
-                values[nth] = self.in_pages(data);
-            }
-        }
-        self.memory.with_each(&parts, |part, stored| {
-            values[numbers[part]] = self.counted(all[numbers[part]], stored).ok();
-        });
-        let hits = values.iter().filter(|value| value.is_some()).count() as u64;
-        self.hits.fetch_add(hits, Ordering::Relaxed);
-        values
+        self.with(data.at, data.stored as usize, true, |stored| {
+            self.verify(data, stored)?;
+            Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
+        })
     }
 
     /// What of payloads must come from the disk, asked for together; what lies close to each
@@ -490,7 +468,7 @@ impl Io {
             let start = (index * page - at) as usize;
             let end = bytes.len().min(start + page as usize);
             if !self.memory.has_page(index) {
-                self.memory.keep_page(index, &bytes[start..end]);
+                self.memory.keep_page(index, Arc::from(&bytes[start..end]));
             }
         }
     }

@@ -1,12 +1,11 @@
 //! Leaves of the tree: sorted pairs, as they are on the disk.
 //!
 //! ```text
-//!   heads and marks of every eighth pair · their keys, whole · what differs from the key before, entry · ..
+//!   marks of every eighth pair · their keys, whole · what differs from the key before, entry · ..
 //! ```
 //!
 //! A leaf stays folded in memory, so that half as much of it holds the same index: a key is
-//! found by the heads of marks, eight bytes behind what all keys share, which lie so close together
-//! that they are looked at all at once; and then one pair after the other. A reader that goes through
+//! found by halving between marks, and then one pair after the other. A reader that goes through
 //! all, or changes some, unfolds it.
 //!
 //! Law: every pair was read once when the leaf was, so reading it again cannot fail.
@@ -16,7 +15,6 @@ use std::cmp::Ordering;
 use crate::Result;
 use crate::codec::{Reader, narrow, put_varint};
 use crate::entry::{Entry, Key, put_key_behind, read_key_behind, read_pair_behind, unfolded_max};
-use crate::index::node::head_of;
 
 /// Pairs from one mark to the next.
 const STRIDE: usize = 8;
@@ -30,19 +28,17 @@ struct Mark {
     key: u32,
 }
 
-/// Bytes of a mark, and of a head.
+/// Bytes of a mark.
 const MARK: usize = 8;
 
 /// Pairs, folded.
 #[derive(Debug)]
 pub(crate) struct Leaf {
-    /// Heads, marks, the keys of those, and the pairs: what is looked at together lies together.
+    /// Marks, the keys of those, and the pairs: what is looked at together lies together.
     bytes: Box<[u8]>,
     /// Where the pairs begin.
     pairs_at: u32,
     count: u32,
-    /// Bytes that all keys begin with.
-    shared: u32,
     at: u64,
 }
 
@@ -51,9 +47,8 @@ impl Leaf {
     pub fn decode(reader: &mut Reader<'_>, bytes: &[u8], count: usize, at: u64) -> Result<Self> {
         let begin = reader.pos();
         let (mut key, mut unfolded) = (Key::new(), 0usize);
-        let heads_len = count.div_ceil(STRIDE).saturating_mul(MARK);
-        let (mut keys_at, mut first_len) = (heads_len.saturating_mul(2), 0);
-        let (mut marks, mut keys) = (Vec::with_capacity(heads_len), vec![]);
+        let mut keys_at = count.div_ceil(STRIDE).saturating_mul(MARK);
+        let (mut marks, mut keys) = (Vec::with_capacity(keys_at), vec![]);
         for index in 0..count {
             let pair = narrow(reader.pos().saturating_sub(begin) as u64);
             let entry = read_pair_behind(reader, &mut key)?;
@@ -64,9 +59,6 @@ impl Leaf {
             if unfolded > unfolded_max(bytes.len()) {
                 return Err(reader.corrupt("a leaf's length"));
             }
-            if index == 0 {
-                first_len = key.len();
-            }
             if index.is_multiple_of(STRIDE) {
                 marks.extend_from_slice(&pair.to_le_bytes());
                 marks.extend_from_slice(&narrow(keys_at as u64).to_le_bytes());
@@ -76,21 +68,8 @@ impl Leaf {
         }
         let pairs = bytes.get(begin..reader.pos()).unwrap_or_default();
         let pairs_at = narrow(keys_at as u64);
-        // What the first and the last one share all do.
-        let first = keys.get(..first_len).unwrap_or_default();
-        let shared = first.iter().zip(&key).take_while(|(a, b)| a == b).count();
-        let empty = vec![0; heads_len];
-        let bytes = [empty.as_slice(), &marks, &keys, pairs].concat().into();
-        let (count, shared) = (narrow(count as u64), narrow(shared as u64));
-        let mut leaf = Self { bytes, pairs_at, count, shared, at };
-        for nth in 0..leaf.marks() {
-            let head = head_of(leaf.key_of(nth), leaf.shared as usize).to_le_bytes();
-            let place = leaf.bytes.get_mut(nth.saturating_mul(MARK)..);
-            if let Some(place) = place.and_then(<[u8]>::first_chunk_mut) {
-                *place = head;
-            }
-        }
-        Ok(leaf)
+        let bytes = [marks.as_slice(), &keys, pairs].concat().into();
+        Ok(Self { bytes, pairs_at, count: narrow(count as u64), at })
     }
 
     /// As it is on the disk.
@@ -120,8 +99,7 @@ impl Leaf {
     }
 
     fn mark(&self, nth: usize) -> Option<Mark> {
-        let at = self.marks().saturating_add(nth).saturating_mul(MARK);
-        let bytes = self.bytes.get(at..).filter(|_| nth < self.marks())?;
+        let bytes = self.bytes.get(nth.saturating_mul(MARK)..).filter(|_| nth < self.marks())?;
         let (pair, key) = (bytes.first_chunk()?, bytes.get(4..)?.first_chunk()?);
         Some(Mark { pair: u32::from_le_bytes(*pair), key: u32::from_le_bytes(*key) })
     }
@@ -146,31 +124,19 @@ impl Leaf {
         Walk { reader, key: Key::new(), first: Some(self.key_of(mark)) }
     }
 
-    /// The last mark whose key is before `key`, or, unless `is_before`, is `key`; the first if there
+    /// The last mark that `is_before` holds for, which it does up to some key; the first if there
     /// is none.
-    fn mark_near(&self, key: &[u8], is_before: bool) -> usize {
-        let shared = self.shared as usize;
-        let (told, mine) = (self.first_key().get(..shared), key.get(..shared.min(key.len())));
-        if told != mine {
-            return if told < mine { self.marks().saturating_sub(1) } else { 0 };
+    fn mark_near(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.marks());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            if is_before(self.key_of(middle)) {
+                low = middle.saturating_add(1);
+            } else {
+                high = middle;
+            }
         }
-        let wanted = head_of(key, shared);
-        let heads = self.bytes.get(..self.marks().saturating_mul(MARK)).unwrap_or_default();
-        let (heads, _) = heads.as_chunks::<MARK>();
-        // Without a branch, so that no line is waited for before the next one is asked for.
-        let (mut below, mut alike) = (0usize, 0usize);
-        for head in heads {
-            let head = u64::from_le_bytes(*head);
-            below = below.saturating_add(usize::from(head < wanted));
-            alike = alike.saturating_add(usize::from(head == wanted));
-        }
-        let is_near = |nth: &usize| match is_before {
-            true => self.key_of(*nth) < key,
-            false => self.key_of(*nth) <= key,
-        };
-        let end = below.saturating_add(alike);
-        let near = (below..end).take_while(is_near).count();
-        below.saturating_add(near).saturating_sub(1)
+        low.saturating_sub(1)
     }
 
     fn entry(&self, bytes: &[u8]) -> Result<Entry> {
@@ -180,7 +146,7 @@ impl Leaf {
     /// What is under the key. Keys on the way to it are not made whole: one that shares more with
     /// the one before it than that does with `key` is before `key`, too.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
-        let nearest = self.mark_near(key, false);
+        let nearest = self.mark_near(|mark| mark <= key);
         let from = self.mark(nearest).map_or(usize::MAX, |mark| mark.pair as usize);
         let mut reader = Reader::new(self.pairs().get(from..).unwrap_or_default(), self.at);
         // Of the last pair: how much of its key is `key`'s, too.
@@ -207,7 +173,7 @@ impl Leaf {
 
     /// The first pair at `key` or behind it.
     pub fn at_or_after(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_from(self.mark_near(key, false));
+        let mut walk = self.walk_from(self.mark_near(|mark| mark <= key));
         while let Some((have, entry)) = walk.next()? {
             if have >= key {
                 return Ok(Some((Key::from_slice(have), self.entry(entry)?)));
@@ -218,7 +184,7 @@ impl Leaf {
 
     /// The last pair before `key`.
     pub fn before(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_from(self.mark_near(key, true));
+        let mut walk = self.walk_from(self.mark_near(|mark| mark < key));
         let mut last: Option<(Key, &[u8])> = None;
         while let Some((have, entry)) = walk.next()? {
             if have >= key {

@@ -57,7 +57,7 @@ pub(crate) struct Inner {
 }
 
 /// Eight bytes of a key from `at` on, with zeros behind its end: as numbers they sort as the keys.
-pub(super) fn head_of(key: &[u8], at: usize) -> u64 {
+fn head_of(key: &[u8], at: usize) -> u64 {
     let mut head = [0; 8];
     let behind = key.get(at..).unwrap_or_default();
     head.iter_mut().zip(behind).for_each(|(to, from)| *to = *from);

@@ -47,15 +47,10 @@ impl Snapshot {
 
     /// Payloads that the index led to: what the disk has is asked for together.
     pub(crate) fn read_many(&self, all: &[&Data]) -> Vec<Result<Vec<u8>>> {
-        let mut found = self.io.remembered_of(all);
-        let missing: Vec<usize> = (0..all.len()).filter(|&nth| found[nth].is_none()).collect();
-        let far: Vec<&Data> = missing.iter().map(|&nth| all[nth]).collect();
-        for (nth, value) in missing.into_iter().zip(self.io.read_far(&far)) {
-            found[nth] = value;
-        }
-        let answers = all.iter().zip(found).map(|(data, found)| match found {
+        let mut found = self.io.read_far(all);
+        let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
             Some(value) => Ok(value),
-            // In frames, or not what was expected: once more, for an error that says it all.
+            // In memory, or not what was expected: once more, for an error that says it all.
             None => {
                 let mut value = vec![0; data.len as usize];
                 self.read_data(data, &mut value).map(|()| value)
