@@ -182,7 +182,7 @@ impl Io {
         }
     }
 
-    /// The same in parts that are under way together, where it is long.
+    /// Reads whole pages as [`Io::direct`] does, in parts that are under way together where it is long.
     pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<Private> {
         if len <= PART {
             return self.direct(at, len);
