@@ -40,7 +40,7 @@ pub struct Options {
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     deadline: u64,
     /// Keep what is read in a directory, up to SIZE bytes (K, M, G, T allowed).
-    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = cache)]
+    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| cache(text, ','))]
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     cache: Option<(PathBuf, u64)>,
     /// Wait for FILE on a local disk rather than for the bucket, which is sent what FILE has behind.
@@ -50,7 +50,7 @@ pub struct Options {
     /// FILE, or mounts it; without it the store is not opened to change it, but with --take-over.
     // A name of its own: commands have journals of volumes.
     #[arg(id = "bucket_journal", long = "journal")]
-    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = journal)]
+    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| journal(text, ','))]
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     journal: Option<(PathBuf, u64)>,
     /// Say at the end, on standard error, what was asked of the bucket.
@@ -62,6 +62,23 @@ pub struct Options {
     #[arg(long, global = true)]
     #[arg(help_heading = "In buckets", hide_short_help = true)]
     take_over: bool,
+}
+
+impl Options {
+    /// Takes what `-o bucket_NAME=VALUE` says, which is what the flags do: a line of fstab has no
+    /// flags. A size is behind a colon, since commas part options.
+    fn add(&mut self, name: &str, value: &str) -> Result<(), String> {
+        match name {
+            "cache" => self.cache = Some(cache(value, ':')?),
+            "journal" => self.journal = Some(journal(value, ':')?),
+            "deadline" => self.deadline = number(value)?,
+            "commit_ms" => self.commit_ms = number(value)?,
+            "take_over" if value.is_empty() => self.take_over = true,
+            "take_over" => return Err("it takes no value".to_owned()),
+            _ => return Err("no such option; see draconis-mount(1)".to_owned()),
+        }
+        Ok(())
+    }
 }
 
 /// What one process says of a bucket to the one that opens it.
@@ -130,16 +147,21 @@ fn told_of_journal(kept: &Kept) -> String {
     )
 }
 
-/// Parses a file, and a size if there is one, for clap.
-fn journal(text: &str) -> Result<(PathBuf, u64), String> {
-    let sized = text.rsplit_once(',').and_then(|(file, len)| Some((file, text::size(len).ok()?)));
+fn number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("a whole number, not '{text}'"))
+}
+
+/// Parses a file, and a size if there is one behind a `mark`.
+fn journal(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
+    let sized = text.rsplit_once(mark).and_then(|(file, len)| Some((file, text::size(len).ok()?)));
     let (file, len) = sized.unwrap_or((text, JOURNAL_BYTES));
     Ok((std::path::absolute(file).map_err(|error| error.to_string())?, len))
 }
 
-/// Parses a directory and a size for clap.
-fn cache(text: &str) -> Result<(PathBuf, u64), String> {
-    let (dir, most) = text.rsplit_once(',').ok_or("a directory, a comma and a size")?;
+/// Parses a directory and a size behind a `mark`.
+fn cache(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
+    let (dir, most) =
+        text.rsplit_once(mark).ok_or_else(|| format!("a directory, a '{mark}' and a size"))?;
     // Who opens it may be in another directory.
     let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
     Ok((dir, text::size(most)?))
@@ -195,20 +217,21 @@ pub fn served(address: &str, write: bool) -> anyhow::Result<(Served, Option<std:
     Ok((served.map_err(|why| anyhow!("{why}"))?, claim))
 }
 
-/// How long a request is tried again, in seconds.
-pub fn deadline_s() -> u64 {
-    said().deadline
-}
-
-/// What a mount needs of this process.
-pub fn means() -> anyhow::Result<Box<Means>> {
-    let settings = Settings { options: said(), process: None };
+/// What a mount needs of this process, and how long a request is tried again, in seconds; `words`
+/// are those of `-o`.
+pub fn means(words: &[(String, String)]) -> anyhow::Result<(Box<Means>, u64)> {
+    let mut options = said();
+    for (name, value) in words {
+        options.add(name, value).map_err(|why| anyhow!("mount option 'bucket_{name}': {why}"))?;
+    }
+    let deadline_s = options.deadline;
+    let settings = Settings { options, process: None };
     // What is no text is no setting of ours.
     let all = std::env::vars_os();
     let environment =
         all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let environment = environment.collect();
-    Ok(Box::new(Means { settings: serde_json::to_string(&settings)?, environment }))
+    Ok((Box::new(Means { settings: serde_json::to_string(&settings)?, environment }), deadline_s))
 }
 
 /// Buckets, for the processes that serve what is in them.
@@ -235,6 +258,13 @@ impl Elsewhere for Buckets {
         let used = Used { disk: disk.clone(), stats, _claim: None };
         OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(used);
         Ok(disk)
+    }
+
+    fn close(&self) -> Option<String> {
+        let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.iter().for_each(|used| used.disk.close());
+        let left: Vec<String> = opened.iter().filter_map(|used| used.disk.left()).collect();
+        (!left.is_empty()).then(|| left.join("; "))
     }
 }
 

@@ -198,6 +198,7 @@ fn journaled(place: &Place) {
     let file = place.draconis.path("journal");
     let journal = format!("{},16M", file.display());
     // Nothing is sent by itself meanwhile.
+    // Nothing is sent by itself meanwhile.
     let more = ["--journal", &journal, "--commit-ms", "1000000"];
     let at = place.mount("vol", "at", &more);
     write_durably(&at.join("kept"), b"1").unwrap();
@@ -218,7 +219,9 @@ fn journaled(place: &Place) {
     }
     let said = place.fails(&["ls", "--journal", &journal, &place.disk("vol")]);
     assert!(said.contains("has what ") && said.contains(" has not yet"), "{said}");
-    let at = place.mount("vol", "at", &more);
+    // As a line of fstab says it.
+    let words = format!("bucket_journal={}:16M,bucket_commit_ms=1000000", file.display());
+    let at = place.mount("vol", "at", &["-o", &words]);
     assert_eq!(std::fs::read(at.join("kept")).unwrap(), b"1");
     assert!(!at.join("lost").exists());
     write_durably(&at.join("second"), b"2").unwrap();
@@ -244,6 +247,59 @@ fn journaled(place: &Place) {
             && said.contains(" records, flushed "),
         "{said}"
     );
+    place.judge("vol");
+}
+
+/// A journal takes what the server does not: `umount` says what is there alone, and where.
+fn left_behind(mut place: Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    let file = place.draconis.path("journal");
+    let words = format!("bucket_journal={}:16M,bucket_deadline=1", file.display());
+    let at = place.mount("vol", "at", &["-o", &words]);
+    write_durably(&at.join("first"), b"1").unwrap();
+    let start = place.stop_server();
+    write_durably(&at.join("second"), b"2").unwrap();
+    let mut said = String::new();
+    eventually("it is not busy", || {
+        said = place.fails(&["umount", text(&at)]);
+        !said.contains("busy")
+    });
+    let what = format!("{} keeps what was acknowledged and {}", file.display(), place.address);
+    assert!(said.contains(&what) && said.contains(text(&at)), "{said}");
+    assert!(mounts_below(&at).is_empty());
+    start(&mut place);
+    let at = place.mount("vol", "at", &["-o", &words]);
+    assert_eq!(std::fs::read(at.join("second")).unwrap(), b"2");
+    place.unmount(&at);
+    place.judge("vol");
+}
+
+/// What `-o` says of buckets is refused where it makes no sense, by its name.
+fn words(place: &Place) {
+    place.ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+    let (at, cache) = (place.draconis.make_dir("at"), place.draconis.path("cache"));
+    let refused = |words: &str, image: &str| place.fails(&["mount", "-o", words, image, text(&at)]);
+    for (words, why) in [
+        ("bucket_cache=/tmp", "'bucket_cache': a directory, a ':' and a size"),
+        ("bucket_deadline=soon", "'bucket_deadline': a whole number, not 'soon'"),
+        ("bucket_take_over=1", "'bucket_take_over': it takes no value"),
+        ("bucket_size=1", "'bucket_size': no such option"),
+    ] {
+        let said = refused(words, &place.disk("vol"));
+        assert!(said.contains(why), "{said}");
+    }
+    let image = place.draconis.path("image");
+    std::fs::write(&image, "").unwrap();
+    let said = refused("bucket_deadline=5", text(&image));
+    assert!(said.contains("'bucket_deadline': ") && said.contains("is in no bucket"), "{said}");
+    // What is read is kept where it says, and what it lasts for is counted.
+    let kept = format!("bucket_cache={}:8M,bucket_deadline=100", cache.display());
+    let at = place.mount("vol", "at", &["-o", &kept]);
+    write_durably(&at.join("file"), b"1").unwrap();
+    place.unmount(&at);
+    assert!(std::fs::read_dir(&cache).unwrap().count() > 1, "nothing is kept");
     place.judge("vol");
 }
 
@@ -382,6 +438,20 @@ fn what_only_a_journal_has_is_asked_for_in_a_directory() {
 fn what_only_a_journal_has_is_asked_for_on_a_server() {
     if fuse("mounts of buckets with journals") {
         Place::server().iter().for_each(journaled);
+    }
+}
+
+#[test]
+fn umount_says_what_only_a_journal_has() {
+    if fuse("mounts of buckets with journals") {
+        Place::server().into_iter().for_each(left_behind);
+    }
+}
+
+#[test]
+fn options_of_mounts_say_what_flags_of_buckets_do() {
+    if fuse("mounts of buckets") {
+        words(&Place::directory());
     }
 }
 

@@ -35,6 +35,10 @@ Options for -o, separated by commas:
   commit=SECONDS       hand changes to the disk after so long (5)
   dirty=SIZE           or when there are so many (64M)
   deadline=SECONDS     kill a worker that does not answer for so long (30)
+  bucket_cache=DIR:SIZE, bucket_journal=FILE[:SIZE], bucket_deadline=SECONDS,
+  bucket_commit_ms=MS, bucket_take_over
+                       of a volume in a bucket: as --cache, --journal, --deadline, --commit-ms
+                       and --take-over, for lines of fstab
   polling=off          sleep until there is a request, rather than look for the next one for up
                        to 0.1 ms: for batteries (auto)
   norestart            no other worker takes over from one that died: the mount is dead then
@@ -111,13 +115,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
     let disk = name.as_ref().map(|name| name.name.clone());
     let (volume, means) = match bucket::address(file) {
-        Some(_) => (file.clone(), Some(bucket::means()?)),
+        Some(_) => {
+            let (means, deadline_s) = bucket::means(&options.bucket)?;
+            // A worker that waits for a bucket does not hang: to send something and to ask whether
+            // that counts may each take as long as requests are tried again.
+            let patience_s = deadline_s.saturating_mul(2).saturating_add(30);
+            options.deadline_s = options.deadline_s.max(patience_s);
+            (file.clone(), Some(means))
+        }
         None => (absolute(file)?, None),
     };
-    if means.is_some() {
-        // A worker that waits for a bucket does not hang: to send something and to ask whether that
-        // counts may each take as long as requests are tried again.
-        options.deadline_s = options.deadline_s.max(bucket::deadline_s() * 2 + 30);
+    if let (None, Some((name, _))) = (&means, options.bucket.first()) {
+        bail!("mount option 'bucket_{name}': {} is in no bucket", arguments.image.display());
     }
     for file in &mut options.backing {
         *file = absolute(file)?;

@@ -13,6 +13,7 @@
 //! ours after that: who takes over ends the epoch first and lists the objects then.
 //! Law 3: a root is sent when all before it was. Up to the newest root objects may be missing:
 //! those that nothing led to.
+//! What a reader that goes on will need is asked for ahead: `ahead`.
 //! With a journal something is durable once that has it, and the rest goes on behind: `keeping`.
 //! Law 4: an object is deleted once two roots are durable that do without it; readers of the root
 //! before may still be at it.
@@ -30,6 +31,7 @@ use draconis_device::{
 use draconis_exchange::heap::Block;
 use parking_lot::{Condvar, Mutex};
 
+use crate::ahead::{Ahead, MOST_BYTES, Span, Step};
 use crate::cache::Cache;
 use crate::engine::Trouble;
 use crate::epoch::Epoch;
@@ -113,6 +115,7 @@ impl BucketDisk {
             lanes: Lanes::new(pace.lanes),
             bucket,
             cache,
+            ahead: Ahead::default(),
             pace,
             is_read_only: epoch.is_none(),
             epoch: epoch.unwrap_or_default(),
@@ -459,22 +462,57 @@ impl Gathered {
 }
 
 impl Shared {
-    fn fetch(&self, part: &Part) -> Result<Bytes, Error> {
+    fn fetch(self: &Arc<Self>, part: &Part) -> Result<Bytes, Error> {
         let range = (part.from_bytes, part.len as u64);
         match &self.cache {
-            None => self.ask_for(&part.key, range),
+            None => self.read_on(&part.key, range),
             Some(cache) => cache.read(&part.key, len_of(&part.key), range, |from, len| {
-                self.ask_for(&part.key, (from, len))
+                self.read_on(&part.key, (from, len))
             }),
         }
     }
 
-    fn ask_for(&self, key: &str, range: (u64, u64)) -> Result<Bytes, Error> {
-        let trouble = match self.bucket.get(key, Some(range)) {
-            Ok(bytes) if bytes.len() as u64 == range.1 => return Ok(bytes),
-            Ok(bytes) => Trouble::Refused(format!("{} bytes came of {}", bytes.len(), range.1)),
+    /// Reads a part of an object, and what a reader that goes on will need next.
+    fn read_on(self: &Arc<Self>, key: &Arc<str>, (from, len): (u64, u64)) -> Result<Bytes, Error> {
+        let wanted = Span { key: key.clone(), from, len };
+        if len >= MOST_BYTES {
+            return self.ask_for(&wanted);
+        }
+        let (step, more) = self.ahead.read(&wanted, len_of, |key| self.behind(key));
+        for window in more {
+            let shared = self.clone();
+            self.lanes.push(move || {
+                if shared.ahead.take(&window) {
+                    let came = shared.ask_for(&window);
+                    shared.ahead.give(&window, came.as_ref().ok());
+                }
+            });
+        }
+        let asked = match step {
+            Step::Here(bytes) => return Ok(bytes),
+            Step::Ask(asked) => asked,
+        };
+        let came = self.ask_for(&asked);
+        self.ahead.give(&asked, came.as_ref().ok());
+        let skip = (from - asked.from) as usize;
+        Ok(came?.slice(skip..skip + len as usize))
+    }
+
+    /// The object that was written next, if the bucket has it.
+    fn behind(&self, key: &str) -> Option<Arc<str>> {
+        let Some(Name::Data(number, _)) = Name::of(key) else { return None };
+        let next = Number { nth: number.nth + 1, ..number };
+        let state = self.state.lock();
+        let is_sent = state.in_memory(self.epoch.number, next).is_none();
+        state.names.get(&next).filter(|_| is_sent).cloned()
+    }
+
+    fn ask_for(&self, span: &Span) -> Result<Bytes, Error> {
+        let trouble = match self.bucket.get(&span.key, Some((span.from, span.len))) {
+            Ok(bytes) if bytes.len() as u64 == span.len => return Ok(bytes),
+            Ok(bytes) => Trouble::Refused(format!("{} bytes came of {}", bytes.len(), span.len)),
             Err(trouble) => trouble,
         };
-        Err(self.bucket.error("reading", key, &trouble))
+        Err(self.bucket.error("reading", &span.key, &trouble))
     }
 }

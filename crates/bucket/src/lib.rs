@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod cache;
 mod cloud;
 #[cfg_attr(not(feature = "clouds"), path = "no_clouds.rs")]

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use draconis_device::{Error, Group, Ticket};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::ahead::Ahead;
 use crate::cache::Cache;
 use crate::engine::Trouble;
 use crate::epoch::Epoch;
@@ -42,6 +43,7 @@ pub(crate) struct Pace {
 pub(crate) struct Shared {
     pub bucket: Steady,
     pub cache: Option<Cache>,
+    pub ahead: Ahead,
     pub lanes: Arc<Lanes>,
     pub pace: Pace,
     pub is_read_only: bool,

@@ -39,6 +39,9 @@ const FAR_GAP: u64 = 16 << 10;
 /// The longest read of several payloads.
 const FAR_MAX: u64 = 256 << 10;
 
+/// What is longer is read in parts of so many bytes, where it may be long.
+const PART: usize = 4 << 20;
+
 /// While most of memory is unused, what lies around a payload is read with it, in bytes.
 const AROUND: u64 = 128 << 10;
 
@@ -177,6 +180,31 @@ impl Io {
             Ok(block) => Ok(block.into_private()),
             Err(refused) => Err(refused.error.into()),
         }
+    }
+
+    /// Reads whole pages as [`Io::direct`] does, in parts that are under way together where it is long.
+    pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<Private> {
+        if len <= PART {
+            return self.direct(at, len);
+        }
+        let parts = (0..len).step_by(PART).map(|from| {
+            let part = PART.min(len - from);
+            let extent = Extent::new(at + from as u64, part as u64);
+            (from, self.disk.read(extent, Private::unset(part).into(), Urgency::Ahead))
+        });
+        let parts: Vec<_> = parts.collect();
+        let mut all = Private::unset(len);
+        for (from, read) in parts {
+            match read.wait() {
+                Some(Ok(block)) => {
+                    let block = block.into_private();
+                    all[from..from + block.len()].copy_from_slice(&block);
+                }
+                Some(Err(refused)) => return Err(refused.error.into()),
+                None => return Err(draconis_device::Error::Gone.into()),
+            }
+        }
+        Ok(all)
     }
 
     fn recent(&self, at: u64, len: usize) -> Option<Arc<Done>> {

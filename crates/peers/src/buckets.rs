@@ -7,6 +7,7 @@
 //! A phase is a process, so what a server was asked for meanwhile is that phase's, and nothing of
 //! the one before is in memory. Law: what is read is compared with what was put there.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
@@ -44,9 +45,13 @@ pub struct Arguments {
     /// The store.
     #[arg(long)]
     store: String,
-    /// The bucket, of a server that the environment names (`AWS_ENDPOINT_URL`).
+    /// The bucket, of a server that the environment names (`AWS_ENDPOINT_URL`); or, for our own
+    /// store, an address as the program takes it.
     #[arg(long)]
     bucket: String,
+    /// A journal, of our own store: what is waited for is durable in there.
+    #[arg(long)]
+    journal: Option<PathBuf>,
     #[arg(long)]
     phase: Phase,
     /// Keys, each put once by the first phase.
@@ -218,9 +223,14 @@ fn open(arguments: &Arguments) -> anyhow::Result<Box<dyn KvSubject>> {
         }
         #[cfg(feature = "draconis-kv")]
         "draconis-kv" => {
-            let address = format!("s3://{}/store", arguments.bucket);
-            let makes = arguments.phase == Phase::Load;
-            Ok(Box::new(crate::draconis_store::DraconisKv::in_bucket(&address, makes, how)?))
+            let address = match draconis_bucket::is_address(&arguments.bucket) {
+                true => arguments.bucket.clone(),
+                false => format!("s3://{}/store", arguments.bucket),
+            };
+            let (makes, journal) = (arguments.phase == Phase::Load, arguments.journal.as_deref());
+            Ok(Box::new(crate::draconis_store::DraconisKv::in_bucket(
+                &address, makes, journal, how,
+            )?))
         }
         other => bail!("{other} is not kept in buckets, or this program was built without it"),
     }

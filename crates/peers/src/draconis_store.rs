@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::anyhow;
-use draconis_bucket::{BucketDisk, Cloud};
+use draconis_bucket::{BucketDisk, Cloud, Local};
 use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
@@ -20,6 +20,9 @@ const DURABLE_BYTES: u64 = 1 << 30;
 
 /// Length of a disk in a bucket.
 const BUCKET_BYTES: u64 = 4 << 30;
+
+/// Length of a journal, as the program has it.
+const JOURNAL_BYTES: u64 = 256 << 20;
 
 /// What it may keep of what it read, unless it is told: in bytes.
 const CACHE_BYTES: u64 = 256 << 20;
@@ -57,14 +60,23 @@ impl DraconisKv {
         Self::on(disk, how)
     }
 
-    /// Opens it in a bucket, at an address as the program takes it; `makes` makes it.
+    /// Opens it in a bucket, at an address as the program takes it, with a journal if one is named;
+    /// `makes` makes it.
     ///
     /// # Errors
     /// What the bucket and the store say.
-    pub fn in_bucket(address: &str, makes: bool, how: Opening) -> anyhow::Result<Self> {
+    pub fn in_bucket(
+        address: &str,
+        makes: bool,
+        journal: Option<&Path>,
+        how: Opening,
+    ) -> anyhow::Result<Self> {
         let cloud = Cloud::at(address, makes).map_err(|why| anyhow!("{why}"))?;
         let token = u128::from(std::process::id());
-        let options = draconis_bucket::Options { token, ..draconis_bucket::Options::default() };
+        let journal = journal.map(|file| Local::file(file, JOURNAL_BYTES, token)).transpose();
+        let journal = journal.map_err(|why| anyhow!("{why}"))?;
+        let options =
+            draconis_bucket::Options { token, journal, ..draconis_bucket::Options::default() };
         let disk = match makes {
             true => BucketDisk::create(Arc::new(cloud), address, BUCKET_BYTES, false, &options)?,
             false => BucketDisk::open(Arc::new(cloud), address, &options)?,

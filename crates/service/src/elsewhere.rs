@@ -58,6 +58,10 @@ pub trait Elsewhere: Send + Sync {
     /// # Errors
     /// A sentence for the user.
     fn open(&self, opening: &Opening) -> Result<Arc<dyn Disk>, String>;
+
+    /// Closes all that was opened, as dropping it does; says what of it could not be brought there,
+    /// in a sentence for the user.
+    fn close(&self) -> Option<String>;
 }
 
 /// What is to be opened.

@@ -78,6 +78,10 @@ pub struct MountOptions {
     pub discard: Option<bool>,
     /// Change a mount that is there.
     pub remount: bool,
+    /// What `bucket_NAME=VALUE` says of the bucket that the volume is in: for the program, which
+    /// knows what buckets are, and passes it on with what else a bucket takes.
+    #[serde(skip)]
+    pub bucket: Vec<(String, String)>,
 }
 
 /// Times of access in JSON, as managers and clients of any age say them.
@@ -130,6 +134,7 @@ impl Default for MountOptions {
             restart: true,
             discard: None,
             remount: false,
+            bucket: vec![],
         }
     }
 }
@@ -247,6 +252,9 @@ const WITHOUT_EFFECT: &[&str] = &[
     "max_read",
     "seclabel",
 ];
+
+/// What options of the bucket that a volume is in begin with.
+const OF_BUCKETS: &str = "bucket_";
 
 /// Why quotas are refused.
 const NO_LIMITS: &str = "limits of quotas are not enforced, and what counts for them is kept in step \
@@ -387,6 +395,10 @@ impl MountOptions {
             "commit" => self.commit_s = number("commit", value)?,
             "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,
+            _ if name.starts_with(OF_BUCKETS) => {
+                let name = name.strip_prefix(OF_BUCKETS).unwrap_or(name);
+                self.bucket.push((name.to_string(), value.to_string()));
+            }
             // What mount(8) and systemd hand to every helper.
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ if WITHOUT_EFFECT.contains(&name) => {}
@@ -524,6 +536,10 @@ mod tests {
         let options = parse("backing=/a,ro,backing=/b\\,c").unwrap();
         assert_eq!(options.backing, ["/a", "/b,c"].map(PathBuf::from));
         assert_eq!(parse("").unwrap(), MountOptions::default());
+        let options = parse("bucket_cache=/a:1G,deadline=9,bucket_deadline=7").unwrap();
+        let word = |name: &str, value: &str| (name.to_string(), value.to_string());
+        assert_eq!(options.bucket, [word("cache", "/a:1G"), word("deadline", "7")]);
+        assert_eq!(options.deadline_s, 9);
     }
 
     #[test]

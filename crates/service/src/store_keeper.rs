@@ -151,10 +151,11 @@ impl StoreDisk {
         }
     }
 
-    /// Gives it back; if no other mount has a disk of that store, it is free then.
-    pub(crate) fn give_back(self) {
+    /// Gives it back; if no other mount has a disk of that store, it is free then. Says what could
+    /// not be brought to where the store is.
+    pub(crate) fn give_back(self) -> Option<String> {
         // What is still to be sent elsewhere has bounds of its own.
-        wait_for_end(&self.store, (!self.is_elsewhere).then_some(CLOSE_WAIT));
+        wait_for_end(&self.store, (!self.is_elsewhere).then_some(CLOSE_WAIT))
     }
 
     /// The same over the same connection: the two do not ask at the same time.
@@ -230,12 +231,19 @@ fn ask_owner(store: &UnixStream, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<()
 
 const GONE: &str = "the process that serves the store is gone";
 
-/// Leaves a store keeper; if no other is connected with it, it has ended then.
-fn wait_for_end(mut store: &UnixStream, wait: Option<Duration>) {
+/// Leaves a store keeper; if no other is connected with it, it has ended then, and has said what
+/// it leaves undone.
+fn wait_for_end(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
     let left = store.shutdown(Shutdown::Write).and_then(|()| store.set_read_timeout(wait));
+    let mut said = vec![];
     // The end is the answer.
-    if let Err(error) = left.and_then(|()| store.read(&mut [0])) {
+    let read = left.and_then(|()| store.take(MESSAGE_BYTES as u64).read_to_end(&mut said));
+    if let Err(error) = read {
         log::warn!("the process that has the store does not end: {error}");
+    }
+    match serde_json::from_slice(&said) {
+        Ok(Answer::Refused(why)) => Some(why),
+        _ => None,
     }
 }
 
@@ -280,6 +288,10 @@ struct State {
     keepers: usize,
     /// There was none any more: the store is given up, and no other gets it.
     closes: bool,
+    /// Those that go, and may be the last.
+    leaving: usize,
+    /// What these are told, once the store is closed.
+    last_words: Option<Option<String>>,
 }
 
 impl Connected {
@@ -295,18 +307,38 @@ impl Connected {
         !state.closes
     }
 
-    /// One has gone; returns if the store is not given up for that.
-    fn leave(&self) {
+    /// One has gone; returns if the store is not given up for that. Else `tell` gets what is left
+    /// undone, if something is.
+    fn leave(&self, tell: impl FnOnce(&str)) {
         let mut state = self.state();
         state.keepers -= 1;
+        state.leaving += 1;
         self.changed.notify_all();
-        let is_open = |state: &mut State| state.keepers == 0 && !state.closes;
+        let is_open = |state: &mut State| {
+            state.keepers == 0 && !state.closes || state.closes && state.last_words.is_none()
+        };
         let waited = self.changed.wait_while(state, is_open);
-        if waited.unwrap_or_else(PoisonError::into_inner).closes {
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(Some(why)) = &state.last_words {
+            tell(why);
+        }
+        state.leaving -= 1;
+        self.changed.notify_all();
+        if state.closes {
+            drop(state);
             loop {
                 std::thread::park();
             }
         }
+    }
+
+    /// The store is closed: those that wait for it are told what was left undone.
+    fn closed(&self, last_words: Option<String>) {
+        let mut state = self.state();
+        state.last_words = Some(last_words);
+        self.changed.notify_all();
+        let waited = self.changed.wait_while(state, |state| state.leaving > 0);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Waits for the first one, for a while, and until there is none.
@@ -357,8 +389,8 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
             let (process, counted) = (serving.clone(), counted.clone());
             std::thread::spawn(move || {
                 serve(&process, &keeper);
-                // The last one hears of our end by this.
-                counted.leave();
+                // The last one hears of our end by this. One that died does not want to know.
+                counted.leave(|why| drop(send(&keeper, &Answer::Refused(why.into()), &[])));
                 drop(keeper);
             });
         }
@@ -368,11 +400,10 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
         // The directory may have gone before.
         let _ = std::fs::remove_file(path);
     }
-    if let Ok(process) = &*process {
-        // It leaves a checkpoint when no disk is served any more.
-        process.close().map_err(|error| error.to_string())?;
-    }
-    Ok(())
+    // It leaves a checkpoint when no disk is served any more.
+    let closed = (*process).as_ref().map_or(Ok(()), StoreProcess::close);
+    connected.closed(elsewhere.close());
+    closed.map_err(|error| error.to_string())
 }
 
 /// Answers one keeper until it is gone.

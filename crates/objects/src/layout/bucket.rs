@@ -24,7 +24,8 @@ impl Layout for Bucket {
     }
 
     fn log_read_bytes(&self) -> usize {
-        self.0.at_most(4 << 20, 1)
+        // In parts, all at once.
+        self.0.at_most(16 << 20, 1)
     }
 
     fn node_bytes(&self) -> usize {

@@ -113,7 +113,7 @@ fn frame_at(
         if !is_held {
             let len =
                 wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
-            *window = Some((pos, core.log.io.direct(at, len)?));
+            *window = Some((pos, core.log.io.direct_in_parts(at, len)?));
         }
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
         let bytes = bytes.get(pos.saturating_sub(*from) as usize..).unwrap_or_default();

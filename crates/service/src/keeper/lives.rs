@@ -108,11 +108,12 @@ impl Lives {
         }
     }
 
-    /// Gives the volume back.
-    pub(super) fn give_back(mut self) {
+    /// Gives the volume back; says what could not be brought to where it is.
+    pub(super) fn give_back(mut self) -> Option<String> {
         self.stand_down();
-        if let Source::Store(disk) = self.source {
-            disk.give_back();
+        match self.source {
+            Source::Store(disk) => disk.give_back(),
+            _ => None,
         }
     }
 

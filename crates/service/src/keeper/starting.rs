@@ -135,7 +135,9 @@ impl Keeper {
             Ok(begun) => begun,
             Err(why) => {
                 // Who hears of it may want to use the volume at once.
-                lives.give_back();
+                if let Some(left) = lives.give_back() {
+                    log::error!("{left}");
+                }
                 return Err(why);
             }
         };
@@ -191,10 +193,10 @@ impl Keeper {
             let why = keeper.attend(&mount, worker, &mut held, (&asks, &asked));
             let Held { lives, keep, fuse } = held;
             drop(keep);
-            lives.give_back();
+            let left = lives.give_back();
             // Closing our descriptor of the connection is what ends the waits of clients.
             drop(fuse);
-            keeper.has_ended(&mount, why);
+            keeper.has_ended(&mount, why.or(left));
         });
     }
 

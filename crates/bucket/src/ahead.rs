@@ -1,0 +1,330 @@
+//! What comes next of objects that are read in order.
+//!
+//! ```text
+//!   read, read, read ─▶ in order: a window, each twice as long ─▶ the rest of the object
+//!                                 the next one is asked for while this one is read
+//!                                 behind the end of an object it is the next object's begin
+//! ```
+//!
+//! Objects never change, so what was read of one is right for as long as it is kept.
+//!
+//! Law 1: a window is asked for once, by who comes to it first: a reader that needs one which waits
+//! in a queue asks for it itself, and waits only for a request that is under way.
+//! Law 2: a window that could not be had is forgotten: who needs it asks for what it needs.
+//! Law 3: what is kept has a bound, and is forgotten once it was read to its end.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+
+/// The first window; it is worth a request by itself, and little is lost where nothing follows.
+const FIRST_BYTES: u64 = 256 << 10;
+/// The longest: what takes longer to come than the answer does.
+pub(crate) const MOST_BYTES: u64 = 1 << 20;
+/// How many windows are kept.
+const WINDOWS: usize = 24;
+/// How many readers in order are told from each other.
+const STREAMS: usize = 16;
+/// What lies between two reads that are in order all the same: a header, or what was in memory.
+const GAP_BYTES: u64 = 64 << 10;
+/// Windows that are asked for ahead of a reader.
+const AHEAD: usize = 3;
+
+/// A part of an object.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    pub key: Arc<str>,
+    pub from: u64,
+    pub len: u64,
+}
+
+impl Span {
+    fn end(&self) -> u64 {
+        self.from + self.len
+    }
+
+    fn has(&self, other: &Self) -> bool {
+        self.key == other.key && self.from <= other.from && other.end() <= self.end()
+    }
+}
+
+enum Held {
+    Waits,
+    /// A request is under way.
+    Asked,
+    Here(Bytes),
+}
+
+struct Window {
+    span: Span,
+    held: Held,
+}
+
+/// A reader that goes on.
+struct Stream {
+    /// Where it is.
+    key: Arc<str>,
+    at: u64,
+    /// What was asked for ends here.
+    ahead: Option<Span>,
+    window: u64,
+}
+
+#[derive(Default)]
+struct State {
+    windows: VecDeque<Window>,
+    /// The one that went on last is last.
+    streams: VecDeque<Stream>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What a reader does.
+pub(crate) enum Step {
+    /// It is here.
+    Here(Bytes),
+    /// It asks for that, which has what it needs, and [gives](Ahead::give) it.
+    Ask(Span),
+}
+
+impl Ahead {
+    /// What a reader of `wanted` does, and which windows are to be [asked for](Ahead::take) beside:
+    /// `len_of` says how long an object is, `next` which one comes behind it.
+    pub fn read(
+        &self,
+        wanted: &Span,
+        len_of: impl Fn(&str) -> u64,
+        next: impl Fn(&str) -> Option<Arc<str>>,
+    ) -> (Step, Vec<Span>) {
+        let mut state = self.state.lock();
+        let mut more = state.go_on(wanted, &len_of, &next);
+        loop {
+            let Some(nth) = state.windows.iter().position(|it| it.span.has(wanted)) else { break };
+            let window = &mut state.windows[nth];
+            match &window.held {
+                Held::Here(bytes) => {
+                    let from = (wanted.from - window.span.from) as usize;
+                    let bytes = bytes.slice(from..from + wanted.len as usize);
+                    if window.span.end() == wanted.end() {
+                        state.windows.remove(nth);
+                    }
+                    return (Step::Here(bytes), more);
+                }
+                Held::Asked => self.changed.wait(&mut state),
+                Held::Waits => {
+                    window.held = Held::Asked;
+                    let span = window.span.clone();
+                    more.retain(|other| *other != span);
+                    return (Step::Ask(span), more);
+                }
+            }
+        }
+        (Step::Ask(wanted.clone()), more)
+    }
+
+    /// Whether a window still waits to be asked for: then by who asks this.
+    pub fn take(&self, span: &Span) -> bool {
+        let mut state = self.state.lock();
+        let window = state.windows.iter_mut().find(|window| window.span == *span);
+        let waits = window.filter(|window| matches!(window.held, Held::Waits));
+        waits.map(|window| window.held = Held::Asked).is_some()
+    }
+
+    /// What was asked for came, or did not.
+    pub fn give(&self, span: &Span, came: Option<&Bytes>) {
+        let mut state = self.state.lock();
+        let nth = state.windows.iter().position(|window| window.span == *span);
+        if let Some(nth) = nth {
+            match came {
+                Some(bytes) => state.windows[nth].held = Held::Here(bytes.clone()),
+                None => drop(state.windows.remove(nth)),
+            }
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// Sees that a reader is at `wanted`; the windows that it will need, which wait from now on.
+    fn go_on(
+        &mut self,
+        wanted: &Span,
+        len_of: &impl Fn(&str) -> u64,
+        next: &impl Fn(&str) -> Option<Arc<str>>,
+    ) -> Vec<Span> {
+        let is_next = |stream: &Stream| match stream.key == wanted.key {
+            true => (stream.at..=stream.at + GAP_BYTES).contains(&wanted.from),
+            // At its end it goes on with the next.
+            false => {
+                wanted.from <= GAP_BYTES
+                    && stream.at + GAP_BYTES >= len_of(&stream.key)
+                    && next(&stream.key).is_some_and(|key| key == wanted.key)
+            }
+        };
+        let found = self.streams.iter().position(is_next);
+        let Some(mut stream) = found.and_then(|nth| self.streams.remove(nth)) else {
+            if self.streams.len() >= STREAMS {
+                self.streams.pop_front();
+            }
+            let (key, at) = (wanted.key.clone(), wanted.end());
+            self.streams.push_back(Stream { key, at, ahead: None, window: FIRST_BYTES });
+            return vec![];
+        };
+        // What it has just left behind is read to its end.
+        self.windows.retain(|window| {
+            let (span, is_same) = (&window.span, stream.key == wanted.key);
+            let is_left = span.end() >= stream.at && (!is_same || span.end() <= wanted.from);
+            span.key != stream.key || !is_left
+        });
+        (stream.key, stream.at) = (wanted.key.clone(), wanted.end());
+        let mut more = vec![];
+        let behind = next(&wanted.key);
+        let is_of = |key: &Arc<str>| *key == wanted.key || behind.as_ref() == Some(key);
+        // A reader that was not seen to go on begins with what it wants now.
+        let ahead = stream.ahead.take().filter(|last| is_of(&last.key));
+        let mut last = ahead.unwrap_or_else(|| Span { len: 0, ..wanted.clone() });
+        let left = |state: &Self| {
+            let is_left = |span: &Span| {
+                is_of(&span.key) && (span.key != wanted.key || span.from >= wanted.end())
+            };
+            state.windows.iter().filter(|window| is_left(&window.span)).count()
+        };
+        while left(self) < AHEAD || last.key == wanted.key && last.end() < wanted.end() {
+            let (key, from) = match last.end() < len_of(&last.key) {
+                true => (last.key.clone(), last.end()),
+                // No further than one object.
+                false if last.key == wanted.key => match &behind {
+                    Some(key) => (key.clone(), 0),
+                    None => break,
+                },
+                false => break,
+            };
+            // Another reader may have come by.
+            let covers =
+                |it: &&Window| it.span.key == key && (it.span.from..it.span.end()).contains(&from);
+            if let Some(there) = self.windows.iter().find(covers) {
+                last = there.span.clone();
+                continue;
+            }
+            let needed = if key == wanted.key { wanted.end().saturating_sub(from) } else { 0 };
+            let len = stream.window.max(needed).min(len_of(&key).saturating_sub(from));
+            if len == 0 {
+                break;
+            }
+            stream.window = (stream.window * 2).min(MOST_BYTES);
+            last = Span { key, from, len };
+            if self.windows.len() >= WINDOWS {
+                self.windows.pop_front();
+            }
+            self.windows.push_back(Window { span: last.clone(), held: Held::Waits });
+            more.push(last.clone());
+        }
+        stream.ahead = Some(last);
+        self.streams.push_back(stream);
+        more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: u64 = 4 << 20;
+
+    fn span(key: &str, from: u64, len: u64) -> Span {
+        Span { key: key.into(), from, len }
+    }
+
+    fn bytes(span: &Span) -> Bytes {
+        (span.from..span.end()).map(|at| (at >> 9) as u8).collect::<Vec<u8>>().into()
+    }
+
+    /// One reader, and what it asks a bucket for that has two objects, "a" and "b".
+    #[derive(Default)]
+    struct Reader {
+        ahead: Ahead,
+        asked: Vec<Span>,
+    }
+
+    impl Reader {
+        fn read(&mut self, wanted: &Span) {
+            let next = |key: &str| (key == "a").then(|| Arc::from("b"));
+            let (step, more) = self.ahead.read(wanted, |_| LEN, next);
+            let bytes_here = match step {
+                Step::Here(bytes) => bytes,
+                Step::Ask(asked) => {
+                    assert!(asked.has(wanted), "{asked:?} for {wanted:?}");
+                    self.asked.push(asked.clone());
+                    let came = bytes(&asked);
+                    self.ahead.give(&asked, Some(&came));
+                    let from = (wanted.from - asked.from) as usize;
+                    came.slice(from..from + wanted.len as usize)
+                }
+            };
+            assert_eq!(bytes_here, bytes(wanted));
+            for window in more {
+                if self.ahead.take(&window) {
+                    self.asked.push(window.clone());
+                    self.ahead.give(&window, Some(&bytes(&window)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_reads_on_asks_for_much_at_once_and_for_nothing_twice() {
+        for (step, gap) in [(64 << 10, 0), (60 << 10, 4 << 10), (5000, 0), (256 << 10, 0)] {
+            let mut reader = Reader::default();
+            for key in ["a", "b"] {
+                let places = (0..).map(|nth| nth * (step + gap)).take_while(|at| at + step <= LEN);
+                places.for_each(|at| reader.read(&span(key, at, step)));
+            }
+            let count = reader.asked.len();
+            // What lies in two windows is asked for by itself.
+            assert!(count <= 24, "{count}: {:?}", reader.asked);
+            let all: u64 = reader.asked.iter().map(|span| span.len).sum();
+            // The first read, before it was seen that others follow, may come again.
+            assert!(all <= 2 * LEN + 12 * step, "{all}");
+            assert!(reader.ahead.state.lock().windows.len() <= 1, "read, and kept");
+        }
+    }
+
+    #[test]
+    fn readers_do_not_disturb_each_other_and_who_jumps_gets_what_it_asks_for() {
+        let mut reader = Reader::default();
+        for nth in 0..32u64 {
+            reader.read(&span("a", nth << 16, 1 << 16));
+            reader.read(&span("a", (2 << 20) + (nth << 16), 1 << 16));
+        }
+        assert!(reader.asked.len() <= 16, "{:?}", reader.asked);
+        let mut reader = Reader::default();
+        for nth in 0..100u64 {
+            reader.read(&span("a", nth * 7 % 64 * (65 << 10), 4096));
+        }
+        assert!(reader.asked.iter().all(|span| span.len == 4096), "{:?}", reader.asked);
+    }
+
+    #[test]
+    fn what_did_not_come_is_asked_for_by_who_needs_it() {
+        let ahead = Ahead::default();
+        let read = |at: u64| ahead.read(&span("a", at, 1000), |_| LEN, |_| None);
+        let (Step::Ask(_), more) = read(0) else { panic!("nothing is there") };
+        assert!(more.is_empty());
+        let (Step::Ask(first), more) = read(1000) else { panic!("nothing is there") };
+        assert_eq!((first.from, first.len, more.len()), (1000, FIRST_BYTES, AHEAD));
+        ahead.give(&first, None);
+        let (Step::Ask(again), _) = read(2000) else { panic!("nothing came") };
+        assert_eq!(again, span("a", 2000, 1000));
+        // One that waits in a queue is taken by who needs it.
+        let (Step::Ask(second), _) = read(more[0].from) else { panic!("nothing came") };
+        assert_eq!(second, more[0]);
+        assert!(!ahead.take(&more[0]) && ahead.take(&more[1]) && !ahead.take(&more[1]));
+    }
+}
