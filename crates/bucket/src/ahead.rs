@@ -64,8 +64,9 @@ struct Window {
 
 /// A reader that goes on.
 struct Stream {
-    /// Where it is.
+    /// Where it is: what it read last was from there up to here.
     key: Arc<str>,
+    from: u64,
     at: u64,
     /// What was asked for ends here.
     ahead: Option<Span>,
@@ -173,17 +174,17 @@ impl State {
             if self.streams.len() >= STREAMS {
                 self.streams.pop_front();
             }
-            let (key, at) = (wanted.key.clone(), wanted.end());
-            self.streams.push_back(Stream { key, at, ahead: None, window: FIRST_BYTES });
+            let (key, from, at) = (wanted.key.clone(), wanted.from, wanted.end());
+            self.streams.push_back(Stream { key, from, at, ahead: None, window: FIRST_BYTES });
             return vec![];
         };
-        // What it has just left behind is read to its end.
+        // What it has just left behind is read to its end, in part by a read that went over that.
         self.windows.retain(|window| {
             let (span, is_same) = (&window.span, stream.key == wanted.key);
-            let is_left = span.end() >= stream.at && (!is_same || span.end() <= wanted.from);
+            let is_left = span.end() > stream.from && (!is_same || span.end() <= wanted.from);
             span.key != stream.key || !is_left
         });
-        (stream.key, stream.at) = (wanted.key.clone(), wanted.end());
+        (stream.key, stream.from, stream.at) = (wanted.key.clone(), wanted.from, wanted.end());
         let mut more = vec![];
         let behind = next(&wanted.key);
         let is_of = |key: &Arc<str>| *key == wanted.key || behind.as_ref() == Some(key);
