@@ -106,8 +106,7 @@ impl Ahead {
     ) -> (Step, Vec<Span>) {
         let mut state = self.state.lock();
         let mut more = state.go_on(wanted, &len_of, &next);
-        loop {
-            let Some(nth) = state.windows.iter().position(|it| it.span.has(wanted)) else { break };
+        while let Some(nth) = state.windows.iter().position(|it| it.span.has(wanted)) {
             let window = &mut state.windows[nth];
             match &window.held {
                 Held::Here(bytes) => {
