@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use common::volume::check;
 use common::{Draconis, eventually, fuse, mke2fs, tool};
@@ -213,6 +215,39 @@ fn a_worker_that_dies_leaves_an_image_that_is_mended() {
         assert!(contents(&draconis, &image, &more, "/waited") == vec![5; 700_000], "{shown}");
         let target = format!("{shown}:/mended");
         draconis.ok(["mkdir", &target].into_iter().chain(more.iter().map(String::as_str)));
+        judged(&draconis, &image);
+    }
+}
+
+/// The process that stands by has opened the image before it grew: it takes it as it is by then.
+#[test]
+fn an_image_that_grows_is_followed_by_each_next_worker() {
+    if !tool("growing disk images", "qemu-img") || !fuse("killing workers of disk images") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    for (kind, how) in [("qcow2", "cluster_size=512"), ("vhdx", "subformat=dynamic")] {
+        let image = draconis.path(&format!("grows.{kind}"));
+        ran("qemu-img", &["convert", "-O", kind, "-o", how, text(&raw), text(&image)]);
+        let at = draconis.mount(&image, "at", &options("rw", &[]));
+        let worker = || draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
+        for nth in 0..8u8 {
+            // The next worker may be ready by now: what follows is behind the end that it saw.
+            std::thread::sleep(Duration::from_millis(200));
+            let grown = std::fs::File::create(at.join(format!("grown{nth}"))).unwrap();
+            (&grown).write_all(&vec![nth + 1; 1 << 20]).unwrap();
+            grown.sync_all().unwrap();
+            let was = worker();
+            kill_process(Pid::from_raw(was as i32).unwrap(), Signal::KILL).unwrap();
+            std::fs::write(at.join(format!("next{nth}")), vec![nth + 9; 300_000]).unwrap();
+            eventually("another worker", || worker() != was);
+        }
+        for nth in 0..8u8 {
+            let found = std::fs::read(at.join(format!("grown{nth}"))).unwrap();
+            assert!(found == vec![nth + 1; 1 << 20], "{kind}: grown{nth}");
+        }
+        draconis.ok(["umount".as_ref(), at.as_os_str()]);
         judged(&draconis, &image);
     }
 }

@@ -160,7 +160,7 @@ impl Opened {
 /// The disk of an open file; one that holds a machine's disk grows where that is changed.
 pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
     let grows = draconis_container::grows(&file.head()?);
-    Ok(if grows { file.growing() } else { file }.start())
+    Ok(if grows { file.growing()? } else { file }.start())
 }
 
 /// What an image differs from, the nearest first: open, and not looked at.

@@ -141,6 +141,13 @@ impl FileDisk {
     }
 }
 
+/// Where a file ends inside of a sector: such a file is often no image but holds one, packed or
+/// not.
+fn uneven_end(len_bytes: u64, options: FileOptions) -> Option<u64> {
+    let uneven = !len_bytes.is_multiple_of(SECTOR_BYTES.into());
+    (uneven && !options.write && !options.uring).then_some(len_bytes)
+}
+
 /// A file disk that asks nothing more of the system but reads, writes and a thread.
 ///
 /// A process that is to be confined asks everything else first, while it may.
@@ -160,9 +167,7 @@ impl OpenedFile {
     /// is neither a file nor a block device.
     pub fn new(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
         let len_bytes = len_bytes(&fd)?;
-        // What ends inside of a sector is often no image but holds one, packed or not.
-        let uneven = !len_bytes.is_multiple_of(SECTOR_BYTES.into());
-        let end_bytes = (uneven && !options.write && !options.uring).then_some(len_bytes);
+        let end_bytes = uneven_end(len_bytes, options);
         let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
         Ok(Self {
             file: RawFile { fd, align_bytes, end_bytes, grows: false, flushes: AtomicU64::new(0) },
@@ -192,9 +197,19 @@ impl OpenedFile {
 
     /// Lets a file become longer by what is written behind its end: [`Disk::room_bytes`]. A block
     /// device stays as it is.
-    pub fn growing(mut self) -> Self {
-        self.file.grows = is_file(&self.file.fd);
-        self
+    ///
+    /// The file is as long as it is now: a process that stands by may have opened it long ago,
+    /// and the one before it has written since.
+    ///
+    /// # Errors
+    /// What the system says of the file's length.
+    pub fn growing(mut self) -> std::io::Result<Self> {
+        if is_file(&self.file.fd) {
+            self.len_bytes = len_bytes(&self.file.fd)?;
+            self.file.end_bytes = uneven_end(self.len_bytes, self.options);
+            self.file.grows = true;
+        }
+        Ok(self)
     }
 
     /// Starts the disk's threads.

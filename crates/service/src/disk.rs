@@ -57,7 +57,8 @@ pub(crate) fn serve_disk(
     let how = FileOptions { write: true, direct: true, uring: false };
     let file = OpenedFile::new(fd, how)?;
     // Compared, as a machine's disk needs room that the image does not have yet.
-    let file = if draconis_container::grows(&file.head()?) { file.growing() } else { file };
+    let grows = draconis_container::grows(&file.head()?);
+    let file = if grows { file.growing()? } else { file };
     let file = Arc::new(if discards { file.discarding() } else { file }.start());
     let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
     let (told, mark) = (last.clone(), Arc::new(AtomicU64::new(0)));

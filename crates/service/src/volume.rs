@@ -60,6 +60,9 @@ pub enum OpenError {
     /// Something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
     Held(Held),
+    /// The system does not say how long the image's file is.
+    #[error("the length of the image: {0}")]
+    Length(#[source] std::io::Error),
     /// The disk service did not answer.
     #[error("the volume cannot be written: {0}")]
     Disk(#[source] draconis_device::Error),
@@ -72,7 +75,7 @@ impl OpenError {
     /// What a contract says of it.
     pub fn refusal(&self) -> Refusal {
         match self {
-            Self::Disk(_) => Refusal::Gone,
+            Self::Disk(_) | Self::Length(_) => Refusal::Gone,
             Self::Ext(error) => error.refusal(),
             _ => Refusal::Invalid,
         }

@@ -218,7 +218,7 @@ impl<S: Serve> Control<S> {
             Image::File(file) if options.read_only => Arc::new(file.start()),
             Image::File(file) => {
                 self.session.know(log.memory().clone());
-                let file = file.growing().start();
+                let file = file.growing().map_err(OpenError::Length)?.start();
                 let split = split_disk(file, &self.session, DISK_LANE, log.rooms());
                 Arc::new(split.map_err(OpenError::Disk)?)
             }
