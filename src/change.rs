@@ -94,7 +94,7 @@ pub fn change<T>(
     place: &Place,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let opened = (image::writable(image)?, Behind::open(&place.backing)?);
+    let opened = (image::writable(image)?, Behind::open(image, &place.backing)?);
     image::confine()?;
     change_opened(opened, image, place, work)
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::image as by_path;
-pub use draconis_access::image::{Behind, Opened, alone, claim_alone, held, len_bytes, refused};
+pub use draconis_access::image::{
+    Behind, Opened, alone, beside, claim_alone, held, len_bytes, refused,
+};
 use draconis_access::image::{opened, usable};
 pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
@@ -40,7 +42,8 @@ pub struct Place {
     #[arg(long, value_name = "N")]
     pub partition: Option<u32>,
     /// IMAGE is a qcow2, VHDX, VHD or VMDK file that holds only what differs from FILE; given
-    /// again, what FILE differs from. Names that IMAGE itself says are not opened.
+    /// again, what FILE differs from. Names that IMAGE itself says are not opened. Also the files
+    /// of a VMDK in several, in their order, where they are not called as IMAGE is.
     #[arg(long, value_name = "FILE")]
     pub backing: Vec<PathBuf>,
 }
@@ -144,7 +147,7 @@ pub fn disk(
     }
     // Opened while that can be done; what is in them is looked at later.
     let packed = packed(&file, image)?;
-    let behind = Behind::open(&place.backing)?;
+    let behind = Behind::open(image, &place.backing)?;
     sandbox::confine(&profile, None)?;
     let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
         Ok(Arc::new(opened(file, image, false)?.start()))

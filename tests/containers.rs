@@ -266,6 +266,55 @@ fn images_over_others_are_read_and_mounted_to_be_read() {
 }
 
 #[test]
+fn images_in_several_files_are_read_with_what_lies_beside_them() {
+    if !tool("images in several files", "qemu-img") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    // Longer than one of the files that it is cut into.
+    let long = std::fs::File::options().write(true).open(&raw).unwrap();
+    long.set_len((2 << 30) + (5 << 20)).unwrap();
+    draconis.ok(["grow", raw.to_str().unwrap()]);
+    for (kind, second) in [
+        ("monolithicFlat", None),
+        ("twoGbMaxExtentSparse", Some("-s002.vmdk")),
+        ("twoGbMaxExtentFlat", Some("-f002.vmdk")),
+    ] {
+        let image = draconis.path(&format!("{kind}.vmdk"));
+        let convert = ["convert", "-f", "raw", "-O", "vmdk", "-o", &format!("subformat={kind}")];
+        ran(Command::new("qemu-img").args(convert).arg(&raw).arg(&image));
+        is_read(&draconis, &image, &[]);
+        let place = format!("{}:/file", image.display());
+        let told = draconis.fails(["rm", &place]);
+        assert!(told.contains("only read"), "{told}");
+        is_mounted(&draconis, &image, kind, false);
+        let Some(second) = second else { continue };
+        // Where one is missing it is named, and can be said.
+        let (named, elsewhere) =
+            (draconis.path(&format!("{kind}{second}")), draconis.path("elsewhere"));
+        std::fs::rename(&named, &elsewhere).unwrap();
+        let told = draconis.fails(["ls", image.to_str().unwrap()]);
+        assert!(told.contains(second) && told.contains("1 of 2"), "{told}");
+        is_read(&draconis, &image, &["--backing", elsewhere.to_str().unwrap()]);
+        // A link beside it leads somewhere else: it is not followed.
+        std::os::unix::fs::symlink(&elsewhere, &named).unwrap();
+        let told = draconis.fails(["ls", image.to_str().unwrap()]);
+        assert!(told.contains(second) && told.contains("1 of 2"), "{told}");
+        // Names are compared, not opened.
+        let text = std::fs::read_to_string(&image).unwrap();
+        std::fs::remove_file(&named).unwrap();
+        std::fs::rename(&elsewhere, &named).unwrap();
+        let own = format!("{kind}{second}");
+        for hostile in ["../elsewhere", "/etc/passwd", "/dev/zero", "other-s002.vmdk", ""] {
+            std::fs::write(&image, text.replace(&own, hostile)).unwrap();
+            let told = draconis.fails(["ls", image.to_str().unwrap()]);
+            assert!(told.contains("not opened") && told.contains("qemu-img convert"), "{told}");
+        }
+    }
+}
+
+#[test]
 fn compressed_images_are_read() {
     let draconis = Draconis::new();
     let raw = volume(&draconis);

@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let other = if same { None } else { Some(image::readable(from)?) };
     let opened = image::writable(&dest.image)?;
     // Of two images, they are what the one that is read differs from.
-    let behind = Behind::open(&arguments.place.backing)?;
+    let behind = Behind::open(from, &arguments.place.backing)?;
     image::confine()?;
     let (other, behind) = match other {
         Some(other) => {

@@ -44,7 +44,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => Base::file(image)?,
     };
     let len_bytes = arguments.size.as_deref().map(length).transpose()?;
-    let behind = Behind::open(&place.backing)?;
+    let behind = Behind::open(image, &place.backing)?;
     let growing = Growing::plan(Wanted { image, place, len_bytes, now }, &base, behind)?;
     if is_file {
         image::confine()?;

@@ -128,6 +128,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let (None, Some((name, _))) = (&means, options.bucket.first()) {
         bail!("mount option 'bucket_{name}': {} is in no bucket", arguments.image.display());
     }
+    if name.is_none() && means.is_none() {
+        options.backing.splice(..0, image::beside(file));
+    }
     for file in &mut options.backing {
         *file = absolute(file)?;
     }

@@ -61,7 +61,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return put_input(arguments);
     }
     let stamp = stamp()?;
-    let opened = (image::writable(&target.image)?, Behind::open(&arguments.place.backing)?);
+    let opened =
+        (image::writable(&target.image)?, Behind::open(&target.image, &arguments.place.backing)?);
     change::change_opened(opened, &target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(there),

@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
     let now = change::now()?;
     let opened = image::writable(&arguments.image)?;
-    let behind = Behind::open(&arguments.place.backing)?;
+    let behind = Behind::open(&arguments.image, &arguments.place.backing)?;
     image::confine()?;
     let part = part_for_writing(opened.start()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;

@@ -40,7 +40,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (image, place) = (&arguments.image, &arguments.place.by_path());
     let now = change::now()?;
     let len_bytes = arguments.size.as_deref().map(length).transpose()?;
-    let behind = Behind::open(&place.backing)?;
+    let behind = Behind::open(image, &place.backing)?;
     let base = match image::in_store(image)? {
         Some(name) => {
             let store = image::alone_in(name)?;

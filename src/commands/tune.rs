@@ -142,7 +142,7 @@ fn changed(
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = arguments.image.display();
     let opened = image::writable(&arguments.image)?;
-    let behind = Behind::open(&arguments.place.backing)?;
+    let behind = Behind::open(&arguments.image, &arguments.place.backing)?;
     image::confine()?;
     let part = part_for_writing(opened.start()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;

@@ -48,7 +48,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("{dir}: is a directory; draconis put -r takes one");
     }
     let stamp = stamp()?;
-    let opened = (image::writable(&target.image)?, Behind::open(&arguments.place.backing)?);
+    let opened =
+        (image::writable(&target.image)?, Behind::open(&target.image, &arguments.place.backing)?);
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let exclude = Patterns::new(arguments.reading.exclude());
     let choice = arguments.reading.choice(&target.image);

@@ -4,6 +4,7 @@
 //! confines itself can do so before.
 //! Law 2: who changes an image has it alone; who reads shuts out those who change.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -163,20 +164,48 @@ pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
     Ok(if grows { file.growing()? } else { file }.start())
 }
 
-/// What an image differs from, the nearest first: open, and not looked at.
+/// What an image differs from, the nearest first, or what its contents are in: open, and not looked
+/// at.
 #[derive(Default)]
 pub struct Behind(Vec<OpenedFile>);
 
 impl Behind {
-    /// Opens what is only read.
-    pub fn open(paths: &[PathBuf]) -> anyhow::Result<Self> {
-        let files = paths.iter().map(|path| readable_file(path));
+    /// Opens what is only read: what is in parts `beside` the image, then what is named.
+    pub fn open(image: &Path, paths: &[PathBuf]) -> anyhow::Result<Self> {
+        let beside = beside(image);
+        let files = beside.iter().chain(paths).map(|path| readable_file(path));
         files.collect::<anyhow::Result<_>>().map(Self)
     }
 
     /// The disks.
     pub fn start(self) -> Vec<Arc<dyn Disk>> {
         self.0.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect()
+    }
+}
+
+/// The files that hold what `image` describes, if it is a text that says which: those beside it
+/// whose names are its own with a number. The names in the text are not looked at, so that it can
+/// name no other file; links are not followed. None if there are several such series.
+pub fn beside(image: &Path) -> Vec<PathBuf> {
+    let is_file = |path: &Path| {
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_file())
+    };
+    let Some(name) = image.file_name().and_then(OsStr::to_str) else { return vec![] };
+    let mut head = [0; 64];
+    let got = match std::fs::metadata(image) {
+        Ok(found) if found.is_file() => File::open(image).and_then(|it| it.read_at(&mut head, 0)),
+        _ => return vec![],
+    };
+    if !got.is_ok_and(|got| draconis_container::is_in_parts(&head[..got])) {
+        return vec![];
+    }
+    let mut found = draconis_container::names_beside(name).map(|names| {
+        let paths = names.into_iter().map(|name| image.with_file_name(name));
+        paths.take_while(|path| is_file(path)).collect::<Vec<_>>()
+    });
+    match found.iter_mut().filter(|series| !series.is_empty()).collect::<Vec<_>>().as_mut_slice() {
+        [only] => std::mem::take(*only),
+        _ => vec![],
     }
 }
 

@@ -195,7 +195,7 @@ impl Volume {
     /// As [`Volume::open`]; it is in use, or can only be read.
     pub fn open_for_writing(image: &Path, place: &Place) -> Result<Arc<Self>> {
         let disk = image::writable(image)?.start()?;
-        let behind = image::Behind::open(&place.backing)?.start();
+        let behind = image::Behind::open(image, &place.backing)?.start();
         let (volume, held) = changeable(image, disk, &behind, &place.options(), Arc::new(clock))?;
         if let Some(why) = volume.read_only_reason() {
             return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
@@ -245,7 +245,7 @@ impl Volume {
     /// It is in use, cannot be changed so, or what the disk gave.
     pub fn tune(image: &Path, place: &Place, changes: &Changes) -> Result<()> {
         let disk = image::writable(image)?.start()?;
-        let behind = image::Behind::open(&place.backing)?.start();
+        let behind = image::Behind::open(image, &place.backing)?.start();
         let part = part_for_writing(disk, &behind, &place.options());
         let disk = part.with_context(|| image.display().to_string())?.disk;
         Ok(tuning::tune(image, &disk, changes, clock())?)
@@ -611,7 +611,7 @@ fn readable(image: &Path, place: &Place) -> anyhow::Result<Arc<dyn Disk>> {
         Some(name) => name.shared()?.start()?,
         None => readable_file(image)?,
     };
-    let behind = image::Behind::open(&place.backing)?.start();
+    let behind = image::Behind::open(image, &place.backing)?.start();
     let part = part(whole, &behind, &place.options());
     Ok(part.with_context(|| image.display().to_string())?.disk)
 }
@@ -677,7 +677,7 @@ fn base(image: &Path, place: &Place) -> anyhow::Result<(resize::Base, image::Beh
         Some(name) => resize::Base::InStore(name.alone()?.open()?),
         None => resize::Base::file(image)?,
     };
-    Ok((base, image::Behind::open(&place.backing)?))
+    Ok((base, image::Behind::open(image, &place.backing)?))
 }
 
 fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {

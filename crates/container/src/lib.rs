@@ -46,6 +46,7 @@ use crate::changing::Changing;
 use crate::inside::Inside;
 pub use crate::parts::{Parts, parts};
 use crate::source::Source;
+pub use crate::vmdk::extents::names_beside;
 
 /// What helps where an image is only read.
 const CONVERT: &str = "qemu-img convert makes one that can be changed";
@@ -61,6 +62,8 @@ pub enum Format {
     Vhdx,
     /// VMware's.
     Vmdk,
+    /// VMware's in several files, which a text names.
+    VmdkText,
     /// Android's.
     Android,
     /// Compressed with zstd, in frames that an index names.
@@ -77,6 +80,7 @@ impl Format {
             Self::Vhd => "VHD",
             Self::Vhdx => "VHDX",
             Self::Vmdk => "VMDK",
+            Self::VmdkText => "VMDK in several files",
             Self::Android => "Android sparse",
             Self::Zstd => "seekable zstd",
             Self::Gzip => "indexed gzip",
@@ -98,6 +102,7 @@ impl Format {
             [b'Q', b'F', b'I', 0xFB, ..] => Self::Qcow2,
             _ if head.starts_with(b"vhdxfile") => Self::Vhdx,
             [b'K', b'D', b'M', b'V', ..] => Self::Vmdk,
+            _ if head.starts_with(vmdk::extents::MARK) => Self::VmdkText,
             [0x3A, 0xFF, 0x26, 0xED, ..] => Self::Android,
             _ if vhd::is_footer(head) => Self::Vhd,
             _ => return None,
@@ -123,6 +128,25 @@ pub enum Unsupported {
     /// It holds only what differs from another.
     #[error("it holds only what differs from {0:?}: --backing FILE says where that is")]
     Behind(String),
+    /// It holds no contents itself.
+    #[error(
+        "its contents are in other files, of which {found} of {wanted} are given: {name:?} is not \
+         beside it under its name; --backing FILE says where each is, in their order"
+    )]
+    Elsewhere {
+        /// The first that is missing, as it calls it.
+        name: String,
+        /// How many there are.
+        wanted: usize,
+        /// How many there were.
+        found: usize,
+    },
+    /// It calls a file as none beside it is called.
+    #[error(
+        "its contents are in {0:?}, which is not opened: only files beside it, called as it is \
+         and counted; qemu-img convert -O raw makes one file of them"
+    )]
+    NotBeside(String),
     /// It was given another one than that.
     #[error(
         "it holds only what differs from {name:?}, which is {wanted}, and what --backing gives is \
@@ -205,6 +229,11 @@ pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
     Ok(indexed::Indexed::open(&Source::new(file))?.is_some())
 }
 
+/// Whether what begins with `head` names other files for its contents: see [`names_beside`].
+pub fn is_in_parts(head: &[u8]) -> bool {
+    Format::of(head) == Some(Format::VmdkText)
+}
+
 /// Whether what begins with `head` becomes longer where it is changed: such a file is opened
 /// with [`draconis_device::OpenedFile::growing`].
 pub fn grows(head: &[u8]) -> bool {
@@ -218,8 +247,8 @@ pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
 }
 
 /// Opens the disk that a file holds: the file itself, if it is none of the known formats.
-/// `behind` are the files that it and those behind it say they differ from, the nearest first;
-/// names that a file holds are never opened.
+/// `behind` are the files that it and those behind it say they differ from, the nearest first, or
+/// those that its contents are in, in their order; names that a file holds are never opened.
 ///
 /// # Errors
 /// See [`Error`].
@@ -264,6 +293,7 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
             let below = below(&map, behind)?;
             Arc::new(Inside::new(source, map, below))
         }
+        Format::VmdkText => vmdk::extents::open(&source, behind, file.properties())?,
         Format::Android => {
             Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
         }

@@ -1,4 +1,5 @@
-//! VMDK in one file, sparse or as a stream: VMware's images, and those inside OVA archives.
+//! VMDK, sparse or as a stream: VMware's images, and those inside OVA archives. What is in several
+//! files is put together by [`extents`].
 //!
 //! ```text
 //!   sparse   | header | descriptor | directory ──▶ tables ──▶ grains |
@@ -6,6 +7,8 @@
 //! ```
 //! After VMware's Virtual Disk Format 5.0. A descriptor that names other files for its contents is
 //! refused; it may name one that it differs from.
+
+pub(crate) mod extents;
 
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -61,7 +64,9 @@ impl Vmdk {
         let descriptor = descriptor(file, &header)?;
         let is_extent = |line: &&str| line.starts_with("RW ") || line.starts_with("RDONLY ");
         if descriptor.lines().filter(is_extent).count() > 1 {
-            return Err(Unsupported::Feature("VMDK", "its contents in other files").into());
+            return Err(
+                Unsupported::Feature("VMDK", "a header and its contents in other files").into()
+            );
         }
         let id = number(&descriptor, "parentCID")?.filter(|id| *id != NONE);
         let behind = id.map(|id| Behind {

@@ -179,7 +179,7 @@ pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> 
     }
     let disk = &disk;
     let log = Log::new(options.most);
-    let super_ = match raw.check() {
+    let super_ = match raw.understand() {
         Ok(super_) => with_features(&raw, super_)?,
         Err(Error::Corrupt { what, .. }) => {
             log.add(match what {

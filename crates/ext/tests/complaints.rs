@@ -229,6 +229,8 @@ fn superblock_and_groups(s: &Sound) {
         "reserved blocks": [le32(SUPER + 8, 1500)] => Superblock;
         "cluster size": [le32(SUPER + 0x1C, 1)] => Superblock;
         "inodes count": [le32(SUPER, 248)] => Superblock;
+        "one inode too few": [le32(SUPER, s.le32(SUPER) - 1)] => Superblock;
+        "one inode too many": [le32(SUPER, s.le32(SUPER) + 1)] => Superblock;
         "inode size": [le16(SUPER + 0x58, 100)] => Superblock;
         "beyond the disk": [le32(SUPER + 4, 2049)] => VolumeBeyondDisk;
         "resize inode and meta_bg": [le32(SUPER + 0x60, 0x12)] => FeatureClash;

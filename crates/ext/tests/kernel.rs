@@ -63,6 +63,30 @@ fn no_file_types_and_small_inodes_as_the_kernel_writes_them() {
     check(&["-t", "ext2", "-b", "2048", "-I", "128", "-N", "16000", "-O", "^filetype,^dir_index"]);
 }
 
+/// Groups have all of their inodes: neither the kernel nor this crate reads a volume that says
+/// something else.
+#[test]
+fn what_counts_other_inodes_than_its_groups_is_refused_as_the_kernel_does() {
+    for kind in ["ext2", "ext3", "ext4"] {
+        let made = ["-t", kind, "-b", "1024", "-O", "^metadata_csum"];
+        let Some(image) = Image::make(None, "24M", &made) else { return };
+        let asks_kernel = image.try_mount("loop,ro").is_ok();
+        let sound = fs::read(&image.path).unwrap();
+        let number = |at: usize| u32::from_le_bytes(sound[at..at + 4].try_into().unwrap());
+        let (count, per_group) = (number(1024), number(1024 + 40));
+        assert_eq!(count, 3 * per_group);
+        assert!(image.try_open().is_ok(), "{kind}");
+        for wrong in [count - 1, count + 1, count - per_group, 2 * count, 11] {
+            let mut bytes = sound.clone();
+            bytes[1024..1028].copy_from_slice(&wrong.to_le_bytes());
+            let image = Image::of(&bytes);
+            let Err(error) = image.try_open() else { panic!("{kind}: {wrong} inodes") };
+            assert!(error.to_string().contains("inodes count"), "{kind}: {error}");
+            assert!(!asks_kernel || image.try_mount("loop,ro").is_err(), "{kind}: {wrong} inodes");
+        }
+    }
+}
+
 /// `DRACONIS_IMAGE=path cargo test -p draconis-ext --release --test kernel -- any`; an image of
 /// this crate's sources if none is named.
 #[test]

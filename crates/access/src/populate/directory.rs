@@ -23,15 +23,28 @@ const MOST_TOLD: usize = 20;
 /// Files by their number, below the top.
 struct Files {
     top: PathBuf,
-    /// The directory of each file, as an index into `dirs`, and its name there; no name if
-    /// the directory is the file itself.
-    files: Vec<(u32, Box<[u8]>)>,
+    /// The directory of each file, as an index into `dirs`, and where its name there ends in
+    /// `names`; no name if the directory is the file itself.
+    files: Vec<(u32, u32)>,
+    /// Names, one behind the other.
+    names: Vec<u8>,
     dirs: Vec<PathBuf>,
 }
 
 impl Files {
+    /// Remembers a file; its number.
+    fn add(&mut self, dir: u32, name: &[u8]) -> anyhow::Result<u64> {
+        self.names.extend_from_slice(name);
+        let end = u32::try_from(self.names.len()).context("too many names")?;
+        self.files.push((dir, end));
+        Ok(self.files.len() as u64 - 1)
+    }
+
     fn path(&self, source: u64) -> Option<PathBuf> {
-        let (dir, name) = self.files.get(usize::try_from(source).ok()?)?;
+        let nth = usize::try_from(source).ok()?;
+        let (dir, end) = self.files.get(nth)?;
+        let start = nth.checked_sub(1).and_then(|before| self.files.get(before));
+        let name = self.names.get(start.map_or(0, |it| it.1 as usize)..*end as usize)?;
         let dir = self.dirs.get(*dir as usize)?;
         let dir = self.top.join(dir);
         Some(if name.is_empty() { dir } else { dir.join(OsStr::from_bytes(name)) })
@@ -183,7 +196,7 @@ impl<'a> Scan<'a> {
     fn new(top: &Path, image: &Path, root: Node, stamp: Stamp, exclude: &'a Patterns) -> Self {
         Self {
             tree: Tree::new(root),
-            files: Files { top: top.to_path_buf(), files: vec![], dirs: vec![] },
+            files: Files { top: top.to_path_buf(), files: vec![], names: vec![], dirs: vec![] },
             stamp,
             seen: HashMap::new(),
             image: std::fs::metadata(file_of(image)).ok().map(|found| (found.dev(), found.ino())),
@@ -334,8 +347,7 @@ impl<'a> Scan<'a> {
                 self.unreadable.push(path.to_path_buf());
                 return Ok(None);
             }
-            let source = self.files.files.len() as u64;
-            self.files.files.push((at.dir_nth, at.name_there.into()));
+            let source = self.files.add(at.dir_nth, at.name_there)?;
             What::File { size_bytes: found.size(), data: data(path, found)?, source }
         } else if kind.is_symlink() {
             What::Symlink(std::fs::read_link(path)?.as_os_str().as_bytes().to_vec())

@@ -64,7 +64,7 @@ pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u
     if !super_.blocks_per_group.is_multiple_of(8) || super_.blocks_per_group < 256 {
         wrong("blocks per group", super_.blocks_per_group.into(), None);
     }
-    let inodes = u64::from(super_.groups).saturating_mul(super_.inodes_per_group.into());
+    let inodes = super_.inodes_in_groups();
     if u64::from(super_.inodes) != inodes {
         wrong("inodes count", super_.inodes.into(), Some(inodes));
     }

@@ -32,6 +32,7 @@ pub const STATE_CLEAN: u16 = 1;
 pub const STATE_ERRORS: u16 = 2;
 /// What is wrong with a superblock that is not as it was sealed.
 pub(crate) const WRONG_CHECKSUM: &str = "superblock: checksum";
+const INODES_COUNT: &str = "superblock: inodes count is not that of its groups";
 /// Of `s_checksum_type`: the only one there is.
 pub(crate) const CHECKSUM_CRC32C: u8 = 1;
 
@@ -341,6 +342,20 @@ impl RawSuperblock {
     /// [`Error::Unsupported`] naming all features that are missing here, or
     /// [`Error::Corrupt`] naming the first field that makes no sense.
     pub fn check(&self) -> Result<Superblock> {
+        let super_ = self.understand()?;
+        // Linux mounts no other, and what libext2fs changes has no other.
+        match u64::from(super_.inodes) == super_.inodes_in_groups() {
+            true => Ok(super_),
+            false => Err(Error::corrupt(INODES_COUNT)),
+        }
+    }
+
+    /// As [`RawSuperblock::check`], also where the volume says that it has fewer inodes than its
+    /// groups: enough to say how many they should be.
+    ///
+    /// # Errors
+    /// As [`RawSuperblock::check`].
+    pub fn understand(&self) -> Result<Superblock> {
         let revision = self.s_rev_level.get();
         if revision > 1 {
             return Err(Error::Unsupported { feature: format!("needs: revision {revision}") });
@@ -393,7 +408,7 @@ impl RawSuperblock {
         let room = u64::from(groups).saturating_mul(u64::from(inodes_per_group));
         let inodes = self.s_inodes_count.get();
         if inodes == 0 || u64::from(inodes) > room {
-            return Err(Error::corrupt("superblock: inodes count"));
+            return Err(Error::corrupt(INODES_COUNT));
         }
 
         let inode_bytes = if dynamic { u32::from(self.s_inode_size.get()) } else { 128 };
@@ -658,6 +673,11 @@ impl Superblock {
             && self.quotas.contains(&inode.0)
     }
 
+    /// Inodes that all groups together have.
+    pub fn inodes_in_groups(&self) -> u64 {
+        u64::from(self.groups).saturating_mul(self.inodes_per_group.into())
+    }
+
     /// Blocks that an inode table takes in each group.
     pub fn inode_table_blocks(&self) -> u32 {
         let bytes = u64::from(self.inodes_per_group).saturating_mul(u64::from(self.inode_bytes));
@@ -699,6 +719,7 @@ mod tests {
     fn every_number_that_is_computed_with_is_checked() {
         for (at, value) in [
             (0x00, 0),
+            (0x00, 127),
             (0x00, 129),
             (0x04, 1),
             (0x14, 1024),
@@ -712,6 +733,14 @@ mod tests {
             assert!(matches!(with(at, value), Err(Error::Corrupt { .. })), "{at:#x} = {value}");
         }
         assert_eq!(with(0x38, 0).unwrap_err(), Error::NotExt);
+    }
+
+    #[test]
+    fn the_check_hears_how_many_inodes_there_should_be() {
+        let mut bytes = sane();
+        bytes[0] = 127;
+        let understood = RawSuperblock::view(&bytes).unwrap().understand().unwrap();
+        assert_eq!((understood.inodes, understood.inodes_in_groups()), (127, 128));
     }
 
     #[test]

@@ -164,7 +164,7 @@ impl Node {
 pub struct Tree {
     nodes: Vec<Node>,
     /// The names in each directory.
-    names: BTreeMap<NodeId, BTreeMap<Vec<u8>, NodeId>>,
+    names: BTreeMap<NodeId, BTreeMap<Box<[u8]>, NodeId>>,
     /// One directory that a node is in, and its name there: enough for messages.
     parents: Vec<NodeId>,
 }
@@ -248,7 +248,7 @@ impl Tree {
         let Some(names) = self.names.get_mut(&dir) else {
             return Err(Error::Tree { path: not_dir, what: "its parent is no directory".into() });
         };
-        match names.entry(name.to_vec()) {
+        match names.entry(name.into()) {
             Entry::Vacant(free) => {
                 free.insert(to);
             }

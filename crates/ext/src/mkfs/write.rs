@@ -30,8 +30,11 @@ use crate::{FileId, FsBlock};
 
 /// Bytes of one request for contents.
 const REQUEST_BYTES: u64 = 1 << 20;
-/// Bytes that may be on their way before they are waited for.
-pub(super) const UNDER_WAY_BYTES: u64 = 32 << 20;
+/// Bytes that are handed over until those before them must be out of memory.
+pub(super) const UNDER_WAY_BYTES: u64 = 8 << 20;
+/// Bytes that are handed over until those before them must be durable: so the disk has something
+/// to do from the start, and progress is not told long before it is made.
+const PACE_BYTES: u64 = 32 << 20;
 /// Bytes that are read in the order of their source before they are written in the disk's.
 const BATCH_BYTES: u64 = 4 << 20;
 /// Threads that read contents. More than there are CPUs: they wait for the source's disk.
@@ -225,7 +228,7 @@ fn write_contents(
     writer: &Writer<'_>,
 ) -> Result<Vec<Mapped>> {
     let producer = Mutex::new(Producer::new(plan, contents.in_order()));
-    let window = Mutex::new((0, None::<Ticket>));
+    let windows = Mutex::new(Windows::default());
     let failed = AtomicBool::new(false);
     let work = || -> Result<()> {
         while !failed.load(Ordering::Relaxed) {
@@ -236,7 +239,7 @@ fn write_contents(
             let block = fill(plan, contents, request)?;
             let ticket = writer.submit(at * u64::from(writer.block_bytes), block)?;
             (writer.target.progress)(bytes);
-            throttle(writer, &window, ticket, bytes)?;
+            throttle(writer, &windows, ticket, bytes)?;
         }
         Ok(())
     };
@@ -330,24 +333,45 @@ fn write_in_order(
     writer.batch(batch, &mut before)
 }
 
+/// What was handed over since a ticket.
+#[derive(Default)]
+struct Window(u64, Option<Ticket>);
+
+impl Window {
+    /// The ticket of the window before, once this one has `most` bytes.
+    fn pass(&mut self, most: u64, ticket: Ticket, bytes: u64) -> Option<Ticket> {
+        self.0 += bytes;
+        if self.0 < most {
+            return None;
+        }
+        self.0 = 0;
+        self.1.replace(ticket)
+    }
+}
+
+#[derive(Default)]
+struct Windows {
+    in_memory: Window,
+    on_the_way: Window,
+}
+
 /// Waits for what was submitted a window ago, so that memory is bounded.
 fn throttle(
     writer: &Writer<'_>,
-    window: &Mutex<(u64, Option<Ticket>)>,
+    windows: &Mutex<Windows>,
     ticket: Ticket,
     bytes: u64,
 ) -> Result<()> {
-    let earlier = {
-        let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
-        window.0 += bytes;
-        if window.0 < UNDER_WAY_BYTES {
-            return Ok(());
-        }
-        window.0 = 0;
-        window.1.replace(ticket)
+    let (settled, durable) = {
+        let mut windows = windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let settled = windows.in_memory.pass(UNDER_WAY_BYTES, ticket, bytes);
+        (settled, windows.on_the_way.pass(PACE_BYTES, ticket, bytes))
     };
-    match earlier {
-        Some(earlier) => Ok(writer.target.disk.wait(earlier)?),
+    if let Some(ticket) = settled {
+        writer.target.disk.settle(ticket)?;
+    }
+    match durable {
+        Some(ticket) => Ok(writer.target.disk.wait(ticket)?),
         None => Ok(()),
     }
 }

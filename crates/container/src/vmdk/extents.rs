@@ -1,0 +1,395 @@
+//! VMDK in several files: a text that says which, each a disk as it is or a sparse image.
+//!
+//! ```text
+//!   RW 4192256 SPARSE "disk-s001.vmdk"      0 ..───────┬────────────┬───────┐
+//!   RW 1048576 FLAT "disk-f002.vmdk" 0                 │ 1st given  │ zeros │ 2nd given
+//!   RW 2048 ZERO                                       └────────────┴───────┘
+//! ```
+//! Law 1: a name in the text is compared and shown, and never opened. The files are those that
+//! were given, in their order.
+//! Law 2: the text is so long and has so many lines, and no more.
+
+use std::sync::Arc;
+
+use draconis_device::{
+    Atomic, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    Ticket, Urgency, View,
+};
+use draconis_exchange::heap::Block;
+
+use super::{NONE, SECTOR, Vmdk, number};
+use crate::inside::{Inside, SECTOR_BYTES};
+use crate::source::Source;
+use crate::{Error, Format, Unsupported};
+
+/// How such a text begins.
+pub(crate) const MARK: &[u8] = b"# Disk DescriptorFile";
+const LONGEST_TEXT: u64 = 64 << 10;
+/// The most files that one image is in.
+pub const MOST_EXTENTS: usize = 64;
+const MOST_SECTORS: u64 = 1 << 53;
+const ENDING: &str = ".vmdk";
+
+/// A line of the text.
+struct Line<'a> {
+    sectors: u64,
+    what: What<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum What<'a> {
+    Zeros,
+    /// A file, and the sector in it where this begins.
+    Flat(&'a str, u64),
+    Sparse(&'a str),
+}
+
+/// Opens the disk that the files `given` hold together.
+pub(crate) fn open(
+    file: &Source,
+    given: &[Arc<dyn Disk>],
+    properties: Properties,
+) -> Result<Arc<dyn Disk>, Error> {
+    if file.len_bytes() > LONGEST_TEXT {
+        return Err(Error::Damaged("VMDK: a description longer than any is"));
+    }
+    let bytes = file.bytes(0, file.len_bytes() as usize)?;
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(text).into_owned();
+    if number(&text, "parentCID")?.is_some_and(|id| id != NONE) {
+        let what = "its contents in several files that differ from another image";
+        return Err(Unsupported::Feature("VMDK", what).into());
+    }
+    let lines = lines(&text)?;
+    let names: Vec<&str> = lines.iter().filter_map(|line| line.what.name()).collect();
+    usual(&names)?;
+    let (wanted, found) = (names.len(), given.len());
+    if found < wanted {
+        return Err(Unsupported::Elsewhere { name: shown(&names, found), wanted, found }.into());
+    }
+    let mut given = given.iter();
+    let mut parts = vec![];
+    let mut start_bytes = 0;
+    for line in &lines {
+        let len_bytes = line.sectors * SECTOR;
+        let disk = match line.what {
+            What::Zeros => None,
+            What::Flat(_, at) => given.next().map(|disk| flat(disk, at, len_bytes)).transpose()?,
+            What::Sparse(_) => given.next().map(|disk| sparse(disk, len_bytes)).transpose()?,
+        };
+        parts.push(Part { start_bytes, len_bytes, disk });
+        start_bytes += len_bytes;
+    }
+    let properties = Properties {
+        len_bytes: start_bytes,
+        sector_bytes: SECTOR_BYTES,
+        read_only: true,
+        atomic: Atomic::None,
+        discards: false,
+        ..properties
+    };
+    Ok(Arc::new(Joined { parts, properties }))
+}
+
+/// Bytes of a file that lie there as they are.
+fn flat(disk: &Arc<dyn Disk>, at: u64, len_bytes: u64) -> Result<Source, Error> {
+    let extent = Extent::new(at.saturating_mul(SECTOR), len_bytes);
+    let view = View::new(disk.clone(), extent);
+    Ok(Source::new(Arc::new(view.map_err(|_| SHORT)?)))
+}
+
+const SHORT: Error = Error::Damaged("VMDK: a file of its contents is shorter than it says");
+
+fn sparse(disk: &Arc<dyn Disk>, len_bytes: u64) -> Result<Source, Error> {
+    let source = Source::new(disk.clone());
+    let head = source.bytes(0, source.len_bytes().min(512) as usize)?;
+    if Format::of(&head) != Some(Format::Vmdk) {
+        return Err(Error::Damaged("VMDK: a file of its contents is not as sparse as it says"));
+    }
+    let map = Vmdk::open(&source)?;
+    if map.len_bytes < len_bytes {
+        return Err(SHORT);
+    }
+    Ok(Source::new(Arc::new(Inside::new(source, map, None))))
+}
+
+fn lines(text: &str) -> Result<Vec<Line<'_>>, Error> {
+    const WRONG: Error = Error::Damaged("VMDK: a description that cannot be understood");
+    let mut lines = vec![];
+    let mut all = 0u64;
+    for line in text.lines() {
+        let (Some(access), rest) = word(line) else { continue };
+        match access {
+            "RW" | "RDONLY" => {}
+            "NOACCESS" => {
+                return Err(Unsupported::Feature("VMDK", "contents that must not be read").into());
+            }
+            _ => continue,
+        }
+        let (sectors, rest) = word(rest);
+        let sectors: u64 = sectors.and_then(|word| word.parse().ok()).ok_or(WRONG)?;
+        let (kind, rest) = word(rest);
+        let quoted =
+            || rest.trim_start().strip_prefix('"').and_then(|it| it.split_once('"')).ok_or(WRONG);
+        let what = match kind {
+            Some("ZERO") => What::Zeros,
+            Some("SPARSE") => What::Sparse(quoted()?.0),
+            Some("FLAT") => {
+                let (name, rest) = quoted()?;
+                let at = word(rest).0.unwrap_or("0");
+                What::Flat(name, at.parse().map_err(|_| WRONG)?)
+            }
+            _ => {
+                let what = "its contents in files of a kind that only ESX has, or on a device";
+                return Err(Unsupported::Feature("VMDK", what).into());
+            }
+        };
+        all = all.checked_add(sectors).filter(|all| *all <= MOST_SECTORS).ok_or(WRONG)?;
+        lines.push(Line { sectors, what });
+        if lines.len() > MOST_EXTENTS {
+            return Err(Unsupported::Feature("VMDK", "its contents in more than 64 files").into());
+        }
+    }
+    match lines.is_empty() {
+        true => Err(WRONG),
+        false => Ok(lines),
+    }
+}
+
+fn word(text: &str) -> (Option<&str>, &str) {
+    let text = text.trim_start();
+    let end = text.find(char::is_whitespace).unwrap_or(text.len());
+    let (word, rest) = text.split_at_checked(end).unwrap_or((text, ""));
+    (Some(word).filter(|word| !word.is_empty()), rest)
+}
+
+impl<'a> What<'a> {
+    fn name(self) -> Option<&'a str> {
+        match self {
+            Self::Zeros => None,
+            Self::Flat(name, _) | Self::Sparse(name) => Some(name),
+        }
+    }
+}
+
+/// Refuses names that are not those that lie beside such a text: of one beginning, with an ending
+/// that counts them.
+fn usual(names: &[&str]) -> Result<(), Error> {
+    let beginning = |(nth, name): (usize, &&str)| -> Option<String> {
+        let series = endings(nth).into_iter().chain((names.len() == 1).then(only));
+        let found = series.filter_map(|ending| name.strip_suffix(ending.as_str()));
+        let found = found.map(str::to_owned).next()?;
+        (!found.contains(['/', '\\', '\0'])).then_some(found)
+    };
+    let mut first = None;
+    for (nth, name) in names.iter().enumerate() {
+        let is_usual =
+            beginning((nth, name)).is_some_and(|it| *first.get_or_insert_with(|| it.clone()) == it);
+        if !is_usual {
+            return Err(Unsupported::NotBeside(shown(names, nth)).into());
+        }
+    }
+    Ok(())
+}
+
+/// How the names of the `nth` file of each series end, counted from 0.
+fn endings(nth: usize) -> [String; 2] {
+    ["s", "f"].map(|series| format!("-{series}{:03}{ENDING}", nth + 1))
+}
+
+/// How the name of the only file ends.
+fn only() -> String {
+    format!("-flat{ENDING}")
+}
+
+/// The names of files that hold what a description called `name` describes, as qemu-img and VMware
+/// call them: by series, each in its order; at most [`MOST_EXTENTS`] of each.
+pub fn names_beside(name: &str) -> [Vec<String>; 3] {
+    let beginning = name.strip_suffix(ENDING).unwrap_or(name);
+    let series = |which: usize| {
+        let ends = (0..MOST_EXTENTS).filter_map(|nth| endings(nth).into_iter().nth(which));
+        ends.map(|end| format!("{beginning}{end}")).collect()
+    };
+    [vec![format!("{beginning}{}", only())], series(0), series(1)]
+}
+
+/// A name of the text, as far as it is shown.
+fn shown(names: &[&str], nth: usize) -> String {
+    names.get(nth).copied().unwrap_or_default().chars().take(256).collect()
+}
+
+/// A stretch of the disk.
+struct Part {
+    start_bytes: u64,
+    len_bytes: u64,
+    /// What it is; zeros if it is nothing.
+    disk: Option<Source>,
+}
+
+/// Stretches, one behind the other.
+struct Joined {
+    parts: Vec<Part>,
+    properties: Properties,
+}
+
+impl Joined {
+    fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
+        let mut done = 0;
+        while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = at_bytes + done as u64;
+            let nth = self.parts.partition_point(|part| part.start_bytes + part.len_bytes <= at);
+            let part = self.parts.get(nth).ok_or(SHORT)?;
+            let skip = at - part.start_bytes;
+            let len = rest.len().min(usize::try_from(part.len_bytes - skip).unwrap_or(usize::MAX));
+            let Some(room) = rest.get_mut(..len) else { break };
+            match &part.disk {
+                Some(disk) => disk.read(skip, room)?,
+                None => room.fill(0),
+            }
+            done += len;
+        }
+        Ok(())
+    }
+}
+
+impl Disk for Joined {
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
+        let checked = self.properties.check(at, into.len());
+        let done = checked.and_then(|()| {
+            let mut bytes = vec![0; into.len()];
+            self.fill(at.start_bytes, &mut bytes).map_err(|error| error.of_a_read(at))?;
+            into.copy_in(0, &bytes);
+            Ok(())
+        });
+        Pending::ready(match done {
+            Ok(()) => Ok(into),
+            Err(error) => Err(Refused { goods: Some(into), error }),
+        })
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draconis_device::Random;
+
+    use super::*;
+    use crate::open;
+    use crate::tests::{all, contents, converted, memory};
+
+    const HEAD: &str = "# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n";
+
+    fn described(lines: &str) -> Arc<dyn Disk> {
+        memory(format!("{HEAD}{lines}\nddb.adapterType = \"ide\"\n").into_bytes())
+    }
+
+    fn refused(lines: &str, given: &[Arc<dyn Disk>]) -> String {
+        open(described(lines), given).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn files_are_put_together_in_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw = contents(1 << 20);
+        let Some(sparse) = converted(dir.path(), &raw, &["-O", "vmdk"]) else { return };
+        let given = [memory(sparse), memory(contents(1 << 16))];
+        let lines = "RW 2000 SPARSE \"a disk-s001.vmdk\"\nRW 7 ZERO\n\
+                     RDONLY 100 FLAT \"a disk-f002.vmdk\" 3";
+        let opened = open(described(lines), &given).unwrap();
+        assert_eq!((opened.format, opened.image.is_none()), (Some(Format::VmdkText), true));
+        let last = &contents(1 << 16)[3 * 512..103 * 512];
+        let expected = [&raw[..2000 * 512], &[0; 7 * 512], last].concat();
+        assert!(all(&*opened.disk).unwrap() == expected);
+        // The file that is missing is named.
+        let told = refused(lines, &given[..1]);
+        assert!(told.contains("1 of 2") && told.contains("a disk-f002.vmdk"), "{told}");
+        // What is shorter, or not sparse, is not read as if it were.
+        for swapped in [[1, 0], [1, 1], [0, 0]] {
+            let given = swapped.map(|nth: usize| given[nth].clone());
+            let read = open(described(lines), &given).map(|opened| all(&*opened.disk).is_ok());
+            assert!(read.is_err() || swapped == [0, 0], "{swapped:?}");
+        }
+        assert!(refused("RW 129 FLAT \"x-flat.vmdk\" 0", &given[1..]).contains("shorter"));
+        assert!(refused("RW 2049 SPARSE \"x-s001.vmdk\"", &given).contains("shorter"));
+    }
+
+    #[test]
+    fn only_names_beside_it_are_taken() {
+        let given = [memory(contents(1 << 16)), memory(contents(1 << 16))];
+        for (one, two) in [
+            ("/etc/passwd", "a-f002.vmdk"),
+            ("../a-f001.vmdk", "../a-f002.vmdk"),
+            ("a\\b-f001.vmdk", "a\\b-f002.vmdk"),
+            ("a-f001.vmdk", "b-f002.vmdk"),
+            ("a-f002.vmdk", "a-f001.vmdk"),
+            ("a-flat.vmdk", "a-f002.vmdk"),
+        ] {
+            let told = refused(&format!("RW 8 FLAT \"{one}\" 0\nRW 8 FLAT \"{two}\" 0"), &given);
+            assert!(told.contains("is not opened") && told.contains("qemu-img convert"), "{told}");
+        }
+        let [only, sparse, flat] = names_beside("disk.vmdk");
+        assert_eq!(only, ["disk-flat.vmdk"]);
+        assert_eq!((&sparse[1][..], &flat[63][..]), ("disk-s002.vmdk", "disk-f064.vmdk"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_an_error() {
+        let given = [memory(contents(1 << 16))];
+        for lines in [
+            "",
+            "RW",
+            "RW x FLAT \"a-flat.vmdk\" 0",
+            "RW -1 ZERO",
+            "RW 8 FLAT a-flat.vmdk 0",
+            "RW 8 FLAT \"a-flat.vmdk",
+            "RW 8 FLAT \"a-flat.vmdk\" x",
+            "RW 8 FLAT \"a-flat.vmdk\" 18446744073709551615",
+            "RW 18446744073709551615 ZERO",
+            "RW 9007199254740992 ZERO\nRW 1 ZERO",
+            "RW 8 VMFS \"a-flat.vmdk\"",
+            "NOACCESS 8 ZERO",
+            "RW 8 ZERO\nparentCID=12345678",
+            &"RW 8 ZERO\n".repeat(65),
+            &"#".repeat(LONGEST_TEXT as usize),
+        ] {
+            // The last of two lines counts.
+            let text = format!("{}{lines}", HEAD.replace("parentCID=ffffffff\n", ""));
+            assert!(open(memory(text.into_bytes()), &given).is_err(), "{lines}");
+        }
+        let sound = format!("{HEAD}RW 64 FLAT \"a-f001.vmdk\" 0\nRW 9 ZERO\n");
+        let mut random = Random::new(5);
+        for _ in 0..2000 {
+            let mut text = sound.clone().into_bytes();
+            for _ in 0..=random.below(4) {
+                let at =
+                    HEAD.len() - 10 + random.below((sound.len() - HEAD.len() + 10) as u64) as usize;
+                text[at] = b"0123456789 \n\"/\0\xFFRWx"[random.below(19) as usize];
+            }
+            if let Ok(opened) = open(memory(text), &given) {
+                let len = opened.disk.properties().len_bytes;
+                let last = Extent::new(len.saturating_sub(512), 512.min(len));
+                let block = Block::private(last.len_bytes as usize);
+                let _ = opened.disk.read_now(last, block);
+            }
+        }
+    }
+}
