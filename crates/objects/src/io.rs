@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use crate::codec::Summer;
 use crate::entry::{Data, PIECE};
 use crate::hooks::{Omission, is_left_out};
-use crate::index::tree::{Loaded, Node, Nodes, Ptr};
+use crate::index::tree::{Loaded, Node, Nodes, Ptr, Seen};
 use crate::log::frame::Done;
 use crate::memory::Memory;
 use crate::recovery::superblock::Geometry;
@@ -323,6 +323,43 @@ impl Io {
         })
     }
 
+    /// What counts of a payload, if memory has it and it is right: as a sum holds the place too,
+    /// what was there before is not mistaken for it, and nothing else has to be asked.
+    pub fn value_near(&self, data: &Data) -> Option<Vec<u8>> {
+        if data.stored == 0 {
+            return Some(vec![]);
+        }
+        if u64::from(data.stored) > REMEMBERED_MAX {
+            return None;
+        }
+        let (page, len) = (self.page(), data.stored as usize);
+        let (mut index, mut from) = (data.at / page, (data.at % page) as usize);
+        let part = |data: &Data, stored: &[u8]| {
+            self.verify(data, stored).ok()?;
+            Some(stored.get(data.skip as usize..)?.get(..data.len as usize)?.to_vec())
+        };
+        let first = self.memory.page(index)?;
+        let value = match first.get(from..from + len) {
+            Some(stored) => part(data, stored)?,
+            None => {
+                let mut stored = Vec::with_capacity(len);
+                let mut held = first;
+                loop {
+                    let rest = held.get(from..)?;
+                    stored.extend_from_slice(rest.get(..len - stored.len()).unwrap_or(rest));
+                    if stored.len() == len {
+                        break;
+                    }
+                    (index, from) = (index + 1, 0);
+                    held = self.memory.page(index)?;
+                }
+                part(data, &stored)?
+            }
+        };
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(value)
+    }
+
     /// What counts of a payload.
     pub fn value(&self, data: &Data) -> Result<Vec<u8>> {
         if data.stored == 0 {
@@ -512,6 +549,21 @@ impl Io {
         Some(node)
     }
 
+    /// A node that was seen: while memory has room, nothing has to know what is used.
+    fn seen(&self, ptr: Ptr, seen: &Seen) -> Option<Arc<Node>> {
+        let node = seen.node(ptr).filter(|_| self.memory.is_calm())?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(node)
+    }
+
+    /// Keeps where a node was found, and gives it.
+    fn found(&self, ptr: Ptr, seen: &Seen, node: Arc<Node>) -> Arc<Node> {
+        if self.memory.is_calm() {
+            seen.keep(ptr, &node);
+        }
+        node
+    }
+
     /// Whether a node is in memory.
     pub fn has_node(&self, ptr: Ptr) -> bool {
         self.memory.node(ptr).is_some()
@@ -562,6 +614,13 @@ impl Nodes for InMemory<'_> {
             Error::Misuse("a node that is not in memory")
         })
     }
+
+    fn load_seen(&self, ptr: Ptr, seen: &Seen) -> Result<Arc<Node>> {
+        match self.io.seen(ptr, seen) {
+            Some(node) => Ok(node),
+            None => self.load(ptr).map(|node| self.io.found(ptr, seen, node)),
+        }
+    }
 }
 
 impl Nodes for Io {
@@ -589,5 +648,12 @@ impl Nodes for Io {
         let node = Arc::new(Node::decode(&bytes, ptr.at)?);
         self.memory.keep_node(ptr, node.clone());
         Ok(node)
+    }
+
+    fn load_seen(&self, ptr: Ptr, seen: &Seen) -> Result<Arc<Node>> {
+        match self.seen(ptr, seen) {
+            Some(node) => Ok(node),
+            None => self.load(ptr).map(|node| self.found(ptr, seen, node)),
+        }
     }
 }

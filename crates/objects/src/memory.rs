@@ -5,6 +5,7 @@
 
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
@@ -68,7 +69,12 @@ impl Hasher for Mixer {
 type Table = Cache<Name, Kept, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<Name, Kept>>;
 
 /// Pages and nodes.
-pub(crate) struct Memory(Table);
+pub(crate) struct Memory {
+    table: Table,
+    /// What was put in since it was last asked how full it is, in bytes.
+    unasked: AtomicU64,
+    is_calm: AtomicBool,
+}
 
 impl Memory {
     /// At most `capacity` bytes; most things have about `typical`.
@@ -81,44 +87,63 @@ impl Memory {
             .estimated_items_capacity(items)
             .shards(if capacity < 2 << 20 { 1 } else { 8 })
             .build();
-        Self(match options {
+        let table = match options {
             Ok(options) => Cache::with_options(options, ByWeight, hasher, lifecycle),
             // Both numbers are given above; the builder asks for nothing else.
             Err(_) => Cache::with(items, capacity, ByWeight, hasher, lifecycle),
-        })
+        };
+        Self { table, unasked: AtomicU64::new(0), is_calm: AtomicBool::new(true) }
+    }
+
+    /// Whether there is so much room that nothing is driven out yet: then it need not be known
+    /// what is used. It is a bit behind.
+    pub fn is_calm(&self) -> bool {
+        self.is_calm.load(Ordering::Relaxed)
+    }
+
+    fn keep(&self, name: Name, kept: Kept) {
+        let weight = ByWeight.weight(&name, &kept);
+        self.table.insert(name, kept);
+        let capacity = self.table.capacity();
+        // All parts of the table are asked: not each time.
+        if self.unasked.fetch_add(weight, Ordering::Relaxed) >= capacity / 32 {
+            self.unasked.store(0, Ordering::Relaxed);
+            self.is_calm
+                .store(self.table.weight() < (capacity / 4).saturating_mul(3), Ordering::Relaxed);
+        }
     }
 
     /// Bytes in use.
     pub fn used_bytes(&self) -> u64 {
-        self.0.weight()
+        self.table.weight()
     }
 
     /// Whether most of it is unused.
     pub fn is_roomy(&self) -> bool {
-        self.0.weight() < self.0.capacity() / 2
+        self.table.weight() < self.table.capacity() / 2
     }
 
     pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
-        match self.0.get(&Name::Page(number)) {
+        match self.table.get(&Name::Page(number)) {
             Some(Kept::Page(page)) => Some(page),
             _ => None,
         }
     }
 
     pub fn has_page(&self, number: u64) -> bool {
-        self.0.contains_key(&Name::Page(number))
+        self.table.contains_key(&Name::Page(number))
     }
 
     pub fn keep_page(&self, number: u64, page: Arc<[u8]>) {
-        self.0.insert(Name::Page(number), Kept::Page(page));
+        self.keep(Name::Page(number), Kept::Page(page));
     }
 
     pub fn forget_page(&self, number: u64) {
-        self.0.remove(&Name::Page(number));
+        self.table.remove(&Name::Page(number));
     }
 
     pub fn node(&self, ptr: Ptr) -> Option<Arc<Node>> {
-        match self.0.get(&Name::Node(ptr.sum)) {
+        match self.table.get(&Name::Node(ptr.sum)) {
             Some(Kept::Node(node)) => Some(node),
             _ => None,
         }
@@ -127,11 +152,11 @@ impl Memory {
     /// Nodes are known by their sums, which hold the place: an address that is used again
     /// cannot be mistaken.
     pub fn keep_node(&self, ptr: Ptr, node: Arc<Node>) {
-        self.0.insert(Name::Node(ptr.sum), Kept::Node(node));
+        self.keep(Name::Node(ptr.sum), Kept::Node(node));
     }
 
     pub fn forget_node(&self, ptr: Ptr) {
-        self.0.remove(&Name::Node(ptr.sum));
+        self.table.remove(&Name::Node(ptr.sum));
     }
 }
 
@@ -153,7 +178,9 @@ mod tests {
         assert!(memory.node(ptr(7)).is_none() && memory.has_page(7));
         memory.forget_page(7);
         assert!(memory.page(7).is_none());
+        assert!(memory.is_calm());
         (0..1000).for_each(|number| memory.keep_page(number, Arc::from(&[2; 4096][..])));
+        assert!(!memory.is_calm());
         // Pages alone may have all.
         assert!((900 << 10..=1 << 20).contains(&memory.used_bytes()), "{}", memory.used_bytes());
     }

@@ -49,6 +49,9 @@ const SHORT_BYTES: u64 = 4096;
 const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 /// Half the sizes of a page that are told from each other; see the module's head.
 const UNITS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16384];
+/// Pages that a segment has at least, and segments that a small store has, if that can be.
+const SEGMENT_PAGES: u64 = 16;
+const SEGMENTS_SMALL: u64 = 128;
 /// Writes of one group.
 const GROUP: u64 = 32;
 
@@ -250,9 +253,13 @@ impl Measured {
                 "layout cow: distance costs little ({far} for a read anywhere, {near} for the next; writes {far_write} and {near_write})"
             ),
         });
-        let page_bytes = self.page_bytes;
+        let page_bytes = self.page_fitting(disk_bytes);
         let felt = felt(&self.across);
         why.push(match felt {
+            _ if page_bytes < self.page_bytes => {
+                let measured = Bytes(self.page_bytes.into());
+                format!("page {}: the store is small for {measured}", Bytes(page_bytes.into()))
+            }
             _ if is_log => {
                 format!("page {}: less is not worth a turn of the disk", Bytes(page_bytes.into()))
             }
@@ -282,6 +289,15 @@ impl Measured {
         (Profile { layout, page_bytes, segment_bytes, queue_depth }, why)
     }
 
+    /// The page, or less of it where the store would have few segments. However long a page was
+    /// measured to be, a store of some length can be made, and holds about the same.
+    fn page_fitting(&self, disk_bytes: u64) -> u32 {
+        let fits = disk_bytes / (SEGMENTS_SMALL * SEGMENT_PAGES);
+        let fits = u32::try_from(fits.max(SHORT_BYTES)).unwrap_or(u32::MAX);
+        // What the device says stays.
+        self.page_bytes.min((1 << fits.ilog2()).max(self.told_bytes))
+    }
+
     fn segment_bytes(&self, disk_bytes: u64, page_bytes: u32) -> (u32, String) {
         // Going there is at most a 14th of writing it.
         let bytes_per_ns = self.write_bytes_per_s as f64 / 1e9;
@@ -293,8 +309,12 @@ impl Measured {
         };
         let wanted = wanted.clamp(least, most).next_power_of_two().min(most);
         let fits = 1 << (disk_bytes / parts).max(1).ilog2();
-        let floor = u64::from(page_bytes) * 16;
-        let segment = wanted.min(fits).max(floor.max(64 << 10));
+        let floor = (u64::from(page_bytes) * SEGMENT_PAGES).max(64 << 10);
+        // Fewer pages where those of the device are long for the store.
+        let is_enough = |segment: &u64| disk_bytes / segment >= SEGMENTS_SMALL;
+        let mut floors = [floor, floor / 2, floor / 4].into_iter();
+        let floor = floors.find(is_enough).unwrap_or(floor / 4);
+        let segment = wanted.min(fits).max(floor);
         let takes_ns = segment as f64 / bytes_per_ns.max(1e-9);
         let share = self.distance_ns() as f64 / takes_ns * 100.0;
         let why = match segment == wanted {
@@ -593,6 +613,7 @@ mod tests {
     use draconis_device::{Event, MemoryDisk, RecordDisk};
 
     use super::*;
+    use crate::recovery::superblock::Geometry;
 
     fn measure(disk: &Arc<SimDisk>) -> Measured {
         let region = Extent::new(0, 48 << 20);
@@ -676,6 +697,49 @@ mod tests {
         // In doubt a page has 4 KiB.
         assert!(found(8192, 1.0, 0.6) < 25, "{}", found(8192, 1.0, 0.6));
         assert!(found(2048, 1.0, 0.6) > 300, "{}", found(2048, 1.0, 0.6));
+    }
+
+    /// What a disk is found to be that answers as if others used it all the time, in any way.
+    fn extremes(told_bytes: u32) -> Vec<Measured> {
+        let mut all = vec![];
+        for rate in [0, 1, 5_000_000, u64::MAX] {
+            for (near, far) in [(0, 0), (1000, 1001), (0, u64::MAX), (u64::MAX, 0)] {
+                for page_bytes in [512, 1024, 4096, 32768, 65536] {
+                    all.push(Measured {
+                        write_bytes_per_s: rate,
+                        read_bytes_per_s: rate,
+                        near_read_ns: near,
+                        far_read_ns: far,
+                        near_write_ns: near,
+                        far_write_ns: far,
+                        flush_ns: far,
+                        reads_per_s: [rate; 6],
+                        across: [0.0, 9.0, f64::INFINITY, f64::NAN, 9.0, 9.0],
+                        told_bytes,
+                        page_bytes: page_bytes.max(told_bytes),
+                    });
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn a_store_is_made_however_its_disk_was_measured() {
+        // The shortest that is measured, others, and one that ends within a segment.
+        for len in [2 * REGION_BYTES_MIN, 13 << 20, (32 << 20) + 4096, 256 << 20] {
+            for (told_bytes, measured) in [0, 512, 4096, 65536].map(|told| (told, extremes(told))) {
+                for measured in measured {
+                    let (profile, why) = measured.profile(len);
+                    let made = Geometry::of(&profile, len);
+                    assert!(made.is_ok(), "{len} {made:?} {profile:?} {why:?}");
+                    assert!(profile.page_bytes >= told_bytes, "{profile:?}");
+                    // So that what it holds does not follow from what was measured.
+                    let segments = len / u64::from(profile.segment_bytes);
+                    assert!(segments >= 128 || told_bytes > 4096, "{len} {profile:?} {why:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -403,6 +403,9 @@ impl Store {
     }
 
     pub(crate) fn value_of(&self, data: &Data) -> Result<Vec<u8>> {
+        if let Some(value) = self.io.value_near(data) {
+            return Ok(value);
+        }
         {
             let core = self.core.read();
             if let Some(stored) = core.log.in_frames(data.at, data.stored as usize) {

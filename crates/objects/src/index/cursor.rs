@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::entry::{Entry, Key};
 use crate::index::layer::{Layer, Lost};
 use crate::index::leaf::Pairs;
-use crate::index::tree::{Found, Loaded, Node, Nodes, Ptr, Tree};
+use crate::index::tree::{Found, Loaded, Node, Nodes, Ptr, Seen, Tree};
 use crate::index::view::View;
 use crate::{Error, Result};
 
@@ -230,6 +230,13 @@ impl Nodes for WithAhead<'_> {
         match self.ahead.get(&ptr.sum) {
             Some(node) => Ok(node.clone()),
             None => self.nodes.load(ptr),
+        }
+    }
+
+    fn load_seen(&self, ptr: Ptr, seen: &Seen) -> Result<Arc<Node>> {
+        match self.ahead.get(&ptr.sum) {
+            Some(node) => Ok(node.clone()),
+            None => self.nodes.load_seen(ptr, seen),
         }
     }
 }

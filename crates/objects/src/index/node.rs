@@ -8,12 +8,12 @@
 //! Law: a node on the disk never changes, and is not empty.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
-use crate::Result;
 use crate::codec::{Reader, put_varint};
 use crate::entry::{Key, put_key};
 use crate::index::leaf::Leaf;
+use crate::{Error, Result};
 
 /// Where something on the disk is, and what its sum must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +54,27 @@ pub(crate) struct Inner {
     /// that: they lie close together, and mostly say which child it is.
     shared: usize,
     heads: Vec<u64>,
+    /// Of each child, where it was found.
+    seen: Vec<Seen>,
+}
+
+/// Where a node was found in memory, so that it is not looked up again by its sum. It does not
+/// keep the node there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen(OnceLock<(u64, Weak<Node>)>);
+
+impl Seen {
+    /// The node, if it is still in memory, and the one that `ptr` leads to: a child may have
+    /// been replaced.
+    pub fn node(&self, ptr: Ptr) -> Option<Arc<Node>> {
+        let (sum, node) = self.0.get()?;
+        if *sum == ptr.sum { node.upgrade() } else { None }
+    }
+
+    /// Keeps where a node is; the first that is told counts.
+    pub fn keep(&self, ptr: Ptr, node: &Arc<Node>) {
+        self.0.get_or_init(|| (ptr.sum, Arc::downgrade(node)));
+    }
 }
 
 /// Eight bytes of a key from `at` on, with zeros behind its end: as numbers they sort as the keys.
@@ -71,7 +92,8 @@ impl Inner {
         let ends = first.zip(last).map(|((first, _), (last, _))| first.iter().zip(last));
         let shared = ends.map_or(0, |ends| ends.take_while(|(a, b)| a == b).count());
         let heads = told.iter().map(|(key, _)| head_of(key, shared)).collect();
-        Self { level, children, shared, heads }
+        let seen = vec![Seen::default(); children.len()];
+        Self { level, children, shared, heads, seen }
     }
 
     /// Which child has `key`, or what is just before it.
@@ -92,6 +114,23 @@ impl Inner {
         let alike = self.children.get(from.saturating_add(1)..).and_then(|all| all.get(..alike));
         let before = alike.map_or(0, |all| all.partition_point(|(first, _)| is_behind(first)));
         from.saturating_add(before)
+    }
+
+    /// A child: one that changed, or one of the disk, in memory.
+    pub fn load(&self, nodes: &dyn Nodes, index: usize) -> Result<Loading> {
+        let Some((_, child)) = self.children.get(index) else {
+            return Err(Error::Misuse("a child that is not there"));
+        };
+        match child {
+            Child::Changed(inner) => Ok(Loading::Changed(inner.clone())),
+            Child::Disk(ptr) => {
+                let node = match self.seen.get(index) {
+                    Some(seen) => nodes.load_seen(*ptr, seen)?,
+                    None => nodes.load(*ptr)?,
+                };
+                Ok(Loading::Disk(*ptr, node))
+            }
+        }
     }
 
     /// The child that has `key`.
@@ -123,7 +162,21 @@ pub(crate) enum Child {
     Changed(Arc<Inner>),
 }
 
+/// A child that is in memory now.
+pub(crate) enum Loading {
+    Disk(Ptr, Arc<Node>),
+    Changed(Arc<Inner>),
+}
+
 impl Child {
+    /// The root of a tree, in memory.
+    pub fn load(&self, nodes: &dyn Nodes) -> Result<Loading> {
+        match self {
+            Self::Disk(ptr) => Ok(Loading::Disk(*ptr, nodes.load(*ptr)?)),
+            Self::Changed(inner) => Ok(Loading::Changed(inner.clone())),
+        }
+    }
+
     pub fn on_disk(&self) -> Option<Ptr> {
         match self {
             Self::Disk(ptr) => Some(*ptr),
@@ -164,7 +217,7 @@ impl Node {
         match self {
             Self::Leaf(leaf) => leaf.weight(),
             Self::Inner(inner) => {
-                (inner.children.len() as u64).saturating_mul(80).saturating_add(96)
+                (inner.children.len() as u64).saturating_mul(120).saturating_add(96)
             }
         }
     }
@@ -192,6 +245,10 @@ pub(crate) type Loaded = HashMap<u64, Arc<Node>>;
 pub(crate) trait Nodes {
     /// A node, its sum verified.
     fn load(&self, ptr: Ptr) -> Result<Arc<Node>>;
+    /// The same, for who knows where it was found before; where it is found now is kept there.
+    fn load_seen(&self, ptr: Ptr, _: &Seen) -> Result<Arc<Node>> {
+        self.load(ptr)
+    }
     /// Nodes that will be needed next, read together if the first has to be read.
     fn load_together(&self, _: &[Ptr]) -> Loaded {
         Loaded::new()
@@ -240,6 +297,20 @@ mod tests {
                 assert_eq!((inner.child_of(key), inner.child_before(key)), (of, before));
             }
         }
+    }
+
+    #[test]
+    fn a_node_that_was_seen_is_given_for_its_own_place_and_while_it_is_there() {
+        let node = Arc::new(Node::Inner(Inner::new(1, vec![])));
+        let ptr = |sum| Ptr { at: 0, len: 1, sum };
+        let seen = Seen::default();
+        assert!(seen.node(ptr(7)).is_none());
+        seen.keep(ptr(7), &node);
+        assert!(seen.node(ptr(7)).is_some_and(|have| Arc::ptr_eq(&have, &node)));
+        // A child that was moved has another sum.
+        assert!(seen.node(ptr(8)).is_none());
+        drop(node);
+        assert!(seen.node(ptr(7)).is_none());
     }
 
     #[test]

@@ -19,7 +19,9 @@ use std::sync::Arc;
 
 use crate::entry::{Entry, Key};
 use crate::index::leaf::Leaf;
-pub(crate) use crate::index::node::{Child, Inner, LEVELS_MAX, Loaded, Node, Nodes, NodesMut, Ptr};
+pub(crate) use crate::index::node::{
+    Child, Inner, LEVELS_MAX, Loaded, Loading, Node, Nodes, NodesMut, Ptr, Seen,
+};
 use crate::{Error, Result};
 
 /// The first key that something may have, and the first that it may not have.
@@ -80,29 +82,29 @@ impl Tree {
         is_before: bool,
         see: &mut dyn FnMut(&Inner, usize),
     ) -> Result<Option<Arc<Node>>> {
-        let Some(mut child) = self.root.clone() else { return Ok(None) };
+        let Some(root) = &self.root else { return Ok(None) };
         let mut step = |inner: &Inner| {
             let index = if is_before { inner.child_before(key) } else { inner.child_of(key) };
             see(inner, index);
-            inner.children[index].1.clone()
+            inner.load(nodes, index)
         };
         // A level is one less than its parent's, so this ends.
         let mut level = LEVELS_MAX + 1;
+        let mut here = root.load(nodes)?;
         loop {
-            child = match child {
-                Child::Changed(inner) => {
+            here = match here {
+                Loading::Changed(inner) => {
                     level = inner.level;
-                    step(&inner)
+                    step(&inner)?
                 }
-                Child::Disk(ptr) => {
-                    let node = nodes.load(ptr)?;
+                Loading::Disk(ptr, node) => {
                     if node.level() >= level {
                         return Err(Error::Corrupt { what: "a node's level", at_bytes: ptr.at });
                     }
                     level = node.level();
                     match &*node {
                         Node::Leaf(_) => return Ok(Some(node)),
-                        Node::Inner(inner) => step(inner),
+                        Node::Inner(inner) => step(inner)?,
                     }
                 }
             };

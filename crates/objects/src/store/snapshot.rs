@@ -47,7 +47,14 @@ impl Snapshot {
 
     /// Payloads that the index led to: what the disk has is asked for together.
     pub(crate) fn read_many(&self, all: &[&Data]) -> Vec<Result<Vec<u8>>> {
-        let mut found = self.io.read_far(all);
+        let mut found: Vec<_> = all.iter().map(|data| self.io.value_near(data)).collect();
+        let lacks = |value: &&mut Option<Vec<u8>>| value.is_none();
+        let far = all.iter().zip(&found).filter(|(_, value)| value.is_none());
+        let far: Vec<&Data> = far.map(|(data, _)| *data).collect();
+        if far.len() > 1 {
+            let read = self.io.read_far(&far);
+            found.iter_mut().filter(lacks).zip(read).for_each(|(value, read)| *value = read);
+        }
         let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
             Some(value) => Ok(value),
             // In memory, or not what was expected: once more, for an error that says it all.

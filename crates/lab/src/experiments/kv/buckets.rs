@@ -124,6 +124,8 @@ struct Run<'a> {
     context: &'a Context,
     store: &'a str,
     server: &'a Server,
+    /// A file of ours in which what is waited for is durable.
+    journal: Option<PathBuf>,
     samples: Vec<Sample>,
 }
 
@@ -137,6 +139,9 @@ impl Run<'_> {
         number(&mut command, "seed", self.context.seed + self.context.repetition);
         for name in ["keyspace", "value", "cache"] {
             number(&mut command, name, self.context.number(name)?);
+        }
+        if let Some(journal) = &self.journal {
+            command.arg("--journal").arg(journal);
         }
         command.env("AWS_ACCESS_KEY_ID", "access").env("AWS_SECRET_ACCESS_KEY", "secret-of-a-lab");
         command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL", &self.server.endpoint);
@@ -159,37 +164,45 @@ impl Run<'_> {
         for (kind, after) in self.server.requests()? {
             let more = after - before.get(kind).copied().unwrap_or(0);
             let each = more as f64 * 1000.0 / outcome.count.max(1) as f64;
-            self.samples.push(Sample::named("requests", kind, label, each));
+            self.add("requests", kind, label, each);
         }
         Ok(outcome)
+    }
+
+    fn add(&mut self, metric: &'static str, series: &str, label: &str, value: f64) {
+        let label = if self.journal.is_some() { with_journal(label) } else { label.to_owned() };
+        self.samples.push(Sample::named(metric, series, &label, value));
     }
 
     fn all(&mut self) -> anyhow::Result<()> {
         let (keys, puts) = (self.context.number("keyspace")?, self.context.number("puts")?);
         let (reads, writers) = (self.context.number("reads")?, self.context.number("writers")?);
-        let rate = |label: &str, count: u64, seconds: f64| {
-            Sample::named("rate", "", label, count as f64 / seconds.max(1e-9))
-        };
+        let rate = |count: u64, seconds: f64| count as f64 / seconds.max(1e-9);
         let load = self.counted("load", LOAD, keys, 1)?;
-        self.samples.push(rate(LOAD, load.count, load.whole_seconds));
+        self.add("rate", "", LOAD, rate(load.count, load.whole_seconds));
         let pair = self.context.number("value")? + super::KEY_BYTES;
         let stored = self.server.bytes()? as f64 / (keys * pair) as f64;
-        self.samples.push(Sample::named("stored", "", LOAD, stored));
+        self.add("stored", "", LOAD, stored);
         let one = self.counted("durable", ONE, puts / writers.max(1), 1)?;
-        self.samples.push(rate(ONE, one.count, one.seconds));
-        self.samples.push(Sample::named("wait", "", ONE, one.latency.p50_ns));
+        self.add("rate", "", ONE, rate(one.count, one.seconds));
+        self.add("wait", "", ONE, one.latency.p50_ns);
         let many = self.counted("durable", MANY, puts, writers)?;
-        self.samples.push(rate(MANY, many.count, many.seconds));
-        self.samples.push(Sample::named("wait", "", MANY, many.latency.p50_ns));
+        self.add("rate", "", MANY, rate(many.count, many.seconds));
+        self.add("wait", "", MANY, many.latency.p50_ns);
         self.phase("die", 0, writers)?;
         let recovered = self.phase("recover", 0, writers)?.context("nothing was said")?;
-        self.samples.push(Sample::named("recovery", "", DIED, recovered.seconds * 1e9));
+        self.add("recovery", "", DIED, recovered.seconds * 1e9);
         let read = self.counted("read", READ, reads, 1)?;
-        self.samples.push(rate(READ, read.count, read.seconds));
+        self.add("rate", "", READ, rate(read.count, read.seconds));
         let stored = self.server.bytes()? as f64 / (keys * pair) as f64;
-        self.samples.push(Sample::named("stored", "", "at the end", stored));
+        self.add("stored", "", END, stored);
         Ok(())
     }
+}
+
+/// What a phase is called where our store has a journal.
+fn with_journal(label: &str) -> String {
+    format!("{label}, journal")
 }
 
 /// What the phases are called.
@@ -198,6 +211,10 @@ const ONE: &str = "durable, 1 writer";
 const MANY: &str = "durable, all writers";
 const DIED: &str = "first read after a death";
 const READ: &str = "read, cold";
+const END: &str = "at the end";
+
+/// The store that can have a journal.
+const OURS: &str = "draconis-kv";
 
 const ABOUT: About = About {
     name: "kv-bucket",
@@ -212,7 +229,9 @@ const ABOUT: About = About {
                when the store is closed. What died had 200 durable puts behind it, all of which \
                are looked for; the time is that of opening and the first read. Stored is what the \
                bucket has for each byte of keys and values; SlateDB removes what is old only after \
-               some minutes.",
+               some minutes. Our store is measured twice: the second time with a journal of 256 \
+               MiB beside the server's files, so that a put is durable when that has it, and the \
+               bucket is sent it behind.",
     parameters: &[
         parameter("keyspace", "keys, each loaded once", "20K", "1M"),
         parameter("puts", "durable puts of all writers", "600", "20K"),
@@ -250,25 +269,66 @@ impl Experiment for KvBucket {
             context.note("versitygw is not here (tools/packages builds it): nothing was measured");
             return Ok(vec![]);
         };
-        let mut run = Run { context, store: &store, server: &server, samples: vec![] };
+        let samples = vec![];
+        let mut run = Run { context, store: &store, server: &server, journal: None, samples };
         run.all()?;
-        Ok(run.samples)
+        let mut samples = run.samples;
+        drop(server);
+        if store == OURS {
+            let dir = context.workshop.directory()?;
+            let journal = Some(dir.path().join("journal"));
+            let server = Server::start(dir.path())?.context("versitygw is gone")?;
+            let mut run = Run { context, store: &store, server: &server, journal, samples };
+            run.all()?;
+            samples = run.samples;
+        }
+        Ok(samples)
     }
 
     fn found(&self, points: Points<'_>) -> Vec<String> {
-        let tell = |subject: &&str| {
-            let named = |metric: &str, label: &str| points.named(metric, subject, "", label);
-            let puts = points.named("requests", subject, "PUT", MANY)?;
+        let tell = |subject: &&str, name: &dyn Fn(&str) -> String, how: &str| {
+            let named = |metric: &str, series: &str, label: &str| {
+                points.named(metric, subject, series, &name(label))
+            };
             Some(format!(
-                "{subject}: {} puts a second loaded; {} durable ones by all writers, for {} PUT a \
-                 thousand; {} bytes in the bucket for each at the end.",
-                units::significant(named("rate", LOAD)?),
-                units::significant(named("rate", MANY)?),
-                units::significant(puts),
-                units::significant(named("stored", "at the end")?),
+                "{subject}{how}: {} puts a second loaded; {} durable ones by one writer, {} by \
+                 all, for {} PUT and {} GET a thousand; {} cold reads a second; {} until the \
+                 first read after a death; {} bytes in the bucket for each at the end.",
+                units::significant(named("rate", "", LOAD)?),
+                units::significant(named("rate", "", ONE)?),
+                units::significant(named("rate", "", MANY)?),
+                units::significant(named("requests", "PUT", MANY).unwrap_or(0.0)),
+                units::significant(named("requests", "GET", MANY).unwrap_or(0.0)),
+                units::significant(named("rate", "", READ)?),
+                units::time_ns(named("recovery", "", DIED)?),
+                units::significant(named("stored", "", END)?),
             ))
         };
-        points.subjects().iter().filter_map(tell).collect()
+        let plain = |subject: &&str| tell(subject, &str::to_owned, "");
+        let mut all: Vec<String> = points.subjects().iter().filter_map(plain).collect();
+        all.extend(tell(&OURS, &with_journal, " with a journal"));
+        // How often as much ours does, or how much sooner it is there.
+        let beside = |name: &dyn Fn(&str) -> String, how: &str| {
+            let times = |metric: &str, label: &str| {
+                let ours = points.named(metric, OURS, "", &name(label))?;
+                let theirs = points.named(metric, "slatedb", "", label)?;
+                let times = if metric == "rate" { ours / theirs } else { theirs / ours };
+                times.is_finite().then(|| units::significant(times))
+            };
+            Some(format!(
+                "{OURS}{how} beside slatedb, more than 1 is ahead: loaded {}, durable by one \
+                 writer {}, by all {}, cold reads {}, recovery {}, bytes stored {}.",
+                times("rate", LOAD)?,
+                times("rate", ONE)?,
+                times("rate", MANY)?,
+                times("rate", READ)?,
+                times("recovery", DIED)?,
+                times("stored", END)?,
+            ))
+        };
+        all.extend(beside(&str::to_owned, ""));
+        all.extend(beside(&with_journal, " with a journal"));
+        all
     }
 }
 
