@@ -24,6 +24,7 @@ pub(crate) mod protocol;
 mod sending;
 mod unordered;
 
+use draconis_device::ChainBounds;
 use draconis_exchange::contract::Time;
 
 use crate::blocks::overlay::{Buffer, State};
@@ -54,6 +55,9 @@ const CHAIN_BYTES: u64 = 4 << 20;
 const SPARE_BLOCKS: u64 = 256;
 /// Changed metadata that ends a batch, in bytes.
 const BATCH_BYTES: usize = 8 << 20;
+/// What a chain may need beside the metadata of its batch: contents, and what one more operation
+/// changes.
+const CHAIN_SLACK: ChainBounds = ChainBounds { groups: 64, writes: 1 << 13, bytes: 16 << 20 };
 
 /// A time as superblocks and deletions have it.
 pub(crate) fn seconds_of(time: Time) -> u32 {
@@ -346,7 +350,15 @@ impl Transaction<'_> {
         if dirty >= (self.writer.dirty_limit / 8).clamp(1 << 20, 8 << 20) {
             self.send_contents()?;
         }
-        if self.writer.batch.blocks.len() * index(block_bytes) >= BATCH_BYTES {
+        let blocks = self.writer.batch.blocks.len();
+        // A chain that is longer than the disk takes at once is handed over in pieces, and a
+        // death between these leaves what a cut leaves.
+        let groups = self.writer.protocol.most_stages();
+        let writes = blocks.saturating_mul(groups);
+        let needs =
+            ChainBounds { groups, writes, bytes: (writes as u64).saturating_mul(block_bytes) };
+        let fits = needs.and(CHAIN_SLACK).is_within(self.outbox()?.bounds());
+        if blocks > 0 && (!fits || blocks * index(block_bytes) >= BATCH_BYTES) {
             self.end_batch()?;
         }
         Ok(())

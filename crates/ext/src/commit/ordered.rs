@@ -49,6 +49,8 @@ use plan::Plan;
 const SECTOR_BYTES: usize = 512;
 /// Stages that directories which are born or die inside each other may add to one chain.
 const MOST_STAGES: u32 = 32;
+/// Stages of a chain in which no directory is born or dies inside of another.
+const LEAST_STAGES: u32 = 5;
 
 /// What is recorded of a batch; inodes are "old" if the disk knows them as living.
 #[derive(Debug, Default)]
@@ -61,6 +63,9 @@ pub(crate) struct Ordered {
     dying: HashMap<u32, u32>,
     /// The earliest stage in which a directory may die: after what was in it.
     heights: HashMap<u32, u32>,
+    /// The largest of all depths and of all heights.
+    deepest: u32,
+    highest: u32,
     /// Old directories: what was done to their names.
     dirs: HashMap<u32, Names>,
     /// Directories that were given names of old inodes from elsewhere, and those that lost them: the
@@ -148,7 +153,9 @@ impl Protocol for Ordered {
     fn record(&mut self, batch: &Batch, intent: Intent) {
         match intent {
             Intent::Born { inode, parent: Some(parent) } => {
-                self.depths.insert(inode.0, self.depth_of(parent) + 1);
+                let depth = self.depth_of(parent) + 1;
+                self.deepest = self.deepest.max(depth);
+                self.depths.insert(inode.0, depth);
                 self.born_dirs.insert(inode.0, parent.0);
             }
             Intent::Named { dir } if batch.is_old(dir) => {
@@ -175,6 +182,7 @@ impl Protocol for Ordered {
                 let height = self.height_of(inode);
                 let above = self.heights.entry(dir.0).or_default();
                 *above = (*above).max(height + 1);
+                self.highest = self.highest.max(height + 1);
                 self.dying.insert(inode.0, height);
             }
             Intent::Freed { inode } if batch.is_old(inode) => {
@@ -192,10 +200,16 @@ impl Protocol for Ordered {
         self.complete
     }
 
+    fn most_stages(&self) -> usize {
+        (LEAST_STAGES + self.deepest + self.highest) as usize
+    }
+
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         let recorded = std::mem::take(self);
         let directories = tx.arrange_directories(&recorded.dirs)?;
         tx.write_counts()?;
-        tx.stages(&Plan::of(&recorded, &directories))
+        let chain = tx.stages(&Plan::of(&recorded, &directories))?;
+        debug_assert!(chain.stages.len() <= recorded.most_stages());
+        Ok(chain)
     }
 }

@@ -281,8 +281,13 @@ impl Outbox {
         Ok(())
     }
 
-    /// Submits a chain whole, or one that is too long for the disk (inodes of many megabytes,
-    /// each block of their tables in many stages) piece by piece. What death may leave between
+    /// What the disk takes as one chain.
+    pub(crate) fn bounds(&self) -> ChainBounds {
+        self.disk.chain_bounds()
+    }
+
+    /// Submits a chain whole, or one that is too long for the disk (a single operation on many
+    /// megabytes of metadata) piece by piece. What death may leave between
     /// two pieces is what a power cut may leave anywhere.
     fn submit(
         &self,
@@ -290,7 +295,7 @@ impl Outbox {
         after: Option<Ticket>,
         terms: Terms,
     ) -> Result<Vec<Ticket>> {
-        let bounds = self.disk.chain_bounds();
+        let bounds = self.bounds();
         let mut after = after;
         let mut tickets = Vec::with_capacity(chain.len());
         let mut chain = chain.into_iter().peekable();

@@ -57,6 +57,11 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// In how many stages of the chain of what is recorded a block may be, at most.
+    fn most_stages(&self) -> usize {
+        1
+    }
+
     /// The blocks that a file may lose in one step on a volume of so many groups; `None` where
     /// all of them can go at once.
     fn most_lost(&self, _groups: u32) -> Option<u32> {
