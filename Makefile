@@ -39,7 +39,8 @@ long-images:
 	DRACONIS_IMAGE_MIB=$(or $(MIB),10240) \
 		$(CARGO) test --release --locked --test oci memory -- --nocapture
 
-# The comparison of real trees with all of /usr, in every block size, optimised. Needs root.
+# The comparison of real trees with all of /usr, on ext2 and ext4 in every block size, optimised.
+# Needs root.
 long:
 	@tools/packages test
 	DRACONIS_TEST_TREE=$(or $(TREE),/usr) $(CARGO) test --release --locked --test real -- --nocapture

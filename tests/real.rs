@@ -12,30 +12,36 @@ use common::{Draconis, Kernel, Without, fuse, is_root, look, mke2fs, same};
 /// What a copy cannot keep.
 const COPY: Without = Without { what_a_copy_loses: true, fractions: false };
 
-/// The tree, its block sizes, and how large a volume it needs.
-fn tree() -> (PathBuf, Vec<&'static str>, String) {
+/// The tree, the types and block sizes of volumes for it, and how large these must be.
+fn tree() -> (PathBuf, Vec<(&'static str, &'static str)>, String) {
     let asked = std::env::var_os("DRACONIS_TEST_TREE").map(PathBuf::from);
-    let blocks = if asked.is_some() { &["1024", "2048", "4096"][..] } else { &["1024"] };
+    let kinds = match asked {
+        Some(_) => [("ext2", "1024"), ("ext2", "2048"), ("ext2", "4096")]
+            .into_iter()
+            .chain([("ext4", "1024"), ("ext4", "2048"), ("ext4", "4096")])
+            .collect(),
+        None => vec![("ext2", "1024"), ("ext4", "4096")],
+    };
     let tree = asked.unwrap_or_else(|| "/usr/include".into());
     let output = Command::new("du").args(["-sm", "--apparent-size"]).arg(&tree).output();
     let text = String::from_utf8(output.unwrap().stdout).unwrap();
     let mib: u64 = text.split_whitespace().next().unwrap().parse().unwrap();
-    (tree, blocks.to_vec(), format!("{}M", mib * 2 + 512))
+    (tree, kinds, format!("{}M", mib * 2 + 512))
 }
 
 #[test]
 fn a_real_tree_is_the_same_everywhere() {
-    let (tree, blocks, size) = tree();
-    for block in blocks {
+    let (tree, kinds, size) = tree();
+    for (kind, block) in kinds {
         let draconis = Draconis::new();
         let image = draconis.path("real.img");
         // Enough inodes for any tree: one for each 8 KiB.
-        mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", block, "-i", "8192"], &size);
+        mke2fs(&image, Some(&tree), &["-t", kind, "-b", block, "-i", "8192"], &size);
         let at = draconis.path("kernel");
         let Some(kernel) = Kernel::mount(&image, at, "comparing a real tree") else { return };
         let exact = look(&kernel.at, Without::default());
         let copied = look(&kernel.at, COPY);
-        eprintln!("{} names in blocks of {block} bytes", exact.len());
+        eprintln!("{kind}, {} names in blocks of {block} bytes", exact.len());
         through_a_mount(&draconis, &image, &exact);
         let copy = draconis.path("copy");
         let target = format!("{}:/", image.display());

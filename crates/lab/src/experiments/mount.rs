@@ -30,6 +30,10 @@ pub struct Mount;
 
 /// What one append adds, in bytes.
 const APPEND_BYTES: usize = 512;
+/// Programs that log beside each other.
+const CLIENTS: u64 = 16;
+const ONE_LOGS: &str = "append and fsync";
+const ALL_LOG: &str = "append and fsync, 16 clients";
 /// What is called so whose extents are counted.
 const COPIED: &str = "cp -r in";
 /// The paper's buffer, in bytes.
@@ -142,7 +146,7 @@ impl Pass<'_> {
             log.write_all(&piece)?;
             log.sync_all()?;
         }
-        self.samples.push(rate("append and fsync", appends, started.elapsed()));
+        self.samples.push(rate(ONE_LOGS, appends, started.elapsed()));
         let file = File::create(self.at.join("database"))?;
         file.write_all_at(&vec![0; 1 << 20], 0)?;
         file.sync_all()?;
@@ -152,6 +156,34 @@ impl Pass<'_> {
             file.sync_data()?;
         }
         self.samples.push(rate("overwrite and fdatasync", appends, started.elapsed()));
+        Ok(())
+    }
+
+    /// Logs of many, each its own: what they wait for can be shared.
+    fn appends_of_many(&mut self) -> anyhow::Result<()> {
+        let appends = self.context.number("appends")?;
+        let log = |client: u64| -> anyhow::Result<File> {
+            Ok(File::create(self.at.join(format!("log {client}")))?)
+        };
+        let logs: Vec<File> = (0..CLIENTS).map(log).collect::<anyhow::Result<_>>()?;
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let append = |mut log: File| {
+                move || -> std::io::Result<()> {
+                    for _ in 0..appends {
+                        log.write_all(&[0x5a; APPEND_BYTES])?;
+                        log.sync_all()?;
+                    }
+                    Ok(())
+                }
+            };
+            let clients: Vec<_> = logs.into_iter().map(|log| scope.spawn(append(log))).collect();
+            let ended = clients.into_iter().map(|client| client.join());
+            ended
+                .map(|it| it.map_err(|_| anyhow::anyhow!("a client panicked"))?.map_err(Into::into))
+                .collect::<anyhow::Result<()>>()
+        })?;
+        self.samples.push(rate(ALL_LOG, appends * CLIENTS, started.elapsed()));
         Ok(())
     }
 }
@@ -250,6 +282,7 @@ impl Experiment for Mount {
         pass.write_file()?;
         pass.small_files()?;
         pass.appends()?;
+        pass.appends_of_many()?;
         let started = Instant::now();
         let chill = Chill::down(subject)?;
         if keeps {
@@ -315,7 +348,8 @@ impl Experiment for Mount {
                 ("rate", "open"),
                 ("rate", "rename"),
                 ("rate", "unlink"),
-                ("rate", "append and fsync"),
+                ("rate", ONE_LOGS),
+                ("rate", ALL_LOG),
                 ("rate", "overwrite and fdatasync"),
                 ("time", "unmount and mount"),
             ];
@@ -335,6 +369,26 @@ impl Experiment for Mount {
             all("Files made and written in a second", "rate", "create"),
             all("Extents of a file that was copied in", "extents", COPIED),
         ];
-        pairs.filter_map(tell).chain(counted.into_iter().flatten()).collect()
+        let shared: Vec<String> = subjects
+            .iter()
+            .filter_map(|subject| {
+                let of = |label| points.named("rate", subject, "", label);
+                Some(format!("{subject} {}", units::significant(of(ALL_LOG)? / of(ONE_LOGS)?)))
+            })
+            .collect();
+        let shared = (!shared.is_empty())
+            .then(|| format!("16 clients that log, times one: {}.", shared.join(", ")));
+        let types: Vec<String> = ["create", "rename", "unlink"]
+            .iter()
+            .filter_map(|label| {
+                let of = |subject| points.named("rate", subject, "", label);
+                let ratio = of("draconis:ext4")? / of("draconis")?;
+                Some(format!("{label} {}", units::significant(ratio)))
+            })
+            .collect();
+        let types = (!types.is_empty())
+            .then(|| format!("draconis:ext4, times draconis: {}.", types.join(", ")));
+        let others = counted.into_iter().flatten().chain(shared).chain(types);
+        pairs.filter_map(tell).chain(others).collect()
     }
 }
