@@ -401,7 +401,7 @@ fn a_file_that_grows_is_as_long_as_what_was_written() {
         let len = file.as_file().metadata().unwrap().len();
         assert!(((1 << 20) + 1024..=(1 << 20) + 4096).contains(&len), "{options:?} {len}");
         // What was opened before is as long by now; what does not grow is as it was opened.
-        let len = (len / 512 + u64::from(len % 512 != 0)) * 512;
+        let len = len.next_multiple_of(512);
         assert_eq!(stands_by.growing().unwrap().start().properties().len_bytes, len);
         let fixed = open().start();
         let beyond = Extent::new(fixed.properties().len_bytes, 512);

@@ -178,10 +178,10 @@ impl Pass<'_> {
                 }
             };
             let clients: Vec<_> = logs.into_iter().map(|log| scope.spawn(append(log))).collect();
-            let ended = clients.into_iter().map(|client| client.join());
-            ended
-                .map(|it| it.map_err(|_| anyhow::anyhow!("a client panicked"))?.map_err(Into::into))
-                .collect::<anyhow::Result<()>>()
+            for client in clients {
+                client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
+            }
+            anyhow::Ok(())
         })?;
         self.samples.push(rate(ALL_LOG, appends * CLIENTS, started.elapsed()));
         Ok(())
