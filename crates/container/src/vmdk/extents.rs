@@ -203,7 +203,7 @@ fn only() -> String {
 }
 
 /// The names of files that hold what a description called `name` describes, as qemu-img and VMware
-/// call them: by series, each in its order; at most [`MOST_EXTENTS`] of each.
+/// call them: by series, each in its order; at most 64 of each.
 pub fn names_beside(name: &str) -> [Vec<String>; 3] {
     let beginning = name.strip_suffix(ENDING).unwrap_or(name);
     let series = |which: usize| {
