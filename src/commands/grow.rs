@@ -35,6 +35,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let now = change::now()?;
     let in_store = image::in_store(image)?;
     let is_file = in_store.is_none();
+    let behind = Behind::open(image, &place.backing)?;
     let base = match in_store {
         Some(name) => {
             let store = image::alone_in(name)?;
@@ -44,7 +45,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => Base::file(image)?,
     };
     let len_bytes = arguments.size.as_deref().map(length).transpose()?;
-    let behind = Behind::open(image, &place.backing)?;
     let growing = Growing::plan(Wanted { image, place, len_bytes, now }, &base, behind)?;
     if is_file {
         image::confine()?;

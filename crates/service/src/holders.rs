@@ -24,22 +24,23 @@ pub(crate) fn who_holds(mount: &Entry) -> String {
     if more > 0 {
         said.push(format!("{more} more"));
     }
-    let below = table::entries().into_iter();
-    let below = below.filter(|it| it.at != mount.at && it.at.starts_with(&mount.at));
-    said.extend(below.take(NAMED_MAX).map(|it| format!("what is mounted on {}", it.at.display())));
+    said.extend(below(mount).into_iter().take(NAMED_MAX));
     if said.is_empty() {
         return "something that this user may not see uses it".into();
     }
     format!("it is used by {}", said.join(", "))
 }
 
-/// Whether the caller can see anything that keeps `mount` from being unmounted. What it cannot
-/// see is gone in a moment, most often: a process between its fork and its exec, a file that
-/// the kernel is about to close.
-pub(crate) fn is_held_in_sight(mount: &Entry) -> bool {
-    let mounts = table::entries();
-    !processes(mount).is_empty()
-        || mounts.iter().any(|it| it.at != mount.at && it.at.starts_with(&mount.at))
+/// All that the caller can see of what keeps `mount` from being unmounted. What it cannot see is
+/// gone in a moment, most often: a file that the kernel is about to close.
+pub(crate) fn in_sight(mount: &Entry) -> Vec<String> {
+    [processes(mount), below(mount)].concat()
+}
+
+fn below(mount: &Entry) -> Vec<String> {
+    let below = table::entries().into_iter();
+    let below = below.filter(|it| it.at != mount.at && it.at.starts_with(&mount.at));
+    below.map(|it| format!("what is mounted on {}", it.at.display())).collect()
 }
 
 fn processes(mount: &Entry) -> Vec<String> {

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, SERVE_WAIT, lock};
 use crate::claimed::said;
 use crate::front::NotDetached;
-use crate::holders::is_held_in_sight;
+use crate::holders::in_sight;
 use crate::options::MountOptions;
 use crate::table;
 
@@ -20,6 +20,9 @@ const FORCE_WAIT: Duration = Duration::from_secs(2);
 /// looked at.
 const BUSY_WAIT: Duration = Duration::from_millis(500);
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
+/// What is seen to use a mount for so long goes on: it was no process between its fork and its
+/// exec, which has what another thread of its parent had open then.
+const HELD_FOR: Duration = Duration::from_millis(100);
 /// How long the kernel may take to write back what programs have changed, when it
 /// is asked to end while files are open.
 const SYNC_WAIT: Duration = Duration::from_secs(30);
@@ -27,13 +30,22 @@ const SYNC_WAIT: Duration = Duration::from_secs(30);
 const END_WAIT: Duration = Duration::from_secs(10);
 
 impl Keeper {
-    /// Takes a mount point away, and waits a moment for users of it that are not to be seen.
+    /// Takes a mount point away, and waits a moment for users of it that are not to be seen, or
+    /// are gone at the next look.
     pub(super) fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
         let until = Instant::now() + BUSY_WAIT;
+        let (mut held, mut since) = (vec![], Instant::now());
         loop {
             let detached = self.front.detach(mount_point, force);
-            let held = || table::at(mount_point).is_none_or(|mount| is_held_in_sight(&mount));
-            if detached != Err(NotDetached::Busy) || Instant::now() > until || held() {
+            if detached != Err(NotDetached::Busy) || Instant::now() > until {
+                return detached;
+            }
+            let Some(mount) = table::at(mount_point) else { return detached };
+            let seen = in_sight(&mount);
+            held.retain(|holder| seen.contains(holder));
+            if held.is_empty() {
+                (held, since) = (seen, Instant::now());
+            } else if since.elapsed() >= HELD_FOR {
                 return detached;
             }
             std::thread::sleep(BUSY_PAUSE);
