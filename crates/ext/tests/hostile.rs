@@ -120,6 +120,12 @@ fn groups_that_are_claimed_take_no_memory() {
     // s_overhead_clusters is counted anew, s_blocks_count_hi has the upper half.
     image[1024 + 0x248..1024 + 0x24C].fill(0);
     image[1024 + 0x150..1024 + 0x154].copy_from_slice(&0x2300u32.to_le_bytes());
+    // So few inodes in each that all of them can be counted.
+    let number = |at: usize| u32::from_le_bytes(image[1024 + at..1028 + at].try_into().unwrap());
+    let blocks = (0x2300 << 32 | u64::from(number(0x04))) - u64::from(number(0x14));
+    let inodes = u32::try_from(blocks.div_ceil(number(0x20).into()) * 8).unwrap();
+    image[1024..1028].copy_from_slice(&inodes.to_le_bytes());
+    image[1024 + 0x28..1024 + 0x2C].copy_from_slice(&8u32.to_le_bytes());
     let disk = std::sync::Arc::new(draconis_device::MemoryDisk::new(image, 512));
     let volume = draconis_ext::Volume::open(disk, draconis_ext::Options::default()).unwrap();
     let info = volume.info();
