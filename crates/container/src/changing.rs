@@ -23,7 +23,8 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 
-use crate::inside::{Pieces, Place, SECTOR_BYTES};
+use crate::filled::SECTOR_BYTES;
+use crate::inside::{Pieces, Place};
 use crate::source::Source;
 use crate::{Error, Image};
 

@@ -9,18 +9,13 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use draconis_device::{
-    Atomic, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    Ticket, Urgency,
-};
-use draconis_exchange::heap::Block;
+use draconis_device::Disk;
 
 use crate::Error;
 use crate::behind::Behind;
+use crate::filled::{Fill, Filled};
 use crate::source::Source;
 
-/// What the smallest part of a disk inside is.
-pub(crate) const SECTOR_BYTES: u32 = 512;
 /// Unpacked pieces that are kept, and their bytes; the last one in any case.
 const KEPT: usize = 16;
 const KEPT_BYTES: usize = 32 << 20;
@@ -121,32 +116,29 @@ fn read_behind(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Re
 }
 
 /// A disk inside a file.
-pub(crate) struct Inside<M> {
+struct Inside<M> {
     file: Source,
     map: M,
     behind: Option<Arc<dyn Disk>>,
-    properties: Properties,
     pieces: Pieces,
 }
 
-impl<M: Map> Inside<M> {
-    pub(crate) fn new(file: Source, map: M, behind: Option<Arc<dyn Disk>>) -> Self {
-        let len = map.len_bytes();
-        let properties = Properties {
-            len_bytes: len - len % u64::from(SECTOR_BYTES),
-            sector_bytes: SECTOR_BYTES,
-            read_only: true,
-            atomic: Atomic::None,
-            discards: false,
-            ..file.disk().properties()
-        };
-        Self { file, map, behind, properties, pieces: Pieces::default() }
-    }
+/// The disk that `map` finds in a file.
+pub(crate) fn inside<M: Map + 'static>(
+    file: Source,
+    map: M,
+    behind: Option<Arc<dyn Disk>>,
+) -> Arc<dyn Disk> {
+    let (len_bytes, like) = (map.len_bytes(), file.disk().properties());
+    let from = Inside { file, map, behind, pieces: Pieces::default() };
+    Arc::new(Filled::new(len_bytes, like, from))
+}
 
-    fn fill(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+impl<M: Map> Fill for Inside<M> {
+    fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
         let mut done = 0;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            let (place, run) = self.map.find(&self.file, at + done as u64)?;
+            let (place, run) = self.map.find(&self.file, at_bytes + done as u64)?;
             let len = rest.len().min(usize::try_from(run).unwrap_or(usize::MAX)).max(1);
             let Some(room) = rest.get_mut(..len) else { break };
             let mut unpack = |piece| self.map.unpack(&self.file, piece);
@@ -154,41 +146,5 @@ impl<M: Map> Inside<M> {
             done += len;
         }
         Ok(())
-    }
-}
-
-impl<M: Map> Disk for Inside<M> {
-    fn properties(&self) -> Properties {
-        self.properties
-    }
-
-    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        let checked = self.properties.check(at, into.len());
-        let done = checked.and_then(|()| {
-            let mut bytes = vec![0; into.len()];
-            self.fill(at.start_bytes, &mut bytes).map_err(|error| error.of_a_read(at))?;
-            into.copy_in(0, &bytes);
-            Ok(())
-        });
-        Pending::ready(match done {
-            Ok(()) => Ok(into),
-            Err(error) => Err(Refused { goods: Some(into), error }),
-        })
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        _: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
     }
 }

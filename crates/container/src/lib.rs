@@ -24,6 +24,7 @@ mod android;
 mod behind;
 mod changing;
 pub mod create;
+mod filled;
 mod indexed;
 mod inside;
 pub mod packing;
@@ -43,7 +44,7 @@ use draconis_device::{Disk, Extent, View};
 
 use crate::behind::below;
 use crate::changing::Changing;
-use crate::inside::Inside;
+use crate::inside::inside;
 pub use crate::parts::{Parts, parts};
 use crate::source::Source;
 pub use crate::vmdk::extents::names_beside;
@@ -267,7 +268,7 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
         return Ok(match indexed::Indexed::open(&source)? {
             Some(map) => {
                 let format = map.format();
-                opened(Arc::new(Inside::new(source, map, None)), Some(format))
+                opened(inside(source, map, None), Some(format))
             }
             None => opened(file, None),
         });
@@ -276,27 +277,25 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
         Format::Qcow2 => {
             let map = qcow2::Qcow2::open(&source)?;
             let below = below(&map, behind)?;
-            Arc::new(Inside::new(source.if_left(map.is_dirty), map, below))
+            inside(source.if_left(map.is_dirty), map, below)
         }
         Format::Vhd => {
             let map = vhd::Vhd::open(&source)?;
             let below = below(&map, behind)?;
-            Arc::new(Inside::new(source, map, below))
+            inside(source, map, below)
         }
         Format::Vhdx => {
             let map = vhdx::Vhdx::open(&source)?;
             let below = below(&map, behind)?;
-            Arc::new(Inside::new(source.if_left(map.is_left_open()), map, below))
+            inside(source.if_left(map.is_left_open()), map, below)
         }
         Format::Vmdk => {
             let map = vmdk::Vmdk::open(&source)?;
             let below = below(&map, behind)?;
-            Arc::new(Inside::new(source, map, below))
+            inside(source, map, below)
         }
         Format::VmdkText => vmdk::extents::open(&source, behind, file.properties())?,
-        Format::Android => {
-            Arc::new(Inside::new(source.clone(), android::Android::open(&source)?, None))
-        }
+        Format::Android => inside(source.clone(), android::Android::open(&source)?, None),
         // No head tells of an index.
         Format::Zstd | Format::Gzip => return Ok(opened(file, None)),
     };

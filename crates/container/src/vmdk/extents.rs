@@ -11,14 +11,11 @@
 
 use std::sync::Arc;
 
-use draconis_device::{
-    Atomic, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    Ticket, Urgency, View,
-};
-use draconis_exchange::heap::Block;
+use draconis_device::{Disk, Extent, Properties, View};
 
 use super::{NONE, SECTOR, Vmdk, number};
-use crate::inside::{Inside, SECTOR_BYTES};
+use crate::filled::{Fill, Filled};
+use crate::inside::inside;
 use crate::source::Source;
 use crate::{Error, Format, Unsupported};
 
@@ -80,15 +77,7 @@ pub(crate) fn open(
         parts.push(Part { start_bytes, len_bytes, disk });
         start_bytes += len_bytes;
     }
-    let properties = Properties {
-        len_bytes: start_bytes,
-        sector_bytes: SECTOR_BYTES,
-        read_only: true,
-        atomic: Atomic::None,
-        discards: false,
-        ..properties
-    };
-    Ok(Arc::new(Joined { parts, properties }))
+    Ok(Arc::new(Filled::new(start_bytes, properties, Joined(parts))))
 }
 
 /// Bytes of a file that lie there as they are.
@@ -110,7 +99,7 @@ fn sparse(disk: &Arc<dyn Disk>, len_bytes: u64) -> Result<Source, Error> {
     if map.len_bytes < len_bytes {
         return Err(SHORT);
     }
-    Ok(Source::new(Arc::new(Inside::new(source, map, None))))
+    Ok(Source::new(inside(source, map, None)))
 }
 
 fn lines(text: &str) -> Result<Vec<Line<'_>>, Error> {
@@ -227,18 +216,15 @@ struct Part {
 }
 
 /// Stretches, one behind the other.
-struct Joined {
-    parts: Vec<Part>,
-    properties: Properties,
-}
+struct Joined(Vec<Part>);
 
-impl Joined {
+impl Fill for Joined {
     fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
         let mut done = 0;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = at_bytes + done as u64;
-            let nth = self.parts.partition_point(|part| part.start_bytes + part.len_bytes <= at);
-            let part = self.parts.get(nth).ok_or(SHORT)?;
+            let nth = self.0.partition_point(|part| part.start_bytes + part.len_bytes <= at);
+            let part = self.0.get(nth).ok_or(SHORT)?;
             let skip = at - part.start_bytes;
             let len = rest.len().min(usize::try_from(part.len_bytes - skip).unwrap_or(usize::MAX));
             let Some(room) = rest.get_mut(..len) else { break };
@@ -252,45 +238,10 @@ impl Joined {
     }
 }
 
-impl Disk for Joined {
-    fn properties(&self) -> Properties {
-        self.properties
-    }
-
-    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        let checked = self.properties.check(at, into.len());
-        let done = checked.and_then(|()| {
-            let mut bytes = vec![0; into.len()];
-            self.fill(at.start_bytes, &mut bytes).map_err(|error| error.of_a_read(at))?;
-            into.copy_in(0, &bytes);
-            Ok(())
-        });
-        Pending::ready(match done {
-            Ok(()) => Ok(into),
-            Err(error) => Err(Refused { goods: Some(into), error }),
-        })
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        _: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
-    }
-
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use draconis_device::Random;
+    use draconis_exchange::heap::Block;
 
     use super::*;
     use crate::open;

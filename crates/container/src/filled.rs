@@ -1,0 +1,76 @@
+//! A disk that is only read: what fills its blocks is given.
+
+use draconis_device::{
+    Atomic, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    Ticket, Urgency,
+};
+use draconis_exchange::heap::Block;
+
+use crate::Error;
+
+/// What the smallest part of a disk inside is.
+pub(crate) const SECTOR_BYTES: u32 = 512;
+
+/// Where the bytes of a disk come from.
+pub(crate) trait Fill: Send + Sync {
+    /// Fills `into` with what the disk has from `at_bytes` on; it is inside of the disk.
+    fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error>;
+}
+
+/// A disk of such bytes.
+pub(crate) struct Filled<F> {
+    properties: Properties,
+    from: F,
+}
+
+impl<F: Fill> Filled<F> {
+    /// A disk of so many bytes, in whole sectors, on one that is `like` this.
+    pub(crate) fn new(len_bytes: u64, like: Properties, from: F) -> Self {
+        let properties = Properties {
+            len_bytes: len_bytes - len_bytes % u64::from(SECTOR_BYTES),
+            sector_bytes: SECTOR_BYTES,
+            read_only: true,
+            atomic: Atomic::None,
+            discards: false,
+            ..like
+        };
+        Self { properties, from }
+    }
+}
+
+impl<F: Fill> Disk for Filled<F> {
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
+        let checked = self.properties.check(at, into.len());
+        let done = checked.and_then(|()| {
+            let mut bytes = vec![0; into.len()];
+            let filled = self.from.fill(at.start_bytes, &mut bytes);
+            filled.map_err(|error| error.of_a_read(at))?;
+            into.copy_in(0, &bytes);
+            Ok(())
+        });
+        Pending::ready(match done {
+            Ok(()) => Ok(into),
+            Err(error) => Err(Refused { goods: Some(into), error }),
+        })
+    }
+
+    fn submit_chain(
+        &self,
+        chain: Vec<Group>,
+        _: &[Ticket],
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+    }
+
+    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::NoTicket(ticket))
+    }
+}
