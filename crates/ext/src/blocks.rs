@@ -384,6 +384,21 @@ impl Store {
         self.forget(Key { inode: 0, index: self.piece_place(start).0 });
     }
 
+    /// Contents leave the overlay: what the data cache holds of their block is renewed, or
+    /// forgotten where others read it just now. Who appends a little at a time, and syncs, finds
+    /// the block that he goes on with in memory.
+    pub(crate) fn renew_block(&self, block: FsBlock, now: &Data) {
+        let (nth, at) = self.piece_place(block.0.saturating_mul(u64::from(self.block_bytes)));
+        let key = Key { inode: 0, index: nth };
+        self.claim(key);
+        let Some(mut piece) = self.cache.take(key) else { return };
+        let range = at..at.saturating_add(now.len());
+        if let Some(into) = Chunk::lend(&mut piece, range) {
+            into.copy_from_slice(now);
+            self.cache.offer(key, piece);
+        }
+    }
+
     /// Whether a small file lies where others were read just now.
     fn in_company(&self, plan: &Plan) -> bool {
         let [first, ..] = plan.parts.as_slice() else { return false };

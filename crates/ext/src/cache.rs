@@ -112,6 +112,11 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         self.table.remove(&key);
     }
 
+    /// The value of `key`, if it is there, and it is forgotten.
+    pub(crate) fn take(&self, key: K) -> Option<V> {
+        self.table.remove(&key).map(|(_, value)| value)
+    }
+
     /// Forgets all values whose keys are `among` them; looks at every value there is.
     pub(crate) fn forget_all(&self, among: impl Fn(&K) -> bool) {
         self.table.retain(|key, _| !among(key));

@@ -98,6 +98,33 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     run("e2fsck", &["-fn", Image::of(&bytes).path()]);
 }
 
+/// Who logs, and syncs each line, goes on with a block that was written just now.
+#[test]
+fn appends_find_their_block_in_memory() {
+    for kind in ["ext2", "ext4"] {
+        let Some(image) = Image::make(None, "16M", &["-t", kind, "-b", "4096"]) else { return };
+        let disk = file_disk(&image.path);
+        let volume = Volume::open_for_writing(disk, Options::default(), writing()).unwrap();
+        let file = volume.create(volume.root(), b"log", &FILE).unwrap();
+        let line = |nth: u64| vec![nth as u8; 100];
+        let append = |nth: u64| {
+            assert_eq!(volume.write(file, nth * 100, &line(nth)), Ok(100));
+            volume.sync_inode(file, false).unwrap();
+        };
+        (0..2).for_each(append);
+        let reads = || volume.statistics().device.reads;
+        let before = reads();
+        (2..40).for_each(append);
+        assert!(reads() - before <= 1, "{kind}: {} reads", reads() - before);
+        let mut all = vec![0; 4000];
+        assert_eq!(volume.read_into(file, 0, &mut all), Ok(4000));
+        assert!(all == (0..40).flat_map(line).collect::<Vec<_>>(), "{kind}");
+        volume.close().unwrap();
+        drop(volume);
+        run("e2fsck", &["-fn", image.path()]);
+    }
+}
+
 #[test]
 fn syncs_cost_one_flush_or_two() {
     let Some(image) = Image::make(None, "16M", &["-b", "4096"]) else { return };

@@ -6,7 +6,7 @@
 //!            changes ──────────┘   until the disk says that reads see what was submitted
 //! ```
 //! Law: what is in here is what the volume is; whatever the data cache holds of the same
-//! block is older and is forgotten when a block leaves.
+//! block is older, and is renewed or forgotten when a block leaves.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::BuildHasherDefault;

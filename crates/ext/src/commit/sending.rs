@@ -130,9 +130,10 @@ impl Volume {
             let mut blocks = self.store.overlay.change();
             for block in &flight.contents {
                 let gone = blocks.contents.get(block);
-                if gone.is_some_and(|content| !content.dirty && content.sealed <= flight.sealed) {
-                    blocks.contents.remove(block);
-                    self.store.forget_block(FsBlock(*block));
+                if gone.is_some_and(|content| !content.dirty && content.sealed <= flight.sealed)
+                    && let Some(content) = blocks.contents.remove(block)
+                {
+                    self.store.renew_block(FsBlock(*block), &content.now);
                 }
             }
             for block in &flight.placed {
