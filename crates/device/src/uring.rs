@@ -293,7 +293,9 @@ impl WriteRing {
                 }
                 (next, flying) = (next + 1, flying + 1);
             }
-            if let Err(error) = self.ring.submit_and_wait(1)
+            // Once no more are to come, all of them are waited for: each wake-up costs a switch.
+            let wanted = if next == writes.len() { flying } else { 1 };
+            if let Err(error) = self.ring.submit_and_wait(wanted)
                 && !matches!(
                     Errno::from_io_error(&error),
                     Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)

@@ -54,7 +54,7 @@ pub(crate) fn serve_disk(
     first: u32,
     discards: bool,
 ) -> std::io::Result<DiskService> {
-    let how = FileOptions { write: true, direct: true, uring: false };
+    let how = FileOptions { write: true, direct: true, uring: true };
     let file = OpenedFile::new(fd, how)?;
     // Compared, as a machine's disk needs room that the image does not have yet.
     let grows = draconis_container::grows(&file.head()?);
