@@ -294,7 +294,9 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
     if let Some(spec) = arguments.subject.iter().find(|spec| subject::kind_of(spec).is_none()) {
         bail!("nobody knows the subject {spec}\n{SUBJECTS}");
     }
-    std::fs::create_dir_all(&arguments.out).with_context(|| arguments.out.display().to_string())?;
+    for dir in [&arguments.out, &arguments.dir] {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
     let beside = |name: &str| -> anyhow::Result<PathBuf> {
         let own = std::env::current_exe()?;
         Ok(own.parent().unwrap_or(Path::new("")).join(name))
