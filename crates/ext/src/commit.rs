@@ -141,13 +141,35 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn sync_inode(&self, inode: InodeNumber, data_only: bool) -> Result<()> {
-        if data_only && self.transact(|tx| tx.contents_ahead(inode))? {
+        self.sync_inodes(&[(inode, data_only)])
+    }
+
+    /// [`Volume::sync_inode`] of several at once.
+    ///
+    /// # Errors
+    /// As [`Volume::commit`].
+    pub fn sync_inodes(&self, inodes: &[(InodeNumber, bool)]) -> Result<()> {
+        let (mut is_enough, mut is_ahead) = (false, false);
+        if inodes.iter().all(|(_, data_only)| *data_only) {
+            self.transact(|tx| {
+                (is_enough, is_ahead) = (true, false);
+                for (inode, _) in inodes {
+                    is_enough = is_enough && tx.contents_ahead(*inode)?;
+                    is_ahead |= is_enough;
+                }
+                Ok(())
+            })?;
+        }
+        if !is_enough {
+            self.sync()?;
+        }
+        if is_ahead {
             self.send_sealed()?;
             if let Some(ticket) = self.outbox()?.last()? {
                 return self.wait(ticket);
             }
         }
-        self.sync()
+        Ok(())
     }
 
     /// Commits, marks the volume as unmounted properly, and waits. Every later change is
@@ -193,7 +215,7 @@ impl Volume {
                 }
                 let outbox = self.outbox()?;
                 if let Ok(Some(last)) = outbox.last()
-                    && let Err(error) = outbox.wait(last)
+                    && let Err(error) = outbox.wait(last, |_, _| {})
                 {
                     log::warn!("what was written last may be lost: {error}");
                 }

@@ -195,6 +195,47 @@ fn threads_that_sync_share_commits() {
     }
 }
 
+/// Files that are made durable together share one commit, and what they wait for.
+#[test]
+fn several_files_are_durable_after_one_commit() {
+    for (kind, commit) in [("ext4", 2), ("ext2", 2)] {
+        let slow =
+            volume(kind, "24M", &["-b", "4096"], Options::default(), Duration::from_micros(200));
+        let Some((disk, volume)) = slow else { return };
+        let new = |name: &str| volume.create(volume.root(), name.as_bytes(), &FILE).unwrap();
+        let files: Vec<_> = (0..8).map(|nth| new(&format!("{nth}"))).collect();
+        volume.sync().unwrap();
+        let synced = |bytes: &[u8], files: &[_], data_only: bool| {
+            let before = disk.lock().flushes;
+            for file in files {
+                volume.write(*file, 0, bytes).unwrap();
+            }
+            let files: Vec<_> = files.iter().map(|file| (*file, data_only)).collect();
+            volume.sync_inodes(&files).unwrap();
+            let (flushes, medium) = {
+                let line = disk.lock();
+                (line.flushes - before, line.medium.clone())
+            };
+            let left = Arc::new(MemoryDisk::new(medium, 512));
+            let left = Volume::open(left, Options::default()).unwrap();
+            for (file, _) in &files {
+                let mut read = vec![0; bytes.len()];
+                assert_eq!(left.read_into(*file, 0, &mut read), Ok(bytes.len()), "{kind}");
+                assert!(read == bytes, "{kind}");
+            }
+            flushes
+        };
+        assert_eq!(synced(&[1; 5000], &files, false), commit, "{kind}: new blocks");
+        assert_eq!(synced(&[2; 5000], &files, true), 1, "{kind}: overwritten");
+        assert_eq!(synced(&[3; 9000], &files, true), commit, "{kind}: longer, and data alone");
+        // One among them needs more than its data.
+        let with_new: Vec<_> = files.iter().copied().chain([new("new")]).collect();
+        assert!(synced(&[4; 100], &with_new, true) <= commit + 1, "{kind}");
+        assert_eq!(synced(&[5; 100], &[], false), 0, "{kind}: none");
+        left(disk, volume);
+    }
+}
+
 /// What a thread synced is on the medium when it is told so, in its own commit or another thread's.
 #[test]
 fn what_a_shared_commit_answers_for_is_durable() {

@@ -20,6 +20,7 @@ mod raw;
 mod reply;
 mod request;
 mod serve;
+mod syncs;
 mod takeover;
 
 pub use activity::Activity;

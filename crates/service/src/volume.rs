@@ -457,6 +457,15 @@ impl VolumeTree {
 impl Tree for VolumeTree {
     type File<'a> = VolumeFile<'a>;
 
+    fn sync_files(&self, files: &[(Node, bool)]) -> Result<(), Refusal> {
+        if !self.writing {
+            return Ok(());
+        }
+        let inodes = files.iter().map(|&(node, data_only)| Ok((inode(node)?, data_only)));
+        let inodes = inodes.collect::<Result<Vec<_>, Refusal>>()?;
+        self.volume.sync_inodes(&inodes).map_err(refusal)
+    }
+
     fn file(&self, node: Node) -> VolumeFile<'_> {
         VolumeFile::new(self, node)
     }

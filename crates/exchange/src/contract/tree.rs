@@ -54,6 +54,16 @@ pub trait Tree: DirectoryServer {
         let _ = end;
     }
 
+    /// Makes files durable, or of some of them the data alone: [`FileServer::sync`] of each, and
+    /// one wait for all of them where the tree can.
+    ///
+    /// # Errors
+    /// What it says of the first that it cannot make durable.
+    fn sync_files(&self, files: &[(Node, bool)]) -> Result<(), Refusal> {
+        let sync = |&(node, data_only): &_| self.file(node).sync(&mut file::Sync { data_only });
+        files.iter().try_for_each(sync)
+    }
+
     /// One more user of `node`, who may ask for it by number: it lives on without a name
     /// until all of them have gone. A tree that never changes has nothing to do.
     fn hold(&self, node: Node) {

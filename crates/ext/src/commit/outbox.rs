@@ -11,6 +11,7 @@
 //! Law 4: contents that no chain in the queue leads to may be sent later, by another thread.
 //! Law 5: a sync that is alone sends and waits in one message. Others that send meanwhile wait
 //! with it, as they would for the device.
+//! Law 6: who waits for what another waits for already asks the disk nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use draconis_device::{ChainBounds, Disk, Extent, Group, Terms, Ticket, Write};
 use draconis_exchange::heap::{Block, Piece};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::protocol::Stage;
 use crate::blocks::data::Data;
@@ -98,6 +99,9 @@ pub(crate) struct Outbox {
     /// Bytes that the disk keeps room for; changed by who has `sent`.
     kept_bytes: AtomicU64,
     sent: Mutex<Sent>,
+    /// What the disk was asked to make durable, and has not answered for.
+    asked: Mutex<Vec<Ticket>>,
+    answered: Condvar,
 }
 
 #[derive(Default)]
@@ -141,6 +145,8 @@ impl Outbox {
             is_due: AtomicBool::new(false),
             flying_bytes: AtomicU64::new(0),
             sent: Mutex::default(),
+            asked: Mutex::default(),
+            answered: Condvar::new(),
         }
     }
 
@@ -398,14 +404,47 @@ impl Outbox {
         Ok(self.landed(&mut self.sent.lock(), last))
     }
 
-    /// Waits until everything up to `ticket` is durable: what landed with it, and what is free
-    /// from now on.
+    /// Waits until everything up to `ticket` is durable. What landed with it, and what is free from
+    /// now on, is given to `landed`, before others that wait for it go on.
     ///
     /// # Errors
     /// What made the disk fail.
-    pub(crate) fn wait(&self, ticket: Ticket) -> Result<(Vec<Flight>, Vec<Freed>)> {
-        self.disk.wait(ticket)?;
-        Ok(self.durable(&mut self.sent.lock(), ticket))
+    pub(crate) fn wait(
+        &self,
+        ticket: Ticket,
+        landed: impl FnOnce(Vec<Flight>, Vec<Freed>),
+    ) -> Result<()> {
+        if self.is_answered(ticket) {
+            let (flights, freed) = self.known();
+            landed(flights, freed);
+            return Ok(());
+        }
+        let waited = self.disk.wait(ticket);
+        if waited.is_ok() {
+            let (flights, freed) = self.durable(&mut self.sent.lock(), ticket);
+            landed(flights, freed);
+        }
+        let mut asked = self.asked.lock();
+        if let Some(place) = asked.iter().position(|it| *it == ticket) {
+            asked.swap_remove(place);
+        }
+        drop(asked);
+        self.answered.notify_all();
+        Ok(waited?)
+    }
+
+    /// Whether everything up to `ticket` is durable, once no other thread waits for that any more;
+    /// if not, the disk is asked now.
+    fn is_answered(&self, ticket: Ticket) -> bool {
+        let mut asked = self.asked.lock();
+        while asked.iter().any(|it| *it >= ticket) {
+            self.answered.wait(&mut asked);
+        }
+        let is_durable = self.sent.lock().durable >= Some(ticket);
+        if !is_durable {
+            asked.push(ticket);
+        }
+        is_durable
     }
 
     /// What landed with all that is known to be durable, and what is free from now on.

@@ -74,10 +74,11 @@ impl Volume {
 
     /// Waits, with no lock held.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
-        let (landed, freed) = self.or_stop(self.outbox()?.wait(ticket))?;
-        self.discard(&freed);
-        self.landed(landed, &freed);
-        Ok(())
+        let waited = self.outbox()?.wait(ticket, |landed, freed| {
+            self.discard(&freed);
+            self.landed(landed, &freed);
+        });
+        self.or_stop(waited)
     }
 
     /// Tells the disk what is free for good. It is not given out yet, so that no write to it was

@@ -15,7 +15,7 @@ use draconis_exchange::contract::directory::{
     Create, Enumerate, GetAttributes, GetXattr, Link, ListXattr, Lookup, MakeDirectory, ReadLink,
     Records, RemoveDirectory, RemoveXattr, Rename, SetAttributes, Symlink, Unlink,
 };
-use draconis_exchange::contract::file::{FileServer, Reserve, Seek, Sync as SyncFile};
+use draconis_exchange::contract::file::{FileServer, Reserve, Seek};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
     AttributeChange, AttributeName, Attributes, Caller, Kind, Name, Node, Refusal, Reservation,
@@ -402,15 +402,6 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     ) -> io::Result<()> {
         let how = reservation(mode).ok_or_else(|| errno(Refusal::NotSupported))?;
         self.tree.file(Node(inode)).reserve(&mut Reserve { offset, len, how }).map_err(errno)
-    }
-
-    fn fsync(&self, _: &Context, inode: u64, data_only: bool, _: u64) -> io::Result<()> {
-        let file = self.tree.file(Node(inode));
-        file.sync(&mut SyncFile { data_only }).map_err(errno_or_never)
-    }
-
-    fn fsyncdir(&self, context: &Context, inode: u64, data_only: bool, _: u64) -> io::Result<()> {
-        self.fsync(context, inode, data_only, 0)
     }
 
     fn removexattr(&self, _: &Context, inode: u64, key: &CStr) -> io::Result<()> {

@@ -59,6 +59,9 @@ const WRITE_DIRECT: u32 = 1 << 1;
 /// Of a write: the writer may not keep setuid and setgid.
 const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
+/// Of a sync: the data alone.
+const FSYNC_DATA_ONLY: u32 = 1 << 0;
+
 /// Of an access list: the caller is not in the group, so setgid goes.
 const SETXATTR_CLEAR_SETGID: u32 = 1 << 0;
 
@@ -215,7 +218,13 @@ impl Header {
 
     /// Whether the answer may take as long as a disk takes to flush.
     pub(super) fn waits(self) -> bool {
-        matches!(self.opcode, FSYNC | FSYNCDIR | SYNCFS)
+        self.opcode == SYNCFS
+    }
+
+    /// Whether it asks for a file to be made durable: with `true`, for its data alone.
+    pub(super) fn syncs(self, request: &[u8]) -> Option<bool> {
+        let flags = || u32_at(request, HEADER_BYTES + 8).unwrap_or_default();
+        matches!(self.opcode, FSYNC | FSYNCDIR).then(|| flags() & FSYNC_DATA_ONLY != 0)
     }
 
     /// Whether the kernel has pages of the node from now on.

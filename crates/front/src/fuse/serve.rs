@@ -8,7 +8,7 @@
 //! On a small machine a second reader costs more in wake-ups than it brings, so there is
 //! one, as long as no request waits. A thread that reads one that waits for the disk gives the
 //! turn to another thread and answers when the disk has: requests behind it go on, and
-//! several that wait share a flush.
+//! those that wait for the same share a flush, and a thread: see [`syncs`](super::syncs).
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -37,6 +37,7 @@ use super::opening;
 use super::raw::{self, Header, Message, RESENT};
 use super::reply::{self, Bytes, Reply};
 use super::request::{REQUEST_BYTES, Request};
+use super::syncs::{Sync as SyncRequest, Syncs};
 use super::takeover::Answers;
 
 /// Most threads: all but one may wait for the disk.
@@ -312,6 +313,7 @@ pub(super) struct Turns<'s, 'a, T: Tree + Sync, F> {
     threads: AtomicUsize,
     /// Threads that stand ready to take the turn.
     ready: AtomicUsize,
+    syncs: Syncs,
 }
 
 impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
@@ -323,7 +325,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
     ) -> Self {
         let (threads, ready) = (AtomicUsize::new(1), AtomicUsize::new(0));
         let turn = Mutex::new(Patience::new(server.behaviour.no_polling));
-        Self { server, fuse, activity, notifier, turn, threads, ready }
+        let syncs = Syncs::default();
+        Self { server, fuse, activity, notifier, turn, threads, ready, syncs }
     }
 
     /// What each thread does until the mount ends.
@@ -350,6 +353,18 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                 let Some(header) = Header::of(request.bytes()) else { continue };
                 self.activity.read(header.opcode);
                 self.server.answers.expect(self.server.recorder, header, self.notifier);
+                if let Some(data_only) = header.syncs(request.bytes()) {
+                    if !self.joins(SyncRequest { header, data_only }) {
+                        continue;
+                    }
+                    if self.another_can_read(scope) {
+                        drop(patience);
+                        self.sync();
+                        break;
+                    }
+                    self.sync();
+                    continue;
+                }
                 let away = header.waits() || self.may_wait(header, &request);
                 if away && self.another_can_read(scope) {
                     drop(patience);
@@ -363,6 +378,41 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                 self.handle(header, &mut request);
                 self.activity.idle();
             }
+        }
+    }
+
+    /// Adds one to the syncs that wait; whether this thread has to see to them.
+    fn joins(&self, sync: SyncRequest) -> bool {
+        Point::Read.pass();
+        let unique = sync.header.unique & !RESENT;
+        match self.server.recorder.filter(|recorder| recorder.refuses(unique)) {
+            Some(recorder) => {
+                recorder.refused(sync.header.in_words());
+                tell(self.fuse, &reply_to(sync.header, Err(Errno::IO)));
+                false
+            }
+            None => self.syncs.join(sync),
+        }
+    }
+
+    /// Answers syncs until none waits.
+    fn sync(&self) {
+        let mut syncs = self.syncs.take(0);
+        while let Some(first) = syncs.first() {
+            if let Some(recorder) = self.server.recorder {
+                recorder.begin(first.header.unique & !RESENT, None);
+            }
+            let files: Vec<_> = syncs.iter().map(|it| (it.header.node, it.data_only)).collect();
+            let done = self.server.tree.sync_files(&files);
+            for sync in &syncs {
+                tell(self.fuse, &reply_to(sync.header, never(done.map(|()| Bytes::default()))));
+                self.activity.answered();
+                Point::Answered.pass();
+            }
+            if let Some(recorder) = self.server.recorder {
+                recorder.done();
+            }
+            syncs = self.syncs.take(syncs.len());
         }
     }
 

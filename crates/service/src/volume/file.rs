@@ -3,6 +3,7 @@
 use draconis_exchange::contract::file::{
     FileServer, GetAttributes, Read, Reserve, Seek, Sync as SyncFile, Write,
 };
+use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AttributeChange, Attributes, Node, Refusal, without_privileges};
 use draconis_exchange::heap::Piece;
 use draconis_ext::InodeNumber;
@@ -89,10 +90,7 @@ impl FileServer for VolumeFile<'_> {
     }
 
     fn sync(&self, request: &mut SyncFile) -> Result<(), Refusal> {
-        if !self.tree.writing {
-            return Ok(());
-        }
-        self.tree.volume.sync_inode(inode(self.node)?, request.data_only).map_err(refusal)
+        self.tree.sync_files(&[(self.node, request.data_only)])
     }
 }
 

@@ -1,0 +1,117 @@
+//! Syncs, several of which are one to the tree.
+//!
+//! ```text
+//!   fsync ─ join ─▶ none is under way: its thread gives the turn away and takes all that wait
+//!                   one is:            it waits for the next, and its thread reads on
+//!   the tree has made them durable ─▶ all are answered ─▶ take the next, if there are any
+//! ```
+//! Clients that are answered come back with their next change at once, or not at all. The first
+//! one back waits for the others: else it would go alone, the rest with the flush behind, and each
+//! of them wait for two.
+//!
+//! Law 1: one that is alone waits for nothing.
+//! Law 2: it is waited for no more than there were when the last ones were answered, and no longer
+//! than half of what making those durable took.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::raw::Header;
+
+/// The longest that others are waited for.
+const WAIT_MAX: Duration = Duration::from_millis(1);
+
+/// A request to make a file durable.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sync {
+    pub header: Header,
+    /// What is needed to read the contents back, and no more.
+    pub data_only: bool,
+}
+
+/// See the head of the file.
+#[derive(Debug, Default)]
+pub(super) struct Syncs {
+    state: Mutex<State>,
+    /// All that are expected are there.
+    are_here: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether a thread sees to them.
+    seen_to: bool,
+    waiting: Vec<Sync>,
+    /// How many there were when the last ones were answered.
+    expected: usize,
+    /// When those were taken, and how long others are waited for now.
+    since: Option<Instant>,
+    patience: Duration,
+}
+
+impl Syncs {
+    /// One more; whether the caller has to see to it.
+    pub(super) fn join(&self, sync: Sync) -> bool {
+        let mut state = self.lock();
+        state.waiting.push(sync);
+        if state.waiting.len() == state.expected {
+            self.are_here.notify_one();
+        }
+        !std::mem::replace(&mut state.seen_to, true)
+    }
+
+    /// All that wait, for the thread that sees to them and has answered so many since it asked
+    /// last. It need not see to them any more once there are none.
+    pub(super) fn take(&self, answered: usize) -> Vec<Sync> {
+        let mut state = self.lock();
+        if let Some(since) = state.since.take() {
+            state.expected = answered + state.waiting.len();
+            state.patience = (since.elapsed() / 2).min(WAIT_MAX);
+        }
+        if state.waiting.is_empty() {
+            state.seen_to = false;
+            return vec![];
+        }
+        let patience = std::mem::take(&mut state.patience);
+        let is_short = |state: &mut State| state.waiting.len() < state.expected;
+        let waited = self.are_here.wait_timeout_while(state, patience, is_short);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.since = Some(Instant::now());
+        state.expected = 0;
+        std::mem::take(&mut state.waiting)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draconis_exchange::contract::Node;
+
+    use super::*;
+
+    fn sync(unique: u64) -> Sync {
+        let header = Header { opcode: 20, unique, node: Node(3), uid: 0, gid: 0 };
+        Sync { header, data_only: false }
+    }
+
+    fn uniques(taken: &[Sync]) -> Vec<u64> {
+        taken.iter().map(|sync| sync.header.unique).collect()
+    }
+
+    #[test]
+    fn one_thread_at_a_time_sees_to_all_that_wait() {
+        let syncs = Syncs::default();
+        assert!(syncs.join(sync(1)));
+        assert_eq!(uniques(&syncs.take(0)), [1]);
+        assert!(!syncs.join(sync(2)) && !syncs.join(sync(3)));
+        assert_eq!(uniques(&syncs.take(1)), [2, 3]);
+        assert!(syncs.take(2).is_empty());
+        // Two were answered, and one comes back: it does not wait for ever.
+        assert!(syncs.join(sync(4)));
+        assert_eq!(uniques(&syncs.take(0)), [4]);
+        assert!(syncs.take(1).is_empty());
+    }
+}
