@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::volume::check;
-use common::{Draconis, eventually, fuse, mke2fs, tool};
+use common::{Draconis, copy_of_draconis, eventually, fuse, mke2fs, tool};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn ran(program: &str, arguments: &[&str]) -> String {
@@ -312,7 +312,7 @@ fn a_chain_of_images_is_mounted_and_changed() {
         eventually("another worker", || status()["worker_pid"] != was);
     }
     let new = draconis.path("draconis-new");
-    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &new).unwrap();
+    copy_of_draconis(&new);
     let mut upgrade = Command::new(&new);
     upgrade.arg("upgrade").env("DRACONIS_RUNTIME_DIR", draconis.path("run"));
     let told = upgrade.output().unwrap();

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::{
-    Draconis, Kernel, Seen, Without, have, is_root, look, mke2fs, odd_tree, same, skipped,
+    Draconis, Kernel, Seen, Without, copy_of_draconis, have, is_root, look, mke2fs, odd_tree, same,
+    skipped,
 };
 use draconis_device::Random;
 
@@ -438,7 +439,7 @@ fn owners_of_archives_need_no_root() {
     )
     .unwrap();
     let program = nobody.join("draconis");
-    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &program).unwrap();
+    copy_of_draconis(&program);
     let image = nobody.join("image");
     let output = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -476,7 +477,7 @@ fn an_empty_volume_is_its_makers() {
     )
     .unwrap();
     let program = dir.join("draconis");
-    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &program).unwrap();
+    copy_of_draconis(&program);
     let tree = draconis.make_dir("tree");
     std::fs::write(tree.join("file"), "x").unwrap();
     let whole = draconis.path("whole.tar");

@@ -6,7 +6,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Draconis, have, is_root, skipped};
+use common::{Draconis, copy_of_draconis, have, is_root, skipped};
 
 /// Runs a line of words, where `D/` is the directory of the test; what it says.
 fn said(draconis: &Draconis, line: &str) -> String {
@@ -204,7 +204,7 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
     open(draconis.dir.path(), 0o755);
     open(&image, 0o600);
     let program = draconis.path("draconis");
-    std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &program).unwrap();
+    copy_of_draconis(&program);
     for command in [&["ls"][..], &["mkdir"], &["check"]] {
         let mut run = Command::new("setpriv");
         run.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).args(command);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::volume::check;
-use common::{Draconis, eventually, fuse, mke2fs, mounts_below};
+use common::{Draconis, copy_of_draconis, copy_program, eventually, fuse, mke2fs, mounts_below};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -121,7 +121,7 @@ fn another_program_takes_over_while_files_are_open() {
             draconis.mount(&images[nth], ["one", "two"][nth], options)
         });
         let new = draconis.path("draconis-new");
-        std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &new).unwrap();
+        copy_of_draconis(&new);
         let mut kept = std::fs::File::create_new(one.join("kept")).unwrap();
         let nameless = std::fs::File::options();
         let nameless =
@@ -194,11 +194,10 @@ fn what_cannot_take_over_is_refused_and_the_mount_goes_on() {
     let draconis = Draconis::new();
     let image = volume(&draconis, "a.img", "ext2");
     let at = draconis.mount(&image, "at", "rw");
-    let script = draconis.path("other");
-    let mut file = std::fs::File::create(&script).unwrap();
-    file.write_all(b"#!/bin/sh\necho '{\"handover\":0,\"oplog\":0}'\n").unwrap();
-    file.set_permissions(PermissionsExt::from_mode(0o755)).unwrap();
-    drop(file);
+    let [text, script] = ["other.sh", "other"].map(|name| draconis.path(name));
+    std::fs::write(&text, "#!/bin/sh\necho '{\"handover\":0,\"oplog\":0}'\n").unwrap();
+    std::fs::set_permissions(&text, PermissionsExt::from_mode(0o755)).unwrap();
+    copy_program(&text, &script);
     let worker = draconis.status()["mounts"][0]["worker_pid"].clone();
     let cases: [(&Path, &str); 3] = [
         (Path::new("/bin/true"), "no draconis that can take over"),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::volume::check;
-use common::{Draconis, fuse, have, is_root, mke2fs, mounts_below, skipped};
+use common::{Draconis, copy_program, fuse, have, is_root, mke2fs, mounts_below, skipped};
 
 const READ_ONLY: i32 = 30;
 /// Where a volume says how it was left: 1 clean, 2 damaged.
@@ -256,7 +256,7 @@ fn mount_gets_along_without_a_helper_of_ours() {
     let found = Command::new("sh").args(["-c", "command -v mount.fuse3"]).output().unwrap();
     let found = String::from_utf8(found.stdout).unwrap();
     for name in ["mount.fuse", "mount.fuse3"] {
-        std::fs::copy(found.trim(), sbin.join(name)).unwrap();
+        copy_program(found.trim(), &sbin.join(name));
     }
     // It looks for programs in the usual places only.
     let script = r#"

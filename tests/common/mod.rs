@@ -95,6 +95,19 @@ impl Drop for Draconis {
     }
 }
 
+/// Copies a program to where it is to be run. A child writes the copy: what another test starts
+/// while this process has the copy open for writing keeps it open until it is itself executed, and
+/// so long the copy is busy (ETXTBSY).
+pub fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
+    let copied = Command::new("cp").arg("--").arg(from).arg(to).status();
+    assert!(copied.unwrap().success());
+}
+
+/// The program under test, copied to where another user may run it.
+pub fn copy_of_draconis(to: &Path) {
+    copy_program(env!("CARGO_BIN_EXE_draconis"), to);
+}
+
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let at = |line: &str| PathBuf::from(line.split(' ').nth(1).unwrap_or_default());

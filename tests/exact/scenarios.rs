@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::calls::{Call, Group};
 use crate::case::{Case, Kind, STATES};
+use crate::common::copy_program;
 use crate::look::{Fields, said, short};
 use crate::sys::{self, Queue};
 use crate::verdict::Verdict;
@@ -238,7 +239,7 @@ END
 /// What runs cannot be written to, and what is open for writing cannot be run.
 fn busy_program(dir: &Path) -> Fields {
     let path = dir.join("program");
-    std::fs::copy("/usr/bin/sleep", &path).unwrap();
+    copy_program("/usr/bin/sleep", &path);
     let mut child = Command::new(&path).arg("100").spawn().unwrap();
     let told = |answer: Result<std::os::fd::OwnedFd, i32>| said(&answer, |_| "open".into());
     let mut fields = vec![

@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
 
 use crate::build::{Layout, pack, ran, tar};
-use crate::common::{Draconis, root, tool};
+use crate::common::{Draconis, copy_of_draconis, root, tool};
 use crate::{check, in_volume};
 
 /// A layer with one file.
@@ -254,7 +254,7 @@ fn what_a_user_may_not_read_is_said_at_once() {
         // The program lies where only root may look.
         let program = draconis.path("program");
         if !program.exists() {
-            std::fs::copy(env!("CARGO_BIN_EXE_draconis"), &program).unwrap();
+            copy_of_draconis(&program);
         }
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program);
