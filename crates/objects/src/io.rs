@@ -323,6 +323,12 @@ impl Io {
         })
     }
 
+    /// Whether it is known at a glance where in memory a payload begins. To ask that of many before
+    /// the first is used has the processor fetch their places together.
+    pub fn is_known(&self, data: &Data) -> bool {
+        self.memory.is_near(data.at / self.page())
+    }
+
     /// What counts of a payload, if memory has it and it is right: as a sum holds the place too,
     /// what was there before is not mistaken for it, and nothing else has to be asked.
     pub fn value_near(&self, data: &Data) -> Option<Vec<u8>> {
@@ -333,28 +339,26 @@ impl Io {
             return None;
         }
         let (page, len) = (self.page(), data.stored as usize);
-        let (mut index, mut from) = (data.at / page, (data.at % page) as usize);
-        let part = |data: &Data, stored: &[u8]| {
+        let (index, from) = (data.at / page, (data.at % page) as usize);
+        let part = |stored: &[u8]| {
             self.verify(data, stored).ok()?;
             Some(stored.get(data.skip as usize..)?.get(..data.len as usize)?.to_vec())
         };
-        let first = self.memory.page(index)?;
-        let value = match first.get(from..from + len) {
-            Some(stored) => part(data, stored)?,
-            None => {
-                let mut stored = Vec::with_capacity(len);
-                let mut held = first;
-                loop {
+        let value = if from + len <= page as usize {
+            self.memory.with_page(index, |held| part(held.get(from..from + len)?))??
+        } else {
+            let mut stored = Vec::with_capacity(len);
+            let mut places = (index..).zip(std::iter::once(from).chain(std::iter::repeat(0)));
+            while stored.len() < len {
+                let (index, from) = places.next()?;
+                let lacks = len - stored.len();
+                let rest = |held: &[u8]| {
                     let rest = held.get(from..)?;
-                    stored.extend_from_slice(rest.get(..len - stored.len()).unwrap_or(rest));
-                    if stored.len() == len {
-                        break;
-                    }
-                    (index, from) = (index + 1, 0);
-                    held = self.memory.page(index)?;
-                }
-                part(data, &stored)?
+                    Some(rest.get(..lacks).unwrap_or(rest).to_vec())
+                };
+                stored.extend(self.memory.with_page(index, rest)??);
             }
+            part(&stored)?
         };
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(value)

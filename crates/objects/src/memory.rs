@@ -3,13 +3,16 @@
 //! Law: both share one limit, so that a store whose index is large, or whose payloads are,
 //! has all of it for that.
 
+mod near;
+
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use quick_cache::sync::{Cache, DefaultLifecycle};
-use quick_cache::{OptionsBuilder, Weighter};
+use quick_cache::sync::Cache;
+use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
 
+use self::near::Near;
 use crate::index::tree::{Node, Ptr};
 
 /// A page by its number, or a node by its sum.
@@ -66,11 +69,26 @@ impl Hasher for Mixer {
     }
 }
 
-type Table = Cache<Name, Kept, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<Name, Kept>>;
+/// What the table drives out is not near any more.
+#[derive(Clone, Debug)]
+struct Leaving(Arc<Near>);
+
+impl Lifecycle<Name, Kept> for Leaving {
+    type RequestState = ();
+
+    fn on_evict(&self, (): &mut (), name: Name, _: Kept) {
+        if let Name::Page(number) = name {
+            self.0.forget(number);
+        }
+    }
+}
+
+type Table = Cache<Name, Kept, ByWeight, BuildHasherDefault<Mixer>, Leaving>;
 
 /// Pages and nodes.
 pub(crate) struct Memory {
     table: Table,
+    near: Arc<Near>,
     /// What was put in since it was last asked how full it is, in bytes.
     unasked: AtomicU64,
     is_calm: AtomicBool,
@@ -80,8 +98,10 @@ impl Memory {
     /// At most `capacity` bytes; most things have about `typical`.
     pub fn new(capacity: u64, typical: u64) -> Self {
         let items = capacity.checked_div(typical).unwrap_or(0).clamp(16, 1 << 24);
+        let near = Arc::new(Near::new(items));
+        let capacity = capacity.saturating_sub(near.bytes_max());
         let items = crate::codec::index(items);
-        let (hasher, lifecycle) = (BuildHasherDefault::default(), DefaultLifecycle::default());
+        let (hasher, lifecycle) = (BuildHasherDefault::default(), Leaving(near.clone()));
         let options = OptionsBuilder::new()
             .weight_capacity(capacity)
             .estimated_items_capacity(items)
@@ -92,7 +112,7 @@ impl Memory {
             // Both numbers are given above; the builder asks for nothing else.
             Err(_) => Cache::with(items, capacity, ByWeight, hasher, lifecycle),
         };
-        Self { table, unasked: AtomicU64::new(0), is_calm: AtomicBool::new(true) }
+        Self { table, near, unasked: AtomicU64::new(0), is_calm: AtomicBool::new(true) }
     }
 
     /// Whether there is so much room that nothing is driven out yet: then it need not be known
@@ -123,6 +143,21 @@ impl Memory {
         self.table.weight() < self.table.capacity() / 2
     }
 
+    /// Whether it is known at a glance where a page is.
+    pub fn is_near(&self, number: u64) -> bool {
+        self.near.has(number)
+    }
+
+    /// What `take` makes of a page, if that is in memory.
+    pub fn with_page<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
+        if self.is_calm()
+            && let Some(taken) = self.near.with(number, &take)
+        {
+            return Some(taken);
+        }
+        self.page(number).map(|page| take(&page))
+    }
+
     pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
         match self.table.get(&Name::Page(number)) {
             Some(Kept::Page(page)) => Some(page),
@@ -135,10 +170,14 @@ impl Memory {
     }
 
     pub fn keep_page(&self, number: u64, page: Arc<[u8]>) {
+        if self.is_calm() {
+            self.near.keep(number, page.clone());
+        }
         self.keep(Name::Page(number), Kept::Page(page));
     }
 
     pub fn forget_page(&self, number: u64) {
+        self.near.forget(number);
         self.table.remove(&Name::Page(number));
     }
 
@@ -183,5 +222,21 @@ mod tests {
         assert!(!memory.is_calm());
         // Pages alone may have all.
         assert!((900 << 10..=1 << 20).contains(&memory.used_bytes()), "{}", memory.used_bytes());
+    }
+
+    #[test]
+    fn what_is_driven_out_is_not_near_either() {
+        let memory = Memory::new(1 << 20, 4096);
+        let near = |number| memory.near.with(number, |page| page[0]).is_some();
+        (0..100).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
+        assert!((0..100).all(near) && (0..100).all(|number| memory.is_near(number)));
+        assert_eq!(memory.with_page(7, |page| page.len()), Some(4096));
+        memory.forget_page(7);
+        assert!(!near(7) && memory.with_page(7, |page| page.len()).is_none());
+        (100..10_000).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
+        assert!((0..10_000).any(|number| memory.has_page(number) && !near(number)));
+        assert!((0..10_000).all(|number| memory.has_page(number) || !near(number)));
+        let kept: Vec<u64> = (0..10_000).filter(|number| memory.has_page(*number)).collect();
+        assert!(kept.iter().all(|number| memory.with_page(*number, |page| page.len()).is_some()));
     }
 }
