@@ -146,8 +146,8 @@ type Part = (u64, u64, u64);
 /// Of each write of each group, where its parts go.
 type Plan = Vec<Vec<Vec<Part>>>;
 
-/// Where a block of a chain is that was sent whole.
-struct Home {
+/// Where a block that was sent whole comes from, and where it went.
+struct Origin {
     ours: (usize, usize),
     theirs: (usize, usize),
 }
@@ -275,14 +275,14 @@ impl<T: Tables> Changing<T> {
     }
 
     /// The chain of the file, and where its blocks come from.
-    fn parted(chain: &mut [Group], plan: &Plan) -> (Vec<Group>, Vec<Home>) {
-        let (mut groups, mut homes) = (vec![], vec![]);
+    fn parted(chain: &mut [Group], plan: &Plan) -> (Vec<Group>, Vec<Origin>) {
+        let (mut groups, mut origins) = (vec![], vec![]);
         for (group, parts) in plan.iter().enumerate() {
             let mut writes = vec![];
             let ours = chain.get_mut(group).map(|it| &mut it.writes[..]).unwrap_or_default();
             for (nth, (write, parts)) in ours.iter_mut().zip(parts).enumerate() {
                 if let [(at_bytes, _, _)] = parts[..] {
-                    homes.push(Home { ours: (group, nth), theirs: (group, writes.len()) });
+                    origins.push(Origin { ours: (group, nth), theirs: (group, writes.len()) });
                     writes.push(Write { at_bytes, block: write.block.take() });
                     continue;
                 }
@@ -294,7 +294,7 @@ impl<T: Tables> Changing<T> {
             }
             groups.push(Group { writes });
         }
-        (groups, homes)
+        (groups, origins)
     }
 }
 
@@ -307,11 +307,11 @@ fn filled(bytes: &[u8]) -> Block {
 /// Puts what was refused back where it came from; `None` if it did not come back.
 fn returned(
     mut chain: Vec<Group>,
-    homes: &[Home],
+    origins: &[Origin],
     refused: Option<Vec<Group>>,
 ) -> Option<Vec<Group>> {
     let mut refused = refused?;
-    for Home { ours, theirs } in homes {
+    for Origin { ours, theirs } in origins {
         let block = refused.get_mut(theirs.0)?.writes.get_mut(theirs.1)?.block.take();
         chain.get_mut(ours.0)?.writes.get_mut(ours.1)?.block = block;
     }
@@ -385,7 +385,7 @@ impl<T: Tables> draconis_device::Through for Changing<T> {
             }
         };
         drop(state);
-        let (groups, homes) = Self::parted(&mut chain, &plan);
+        let (groups, origins) = Self::parted(&mut chain, &plan);
         match self.disk().submit_with(groups, after, terms) {
             Ok(tickets) => {
                 let mut state = self.lock();
@@ -393,7 +393,7 @@ impl<T: Tables> draconis_device::Through for Changing<T> {
                 Ok(tickets)
             }
             Err(Refused { goods, error }) => {
-                Err(Refused { goods: returned(chain, &homes, goods), error })
+                Err(Refused { goods: returned(chain, &origins, goods), error })
             }
         }
     }

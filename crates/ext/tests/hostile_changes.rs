@@ -300,7 +300,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
     volume.close().unwrap();
     assert!(start.elapsed() < HANGS, "{:?}", start.elapsed());
 
-    // An inode may claim more than that; it is buried all the same.
+    // An inode may claim more than that; it is deleted all the same.
     assert!(image.debugfs_write("mknod long p").is_some());
     for (field, value) in [("mode", "0100644"), ("size", "281470681743364")] {
         image.debugfs_write(&format!("set_inode_field long {field} {value}"));

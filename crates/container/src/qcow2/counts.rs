@@ -185,7 +185,7 @@ impl Counts {
 
     /// Compares the counts of the file with who has each cluster. Those of an image that was not
     /// closed, or that cannot say so, are put right when it is changed; those of another may count
-    /// somebody who is not known here, and nobody less.
+    /// users that are not known here, and no fewer.
     pub(super) fn compare(&mut self, file: &Source, was_dirty: bool) -> Result<(), Error> {
         for count in &mut self.of {
             if *count == EXCLUSIVE {

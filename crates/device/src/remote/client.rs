@@ -293,7 +293,7 @@ impl Shared {
             };
             let after: Vec<_> = follows.by_ref().take(AFTER_MAX).collect();
             let more = place.group < chain.len() || follows.len() > 0;
-            let Part { blocks, ends, homes } = part;
+            let Part { blocks, ends, origins } = part;
             let (blocks, ends, after) = (list(blocks), list(ends), list(after));
             let sent = Submit { blocks, ends, after, mark, durable, more };
             let answered = lane.call(sent).map_err(|_| Failed::Lost)?;
@@ -302,7 +302,7 @@ impl Shared {
                 Err(nak) => (nak.blocks, Err(nak.why)),
             };
             if self.blocks.is_none() {
-                for ((group, write), (_, block)) in homes.into_iter().zip(blocks.into_vec()) {
+                for ((group, write), (_, block)) in origins.into_iter().zip(blocks.into_vec()) {
                     chain[group].writes[write].block = block;
                 }
             }
@@ -343,7 +343,7 @@ struct Part {
     blocks: Vec<(u64, Block)>,
     ends: Vec<u32>,
     /// Group and write of each block, if it was moved.
-    homes: Vec<(usize, usize)>,
+    origins: Vec<(usize, usize)>,
 }
 
 impl Place {
@@ -370,7 +370,7 @@ impl Place {
         while self.next_write(chain, &mut part) {
             let write = &mut chain[self.group].writes[self.write];
             part.blocks.push((write.at_bytes, write.block.take()));
-            part.homes.push((self.group, self.write));
+            part.origins.push((self.group, self.write));
             self.write += 1;
         }
         part

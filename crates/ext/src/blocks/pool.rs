@@ -67,7 +67,7 @@ pub(crate) enum Memory {
     Pages(Private, Weak<Pool>),
     /// Exactly as long as what it holds.
     Exact(Box<[u8]>),
-    /// Somebody else's, who has counted it: to be read only.
+    /// Memory of another, who has counted it: to be read only.
     Lent(Piece),
 }
 

@@ -105,8 +105,7 @@ const ABOUT: About = About {
     paper: Paper::Lab,
     asks: "Does a put that a store calls durable really reach the disk? Counted from outside: \
            system calls by strace, flushes and writes by the device.",
-    finding: "No paper: whoever compares synchronous puts must know that all stores keep the same \
-              promise.",
+    finding: "No paper: synchronous puts can be compared only if all stores keep the same promise.",
     explains: "Calls of opening and closing fall out, since three times as many puts have the \
                same. Draconis uses a ring of the kernel's, into which strace cannot look; for the \
                trace it is opened without, for the device's counters with it. The device's \
