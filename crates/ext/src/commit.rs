@@ -614,17 +614,14 @@ impl Transaction<'_> {
         })
     }
 
-    /// Changes the superblock.
+    /// Changes the superblock; its sum is made right on the way to the disk.
     pub(crate) fn change_super(
         &mut self,
         change: impl FnOnce(&mut RawSuperblock) -> Result<()>,
     ) -> Result<()> {
         let (block, at) = self.volume.super_.place();
         self.change(block, Role::Superblock, |bytes| {
-            let raw = RawSuperblock::view_mut(bytes.get_mut(at..).unwrap_or_default())?;
-            change(raw)?;
-            raw.balance();
-            Ok(())
+            change(RawSuperblock::view_mut(bytes.get_mut(at..).unwrap_or_default())?)
         })?
     }
 

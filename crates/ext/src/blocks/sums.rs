@@ -1,11 +1,11 @@
-//! Checksums of whole blocks, by their roles (`metadata_csum`).
+//! Checksums of whole blocks, by their roles (`metadata_csum`), and of the superblock.
 //!
-//! What is smaller than a block (inodes, descriptors, the superblock) is sealed by what changes
-//! it, and the sums of bitmaps are in the descriptors: none of these is here.
+//! What else is smaller than a block (inodes, descriptors) is sealed by what changes it, and the
+//! sums of bitmaps are in the descriptors: none of these is here.
 
 use crate::blocks::data::Data;
 use crate::blocks::role::{Role, Sums};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::format::{extent, leaf, orphan_file, xattr};
 use crate::{Error, FsBlock, Result};
 
@@ -56,8 +56,13 @@ impl Sums for MetadataSums {
             Role::Extents(file) => extent::seal(bytes.make_mut(), of(file)),
             Role::Attributes => xattr::seal(bytes.make_mut(), seed, block),
             Role::Orphans(file) => orphan_file::seal(bytes.make_mut(), of(file), block),
-            Role::Superblock
-            | Role::Descriptors
+            Role::Superblock => {
+                let (_, at) = self.super_.place();
+                let raw = bytes.make_mut().get_mut(at..).unwrap_or_default();
+                // A block that has room for none has none.
+                let _ = RawSuperblock::view_mut(raw).map(RawSuperblock::balance);
+            }
+            Role::Descriptors
             | Role::BlockBitmap(_)
             | Role::InodeBitmap(_)
             | Role::Inodes
