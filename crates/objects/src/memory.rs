@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quick_cache::sync::Cache;
 use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
 
+pub(crate) use self::near::Held;
 use self::near::Near;
 use crate::index::tree::{Node, Ptr};
 
@@ -85,6 +86,29 @@ impl Lifecycle<Name, Kept> for Leaving {
 
 type Table = Cache<Name, Kept, ByWeight, BuildHasherDefault<Mixer>, Leaving>;
 
+/// Where pages are looked for.
+pub(crate) trait Pages {
+    /// What `take` makes of a page, if that is in memory.
+    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T>;
+}
+
+impl Pages for Held<'_> {
+    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
+        self.page(number).map(take)
+    }
+}
+
+impl Pages for Memory {
+    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
+        if self.is_calm()
+            && let Some(taken) = self.near.with(number, &take)
+        {
+            return Some(taken);
+        }
+        self.page(number).map(|page| take(&page))
+    }
+}
+
 /// Pages and nodes.
 pub(crate) struct Memory {
     table: Table,
@@ -143,19 +167,9 @@ impl Memory {
         self.table.weight() < self.table.capacity() / 2
     }
 
-    /// Whether it is known at a glance where a page is.
-    pub fn is_near(&self, number: u64) -> bool {
-        self.near.has(number)
-    }
-
-    /// What `take` makes of a page, if that is in memory.
-    pub fn with_page<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
-        if self.is_calm()
-            && let Some(taken) = self.near.with(number, &take)
-        {
-            return Some(taken);
-        }
-        self.page(number).map(|page| take(&page))
+    /// All pages that can be had without asking the table, while nothing is driven out.
+    pub fn hold(&self) -> Option<Held<'_>> {
+        self.is_calm().then(|| self.near.hold())
     }
 
     pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
@@ -229,14 +243,15 @@ mod tests {
         let memory = Memory::new(1 << 20, 4096);
         let near = |number| memory.near.with(number, |page| page[0]).is_some();
         (0..100).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
-        assert!((0..100).all(near) && (0..100).all(|number| memory.is_near(number)));
-        assert_eq!(memory.with_page(7, |page| page.len()), Some(4096));
+        assert!((0..100).all(near) && memory.hold().is_some());
+        assert_eq!(memory.with(7, |page| page.len()), Some(4096));
         memory.forget_page(7);
-        assert!(!near(7) && memory.with_page(7, |page| page.len()).is_none());
+        assert!(!near(7) && memory.with(7, |page| page.len()).is_none());
         (100..10_000).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
+        assert!(memory.hold().is_none());
         assert!((0..10_000).any(|number| memory.has_page(number) && !near(number)));
         assert!((0..10_000).all(|number| memory.has_page(number) || !near(number)));
         let kept: Vec<u64> = (0..10_000).filter(|number| memory.has_page(*number)).collect();
-        assert!(kept.iter().all(|number| memory.with_page(*number, |page| page.len()).is_some()));
+        assert!(kept.iter().all(|number| memory.with(*number, |page| page.len()).is_some()));
     }
 }

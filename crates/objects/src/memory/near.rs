@@ -1,90 +1,127 @@
 //! Where pages are, by their number alone: for readers, while memory has room for all of them.
 //!
 //! The table of what is remembered knows what is used. That costs a reader four places in memory,
-//! each far from the one before, and the last of them counts who has the page. Here it is one,
-//! and several can be asked for together: a processor that needs the answer to none of them before
-//! it asks for the next waits once.
+//! each far from the one before, and the last of them counts who has the page. Here it is one and
+//! nothing is counted; and who holds all of it can go to many at once: a processor that needs none
+//! of them before it goes to the next waits for all together.
 //!
 //! Law: what is here is in the table, too, or about to be; what leaves that leaves this.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::array::from_fn;
+use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::codec::index;
 
+/// Parts with a lock of their own. Page `n` is in part `n % PARTS`.
+const PARTS: usize = 8;
 /// Places that are made together, once one of them is needed.
-const SHELF: usize = 1024;
+const SHELF: usize = 512;
 
 /// A place for one of the pages whose numbers lead here.
 #[derive(Debug, Default)]
 struct Place {
-    /// Which page that is, for who only wants to know; changed while `page` is held.
-    number: AtomicU64,
-    page: RwLock<Option<Arc<[u8]>>>,
+    number: u64,
+    page: Option<Arc<[u8]>>,
 }
+
+/// In a line of its own, so that readers of one part do not disturb those of another.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Part {
+    shelves: RwLock<Shelves>,
+}
+
+type Shelves = Box<[Option<Box<[Place]>>]>;
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Near {
-    shelves: Box<[OnceLock<Box<[Place]>>]>,
+    parts: [Part; PARTS],
+    /// Places of a part, less one: a power of two less one.
     mask: u64,
+}
+
+/// All that is near, as long as it is held. Nothing new is kept meanwhile.
+pub(crate) struct Held<'a> {
+    parts: [RwLockReadGuard<'a, Shelves>; PARTS],
+    mask: u64,
+}
+
+/// The part of a page, and its shelf and place there.
+fn place_of(number: u64, mask: u64) -> (usize, usize, usize) {
+    let parts = PARTS as u64;
+    let place = index((number / parts) & mask);
+    (index(number % parts), place / SHELF, place % SHELF)
+}
+
+fn page_in(shelves: &Shelves, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
+    let (_, shelf, place) = place_of(number, mask);
+    let place = shelves.get(shelf)?.as_ref()?.get(place)?;
+    place.page.as_ref().filter(|_| place.number == number)
+}
+
+impl Held<'_> {
+    /// A page, if it is here.
+    pub fn page(&self, number: u64) -> Option<&[u8]> {
+        let (part, ..) = place_of(number, self.mask);
+        page_in(self.parts.get(part)?, number, self.mask).map(|page| &**page)
+    }
 }
 
 impl Near {
     /// For about so many pages.
     pub fn new(pages: u64) -> Self {
-        let places = pages.clamp(1, 1 << 24).next_power_of_two();
-        let shelves = index(places).div_ceil(SHELF);
-        let shelves = (0..shelves).map(|_| OnceLock::new()).collect();
-        Self { shelves, mask: places.saturating_sub(1) }
+        let places = pages.clamp(1, 1 << 24).div_ceil(PARTS as u64).next_power_of_two();
+        let shelves = || (0..index(places).div_ceil(SHELF)).map(|_| None).collect();
+        let parts = from_fn(|_| Part { shelves: RwLock::new(shelves()) });
+        Self { parts, mask: places.saturating_sub(1) }
     }
 
     /// The most memory that it takes, beside the pages.
     pub fn bytes_max(&self) -> u64 {
-        self.shelves.len().saturating_mul(SHELF).saturating_mul(size_of::<Place>()) as u64
+        let places = self.mask.saturating_add(1).saturating_mul(PARTS as u64);
+        places.saturating_mul(size_of::<Place>() as u64)
     }
 
-    fn shelf(&self, number: u64) -> Option<(&OnceLock<Box<[Place]>>, usize)> {
-        let place = index(number & self.mask);
-        Some((self.shelves.get(place / SHELF)?, place % SHELF))
+    fn part(&self, number: u64) -> Option<&RwLock<Shelves>> {
+        let (part, ..) = place_of(number, self.mask);
+        self.parts.get(part).map(|part| &part.shelves)
     }
 
-    fn place(&self, number: u64) -> Option<&Place> {
-        let (shelf, place) = self.shelf(number)?;
-        shelf.get()?.get(place)
-    }
-
-    /// Whether the page is here now.
-    pub fn has(&self, number: u64) -> bool {
-        self.place(number).is_some_and(|place| place.number.load(Ordering::Relaxed) == number)
+    /// All of it. It is to be given back soon: those who have something new wait.
+    pub fn hold(&self) -> Held<'_> {
+        Held { parts: self.parts.each_ref().map(|part| part.shelves.read()), mask: self.mask }
     }
 
     /// What `take` makes of the page, if it is here.
     pub fn with<T>(&self, number: u64, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        let place = self.place(number)?;
-        let page = place.page.read();
-        let page = page.as_deref().filter(|_| place.number.load(Ordering::Relaxed) == number)?;
-        Some(take(page))
+        let shelves = self.part(number)?.read();
+        page_in(&shelves, number, self.mask).map(|page| take(page))
     }
 
     /// Keeps a page in its place, whatever was there.
     pub fn keep(&self, number: u64, page: Arc<[u8]>) {
-        let Some((shelf, place)) = self.shelf(number) else { return };
-        let shelf = shelf.get_or_init(|| (0..SHELF).map(|_| Place::default()).collect());
-        let Some(place) = shelf.get(place) else { return };
-        let mut kept = place.page.write();
-        place.number.store(number, Ordering::Relaxed);
-        *kept = Some(page);
+        let (_, shelf, place) = place_of(number, self.mask);
+        let Some(part) = self.part(number) else { return };
+        let mut shelves = part.write();
+        let Some(shelf) = shelves.get_mut(shelf) else { return };
+        let make = || (0..SHELF).map(|_| Place::default()).collect();
+        if let Some(place) = shelf.get_or_insert_with(make).get_mut(place) {
+            *place = Place { number, page: Some(page) };
+        }
     }
 
     pub fn forget(&self, number: u64) {
-        if let Some(place) = self.place(number) {
-            let mut kept = place.page.write();
-            if place.number.load(Ordering::Relaxed) == number {
-                *kept = None;
-            }
+        let (_, shelf, place) = place_of(number, self.mask);
+        let Some(part) = self.part(number) else { return };
+        let mut shelves = part.write();
+        let shelf = shelves.get_mut(shelf).and_then(Option::as_mut);
+        if let Some(place) = shelf.and_then(|shelf| shelf.get_mut(place))
+            && place.number == number
+        {
+            place.page = None;
         }
     }
 }
@@ -97,11 +134,16 @@ mod tests {
     fn a_page_is_found_by_its_number_until_another_takes_its_place() {
         let near = Near::new(3000);
         let page = |byte: u8| Arc::from(&[byte; 8][..]);
-        let first = |number| near.with(number, |page| page[0]);
-        assert_eq!((near.has(5), first(5), first(0)), (false, None, None));
+        let first = |number| {
+            let one = near.with(number, |page| page[0]);
+            assert_eq!(near.hold().page(number).map(|page| page[0]), one);
+            one
+        };
+        assert_eq!((first(5), first(0)), (None, None));
         near.keep(5, page(1));
         near.keep(6, page(2));
-        assert_eq!((near.has(5), first(5), first(6)), (true, Some(1), Some(2)));
+        near.keep(5 + PARTS as u64, page(5));
+        assert_eq!((first(5), first(6), first(13), first(7)), (Some(1), Some(2), Some(5), None));
         // 4096 places: this one leads to the same.
         near.forget(5 + 4096);
         assert_eq!(first(5), Some(1));
@@ -114,5 +156,6 @@ mod tests {
         // The largest number there is.
         near.keep(u64::MAX, page(4));
         assert_eq!(first(u64::MAX), Some(4));
+        assert_eq!(near.bytes_max(), 4096 * 24);
     }
 }

@@ -47,9 +47,7 @@ impl Snapshot {
 
     /// Payloads that the index led to: what the disk has is asked for together.
     pub(crate) fn read_many(&self, all: &[&Data]) -> Vec<Result<Vec<u8>>> {
-        // All are looked for before the first is used: the processor waits for them together.
-        std::hint::black_box(all.iter().filter(|data| self.io.is_known(data)).count());
-        let mut found: Vec<_> = all.iter().map(|data| self.io.value_near(data)).collect();
+        let mut found = self.io.values_near(all);
         let lacks = |value: &&mut Option<Vec<u8>>| value.is_none();
         let far = all.iter().zip(&found).filter(|(_, value)| value.is_none());
         let far: Vec<&Data> = far.map(|(data, _)| *data).collect();
