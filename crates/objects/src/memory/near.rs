@@ -51,9 +51,9 @@ pub(crate) struct Held<'a> {
 
 /// The part of a page, and its shelf and place there.
 fn place_of(number: u64, mask: u64) -> (usize, usize, usize) {
-    let parts = PARTS as u64;
-    let place = index((number / parts) & mask);
-    (index(number % parts), place / SHELF, place % SHELF)
+    const EACH: u64 = PARTS as u64;
+    let place = index((number / EACH) & mask);
+    (index(number % EACH), place / SHELF, place % SHELF)
 }
 
 fn page_in(shelves: &Shelves, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
