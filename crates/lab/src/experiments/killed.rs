@@ -146,14 +146,15 @@ impl Victim {
         Ok((mount.state == "serving").then_some(mount.worker_pid))
     }
 
-    /// Kills the worker that comes after `last`.
-    fn kill(&self, last: u32) -> anyhow::Result<u32> {
+    /// Kills the worker that comes after `last`; its number, and when it was about to be killed.
+    fn kill(&self, last: u32) -> anyhow::Result<(u32, Instant)> {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(pid) = self.worker()?.filter(|pid| *pid != last) {
                 let process = Pid::from_raw(pid as i32).context("a process without a number")?;
+                let before = Instant::now();
                 rustix::process::kill_process(process, Signal::KILL)?;
-                return Ok(pid);
+                return Ok((pid, before));
             }
             if Instant::now() > until {
                 bail!("no worker followed the one that was killed");
@@ -189,8 +190,9 @@ fn first_answers(context: &Context, victim: &Victim, at: &Path) -> anyhow::Resul
         for _ in 0..context.number("kills")? {
             context.check()?;
             std::thread::sleep(Duration::from_millis(200 + random.below(200)));
-            let before = now();
-            last = victim.kill(last)?;
+            let (killed, before) = victim.kill(last)?;
+            last = killed;
+            let before = before.duration_since(began).as_nanos() as u64;
             died.store(before.max(1), Ordering::Release);
             let until = Instant::now() + PATIENCE;
             while died.load(Ordering::Acquire) != 0 {
@@ -241,7 +243,7 @@ fn price(
             let killer = scope.spawn(|| -> anyhow::Result<u64> {
                 let (mut last, mut deaths) = (0, 0);
                 while !over.load(Ordering::Relaxed) {
-                    last = victim.kill(last)?;
+                    last = victim.kill(last)?.0;
                     deaths += 1;
                     std::thread::sleep(EVERY);
                 }
