@@ -63,13 +63,13 @@ pub(crate) struct Indexed {
 }
 
 impl Indexed {
-    /// The index of a compressed file; `None` if it has none that is of use.
-    pub(crate) fn open(file: &Source) -> Result<Option<Self>, Error> {
-        let head = file.bytes(0, file.len_bytes().min(SECTOR_BYTES) as usize)?;
-        match Packing::of(&head) {
+    /// The index of a compressed file that begins with `head`, its first sector; `None` if it has
+    /// none that is of use.
+    pub(crate) fn open(file: &Source, head: &[u8]) -> Result<Option<Self>, Error> {
+        match Packing::of(head) {
             Some(Packing::Zstd) => zstd(file),
             Some(Packing::Gzip) if head.get(3).is_some_and(|flags| flags & HAS_EXTRA != 0) => {
-                gzip(file, &head)
+                gzip(file, head)
             }
             _ => Ok(None),
         }

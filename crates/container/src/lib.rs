@@ -227,7 +227,8 @@ pub struct Opened {
 /// # Errors
 /// What the disk of the file says.
 pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
-    Ok(indexed::Indexed::open(&Source::new(file))?.is_some())
+    let source = Source::new(file);
+    Ok(indexed::Indexed::open(&source, &head(&source)?)?.is_some())
 }
 
 /// Whether what begins with `head` names other files for its contents: see [`names_beside`].
@@ -255,8 +256,23 @@ pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
 /// See [`Error`].
 pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
     let source = Source::new(file.clone());
+    let head = head(&source)?;
+    open_headed(file, source, &head, behind)
+}
+
+/// The first sector of a file, or what it has of one.
+fn head(source: &Source) -> Result<Vec<u8>, Error> {
+    source.bytes(0, source.len_bytes().min(512) as usize)
+}
+
+/// [`open`] of what begins with `head`: each read of a disk is waited for.
+fn open_headed(
+    file: Arc<dyn Disk>,
+    source: Source,
+    head: &[u8],
+    behind: &[Arc<dyn Disk>],
+) -> Result<Opened, Error> {
     let len = source.len_bytes();
-    let head = source.bytes(0, len.min(512) as usize)?;
     let tail = source.bytes(len.saturating_sub(512), len.min(512) as usize)?;
     let opened = |disk, format| Opened { disk, format, image: None };
     if let Some(len_bytes) = vhd::fixed(&tail, len) {
@@ -264,8 +280,8 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
         let disk = Arc::new(View::new(file, Extent::new(0, len_bytes))?);
         return Ok(opened(disk, None));
     }
-    let Some(format) = Format::of(&head) else {
-        return Ok(match indexed::Indexed::open(&source)? {
+    let Some(format) = Format::of(head) else {
+        return Ok(match indexed::Indexed::open(&source, head)? {
             Some(map) => {
                 let format = map.format();
                 opened(inside(source, map, None), Some(format))
@@ -313,7 +329,7 @@ pub fn open_for_writing(
     chance: u64,
 ) -> Result<Opened, Error> {
     let source = Source::new(file.clone());
-    let head = source.bytes(0, source.len_bytes().min(512) as usize)?;
+    let head = head(&source)?;
     let format = Format::of(&head).filter(|_| !file.properties().read_only);
     let image: Arc<dyn Image> = match format {
         Some(Format::Qcow2) => {
@@ -329,7 +345,7 @@ pub fn open_for_writing(
             let tables = vhdx::Changes::open(&source, map, chance)?;
             Arc::new(Changing::new(source, tables, None))
         }
-        _ => return open(file, behind),
+        _ => return open_headed(file, source, &head, behind),
     };
     Ok(Opened { disk: image.clone(), format, image: Some(image) })
 }

@@ -14,6 +14,7 @@
 //! that writes meanwhile changes which bytes arrive and nothing else.
 
 use std::{
+    ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64},
@@ -136,6 +137,23 @@ impl Shared {
 }
 
 impl Shared {
+    /// Has pages there and mapped for writing, all with one system call: what is in them stays.
+    /// Pages that are touched one by one cost some microseconds each in a virtual machine.
+    ///
+    /// # Errors
+    /// What the system says; Linux before 5.14 does not have the call.
+    ///
+    /// # Panics
+    /// When `part` is not in the memory, or does not begin with a page.
+    pub fn populate(&self, part: Range<usize>) -> io::Result<()> {
+        assert!(part.start <= part.end && part.end <= self.len);
+        // SAFETY: the range lies in our mapping, checked above, and no byte of it is changed.
+        unsafe {
+            let start = self.start.add(part.start).as_ptr();
+            mm::madvise(start.cast(), part.len(), mm::Advice::LinuxPopulateWrite)
+        }
+    }
+
     /// Where the memory begins in this process.
     pub(crate) fn address(&self) -> usize {
         self.start.as_ptr() as usize

@@ -35,7 +35,6 @@ use crate::disk::{self, DiskService};
 use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
 use crate::recorder::Start;
-use crate::sandbox::Confinement;
 use crate::store_keeper::StoreDisk;
 
 /// How long a worker may take to open a volume.
@@ -82,12 +81,8 @@ pub struct Worker {
     text: Option<Block>,
     /// What writes for it. It ends with the worker.
     disk: Service,
-    /// What keeps it in.
-    pub confinement: Confinement,
     /// Whether the volume cannot be written.
     pub read_only: bool,
-    /// What the user should know.
-    pub notes: Vec<String>,
 }
 
 /// What writes for a worker.
@@ -289,9 +284,7 @@ impl Worker {
             volume: None,
             text: None,
             disk: Service::None,
-            confinement: Confinement::default(),
             read_only: true,
-            notes: vec![],
         };
         // An error here ends the worker, too.
         worker.disk = disk?;
@@ -318,9 +311,6 @@ impl Worker {
                 return Err(refused(nak.why.why, &nak.options, nak.why.said_bytes));
             }
         }
-        let told = self.status(until).map_err(|error| lost(&error))?;
-        self.notes.clone_from(&told.notes);
-        self.confinement = told.sandbox;
         Ok(())
     }
 

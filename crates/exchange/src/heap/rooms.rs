@@ -64,11 +64,13 @@ impl Rooms {
         self.occupy(&mut free, (first, count), first, pages);
         drop(free);
         let mut room = Room { rooms: self.clone(), first, len };
-        for (nth, touched) in self.touched[first..first + pages].iter().enumerate() {
-            if !touched.load(Ordering::Relaxed) {
-                room[nth * ALIGN_BYTES] = 0;
-                touched.store(true, Ordering::Relaxed);
+        let touched = &self.touched[first..first + pages];
+        if touched.iter().any(|touched| !touched.load(Ordering::Relaxed)) {
+            let at = self.start + first * ALIGN_BYTES;
+            if self.memory.populate(at..at + pages * ALIGN_BYTES).is_err() {
+                (0..pages).for_each(|nth| room[nth * ALIGN_BYTES] = 0);
             }
+            touched.iter().for_each(|touched| touched.store(true, Ordering::Relaxed));
         }
         Some(room)
     }

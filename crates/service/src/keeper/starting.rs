@@ -15,7 +15,7 @@ use crate::connection;
 use crate::elsewhere::Means;
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
-use crate::protocol::{MountStatus, volume_name};
+use crate::protocol::{MountStatus, WorkerStatus, volume_name};
 use crate::sandbox::Confinement;
 use crate::table;
 
@@ -131,7 +131,7 @@ impl Keeper {
             Ok(worker) => self.begin(mount, worker, &mut keep, &options),
             Err(why) => Err(said(why)),
         };
-        let (worker, fuse) = match begun {
+        let (worker, fuse, told) = match begun {
             Ok(begun) => begun,
             Err(why) => {
                 // Who hears of it may want to use the volume at once.
@@ -142,7 +142,8 @@ impl Keeper {
             }
         };
         let mut notes: Vec<String> = note.into_iter().collect();
-        notes.extend(worker.notes.iter().cloned());
+        notes.extend(told.notes);
+        lock(&mount.state).status.sandbox = told.sandbox;
         self.front.tune(&mount.mount_point);
         self.serve_on(mount, Held { lives, keep, fuse }, worker);
         log::info!(
@@ -154,26 +155,29 @@ impl Keeper {
         Ok(notes)
     }
 
-    /// Attaches the mount point and has the first worker serve it; its connection.
+    /// Attaches the mount point and has the first worker serve it; its connection, and what it
+    /// tells of itself.
     fn begin(
         &self,
         mount: &Mount,
         mut worker: Worker,
         keep: &mut Keep,
         options: &MountOptions,
-    ) -> Result<(Worker, OwnedFd), String> {
+    ) -> Result<(Worker, OwnedFd, WorkerStatus), String> {
         let options = MountOptions { read_only: worker.read_only, ..options.clone() };
         let fuse = self.attach(mount, keep, &options)?;
         let device = table::at(&mount.mount_point).map(|entry| entry.device);
         lock(&mount.state).device = device;
         let given = connection::for_worker(&fuse).and_then(|fuse| worker.give(&fuse));
         let given = given.map_err(|error| format!("the worker died before it served: {error}"));
-        if let Err(why) = given.and_then(|()| wait_until_served(&mut worker)) {
-            worker.kill();
-            self.clean(mount);
-            return Err(why);
+        match given.and_then(|()| wait_until_served(&mut worker)) {
+            Ok(told) => Ok((worker, fuse, told)),
+            Err(why) => {
+                worker.kill();
+                self.clean(mount);
+                Err(why)
+            }
         }
-        Ok((worker, fuse))
     }
 
     /// Has `worker`, which has its connection, watched in a thread until the mount ends.
@@ -243,11 +247,11 @@ pub(crate) fn dead_there(mount_point: &Path, volume: &Path) -> String {
 
 /// Waits for the first request, by which the kernel sets the mount up: before it the
 /// kernel's own settings would overwrite what [`Front::tune`] sets.
-fn wait_until_served(worker: &mut Worker) -> Result<(), String> {
+fn wait_until_served(worker: &mut Worker) -> Result<WorkerStatus, String> {
     let until = Instant::now() + SERVE_WAIT;
     loop {
         match worker.status(until) {
-            Ok(told) if told.requests > 0 => return Ok(()),
+            Ok(told) if told.requests > 0 => return Ok(told),
             Ok(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
             Ok(_) => return Err("the kernel did not begin to use the mount".into()),
             Err(fault) => return Err(format!("the worker was lost before it served: {fault}")),

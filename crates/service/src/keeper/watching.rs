@@ -189,7 +189,10 @@ impl Keeper {
     pub(super) fn note(&self, mount: &Mount, state: &str, told: Option<WorkerStatus>) {
         let status = &mut lock(&mount.state).status;
         status.state = state.to_string();
-        status.read_only |= told.as_ref().is_some_and(|told| told.failure.is_some());
+        if let Some(told) = &told {
+            status.read_only |= told.failure.is_some();
+            status.sandbox.clone_from(&told.sandbox);
+        }
         status.worker = told;
         status.memory_bytes = resident_bytes(status.worker_pid);
     }
@@ -243,11 +246,9 @@ impl Mount {
             let mut state = lock(&self.state);
             state.phase = Phase::Serving;
             state.worker = worker.pidfd().ok();
-            let MountStatus { worker_pid, state, read_only, sandbox, memory_bytes, .. } =
-                &mut state.status;
+            let MountStatus { worker_pid, state, read_only, memory_bytes, .. } = &mut state.status;
             (*worker_pid, *state) = (pid, "serving".into());
-            (*read_only, *sandbox) = (worker.read_only, worker.confinement.clone());
-            *memory_bytes = resident_bytes(pid);
+            (*read_only, *memory_bytes) = (worker.read_only, resident_bytes(pid));
         }
         let asks = asks.clone();
         worker.when_it_ends(move |exit| {
