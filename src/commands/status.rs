@@ -50,14 +50,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Dead mounts of this user that no keeper knows: they outlived theirs.
 fn orphaned(known: &[MountStatus]) -> Vec<LostMount> {
-    let dead = table::dead(rustix::process::geteuid()).into_iter();
-    dead.filter(|entry| known.iter().all(|mount| mount.mount_point != entry.at))
-        .map(|entry| LostMount {
-            volume: entry.volume(),
-            why: "its keeper is gone".into(),
-            mount_point: entry.at,
-        })
-        .collect()
+    let is_known = |entry: &table::Entry| known.iter().any(|mount| mount.mount_point == entry.at);
+    let dead = table::dead(rustix::process::geteuid(), is_known).into_iter();
+    dead.map(|entry| LostMount {
+        volume: entry.volume(),
+        why: "its keeper is gone".into(),
+        mount_point: entry.at,
+    })
+    .collect()
 }
 
 fn shown_dead(volume: &Path, mount_point: &Path, why: &str) -> String {

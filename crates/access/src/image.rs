@@ -10,6 +10,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use draconis_container::signature;
@@ -25,6 +26,9 @@ use crate::object::{Name, Unopened};
 
 /// What is shorter has no place for a superblock.
 const SHORTEST_BYTES: u64 = 2048;
+/// How long a loop device that goes with its last user may take, and how often that is looked at.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
+const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a volume was not opened; where there is none, what is there instead.
 pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
@@ -74,7 +78,7 @@ pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
         opened => opened.with_context(|| shown.to_string())?,
     };
     claim_alone(&file, image)?;
-    if let Some(device) = loop_device(image) {
+    if let Some(device) = remaining_loop_device(image) {
         return Err(busy(format!("{shown} is in use by {device}; detach it first")));
     }
     Ok(Some(file))
@@ -125,6 +129,21 @@ pub fn claim_alone(file: &File, image: &Path) -> anyhow::Result<()> {
 
 fn in_use(image: &Path) -> anyhow::Error {
     busy(format!("{} is in use; unmount it first", image.display()))
+}
+
+/// The loop device that the kernel has on a file and keeps. One that goes with its last user may be
+/// on its way out: a mount that has just ended leaves it for a moment.
+fn remaining_loop_device(image: &Path) -> Option<String> {
+    let until = Instant::now() + RELEASE_WAIT;
+    loop {
+        let device = loop_device(image)?;
+        let flag = Path::new("/sys/block").join(device.trim_start_matches("/dev/"));
+        let flag = std::fs::read_to_string(flag.join("loop/autoclear"));
+        if !flag.is_ok_and(|flag| flag.trim() == "1") || Instant::now() > until {
+            return Some(device);
+        }
+        std::thread::sleep(RELEASE_PAUSE);
+    }
 }
 
 /// The loop device that the kernel has on a file.

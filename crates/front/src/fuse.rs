@@ -11,6 +11,7 @@
 //! it is told.
 
 mod activity;
+mod change;
 mod handler;
 mod init;
 mod mount;

@@ -9,7 +9,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -19,6 +20,9 @@ const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// How often another one may take the free device first.
 const TRIES: usize = 64;
+
+/// How often [`wait_until_free`] looks.
+const RELEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// `struct loop_config` of `linux/loop.h`, with its `struct loop_info64`.
 #[repr(C)]
@@ -55,6 +59,17 @@ pub(crate) fn attach(image: impl AsFd) -> io::Result<(PathBuf, OwnedFd)> {
         }
     }
     Err(Errno::BUSY.into())
+}
+
+/// Waits until a loop device has no file, as after the unmount of what it was the source of: the
+/// kernel frees it a moment later. Returns at once for anything else.
+pub(crate) fn wait_until_free(device: &Path, wait: Duration) {
+    let Ok(name) = device.strip_prefix("/dev") else { return };
+    let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+    let until = Instant::now() + wait;
+    while file.exists() && Instant::now() < until {
+        std::thread::sleep(RELEASE_PAUSE);
+    }
 }
 
 fn free_number(control: &OwnedFd) -> io::Result<i32> {

@@ -30,7 +30,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use draconis_exchange::contract::recorder::{Contents, Inherited};
+use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome};
 use draconis_exchange::contract::{Node, Time};
 use draconis_exchange::heap::{ALIGN_BYTES, Room, Rooms};
 use draconis_exchange::omission::{Omission, Point};
@@ -40,7 +40,7 @@ use draconis_ext::{FileId, InodeNumber, Made, Witness};
 use nameless::Nameless;
 
 /// What the memory begins with: another format of it has another number.
-pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  3");
+pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  4");
 
 /// Room for the entries, in bytes.
 const RING_BYTES: u64 = 8 << 20;
@@ -87,7 +87,13 @@ const MOVED: usize = 60;
 /// Where the contents are, in units, and how long.
 const DATA_PAGE: usize = 64;
 const DATA_LEN: usize = 68;
-const REQUEST: usize = 72;
+/// How it ended.
+const ERRNO: usize = 72;
+const WRITTEN_BYTES: usize = 76;
+const REQUEST: usize = 80;
+
+/// The greatest errno that the kernel takes in an answer.
+const ERRNO_MAX: u32 = 511;
 
 /// States of an entry.
 const PENDING: u32 = 1;
@@ -97,6 +103,8 @@ const DROPPED: u32 = 3;
 /// Flags of an entry.
 const ANSWERED: u32 = 1;
 const TAKEN: u32 = 2;
+/// It is known how the change ended.
+const DECIDED: u32 = 4;
 
 thread_local! {
     /// The entry that the thread works on, and its place among the requests in hand.
@@ -282,14 +290,22 @@ impl OpLog {
         }
         let now = Time { seconds: long(SECONDS) as i64, nanoseconds };
         let moved = Some(word(MOVED)).filter(|moved| *moved != 0).map(InodeNumber);
+        let (flags, errno) = (word(FLAGS), word(ERRNO));
+        // The kernel would not take the answer, and its client would wait for ever.
+        if errno > ERRNO_MAX {
+            return Err(Nonsense("an errno"));
+        }
+        let outcome = Outcome { errno: errno as i32, written_bytes: word(WRITTEN_BYTES) };
+        let outcome = (flags & DECIDED != 0).then_some(outcome);
         let made = Made { now, inode: (inode != 0).then_some(file), moved };
         let inherited = Inherited {
             at,
             unique: long(UNIQUE),
             request,
             made: made.inode.map(|made| Node(made.inode.into())),
+            outcome,
             taken: is_taken,
-            answered: word(FLAGS) & ANSWERED != 0,
+            answered: flags & ANSWERED != 0,
         };
         Ok((epoch, number, inherited, made))
     }
@@ -352,19 +368,41 @@ impl OpLog {
         ENTRY.set(Some(entry));
     }
 
+    /// Notes how the change of the calling thread ended.
+    pub(crate) fn decided(&self, outcome: Outcome) {
+        let Some(at) = ENTRY.get() else { return };
+        self.word(at, ERRNO).store(outcome.errno as u32, Ordering::Relaxed);
+        self.word(at, WRITTEN_BYTES).store(outcome.written_bytes, Ordering::Relaxed);
+        self.word(at, FLAGS).fetch_or(DECIDED, Ordering::Release);
+    }
+
+    /// Takes the calling thread's entry, for the thread that will answer.
+    pub(crate) fn defer(&self) -> Option<Deferred> {
+        ENTRY.take().map(Deferred)
+    }
+
+    /// A deferred request was answered.
+    pub(crate) fn deferred_done(&self, Deferred(at): Deferred) {
+        self.answered(at);
+    }
+
     /// The calling thread has answered.
     pub(crate) fn done(&self) {
         if let Some(at) = ENTRY.take() {
-            if Omission::LogFirst.is_made() && self.long(at, EPOCH).load(Ordering::Relaxed) != 0 {
-                std::thread::sleep(std::time::Duration::from_millis(2));
-                self.word(at, STATE).store(CHANGED, Ordering::Release);
-            }
-            match self.word(at, STATE).load(Ordering::Relaxed) {
-                PENDING => self.word(at, STATE).store(DROPPED, Ordering::Relaxed),
-                _ => drop(self.word(at, FLAGS).fetch_or(ANSWERED, Ordering::Relaxed)),
-            }
+            self.answered(at);
         }
         self.hand().store(0, Ordering::Relaxed);
+    }
+
+    fn answered(&self, at: u64) {
+        if Omission::LogFirst.is_made() && self.long(at, EPOCH).load(Ordering::Relaxed) != 0 {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            self.word(at, STATE).store(CHANGED, Ordering::Release);
+        }
+        match self.word(at, STATE).load(Ordering::Relaxed) {
+            PENDING => self.word(at, STATE).store(DROPPED, Ordering::Relaxed),
+            _ => drop(self.word(at, FLAGS).fetch_or(ANSWERED, Ordering::Relaxed)),
+        }
     }
 
     /// Does `work` that repeats the entry at `at`.
@@ -422,6 +460,7 @@ impl OpLog {
         self.word(at, MADE_INODE).store(0, Ordering::Relaxed);
         self.word(at, MOVED).store(0, Ordering::Relaxed);
         self.word(at, FLAGS).store(0, Ordering::Relaxed);
+        self.word(at, ERRNO).store(0, Ordering::Relaxed);
         self.word(at, REQUEST_LEN).store(request_len as u32, Ordering::Relaxed);
         let page = room.map_or(0, |room| room.place() / ALIGN_BYTES);
         self.word(at, DATA_PAGE).store(page as u32, Ordering::Relaxed);

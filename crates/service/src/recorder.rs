@@ -1,12 +1,11 @@
 //! A worker remembers what it does, and takes over what the worker before it has left.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::recorder::{Contents, Inherited, Recorder};
+use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome, Recorder};
 use draconis_exchange::heap::Room;
 use draconis_exchange::omission::Omission;
 use draconis_ext::{InodeNumber, Made};
@@ -38,7 +37,6 @@ pub(crate) struct Start {
 pub(crate) struct WorkerRecorder {
     log: Arc<OpLog>,
     tree: Arc<OnceLock<VolumeTree>>,
-    pipe: (OwnedFd, OwnedFd),
     epoch: u64,
     taken: (u64, u64),
     refused: Vec<u64>,
@@ -51,15 +49,10 @@ pub(crate) struct WorkerRecorder {
 }
 
 impl WorkerRecorder {
-    pub(crate) fn new(
-        log: Arc<OpLog>,
-        tree: Arc<OnceLock<VolumeTree>>,
-        pipe: (OwnedFd, OwnedFd),
-        start: &Start,
-    ) -> Self {
+    pub(crate) fn new(log: Arc<OpLog>, tree: Arc<OnceLock<VolumeTree>>, start: &Start) -> Self {
         let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
         let (refusals, left, helper) = (Mutex::default(), Mutex::default(), OnceLock::new());
-        Self { log, tree, pipe, epoch, taken, refused, refusals, left, helper }
+        Self { log, tree, epoch, taken, refused, refusals, left, helper }
     }
 
     /// What was refused because workers died over it, in words.
@@ -115,8 +108,20 @@ impl Recorder for WorkerRecorder {
         self.log.begin(unique, changing, || self.make_room());
     }
 
+    fn decided(&self, outcome: Outcome) {
+        self.log.decided(outcome);
+    }
+
     fn done(&self) {
         self.log.done();
+    }
+
+    fn defer(&self) -> Option<Deferred> {
+        self.log.defer()
+    }
+
+    fn deferred_done(&self, deferred: Deferred) {
+        self.log.deferred_done(deferred);
     }
 
     fn refuses(&self, unique: u64) -> bool {
@@ -136,10 +141,6 @@ impl Recorder for WorkerRecorder {
         let mut left = self.left();
         left.extend(found.iter().map(|(inherited, made)| (inherited.at, *made)));
         Ok(Some(found.into_iter().map(|(inherited, _)| inherited).collect()))
-    }
-
-    fn pipe(&self) -> &(OwnedFd, OwnedFd) {
-        &self.pipe
     }
 
     fn repeat(&self, inherited: &Inherited, work: &mut dyn FnMut()) {

@@ -90,11 +90,12 @@ pub fn at(path: &Path) -> Option<Entry> {
     entries().into_iter().rfind(|entry| entry.at == path)
 }
 
-/// Mounts of ours whose server is gone: those of `user`, or of all users for root.
-pub fn dead(user: rustix::process::Uid) -> Vec<Entry> {
+/// Mounts of ours whose server is gone: those of `user`, or of all users for root. Mounts that
+/// `is_known` are not asked: the question keeps a mount busy for a moment, and its keeper knows.
+pub fn dead(user: rustix::process::Uid, is_known: impl Fn(&Entry) -> bool) -> Vec<Entry> {
     let all = entries().into_iter();
     let own = all.filter(|it| it.is_ours() && (user.is_root() || it.user == Some(user.as_raw())));
-    own.filter(|entry| entry.answers() == Answer::Dead).collect()
+    own.filter(|entry| !is_known(entry) && entry.answers() == Answer::Dead).collect()
 }
 
 fn parse(line: &[u8]) -> Option<Entry> {

@@ -28,7 +28,6 @@ use crate::recorder::{Start, WorkerRecorder};
 use crate::sandbox::{Confinement, Profile, close_others, confine};
 use crate::store_process::disk_of;
 use crate::volume::{OpenError, VolumeTree, open, open_in_use};
-use rustix::pipe::PipeFlags;
 
 /// How long the worker waits for a keeper that says nothing: one that was stopped by
 /// Ctrl-Z goes on some day, and one that died is noticed at once.
@@ -85,8 +84,6 @@ pub fn run(
     close_others(&own);
     let log = oplog::adopt(log)?;
     oplog::map_first_room(&log);
-    let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
-    let pipe = rustix::pipe::pipe_with(flags).map_err(|errno| errno.to_string())?;
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("draconis: worker {}: {panic}", std::process::id());
         std::process::exit(70);
@@ -106,7 +103,7 @@ pub fn run(
         confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
     map_first_memory();
     let worker = Arc::new(Control {
-        given: Mutex::new(Some(Given { image, behind, log, pipe })),
+        given: Mutex::new(Some(Given { image, behind, log })),
         session: session.clone(),
         tree: Arc::default(),
         recorder: OnceLock::new(),
@@ -136,7 +133,6 @@ struct Given {
     /// What the image differs from, the nearest first.
     behind: Vec<OpenedFile>,
     log: Arc<Shared>,
-    pipe: (OwnedFd, OwnedFd),
 }
 
 /// Where the volume is.
@@ -204,10 +200,10 @@ impl<S: Serve> Control<S> {
             .map_err(|error| OpenError::Options(error.to_string()))?;
         let given = self.given.lock().unwrap_or_else(PoisonError::into_inner).take();
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
-        let Given { image, behind, log, pipe } = given;
+        let Given { image, behind, log } = given;
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
         let tree = self.open_volume(image, behind, &log, &start)?;
-        let recorder = WorkerRecorder::new(log, self.tree.clone(), pipe, &start);
+        let recorder = WorkerRecorder::new(log, self.tree.clone(), &start);
         let recorder = Arc::new(recorder);
         if !tree.read_only() {
             send_behind(tree.volume(), &recorder, self.tree.clone());

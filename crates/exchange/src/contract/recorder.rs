@@ -9,7 +9,6 @@
 //! ```
 //! A request is bytes of the protocol that the server speaks; nothing here looks into them.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::Node;
@@ -25,8 +24,17 @@ pub trait Recorder: Sync {
     /// request's bytes, and what follows them.
     fn begin(&self, unique: u64, changing: Option<(&[u8], Contents<'_>)>);
 
-    /// It was answered.
+    /// The change that the calling thread works on has this outcome; its answer is sent next.
+    fn decided(&self, outcome: Outcome);
+
+    /// The calling thread's request was answered.
     fn done(&self);
+
+    /// Another thread will answer the request that the calling thread works on.
+    fn defer(&self) -> Option<Deferred>;
+
+    /// A deferred request was answered.
+    fn deferred_done(&self, deferred: Deferred);
 
     /// Whether that request is not to be worked on: it was the end of others that tried.
     fn refuses(&self, unique: u64) -> bool;
@@ -40,9 +48,6 @@ pub trait Recorder: Sync {
     /// # Errors
     /// Why nothing can be made of it.
     fn inherited(&self) -> Result<Option<Vec<Inherited>>, String>;
-
-    /// A pipe that does not block, its reading end first: for answers that no client waits for.
-    fn pipe(&self) -> &(OwnedFd, OwnedFd);
 
     /// Has `work`, which does what is in the request, done as it was done then.
     fn repeat(&self, inherited: &Inherited, work: &mut dyn FnMut());
@@ -72,6 +77,19 @@ pub enum Contents<'a> {
     Room(&'a Arc<Room>),
 }
 
+/// How a change ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The errno of its answer; 0 if it succeeded.
+    pub errno: i32,
+    /// The length of what was written, where contents were to be written.
+    pub written_bytes: u32,
+}
+
+/// A request that is answered later than the thread that worked on it goes on.
+#[derive(Debug)]
+pub struct Deferred(pub u64);
+
 /// A request that changed the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inherited {
@@ -83,6 +101,8 @@ pub struct Inherited {
     pub request: Vec<u8>,
     /// The node that it made.
     pub made: Option<Node>,
+    /// How it ended, unless the server died before that was recorded.
+    pub outcome: Option<Outcome>,
     /// Whether the tree has what it changed already.
     pub taken: bool,
     /// Whether it was answered for certain.

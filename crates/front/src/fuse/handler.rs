@@ -1,4 +1,4 @@
-//! The requests that the library decodes, answered from a [`Tree`].
+//! The requests that the library decodes, answered from a [`Tree`]: none of them changes it.
 //!
 //! Nothing here remembers anything about a file: a node's number is its handle, and what
 //! the kernel calls a handle says how it was opened.
@@ -12,18 +12,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use draconis_exchange::contract::directory::{
-    Create, Enumerate, GetAttributes, GetXattr, Link, ListXattr, Lookup, MakeDirectory, ReadLink,
-    Records, RemoveDirectory, RemoveXattr, Rename, SetAttributes, Symlink, Unlink,
+    Enumerate, GetAttributes, GetXattr, ListXattr, Lookup, ReadLink, Records,
 };
-use draconis_exchange::contract::file::{FileServer, Reserve, Seek};
+use draconis_exchange::contract::file::{FileServer, Seek};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{
-    AttributeChange, AttributeName, Attributes, Caller, Kind, Name, Node, Refusal, Reservation,
-    SetTime, Time,
-};
+use draconis_exchange::contract::{AttributeName, Attributes, Kind, Name, Node, Refusal, Time};
 use draconis_exchange::heap::Block;
-use draconis_exchange::omission::Omission;
-use fuse_backend_rs::abi::fuse_abi::{SetattrValid, stat64, statvfs64};
+use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply,
 };
@@ -42,11 +37,6 @@ const XATTR_BYTES: usize = 64 << 10;
 /// What `lseek` is asked for, as Linux numbers it.
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
-
-/// What `fallocate` is asked for, as Linux numbers it.
-const KEEP_SIZE: u32 = 1;
-const PUNCH_HOLE: u32 = 2;
-const ZERO_RANGE: u32 = 16;
 
 /// Fits the directory and file contracts to the requests.
 pub(super) struct Handler<'a, T> {
@@ -275,140 +265,6 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         self.tree.release(Node(inode), count);
     }
 
-    fn setattr(
-        &self,
-        context: &Context,
-        inode: u64,
-        attr: stat64,
-        _: Option<u64>,
-        valid: SetattrValid,
-    ) -> io::Result<(stat64, Duration)> {
-        let caller = Caller { uid: context.uid, gid: context.gid };
-        let change = change(&attr, valid, caller);
-        let mut request = SetAttributes { node: Node(inode), change };
-        let changed = self.tree.set_attributes(&mut request).map_err(errno)?;
-        Ok((stat(&changed), FOR_EVER))
-    }
-
-    fn mknod(
-        &self,
-        context: &Context,
-        parent: u64,
-        child: &CStr,
-        mode: u32,
-        rdev: u32,
-        umask: u32,
-    ) -> io::Result<Entry> {
-        let made = self.tree.create(&mut Create {
-            parent: Node(parent),
-            name: name(child)?,
-            mode,
-            umask,
-            uid: context.uid,
-            gid: context.gid,
-            device: device(rdev),
-        });
-        made.map(|made| self.entry_in(parent, &made)).map_err(errno)
-    }
-
-    fn mkdir(
-        &self,
-        context: &Context,
-        parent: u64,
-        child: &CStr,
-        mode: u32,
-        umask: u32,
-    ) -> io::Result<Entry> {
-        let made = self.tree.make_directory(&mut MakeDirectory {
-            parent: Node(parent),
-            name: name(child)?,
-            mode,
-            umask,
-            uid: context.uid,
-            gid: context.gid,
-        });
-        made.map(|made| self.entry_in(parent, &made)).map_err(errno)
-    }
-
-    fn symlink(
-        &self,
-        context: &Context,
-        target: &CStr,
-        parent: u64,
-        child: &CStr,
-    ) -> io::Result<Entry> {
-        let target = target.to_bytes();
-        let mut block = self.buffer(LINK_BYTES);
-        if block.copy_in(0, target) < target.len() {
-            return Err(errno(Refusal::NameTooLong));
-        }
-        let mut request = Symlink {
-            parent: Node(parent),
-            name: name(child)?,
-            target: block,
-            len: target.len() as u32,
-            uid: context.uid,
-            gid: context.gid,
-        };
-        let made = self.tree.symlink(&mut request);
-        self.give_back(request.target);
-        made.map(|made| self.entry_in(parent, &made)).map_err(errno)
-    }
-
-    fn link(&self, _: &Context, inode: u64, parent: u64, child: &CStr) -> io::Result<Entry> {
-        let mut request = Link { node: Node(inode), parent: Node(parent), name: name(child)? };
-        self.tree.link(&mut request).map(|linked| self.entry_in(parent, &linked)).map_err(errno)
-    }
-
-    fn unlink(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<()> {
-        let mut request = Unlink { parent: Node(parent), name: name(child)? };
-        self.tree.unlink(&mut request).map_err(errno)
-    }
-
-    fn rmdir(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<()> {
-        let mut request = RemoveDirectory { parent: Node(parent), name: name(child)? };
-        self.tree.remove_directory(&mut request).map_err(errno)
-    }
-
-    fn rename(
-        &self,
-        context: &Context,
-        from: u64,
-        old: &CStr,
-        to: u64,
-        new: &CStr,
-        flags: u32,
-    ) -> io::Result<()> {
-        let mut request = Rename {
-            from: Node(from),
-            name: name(old)?,
-            to: Node(to),
-            new_name: name(new)?,
-            flags,
-            uid: context.uid,
-            gid: context.gid,
-        };
-        self.tree.rename(&mut request).map_err(errno)
-    }
-
-    fn fallocate(
-        &self,
-        _: &Context,
-        inode: u64,
-        _: u64,
-        mode: u32,
-        offset: u64,
-        len: u64,
-    ) -> io::Result<()> {
-        let how = reservation(mode).ok_or_else(|| errno(Refusal::NotSupported))?;
-        self.tree.file(Node(inode)).reserve(&mut Reserve { offset, len, how }).map_err(errno)
-    }
-
-    fn removexattr(&self, _: &Context, inode: u64, key: &CStr) -> io::Result<()> {
-        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
-        self.tree.remove_xattr(&mut RemoveXattr { node: Node(inode), name }).map_err(errno)
-    }
-
     fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
         let mut request = ReadLink { node: Node(inode), buffer: self.buffer(LINK_BYTES) };
         let len = self.tree.read_link(&mut request);
@@ -523,59 +379,6 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 }
 
-/// What the kernel wants changed. A new owner takes privileges away from the file, whichever
-/// caller gives it; so does a change of nothing, which is how the kernel says, before it writes to
-/// the file or makes a hole in it, that the caller may not keep them. A new length says so
-/// itself.
-fn change(attr: &stat64, valid: SetattrValid, caller: Caller) -> AttributeChange {
-    let time = |to: SetattrValid, now: SetattrValid, seconds, nanoseconds: i64| {
-        if valid.intersects(now) {
-            return Some(SetTime::Now);
-        }
-        let nanoseconds = u32::try_from(nanoseconds).unwrap_or(0).min(999_999_999);
-        valid.intersects(to).then_some(SetTime::To(Time { seconds, nanoseconds }))
-    };
-    let (none, owner) = (SetattrValid::empty(), SetattrValid::UID | SetattrValid::GID);
-    let (accessed, modified) = (SetattrValid::ATIME_NOW, SetattrValid::MTIME_NOW);
-    let kill = owner | SetattrValid::KILL_SUIDGID;
-    let something = owner
-        | SetattrValid::MODE
-        | SetattrValid::SIZE
-        | SetattrValid::ATIME
-        | SetattrValid::MTIME
-        | SetattrValid::CTIME;
-    let says_so = !valid.intersects(something) && !Omission::Privileges.is_made();
-    let kills = valid.intersects(kill) || says_so;
-    AttributeChange {
-        mode: valid.contains(SetattrValid::MODE).then_some(attr.st_mode),
-        uid: valid.contains(SetattrValid::UID).then_some(attr.st_uid),
-        gid: valid.contains(SetattrValid::GID).then_some(attr.st_gid),
-        size_bytes: valid.contains(SetattrValid::SIZE).then_some(attr.st_size as u64),
-        accessed: time(SetattrValid::ATIME, accessed, attr.st_atime, attr.st_atime_nsec),
-        modified: time(SetattrValid::MTIME, modified, attr.st_mtime, attr.st_mtime_nsec),
-        changed: time(SetattrValid::CTIME, none, attr.st_ctime, attr.st_ctime_nsec),
-        clear_privileges: kills.then_some(caller),
-    }
-}
-
-/// Major and minor number, as the kernel packs them for user space.
-fn device(rdev: u32) -> (u32, u32) {
-    ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
-}
-
-/// What a mode of `fallocate` asks, if it is one that an ext2 volume can do. The kernel passes no
-/// others: what collapses, inserts or unshares a range it refuses itself.
-fn reservation(mode: u32) -> Option<Reservation> {
-    let keep_size = mode & KEEP_SIZE != 0;
-    match mode & !KEEP_SIZE {
-        0 if keep_size => Some(Reservation::KeepSize),
-        0 => Some(Reservation::Extend),
-        PUNCH_HOLE if keep_size => Some(Reservation::PunchHole),
-        ZERO_RANGE => Some(Reservation::ZeroRange { keep_size }),
-        _ => None,
-    }
-}
-
 /// The list without the names that only root may see (xattr(7)).
 fn without_trusted(names: &[u8]) -> Vec<u8> {
     let each = names.split_inclusive(|&b| b == 0);
@@ -597,51 +400,5 @@ mod tests {
         let names = b"user.a\0trusted.b\0security.c\0trusted\0";
         assert_eq!(without_trusted(names), b"user.a\0security.c\0trusted\0");
         assert_eq!(without_trusted(b""), b"");
-    }
-
-    #[test]
-    fn device_numbers_are_unpacked_as_the_kernel_packs_them() {
-        assert_eq!(device(0x0103), (1, 3));
-        let (major, minor) = (0xfff, 0xf_ffff);
-        let packed = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
-        assert_eq!(device(packed), (major, minor));
-    }
-
-    #[test]
-    fn the_kernel_says_what_changes() {
-        let mut attr = Entry::default().attr;
-        (attr.st_mode, attr.st_uid, attr.st_mtime, attr.st_mtime_nsec) = (0o100600, 7, -5, 9);
-        let caller = Caller { uid: 1, gid: 2 };
-        let asked = change(&attr, SetattrValid::MODE | SetattrValid::MTIME, caller);
-        let modified = Some(SetTime::To(Time { seconds: -5, nanoseconds: 9 }));
-        let mode = Some(0o100600);
-        assert_eq!(asked, AttributeChange { mode, modified, ..AttributeChange::default() });
-        let asked = change(
-            &attr,
-            SetattrValid::UID | SetattrValid::ATIME_NOW | SetattrValid::ATIME,
-            caller,
-        );
-        let (uid, accessed) = (Some(7), Some(SetTime::Now));
-        let expected = AttributeChange {
-            uid,
-            accessed,
-            clear_privileges: Some(caller),
-            ..AttributeChange::default()
-        };
-        assert_eq!(asked, expected);
-        // Nothing at all: a file is about to be written by one who may not keep privileges.
-        assert_eq!(change(&attr, SetattrValid::empty(), caller).clear_privileges, Some(caller));
-        assert_eq!(change(&attr, SetattrValid::SIZE, caller).clear_privileges, None);
-    }
-
-    #[test]
-    fn reservations_are_those_of_fallocate() {
-        assert_eq!(reservation(0), Some(Reservation::Extend));
-        assert_eq!(reservation(PUNCH_HOLE | KEEP_SIZE), Some(Reservation::PunchHole));
-        assert_eq!(reservation(ZERO_RANGE), Some(Reservation::ZeroRange { keep_size: false }));
-        // A hole that moves the end, collapsing, inserting.
-        for mode in [PUNCH_HOLE, 8, 32, PUNCH_HOLE | ZERO_RANGE] {
-            assert_eq!(reservation(mode), None);
-        }
     }
 }

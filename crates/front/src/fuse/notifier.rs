@@ -17,6 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::Node;
+use draconis_exchange::contract::recorder::Deferred;
 
 use super::reply::Reply;
 
@@ -60,8 +61,12 @@ impl Pages {
 
 /// What waits for a notification.
 pub(super) enum Late {
-    /// A reply, which comes second.
-    Answer(Box<[Reply; 2]>),
+    /// A notification and the reply that follows it.
+    Answer {
+        both: Box<[Reply; 2]>,
+        /// The request, which is done once the reply is sent.
+        deferred: Option<Deferred>,
+    },
     /// To know whether the kernel still has a node that has no name.
     Ask(Node),
 }
@@ -109,8 +114,10 @@ mod tests {
     #[test]
     fn a_closed_queue_ends_its_thread() {
         let (notifier, queue) = Notifier::new();
-        let late =
-            || Late::Answer(Box::new([Reply::forget_attributes(Node(1)), Reply::new(1, 0, &[])]));
+        let late = || {
+            let both = Box::new([Reply::forget_attributes(Node(1)), Reply::new(1, 0, &[])]);
+            Late::Answer { both, deferred: None }
+        };
         notifier.send(late());
         notifier.close();
         notifier.send(late());

@@ -1,6 +1,6 @@
-//! The requests that we decode ourselves: reads, whose bytes go from where they are to the
-//! kernel, writes, whose bytes stay where they were read, and what the library does not know
-//! or cannot answer.
+//! The headers of requests, and the requests that change nothing and that we decode ourselves:
+//! reads, whose bytes go from where they are to the kernel, and what the library does not know or
+//! cannot answer. [`Change`](super::change::Change) decodes those that change the tree.
 //!
 //! ```text
 //!   header 40 bytes │ fixed fields of the operation │ what belongs to it
@@ -20,63 +20,61 @@ pub(super) const HEADER_BYTES: usize = 40;
 /// Offset of a write's data in its request.
 pub(super) const WRITE_DATA_AT: usize = HEADER_BYTES + 40;
 
+/// Offset of the length of its data, a `u32`.
+pub(super) const WRITE_LEN_AT: usize = HEADER_BYTES + 16;
+
 const FORGET: u32 = 2;
-const SETATTR: u32 = 4;
-const SYMLINK: u32 = 6;
-const MKNOD: u32 = 8;
-const MKDIR: u32 = 9;
-const UNLINK: u32 = 10;
-const RMDIR: u32 = 11;
-const RENAME: u32 = 12;
-const LINK: u32 = 13;
+pub(super) const SETATTR: u32 = 4;
+pub(super) const SYMLINK: u32 = 6;
+pub(super) const MKNOD: u32 = 8;
+pub(super) const MKDIR: u32 = 9;
+pub(super) const UNLINK: u32 = 10;
+pub(super) const RMDIR: u32 = 11;
+pub(super) const RENAME: u32 = 12;
+pub(super) const LINK: u32 = 13;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
-const WRITE: u32 = 16;
+pub(super) const WRITE: u32 = 16;
 const FSYNC: u32 = 20;
-const SETXATTR: u32 = 21;
-const REMOVEXATTR: u32 = 24;
+pub(super) const SETXATTR: u32 = 21;
+pub(super) const REMOVEXATTR: u32 = 24;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
 const FSYNCDIR: u32 = 30;
-const CREATE: u32 = 35;
-const IOCTL: u32 = 39;
+pub(super) const CREATE: u32 = 35;
+pub(super) const IOCTL: u32 = 39;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
-const FALLOCATE: u32 = 43;
-const RENAME2: u32 = 45;
+pub(super) const FALLOCATE: u32 = 43;
+pub(super) const RENAME2: u32 = 45;
 const LSEEK: u32 = 46;
 const SYNCFS: u32 = 50;
-const TMPFILE: u32 = 51;
+pub(super) const TMPFILE: u32 = 51;
 const STATX: u32 = 52;
 
 /// Of a read: a process waits for these bytes itself, past the kernel's pages.
 const READ_DIRECT: u32 = 1 << 1;
 
 /// Of a write: it comes from the kernel's cache, whose writer has gone on long ago.
-const WRITE_CACHE: u32 = 1 << 0;
+pub(super) const WRITE_CACHE: u32 = 1 << 0;
 /// Of a write: a process writes past the kernel's pages.
-const WRITE_DIRECT: u32 = 1 << 1;
+pub(super) const WRITE_DIRECT: u32 = 1 << 1;
 /// Of a write: the writer may not keep setuid and setgid.
-const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+pub(super) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// Of a sync: the data alone.
 const FSYNC_DATA_ONLY: u32 = 1 << 0;
 
-/// Of an access list: the caller is not in the group, so setgid goes.
-const SETXATTR_CLEAR_SETGID: u32 = 1 << 0;
-
 /// The inode flags, as `FS_IOC_GETFLAGS` numbers it for 64 and for 32 bit programs.
 const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
-const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
+pub(super) const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const GET_VERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
 /// The same flags under other numbers (`struct fsxattr`). A program that sets flags in the first
 /// way is asked for them in this one by the kernel.
 const GET_EXTENDED: u32 = 0x801c_581f;
-const SET_EXTENDED: u32 = 0x401c_5820;
+pub(super) const SET_EXTENDED: u32 = 0x401c_5820;
 /// Length of a `struct fsxattr`, in bytes.
 pub(super) const EXTENDED_BYTES: usize = 28;
-/// Where the project's number is in it.
-const PROJECT_AT: usize = 12;
 /// Pairs of `FS_*_FL` and `FS_XFLAG_*`: immutable, append-only, synchronous, no access
 /// times, no dump.
 const SAME_FLAGS: [(u32, u32); 5] =
@@ -97,22 +95,7 @@ pub(super) struct Header {
     pub gid: u32,
 }
 
-/// What is answered to a request that was done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// The node that it made.
-    Made,
-    /// The same, open.
-    MadeAndOpened,
-    /// The node that got a name.
-    Linked(Node),
-    /// That it is done.
-    Nothing,
-    /// What comes of doing it once more, which changes nothing.
-    Again,
-}
-
-/// A message that is answered here.
+/// A message that changes nothing and is answered here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Init(Init),
@@ -120,34 +103,17 @@ pub(super) enum Message {
         directory: bool,
         access: Access,
     },
-    Create(Create),
-    CreateUnnamed {
-        mode: u32,
-        umask: u32,
-    },
-    SetXattr(SetXattr),
     Read(Read),
-    Write(Write),
     GetFlags {
         room: usize,
     },
-    SetFlags {
-        flags: u32,
-    },
     GetExtended,
-    SetExtended {
-        xflags: u32,
-    },
     GetVersion {
         room: usize,
     },
     SyncVolume,
     /// What `stat` tells, and when a file was made.
     Statx,
-    /// Nothing that the kernel would say.
-    Malformed,
-    /// Something that no tree does.
-    Unsupported,
 }
 
 /// A file to be made and opened.
@@ -191,16 +157,16 @@ pub(super) struct Write {
     pub clear_privileges: bool,
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().copied().map(u64::from_ne_bytes)
 }
 
 /// What stands before the first NUL.
-fn c_string(bytes: &[u8]) -> Option<&[u8]> {
+pub(super) fn c_string(bytes: &[u8]) -> Option<&[u8]> {
     let end = bytes.iter().position(|&byte| byte == 0)?;
     bytes.get(..end)
 }
@@ -297,23 +263,14 @@ impl Header {
         }
     }
 
-    /// What the answer to it is, once it is done, beside "done".
-    pub(super) fn outcome(self, request: &[u8]) -> Outcome {
-        match self.opcode {
-            SYMLINK | MKNOD | MKDIR => Outcome::Made,
-            CREATE | TMPFILE => Outcome::MadeAndOpened,
-            LINK => {
-                let node = u64_at(request, HEADER_BYTES).map(Node);
-                node.map_or(Outcome::Again, Outcome::Linked)
-            }
-            UNLINK | RMDIR | RENAME | RENAME2 | SETXATTR | REMOVEXATTR => Outcome::Nothing,
-            _ => Outcome::Again,
-        }
-    }
-
     /// Whether it brings contents.
     pub(super) fn writes(self) -> bool {
         self.opcode == WRITE
+    }
+
+    /// Whether the change that it asks for may be made in several steps.
+    pub(super) fn has_steps(self) -> bool {
+        matches!(self.opcode, SETATTR | WRITE | FALLOCATE)
     }
 
     /// Whether it asks where data is.
@@ -328,7 +285,7 @@ pub(super) fn seek_offset(request: &[u8]) -> Option<u64> {
 }
 
 /// What a file is opened for, by the flags of `open`.
-fn access(flags: u32) -> Access {
+pub(super) fn access(flags: u32) -> Access {
     let has = |flag: OFlags| flags & flag.bits() == flag.bits();
     let mode = flags & OFlags::RWMODE.bits();
     Access {
@@ -338,30 +295,9 @@ fn access(flags: u32) -> Access {
     }
 }
 
-fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<SetXattr> {
-    let fixed = if long { 16 } else { 8 };
-    let name = c_string(body.get(fixed..)?)?;
-    let from = HEADER_BYTES + fixed + name.len() + 1;
-    let value = from..from.checked_add(u32_at(body, 0)? as usize)?;
-    request.get(value.clone())?;
-    let how = if long { u32_at(body, 8)? } else { 0 };
-    Some(SetXattr {
-        name: AttributeName::new(name).ok()?,
-        value,
-        flags: u32_at(body, 4)?,
-        clear_setgid: how & SETXATTR_CLEAR_SETGID != 0,
-    })
-}
-
-/// Decodes what is answered here; the rest is the library's. What makes no sense is left to
-/// it, too: it refuses that. `elsewhere` bytes of a write's data
-/// are not in `request`.
-pub(super) fn decode(
-    header: Header,
-    request: &[u8],
-    elsewhere: usize,
-    long_setxattr: bool,
-) -> Option<Message> {
+/// Decodes what is answered here, of a request that changes nothing. The rest is the library's; so
+/// is what makes no sense, which the library refuses.
+pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
     let body = request.get(HEADER_BYTES..)?;
     match header.opcode {
         INIT => Init::of(body).map(Message::Init),
@@ -369,55 +305,20 @@ pub(super) fn decode(
             let directory = header.opcode == OPENDIR;
             Some(Message::Open { directory, access: access(u32_at(body, 0)?) })
         }
-        CREATE => Some(Message::Create(Create {
-            name: Name::new(c_string(body.get(16..)?)?).ok()?,
-            mode: u32_at(body, 4)?,
-            umask: u32_at(body, 8)?,
-            access: access(u32_at(body, 0)?),
-            exclusive: u32_at(body, 0)? & OFlags::EXCL.bits() != 0,
-        })),
-        TMPFILE => Some(Message::CreateUnnamed { mode: u32_at(body, 4)?, umask: u32_at(body, 8)? }),
-        // The library knows the short form only.
-        SETXATTR => Some(match set_xattr(request, body, long_setxattr) {
-            Some(set) => Message::SetXattr(set),
-            None => Message::Malformed,
-        }),
         READ => Some(Message::Read(Read {
             offset: u64_at(body, 8)?,
             len: u32_at(body, 16)?,
             no_atime: u32_at(body, 32)? & OFlags::NOATIME.bits() != 0,
         })),
-        WRITE => {
-            let len = u32_at(body, 16)?;
-            let there = request.len().checked_sub(WRITE_DATA_AT)? + elsewhere;
-            // The library refuses what is cut short.
-            let flags = u32_at(body, 20)?;
-            (len as usize <= there).then_some(Message::Write(Write {
-                offset: u64_at(body, 8)?,
-                len,
-                direct: flags & WRITE_DIRECT != 0,
-                from_cache: flags & WRITE_CACHE != 0,
-                clear_privileges: flags & WRITE_KILL_SUIDGID != 0,
-            }))
-        }
         IOCTL => {
             let (command, room) = (u32_at(body, 12)?, u32_at(body, 28)? as usize);
             if GET_FLAGS.contains(&command) {
                 Some(Message::GetFlags { room })
             } else if GET_VERSION.contains(&command) {
                 Some(Message::GetVersion { room })
-            } else if SET_FLAGS.contains(&command) {
-                Some(Message::SetFlags { flags: u32_at(body, 32)? })
             } else {
-                match command {
-                    GET_EXTENDED if room >= EXTENDED_BYTES => Some(Message::GetExtended),
-                    // Files of other projects than the first have no place in ext2.
-                    SET_EXTENDED => Some(match u32_at(body, 32 + PROJECT_AT)? {
-                        0 => Message::SetExtended { xflags: u32_at(body, 32)? },
-                        _ => Message::Unsupported,
-                    }),
-                    _ => None,
-                }
+                let is_extended = command == GET_EXTENDED && room >= EXTENDED_BYTES;
+                is_extended.then_some(Message::GetExtended)
             }
         }
         SYNCFS => Some(Message::SyncVolume),
@@ -456,27 +357,8 @@ mod tests {
         bytes
     }
 
-    fn write(len: u32, flags: u32, data: usize) -> Vec<u8> {
-        let mut body = vec![0; 40 + data];
-        body[8..16].copy_from_slice(&4096_u64.to_ne_bytes());
-        body[16..20].copy_from_slice(&len.to_ne_bytes());
-        body[20..24].copy_from_slice(&flags.to_ne_bytes());
-        request(WRITE, &body)
-    }
-
     fn decoded(bytes: &[u8]) -> Option<Message> {
-        decode(Header::of(bytes)?, bytes, 0, true)
-    }
-
-    #[test]
-    fn a_write_is_decoded_where_it_lies() {
-        let bytes = write(5, WRITE_KILL_SUIDGID | 1, 5);
-        let header = Header { opcode: WRITE, unique: 77, node: Node(12), uid: 0, gid: 0 };
-        assert_eq!(Header::of(&bytes), Some(header));
-        let write =
-            Write { offset: 4096, len: 5, direct: false, from_cache: true, clear_privileges: true };
-        assert_eq!(decoded(&bytes), Some(Message::Write(write)));
-        assert_eq!(bytes.len() - WRITE_DATA_AT, 5);
+        decode(Header::of(bytes)?, bytes)
     }
 
     #[test]
@@ -489,15 +371,6 @@ mod tests {
             let read = Read { offset: 1 << 40, len: 4097, no_atime };
             assert_eq!(decoded(&request(READ, &body)), Some(Message::Read(read)));
             assert_eq!(decoded(&request(READ, &body[..35])), None);
-        }
-    }
-
-    #[test]
-    fn what_is_cut_short_is_not_decoded() {
-        assert_eq!(decoded(&write(6, 0, 5)), None);
-        let whole = write(0, 0, 0);
-        for len in 0..whole.len() {
-            assert_eq!(decoded(&whole[..len]), None, "{len}");
         }
     }
 
@@ -542,42 +415,5 @@ mod tests {
         let bytes = request(OPENDIR, &[0; 8]);
         let access = Access { read, ..Access::default() };
         assert_eq!(decoded(&bytes), Some(Message::Open { directory: true, access }));
-    }
-
-    #[test]
-    fn a_file_is_made_with_or_without_a_name() {
-        let mut body = vec![0; 16];
-        body[..4].copy_from_slice(&(OFlags::WRONLY | OFlags::EXCL).bits().to_ne_bytes());
-        body[4..8].copy_from_slice(&0o100_644_u32.to_ne_bytes());
-        body[8] = 0o22;
-        body.extend_from_slice(b"file\0");
-        let access = Access { write: true, ..Access::default() };
-        let (mode, umask) = (0o100_644, 0o22);
-        let name = Name::new(b"file").unwrap();
-        let create = Create { name, mode, umask, access, exclusive: true };
-        assert_eq!(decoded(&request(CREATE, &body)), Some(Message::Create(create)));
-        let unnamed = Message::CreateUnnamed { mode, umask };
-        assert_eq!(decoded(&request(TMPFILE, &body)), Some(unnamed));
-        assert_eq!(decoded(&request(CREATE, &body[..20])), None, "a name without its end");
-    }
-
-    #[test]
-    fn an_attribute_lies_behind_a_head_of_two_lengths() {
-        for long in [true, false] {
-            let mut body = vec![0; if long { 16 } else { 8 }];
-            (body[0], body[4]) = (5, 2);
-            if long {
-                body[8] = 1;
-            }
-            body.extend_from_slice(b"user.a\0value");
-            let bytes = request(SETXATTR, &body);
-            let header = Header::of(&bytes).unwrap();
-            let Some(Message::SetXattr(set)) = decode(header, &bytes, 0, long) else { panic!() };
-            assert_eq!((&bytes[set.value.clone()], set.flags), (&b"value"[..], 2));
-            assert_eq!((set.name.as_bytes(), set.clear_setgid), (&b"user.a"[..], long));
-            // A value that is not all there.
-            let cut = decode(header, &bytes[..bytes.len() - 1], 0, long);
-            assert_eq!(cut, Some(Message::Malformed));
-        }
     }
 }

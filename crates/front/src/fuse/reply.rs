@@ -123,6 +123,12 @@ impl Reply {
         Self::forget_pages(node, ATTRIBUTES_ONLY, 0)
     }
 
+    /// The same reply to the request that is numbered `unique`.
+    pub(super) fn renumbered(mut self, unique: u64) -> Self {
+        self.bytes[8..HEADER_BYTES].copy_from_slice(&unique.to_ne_bytes());
+        self
+    }
+
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -200,6 +206,14 @@ pub(super) fn made_and_opened(attributes: &Attributes, name_seconds: u64, flags:
 pub(super) fn made(attributes: &Attributes, name_seconds: u64) -> Bytes {
     let mut answer = Bytes::default();
     push_made(&mut answer, attributes, name_seconds);
+    answer
+}
+
+/// The answer that tells a node's attributes (`struct fuse_attr_out`).
+pub(super) fn attributes(it: &Attributes) -> Bytes {
+    let mut answer = Bytes::default();
+    answer.u64(FOR_EVER_SECONDS).u64(0);
+    push_attributes(&mut answer, it);
     answer
 }
 

@@ -139,6 +139,11 @@ impl Request {
         (request.len == bytes.len()).then_some(request)
     }
 
+    /// Cuts a write that was read before: of its data only `len` bytes are written.
+    pub(super) fn shorten_write(&mut self, len: u32) {
+        self.block.copy_in(raw::WRITE_LEN_AT, &len.to_ne_bytes());
+    }
+
     /// All of it.
     pub(super) fn parts(&self) -> (&[u8], Contents<'_>) {
         let data = || self.data.as_ref().and_then(|data| data.pieces().next());

@@ -17,11 +17,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::contract::directory::{GetAttributes, SetFlags, SetXattr, SyncVolume};
+use draconis_exchange::contract::Refusal;
+use draconis_exchange::contract::directory::SyncVolume;
 use draconis_exchange::contract::file::{FileServer, Read};
 use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Node, Refusal};
 use draconis_exchange::heap::Block;
 use draconis_exchange::omission::{Omission, Point};
 use fuse_backend_rs::api::server;
@@ -30,6 +30,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::activity::Activity;
+use super::change::Answer;
 use super::handler::Handler;
 use super::init::Init;
 use super::notifier::{Late, Notifier, Pages};
@@ -114,7 +115,12 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
 
     fn do_late(&self, fuse: impl AsFd, late: Late) {
         match late {
-            Late::Answer(both) => both.iter().for_each(|reply| tell(&fuse, reply)),
+            Late::Answer { both, deferred } => {
+                both.iter().for_each(|reply| tell(&fuse, reply));
+                if let (Some(recorder), Some(deferred)) = (self.recorder, deferred) {
+                    recorder.deferred_done(deferred);
+                }
+            }
             Late::Ask(node) => {
                 // A node that the kernel does not have has no user.
                 let asked = rustix::io::write(&fuse, Reply::forget_attributes(node).as_bytes());
@@ -127,38 +133,25 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 
     /// Answers what is answered here.
-    fn answer(&self, link: &Link<'_>, header: Header, message: Message, request: &mut Request) {
+    fn answer(&self, link: &Link<'_>, header: Header, message: Message) {
         let node = header.node;
         let answer = match message {
             Message::Init(init) => self.agree(init),
             Message::Open { directory, access } => {
                 never(opening::open(self.tree, node, access, directory))
             }
-            Message::Create(create) => never(opening::create(self.tree, header, create)),
-            Message::CreateUnnamed { mode, umask } => {
-                never(opening::create_unnamed(self.tree, header, (mode, umask)))
-            }
-            Message::SetXattr(set) => answered(self.set_xattr(node, &set, request.bytes())),
-            Message::Malformed => Err(Errno::INVAL),
-            Message::Unsupported => Err(Errno::OPNOTSUPP),
             Message::Read(read) => return self.read(link, header, read),
-            Message::Write(write) => return self.write(link, header, write, request),
             Message::GetFlags { room } => {
                 answered(self.attributes(node).map(|it| reply::ioctl_value(it.flags, room)))
             }
             Message::GetVersion { room } => {
                 answered(self.attributes(node).map(|it| reply::ioctl_value(it.generation, room)))
             }
-            Message::SetFlags { flags } => answered(self.set_flags(link, node, flags)),
             Message::GetExtended => {
                 let found = self.attributes(node);
                 let len = raw::EXTENDED_BYTES;
                 answered(found.map(|it| reply::ioctl_extended(raw::extended(it.flags), len)))
             }
-            Message::SetExtended { xflags } => answered(self.attributes(node).and_then(|had| {
-                let flags = raw::with_extended(had.flags, xflags).ok_or(Refusal::NotSupported)?;
-                self.set_flags(link, node, flags)
-            })),
             Message::Statx => answered(self.attributes(node).map(|it| reply::statx(&it))),
             Message::SyncVolume => {
                 answered(self.tree.sync_volume(&mut SyncVolume {}).map(|()| Bytes::default()))
@@ -194,50 +187,9 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         }
     }
 
-    /// Writes; the kernel hears of it once it has no page that is older.
-    fn write(&self, link: &Link<'_>, header: Header, write: raw::Write, request: &mut Request) {
-        let written = request.write(self.tree, header.node, write);
-        let reply = reply_to(header, answered(written.map(reply::written)));
-        let Ok(len) = written else { return link.tell(&reply) };
-        if write.direct && write.clear_privileges {
-            // Others say before they write that privileges go; the kernel knows then.
-            link.tell(&Reply::forget_attributes(header.node));
-        }
-        let old = self.pages.may_exist(header.node) && !Omission::OldPages.is_made();
-        if write.direct && len > 0 && old {
-            let notice = Reply::forget_pages(header.node, write.offset, len.into());
-            link.notifier.send(Late::Answer(Box::new([notice, reply])));
-        } else {
-            link.tell(&reply);
-        }
-    }
-
-    fn set_xattr(&self, node: Node, set: &raw::SetXattr, request: &[u8]) -> Result<Bytes, Refusal> {
-        let value = request.get(set.value.clone()).ok_or(Refusal::Invalid)?;
-        let mut block = Block::private(value.len());
-        block.copy_in(0, value);
-        let mut request = SetXattr {
-            node,
-            name: set.name,
-            value: block,
-            len: value.len() as u32,
-            flags: set.flags,
-            clear_setgid: set.clear_setgid,
-        };
-        self.tree.set_xattr(&mut request).map(|()| Bytes::default())
-    }
-
-    /// Changes flags, and with them the time of change, which the kernel does not expect.
-    fn set_flags(&self, link: &Link<'_>, node: Node, flags: u32) -> Result<Bytes, Refusal> {
-        self.tree.set_flags(&mut SetFlags { node, flags })?;
-        if !Omission::TimeOfFlags.is_made() {
-            link.tell(&Reply::forget_attributes(node));
-        }
-        Ok(reply::ioctl_done())
-    }
-
-    fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {
-        self.tree.get_attributes(&mut GetAttributes { node })
+    /// Whether the kernel sends the long form of `setxattr`.
+    pub(super) fn has_long_setxattr(&self) -> bool {
+        self.long_setxattr.load(Ordering::Relaxed)
     }
 }
 
@@ -254,12 +206,12 @@ fn first(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
 }
 
 /// What a refusal is to the kernel.
-fn answered(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
+pub(super) fn answered(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
     answer.map_err(Refusal::errno)
 }
 
 /// The same for something that a tree may not do at all: the kernel does not ask again.
-fn never(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
+pub(super) fn never(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
     answer.map_err(|why| if why == Refusal::NotSupported { Errno::NOSYS } else { why.errno() })
 }
 
@@ -271,12 +223,23 @@ pub(super) fn reply_to(header: Header, answer: Result<Bytes, Errno>) -> Reply {
 }
 
 /// The ways to the kernel.
-struct Link<'l> {
-    fuse: BorrowedFd<'l>,
-    notifier: &'l Notifier,
+pub(super) struct Link<'l> {
+    pub(super) fuse: BorrowedFd<'l>,
+    pub(super) notifier: &'l Notifier,
+    pub(super) recorder: Option<&'l dyn Recorder>,
 }
 
 impl Link<'_> {
+    /// Sends the answer to a change, after the notices that go with it.
+    pub(super) fn deliver(&self, header: Header, answer: Answer) {
+        if answer.outdates_attributes {
+            self.tell(&Reply::forget_attributes(header.node));
+        }
+        let Some(notice) = answer.drop_pages else { return self.tell(&answer.reply) };
+        let deferred = self.recorder.and_then(|recorder| recorder.defer());
+        self.notifier.send(Late::Answer { both: Box::new([notice, answer.reply]), deferred });
+    }
+
     fn tell(&self, reply: &Reply) {
         tell(self.fuse, reply);
     }
@@ -465,7 +428,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         let Some(recorder) = self.server.recorder else { return self.work(header, request) };
         let unique = header.unique & !RESENT;
         Point::Read.pass();
-        if header.is_resent() && self.server.answers.give(self.fuse, header) {
+        if header.is_resent() && self.server.answers.give(&self.link(), header) {
             return;
         }
         if recorder.refuses(unique) {
@@ -482,17 +445,30 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         }
     }
 
-    pub(super) fn work(&self, header: Header, request: &mut Request) {
+    fn work(&self, header: Header, request: &mut Request) {
+        let server = self.server;
         if header.fills_pages(request.bytes()) {
-            self.server.pages.are_filled(header.node);
+            server.pages.are_filled(header.node);
         }
-        let long_setxattr = self.server.long_setxattr.load(Ordering::Relaxed);
-        let link = Link { fuse: self.fuse.as_fd(), notifier: self.notifier };
-        match raw::decode(header, request.bytes(), request.elsewhere(), long_setxattr) {
-            Some(message) => self.server.answer(&link, header, message, request),
-            None => self.leave_to_library(request),
+        let link = self.link();
+        if header.changes(request.bytes()) {
+            let answer = server.apply(header, request);
+            if let Some(recorder) = server.recorder {
+                recorder.decided(answer.outcome);
+            }
+            link.deliver(header, answer);
+        } else {
+            match raw::decode(header, request.bytes()) {
+                Some(message) => server.answer(&link, header, message),
+                None => self.leave_to_library(request),
+            }
         }
         self.activity.answered();
+    }
+
+    fn link(&self) -> Link<'_> {
+        let (fuse, recorder) = (self.fuse.as_fd(), self.server.recorder);
+        Link { fuse, notifier: self.notifier, recorder }
     }
 
     fn leave_to_library(&self, request: &mut Request) {

@@ -1,42 +1,39 @@
 //! What a server takes over from one that died.
 //!
 //! ```text
-//!   log of the one before ── changes that are nowhere else ──▶ done again, into a pipe
-//!                         └─ what the tree has already ──────▶ only answered
-//!   answers that may not have been given ◀── asked for again by the kernel (RESENT)
+//!   log of the one before ── changes that the tree lacks ──▶ applied again, kept as answers
+//!                         └─ changes that the tree has ────▶ kept as answers
+//!   kept answers ◀── the kernel asks again for what it has no answer to (RESENT)
 //! ```
-//! Law: each request is done once and answered once. One that was never answered comes again,
+//! Law 1: each request is applied once and answered once. One that was never answered comes again,
 //! before any that was not asked for yet; then no other will.
+//! Law 2: a replay ends as the change did. Where the log has the outcome of a change, the answer is
+//! that outcome; a change that succeeded and fails in the replay makes the volume read-only.
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use draconis_exchange::contract::directory::GetAttributes;
-use draconis_exchange::contract::recorder::{Inherited, Recorder};
+use draconis_exchange::contract::Node;
+use draconis_exchange::contract::recorder::{Inherited, Outcome, Recorder};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Kept, Kind, Node};
 use draconis_exchange::omission::Omission;
 use rustix::io::Errno;
 
-use super::activity::Activity;
+use super::change::Answer;
 use super::notifier::{Late, Notifier};
-use super::opening;
-use super::raw::{Header, Outcome, RESENT};
-use super::reply::{self, Bytes, Reply};
+use super::raw::{Header, RESENT};
+use super::reply::Reply;
 use super::request::Request;
-use super::serve::{Server, Turns, reply_to};
-
-/// The longest answer to a change, in bytes, with what is told beside it.
-const ANSWER_BYTES: usize = 4096;
+use super::serve::{Link, Server};
 
 /// Answers that were not given, for all that is known.
 #[derive(Default)]
 pub(super) struct Answers {
     /// By the number of the request.
-    waiting: Mutex<HashMap<u64, Vec<u8>>>,
+    waiting: Mutex<HashMap<u64, Answer>>,
     /// Nodes without names that those speak of: the kernel may not have heard of them.
     untold: Mutex<Vec<Node>>,
     /// The kernel may ask for some.
@@ -48,21 +45,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Answers {
-    /// Gives the answer that a request waits for; whether there was one.
-    pub(super) fn give(&self, fuse: impl AsFd, header: Header) -> bool {
+    /// Sends the answer that a request waits for. Returns whether there was one.
+    pub(super) fn give(&self, link: &Link<'_>, header: Header) -> bool {
         if Omission::KeptAnswers.is_made() {
             return false;
         }
-        let Some(mut answer) = lock(&self.waiting).remove(&(header.unique & !RESENT)) else {
+        let Some(answer) = lock(&self.waiting).remove(&(header.unique & !RESENT)) else {
             return false;
         };
         // The kernel knows it by the number with which it asked now.
-        if let Some(unique) = answer.get_mut(8..16) {
-            unique.copy_from_slice(&header.unique.to_ne_bytes());
-        }
-        if let Err(error) = rustix::io::write(fuse, &answer) {
-            log::debug!("a reply was not taken: {error}");
-        }
+        let reply = answer.reply.clone().renumbered(header.unique);
+        link.deliver(header, Answer { reply, ..answer });
         true
     }
 
@@ -126,9 +119,9 @@ impl<T: Tree + Sync> Server<'_, T> {
             return;
         }
         let answer = if inherited.taken {
-            self.answer_to(header, inherited)
+            self.answer_of_applied(header, request, inherited.made, inherited.outcome)
         } else {
-            self.do_again(recorder, header, inherited)
+            self.replay(recorder, header, inherited)
         };
         let Some(answer) = answer.filter(|_| !inherited.answered) else { return };
         if let Some(made) = inherited.made {
@@ -137,39 +130,13 @@ impl<T: Tree + Sync> Server<'_, T> {
         lock(&self.answers.waiting).insert(inherited.unique, answer);
     }
 
-    /// The answer to a request whose change the tree has.
-    fn answer_to(&self, header: Header, inherited: &Inherited) -> Option<Vec<u8>> {
-        let outcome = header.outcome(&inherited.request);
-        let node = match outcome {
-            Outcome::Again => return None,
-            Outcome::Nothing => {
-                return Some(reply_to(header, Ok(Bytes::default())).as_bytes().to_vec());
-            }
-            Outcome::Linked(node) => Some(node),
-            Outcome::Made | Outcome::MadeAndOpened => inherited.made,
-        };
-        let of = |node| self.tree.get_attributes(&mut GetAttributes { node }).ok();
-        let answer = node.and_then(of).map(|attributes| {
-            let names_last = of(header.node).map_or(0, |dir| reply::names_last_seconds(&dir));
-            match outcome {
-                Outcome::MadeAndOpened => {
-                    let flags = opening::flags(Kind::File, Kept::Valid);
-                    reply::made_and_opened(&attributes, names_last, flags)
-                }
-                _ => reply::made(&attributes, names_last),
-            }
-        });
-        Some(reply_to(header, answer.ok_or(Errno::IO)).as_bytes().to_vec())
-    }
-
-    /// Makes the change of a request again; its answer.
-    fn do_again(
+    /// Applies a change again that the tree lacks; returns its answer.
+    fn replay(
         &self,
         recorder: &dyn Recorder,
         header: Header,
         inherited: &Inherited,
-    ) -> Option<Vec<u8>> {
-        let (told, tell) = recorder.pipe();
+    ) -> Option<Answer> {
         if recorder.refuses(inherited.unique) {
             recorder.contradicted("a change that was made ends the worker that makes it again");
             return None;
@@ -178,34 +145,49 @@ impl<T: Tree + Sync> Server<'_, T> {
             recorder.contradicted("its log has a request that is too long");
             return None;
         };
-        let (activity, (notifier, _late)) = (Activity::default(), Notifier::new());
-        let turns = Turns::new(self, tell, &activity, &notifier);
-        recorder.repeat(inherited, &mut || turns.work(header, &mut request));
-        let answer = answer_in(told, header.unique);
-        let error = answer.as_deref().and_then(|it| it.get(4..)?.first_chunk());
-        match error.copied().map(i32::from_ne_bytes) {
-            Some(0) => {}
-            Some(errno) => {
-                let error = io::Error::from_raw_os_error(-errno);
-                recorder.contradicted(&format!("a change that was made cannot be made: {error}"));
-            }
-            None => recorder.contradicted("a change that was made has no answer"),
+        if let Some(outcome) = inherited.outcome.filter(|it| header.writes() && it.errno == 0) {
+            request.shorten_write(outcome.written_bytes);
         }
-        answer
+        let mut answer = None;
+        recorder.repeat(inherited, &mut || {
+            let applied = self.apply(header, &mut request);
+            if inherited.outcome.is_none() {
+                recorder.decided(applied.outcome);
+            }
+            answer = Some(applied);
+        });
+        let answer = answer?;
+        match inherited.outcome {
+            // A change that failed may have left a part of itself, and the replay another part.
+            Some(outcome) if outcome.errno != 0 => {
+                Some(Answer::error(header, Errno::from_raw_os_error(outcome.errno)))
+            }
+            recorded => {
+                if let Some(why) = contradiction(header, recorded, answer.outcome) {
+                    recorder.contradicted(&why);
+                }
+                Some(answer)
+            }
+        }
     }
 }
 
-/// The answer to `unique` among what was told.
-fn answer_in(told: &OwnedFd, unique: u64) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; ANSWER_BYTES];
-    let len = rustix::io::read(told, &mut bytes[..]).ok()?;
-    let mut rest = bytes.get(..len)?;
-    loop {
-        let len = u32::from_ne_bytes(*rest.first_chunk()?) as usize;
-        let (message, behind) = rest.split_at_checked(len.max(16))?;
-        if message.get(8..16)? == unique.to_ne_bytes() {
-            return Some(message.to_vec());
-        }
-        rest = behind;
+/// How the outcome of a replay contradicts the change that was made.
+fn contradiction(header: Header, recorded: Option<Outcome>, replayed: Outcome) -> Option<String> {
+    // The worker may have died between two steps of such a change, of which the next finds no
+    // space: nobody was told that it succeeded.
+    let may_be_partial = recorded.is_none() && header.has_steps();
+    let wants_space = replayed.errno == Errno::NOSPC.raw_os_error();
+    if replayed.errno != 0 && !(may_be_partial && wants_space) {
+        let error = io::Error::from_raw_os_error(replayed.errno);
+        let what = header.in_words();
+        return Some(format!("a change that was made cannot be made again: {what}: {error}"));
     }
+    let lacks = recorded.filter(|recorded| replayed.written_bytes < recorded.written_bytes)?;
+    Some(format!(
+        "of {} bytes that were written only {} can be written again: {}",
+        lacks.written_bytes,
+        replayed.written_bytes,
+        header.in_words()
+    ))
 }

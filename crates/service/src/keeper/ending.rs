@@ -11,6 +11,7 @@ use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, SERVE_WAIT, lock};
 use crate::claimed::said;
 use crate::front::NotDetached;
 use crate::holders::in_sight;
+use crate::loop_device;
 use crate::options::MountOptions;
 use crate::table;
 
@@ -28,6 +29,8 @@ const HELD_FOR: Duration = Duration::from_millis(100);
 const SYNC_WAIT: Duration = Duration::from_secs(30);
 /// How long an unmounted worker may take to end by itself.
 const END_WAIT: Duration = Duration::from_secs(10);
+/// How long the kernel may take to free the loop device that was a mount's source.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
 impl Keeper {
     /// Takes a mount point away, and waits a moment for users of it that are not to be seen, or
@@ -63,12 +66,17 @@ impl Keeper {
             mount.kill();
             self.wait_while(mount, Some(END_WAIT), Mount::is_served);
         }
+        let source = table::at(mount_point).map(|entry| entry.source);
         // Of a dead mount there is nothing that could be lost, by any of its users.
         let detached = self.detach(mount_point, force || mount.is_dead());
         match detached {
             // It died, or was taken away by another, while we were at it.
             Err(_) if mount.is_ending() => {}
             detached => detached.map_err(|why| why.sentence(mount_point))?,
+        }
+        if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
+            // The next command finds the image in use as long as it is there.
+            loop_device::wait_until_free(&device, RELEASE_WAIT);
         }
         if let Phase::Ended { why, dead: true } = mount.phase() {
             self.tell();

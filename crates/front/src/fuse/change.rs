@@ -1,0 +1,261 @@
+//! Requests that change the tree: decoded, applied, answered.
+//!
+//! ```text
+//!   request ─ decode ─▶ Change ─ apply ─▶ Answer: outcome, reply, notices
+//!                                           ├─ a worker records the outcome, then sends the reply
+//!                                           └─ a replay compares the outcome and keeps the reply
+//! ```
+//! Law 1: [`Server::apply`] applies every change. It returns the answer and sends nothing, so the
+//! log has the outcome of every change before the kernel has its reply, and a replay has an answer
+//! for every change.
+//! Law 2: the FUSE library decodes no request that changes the tree.
+
+mod decode;
+
+use draconis_exchange::contract::directory::{
+    Create, GetAttributes, Link, MakeDirectory, RemoveDirectory, RemoveXattr, Rename,
+    SetAttributes, SetFlags, SetXattr, Symlink, Unlink,
+};
+use draconis_exchange::contract::file::{FileServer, Reserve};
+use draconis_exchange::contract::recorder::Outcome;
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{
+    AttributeChange, AttributeName, Attributes, Kept, Kind, Name, Node, Refusal, Reservation,
+};
+use draconis_exchange::heap::Block;
+use draconis_exchange::omission::Omission;
+use rustix::io::Errno;
+
+use super::opening;
+use super::raw::{self, Header};
+use super::reply::{self, Bytes, Reply};
+use super::request::{REQUEST_BYTES, Request};
+use super::serve::{Server, answered, never, reply_to};
+
+/// A decoded request that changes the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    SetAttributes(AttributeChange),
+    Symlink { name: Name, target: Vec<u8> },
+    MakeNode { name: Name, mode: u32, umask: u32, device: (u32, u32) },
+    MakeDirectory { name: Name, mode: u32, umask: u32 },
+    Unlink { name: Name },
+    RemoveDirectory { name: Name },
+    Rename { name: Name, to: Node, new_name: Box<Name>, flags: u32 },
+    Link { node: Node, name: Name },
+    Write(raw::Write),
+    SetXattr(raw::SetXattr),
+    RemoveXattr { name: AttributeName },
+    Create(raw::Create),
+    CreateUnnamed { mode: u32, umask: u32 },
+    Reserve { offset: u64, len: u64, how: Reservation },
+    SetFlags { flags: u32 },
+    SetExtendedFlags { xflags: u32 },
+}
+
+/// The answer to a change, with the notices that the kernel needs before it.
+#[derive(Clone, Debug)]
+pub(super) struct Answer {
+    pub(super) outcome: Outcome,
+    pub(super) reply: Reply,
+    /// The kernel's attributes of the node are outdated.
+    pub(super) outdates_attributes: bool,
+    /// The notice that drops outdated pages. Only the notifier's thread may send it.
+    pub(super) drop_pages: Option<Reply>,
+}
+
+impl Answer {
+    fn new(header: Header, body: Result<Bytes, Errno>) -> Self {
+        let errno = body.as_ref().err().map_or(0, |errno| errno.raw_os_error());
+        let outcome = Outcome { errno, written_bytes: 0 };
+        let reply = reply_to(header, body);
+        Self { outcome, reply, outdates_attributes: false, drop_pages: None }
+    }
+
+    /// The answer to a change that failed before it was tried, or whose replay failed.
+    pub(super) fn error(header: Header, errno: Errno) -> Self {
+        Self::new(header, Err(errno))
+    }
+}
+
+impl<T: Tree + Sync> Server<'_, T> {
+    /// Applies the change that a request asks for and returns its answer.
+    pub(super) fn apply(&self, header: Header, request: &mut Request) -> Answer {
+        let long_setxattr = self.has_long_setxattr();
+        match Change::decode(header, request.bytes(), request.elsewhere(), long_setxattr) {
+            Ok(change) => self.apply_change(header, change, request),
+            Err(errno) => Answer::error(header, errno),
+        }
+    }
+
+    /// The answer to a change that the tree already has, made by an earlier worker; `None` if only
+    /// applying the request again tells.
+    pub(super) fn answer_of_applied(
+        &self,
+        header: Header,
+        request: &[u8],
+        made: Option<Node>,
+        outcome: Option<Outcome>,
+    ) -> Option<Answer> {
+        if let Some(errno) = outcome.map(|it| it.errno).filter(|errno| *errno != 0) {
+            return Some(Answer::error(header, Errno::from_raw_os_error(errno)));
+        }
+        // The log has no contents of a write that the tree has.
+        let change =
+            Change::decode(header, request, REQUEST_BYTES, self.has_long_setxattr()).ok()?;
+        let node = |node: Option<Node>| node.ok_or(Refusal::Io).and_then(|it| self.attributes(it));
+        let named = |found: Result<Attributes, Refusal>| {
+            found.map(|it| reply::made(&it, self.names_last_seconds(header.node)))
+        };
+        let body = match (change, outcome) {
+            (
+                Change::Symlink { .. } | Change::MakeNode { .. } | Change::MakeDirectory { .. },
+                _,
+            ) => named(node(made)),
+            (Change::Link { node: linked, .. }, _) => named(node(Some(linked))),
+            (Change::Create(_) | Change::CreateUnnamed { .. }, _) => node(made).map(|it| {
+                let names_last = self.names_last_seconds(header.node);
+                reply::made_and_opened(&it, names_last, opening::flags(Kind::File, Kept::Valid))
+            }),
+            (
+                Change::Unlink { .. }
+                | Change::RemoveDirectory { .. }
+                | Change::Rename { .. }
+                | Change::SetXattr(_)
+                | Change::RemoveXattr { .. },
+                _,
+            ) => Ok(Bytes::default()),
+            // Other changes may be made in several steps: only a recorded outcome tells that the
+            // last one was made.
+            (_, None) => return None,
+            (Change::SetAttributes(_), Some(_)) => {
+                node(Some(header.node)).map(|it| reply::attributes(&it))
+            }
+            (Change::Reserve { .. }, Some(_)) => Ok(Bytes::default()),
+            (Change::SetFlags { .. } | Change::SetExtendedFlags { .. }, Some(_)) => {
+                let body = Ok(reply::ioctl_done());
+                return Some(Answer { outdates_attributes: true, ..Answer::new(header, body) });
+            }
+            (Change::Write(write), Some(outcome)) => {
+                return Some(self.written(header, write, Ok(outcome.written_bytes)));
+            }
+        };
+        Some(Answer::new(header, answered(body)))
+    }
+
+    fn apply_change(&self, header: Header, change: Change, request: &mut Request) -> Answer {
+        let (tree, Header { node, uid, gid, .. }) = (self.tree, header);
+        let done = |()| Bytes::default();
+        let body = match change {
+            Change::Write(write) => {
+                return self.written(header, write, request.write(tree, node, write));
+            }
+            Change::SetFlags { flags } => return self.set_flags(header, Ok(flags)),
+            Change::SetExtendedFlags { xflags } => {
+                let flags = self.attributes(node).and_then(|it| {
+                    raw::with_extended(it.flags, xflags).ok_or(Refusal::NotSupported)
+                });
+                return self.set_flags(header, flags);
+            }
+            Change::Create(create) => {
+                return Answer::new(header, never(opening::create(tree, header, create)));
+            }
+            Change::CreateUnnamed { mode, umask } => {
+                let made = opening::create_unnamed(tree, header, (mode, umask));
+                return Answer::new(header, never(made));
+            }
+            Change::SetAttributes(change) => tree
+                .set_attributes(&mut SetAttributes { node, change })
+                .map(|changed| reply::attributes(&changed)),
+            Change::Symlink { name, target } => {
+                let mut block = Block::private(target.len());
+                block.copy_in(0, &target);
+                let (parent, len) = (node, target.len() as u32);
+                let mut make = Symlink { parent, name, target: block, len, uid, gid };
+                tree.symlink(&mut make).map(|made| self.hold_made(node, &made))
+            }
+            Change::MakeNode { name, mode, umask, device } => {
+                let mut make = Create { parent: node, name, mode, umask, uid, gid, device };
+                tree.create(&mut make).map(|made| self.hold_made(node, &made))
+            }
+            Change::MakeDirectory { name, mode, umask } => {
+                let mut make = MakeDirectory { parent: node, name, mode, umask, uid, gid };
+                tree.make_directory(&mut make).map(|made| self.hold_made(node, &made))
+            }
+            Change::Link { node: linked, name } => {
+                let mut link = Link { node: linked, parent: node, name };
+                tree.link(&mut link).map(|made| self.hold_made(node, &made))
+            }
+            Change::Unlink { name } => tree.unlink(&mut Unlink { parent: node, name }).map(done),
+            Change::RemoveDirectory { name } => {
+                tree.remove_directory(&mut RemoveDirectory { parent: node, name }).map(done)
+            }
+            Change::Rename { name, to, new_name, flags } => {
+                let new_name = *new_name;
+                let mut rename = Rename { from: node, name, to, new_name, flags, uid, gid };
+                tree.rename(&mut rename).map(done)
+            }
+            Change::SetXattr(set) => self.set_xattr(node, &set, request.bytes()).map(done),
+            Change::RemoveXattr { name } => {
+                tree.remove_xattr(&mut RemoveXattr { node, name }).map(done)
+            }
+            Change::Reserve { offset, len, how } => {
+                tree.file(node).reserve(&mut Reserve { offset, len, how }).map(done)
+            }
+        };
+        Answer::new(header, answered(body))
+    }
+
+    /// The answer that gives a new name of a node to the kernel, which uses the node from now on.
+    fn hold_made(&self, parent: Node, attributes: &Attributes) -> Bytes {
+        self.tree.hold(attributes.node);
+        reply::made(attributes, self.names_last_seconds(parent))
+    }
+
+    fn names_last_seconds(&self, directory: Node) -> u64 {
+        self.attributes(directory).map_or(0, |it| reply::names_last_seconds(&it))
+    }
+
+    /// The answer to a write. A direct write leaves the kernel's pages outdated.
+    fn written(&self, header: Header, write: raw::Write, written: Result<u32, Refusal>) -> Answer {
+        let body = answered(written.map(reply::written));
+        let mut answer = Answer::new(header, body);
+        let Ok(len) = written else { return answer };
+        answer.outcome.written_bytes = len;
+        // Buffered writes announce beforehand that privileges go.
+        answer.outdates_attributes = write.direct && write.clear_privileges;
+        let is_outdated = self.pages.may_exist(header.node) && !Omission::OldPages.is_made();
+        if write.direct && len > 0 && is_outdated {
+            let notice = Reply::forget_pages(header.node, write.offset, len.into());
+            answer.drop_pages = Some(notice);
+        }
+        answer
+    }
+
+    fn set_xattr(&self, node: Node, set: &raw::SetXattr, request: &[u8]) -> Result<(), Refusal> {
+        let value = request.get(set.value.clone()).ok_or(Refusal::Invalid)?;
+        let mut block = Block::private(value.len());
+        block.copy_in(0, value);
+        self.tree.set_xattr(&mut SetXattr {
+            node,
+            name: set.name,
+            value: block,
+            len: value.len() as u32,
+            flags: set.flags,
+            clear_setgid: set.clear_setgid,
+        })
+    }
+
+    /// Changes flags, and with them the time of change, which the kernel does not expect.
+    fn set_flags(&self, header: Header, flags: Result<u32, Refusal>) -> Answer {
+        let node = header.node;
+        let set = flags.and_then(|flags| self.tree.set_flags(&mut SetFlags { node, flags }));
+        let outdates_attributes = set.is_ok() && !Omission::TimeOfFlags.is_made();
+        let body = answered(set.map(|_| reply::ioctl_done()));
+        Answer { outdates_attributes, ..Answer::new(header, body) }
+    }
+
+    pub(super) fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {
+        self.tree.get_attributes(&mut GetAttributes { node })
+    }
+}

@@ -1,0 +1,446 @@
+//! Requests of the kernel as changes (`struct fuse_*_in` of `linux/fuse.h`).
+//!
+//! The offsets below count from the end of the header.
+
+use draconis_exchange::contract::{
+    AttributeChange, AttributeName, Caller, Name, Node, Refusal, Reservation, SetTime, Time,
+};
+use draconis_exchange::omission::Omission;
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::Change;
+use crate::fuse::raw::{
+    self, CREATE, FALLOCATE, HEADER_BYTES, Header, IOCTL, LINK, MKDIR, MKNOD, REMOVEXATTR, RENAME,
+    RENAME2, RMDIR, SET_EXTENDED, SET_FLAGS, SETATTR, SETXATTR, SYMLINK, TMPFILE, UNLINK, WRITE,
+    WRITE_CACHE, WRITE_DATA_AT, WRITE_DIRECT, WRITE_KILL_SUIDGID, access, c_string, u32_at, u64_at,
+};
+
+/// The longest target of a symbolic link, in bytes.
+const TARGET_BYTES_MAX: usize = 4096;
+/// Offset of the project number in a `struct fsxattr`.
+const PROJECT_AT: usize = 12;
+/// Flag of a new access list: the caller is not in the group, so setgid goes.
+const SETXATTR_CLEAR_SETGID: u32 = 1 << 0;
+
+/// Bits of `valid` in `struct fuse_setattr_in`.
+mod valid {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+    pub const CTIME: u32 = 1 << 10;
+    pub const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+impl Change {
+    /// Decodes a request for which [`Header::changes`] is true. `elsewhere` bytes of a write's data
+    /// are not in `request`.
+    ///
+    /// # Errors
+    /// `EINVAL` for a request that is cut short; the errno of a name that cannot be one; `EOPNOTSUPP`
+    /// for what no tree does.
+    pub(in crate::fuse) fn decode(
+        header: Header,
+        request: &[u8],
+        elsewhere: usize,
+        long_setxattr: bool,
+    ) -> Result<Self, Errno> {
+        let body = request.get(HEADER_BYTES..).ok_or(Errno::INVAL)?;
+        let u32_of = |at| u32_at(body, at).ok_or(Errno::INVAL);
+        let u64_of = |at| u64_at(body, at).map(Node).ok_or(Errno::INVAL);
+        match header.opcode {
+            SETATTR => {
+                let caller = Caller { uid: header.uid, gid: header.gid };
+                let change = attribute_change(body, caller).ok_or(Errno::INVAL)?;
+                Ok(Self::SetAttributes(change))
+            }
+            SYMLINK => {
+                let [name, target] = names(body, 0)?;
+                if target.len() > TARGET_BYTES_MAX {
+                    return Err(Errno::NAMETOOLONG);
+                }
+                Ok(Self::Symlink { name: name_of(name)?, target: target.to_vec() })
+            }
+            MKNOD => Ok(Self::MakeNode {
+                name: name_at(body, 16)?,
+                mode: u32_of(0)?,
+                umask: u32_of(8)?,
+                device: device(u32_of(4)?),
+            }),
+            MKDIR => Ok(Self::MakeDirectory {
+                name: name_at(body, 8)?,
+                mode: u32_of(0)?,
+                umask: u32_of(4)?,
+            }),
+            UNLINK => Ok(Self::Unlink { name: name_at(body, 0)? }),
+            RMDIR => Ok(Self::RemoveDirectory { name: name_at(body, 0)? }),
+            RENAME | RENAME2 => {
+                let (flags, fixed_bytes) =
+                    if header.opcode == RENAME { (0, 8) } else { (u32_of(8)?, 16) };
+                let [name, new_name] = names(body, fixed_bytes)?;
+                let (name, new_name) = (name_of(name)?, Box::new(name_of(new_name)?));
+                Ok(Self::Rename { name, to: u64_of(0)?, new_name, flags })
+            }
+            LINK => Ok(Self::Link { node: u64_of(0)?, name: name_at(body, 8)? }),
+            WRITE => write(request, body, elsewhere).map(Self::Write).ok_or(Errno::INVAL),
+            SETXATTR => {
+                let set = set_xattr(request, body, long_setxattr);
+                set.map(Self::SetXattr).ok_or(Errno::INVAL)
+            }
+            REMOVEXATTR => {
+                let name = c_string(body).ok_or(Errno::INVAL)?;
+                let name = AttributeName::new(name).map_err(Refusal::errno)?;
+                Ok(Self::RemoveXattr { name })
+            }
+            CREATE => Ok(Self::Create(raw::Create {
+                name: name_at(body, 16)?,
+                mode: u32_of(4)?,
+                umask: u32_of(8)?,
+                access: access(u32_of(0)?),
+                exclusive: u32_of(0)? & OFlags::EXCL.bits() != 0,
+            })),
+            TMPFILE => Ok(Self::CreateUnnamed { mode: u32_of(4)?, umask: u32_of(8)? }),
+            FALLOCATE => {
+                let how = reservation(u32_of(24)?).ok_or(Errno::OPNOTSUPP)?;
+                Ok(Self::Reserve { offset: u64_of(8)?.0, len: u64_of(16)?.0, how })
+            }
+            IOCTL if SET_FLAGS.contains(&u32_of(12)?) => Ok(Self::SetFlags { flags: u32_of(32)? }),
+            // Project numbers other than 0 have no place in ext2.
+            IOCTL if u32_of(12)? == SET_EXTENDED && u32_of(32 + PROJECT_AT)? == 0 => {
+                Ok(Self::SetExtendedFlags { xflags: u32_of(32)? })
+            }
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+}
+
+/// The NUL-terminated string at `at`, which ends with the request.
+fn string_at(body: &[u8], at: usize) -> Result<&[u8], Errno> {
+    body.get(at..).and_then(c_string).ok_or(Errno::INVAL)
+}
+
+/// Two NUL-terminated strings, the first at `at`.
+fn names(body: &[u8], at: usize) -> Result<[&[u8]; 2], Errno> {
+    let first = string_at(body, at)?;
+    Ok([first, string_at(body, at + first.len() + 1)?])
+}
+
+fn name_of(bytes: &[u8]) -> Result<Name, Errno> {
+    Name::new(bytes).map_err(Refusal::errno)
+}
+
+fn name_at(body: &[u8], at: usize) -> Result<Name, Errno> {
+    name_of(string_at(body, at)?)
+}
+
+fn write(request: &[u8], body: &[u8], elsewhere: usize) -> Option<raw::Write> {
+    let (len, flags) = (u32_at(body, 16)?, u32_at(body, 20)?);
+    let there = request.len().checked_sub(WRITE_DATA_AT)? + elsewhere;
+    (len as usize <= there).then_some(raw::Write {
+        offset: u64_at(body, 8)?,
+        len,
+        direct: flags & WRITE_DIRECT != 0,
+        from_cache: flags & WRITE_CACHE != 0,
+        clear_privileges: flags & WRITE_KILL_SUIDGID != 0,
+    })
+}
+
+fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<raw::SetXattr> {
+    let fixed_bytes = if long { 16 } else { 8 };
+    let name = c_string(body.get(fixed_bytes..)?)?;
+    let from = HEADER_BYTES + fixed_bytes + name.len() + 1;
+    let value = from..from.checked_add(u32_at(body, 0)? as usize)?;
+    request.get(value.clone())?;
+    let flags = if long { u32_at(body, 8)? } else { 0 };
+    Some(raw::SetXattr {
+        name: AttributeName::new(name).ok()?,
+        value,
+        flags: u32_at(body, 4)?,
+        clear_setgid: flags & SETXATTR_CLEAR_SETGID != 0,
+    })
+}
+
+/// Major and minor number, as the kernel packs them for user space.
+fn device(rdev: u32) -> (u32, u32) {
+    ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
+}
+
+/// The operation that a mode of `fallocate` asks for, if ext volumes have it. The kernel itself
+/// refuses to collapse, insert or unshare a range.
+fn reservation(mode: u32) -> Option<Reservation> {
+    let (keep, punch, zero) = (
+        FallocateFlags::KEEP_SIZE.bits(),
+        FallocateFlags::PUNCH_HOLE.bits(),
+        FallocateFlags::ZERO_RANGE.bits(),
+    );
+    let keep_size = mode & keep != 0;
+    match mode & !keep {
+        0 if keep_size => Some(Reservation::KeepSize),
+        0 => Some(Reservation::Extend),
+        mode if mode == punch && keep_size => Some(Reservation::PunchHole),
+        mode if mode == zero => Some(Reservation::ZeroRange { keep_size }),
+        _ => None,
+    }
+}
+
+/// Decodes `struct fuse_setattr_in`. A new owner takes privileges away from the file, whichever
+/// caller gives it. A change of nothing does so too: the kernel sends it before a caller writes or
+/// punches a hole who may not keep them. A new length says so itself.
+fn attribute_change(body: &[u8], caller: Caller) -> Option<AttributeChange> {
+    body.get(..88)?;
+    let valid = u32_at(body, 0)?;
+    let has = |bits: u32| valid & bits != 0;
+    let time = |to: u32, now: u32, seconds_at: usize, nanoseconds_at: usize| {
+        if has(now) {
+            return Some(SetTime::Now);
+        }
+        let seconds = u64_at(body, seconds_at)? as i64;
+        let nanoseconds = u32_at(body, nanoseconds_at)?.min(999_999_999);
+        has(to).then_some(SetTime::To(Time { seconds, nanoseconds }))
+    };
+    let owner = valid::UID | valid::GID;
+    let something = owner | valid::MODE | valid::SIZE | valid::ATIME | valid::MTIME | valid::CTIME;
+    let announces_a_write = !has(something) && !Omission::Privileges.is_made();
+    let clears_privileges = has(owner | valid::KILL_SUIDGID) || announces_a_write;
+    let u32_if = |bit, at| if has(bit) { u32_at(body, at) } else { None };
+    Some(AttributeChange {
+        mode: u32_if(valid::MODE, 68),
+        uid: u32_if(valid::UID, 76),
+        gid: u32_if(valid::GID, 80),
+        size_bytes: u64_at(body, 16).filter(|_| has(valid::SIZE)),
+        accessed: time(valid::ATIME, valid::ATIME_NOW, 32, 56),
+        modified: time(valid::MTIME, valid::MTIME_NOW, 40, 60),
+        changed: time(valid::CTIME, 0, 48, 64),
+        clear_privileges: clears_privileges.then_some(caller),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use draconis_exchange::contract::Access;
+
+    use super::*;
+
+    fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; HEADER_BYTES];
+        bytes[4..8].copy_from_slice(&opcode.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&12_u64.to_ne_bytes());
+        bytes[24..28].copy_from_slice(&1_u32.to_ne_bytes());
+        bytes[28..32].copy_from_slice(&2_u32.to_ne_bytes());
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    fn decoded(bytes: &[u8]) -> Result<Change, Errno> {
+        Change::decode(Header::of(bytes).unwrap(), bytes, 0, true)
+    }
+
+    fn write(len: u32, flags: u32, data: usize) -> Vec<u8> {
+        let mut body = vec![0; 40 + data];
+        body[8..16].copy_from_slice(&4096_u64.to_ne_bytes());
+        body[16..20].copy_from_slice(&len.to_ne_bytes());
+        body[20..24].copy_from_slice(&flags.to_ne_bytes());
+        request(WRITE, &body)
+    }
+
+    fn words(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    fn name(bytes: &[u8]) -> Name {
+        Name::new(bytes).unwrap()
+    }
+
+    /// A request of every opcode that changes the tree.
+    fn every_change() -> Vec<Vec<u8>> {
+        let ioctl = |command: u32| {
+            let mut body = vec![0; 32 + raw::EXTENDED_BYTES];
+            body[12..16].copy_from_slice(&command.to_ne_bytes());
+            request(IOCTL, &body)
+        };
+        let fixed =
+            |opcode, len: usize, rest: &[u8]| request(opcode, &[&vec![0; len], rest].concat());
+        let mut all = vec![
+            fixed(SETATTR, 88, b""),
+            fixed(SYMLINK, 0, b"name\0target\0"),
+            fixed(MKNOD, 16, b"name\0"),
+            fixed(MKDIR, 8, b"name\0"),
+            fixed(UNLINK, 0, b"name\0"),
+            fixed(RMDIR, 0, b"name\0"),
+            fixed(RENAME, 8, b"name\0new\0"),
+            fixed(RENAME2, 16, b"name\0new\0"),
+            fixed(LINK, 8, b"name\0"),
+            write(5, 0, 5),
+            fixed(SETXATTR, 16, b"user.a\0"),
+            fixed(REMOVEXATTR, 0, b"user.a\0"),
+            fixed(CREATE, 16, b"name\0"),
+            fixed(FALLOCATE, 32, b""),
+            fixed(TMPFILE, 16, b"name\0"),
+        ];
+        all.extend(SET_FLAGS.into_iter().chain([SET_EXTENDED]).map(ioctl));
+        all
+    }
+
+    #[test]
+    fn every_request_that_changes_the_tree_is_decoded_here_and_no_other() {
+        let all = every_change();
+        for bytes in &all {
+            let header = Header::of(bytes).unwrap();
+            assert!(header.changes(bytes), "opcode {}", header.opcode);
+            assert!(decoded(bytes).is_ok(), "opcode {}", header.opcode);
+        }
+        for opcode in 0..1000 {
+            let bytes = request(opcode, &[0; 200]);
+            if Header::of(&bytes).unwrap().changes(&bytes) {
+                let has = |it: &Vec<u8>| Header::of(it).unwrap().opcode == opcode;
+                assert!(all.iter().any(has), "opcode {opcode}");
+            } else {
+                assert_eq!(decoded(&bytes), Err(Errno::OPNOTSUPP), "opcode {opcode}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_cut_short_is_invalid() {
+        for whole in every_change() {
+            let least =
+                if u32_at(&whole, 4) == Some(FALLOCATE) { whole.len() - 4 } else { whole.len() };
+            for len in HEADER_BYTES..least {
+                let refused = decoded(&whole[..len]);
+                // Of an ioctl that is shorter than the command nothing is known.
+                assert!(refused.is_err() || is_optional(&whole, len), "{whole:?} at {len}");
+            }
+        }
+        assert_eq!(decoded(&write(6, 0, 5)), Err(Errno::INVAL));
+    }
+
+    /// Whether the bytes of a request from `len` on say nothing.
+    fn is_optional(request: &[u8], len: usize) -> bool {
+        let header = Header::of(request).unwrap();
+        match header.opcode {
+            IOCTL => len >= HEADER_BYTES + 36,
+            TMPFILE => len >= HEADER_BYTES + 12,
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn a_write_is_decoded_where_it_lies() {
+        let bytes = write(5, WRITE_KILL_SUIDGID | 1, 5);
+        let write = raw::Write {
+            offset: 4096,
+            len: 5,
+            direct: false,
+            from_cache: true,
+            clear_privileges: true,
+        };
+        assert_eq!(decoded(&bytes), Ok(Change::Write(write)));
+        assert_eq!(bytes.len() - WRITE_DATA_AT, 5);
+    }
+
+    #[test]
+    fn names_of_two_strings_are_told_apart() {
+        let mut body = vec![0; 16];
+        (body[0], body[8]) = (7, 2);
+        body.extend_from_slice(b"old\0new\0");
+        let to = Node(7);
+        let both = (name(b"old"), Box::new(name(b"new")));
+        let rename = Change::Rename { name: both.0, to, new_name: both.1, flags: 2 };
+        assert_eq!(decoded(&request(RENAME2, &body)), Ok(rename));
+        let symlink = Change::Symlink { name: name(b"a"), target: b"../b".to_vec() };
+        assert_eq!(decoded(&request(SYMLINK, b"a\0../b\0")), Ok(symlink));
+        assert_eq!(decoded(&request(SYMLINK, b"a\0../b")), Err(Errno::INVAL));
+        let long = [b"a\0", vec![b'x'; TARGET_BYTES_MAX + 1].as_slice(), b"\0"].concat();
+        assert_eq!(decoded(&request(SYMLINK, &long)), Err(Errno::NAMETOOLONG));
+        let long = [vec![b'x'; 256].as_slice(), b"\0"].concat();
+        assert_eq!(decoded(&request(UNLINK, &long)), Err(Errno::NAMETOOLONG));
+    }
+
+    #[test]
+    fn a_file_is_made_with_or_without_a_name() {
+        let mut body = words(&[(OFlags::WRONLY | OFlags::EXCL).bits(), 0o100_644, 0o22, 0]);
+        body.extend_from_slice(b"file\0");
+        let access = Access { write: true, ..Access::default() };
+        let (mode, umask) = (0o100_644, 0o22);
+        let create = raw::Create { name: name(b"file"), mode, umask, access, exclusive: true };
+        assert_eq!(decoded(&request(CREATE, &body)), Ok(Change::Create(create)));
+        let unnamed = Change::CreateUnnamed { mode, umask };
+        assert_eq!(decoded(&request(TMPFILE, &body)), Ok(unnamed));
+    }
+
+    #[test]
+    fn an_attribute_lies_behind_a_head_of_two_lengths() {
+        for long in [true, false] {
+            let mut body = vec![0; if long { 16 } else { 8 }];
+            (body[0], body[4]) = (5, 2);
+            if long {
+                body[8] = 1;
+            }
+            body.extend_from_slice(b"user.a\0value");
+            let bytes = request(SETXATTR, &body);
+            let header = Header::of(&bytes).unwrap();
+            let Ok(Change::SetXattr(set)) = Change::decode(header, &bytes, 0, long) else {
+                panic!()
+            };
+            assert_eq!((&bytes[set.value.clone()], set.flags), (&b"value"[..], 2));
+            assert_eq!((set.name.as_bytes(), set.clear_setgid), (&b"user.a"[..], long));
+            let cut = Change::decode(header, &bytes[..bytes.len() - 1], 0, long);
+            assert_eq!(cut, Err(Errno::INVAL));
+        }
+    }
+
+    #[test]
+    fn device_numbers_are_unpacked_as_the_kernel_packs_them() {
+        assert_eq!(device(0x0103), (1, 3));
+        let (major, minor) = (0xfff, 0xf_ffff);
+        let packed = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
+        assert_eq!(device(packed), (major, minor));
+    }
+
+    #[test]
+    fn the_kernel_says_which_attributes_change() {
+        let caller = Caller { uid: 1, gid: 2 };
+        let change = |valid: u32| {
+            let mut body = vec![0; 88];
+            body[..4].copy_from_slice(&valid.to_ne_bytes());
+            body[40..48].copy_from_slice(&(-5_i64).to_ne_bytes());
+            body[60..64].copy_from_slice(&9_u32.to_ne_bytes());
+            body[68..72].copy_from_slice(&0o100_600_u32.to_ne_bytes());
+            body[76..80].copy_from_slice(&7_u32.to_ne_bytes());
+            match decoded(&request(SETATTR, &body)) {
+                Ok(Change::SetAttributes(change)) => change,
+                other => panic!("{other:?}"),
+            }
+        };
+        let modified = Some(SetTime::To(Time { seconds: -5, nanoseconds: 9 }));
+        let mode = Some(0o100_600);
+        let expected = AttributeChange { mode, modified, ..AttributeChange::default() };
+        assert_eq!(change(valid::MODE | valid::MTIME), expected);
+        let (uid, accessed) = (Some(7), Some(SetTime::Now));
+        let clear_privileges = Some(caller);
+        let expected =
+            AttributeChange { uid, accessed, clear_privileges, ..AttributeChange::default() };
+        assert_eq!(change(valid::UID | valid::ATIME_NOW | valid::ATIME), expected);
+        // A change of nothing announces a write by a caller who may not keep privileges.
+        assert_eq!(change(0).clear_privileges, Some(caller));
+        assert_eq!(change(valid::SIZE).clear_privileges, None);
+    }
+
+    #[test]
+    fn reservations_are_those_of_fallocate() {
+        let (keep, punch, zero) = (1, 2, 16);
+        assert_eq!(reservation(0), Some(Reservation::Extend));
+        assert_eq!(reservation(keep), Some(Reservation::KeepSize));
+        assert_eq!(reservation(punch | keep), Some(Reservation::PunchHole));
+        assert_eq!(reservation(zero), Some(Reservation::ZeroRange { keep_size: false }));
+        // A hole that moves the end, collapsing, inserting.
+        for mode in [punch, 8, 32, punch | zero] {
+            assert_eq!(reservation(mode), None);
+        }
+    }
+}
