@@ -4,8 +4,10 @@
 mod common;
 
 use common::kernel::*;
+use common::recorder::Heir;
 use common::tree::Memory;
-use common::with_kernel;
+use common::{with_heir, with_kernel};
+use draconis_exchange::contract::recorder::Outcome;
 use draconis_exchange::contract::{Kept, Kind, Refusal};
 
 const EINVAL: i32 = 22;
@@ -86,6 +88,101 @@ fn a_direct_write_beside_pages_is_told_before_it_is_answered() {
             kernel.notices.drain(..).map(|(_, body)| long(&body, 8) as i64).collect();
         assert_eq!(told, [-1, 0]);
     });
+}
+
+/// A write of `bytes`, as the kernel sends it.
+fn write_request(unique: u64, file: u64, offset: u64, bytes: &[u8], flags: u32) -> Vec<u8> {
+    let fixed = words(&[bytes.len() as u32, flags, 0, 0, 0, 0]);
+    let body = [&[0; 8][..], &offset.to_ne_bytes(), &fixed, bytes].concat();
+    request(WRITE, unique, file, &body)
+}
+
+#[test]
+fn every_change_that_is_replayed_has_its_answer() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    let flags = {
+        let mut body = [0; 40];
+        body[12..16].copy_from_slice(&0x4008_6602_u32.to_ne_bytes());
+        body[32..36].copy_from_slice(&0x10_u32.to_ne_bytes());
+        body
+    };
+    let xattr = [&words(&[5, 0, 0, 0])[..], b"user.a\0value"].concat();
+    let heir = Heir::of(vec![
+        (write_request(2, file, 0, &[1; 8192], 0), None),
+        // Beside the pages that the write before leaves.
+        (write_request(4, file, 4096, &[2; 4096], DIRECT), None),
+        (request(SETXATTR, 6, file, &xattr), None),
+        (request(IOCTL, 8, file, &flags), None),
+        // It was cut short then, and the client was told so.
+        (
+            write_request(10, file, 8192, &[3; 4096], 0),
+            Some(Outcome { errno: 0, written_bytes: 1000 }),
+        ),
+    ]);
+    with_heir(&tree, &heir, |kernel| {
+        for unique in [2_u64, 4, 6, 8, 10] {
+            // The kernel asks again; what the request says no longer matters.
+            kernel.send_bytes(&request(WRITE, unique | 1 << 63, file, &[0; 40]));
+            let (answered, answer) = kernel.receive();
+            assert_eq!(answered, unique | 1 << 63);
+            let written = answer.unwrap().first_chunk().map(|len| u32::from_ne_bytes(*len));
+            let expected = match unique {
+                2 => Some(8192),
+                4 => Some(4096),
+                10 => Some(1000),
+                6 => None,
+                _ => Some(0),
+            };
+            assert_eq!(written, expected, "request {unique}");
+        }
+        let told = kernel.notices.drain(..).map(|(code, body)| (code, body.len(), body));
+        // One asks for what was not answered; pages are dropped before the direct write is
+        // answered, attributes before that of the flags.
+        let told: Vec<_> = told
+            .filter(|(_, len, _)| *len > 0)
+            .map(|(code, _, body)| (code, long(&body, 8) as i64))
+            .collect();
+        assert_eq!(told, [(2, 4096), (2, -1)]);
+        let read = kernel.read(file, 0, 16384).unwrap();
+        assert_eq!(read.len(), 9192);
+        assert!(read[..4096] == [1; 4096] && read[4096..8192] == [2; 4096]);
+        assert!(read[8192..] == [3; 1000]);
+    });
+    assert!(heir.contradictions.lock().unwrap().is_empty());
+    assert_eq!(heir.decided.lock().unwrap().len(), 4, "that of the last one is known");
+}
+
+#[test]
+fn a_change_that_cannot_be_replayed_contradicts_the_log() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    tree.state().write_most = Some(10);
+    let written = |bytes| Some(Outcome { errno: 0, written_bytes: bytes });
+    let heir = Heir::of(vec![
+        (write_request(2, file, 0, &[1; 100], 0), written(10)),
+        (write_request(4, file, 100, &[1; 100], 0), written(100)),
+    ]);
+    with_heir(&tree, &heir, |kernel| kernel.fsync(file).unwrap());
+    let contradictions = heir.contradictions.lock().unwrap();
+    assert_eq!(contradictions.len(), 1, "{contradictions:?}");
+    assert!(contradictions[0].contains("of 100 bytes that were written only 10"));
+}
+
+#[test]
+fn a_direct_write_is_done_when_its_answer_is_sent() {
+    let tree = Memory::new();
+    let file = tree.add(1, b"file", Kind::File);
+    let heir = Heir::default();
+    with_heir(&tree, &heir, |kernel| {
+        kernel.write(file, 0, &[1; 4096], DIRECT).unwrap();
+        kernel.write(file, 0, &[1; 4096], 0).unwrap();
+        // A sync is answered behind both.
+        kernel.fsync(file).unwrap();
+    });
+    assert_eq!(heir.done.lock().unwrap().1, 1, "the other's thread does the first one");
+    let decided = heir.decided.lock().unwrap();
+    assert_eq!(*decided, [Outcome { errno: 0, written_bytes: 4096 }; 2]);
 }
 
 #[test]

@@ -270,7 +270,16 @@ impl OpLog {
         if epoch >= self.epoch {
             return Err(Nonsense("a number"));
         }
-        let is_taken = word(FLAGS) & TAKEN != 0 || epoch == taken.0 && number <= taken.1;
+        let (flags, errno) = (word(FLAGS), word(ERRNO));
+        // The kernel would not take the answer, and its client would wait for ever.
+        if errno > ERRNO_MAX {
+            return Err(Nonsense("an errno"));
+        }
+        let outcome = Outcome { errno: errno as i32, written_bytes: word(WRITTEN_BYTES) };
+        let outcome = (flags & DECIDED != 0).then_some(outcome);
+        // What a change that failed left of itself was handed over before its outcome was noted.
+        let has_failed = flags & DECIDED != 0 && errno != 0;
+        let is_taken = has_failed || flags & TAKEN != 0 || epoch == taken.0 && number <= taken.1;
         if is_taken {
             self.word(at, FLAGS).fetch_or(TAKEN, Ordering::Relaxed);
         }
@@ -290,13 +299,6 @@ impl OpLog {
         }
         let now = Time { seconds: long(SECONDS) as i64, nanoseconds };
         let moved = Some(word(MOVED)).filter(|moved| *moved != 0).map(InodeNumber);
-        let (flags, errno) = (word(FLAGS), word(ERRNO));
-        // The kernel would not take the answer, and its client would wait for ever.
-        if errno > ERRNO_MAX {
-            return Err(Nonsense("an errno"));
-        }
-        let outcome = Outcome { errno: errno as i32, written_bytes: word(WRITTEN_BYTES) };
-        let outcome = (flags & DECIDED != 0).then_some(outcome);
         let made = Made { now, inode: (inode != 0).then_some(file), moved };
         let inherited = Inherited {
             at,
@@ -366,6 +368,11 @@ impl OpLog {
             }
         };
         ENTRY.set(Some(entry));
+    }
+
+    /// Whether the request of the calling thread has changed something.
+    pub(crate) fn has_changed(&self) -> bool {
+        ENTRY.get().is_some_and(|at| self.word(at, STATE).load(Ordering::Relaxed) == CHANGED)
     }
 
     /// Notes how the change of the calling thread ended.
@@ -652,6 +659,37 @@ mod tests {
         log.settle(found.iter().map(|(one, _)| one.at));
         let log = again(&memory, 5);
         assert_eq!(left(&log, (2, 1)), []);
+    }
+
+    #[test]
+    fn the_next_worker_knows_how_a_change_ended() {
+        let memory = memory().unwrap();
+        let log = again(&memory, 1);
+        let partial = Outcome { errno: 0, written_bytes: 100 };
+        for (unique, outcome) in
+            [(10, None), (11, Some(partial)), (12, Some(Outcome { errno: 28, written_bytes: 0 }))]
+        {
+            log.begin(unique, all(b"request", b""), never);
+            assert!(!log.has_changed());
+            log.changed(unique, made(1, 0));
+            assert!(log.has_changed());
+            outcome.into_iter().for_each(|outcome| log.decided(outcome));
+            // Another thread answers the second.
+            let deferred = if unique == 11 { log.defer() } else { None };
+            if unique != 10 {
+                log.done();
+            }
+            ENTRY.set(None);
+            let found = again(&memory, 2).take_over((1, 0)).unwrap();
+            let (found, _) = found.last().unwrap();
+            assert_eq!((found.unique, found.outcome), (unique, outcome));
+            assert_eq!(found.taken, unique == 12, "a change that failed is not replayed");
+            assert_eq!(found.answered, unique == 12);
+            if let Some(deferred) = deferred {
+                log.deferred_done(deferred);
+                assert!(again(&memory, 2).take_over((1, 0)).unwrap()[1].0.answered);
+            }
+        }
     }
 
     #[test]

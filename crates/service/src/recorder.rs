@@ -109,6 +109,13 @@ impl Recorder for WorkerRecorder {
     }
 
     fn decided(&self, outcome: Outcome) {
+        if outcome.errno != 0
+            && self.log.has_changed()
+            && let Some(tree) = self.tree()
+        {
+            // What cannot be handed over ends all changes.
+            let _ = tree.volume().hand_over().and_then(|()| tree.volume().send_sealed());
+        }
         self.log.decided(outcome);
     }
 
@@ -174,6 +181,15 @@ impl Recorder for WorkerRecorder {
         let inode = InodeNumber::from_node(node).filter(|_| self.epoch > 1);
         let tree = self.tree().zip(inode);
         tree.is_some_and(|(tree, inode)| tree.volume().is_nameless(inode))
+    }
+
+    fn release(&self, nodes: &[Node]) {
+        nodes.iter().for_each(|node| self.give_back(*node));
+        if let Some(tree) = self.tree() {
+            // Space that is freed can be used once that is durable. What fails here fails again
+            // when the space is asked for.
+            let _ = tree.volume().sync();
+        }
     }
 
     fn give_back(&self, node: Node) {

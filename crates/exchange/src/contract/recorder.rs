@@ -24,7 +24,9 @@ pub trait Recorder: Sync {
     /// request's bytes, and what follows them.
     fn begin(&self, unique: u64, changing: Option<(&[u8], Contents<'_>)>);
 
-    /// The change that the calling thread works on has this outcome; its answer is sent next.
+    /// The change that the calling thread works on has this outcome; its answer is sent next. What
+    /// a change that failed has left of itself is in the tree when this returns, whatever happens
+    /// to the server: it is never replayed.
     fn decided(&self, outcome: Outcome);
 
     /// The calling thread's request was answered.
@@ -63,6 +65,9 @@ pub trait Recorder: Sync {
 
     /// Whether that is so of `node`.
     fn is_nameless(&self, node: Node) -> bool;
+
+    /// These nodes without a name have no user any more: their space can be used when this returns.
+    fn release(&self, nodes: &[Node]);
 
     /// A node without a name has no user any more.
     fn give_back(&self, node: Node);

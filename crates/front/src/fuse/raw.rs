@@ -207,7 +207,7 @@ impl Header {
 
     /// What it asks for, for people.
     pub(super) fn in_words(self) -> String {
-        const NAMES: [(u32, &str); 20] = [
+        const NAMES: [(u32, &str); 21] = [
             (1, "looking a name up in"),
             (3, "the attributes of"),
             (SETATTR, "a change of attributes of"),
@@ -226,6 +226,7 @@ impl Header {
             (22, "an extended attribute of"),
             (23, "the extended attributes of"),
             (CREATE, "making a file in"),
+            (FALLOCATE, "fallocate of"),
             (28, "listing"),
             (44, "listing"),
         ];
@@ -266,6 +267,11 @@ impl Header {
     /// Whether it brings contents.
     pub(super) fn writes(self) -> bool {
         self.opcode == WRITE
+    }
+
+    /// The node that a `link` gives another name.
+    pub(super) fn linked(self, request: &[u8]) -> Option<Node> {
+        u64_at(request, HEADER_BYTES).map(Node).filter(|_| self.opcode == LINK)
     }
 
     /// Whether the change that it asks for may be made in several steps.

@@ -39,7 +39,7 @@ use super::raw::{self, Header, Message, RESENT};
 use super::reply::{self, Bytes, Reply};
 use super::request::{REQUEST_BYTES, Request};
 use super::syncs::{Sync as SyncRequest, Syncs};
-use super::takeover::Answers;
+use super::takeover::{Answers, is_forgotten};
 
 /// Most threads: all but one may wait for the disk.
 const THREADS_MAX: usize = 8;
@@ -122,10 +122,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
                 }
             }
             Late::Ask(node) => {
-                // A node that the kernel does not have has no user.
-                let asked = rustix::io::write(&fuse, Reply::forget_attributes(node).as_bytes());
-                let is_gone = asked == Err(Errno::NOENT) || Omission::OpenNameless.is_made();
-                if let Some(recorder) = self.recorder.filter(|_| is_gone) {
+                if let Some(recorder) = self.recorder.filter(|_| is_forgotten(&fuse, node)) {
                     recorder.give_back(node);
                 }
             }

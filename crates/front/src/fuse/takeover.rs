@@ -7,8 +7,8 @@
 //! ```
 //! Law 1: each request is applied once and answered once. One that was never answered comes again,
 //! before any that was not asked for yet; then no other will.
-//! Law 2: a replay ends as the change did. Where the log has the outcome of a change, the answer is
-//! that outcome; a change that succeeded and fails in the replay makes the volume read-only.
+//! Law 2: a replay ends as the change did. A change that failed is not replayed; one that succeeded
+//! and fails in the replay makes the volume read-only.
 
 use std::collections::HashMap;
 use std::io;
@@ -94,8 +94,10 @@ impl<T: Tree + Sync> Server<'_, T> {
                 vec![]
             }
         };
-        inherited.iter().for_each(|one| self.inherit(recorder, one));
         self.pages.are_unknown();
+        for (at, one) in inherited.iter().enumerate() {
+            self.inherit(&fuse, recorder, one, &inherited[at + 1..]);
+        }
         self.answers.are_expected.store(true, Ordering::Relaxed);
         if Omission::Resend.is_made() {
             return;
@@ -109,7 +111,13 @@ impl<T: Tree + Sync> Server<'_, T> {
         }
     }
 
-    fn inherit(&self, recorder: &dyn Recorder, inherited: &Inherited) {
+    fn inherit(
+        &self,
+        fuse: impl AsFd,
+        recorder: &dyn Recorder,
+        inherited: &Inherited,
+        later: &[Inherited],
+    ) {
         let request = &inherited.request;
         let header = Header::of(request).filter(|header| header.changes(request));
         let Some(header) = header else {
@@ -121,7 +129,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         let answer = if inherited.taken {
             self.answer_of_applied(header, request, inherited.made, inherited.outcome)
         } else {
-            self.replay(recorder, header, inherited)
+            self.replay(fuse, recorder, header, inherited, later)
         };
         let Some(answer) = answer.filter(|_| !inherited.answered) else { return };
         if let Some(made) = inherited.made {
@@ -133,9 +141,11 @@ impl<T: Tree + Sync> Server<'_, T> {
     /// Applies a change again that the tree lacks; returns its answer.
     fn replay(
         &self,
+        fuse: impl AsFd,
         recorder: &dyn Recorder,
         header: Header,
         inherited: &Inherited,
+        later: &[Inherited],
     ) -> Option<Answer> {
         if recorder.refuses(inherited.unique) {
             recorder.contradicted("a change that was made ends the worker that makes it again");
@@ -145,31 +155,74 @@ impl<T: Tree + Sync> Server<'_, T> {
             recorder.contradicted("its log has a request that is too long");
             return None;
         };
-        if let Some(outcome) = inherited.outcome.filter(|it| header.writes() && it.errno == 0) {
+        if let Some(outcome) = inherited.outcome.filter(|_| header.writes()) {
             request.shorten_write(outcome.written_bytes);
         }
         let mut answer = None;
         recorder.repeat(inherited, &mut || {
-            let applied = self.apply(header, &mut request);
+            let mut applied = self.apply(header, &mut request);
+            if contradiction(header, inherited.outcome, applied.outcome).is_some() {
+                self.release_forgotten(&fuse, recorder, later);
+                applied = self.apply(header, &mut request);
+            }
             if inherited.outcome.is_none() {
                 recorder.decided(applied.outcome);
             }
             answer = Some(applied);
         });
         let answer = answer?;
-        match inherited.outcome {
-            // A change that failed may have left a part of itself, and the replay another part.
-            Some(outcome) if outcome.errno != 0 => {
-                Some(Answer::error(header, Errno::from_raw_os_error(outcome.errno)))
-            }
-            recorded => {
-                if let Some(why) = contradiction(header, recorded, answer.outcome) {
-                    recorder.contradicted(&why);
-                }
-                Some(answer)
-            }
+        if let Some(why) = contradiction(header, inherited.outcome, answer.outcome) {
+            recorder.contradicted(&why);
         }
+        Some(answer)
     }
+
+    /// Deletes the nodes without a name that have no user any more. The worker before may have
+    /// deleted them and used their space: the log has no deletions.
+    fn release_forgotten(&self, fuse: impl AsFd, recorder: &dyn Recorder, later: &[Inherited]) {
+        let untold = lock(&self.answers.untold).clone();
+        let nodes = recorder.nameless().into_iter().filter(|node| !untold.contains(node));
+        let forgotten = nodes.filter(|node| match next_use(later, *node) {
+            NextUse::SameNode => false,
+            NextUse::NewNode => true,
+            NextUse::None => is_forgotten(&fuse, *node),
+        });
+        recorder.release(&forgotten.collect::<Vec<_>>());
+    }
+}
+
+/// What the changes to come do with a node.
+enum NextUse {
+    None,
+    /// They change it.
+    SameNode,
+    /// They give its number to another node: it was deleted before.
+    NewNode,
+}
+
+fn next_use(later: &[Inherited], node: Node) -> NextUse {
+    later
+        .iter()
+        .find_map(|one| {
+            if names(&one.request, node) {
+                Some(NextUse::SameNode)
+            } else {
+                (one.made == Some(node)).then_some(NextUse::NewNode)
+            }
+        })
+        .unwrap_or(NextUse::None)
+}
+
+/// Whether the kernel does not have a node, which then has no user.
+pub(super) fn is_forgotten(fuse: impl AsFd, node: Node) -> bool {
+    let asked = rustix::io::write(fuse, Reply::forget_attributes(node).as_bytes());
+    asked == Err(Errno::NOENT) || Omission::OpenNameless.is_made()
+}
+
+/// Whether a request names `node`.
+fn names(request: &[u8], node: Node) -> bool {
+    Header::of(request)
+        .is_some_and(|header| header.node == node || header.linked(request) == Some(node))
 }
 
 /// How the outcome of a replay contradicts the change that was made.
