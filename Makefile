@@ -99,13 +99,14 @@ crash:
 	target/release/draconis-lab crash --journal --states $(or $(STATES),100000)
 	target/release/draconis-lab crash --store --states $(or $(STATES),100000)
 
-# Workers of mounts are killed, of ext2 and of ext4, while clients work: none may notice.
-# make deaths KILLS=30000 SEED=7. Needs FUSE.
+# Workers of mounts are killed, of ext2, ext3 and ext4, while clients work: none may notice. Other
+# programs can be clients, too: make deaths KILLS=3000 SEED=7 WITH='--with "fsx -N 20000 file"'.
+# Needs FUSE.
 deaths:
 	$(CARGO) build --release --locked -p draconis -p draconis-lab
-	for kind in ext2 ext4; do \
-		target/release/draconis-lab deaths --kind $$kind --kills $(or $(KILLS),15000) \
-			--seed $(or $(SEED),1) || exit 1; \
+	for kind in ext2 ext3 ext4; do \
+		target/release/draconis-lab deaths --kind $$kind --kills $(or $(KILLS),10000) \
+			--seed $(or $(SEED),1) $(WITH) || exit 1; \
 	done
 
 # Power cuts of object stores: every sequence of up to three steps with every subset of up to

@@ -12,6 +12,7 @@
 
 mod client;
 mod model;
+mod program;
 #[cfg(test)]
 mod tests;
 
@@ -57,6 +58,10 @@ pub struct DeathsArguments {
     /// answered or committed. Only programs that tests build can.
     #[arg(long, value_parser = point)]
     linger: Option<Point>,
+    /// A command of the shell that runs in a directory of the mount again and again, beside the
+    /// clients, and must succeed; may be repeated. Half of the runs are killed.
+    #[arg(long = "with", value_name = "COMMAND")]
+    programs: Vec<String>,
     /// Options of the mount.
     #[arg(short, long)]
     options: Option<String>,
@@ -232,9 +237,16 @@ fn judge(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Res
     std::thread::scope(|scope| -> anyhow::Result<()> {
         let working: Vec<_> =
             clients.iter_mut().map(|client| scope.spawn(|| client.work(&shared))).collect();
+        let running: Vec<_> = (0..)
+            .zip(&arguments.programs)
+            .map(|(nth, command)| {
+                let (dir, shared) = (stand.path("mnt").join(format!("program-{nth}")), &shared);
+                scope.spawn(move || program::run(command, &dir, arguments.seed + nth, shared))
+            })
+            .collect();
         let killed = kill(&stand, arguments, &shared);
         shared.over.store(true, Ordering::Relaxed);
-        for client in working {
+        for client in working.into_iter().chain(running) {
             match client.join() {
                 Ok(done) => found.extend(done.err()),
                 Err(_) => found.push(anyhow::anyhow!("a client panicked")),

@@ -1,5 +1,7 @@
 //! One client: makes calls by chance, and knows what must come of each.
 
+mod ranges;
+
 use std::collections::BTreeSet;
 use std::fs::{File as Open, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -43,7 +45,7 @@ impl Client {
         let mut calls = 0u64;
         while !shared.is_over() {
             calls += 1;
-            let what = self.random.below(20);
+            let what = self.random.below(24);
             let done = self.step(what, shared);
             if done.is_err() {
                 // The others need not go on.
@@ -104,6 +106,9 @@ impl Client {
             15 => self.append(shared),
             16 | 17 => self.write_held(shared),
             18 => self.read_held(shared),
+            19 | 20 => self.reserve(shared),
+            21 => self.write_direct(shared),
+            22 => self.flags(shared),
             _ => self.write(shared),
         }
     }

@@ -19,6 +19,7 @@ fn arguments(kills: u64, kind: &str) -> Option<DeathsArguments> {
         kind: kind.into(),
         mke2fs: vec![],
         linger: None,
+        programs: vec![],
         options: None,
         dir: std::env::temp_dir(),
         draconis,

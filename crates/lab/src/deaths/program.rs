@@ -1,0 +1,76 @@
+//! Programs that others wrote, as clients: run again and again in a directory of the mount. Each
+//! run must succeed, but some are killed: a process that ends within a call interrupts it.
+
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use draconis_device::Random;
+use rustix::process::{Pid, Signal};
+
+use super::Shared;
+
+/// The longest that a run lives which is killed.
+const KILLED_AFTER_MS: u64 = 3000;
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Runs the shell's `command` in `dir` until all clients are told to stop.
+///
+/// # Errors
+/// A run that was not killed and failed.
+pub(super) fn run(command: &str, dir: &Path, seed: u64, shared: &Shared) -> anyhow::Result<()> {
+    let mut random = Random::new(seed);
+    std::fs::create_dir_all(dir)?;
+    let mut runs = 0_u64;
+    while !shared.is_over() {
+        runs += 1;
+        let done = run_once(command, dir, &mut random, shared);
+        if done.is_err() {
+            shared.over.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+        done.with_context(|| format!("{command}: run {runs}"))?;
+    }
+    Ok(())
+}
+
+fn run_once(command: &str, dir: &Path, random: &mut Random, shared: &Shared) -> anyhow::Result<()> {
+    let output = tempfile::tempfile()?;
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(command).current_dir(dir).process_group(0).stdin(Stdio::null());
+    shell.stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let mut child = shell.spawn().context("sh")?;
+    let is_killed = random.once_in(2);
+    let until = Instant::now() + Duration::from_millis(random.below(KILLED_AFTER_MS));
+    loop {
+        if let Some(status) = child.try_wait()? {
+            if status.success() {
+                return Ok(());
+            }
+            bail!("{status}: {}", last_words(output)?);
+        }
+        if shared.is_over() || is_killed && Instant::now() > until {
+            return kill(&mut child);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Kills a shell and what it started.
+fn kill(child: &mut Child) -> anyhow::Result<()> {
+    let group = Pid::from_raw(child.id() as i32).context("a process without a number")?;
+    rustix::process::kill_process_group(group, Signal::KILL)?;
+    child.wait()?;
+    Ok(())
+}
+
+fn last_words(mut output: std::fs::File) -> anyhow::Result<String> {
+    use std::io::{Read, Seek, SeekFrom};
+    const BYTES: u64 = 2000;
+    let len = output.seek(SeekFrom::End(0))?;
+    output.seek(SeekFrom::Start(len.saturating_sub(BYTES)))?;
+    let mut said = vec![];
+    output.take(BYTES).read_to_end(&mut said)?;
+    Ok(String::from_utf8_lossy(&said).trim().to_owned())
+}
