@@ -39,7 +39,7 @@ use crate::journal::{Journal, Kept};
 use crate::keeping::Keeping;
 use crate::lanes::Lanes;
 use crate::map::Map;
-use crate::name::{Name, Number, Run};
+use crate::name::{Name, Number, Run, SECTORS_MAX};
 use crate::open::elsewhere;
 use crate::outbox::{Pace, Shared, State, Until};
 use crate::root::{EDGE_SECTORS, Root};
@@ -170,40 +170,52 @@ impl BucketDisk {
         (objects, state.names.values().map(|key| len_of(key)).sum::<u64>())
     }
 
-    /// Gives the disk another length. What a shorter one has at its end goes to the root; of a
-    /// longer one the old end is zeros.
+    /// Gives the disk another length. Every sector that both have keeps its bytes: what a shorter
+    /// one has at its end goes to the root, what the old end of a longer one had to an object.
     ///
     /// # Errors
     /// It would be too short, or what reading and writing gave.
     pub fn resize(&self, len_bytes: u64) -> Result<(), Error> {
-        let (sectors, now) = (len_bytes / SECTOR, self.properties().len_bytes);
+        let (sectors, now) = (len_bytes / SECTOR, self.properties().len_bytes / SECTOR);
         if self.shared.is_read_only {
             return Err(Error::ReadOnly);
         }
-        if sectors < EDGE_SECTORS * 4 {
-            return Err(Error::OutOfRange { extent: Extent::new(0, len_bytes), len_bytes: now });
+        if !(EDGE_SECTORS * 4..SECTORS_MAX).contains(&sectors) {
+            let len_now = now * SECTOR;
+            return Err(Error::OutOfRange {
+                extent: Extent::new(0, len_bytes),
+                len_bytes: len_now,
+            });
         }
-        let edge = sectors - EDGE_SECTORS;
-        let mut kept = vec![];
-        if sectors * SECTOR < now {
-            let at = Extent::new(edge * SECTOR, EDGE_SECTORS * SECTOR);
-            let block = self.read_now(at, Block::private((EDGE_SECTORS * SECTOR) as usize));
-            let bytes =
-                Bytes::from(block.map_err(|refused| refused.error)?.into_private().to_vec());
-            let of = |nth: u64| bytes.slice((nth * SECTOR) as usize..((nth + 1) * SECTOR) as usize);
-            kept = (0..EDGE_SECTORS).map(|nth| (edge + nth, of(nth))).collect();
-        }
+        let (edge, old_edge) = (sectors - EDGE_SECTORS, now - EDGE_SECTORS);
+        // Where one of the two ends is, as far as both have it.
+        let moved = edge.min(old_edge)..sectors.min(now).min(edge.min(old_edge) + EDGE_SECTORS);
+        let at = Extent::new(moved.start * SECTOR, (moved.end - moved.start) * SECTOR);
+        let block = self.read_now(at, Block::private(at.len_bytes as usize));
+        let block = block.map_err(|refused| refused.error)?;
+        let bytes = Bytes::from(block.into_private().to_vec());
+        let part = |from: u64, to: u64| {
+            let place = |sector: u64| ((sector - moved.start) * SECTOR) as usize;
+            bytes.slice(place(from)..place(to))
+        };
         {
             let mut state = self.shared.state.lock();
-            let mut dead = vec![];
-            let behind = Run { sector: edge, count: (1 << 48) - edge };
-            if sectors * SECTOR < now {
-                state.map.clear(behind, &mut dead);
+            if old_edge < edge {
+                // Sent before the root: as long as that is not there, it is hidden by the old end.
+                let to = moved.end.min(edge);
+                self.shared.put(&mut state, moved.start, &part(moved.start, to));
             }
+            let mut dead = vec![];
+            state.map.clear(Run { sector: edge, count: SECTORS_MAX - edge }, &mut dead);
             let next = state.next;
             state.retire(dead, next);
-            state.root.edges.retain(|sector, _| *sector < EDGE_SECTORS);
-            state.root.edges.extend(kept);
+            state.root.edges.retain(|sector, _| {
+                *sector < EDGE_SECTORS || (*sector >= edge && *sector < sectors)
+            });
+            if edge <= old_edge {
+                let of_end = moved.clone().map(|sector| (sector, part(sector, sector + 1)));
+                state.root.edges.extend(of_end);
+            }
             state.root.sectors = sectors;
         }
         // A length is known when the bucket knows it.

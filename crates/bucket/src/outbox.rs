@@ -199,7 +199,7 @@ impl Shared {
     }
 
     /// Puts sectors into the open pack.
-    fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
+    pub fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
         let run = Run { sector, count: bytes.len() as u64 / SECTOR };
         let most = state.object_bytes();
         let has_room = state.open.as_ref().is_none_or(|pack| {
