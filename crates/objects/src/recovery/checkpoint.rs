@@ -191,7 +191,7 @@ impl Core {
             match patience {
                 _ if is_durable => {}
                 Patience::Asks => return Ok(Some(Need::Durable(written.ticket))),
-                Patience::Waits => self.log.io.disk.wait(written.ticket)?,
+                Patience::Waits => self.log.io.wait_long(written.ticket)?,
             }
         }
         if let Some(written) = self.checkpoints.written.take() {
