@@ -18,11 +18,11 @@ use std::time::Duration;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use draconis_access::uuid::Identities;
-use draconis_bucket::{BucketDisk, Cloud, Kept, Local, Requests};
-use draconis_device::Disk;
+use draconis_bucket::{BucketDisk, Cloud, Kept, Local, Requests, Writing};
+use draconis_device::{Disk, Through};
 use draconis_objects::{LayoutKind, Profile};
 use draconis_service::client::Directory;
-use draconis_service::elsewhere::{self, Elsewhere, Means, Opening, Served};
+use draconis_service::elsewhere::{self, Elsewhere, Means, Opening, Served, WAITING};
 use serde::{Deserialize, Serialize};
 
 use crate::text;
@@ -249,7 +249,7 @@ impl Elsewhere for Buckets {
             seat: seat.clone(),
             ..of_bucket(options, process, !read_only)?
         };
-        let engine = Arc::new(Cloud::at(address, false)?);
+        let engine = Arc::new(Cloud::at(address, false, how.deadline)?);
         let disk = match read_only {
             true => BucketDisk::open_to_read(engine, address, &how),
             false => BucketDisk::open(engine, address, &how),
@@ -257,7 +257,12 @@ impl Elsewhere for Buckets {
         let disk = Arc::new(disk.map_err(|error| error.to_string())?);
         let used = Used { disk: disk.clone(), stats, _claim: None };
         OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(used);
-        Ok(disk)
+        Ok(Arc::new(Watched(disk)))
+    }
+
+    fn finish(&self) {
+        let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        opened.iter().for_each(|used| used.disk.finish());
     }
 
     fn close(&self) -> Option<String> {
@@ -265,6 +270,27 @@ impl Elsewhere for Buckets {
         opened.iter().for_each(|used| used.disk.close());
         let left: Vec<String> = opened.iter().filter_map(|used| used.disk.left()).collect();
         (!left.is_empty()).then(|| left.join("; "))
+    }
+}
+
+/// A disk in a bucket that says how its writing stands.
+struct Watched(Arc<BucketDisk>);
+
+impl Through for Watched {
+    type Below = BucketDisk;
+
+    fn disk(&self) -> &BucketDisk {
+        &self.0
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let Writing { error, away, waiting_bytes } = self.0.state_of_writing();
+        error.or_else(|| {
+            let (why, since) = away?;
+            let since = jiff::Timestamp::try_from(since).ok()?;
+            let bytes = text::bytes(waiting_bytes);
+            Some(format!("{WAITING}{bytes}, since {since:.0}: {why}"))
+        })
     }
 }
 
@@ -285,7 +311,8 @@ pub fn refuse(device: &Path, why: &str) -> anyhow::Result<()> {
 }
 
 fn engine(address: &str, makes: bool) -> anyhow::Result<Arc<Cloud>> {
-    Ok(Arc::new(Cloud::at(address, makes).map_err(|why| anyhow!("{why}"))?))
+    let timeout = Duration::from_secs(said().deadline);
+    Ok(Arc::new(Cloud::at(address, makes, timeout).map_err(|why| anyhow!("{why}"))?))
 }
 
 fn kept(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDisk> {

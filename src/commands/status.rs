@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_service::client::{Directory, ask_running};
+use draconis_service::elsewhere::WAITING;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::table;
 
@@ -92,7 +93,14 @@ fn shown(mount: &MountStatus) -> String {
     }
     let failure = || mount.worker.as_ref().and_then(|worker| worker.failure.as_ref());
     if let Some(why) = mount.disk.as_ref().or_else(failure) {
-        text += &format!("  stopped   nothing is written any more: {why}\n");
+        text += &match why.strip_prefix(WAITING) {
+            Some(what) => format!("  waits     {what}\n"),
+            None => format!("  stopped   nothing is written any more: {why}\n"),
+        };
+    }
+    if mount.misses_syncs {
+        text +=
+            "  syncs     fsync alone: the kernel passes sync and syncfs on to mounts of root's\n";
     }
     if let Some(worker) = &mount.worker {
         for what in &worker.refused {

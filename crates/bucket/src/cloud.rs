@@ -6,6 +6,7 @@
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
@@ -40,11 +41,12 @@ pub fn is_address(text: &str) -> bool {
 impl Cloud {
     /// The bucket at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
     /// `file:///DIRECTORY`, with credentials from the environment as the kind's own tools have
-    /// them. A directory that is not there is made if `makes` says so.
+    /// them. A directory that is not there is made if `makes` says so. No request waits longer than
+    /// `timeout` for its answer.
     ///
     /// # Errors
     /// What is wrong with the address or the environment.
-    pub fn at(address: &str, makes: bool) -> Result<Self, String> {
+    pub fn at(address: &str, makes: bool, timeout: Duration) -> Result<Self, String> {
         let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_matches('/');
@@ -53,7 +55,7 @@ impl Cloud {
             "s3" | "gs" | "az" if bucket.is_empty() => {
                 return Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX"));
             }
-            "s3" | "gs" | "az" => clouds::store(scheme, bucket, address)?,
+            "s3" | "gs" | "az" => clouds::store(scheme, bucket, address, timeout)?,
             _ => {
                 return Err(format!(
                     "{address}: {scheme}:// is not known; s3://, gs://, az:// and file:/// are"
@@ -111,7 +113,7 @@ impl Cloud {
         match self.runtime.block_on(put) {
             Ok(_) => Ok(()),
             // Of an object that is written: there is no such bucket.
-            Err(error @ Error::NotFound { .. }) => Err(Trouble::Refused(told(&error))),
+            Err(error @ Error::NotFound { .. }) => Err(Trouble::Denied(told(&error))),
             Err(error) => Err(trouble(&error)),
         }
     }
@@ -163,8 +165,11 @@ impl Engine for Cloud {
     fn delete(&self, key: &str) -> Answer<()> {
         let path = self.path(key);
         match self.runtime.block_on(self.store.delete(&path)) {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(trouble(&error)),
+            Ok(()) => Ok(()),
+            Err(error) => match trouble(&error) {
+                Trouble::Missing => Ok(()),
+                trouble => Err(trouble),
+            },
         }
     }
 
@@ -175,7 +180,7 @@ impl Engine for Cloud {
         let all = all.map_err(|error| match error {
             // A directory that changes while it is listed; a bucket says what it lacks.
             Error::NotFound { .. } if self.prefix.is_empty() => Trouble::Passing(told(&error)),
-            Error::NotFound { .. } => Trouble::Refused(told(&error)),
+            Error::NotFound { .. } => Trouble::Denied(told(&error)),
             error => trouble(&error),
         })?;
         let ours = all.into_iter().filter_map(|meta| {
@@ -188,22 +193,54 @@ impl Engine for Cloud {
 
 fn trouble(error: &Error) -> Trouble {
     match error {
+        // It is not the object that is missing.
+        Error::NotFound { .. } if all_told(error).contains("NoSuchBucket") => {
+            Trouble::Denied(told(error))
+        }
         Error::NotFound { .. } => Trouble::Missing,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => Trouble::Exists,
-        Error::Generic { .. } if is_malformed(&told(error)) => Trouble::Refused(told(error)),
+        Error::Generic { .. } if is_malformed(&all_told(error)) => Trouble::Denied(told(error)),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            Trouble::Denied(told(error))
+        }
         Error::Generic { .. } | Error::JoinError { .. } => Trouble::Passing(told(error)),
         _ => Trouble::Refused(told(error)),
     }
 }
 
-/// Whether a server says that it will never do what it is asked, by the only thing that is told of
+/// Whether a server says that it does not do what it is asked, by the only thing that is told of
 /// its answer. One that has waited too long for the request's bytes says so by the same number.
 fn is_malformed(told: &str) -> bool {
     told.contains("400 Bad Request") && !told.contains("RequestTimeout")
 }
 
-/// An error with its causes, which say what the error does not.
+/// An error in one sentence: what the server said of it, if it said something.
 fn told(error: &Error) -> String {
+    let all = all_told(error);
+    let part = |name: &str| {
+        let (_, rest) = all.split_once(&format!("<{name}>"))?;
+        let (text, _) = rest.split_once(&format!("</{name}>"))?;
+        let text: String = text.chars().filter(|c| !c.is_control()).take(300).collect();
+        (!text.is_empty()).then_some(text)
+    };
+    let status = all.split_once("status code: ").map_or("", |(_, rest)| rest);
+    let number: String = status.chars().take_while(char::is_ascii_digit).collect();
+    let number = if number.is_empty() { number } else { format!("{number} ") };
+    if let Some(code) = part("Code") {
+        let message = part("Message").map(|text| format!(": {text}")).unwrap_or_default();
+        let request = part("RequestId").map(|id| format!(" (request {id})")).unwrap_or_default();
+        return format!("{number}{code}{message}{request}");
+    }
+    match all.to_ascii_lowercase().find("<html") {
+        Some(_) => {
+            format!("{number}a web page came instead of an answer: see that no proxy is in between")
+        }
+        None => all,
+    }
+}
+
+/// An error with its causes, which say what the error does not.
+fn all_told(error: &Error) -> String {
     use std::error::Error as _;
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -222,10 +259,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_malformed_is_not_tried_again() {
+    fn what_a_server_says_is_told_in_a_sentence() {
         let said = |text: &str| trouble(&Error::Generic { store: "S3", source: text.into() });
         let name = said("status code: 400 Bad Request: <Code>InvalidBucketName</Code>");
-        assert!(matches!(name, Trouble::Refused(_)));
+        assert_eq!(name, Trouble::Denied("400 InvalidBucketName".to_owned()));
+        let page = said("status code: 502 Bad Gateway: <HTML>");
+        assert!(matches!(page, Trouble::Passing(text) if text.starts_with("502 a web page")));
         let slow = said("status code: 400 Bad Request: <Code>RequestTimeout</Code>");
         assert!(matches!(slow, Trouble::Passing(_)));
         assert!(matches!(said("connection refused"), Trouble::Passing(_)));

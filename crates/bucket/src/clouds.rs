@@ -18,11 +18,14 @@ pub(crate) fn store(
     scheme: &str,
     bucket: &str,
     address: &str,
+    timeout: Duration,
 ) -> Result<Arc<dyn ObjectStore>, String> {
     let said = |error: Error| format!("{address}: {error}");
     // What speaks TLS wants to be told whose ciphers; it was told already if this fails.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = ClientOptions::new().with_timeout(REQUEST).with_connect_timeout(CONNECT);
+    let request = REQUEST.min(timeout.max(Duration::from_secs(1)));
+    let client =
+        ClientOptions::new().with_timeout(request).with_connect_timeout(CONNECT.min(request));
     let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     Ok(match scheme {
         "gs" => {

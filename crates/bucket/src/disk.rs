@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use draconis_device::{
@@ -39,7 +39,7 @@ use crate::journal::{Journal, Kept};
 use crate::keeping::Keeping;
 use crate::lanes::Lanes;
 use crate::map::Map;
-use crate::name::{Name, Number, Run};
+use crate::name::{Name, Number, Run, SECTORS_MAX};
 use crate::open::elsewhere;
 use crate::outbox::{Pace, Shared, State, Until};
 use crate::root::{EDGE_SECTORS, Root};
@@ -55,6 +55,22 @@ pub struct BucketDisk {
     /// What could not be sent, once it is closed.
     left: Mutex<Option<String>>,
 }
+
+/// How a disk stands that is written.
+#[derive(Clone, Debug)]
+pub struct Writing {
+    /// What ended it.
+    pub error: Option<String>,
+    /// Why the bucket takes nothing at present, and since when.
+    pub away: Option<(String, SystemTime)>,
+    /// Bytes that it does not have yet.
+    pub waiting_bytes: u64,
+}
+
+/// How old an answer is that the epoch is still ours before it is asked for again.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long that is waited for.
+const LOOK_WAIT: Duration = Duration::from_millis(150);
 
 /// What is known when a bucket was opened.
 pub(crate) struct Opened {
@@ -107,6 +123,10 @@ impl BucketDisk {
             roots: VecDeque::new(),
             dead: dead.into_iter().map(|key| (key, 0)).collect(),
             error: None,
+            is_patient: false,
+            away: None,
+            is_probing: false,
+            asked_at: None,
             is_closed: false,
             keeping: journal.map(Keeping::new),
         };
@@ -140,11 +160,51 @@ impl BucketDisk {
     }
 
     fn be_patient(&self, is_patient: bool) {
-        if let Some(keeping) = &mut self.shared.state.lock().keeping {
-            keeping.is_patient = is_patient;
-            // What is left alone is tried at once.
+        let mut state = self.shared.state.lock();
+        // Who does one thing and ends wants to know what came of it.
+        state.is_patient = is_patient && self.shared.pace.gives_back;
+        // What is left alone is tried at once.
+        if let Some(keeping) = &mut state.keeping {
             keeping.rests_until = keeping.rests_until.map(|_| Instant::now());
             self.shared.pump_wakes.notify_one();
+        } else if !is_patient {
+            self.shared.bucket.expect_answers();
+        }
+        if !is_patient {
+            self.shared.is_back(&mut state);
+        }
+    }
+
+    /// It is about to be closed: from now on what the bucket does not take before the deadline has
+    /// failed.
+    pub fn finish(&self) {
+        if !self.has_journal {
+            self.be_patient(false);
+        }
+    }
+
+    /// What was written and is not in the bucket, and why; that another has taken it over. It is
+    /// asked for, in a while.
+    pub fn state_of_writing(&self) -> Writing {
+        let mut state = self.shared.state.lock();
+        let is_old = state.asked_at.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
+        let is_idle = state.error.is_none() && state.away.is_none() && !state.is_asking;
+        if is_old && is_idle && !self.shared.is_read_only && !state.is_closed {
+            state.asked_at = Some(Instant::now());
+            let shared = self.shared.clone();
+            self.shared.lanes.push(move || {
+                let mut state = shared.state.lock();
+                if !state.is_asking && state.error.is_none() {
+                    shared.ask(&mut state);
+                }
+            });
+            // Mostly it answers soon.
+            self.shared.changed.wait_for(&mut state, LOOK_WAIT);
+        }
+        Writing {
+            error: state.error.as_ref().map(ToString::to_string),
+            away: state.away.as_ref().map(|away| (away.why.clone(), away.at)),
+            waiting_bytes: Shared::waiting_bytes(&state) as u64,
         }
     }
 
@@ -170,40 +230,52 @@ impl BucketDisk {
         (objects, state.names.values().map(|key| len_of(key)).sum::<u64>())
     }
 
-    /// Gives the disk another length. What a shorter one has at its end goes to the root; of a
-    /// longer one the old end is zeros.
+    /// Gives the disk another length. Every sector that both have keeps its bytes: what a shorter
+    /// one has at its end goes to the root, what the old end of a longer one had to an object.
     ///
     /// # Errors
     /// It would be too short, or what reading and writing gave.
     pub fn resize(&self, len_bytes: u64) -> Result<(), Error> {
-        let (sectors, now) = (len_bytes / SECTOR, self.properties().len_bytes);
+        let (sectors, now) = (len_bytes / SECTOR, self.properties().len_bytes / SECTOR);
         if self.shared.is_read_only {
             return Err(Error::ReadOnly);
         }
-        if sectors < EDGE_SECTORS * 4 {
-            return Err(Error::OutOfRange { extent: Extent::new(0, len_bytes), len_bytes: now });
+        if !(EDGE_SECTORS * 4..SECTORS_MAX).contains(&sectors) {
+            let len_now = now * SECTOR;
+            return Err(Error::OutOfRange {
+                extent: Extent::new(0, len_bytes),
+                len_bytes: len_now,
+            });
         }
-        let edge = sectors - EDGE_SECTORS;
-        let mut kept = vec![];
-        if sectors * SECTOR < now {
-            let at = Extent::new(edge * SECTOR, EDGE_SECTORS * SECTOR);
-            let block = self.read_now(at, Block::private((EDGE_SECTORS * SECTOR) as usize));
-            let bytes =
-                Bytes::from(block.map_err(|refused| refused.error)?.into_private().to_vec());
-            let of = |nth: u64| bytes.slice((nth * SECTOR) as usize..((nth + 1) * SECTOR) as usize);
-            kept = (0..EDGE_SECTORS).map(|nth| (edge + nth, of(nth))).collect();
-        }
+        let (edge, old_edge) = (sectors - EDGE_SECTORS, now - EDGE_SECTORS);
+        // Where one of the two ends is, as far as both have it.
+        let moved = edge.min(old_edge)..sectors.min(now).min(edge.min(old_edge) + EDGE_SECTORS);
+        let at = Extent::new(moved.start * SECTOR, (moved.end - moved.start) * SECTOR);
+        let block = self.read_now(at, Block::private(at.len_bytes as usize));
+        let block = block.map_err(|refused| refused.error)?;
+        let bytes = Bytes::from(block.into_private().to_vec());
+        let part = |from: u64, to: u64| {
+            let place = |sector: u64| ((sector - moved.start) * SECTOR) as usize;
+            bytes.slice(place(from)..place(to))
+        };
         {
             let mut state = self.shared.state.lock();
-            let mut dead = vec![];
-            let behind = Run { sector: edge, count: (1 << 48) - edge };
-            if sectors * SECTOR < now {
-                state.map.clear(behind, &mut dead);
+            if old_edge < edge {
+                // Sent before the root: as long as that is not there, it is hidden by the old end.
+                let to = moved.end.min(edge);
+                self.shared.put(&mut state, moved.start, &part(moved.start, to));
             }
+            let mut dead = vec![];
+            state.map.clear(Run { sector: edge, count: SECTORS_MAX - edge }, &mut dead);
             let next = state.next;
             state.retire(dead, next);
-            state.root.edges.retain(|sector, _| *sector < EDGE_SECTORS);
-            state.root.edges.extend(kept);
+            state.root.edges.retain(|sector, _| {
+                *sector < EDGE_SECTORS || (*sector >= edge && *sector < sectors)
+            });
+            if edge <= old_edge {
+                let of_end = moved.clone().map(|sector| (sector, part(sector, sector + 1)));
+                state.root.edges.extend(of_end);
+            }
             state.root.sectors = sectors;
         }
         // A length is known when the bucket knows it.
@@ -241,7 +313,11 @@ impl BucketDisk {
             if std::mem::replace(&mut state.is_closed, true) {
                 return;
             }
-            *self.left.lock() = self.shared.close_journal(&mut state);
+            let left = match self.has_journal {
+                true => self.shared.close_journal(&mut state),
+                false => self.shared.left_behind(&state),
+            };
+            *self.left.lock() = left;
         }
         if let Some(pump) = self.pump.lock().take() {
             // A thread that panicked has said so.

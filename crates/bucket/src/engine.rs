@@ -18,6 +18,10 @@ pub enum Trouble {
     /// It may work when it is tried again; and it may have been done, its answer lost.
     #[error("{0}")]
     Passing(String),
+    /// The server does not do it now: a clock that is wrong, a credential that has run out, a
+    /// bucket that is not there. What it did before it may do again.
+    #[error("{0}")]
+    Denied(String),
     /// It will not work, however often it is tried.
     #[error("{0}")]
     Refused(String),
@@ -40,7 +44,7 @@ pub trait Engine: Send + Sync {
     /// Writes an object, in place of what is there.
     ///
     /// # Errors
-    /// [`Trouble::Passing`] or [`Trouble::Refused`].
+    /// [`Trouble::Passing`], [`Trouble::Denied`] or [`Trouble::Refused`].
     fn put(&self, key: &str, bytes: Bytes) -> Answer<()>;
 
     /// Writes an object, if none has the key.

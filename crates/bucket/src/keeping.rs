@@ -24,7 +24,6 @@ use draconis_device::{Error, Ticket};
 use parking_lot::MutexGuard;
 
 use crate::OBJECT_BYTES;
-use crate::engine::Trouble;
 use crate::journal::{Draft, Journal, Kept};
 use crate::name::{Name, Number, Run};
 use crate::open::elsewhere;
@@ -68,8 +67,6 @@ pub(crate) struct Keeping {
     last_asked: Option<Instant>,
     /// The bucket could not be reached, and is left alone until then.
     pub rests_until: Option<Instant>,
-    /// What passes is not the end.
-    pub is_patient: bool,
     pub is_over: bool,
 }
 
@@ -92,7 +89,6 @@ impl Keeping {
             stuck: None,
             last_asked: None,
             rests_until: None,
-            is_patient: false,
             is_over: false,
         }
     }
@@ -178,11 +174,6 @@ impl State {
 
     pub fn is_kept(&self, draft: u64) -> bool {
         self.keeping.as_ref().is_none_or(|keeping| draft <= keeping.flushed)
-    }
-
-    /// Whether what passes is waited for, behind.
-    pub fn is_patient(&self) -> bool {
-        self.error.is_none() && self.keeping.as_ref().is_some_and(|keeping| keeping.is_patient)
     }
 }
 
@@ -301,7 +292,7 @@ impl Shared {
     }
 
     /// Sends what is complete, and was not sent.
-    fn send_all(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn send_all(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let waiting = state.sealed.iter().filter(|(_, sealed)| !sealed.is_sending);
         let waiting: Vec<u64> = waiting.map(|(nth, _)| *nth).collect();
         for nth in waiting {
@@ -343,12 +334,12 @@ impl Shared {
     }
 
     /// The bucket could not be reached: it is left alone for a while.
-    pub fn rests(&self, state: &mut State, trouble: &Trouble) {
+    pub fn rests(&self, state: &mut State) {
         let until = Instant::now() + self.bucket.rest();
         let Some(keeping) = &mut state.keeping else { return };
         if keeping.rests_until.replace(until).is_none() {
             let (address, place) = (&self.bucket.address, &keeping.place);
-            log::warn!("{address}: {trouble}; what is written waits in {place}");
+            log::warn!("{address}: what is written waits in {place}");
         }
         self.pump_wakes.notify_one();
     }

@@ -38,7 +38,7 @@ mod root;
 mod steady;
 
 pub use cloud::{Cloud, is_address};
-pub use disk::BucketDisk;
+pub use disk::{BucketDisk, Writing};
 pub use engine::{Answer, Engine, Listed, Trouble};
 pub use journal::{Kept, Local};
 pub use memory::{Faults, Memory, Promises};

@@ -35,7 +35,7 @@ pub(crate) enum Name {
 /// The longest name of data, without its folder: file systems take 255 bytes.
 const NAME_MAX: usize = 240;
 /// More than any disk has: what is named lies below.
-const SECTORS_MAX: u64 = 1 << 48;
+pub(crate) const SECTORS_MAX: u64 = 1 << 48;
 
 impl Name {
     pub fn key(&self) -> String {

@@ -1,11 +1,17 @@
 //! In the place of the buckets of clouds, where the program is built without them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::ObjectStore;
 
 /// Says that there are none.
-pub(crate) fn store(_: &str, _: &str, address: &str) -> Result<Arc<dyn ObjectStore>, String> {
+pub(crate) fn store(
+    _: &str,
+    _: &str,
+    address: &str,
+    _: Duration,
+) -> Result<Arc<dyn ObjectStore>, String> {
     Err(format!(
         "{address}: this program was built without buckets of clouds; build it with the feature \
          clouds, as make all does"

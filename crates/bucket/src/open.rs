@@ -17,8 +17,10 @@
 //! last, and the journal is emptied before there is another epoch.
 //! Law 6: readers write nothing and end no epoch. If there is another root afterwards, they list
 //! again: what the first one led to may have been written over.
+//! Law 7: the ends of the disk are the root's alone. What an object has of them, or of sectors
+//! behind the end, was written when the disk had another length, and is hidden.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -392,8 +394,7 @@ fn counted(
     let mine = epoch.as_ref().map(|epoch| epoch.number);
     let is_sane = |runs: &[Run], len_bytes: u64| {
         let sectors: u64 = runs.iter().map(|run| run.count).sum();
-        let lie_on = |run: &Run| run.sector + run.count <= root.sectors;
-        runs.iter().all(lie_on) && sectors.checked_mul(SECTOR) == Some(len_bytes)
+        sectors.checked_mul(SECTOR) == Some(len_bytes)
     };
     let data = names.iter().filter_map(|(name, len_bytes)| match name {
         Name::Data(number, runs) => Some((*number, (runs, is_sane(runs, *len_bytes), name.key()))),
@@ -419,11 +420,15 @@ fn counted(
         keys.insert(number, Arc::from(key));
         let mut from = 0;
         for run in runs {
-            map.set(*run, number, from, &mut gone);
+            if let Some((skipped, within)) = root.between_ends(*run) {
+                map.set(within, number, from + skipped, &mut gone);
+            }
             from += run.count;
         }
     }
-    dead.extend(gone.iter().filter_map(|number| keys.remove(number)));
+    // What nothing leads to, or only the disk as long as it once was, is not needed.
+    let alive: HashSet<Number> = map.objects().collect();
+    dead.extend(keys.extract_if(|number, _| !alive.contains(number)).map(|(_, key)| key));
     let is_old = |name: &&Name| match name {
         Name::Root(number) => mine.is_some_and(|mine| number.epoch < mine),
         _ => false,

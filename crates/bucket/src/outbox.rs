@@ -8,10 +8,13 @@
 //! Law 2: a root is sent when all before it was.
 //! Law 3: what was sent is durable once the epoch was found to be ours after that.
 //! Law 4: what fails once fails for good: nothing is sent afterwards that follows it.
+//! Law 5: for a writer that stays what passes is no failure, however long it takes: what was
+//! written is kept in memory, one request at a time asks whether the bucket takes it now, and who
+//! waits is told after the deadline that it is away.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use draconis_device::{Error, Group, Ticket};
@@ -87,10 +90,28 @@ pub(crate) struct State {
     /// Objects that nothing leads to from the object with the number on.
     pub dead: Vec<(Arc<str>, u64)>,
     pub error: Option<Error>,
+    /// What passes is not the end.
+    pub is_patient: bool,
+    /// The bucket takes nothing at present.
+    pub away: Option<Away>,
+    pub is_probing: bool,
+    /// When it was last asked whether the epoch is still ours.
+    pub asked_at: Option<Instant>,
     pub is_closed: bool,
     /// What concerns the journal, if there is one.
     pub keeping: Option<Keeping>,
 }
+
+/// Why nothing is taken, and since when.
+#[derive(Clone, Debug)]
+pub(crate) struct Away {
+    pub why: String,
+    pub since: Instant,
+    pub at: SystemTime,
+}
+
+/// So much may be on its way to a bucket that is away before writers wait for it.
+const AWAY_BYTES: usize = 64 << 20;
 
 /// An object that is being filled.
 pub(crate) struct Pack {
@@ -117,6 +138,11 @@ pub(crate) enum Until {
 }
 
 impl State {
+    /// Whether what passes is waited for, behind.
+    pub fn is_patient(&self) -> bool {
+        self.error.is_none() && self.is_patient
+    }
+
     /// The bytes of an object of ours that may not be in the bucket yet.
     pub fn in_memory(&self, epoch: u32, object: Number) -> Option<&[u8]> {
         if object.epoch != epoch {
@@ -199,7 +225,7 @@ impl Shared {
     }
 
     /// Puts sectors into the open pack.
-    fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
+    pub fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
         let run = Run { sector, count: bytes.len() as u64 / SECTOR };
         let most = state.object_bytes();
         let has_room = state.open.as_ref().is_none_or(|pack| {
@@ -276,30 +302,107 @@ impl Shared {
         if sealed.is_sending || sealed.is_root && sent < nth {
             return;
         }
+        // Until the bucket takes something again, one asks for all.
+        if state.away.is_some() && state.keeping.is_none() {
+            return;
+        }
+        let Some(sealed) = state.sealed.get_mut(&nth) else { return };
         sealed.is_sending = true;
         let (shared, sealed) = (self.clone(), sealed.clone());
-        self.lanes.push(move || {
-            let put = match sealed.is_root {
-                false => shared.bucket.put(&sealed.key, &sealed.bytes),
-                // No other has the epoch, if the bucket keeps its promises.
-                true => shared.bucket.create(&sealed.key, &sealed.bytes),
-            };
-            let mut state = shared.state.lock();
-            match put {
-                Ok(()) => shared.was_sent(&mut state, nth),
-                Err(trouble @ Trouble::Passing(_)) if state.is_patient() => {
-                    if let Some(sealed) = state.sealed.get_mut(&nth) {
-                        sealed.is_sending = false;
-                    }
-                    shared.rests(&mut state, &trouble);
+        self.lanes.push(move || shared.send_now(nth, &sealed));
+    }
+
+    /// Sends a sealed object in this thread.
+    fn send_now(self: &Arc<Self>, nth: u64, sealed: &Sealed) {
+        let begun = (Instant::now(), SystemTime::now());
+        let put = match sealed.is_root {
+            false => self.bucket.put(&sealed.key, &sealed.bytes),
+            // No other has the epoch, if the bucket keeps its promises.
+            true => self.bucket.create(&sealed.key, &sealed.bytes),
+        };
+        let mut state = self.state.lock();
+        match put {
+            Ok(()) => self.was_sent(&mut state, nth),
+            Err(trouble @ Trouble::Passing(_)) if state.is_patient() => {
+                if let Some(sealed) = state.sealed.get_mut(&nth) {
+                    sealed.is_sending = false;
                 }
-                Err(trouble) => {
-                    let error = shared.bucket.error("writing", &sealed.key, &trouble);
-                    state.error.get_or_insert(error);
-                }
+                let why = format!("writing {}/{}: {trouble}", self.bucket.address, sealed.key);
+                self.is_away(&mut state, why, begun);
             }
-            shared.changed.notify_all();
-        });
+            Err(trouble) => {
+                let error = self.bucket.error("writing", &sealed.key, &trouble);
+                state.error.get_or_insert(error);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// The bucket does not take what is sent: it is asked again later, as long as it takes.
+    fn is_away(self: &Arc<Self>, state: &mut State, why: String, begun: (Instant, SystemTime)) {
+        match &mut state.away {
+            Some(away) => away.why = why,
+            None => {
+                log::warn!("{why}; it is tried again until it can be done");
+                let (since, at) = begun;
+                state.away = Some(Away { why, since, at });
+            }
+        }
+        if state.keeping.is_some() {
+            return self.rests(state);
+        }
+        if !std::mem::replace(&mut state.is_probing, true) {
+            let shared = self.clone();
+            self.lanes.push(move || shared.probe());
+        }
+    }
+
+    /// It is not away any more, or that is to be found out by all who wait.
+    pub fn is_back(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        if state.away.take().is_some() {
+            log::info!("{} takes what is written again", self.bucket.address);
+            self.send_all(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Asks a bucket that is away for one thing at a time, until it does that.
+    fn probe(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        loop {
+            let until = Instant::now() + self.bucket.rest();
+            while state.away.is_some() && state.error.is_none() && Instant::now() < until {
+                self.changed.wait_until(&mut state, until);
+            }
+            if state.away.is_none() || state.error.is_some() {
+                break;
+            }
+            let is_asking = state.is_asking;
+            match state.sealed.first_entry() {
+                Some(first) if first.get().is_sending => {}
+                Some(mut first) => {
+                    first.get_mut().is_sending = true;
+                    let (nth, sealed) = (*first.key(), first.get().clone());
+                    MutexGuard::unlocked(&mut state, || self.send_now(nth, &sealed));
+                }
+                None if is_asking => {}
+                None => self.ask(&mut state),
+            }
+        }
+        state.is_probing = false;
+    }
+
+    /// What is said at the end of what could not be sent, by a writer that stayed.
+    pub fn left_behind(&self, state: &State) -> Option<String> {
+        let (bytes, address) = (Self::waiting_bytes(state), &self.bucket.address);
+        let error = state.error.as_ref().filter(|_| self.pace.gives_back && bytes > 0)?;
+        Some(format!("{bytes} bytes that were written last are not in {address}: {error}"))
+    }
+
+    /// Bytes that were written and that the bucket does not have.
+    pub fn waiting_bytes(state: &State) -> usize {
+        let open = state.open.as_ref().map_or(0, |pack| pack.bytes.len());
+        open + state.sealed.values().map(|sealed| sealed.bytes.len()).sum::<usize>()
     }
 
     fn was_sent(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
@@ -309,6 +412,7 @@ impl Shared {
             state.sent_early.pop_first();
             state.sent += 1;
         }
+        self.is_back(state);
         let next = state.sent;
         self.send(state, next);
         self.pump_wakes.notify_one();
@@ -327,6 +431,7 @@ impl Shared {
 
     pub fn wait(self: &Arc<Self>, ticket: Ticket, until: Until) -> Result<(), Error> {
         let mut state = self.state.lock();
+        let begun = Instant::now();
         loop {
             if ticket.0 > state.tickets {
                 return Err(Error::NoTicket(ticket));
@@ -345,31 +450,71 @@ impl Shared {
                     Some(due) => drop(self.changed.wait_until(&mut state, due)),
                     None => self.seal(&mut state),
                 }
-            } else if state.sent <= nth {
-                self.changed.wait(&mut state);
-            } else if until == Until::Sent {
+            } else if until == Until::Sent
+                && (state.sent > nth
+                    || state.away.is_some() && Self::waiting_bytes(&state) < AWAY_BYTES)
+            {
                 return Ok(());
-            } else if state.is_asking {
-                self.changed.wait(&mut state);
+            } else if state.sent <= nth || state.is_asking || state.away.is_some() {
+                self.wait_patiently(&mut state, until, begun)?;
             } else {
                 self.ask(&mut state);
             }
         }
     }
 
+    /// Waits for something to change; for what is durable not much longer than the deadline.
+    fn wait_patiently(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        until: Until,
+        begun: Instant,
+    ) -> Result<(), Error> {
+        if !state.is_patient() || until == Until::Sent {
+            self.changed.wait(state);
+            return Ok(());
+        }
+        let deadline = self.bucket.deadline();
+        // What takes several waits does not take as many deadlines.
+        let end = match &state.away {
+            Some(away) => (away.since.min(begun) + deadline).max(begun + self.bucket.rest()),
+            None => begun + deadline,
+        };
+        if self.changed.wait_until(state, end).timed_out() && Instant::now() >= end {
+            let address = &self.bucket.address;
+            let why = match &state.away {
+                Some(away) => format!("{}; it waits in memory", away.why),
+                None => format!("{address} has not answered for {} s", deadline.as_secs()),
+            };
+            return Err(Error::Away(why.into()));
+        }
+        Ok(())
+    }
+
     /// Asks whether the epoch is still ours; if so, what was sent before is durable.
     pub fn ask(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let sent = state.sent;
+        let begun = (Instant::now(), SystemTime::now());
+        state.asked_at = Some(begun.0);
         state.is_asking = true;
         let answer = MutexGuard::unlocked(state, || self.epoch.is_mine(&self.bucket));
         state.is_asking = false;
         match answer {
-            Ok(true) => self.is_durable(state, sent),
+            Ok(true) => {
+                self.is_durable(state, sent);
+                // What is sealed asks for itself.
+                if state.keeping.is_some() || state.sealed.is_empty() {
+                    self.is_back(state);
+                }
+            }
             Ok(false) => {
                 let error = MutexGuard::unlocked(state, || self.epoch.ended(&self.bucket));
                 state.error.get_or_insert(error);
             }
-            Err(trouble @ Trouble::Passing(_)) if state.is_patient() => self.rests(state, &trouble),
+            Err(trouble @ Trouble::Passing(_)) if state.is_patient() => {
+                let (address, key) = (&self.bucket.address, self.epoch.key());
+                self.is_away(state, format!("asking for {address}/{key}: {trouble}"), begun);
+            }
             Err(trouble) => {
                 let error = self.bucket.error("asking for", &self.epoch.key(), &trouble);
                 state.error.get_or_insert(error);

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use twox_hash::XxHash3_64;
 
 use crate::SECTOR;
+use crate::name::Run;
 
 const MAGIC: &[u8; 8] = b"DracoBkt";
 const VERSION: u32 = 1;
@@ -38,6 +39,14 @@ impl Root {
     /// Whether a sector is the root's.
     pub fn has(&self, sector: u64) -> bool {
         sector < EDGE_SECTORS || sector >= self.sectors.saturating_sub(EDGE_SECTORS)
+    }
+
+    /// The part of a run that objects have, and how many sectors before it are cut off.
+    pub fn between_ends(&self, run: Run) -> Option<(u64, Run)> {
+        let first = run.sector.max(EDGE_SECTORS);
+        let end = (run.sector + run.count).min(self.sectors.saturating_sub(EDGE_SECTORS));
+        let count = end.checked_sub(first).filter(|count| *count > 0)?;
+        Some((first - run.sector, Run { sector: first, count }))
     }
 
     pub fn encode(&self) -> Bytes {

@@ -2,6 +2,8 @@
 //!
 //! Law 1: what passes is tried again until the deadline, at longer and longer intervals; before
 //! anything was ever answered, a shorter one: an address that is wrong is told soon.
+//! What a server refuses passes if it has done the like before: what is refused from the start is
+//! told at once.
 //! Law 2: an answer may be lost and its effect not. What is written twice is the same both times,
 //! and who creates what is there looks whether it is its own.
 //! Law 3: a bucket that could not be reached until a deadline is asked once for each request, until
@@ -64,6 +66,10 @@ pub(crate) struct Steady {
     pause: Duration,
     counts: Arc<Counts>,
     has_answered: Arc<AtomicBool>,
+    /// It has written something.
+    has_written: Arc<AtomicBool>,
+    /// It has told of something that is there.
+    has_told: Arc<AtomicBool>,
     /// It was tried until a deadline, and nothing was answered since.
     is_away: Arc<AtomicBool>,
 }
@@ -82,6 +88,8 @@ impl Steady {
             pause,
             counts: Arc::default(),
             has_answered: Arc::default(),
+            has_written: Arc::default(),
+            has_told: Arc::default(),
             is_away: Arc::default(),
         }
     }
@@ -89,6 +97,11 @@ impl Steady {
     /// How long a request is tried again.
     pub fn deadline(&self) -> Duration {
         self.deadline
+    }
+
+    /// It is tried again until a deadline, whatever it did not answer before.
+    pub fn expect_answers(&self) {
+        self.is_away.store(false, Ordering::Relaxed);
     }
 
     /// How long to leave a bucket alone that could not be reached until then.
@@ -112,7 +125,7 @@ impl Steady {
     }
 
     pub fn put(&self, key: &str, bytes: &Bytes) -> Answer<()> {
-        self.tried(&self.counts.puts, || {
+        self.tried(&self.counts.puts, &self.has_written, || {
             self.counts.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             self.engine.put(key, bytes.clone())
         })
@@ -133,25 +146,25 @@ impl Steady {
                 created => created,
             }
         };
-        self.tried(&self.counts.puts, create)
+        self.tried(&self.counts.puts, &self.has_written, create)
     }
 
     pub fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
-        let got = self.tried(&self.counts.gets, || self.engine.get(key, range))?;
+        let got = self.tried(&self.counts.gets, &self.has_told, || self.engine.get(key, range))?;
         self.counts.received_bytes.fetch_add(got.len() as u64, Ordering::Relaxed);
         Ok(got)
     }
 
     pub fn head(&self, key: &str) -> Answer<u64> {
-        self.tried(&self.counts.heads, || self.engine.head(key))
+        self.tried(&self.counts.heads, &self.has_told, || self.engine.head(key))
     }
 
     pub fn delete(&self, key: &str) -> Answer<()> {
-        self.tried(&self.counts.deletes, || self.engine.delete(key))
+        self.tried(&self.counts.deletes, &self.has_written, || self.engine.delete(key))
     }
 
     pub fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
-        self.tried(&self.counts.lists, || self.engine.list(folder))
+        self.tried(&self.counts.lists, &self.has_told, || self.engine.list(folder))
     }
 
     /// Trouble in the words of disks.
@@ -159,7 +172,7 @@ impl Steady {
         let (address, slash) = (&self.address, if key.is_empty() { "" } else { "/" });
         let step = match trouble {
             Trouble::Passing(_) => {
-                "; it was tried again and again: see that the bucket can be reached, or allow it \
+                "; it was tried again and again: see that the bucket answers, or allow it \
                  more time with --deadline"
             }
             Trouble::Missing if doing == "reading" => {
@@ -171,13 +184,27 @@ impl Steady {
         Error::Elsewhere(format!("{doing} {address}{slash}{key}: {trouble}{step}").into())
     }
 
-    fn tried<T>(&self, count: &AtomicU64, request: impl Fn() -> Answer<T>) -> Answer<T> {
+    /// Makes a request until it is answered, or until the deadline. Of its kind one `has_worked`
+    /// before, or not.
+    fn tried<T>(
+        &self,
+        count: &AtomicU64,
+        has_worked: &AtomicBool,
+        request: impl Fn() -> Answer<T>,
+    ) -> Answer<T> {
         let begun = Instant::now();
         let mut dice: Option<Random> = None;
         let mut pause = self.pause;
         loop {
             count.fetch_add(1, Ordering::Relaxed);
-            let answer = request();
+            let mut answer = request();
+            match answer {
+                Err(Trouble::Denied(why)) if has_worked.load(Ordering::Relaxed) => {
+                    answer = Err(Trouble::Passing(why));
+                }
+                Ok(_) => has_worked.store(true, Ordering::Relaxed),
+                _ => {}
+            }
             if !matches!(answer, Err(Trouble::Passing(_))) {
                 self.has_answered.store(true, Ordering::Relaxed);
                 self.is_away.store(false, Ordering::Relaxed);

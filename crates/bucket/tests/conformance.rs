@@ -40,7 +40,7 @@ fn in_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         let address = format!("file://{}/a/b", dir.path().display());
         dirs.push(dir);
-        made(Arc::new(Cloud::at(&address, true).unwrap()))
+        made(Arc::new(Cloud::at(&address, true, std::time::Duration::from_secs(30)).unwrap()))
     });
 }
 

@@ -213,6 +213,10 @@ pub enum Error {
     /// What keeps the bytes somewhere else said this.
     #[error("{0}")]
     Elsewhere(Arc<str>),
+    /// What keeps the bytes somewhere else does not take them yet: what was submitted waits for
+    /// it, and is written later. Nothing has failed.
+    #[error("{0}")]
+    Away(Arc<str>),
 }
 
 impl Error {
@@ -339,6 +343,17 @@ pub trait Disk: Send + Sync {
     /// As [`Disk::wait`].
     fn settle(&self, ticket: Ticket) -> Result<(), Error>;
 
+    /// Whether [`Disk::wait`] can return [`Error::Away`]: then what is submitted is waited for in
+    /// another call, which says so.
+    fn can_be_away(&self) -> bool {
+        false
+    }
+
+    /// What keeps the disk from making things durable now, if something does, for a user to read.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+
     /// Returns once what is submitted next would be sent at once if it was waited for: a disk that
     /// lets writes gather, as a bucket does, is waited for here, so that more goes along. Others
     /// return at once.
@@ -348,7 +363,8 @@ pub trait Disk: Send + Sync {
     /// later groups, and flushes only if none came since the group was written.
     ///
     /// # Errors
-    /// What the device said of the first write or flush that failed.
+    /// What the device said of the first write or flush that failed; [`Error::Away`], after which
+    /// it can be waited for again.
     fn wait(&self, ticket: Ticket) -> Result<(), Error>;
 
     /// Says that what is in `extents` is not needed any more, once the tickets in `after`

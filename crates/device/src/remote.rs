@@ -36,6 +36,7 @@ fn refusal(error: &Error) -> Refusal {
         // Of a disk that said that it could be written, this means that it stopped.
         Error::ReadOnly | Error::Stopped => Refusal::ReadOnly,
         Error::Gone => Refusal::Gone,
+        Error::Away(_) => Refusal::Timeout,
         Error::TooMuch { .. } => Refusal::Quota,
         Error::NoTicket(_) => Refusal::NotFound,
     }
@@ -46,7 +47,8 @@ fn error(why: Refusal, what: &'static str, extent: Extent) -> Error {
     use rustix::io::Errno;
     match why {
         Refusal::ReadOnly => Error::Stopped,
-        Refusal::Gone | Refusal::Timeout => Error::Gone,
+        Refusal::Gone => Error::Gone,
+        Refusal::Timeout => Error::Away("the disk does not take what is written yet".into()),
         Refusal::Io => Error::Io { what, extent, errno: Errno::IO },
         other => Error::Io { what, extent, errno: other.errno() },
     }

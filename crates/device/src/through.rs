@@ -81,6 +81,16 @@ pub trait Through: Send + Sync {
         self.disk().settle(ticket)
     }
 
+    /// As [`Disk::can_be_away`].
+    fn can_be_away(&self) -> bool {
+        self.disk().can_be_away()
+    }
+
+    /// As [`Disk::trouble`].
+    fn trouble(&self) -> Option<String> {
+        self.disk().trouble()
+    }
+
     /// As [`Disk::gather`].
     fn gather(&self) {
         self.disk().gather();
@@ -147,6 +157,14 @@ impl<T: Through> Disk for T {
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         Through::settle(self, ticket)
+    }
+
+    fn can_be_away(&self) -> bool {
+        Through::can_be_away(self)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        Through::trouble(self)
     }
 
     fn gather(&self) {

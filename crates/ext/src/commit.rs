@@ -73,7 +73,8 @@ impl Volume {
         self.writing.as_ref().map(|writing| &writing.gathering).ok_or(Error::ReadOnly)
     }
 
-    /// Hands what changed to the disk, as one chain; does not wait for it. Where nothing changed
+    /// Hands what changed to the disk, as one chain; does not wait for it, unless the disk may be
+    /// away. Where nothing changed
     /// since the last time, a journal is emptied: what it holds goes to its place.
     ///
     /// # Errors
@@ -91,8 +92,11 @@ impl Volume {
         if was_idle {
             self.settle(true)?;
         }
-        // What was freed is free again once the freeing is durable.
-        match self.outbox()?.last_freed()? {
+        // What was freed is free again once the freeing is durable. A disk that may be away keeps
+        // what it was sent until that is waited for.
+        let outbox = self.outbox()?;
+        let wanted = if outbox.waits_apart { outbox.last()? } else { outbox.last_freed()? };
+        match wanted {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
         }

@@ -145,6 +145,16 @@ impl Io {
         Ok(())
     }
 
+    /// Waits until everything up to `ticket` is durable, for as long as the disk is away.
+    pub fn wait_long(&self, ticket: DiskTicket) -> Result<()> {
+        loop {
+            match self.disk.wait(ticket) {
+                Err(draconis_device::Error::Away(_)) => {}
+                waited => return Ok(waited?),
+            }
+        }
+    }
+
     /// Everything up to `ticket` can be read from the disk.
     pub fn settled(&self, ticket: DiskTicket) {
         let mut queue = self.queue.lock();

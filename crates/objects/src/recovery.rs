@@ -122,8 +122,9 @@ pub(crate) fn open_what_is_left(
     lost: &mut Vec<Loss>,
 ) -> Result<Core> {
     let (superblock, agree) = Superblock::find(&*disk)?;
-    if agree < 2 {
-        log::warn!("only {agree} of four superblocks is the newest");
+    let newest = agree.iter().filter(|is_newest| **is_newest).count();
+    if newest < 2 {
+        log::warn!("only {newest} of four superblocks is the newest");
     }
     let mut core = empty_core(disk, superblock, options.cache_bytes)?;
     let blob = read_blob(&core)?;
@@ -137,6 +138,11 @@ pub(crate) fn open_what_is_left(
     if options.read_only || !lost.is_empty() {
         core.stopped = Some(Error::Misuse("the store is open for reading only"));
         return Ok(core);
+    }
+    if newest < agree.len() {
+        // A crash came between them: before there is a newer one, all are this one.
+        let ticket = core.checkpoints.write_copies(&mut core.log, [1, 0])?;
+        core.log.io.disk.wait(ticket)?;
     }
     if !is_left_out(Omission::Incarnation) {
         core.checkpoints.superblock.incarnation =

@@ -292,6 +292,8 @@ impl Store {
         let mut core = self.core.write();
         match waited {
             Ok(()) => core.log.is_durable(seq),
+            // It waits on its way.
+            Err(error @ draconis_device::Error::Away(_)) => return Err(error.into()),
             Err(error) => return Err(core.stop(error.into())),
         }
         Ok(())

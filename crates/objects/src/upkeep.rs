@@ -83,7 +83,7 @@ impl Need {
                 return io.disk.settle(ticket).ok().map(|()| Granted::Settled(ticket));
             }
             Self::Durable(ticket) => {
-                return io.disk.wait(ticket).ok().map(|()| Granted::Durable(ticket));
+                return io.wait_long(ticket).ok().map(|()| Granted::Durable(ticket));
             }
         }
         None

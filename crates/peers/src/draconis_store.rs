@@ -71,7 +71,8 @@ impl DraconisKv {
         journal: Option<&Path>,
         how: Opening,
     ) -> anyhow::Result<Self> {
-        let cloud = Cloud::at(address, makes).map_err(|why| anyhow!("{why}"))?;
+        let cloud = Cloud::at(address, makes, std::time::Duration::from_secs(30))
+            .map_err(|why| anyhow!("{why}"))?;
         let token = u128::from(std::process::id());
         let journal = journal.map(|file| Local::file(file, JOURNAL_BYTES, token)).transpose();
         let journal = journal.map_err(|why| anyhow!("{why}"))?;

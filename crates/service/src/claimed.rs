@@ -4,16 +4,21 @@
 //! block device the kernel's own mounts count, too.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use draconis_device::{Claim, claim, claim_at_once};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::elsewhere::{self, Means};
 use crate::store_keeper::StoreDisk;
 
+/// How much of a volume's name a file in memory is called by.
+const MEMORY_NAME_MAX: usize = 240;
+/// The length of a file that only stands for a volume: more than any block of one.
+const STAND_IN_BYTES: u64 = 1 << 20;
 /// Most files that lie behind each other.
 const BEHIND_MAX: usize = 64;
 /// How often it is tried again while the volume is in use.
@@ -166,6 +171,23 @@ impl Keep {
         let (path, device) = attached
             .map_err(|error| format!("no loop device can be had: {}", crate::sentence(&error)))?;
         Ok(Device { path, _device: Some(device) })
+    }
+
+    /// Has a file in memory in the place of one, for a volume that is in a store: nothing is read
+    /// or written there.
+    ///
+    /// # Errors
+    /// What the system says, for the user.
+    pub(crate) fn stand_in(&mut self, volume: &Path) -> Result<(), String> {
+        let name: Vec<u8> =
+            volume.as_os_str().as_bytes().iter().copied().take(MEMORY_NAME_MAX).collect();
+        let made = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).and_then(|file| {
+            rustix::fs::ftruncate(&file, STAND_IN_BYTES)?;
+            Ok(file)
+        });
+        let file = made.map_err(|errno| format!("no file in memory can be had: {errno}"))?;
+        self.backing = Some(file);
+        Ok(())
     }
 
     /// Guards a block device again that was not mounted after all.

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,9 @@ pub trait Elsewhere: Send + Sync {
     /// A sentence for the user.
     fn open(&self, opening: &Opening) -> Result<Arc<dyn Disk>, String>;
 
+    /// All that was opened is about to be closed: what cannot be written soon has failed.
+    fn finish(&self);
+
     /// Closes all that was opened, as dropping it does; says what of it could not be brought there,
     /// in a sentence for the user.
     fn close(&self) -> Option<String>;
@@ -93,6 +96,10 @@ impl std::fmt::Debug for Means {
         f.debug_struct("Means").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
+
+/// What the trouble of a disk begins with that is not the end of writing: what follows is how much
+/// waits, since when, and why.
+pub const WAITING: &str = "not sent yet: ";
 
 /// The address that a path is, if it is one and no path: `scheme://something`.
 pub fn address(path: &Path) -> Option<&str> {
@@ -268,6 +275,8 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
 /// A disk that is served to another process, in a thread.
 pub(crate) struct Hosted {
     thread: JoinHandle<()>,
+    /// As long as it is served.
+    disk: Weak<dyn Disk>,
     failure: Arc<OnceLock<String>>,
 }
 
@@ -288,6 +297,7 @@ impl Hosted {
         let (offer, socket) = offer(&plan)?;
         let session = offer.start(user);
         let failure = Arc::new(OnceLock::new());
+        let served = Arc::downgrade(&disk);
         let told = Telling { disk, failure: failure.clone() };
         let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
             let lanes = 0..LANES;
@@ -296,12 +306,13 @@ impl Hosted {
                 log::debug!("a disk that is elsewhere was closed: {lost}");
             }
         })?;
-        Ok((Self { thread, failure }, socket))
+        Ok((Self { thread, disk: served, failure }, socket))
     }
 
-    /// What ended all writing, if something did.
+    /// What ended all writing, or keeps it from going on, if something does.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.failure.get().cloned()
+        let trouble = || self.disk.upgrade().and_then(|disk| disk.trouble());
+        self.failure.get().cloned().or_else(trouble)
     }
 
     /// Returns when its user has ended, and the disk is closed.
@@ -320,6 +331,10 @@ struct Telling {
 
 impl Telling {
     fn tell(&self, error: &Error) {
+        // It has said so, and goes on.
+        if matches!(error, Error::Away(_)) {
+            return log::warn!("{error}");
+        }
         if matches!(error, Error::Elsewhere(_)) && self.failure.set(error.to_string()).is_ok() {
             log::error!("{error}");
         }

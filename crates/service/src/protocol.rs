@@ -162,6 +162,9 @@ pub struct Kept {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MountStatus {
+    /// Whether `sync` and `syncfs` do not reach it.
+    #[serde(default)]
+    pub misses_syncs: bool,
     /// The file or device.
     pub volume: PathBuf,
     /// The directory.

@@ -400,6 +400,7 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
         // The directory may have gone before.
         let _ = std::fs::remove_file(path);
     }
+    elsewhere.finish();
     // It leaves a checkpoint when no disk is served any more.
     let closed = (*process).as_ref().map_or(Ok(()), StoreProcess::close);
     connected.closed(elsewhere.close());

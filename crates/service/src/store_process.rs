@@ -300,5 +300,6 @@ pub fn disk_of(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Er
         return Err(draconis_device::Error::Gone);
     }
     let blocks = session.clone();
-    RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)
+    let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)?;
+    Ok(disk.away_at_times())
 }

@@ -53,12 +53,23 @@ impl Entry {
         ["fuse", "fuseblk"].contains(&self.kind.split('.').next().unwrap_or_default())
     }
 
+    /// Whether the kernel passes `sync` and `syncfs` on to it.
+    pub fn hears_of_syncs(&self) -> bool {
+        self.kind.starts_with("fuseblk")
+    }
+
     /// What is mounted; the file behind a loop device.
     pub fn volume(&self) -> PathBuf {
         let name = self.source.strip_prefix("/dev").ok();
         let behind = name.map(|name| Path::new("/sys/block").join(name).join("loop/backing_file"));
         match behind.and_then(|file| std::fs::read(file).ok()) {
-            Some(text) => OsString::from_vec(text.trim_ascii_end().to_vec()).into(),
+            Some(text) => {
+                let text = text.trim_ascii_end();
+                // One in memory is called as the volume that it stands for.
+                let name = text.strip_prefix(b"/memfd:");
+                let name = name.and_then(|name| name.strip_suffix(b" (deleted)")).unwrap_or(text);
+                OsString::from_vec(name.to_vec()).into()
+            }
             None => self.source.clone(),
         }
     }

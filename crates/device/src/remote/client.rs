@@ -39,6 +39,7 @@ const ROOM_LOOKS: u32 = 10_000;
 pub struct RemoteDisk {
     shared: Arc<Shared>,
     readers: Readers<Shared>,
+    can_be_away: bool,
 }
 
 struct Shared {
@@ -76,7 +77,13 @@ impl RemoteDisk {
         let rooms = OnceLock::new();
         let shared = Arc::new(Shared { properties, bounds, lanes, blocks, rooms });
         let readers = Readers::new(shared.clone(), readers);
-        Ok(Self { shared, readers })
+        Ok(Self { shared, readers, can_be_away: false })
+    }
+
+    /// The disk behind it may be away: [`Disk::can_be_away`].
+    #[must_use]
+    pub fn away_at_times(self) -> Self {
+        Self { can_be_away: true, ..self }
     }
 
     /// Names what lies in `rooms` by its place instead of copying it: the server knows their
@@ -127,6 +134,10 @@ impl Disk for RemoteDisk {
 
     fn chain_bounds(&self) -> ChainBounds {
         self.shared.bounds
+    }
+
+    fn can_be_away(&self) -> bool {
+        self.can_be_away
     }
 
     fn submit_chain(

@@ -303,8 +303,18 @@ impl<'a> Service<'a> {
             let in_the_way = self.lock().in_the_way(groups, bytes);
             match in_the_way {
                 Some((ticket, Until::Settled)) => self.settle(ticket)?,
-                Some((ticket, Until::Durable)) => self.wait(ticket)?,
+                Some((ticket, Until::Durable)) => self.wait_long(ticket)?,
                 None => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits for as long as the disk is away.
+    fn wait_long(&self, ticket: u64) -> Result<(), Refusal> {
+        loop {
+            match self.wait(ticket) {
+                Err(Refusal::Timeout) => {}
+                waited => return waited,
             }
         }
     }

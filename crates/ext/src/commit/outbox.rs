@@ -87,6 +87,8 @@ pub(crate) struct Flight {
 pub(crate) struct Outbox {
     disk: Arc<dyn Disk>,
     block_bytes: usize,
+    /// What was sent is waited for in another call: the disk may be away.
+    pub(crate) waits_apart: bool,
     queue: Mutex<Queue>,
     /// Whether the queue holds anything.
     waiting: AtomicBool,
@@ -136,6 +138,7 @@ impl Outbox {
         // Most disks have room for all that they are long.
         let kept_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
         Self {
+            waits_apart: disk.can_be_away(),
             disk,
             kept_bytes,
             unsent_bytes: AtomicU64::new(0),
@@ -241,7 +244,8 @@ impl Outbox {
             };
             let Some((sealed, number, chain)) = next else { return Ok(taken) };
             taken = taken.max(number);
-            let and_wait = and_wait && !self.waiting.load(Ordering::Acquire);
+            let is_last = !self.waiting.load(Ordering::Acquire);
+            let and_wait = and_wait && is_last && !self.waits_apart;
             if let Err(error) = self.send_one(&mut sent, sealed, number, chain, and_wait) {
                 sent.failed = Some(error.clone());
                 return Err(error);

@@ -12,7 +12,7 @@ use super::outbox::{Flight, Freed};
 use crate::transaction::WriteSide;
 use crate::units::index;
 use crate::volume::Volume;
-use crate::{FsBlock, Result};
+use crate::{Error, FsBlock, Result};
 
 /// Blocks of metadata that stay in the overlay after they were written, in bytes.
 const KEPT_BYTES: usize = 32 << 20;
@@ -111,8 +111,12 @@ impl Volume {
         Ok(())
     }
 
-    /// Ends all writing if the disk failed.
+    /// Ends all writing if the disk failed. One that is away has what it was sent, and writes it
+    /// later.
     pub(super) fn or_stop<T>(&self, done: Result<T>) -> Result<T> {
+        if let Err(Error::Io(draconis_device::Error::Away(_))) = &done {
+            return done;
+        }
         if let (Err(error), Some(writing)) = (&done, &self.writing) {
             writing.gate.write().stop(error);
         }

@@ -73,7 +73,11 @@ impl Checkpoints {
     pub fn write_superblock(&mut self, log: &mut Log) -> Result<DiskTicket> {
         self.superblock.generation += 1;
         // Where the store ends from now on there is none yet: till there is, all is as it was.
-        let pairs = if self.is_resized { [1, 0] } else { [0, 1] };
+        self.write_copies(log, if self.is_resized { [1, 0] } else { [0, 1] })
+    }
+
+    /// Writes all copies of the superblock as it is, the second of the pairs behind the first.
+    pub fn write_copies(&self, log: &mut Log, pairs: [usize; 2]) -> Result<DiskTicket> {
         let chain = pairs.map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
         let is_ordered = !is_left_out(Omission::SuperblockAfterFrames);
         let after: Vec<DiskTicket> = log.sent.last.into_iter().filter(|_| is_ordered).collect();
@@ -187,7 +191,7 @@ impl Core {
             match patience {
                 _ if is_durable => {}
                 Patience::Asks => return Ok(Some(Need::Durable(written.ticket))),
-                Patience::Waits => self.log.io.disk.wait(written.ticket)?,
+                Patience::Waits => self.log.io.wait_long(written.ticket)?,
             }
         }
         if let Some(written) = self.checkpoints.written.take() {

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Law 1: copies 0 and 1 are written together, 2 and 3 together once those are durable. So
-//! two copies of one generation are whole at any moment.
+//! two copies of one generation are whole at any moment. Copies that a crash left behind are
+//! brought up to the newest before there is a newer one: none is more than one generation behind.
 //! Law 2: a copy lies within one sector of 512 bytes: it is whole or old.
 //! Law 3: the newest copy is believed; everything it leads to was durable before it was
 //! written.
@@ -267,32 +268,33 @@ impl Superblock {
         self.geometry.copies().map(|at| (at, read_copy(disk, at)))
     }
 
-    /// The newest copy on a disk, and how many copies agree with it.
+    /// The newest copy on a disk, and which of the four copies agree with it.
     ///
     /// # Errors
     /// [`Error::NotAStore`] where no copy is, [`Error::Corrupt`] where none is whole, what
     /// the disk says where it cannot be read.
-    pub fn find(disk: &dyn Disk) -> Result<(Self, usize)> {
+    pub fn find(disk: &dyn Disk) -> Result<(Self, [bool; 4])> {
         let properties = disk.properties();
-        let mut found: Vec<Self> = vec![];
+        let mut found: Vec<(u64, Self)> = vec![];
         let mut why = Error::NotAStore("no superblock".to_owned());
-        let take = |at: u64, found: &mut Vec<Self>, why: &mut Error| match read_copy(disk, at) {
-            Ok(copy) if copy.geometry.copies().contains(&at) => found.push(copy),
-            Ok(_) => {}
-            Err(Error::NotAStore(text)) if text == "no superblock" => {}
-            Err(error) => *why = error,
-        };
+        let take =
+            |at: u64, found: &mut Vec<(u64, Self)>, why: &mut Error| match read_copy(disk, at) {
+                Ok(copy) if copy.geometry.copies().contains(&at) => found.push((at, copy)),
+                Ok(_) => {}
+                Err(Error::NotAStore(text)) if text == "no superblock" => {}
+                Err(error) => *why = error,
+            };
         take(0, &mut found, &mut why);
         // The first copy says where the others are. Without it each page size is tried.
         let places = match found.first() {
-            Some(copy) => copy.geometry.copies()[1..].to_vec(),
+            Some((_, copy)) => copy.geometry.copies()[1..].to_vec(),
             None => everywhere(properties.len_bytes),
         };
         places.into_iter().for_each(|at| take(at, &mut found, &mut why));
-        let Some(newest) = found.iter().max_by_key(|copy| copy.generation).cloned() else {
-            return Err(why);
-        };
-        let agree = found.iter().filter(|copy| **copy == newest).count();
+        let newest = found.iter().max_by_key(|(_, copy)| copy.generation);
+        let Some((_, newest)) = newest.cloned() else { return Err(why) };
+        let is_newest = |at| found.iter().any(|(place, copy)| *place == at && *copy == newest);
+        let agree = newest.geometry.copies().map(is_newest);
         Ok((newest, agree))
     }
 }
@@ -370,10 +372,13 @@ mod tests {
         for pair in 0..2 {
             disk.submit(Group { writes: superblock.writes(pair) }, &[]).unwrap();
         }
-        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), 4));
+        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), [true; 4]));
         superblock.generation = 6;
         disk.submit(Group { writes: superblock.writes(0) }, &[]).unwrap();
-        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), 2));
+        assert_eq!(
+            Superblock::find(&disk).unwrap(),
+            (superblock.clone(), [true, true, false, false])
+        );
         // Both copies at the start are lost: the old ones at the end still serve.
         let mut zeros = superblock.writes(0);
         zeros.iter_mut().for_each(|write| write.block = Block::private(4096));

@@ -19,6 +19,10 @@ use crate::protocol::{MountStatus, WorkerStatus, volume_name};
 use crate::sandbox::Confinement;
 use crate::table;
 
+/// What is said of a mount of which the kernel does not pass `sync` on.
+const MISSES_SYNCS: &str = "sync and syncfs do not reach this mount: the kernel passes them on \
+                            to those alone that root makes of block devices. fsync does, and what \
+                            changed is written after 200 ms of quiet";
 /// How long a mount that is just ending may take to give its volume and directory back.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
 
@@ -143,7 +147,14 @@ impl Keeper {
         };
         let mut notes: Vec<String> = note.into_iter().collect();
         notes.extend(told.notes);
-        lock(&mount.state).status.sandbox = told.sandbox;
+        {
+            let status = &mut lock(&mount.state).status;
+            status.sandbox = told.sandbox;
+            // Who chose it knows.
+            if status.misses_syncs && mount.options.block_device != Some(false) {
+                notes.push(MISSES_SYNCS.to_owned());
+            }
+        }
         self.front.tune(&mount.mount_point);
         self.serve_on(mount, Held { lives, keep, fuse }, worker);
         log::info!(
@@ -166,8 +177,13 @@ impl Keeper {
     ) -> Result<(Worker, OwnedFd, WorkerStatus), String> {
         let options = MountOptions { read_only: worker.read_only, ..options.clone() };
         let fuse = self.attach(mount, keep, &options)?;
-        let device = table::at(&mount.mount_point).map(|entry| entry.device);
-        lock(&mount.state).device = device;
+        let entry = table::at(&mount.mount_point);
+        let hears_of_syncs = entry.as_ref().is_some_and(table::Entry::hears_of_syncs);
+        {
+            let mut state = lock(&mount.state);
+            state.device = entry.map(|entry| entry.device);
+            state.status.misses_syncs = !options.read_only && !hears_of_syncs;
+        }
         let given = connection::for_worker(&fuse).and_then(|fuse| worker.give(&fuse));
         let given = given.map_err(|error| format!("the worker died before it served: {error}"));
         match given.and_then(|()| wait_until_served(&mut worker)) {
@@ -220,18 +236,21 @@ impl Keeper {
             return Err("mount option 'fuseblk' is for root only; leave it out".into());
         }
         let may = is_root && options.source.is_none();
-        // Of what is in a store there is none.
-        let is_file = mount.disk.is_none();
-        if options.read_only || !is_file || !options.block_device.unwrap_or(may) {
+        if options.read_only || !options.block_device.unwrap_or(may) {
             return attach(None);
         }
-        let attached = keep.source(volume).and_then(|source| attach(Some(&source.path)));
+        // What is in a store has no file of its own.
+        let ready = if mount.disk.is_some() { keep.stand_in(volume) } else { Ok(()) };
+        let attached =
+            ready.and_then(|()| keep.source(volume)).and_then(|source| attach(Some(&source.path)));
         attached.or_else(|why| {
             if options.block_device == Some(true) {
                 return Err(format!("mount option 'fuseblk' cannot be had: {why}"));
             }
             log::info!("{}: not mounted as a block device: {why}", volume.display());
-            keep.guard_again(volume)?;
+            if mount.disk.is_none() {
+                keep.guard_again(volume)?;
+            }
             attach(None)
         })
     }
@@ -273,6 +292,7 @@ fn first_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> Mo
         sandbox: Confinement::default(),
         memory_bytes: 0,
         disk: None,
+        misses_syncs: false,
         worker: None,
     }
 }

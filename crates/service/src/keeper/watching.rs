@@ -12,6 +12,8 @@ use crate::protocol::{self, MountStatus, Reply, WorkerStatus};
 
 /// How often a worker is asked how it is.
 const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How often its disk is asked the same, where nobody wants to know.
+const ASK_DISK_EVERY: Duration = Duration::from_secs(15);
 /// How long a worker serves before the process is started that would follow it: that takes a CPU
 /// from those who have waited for this one.
 const STAND_BY_AFTER: Duration = Duration::from_millis(10);
@@ -120,6 +122,7 @@ impl Keeper {
         let mut hung = None;
         let mut closed = false;
         let mut period = STAND_BY_AFTER;
+        let mut asked_disk = Instant::now();
         loop {
             let waiting = match asked.recv_timeout(std::mem::replace(&mut period, ASK_EVERY)) {
                 Ok(Ask::Died(exit)) => {
@@ -166,7 +169,11 @@ impl Keeper {
             match worker.status(Instant::now() + deadline) {
                 Ok(told) if Duration::from_millis(told.busy_ms) <= deadline => {
                     self.note(mount, "serving", Some(told));
-                    lock(&mount.state).status.disk = worker.disk_failure();
+                    // To some disks that is a request, which has a price.
+                    if waiting.is_some() || asked_disk.elapsed() >= ASK_DISK_EVERY {
+                        asked_disk = Instant::now();
+                        lock(&mount.state).status.disk = worker.disk_failure();
+                    }
                 }
                 answer => {
                     // A worker that is ending does not answer either; its death tells why.

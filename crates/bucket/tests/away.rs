@@ -1,0 +1,196 @@
+//! Buckets that take nothing for a while: what passes is waited for, writers that stay are told
+//! after the deadline and go on later, and nothing that was written is lost meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use draconis_bucket::{Answer, BucketDisk, Engine, Listed, Memory, Options, Trouble};
+use draconis_device::{Disk, Error, Extent, Group, Ticket, Write};
+use draconis_exchange::heap::Block;
+
+const DEADLINE: Duration = Duration::from_millis(400);
+
+/// A bucket that refuses to be changed as long as it is told to.
+struct Denying(Memory, Arc<AtomicBool>);
+
+impl Denying {
+    fn change(&self, request: impl FnOnce(&Memory) -> Answer<()>) -> Answer<()> {
+        match self.1.load(Ordering::SeqCst) {
+            true => Err(Trouble::Denied("403 AccessDenied: Access Denied".to_owned())),
+            false => request(&self.0),
+        }
+    }
+}
+
+impl Engine for Denying {
+    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.change(|bucket| bucket.put(key, bytes))
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+        self.change(|bucket| bucket.create(key, bytes))
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+        self.0.get(key, range)
+    }
+
+    fn head(&self, key: &str) -> Answer<u64> {
+        self.0.head(key)
+    }
+
+    fn delete(&self, key: &str) -> Answer<()> {
+        self.change(|bucket| bucket.delete(key))
+    }
+
+    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+        self.0.list(folder)
+    }
+}
+
+fn options(stays: bool) -> Options {
+    Options {
+        deadline: DEADLINE,
+        pause: Duration::from_millis(5),
+        commit: Duration::ZERO,
+        seat: "here".to_owned(),
+        stays,
+        ..Options::default()
+    }
+}
+
+/// A server with an empty disk, and the switch of those who are refused.
+fn server() -> (Memory, Arc<AtomicBool>) {
+    let server = Memory::default();
+    let machine = Arc::new(server.client(Default::default()));
+    drop(BucketDisk::create(machine, "memory", 1 << 20, false, &options(false)).unwrap());
+    (server, Arc::default())
+}
+
+fn open(server: &Memory, denies: &Arc<AtomicBool>, how: &Options) -> Result<BucketDisk, Error> {
+    let machine = Denying(server.client(Default::default()), denies.clone());
+    BucketDisk::open(Arc::new(machine), "memory", how)
+}
+
+fn write(disk: &BucketDisk, at: u64, byte: u8) -> Ticket {
+    let mut block = Block::private(4096);
+    block.copy_in(0, &[byte; 4096]);
+    let write = Write { at_bytes: at * 4096 + (64 << 10), block };
+    disk.submit(Group { writes: vec![write] }, &[]).unwrap()
+}
+
+fn byte(disk: &BucketDisk, at: u64) -> u8 {
+    let extent = Extent::new(at * 4096 + (64 << 10), 4096);
+    disk.read_now(extent, Block::private(4096)).unwrap().bytes().unwrap()[0]
+}
+
+#[test]
+fn a_writer_that_stays_goes_on_when_the_bucket_does() {
+    let (server, denies) = server();
+    let disk = open(&server, &denies, &options(true)).unwrap();
+    disk.wait(write(&disk, 0, 1)).unwrap();
+    for round in 0..3 {
+        denies.store(true, Ordering::SeqCst);
+        let tickets = [write(&disk, 1, 2 + round), write(&disk, 2, 12 + round)];
+        let begun = Instant::now();
+        let told = disk.wait(tickets[1]).unwrap_err();
+        assert!(matches!(&told, Error::Away(why) if why.contains("AccessDenied")), "{told}");
+        let took = begun.elapsed();
+        assert!(took >= DEADLINE / 2 && took < DEADLINE * 4, "{took:?}");
+        let state = disk.state_of_writing();
+        let (why, since) = state.away.clone().unwrap();
+        assert!(why.contains("403 AccessDenied") && since.elapsed().unwrap() < DEADLINE * 4);
+        assert!(state.waiting_bytes >= 8192 && state.error.is_none(), "{state:?}");
+        assert_eq!([0, 1, 2].map(|at| byte(&disk, at)), [1, 2 + round, 12 + round]);
+        // What is only seen does not wait for the bucket.
+        disk.settle(tickets[1]).unwrap();
+        denies.store(false, Ordering::SeqCst);
+        let until = Instant::now() + Duration::from_secs(10);
+        while disk.wait(tickets[1]).is_err() {
+            assert!(Instant::now() < until);
+        }
+        disk.wait(write(&disk, 3, round)).unwrap();
+        assert!(disk.state_of_writing().away.is_none());
+    }
+    drop(disk);
+    let machine = Arc::new(server.client(Default::default()));
+    let disk = BucketDisk::open_to_read(machine, "memory", &options(false)).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|at| byte(&disk, at)), [1, 4, 14, 2]);
+}
+
+#[test]
+fn what_was_never_done_is_refused_at_once_and_a_command_ends_after_the_deadline() {
+    let (server, denies) = server();
+    denies.store(true, Ordering::SeqCst);
+    let begun = Instant::now();
+    let refused = open(&server, &denies, &options(true)).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("403 AccessDenied"), "{refused}");
+    assert!(begun.elapsed() < DEADLINE / 2, "{:?}", begun.elapsed());
+    denies.store(false, Ordering::SeqCst);
+    let disk = open(&server, &denies, &options(false)).unwrap();
+    disk.wait(write(&disk, 0, 1)).unwrap();
+    denies.store(true, Ordering::SeqCst);
+    let failed = disk.wait(write(&disk, 0, 2)).unwrap_err();
+    assert!(matches!(failed, Error::Elsewhere(_)), "{failed}");
+}
+
+#[test]
+fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
+    let (server, denies) = server();
+    let disk = open(&server, &denies, &options(true)).unwrap();
+    disk.wait(write(&disk, 0, 1)).unwrap();
+    denies.store(true, Ordering::SeqCst);
+    disk.wait(write(&disk, 0, 2)).unwrap_err();
+    let begun = Instant::now();
+    disk.finish();
+    disk.close();
+    assert!(begun.elapsed() < DEADLINE * 4, "{:?}", begun.elapsed());
+    let left = disk.left().unwrap();
+    assert!(left.contains("4096 bytes") && left.contains("AccessDenied"), "{left}");
+    // A bucket that answers in time has all.
+    denies.store(false, Ordering::SeqCst);
+    let disk = open(&server, &denies, &options(true)).unwrap();
+    disk.wait(write(&disk, 0, 3)).unwrap();
+    denies.store(true, Ordering::SeqCst);
+    disk.wait(write(&disk, 0, 4)).unwrap_err();
+    let switch = denies.clone();
+    let heals = std::thread::spawn(move || {
+        std::thread::sleep(DEADLINE / 4);
+        switch.store(false, Ordering::SeqCst);
+    });
+    disk.finish();
+    disk.close();
+    heals.join().unwrap();
+    assert_eq!(disk.left(), None);
+    let machine = Arc::new(server.client(Default::default()));
+    let disk = BucketDisk::open_to_read(machine, "memory", &options(false)).unwrap();
+    assert_eq!(byte(&disk, 0), 4);
+}
+
+#[test]
+fn a_writer_that_was_taken_over_says_so_without_writing() {
+    let (server, denies) = server();
+    let disk = open(&server, &denies, &options(true)).unwrap();
+    disk.wait(write(&disk, 0, 1)).unwrap();
+    assert!(disk.state_of_writing().error.is_none());
+    let other = Options {
+        seat: "there".to_owned(),
+        token: 7,
+        takes_over: true,
+        who: "another machine".to_owned(),
+        ..options(true)
+    };
+    let other = open(&server, &denies, &other).unwrap();
+    std::thread::sleep(Duration::from_millis(600));
+    let until = Instant::now() + Duration::from_secs(5);
+    let why = loop {
+        if let Some(why) = disk.state_of_writing().error {
+            break why;
+        }
+        assert!(Instant::now() < until);
+    };
+    assert!(why.contains("taken over by another machine"), "{why}");
+    drop(other);
+}

@@ -1,0 +1,197 @@
+//! Stores in buckets that grow and shrink while machines die: after each step the full check has
+//! no complaint, and all that was acknowledged is there. `SEED`, `RUNS` and `STEPS` in the
+//! environment make it longer.
+
+use std::collections::BTreeMap;
+use std::ops::RangeFull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use draconis_bucket::{BucketDisk, Faults, Memory, Options};
+use draconis_device::Disk;
+use draconis_objects::check::CheckOptions;
+use draconis_objects::kv::Kv;
+use draconis_objects::torture::{Random, Shape};
+use draconis_objects::{OpenOptions, Store};
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+}
+
+/// The values that a key may have: the last that was acknowledged, and those behind it.
+type Keys = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
+
+struct User {
+    server: Memory,
+    dice: Random,
+    keys: Keys,
+    deaths: u64,
+    resized: u64,
+}
+
+type Outcome = Result<(), String>;
+
+fn said(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+impl User {
+    fn begin(seed: u64) -> Self {
+        let (server, mut dice) = (Memory::default(), Random::new(seed));
+        let len_bytes = Shape::BUCKET.disk_bytes as u64;
+        let machine = Arc::new(server.client(Faults::default()));
+        let options = options(&mut dice);
+        let disk = BucketDisk::create(machine, "memory", len_bytes, false, &options).unwrap();
+        Store::create(Arc::new(disk), &Shape::BUCKET.options()).unwrap();
+        Self { server, dice, keys: Keys::new(), deaths: 0, resized: 0 }
+    }
+
+    /// One step by a machine of its own, which may die in it.
+    fn step(&mut self) -> Result<(), String> {
+        let dies_after = self.dice.once_in(2).then(|| self.dice.below(60));
+        let faults = Faults { seed: self.dice.next_u64(), dies_after, ..Faults::default() };
+        let machine = Arc::new(self.server.client(faults));
+        let options = options(&mut self.dice);
+        let opened = BucketDisk::open(machine, "memory", &options);
+        let done = opened.map_err(said).and_then(|disk| match self.dice.below(3) {
+            0 => self.put(Arc::new(disk)),
+            1 => self.grow(Arc::new(disk)),
+            _ => self.shrink(Arc::new(disk)),
+        });
+        match done {
+            Err(_) if dies_after.is_some() => self.deaths += 1,
+            done => done?,
+        }
+        self.look()
+    }
+
+    fn put(&mut self, disk: Arc<BucketDisk>) -> Outcome {
+        let store = Store::open(disk, &OpenOptions::default()).map_err(said)?;
+        let kv = Kv::new(store.clone());
+        let mut put = vec![];
+        for _ in 0..1 + self.dice.below(60) {
+            let (key, len) = (self.dice.below(300).to_be_bytes(), self.dice.below(600));
+            let mut value = vec![0; len as usize];
+            self.dice.fill(&mut value);
+            put.push(key);
+            self.keys.entry(key.to_vec()).or_insert_with(|| vec![None]).push(Some(value.clone()));
+            kv.put(&key, &value).map_err(said)?;
+        }
+        store.sync().map_err(said)?;
+        for key in put {
+            let values = self.keys.get_mut(&key[..]).unwrap();
+            values.drain(..values.len() - 1);
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self, disk: Arc<BucketDisk>) -> Outcome {
+        // By whole megabytes, and by less than an end of the disk has.
+        let more = [512, 4096, 1 << 20, 3 << 20][self.dice.below(4) as usize];
+        let wanted = Store::measures(&*disk).map_err(said)?.0 + more;
+        disk.resize(wanted).map_err(said)?;
+        Store::resize(disk, wanted).map_err(said)?;
+        self.resized += 1;
+        Ok(())
+    }
+
+    fn shrink(&mut self, disk: Arc<BucketDisk>) -> Outcome {
+        let less = [512, 4096, 1 << 20, 2 << 20][self.dice.below(4) as usize];
+        let before = Store::measures(&*disk).map_err(said)?.0;
+        let wanted = before.saturating_sub(less).max(Shape::BUCKET.disk_bytes as u64);
+        Store::resize(disk.clone(), wanted).map_err(said)?;
+        disk.resize(wanted).map_err(said)?;
+        self.resized += 1;
+        Ok(())
+    }
+
+    fn look(&mut self) -> Result<(), String> {
+        let machine = Arc::new(self.server.client(Faults::default()));
+        let options = options(&mut self.dice);
+        let disk = BucketDisk::open_to_read(machine, "memory", &options).map_err(said)?;
+        let disk: Arc<dyn Disk> = Arc::new(disk);
+        let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {});
+        let report = report.map_err(said)?;
+        if let Some(damage) = report.damage.first() {
+            return Err(format!("check: {damage}"));
+        }
+        let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let store = Store::open(disk, &options).map_err(said)?;
+        let pairs = Kv::new(store).scan::<RangeFull>(&..).collect::<Result<Vec<_>, _>>();
+        let found: BTreeMap<Vec<u8>, Vec<u8>> = pairs.map_err(said)?.into_iter().collect();
+        if let Some(key) = found.keys().find(|key| !self.keys.contains_key(*key)) {
+            return Err(format!("key {key:?} was never put"));
+        }
+        for (key, values) in &mut self.keys {
+            let value = found.get(key).cloned();
+            let Some(seen) = values.iter().rposition(|it| *it == value) else {
+                return Err(format!("key {key:?} has none of its {} values", values.len()));
+            };
+            // What was seen stays; what a machine sent before it died may still arrive.
+            values.drain(..seen);
+        }
+        Ok(())
+    }
+}
+
+fn options(dice: &mut Random) -> Options {
+    Options {
+        pause: Duration::from_micros(20),
+        commit: Duration::ZERO,
+        lanes: 1 + dice.below(6) as usize,
+        token: u128::from(dice.next_u64()),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn what_was_acknowledged_stays_and_the_check_is_content_at_any_length() {
+    let (first, steps) = (number("SEED", 1), number("STEPS", 30));
+    let (mut deaths, mut resized) = (0, 0);
+    for seed in first..first + number("RUNS", 20) {
+        let mut user = User::begin(seed);
+        for step in 0..steps {
+            let done = user.step();
+            done.unwrap_or_else(|why| panic!("SEED={seed} RUNS=1 STEPS={steps}: {step}: {why}"));
+        }
+        deaths += user.deaths;
+        resized += user.resized;
+    }
+    println!("{deaths} deaths, {resized} times another length");
+    assert!(deaths > steps && resized > steps || number("RUNS", 20) < 5);
+}
+
+#[test]
+fn a_disk_that_was_shorter_has_what_was_written_to_its_end() {
+    let server = Memory::default();
+    let machine = || Arc::new(server.client(Faults::default()));
+    let options = options(&mut Random::new(1));
+    let disk = BucketDisk::create(machine(), "memory", 1 << 20, false, &options).unwrap();
+    let read = |disk: &BucketDisk| {
+        let len = disk.properties().len_bytes;
+        let extent = draconis_device::Extent::new(0, len);
+        let block = draconis_exchange::heap::Block::private(len as usize);
+        disk.read_now(extent, block).unwrap().into_private().to_vec()
+    };
+    let mut bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 512 * 7 + 1) as u8).collect();
+    let mut block = draconis_exchange::heap::Block::private(1 << 20);
+    block.copy_in(0, &bytes);
+    let write = draconis_device::Write { at_bytes: 0, block };
+    let ticket = disk.submit(draconis_device::Group { writes: vec![write] }, &[]).unwrap();
+    disk.wait(ticket).unwrap();
+    drop(disk);
+    let lens = [(1 << 20) + 512, (1 << 20) + 9 * 512, 2 << 20, (2 << 20) - 512, 1 << 19, 3 << 19];
+    for len in lens {
+        let disk = BucketDisk::open(machine(), "memory", &options).unwrap();
+        disk.resize(len).unwrap();
+        bytes.resize(bytes.len().min(len as usize), 0);
+        let common = bytes.len();
+        for disk in [disk, BucketDisk::open(machine(), "memory", &options).unwrap()] {
+            assert!(read(&disk)[..common] == bytes[..], "{len}");
+        }
+        bytes.resize(len as usize, 0);
+        // What is behind the old end is not told.
+        let disk = BucketDisk::open_to_read(machine(), "memory", &options).unwrap();
+        bytes = read(&disk);
+    }
+}
