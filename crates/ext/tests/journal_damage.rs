@@ -208,8 +208,12 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
                     asked += 1;
                     let (theirs, said) = by_e2fsck(&bytes);
                     // It knows a damaged header from the end of the log no better than a kernel.
-                    assert!(damaged || !theirs, "{what}: {said}");
-                    assert!(theirs || sealed != Sealed::Checksum, "{what}: {said}");
+                    // What a copy without a checksum says may be anything.
+                    let is_told = kind.is_some() || sealed == Sealed::Checksum;
+                    assert!(damaged || !theirs || !is_told, "{what}: {said}");
+                    // Nor does it look at a copy of a block that is revoked later.
+                    let is_looked_at = sealed == Sealed::Checksum && kind.is_some();
+                    assert!(theirs || !is_looked_at, "{what}: {said}");
                     if sealed != Sealed::No {
                         is_refused(&bytes, &what);
                     }
