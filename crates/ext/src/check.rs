@@ -167,20 +167,32 @@ struct Check<'a> {
 /// [`Error::NotExt`]; [`Error::Unsupported`] naming what the volume needs that cannot be
 /// checked; [`Error::Io`]. Damage is no error.
 pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> Result<Report> {
-    let mut raw = read_superblock(&**disk)?;
-    let mut disk = disk.clone();
-    let mut replayed = false;
-    if let Ok(super_) = raw.check()
-        && super_.needs_recovery()
-    {
-        (disk, _) = journal::replayed(disk, &super_)?;
-        raw = read_superblock(&*disk)?;
-        replayed = true;
+    let raw = read_superblock(&**disk)?;
+    let Some(super_) = raw.check().ok().filter(Superblock::needs_recovery) else {
+        return check_in_place(disk, raw, false, options, progress);
+    };
+    let recovered = journal::replayed(disk.clone(), &super_)?;
+    let raw = read_superblock(&*recovered.disk)?;
+    let mut report = check_in_place(&recovered.disk, raw, true, options, progress)?;
+    if let Some(Error::Corrupt { what, block, .. }) = recovered.damage {
+        let complaint = Complaint::new(What::Journal).name(what.as_bytes());
+        report.complaints.insert(0, Complaint { block, ..complaint });
+        report.damaged = true;
     }
-    let disk = &disk;
+    Ok(report)
+}
+
+/// Checks a volume whose blocks are all where `disk` says.
+fn check_in_place(
+    disk: &Arc<dyn Disk>,
+    raw: RawSuperblock,
+    replayed: bool,
+    options: Options,
+    progress: Progress<'_>,
+) -> Result<Report> {
     let log = Log::new(options.most);
     let super_ = match raw.understand() {
-        Ok(super_) => with_features(&raw, super_)?,
+        Ok(super_) => super_,
         Err(Error::Corrupt { what, .. }) => {
             log.add(match what {
                 superblock::WRONG_CHECKSUM => Complaint::new(What::SuperblockChecksum),
@@ -279,23 +291,12 @@ fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
     RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
 }
 
-/// The features count in revision 0, too, as they do for the kernel and `e2fsck`.
-fn with_features(raw: &RawSuperblock, super_: Superblock) -> Result<Superblock> {
-    let incompatible = Incompatible::from_bits_retain(raw.s_feature_incompat.get());
-    let missing = incompatible.difference(Incompatible::CHECKABLE | Incompatible::RECOVER);
+fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
+    let missing = super_.incompatible.difference(Incompatible::CHECKABLE | Incompatible::RECOVER);
     if !missing.is_empty() {
         let feature = format!("needs: {}", missing.names().join(", "));
         return Err(Error::Unsupported { feature });
     }
-    Ok(Superblock {
-        compatible: Compatible::from_bits_retain(raw.s_feature_compat.get()),
-        incompatible,
-        read_only_compatible: ReadOnlyCompatible::from_bits_retain(raw.s_feature_ro_compat.get()),
-        ..super_
-    })
-}
-
-fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
     let unknown = super_.compatible.bits() & !KNOWN_COMPATIBLE;
     let compatible = super_.compatible & (UNCHECKED | Compatible::from_bits_retain(unknown));
     let read_only = super_.read_only_compatible.difference(ReadOnlyCompatible::CHECKABLE);

@@ -29,7 +29,7 @@ use draconis_exchange::contract::Time;
 
 use crate::blocks::overlay::{Buffer, State};
 use crate::blocks::role::Role;
-use crate::format::features::{Compatible, ReadOnlyCompatible};
+use crate::format::requirements::Feature;
 use crate::format::slot::Change;
 use crate::format::superblock::RawSuperblock;
 use crate::ops::accesses::Accesses;
@@ -630,17 +630,9 @@ impl Transaction<'_> {
     }
 
     /// Says in the superblock that the volume uses a feature.
-    pub(crate) fn need_feature(&mut self, feature: ReadOnlyCompatible) -> Result<()> {
+    pub(crate) fn need_feature(&mut self, feature: Feature) -> Result<()> {
         self.change_super(|raw| {
-            raw.s_feature_ro_compat.set(raw.s_feature_ro_compat.get() | feature.bits());
-            Ok(())
-        })
-    }
-
-    /// Says in the superblock that the volume uses a feature.
-    pub(crate) fn need_compatible(&mut self, feature: Compatible) -> Result<()> {
-        self.change_super(|raw| {
-            raw.s_feature_compat.set(raw.s_feature_compat.get() | feature.bits());
+            feature.set(raw, true);
             Ok(())
         })
     }

@@ -28,6 +28,7 @@ pub(crate) mod mmp;
 pub mod nokey;
 pub(crate) mod orphan_file;
 pub mod quota;
+pub(crate) mod requirements;
 pub mod slot;
 pub mod superblock;
 pub mod xattr;

@@ -5,6 +5,8 @@
 //!                          │
 //!        needs recovery?   ├─ read only:  replayed in memory, no byte of the disk changes
 //!                          └─ to write:   blocks in place ▶ the log is empty ▶ the volume is whole
+//!              damaged?    ├─ read only:  what was committed before the damage is replayed
+//!                          └─ to write:   refused, and the disk stays as it is
 //! ```
 //! Law 1: whatever a log says, recovery visits each of its blocks once or twice, and remembers a
 //! few words for each.
@@ -32,51 +34,78 @@ pub(crate) use log::Log;
 use log::read_bytes;
 use replayed::Replayed;
 
-/// The disk as it will be once its journal was replayed: every read of a block that the log
-/// holds answers that. It cannot be written. And the superblock as it is there.
+/// A volume as its journal makes it, to be read.
+pub(crate) struct Recovered {
+    /// Every read of a block that the log holds answers that. It cannot be written.
+    pub(crate) disk: Arc<dyn Disk>,
+    /// The superblock as it is there.
+    pub(crate) super_: Superblock,
+    /// Why some of what was committed is missing.
+    pub(crate) damage: Option<Error>,
+}
+
+/// The disk as it will be once its journal was replayed, as far as that is whole.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a journal that is elsewhere or of an unknown kind;
-/// [`Error::Corrupt`] for one that is damaged; [`Error::Io`].
-pub(crate) fn replayed(
-    disk: Arc<dyn Disk>,
-    super_: &Superblock,
-) -> Result<(Arc<dyn Disk>, Superblock)> {
-    let log = Log::find(disk.clone(), super_)?;
+/// [`Error::Unsupported`] for a journal that is elsewhere or of an unknown kind; [`Error::Io`];
+/// [`Error::Corrupt`] for what the log holds of the superblock.
+pub(crate) fn replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<Recovered> {
+    match Log::find(disk.clone(), super_) {
+        Ok(log) => replayed_from(disk, &log),
+        Err(damage @ Error::Corrupt { .. }) => {
+            Ok(Recovered { disk, super_: super_.clone(), damage: Some(damage) })
+        }
+        Err(other) => Err(other),
+    }
+}
+
+fn replayed_from(disk: Arc<dyn Disk>, log: &Log) -> Result<Recovered> {
     let found = log.recover()?;
-    let (len, transactions) = (found.copies.len(), found.transactions);
+    let (len, transactions, next) = (found.copies.len(), found.transactions, found.next);
     ::log::info!("{transactions} transactions of the journal are read from it: {len} blocks");
-    let (has_fast_commits, next) = (found.has_fast_commits, found.next);
-    let mut disk: Arc<dyn Disk> = Arc::new(Replayed::new(disk, &log, Arc::new(found)));
+    let mut damage = found.damage.map(|damage| log.error(damage));
+    let mut disk: Arc<dyn Disk> = Arc::new(Replayed::new(disk, log, Arc::new(found)));
     let mut super_ = read_superblock(&*disk)?;
-    if has_fast_commits {
-        disk = fast::carry_out(disk, &log, &super_, next)?;
-        super_ = read_superblock(&*disk)?;
+    if damage.is_none() {
+        let fast = fast::survey(log, next)?;
+        damage = fast.damage.map(|damage| log.error(damage));
+        match fast::carry_out(disk.clone(), log, &super_, fast.records) {
+            Ok(Some(scratch)) => {
+                super_ = read_superblock(&*scratch)?;
+                disk = scratch;
+            }
+            Ok(None) => {}
+            Err(error @ Error::Corrupt { .. }) => damage = Some(error),
+            Err(other) => return Err(other),
+        }
     }
     if let Some((blocks, inodes)) = free(&*disk, &super_) {
         (super_.free_blocks, super_.free_inodes) = (blocks, narrow(inodes));
     }
-    Ok((disk, super_))
+    Ok(Recovered { disk, super_, damage })
 }
 
 /// Puts in place on disk what the journal holds, and waits until that is durable.
 ///
 /// # Errors
-/// As [`replayed`].
+/// As [`replayed`]; [`Error::Corrupt`] where the journal is damaged: nothing is written then.
 pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let log = Log::find(disk.clone(), super_)?;
     let found = log.recover()?;
+    let fast = fast::survey(&log, found.next)?;
+    if let Some(damage) = found.damage.or(fast.damage) {
+        return Err(log.error(damage));
+    }
     let (len, transactions) = (found.copies.len(), found.transactions);
     ::log::info!("{transactions} transactions of the journal are put in place: {len} blocks");
     let found = Arc::new(found);
     let mut replayed: Arc<dyn Disk> = Arc::new(Replayed::new(disk.clone(), &log, found.clone()));
     let mut super_ = read_superblock(&*replayed)?;
     let mut more = BTreeMap::new();
-    if found.has_fast_commits {
-        let scratch = fast::carry_out(replayed, &log, &super_, found.next)?;
+    if let Some(scratch) = fast::carry_out(replayed.clone(), &log, &super_, fast.records)? {
         more = scratch.blocks();
+        super_ = read_superblock(&*scratch)?;
         replayed = scratch;
-        super_ = read_superblock(&*replayed)?;
     }
     log.put_in_place(&found, &more, free(&*replayed, &super_))
 }

@@ -21,7 +21,7 @@ use crate::commit::outbox::{After, Freed, Outbox, Sealed};
 use crate::commit::protocol::{self, Stage};
 use crate::commit::seconds_of;
 use crate::dir::edit::targets;
-use crate::format::features::Incompatible;
+use crate::format::requirements::{Asker, broken};
 use crate::format::slot::Slot;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal::{self, Log};
@@ -254,8 +254,8 @@ fn refuse_what_is_not_written(
         let feature = "writing needs: the journal, which is on another device".to_owned();
         return Err(Error::Unsupported { feature });
     }
-    if super_.cluster_blocks > 1 && !super_.incompatible.contains(Incompatible::EXTENTS) {
-        let feature = "writing needs: extents, as the volume has clusters".to_owned();
+    if let Some(rule) = broken(Asker::Writer, super_.features(), super_.inode_bytes).next() {
+        let feature = format!("writing needs: another set of features: {rule}");
         return Err(Error::Unsupported { feature });
     }
     if super_.len_bytes() > disk.len_bytes {

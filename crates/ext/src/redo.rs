@@ -404,9 +404,9 @@ fn entries(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
 impl RawSuperblock {
     /// Says that a change is under way whose log begins at block `head`.
     fn begin_change(&mut self, head: u64) {
-        let [compatible, incompatible, read_only] = self.features();
+        // Whatever the revision: what was there before comes back with the end of the change.
         let flag = Incompatible::UNFINISHED.bits();
-        self.set_features([compatible, incompatible | flag, read_only]);
+        self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);
         let [_, _, low, high, _] = &mut self.s_snapshot;
         low.set(crate::format::inode::low32(head));
         high.set(crate::format::inode::low32(head >> 32));

@@ -18,7 +18,7 @@ use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, Group};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
-use crate::journal;
+use crate::journal::{self, Recovered};
 use crate::map::{Runs, SegmentKey};
 use crate::transaction::{WriteSide, Writer};
 use crate::units::index;
@@ -61,6 +61,8 @@ pub struct Volume {
     pub(crate) inodes: Cache<u32, Arc<Inode>>,
     /// What a volume has that is written; none on one that is only read.
     pub(crate) writing: Option<WriteSide>,
+    /// Why some of what its journal has committed cannot be read.
+    journal_damage: Option<Error>,
     pub(crate) disk_bytes: u64,
     /// Clusters of the volume's own, once they were counted.
     own_clusters: OnceLock<u64>,
@@ -131,24 +133,28 @@ pub struct Statistics {
 
 impl Volume {
     /// Opens the volume on `disk`. What its journal holds and is not in place yet is read from
-    /// the journal; the disk stays as it is.
+    /// the journal, of a damaged one what was committed before the damage; the disk stays as it is.
     ///
     /// # Errors
     /// [`Error::NotExt`]; [`Error::Unsupported`] naming everything it needs;
-    /// [`Error::Corrupt`] if its superblock makes no sense, or a journal that it needs;
-    /// [`Error::Io`].
+    /// [`Error::Corrupt`] if its superblock makes no sense; [`Error::Io`].
     pub fn open(disk: Arc<dyn Disk>, options: Options) -> Result<Self> {
         let mut super_ = read_superblock(&*disk)?;
-        let mut disk = disk;
+        let (mut disk, mut damage) = (disk, None);
         if super_.needs_recovery() {
-            (disk, super_) = journal::replayed(disk, &super_)?;
+            Recovered { disk, super_, damage } = journal::replayed(disk, &super_)?;
         }
         let disk_bytes = disk.properties().len_bytes;
         if super_.len_bytes() > disk_bytes {
             let (volume, disk) = (super_.len_bytes(), disk_bytes);
             log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
         }
-        Ok(Self::of(disk, options, super_))
+        let mut volume = Self::of(disk, options, super_);
+        volume.journal_damage = damage;
+        if let Some(reason) = volume.journal_reason() {
+            log::warn!("{reason}");
+        }
+        Ok(volume)
     }
 
     /// The volume on `disk` as that is, with this superblock, whatever its journal holds.
@@ -167,6 +173,7 @@ impl Volume {
             maps: Cache::new(options.block_map_cache, 1, 65),
             inodes: Cache::new(options.inode_cache, 1, 1),
             writing: None,
+            journal_damage: None,
             super_,
             options,
             disk_bytes,
@@ -351,10 +358,24 @@ impl Volume {
         })
     }
 
-    /// Why the volume must not be written, if it says so by its features.
+    /// Why the volume must not be written: its journal is damaged, or its features say so.
     pub fn read_only_reason(&self) -> Option<String> {
         let is_claimed = self.writing.as_ref().is_some_and(|writing| writing.claim.is_some());
-        self.super_.read_only_reason(is_claimed)
+        self.journal_reason().or_else(|| self.super_.read_only_reason(is_claimed))
+    }
+
+    /// Why some of what the journal has committed cannot be read.
+    pub fn journal_damage(&self) -> Option<&Error> {
+        self.journal_damage.as_ref()
+    }
+
+    /// What is wrong with the journal, and what to do.
+    fn journal_reason(&self) -> Option<String> {
+        let damage = self.journal_damage.as_ref()?;
+        Some(format!(
+            "the journal is damaged ({damage}): what was committed from there on is missing; copy \
+             what can be read, then let e2fsck repair the volume"
+        ))
     }
 
     /// What there is to know of the volume.

@@ -162,8 +162,16 @@ fn judge(name: &str, bytes: &[u8], expected: &[What]) {
 
 /// Mended without a question, which a complaint of that kind does not always mean; or at
 /// the price of what it is about.
-const CAREFUL: &[&str] =
-    &["quota inode", "inode 6", "index of a file", "attribute hash", "limit", "count", "order"];
+const CAREFUL: &[&str] = &[
+    "quota inode",
+    "inode 6",
+    "index of a file",
+    "attribute hash",
+    "limit",
+    "count",
+    "order",
+    "magic, needs recovery",
+];
 
 macro_rules! plant {
     ($sound:ident: $($name:literal: [$($edit:expr),* $(,)?] => $($what:ident)*;)*) => {
@@ -414,9 +422,12 @@ fn bitmaps_and_counters(s: &Sound) {
 fn journals() {
     let Some(s) = Sound::make(&["-t", "ext3", "-J", "size=1"], "4M") else { return };
     let journal = s.le32(s.slot(8) + 40) as usize * BLOCK;
+    let needs_recovery = s.le32(SUPER + 0x60) | 4;
     plant! { s:
         "nothing": [] => ;
         "magic": [le32(journal, 0)] => JournalInode;
+        "magic, needs recovery": [le32(journal, 0), le32(SUPER + 0x60, needs_recovery)]
+            => Journal JournalInode;
     }
     let Some(s) = Sound::make(&["-O", "^resize_inode"], "4M") else { return };
     let mut old = s.bytes.clone();

@@ -5,10 +5,13 @@ mod common;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
 
 use common::compare::{self, Beside};
+use common::storm::writing;
 use common::{Image, tree};
-use draconis_ext::{Error, InodeNumber, Volume};
+use draconis_device::MemoryDisk;
+use draconis_ext::{Error, InodeNumber, Options, Volume, XattrSet};
 use rustix::fs::XattrFlags;
 
 const LENGTHS: [usize; 9] = [10, 200, 900, 1024, 3000, 4097, 20_000, 65_535, 65_536];
@@ -162,4 +165,65 @@ fn as_mke2fs_writes_them() {
     let volume = image.open();
     compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
     assert_eq!(values(&volume).len(), 1);
+}
+
+/// Lustre's forerunner of the feature: a value names the inode with the attribute, and its
+/// generation, and counts nothing.
+#[test]
+fn values_as_lustre_made_them_go_with_their_owner() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "ea_inode,^has_journal,^metadata_csum"];
+    let Some(image) = Image::make(None, "8M", &arguments) else { return };
+    let Some(mount) = image.mount_writable() else { return };
+    let path = mount.path().join("owner");
+    fs::write(&path, b"contents").unwrap();
+    let names = ["user.one", "user.two"];
+    for (name, len) in names.iter().zip([5000, 3000]) {
+        assert!(set(&path, name, &tree::pattern(len as u64, len)), "{name}");
+    }
+    drop(mount);
+    let owner = number(&image.open(), b"owner");
+    let values = values(&image.open());
+    assert_eq!(values.len(), 2);
+    let of_owner = image.debugfs(&format!("stat <{owner}>")).unwrap();
+    let generation = of_owner.split("Generation: ").nth(1).unwrap().split_whitespace().next();
+    let blocks = of_owner.split("Blockcount: ").nth(1).unwrap().split_whitespace().next();
+    let blocks: u32 = blocks.unwrap().parse().unwrap();
+    // Their space counts for nobody.
+    image.debugfs_write(&format!("set_inode_field <{owner}> blocks {}", blocks - 16));
+    for value in &values {
+        for field in [
+            format!("generation {}", generation.unwrap()),
+            format!("mtime @{owner}"),
+            "ctime @1700000000".to_owned(),
+            "version 77".to_owned(),
+            "atime @1".to_owned(),
+        ] {
+            image.debugfs_write(&format!("set_inode_field <{value}> {field}"));
+        }
+    }
+    let bytes = fs::read(&image.path).unwrap();
+    // The owner goes; one attribute goes, or is another; or the file is truncated by a name.
+    let changes: [fn(&Volume, InodeNumber); 3] = [
+        |volume, _| volume.unlink(volume.root(), b"owner").unwrap(),
+        |volume, owner| {
+            for name in ["user.one", "user.two"] {
+                volume.remove_xattr(owner, name.as_bytes()).unwrap();
+            }
+        },
+        |volume, owner| {
+            for name in ["user.one", "user.two"] {
+                volume.set_xattr(owner, name.as_bytes(), b"short", XattrSet::Any, false).unwrap();
+            }
+        },
+    ];
+    for (nth, change) in changes.iter().enumerate() {
+        let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        change(&volume, owner);
+        volume.close().unwrap();
+        drop(volume);
+        let after = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+        assert!(common::run("e2fsck", &["-fn", after.path()]).is_some(), "{nth}");
+        assert_eq!(self::values(&after.open()), [], "{nth}");
+    }
 }

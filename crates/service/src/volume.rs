@@ -151,7 +151,7 @@ fn open_with(
     before: Option<Predecessor>,
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
-    use draconis_ext::Error::{ReadOnly, Unsupported};
+    use draconis_ext::Error::{Corrupt, ReadOnly, Unsupported};
     let (Part { disk, image, .. }, only_read) = part::part_for_mounting(disk, behind, options)?;
     if let Some(why) = only_read {
         let mut tree = open_part(disk, options)?;
@@ -189,6 +189,11 @@ fn open_with(
                 tree.not_written = Some(why.to_string());
             }
             Ok(tree)
+        }
+        // Of a volume with a damaged journal the rest can be read.
+        Err(why @ Corrupt { .. }) => {
+            let tree = open_part(disk, options)?;
+            if tree.volume.journal_damage().is_some() { Ok(tree) } else { Err(why.into()) }
         }
         Err(other) => Err(part::named(&*disk, other)),
     }

@@ -10,6 +10,7 @@ use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, Group, flags};
 use crate::format::inode::RawInode;
 use crate::format::le32;
+use crate::format::requirements::{Asker, broken};
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::units::index;
 use crate::{FsBlock, GroupNumber, Result};
@@ -98,25 +99,11 @@ pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u
 
 fn clashes(raw: &RawSuperblock, super_: &Superblock, log: &Log) {
     let resize = super_.compatible.contains(Compatible::RESIZE_INODE);
-    let has = |feature| super_.incompatible.contains(feature);
-    let sums = super_.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM);
-    let clash = |names: &str| {
-        log.add(Complaint::new(What::FeatureClash).name(names.as_bytes()));
-    };
-    if super_.read_only_compatible.contains(ReadOnlyCompatible::SUMS) {
-        clash("metadata_csum, uninit_bg");
+    for rule in broken(Asker::Checker, super_.features(), super_.inode_bytes) {
+        log.add(Complaint::new(What::FeatureClash).name(rule.clash().as_bytes()));
     }
-    if has(Incompatible::MMP) && raw.s_mmp_block.get() == 0 {
+    if super_.incompatible.contains(Incompatible::MMP) && raw.s_mmp_block.get() == 0 {
         log.add(Complaint::new(What::MmpBlock).block(0));
-    }
-    if has(Incompatible::SIXTY_FOUR_BIT) && !has(Incompatible::EXTENTS) {
-        clash("64bit, ^extent");
-    }
-    if has(Incompatible::CSUM_SEED) && !sums {
-        clash("metadata_csum_seed, ^metadata_csum");
-    }
-    if resize && super_.incompatible.contains(Incompatible::META_BG) {
-        log.add(Complaint::new(What::FeatureClash).name(b"resize_inode, meta_bg"));
     }
     if !resize && super_.reserved_descriptor_blocks != 0 {
         let found = super_.reserved_descriptor_blocks;

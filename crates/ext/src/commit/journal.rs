@@ -91,8 +91,8 @@ impl Journal {
             None => log.super_.sequence,
             // Left over: the volume says that all of it is in place.
             Some(_) => match log.recover() {
-                Ok(found) => found.next.wrapping_add(1),
-                Err(_) => log.super_.sequence.wrapping_add(log.super_.len),
+                Ok(found) if found.damage.is_none() => found.next.wrapping_add(1),
+                _ => log.super_.sequence.wrapping_add(log.super_.len),
             },
         };
         let first = log.super_.first;

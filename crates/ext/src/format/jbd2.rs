@@ -29,6 +29,8 @@ pub const MAGIC: u32 = 0xC03B_3998;
 pub const SUPERBLOCK_BYTES: usize = 1024;
 /// What `s_checksum_type` says of CRC-32C, the only one that is in use.
 const CRC32C: u8 = 4;
+/// Blocks of a journal without those of fast commits, to Linux at least.
+const LEAST_BLOCKS: u32 = 1024;
 /// Blocks of fast commits where the superblock does not say how many.
 const FAST_COMMIT_BLOCKS: u32 = 256;
 
@@ -188,12 +190,13 @@ impl RawJournalSuperblock {
         let features = |field: &U32| if has_features { field.get() } else { 0 };
         let compatible = Compatible::from_bits_retain(features(&self.s_feature_compat));
         let incompatible = Incompatible::from_bits_retain(features(&self.s_feature_incompat));
+        // What fails its checksum is damaged, whatever features it names.
+        let sums = self.sums(compatible, incompatible)?;
         refuse_what_is_missing(incompatible.bits(), features(&self.s_feature_ro_compat))?;
         if has_features && self.s_nr_users.get() > 1 {
             let feature = "needs: a journal of one volume; this one is shared".to_owned();
             return Err(Error::Unsupported { feature });
         }
-        let sums = self.sums(compatible, incompatible)?;
         if self.s_blocksize.get() != block_bytes {
             return Err(Error::corrupt("journal superblock: block size"));
         }
@@ -211,6 +214,9 @@ impl RawJournalSuperblock {
         let first = self.s_first.get();
         let end = len.checked_sub(fast).filter(|end| *end > first && first > 0);
         let end = end.ok_or(Error::corrupt("journal superblock: first block"))?;
+        if fast > 0 && end < LEAST_BLOCKS {
+            return Err(Error::corrupt("journal superblock: fast commit blocks"));
+        }
         let start = Some(self.s_start.get()).filter(|start| *start != 0);
         if start.is_some_and(|start| !(first..end).contains(&start)) {
             return Err(Self::WRONG_START);
@@ -311,15 +317,6 @@ impl JournalSuperblock {
     /// Blocks of the log.
     pub fn log_blocks(&self) -> u32 {
         self.end.saturating_sub(self.first)
-    }
-
-    /// Whether a fast commit that transaction `next` would follow begins in `block`, which is the
-    /// one after [`JournalSuperblock::end`]: Linux leaves that one free.
-    pub fn is_fast_commit(&self, block: &[u8], next: u32) -> bool {
-        const HEAD: u16 = 9;
-        // Unlike the rest of the journal it is little-endian: tag, length, features, transaction.
-        let tag = super::le16(block, 0);
-        tag == Some(HEAD) && super::le32(block, 8) == Some(next)
     }
 }
 

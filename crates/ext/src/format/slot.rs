@@ -9,7 +9,7 @@ use super::inode::{
     self, EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
 };
 use super::{extent, le16, le32, xattr};
-use crate::{Error, Result};
+use crate::{Error, InodeNumber, Result};
 
 const OLD_BYTES: usize = 128;
 const XATTR_MAGIC: u32 = 0xEA02_0000;
@@ -298,6 +298,13 @@ impl<'a> Slot<'a> {
         let join =
             |raw: &RawInode| u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
         self.get(join).unwrap_or(0)
+    }
+
+    /// Whether the value that it holds is of `owner` alone, as with Lustre's forerunner of
+    /// `ea_inode`: that named the inode with the attribute, and its generation, and counted nothing.
+    pub fn is_value_of(&self, owner: InodeNumber, generation: u32) -> bool {
+        let named = self.get(|raw| raw.i_mtime.get());
+        named == Some(owner.0) && self.generation() == generation
     }
 
     /// Sets [`Slot::value_owners`].

@@ -12,6 +12,7 @@ use super::casefold;
 use super::checksum::{self, Checksum};
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::hash::Seed;
+use super::requirements::{FIRST_INODE_OF_REVISION_0, INODE_BYTES_OF_REVISION_0};
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// Where the superblock starts, in bytes.
@@ -329,13 +330,6 @@ impl RawSuperblock {
             .map(|it| it.get())
     }
 
-    /// Sets the feature words.
-    pub fn set_features(&mut self, [compatible, incompatible, read_only]: [u32; 3]) {
-        self.s_feature_compat.set(compatible);
-        self.s_feature_incompat.set(incompatible);
-        self.s_feature_ro_compat.set(read_only);
-    }
-
     /// Checks what the rest of the crate computes with.
     ///
     /// # Errors
@@ -361,11 +355,11 @@ impl RawSuperblock {
             return Err(Error::Unsupported { feature: format!("needs: revision {revision}") });
         }
         let dynamic = revision == 1;
-        let features = |field: &U32| if dynamic { field.get() } else { 0 };
-        let compatible = Compatible::from_bits_retain(features(&self.s_feature_compat));
-        let incompatible = Incompatible::from_bits_retain(features(&self.s_feature_incompat));
-        let read_only_compatible =
-            ReadOnlyCompatible::from_bits_retain(features(&self.s_feature_ro_compat));
+        // Features count in revision 0, too, as they do to Linux and e2fsck.
+        let [compatible, incompatible, read_only_compatible] = self.features();
+        let compatible = Compatible::from_bits_retain(compatible);
+        let incompatible = Incompatible::from_bits_retain(incompatible);
+        let read_only_compatible = ReadOnlyCompatible::from_bits_retain(read_only_compatible);
         refuse_what_is_missing(incompatible)?;
         self.refuse_encodings(incompatible)?;
         let checksum_seed = self.verify(incompatible, read_only_compatible)?;
@@ -411,11 +405,12 @@ impl RawSuperblock {
             return Err(Error::corrupt(INODES_COUNT));
         }
 
-        let inode_bytes = if dynamic { u32::from(self.s_inode_size.get()) } else { 128 };
+        let inode_bytes = if dynamic { self.s_inode_size.get() } else { INODE_BYTES_OF_REVISION_0 };
+        let inode_bytes = u32::from(inode_bytes);
         if !(128..=block_bytes).contains(&inode_bytes) || !inode_bytes.is_power_of_two() {
             return Err(Error::corrupt("superblock: inode size"));
         }
-        let first_inode = if dynamic { self.s_first_ino.get() } else { 11 };
+        let first_inode = if dynamic { self.s_first_ino.get() } else { FIRST_INODE_OF_REVISION_0 };
         if first_inode < 11 {
             return Err(Error::corrupt("superblock: first inode"));
         }
@@ -529,7 +524,7 @@ impl RawSuperblock {
         /// Where `s_snapshot_id` is.
         const AT: usize = 0x184;
         let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
-        if self.s_rev_level.get() == 0 || !features.contains(ReadOnlyCompatible::METADATA_CSUM) {
+        if !features.contains(ReadOnlyCompatible::METADATA_CSUM) {
             return;
         }
         let bytes = self.as_bytes();
@@ -543,7 +538,7 @@ impl RawSuperblock {
     /// Makes its checksum right, where it has one.
     pub fn seal(&mut self) {
         let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
-        if self.s_rev_level.get() > 0 && features.contains(ReadOnlyCompatible::METADATA_CSUM) {
+        if features.contains(ReadOnlyCompatible::METADATA_CSUM) {
             self.s_checksum.set(self.checksum());
         }
     }
@@ -609,6 +604,11 @@ impl Superblock {
     /// Whether the journal holds changes that are not in place.
     pub fn needs_recovery(&self) -> bool {
         self.incompatible.contains(Incompatible::RECOVER)
+    }
+
+    /// The feature words: compatible, incompatible, read-only compatible.
+    pub(crate) fn features(&self) -> [u32; 3] {
+        [self.compatible.bits(), self.incompatible.bits(), self.read_only_compatible.bits()]
     }
 
     /// Which of the family the volume is, as `mke2fs -t` names it: one with a journal alone is

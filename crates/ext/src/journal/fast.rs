@@ -14,16 +14,19 @@
 #![allow(clippy::arithmetic_side_effects, reason = "counts records, and blocks of a checked log")]
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::Disk;
 use draconis_exchange::contract::{Kind, Time};
 
 use super::log::Log;
+use super::recovery::{Damage, Source};
 use super::scratch::Scratch;
 use crate::blocks::role::Role;
 use crate::format::inode;
-use crate::format::jbd2::fast::{Counting, NameChange, Record, records};
+use crate::format::jbd2::Incompatible;
+use crate::format::jbd2::fast::{Counting, NameChange, Record, has_tail, records};
 use crate::format::slot::Slot;
 use crate::format::superblock::Superblock;
 use crate::map::edit::Taking;
@@ -45,8 +48,56 @@ const SMALL: Options = Options {
 /// Bytes that may change.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The disk as it will be once the fast commits are carried out that follow what is before
-/// transaction `next`; `disk` is as the log has it.
+/// What the fast commits of a log are.
+pub(super) struct Survey {
+    /// Records that count.
+    pub(super) records: u64,
+    /// Why not all that was committed counts.
+    pub(super) damage: Option<Damage>,
+}
+
+/// Looks at the fast commits that follow what is before transaction `next`.
+///
+/// # Errors
+/// What the device says.
+pub(super) fn survey(log: &Log, next: u32) -> Result<Survey> {
+    let mut survey = Survey { records: 0, damage: None };
+    let super_ = &log.super_;
+    if super_.start.is_none() || !super_.incompatible.contains(Incompatible::FAST_COMMIT) {
+        return Ok(survey);
+    }
+    let mut counting = Counting::new(next);
+    let mut places = places(log).peekable();
+    while let Some(at) = places.peek()
+        && counting.pass(&log.read(*at)?)
+    {
+        places.next();
+    }
+    survey.records = counting.count();
+    let what = "journal: checksum of a fast commit";
+    if counting.has_damaged_tail() {
+        survey.damage = places.peek().map(|at| Damage { what, at: *at });
+        return Ok(survey);
+    }
+    // A tail is durable once what it ends is.
+    let mut behind = counting.counted_bytes();
+    for at in places {
+        if has_tail(&log.read(at)?, behind, next) {
+            survey.damage = Some(Damage { what, at });
+            break;
+        }
+        behind = 0;
+    }
+    Ok(survey)
+}
+
+/// The blocks of fast commits: Linux leaves the first one behind the log free.
+fn places(log: &Log) -> Range<u32> {
+    log.super_.end.saturating_add(1)..log.super_.len
+}
+
+/// The disk as it will be once so many records of fast commits are carried out, if there are any;
+/// `disk` is as the log has it.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for what cannot be carried out here; [`Error::Corrupt`]; [`Error::Io`].
@@ -54,17 +105,13 @@ pub(super) fn carry_out(
     disk: Arc<dyn Disk>,
     log: &Log,
     super_: &Superblock,
-    next: u32,
-) -> Result<Arc<Scratch>> {
-    let places = log.super_.end.saturating_add(1)..log.super_.len;
-    let mut counting = Counting::new(next);
-    for at in places.clone() {
-        if !counting.pass(&log.read(at)?) {
-            break;
-        }
+    count: u64,
+) -> Result<Option<Arc<Scratch>>> {
+    if count == 0 {
+        return Ok(None);
     }
     let block_bytes = super_.block_bytes;
-    if counting.count() > 0 && super_.quotas.iter().any(|inode| *inode != 0) {
+    if super_.quotas.iter().any(|inode| *inode != 0) {
         let feature =
             "needs_recovery: fast commits beside quotas; mount the volume with Linux once";
         return Err(Error::Unsupported { feature: feature.to_owned() });
@@ -82,8 +129,8 @@ pub(super) fn carry_out(
     };
     let volume = Volume::for_recovery(scratch.clone(), SMALL, writing, super_)?;
     let all = |each: &mut dyn FnMut(Record) -> Result<()>| {
-        let mut left = counting.count();
-        for at in places.clone() {
+        let mut left = count;
+        for at in places(log) {
             if left == 0 {
                 break;
             }
@@ -102,10 +149,6 @@ pub(super) fn carry_out(
         }),
         _ => Ok(()),
     })?;
-    if counting.count() == 0 {
-        scratch.end();
-        return Ok(scratch);
-    }
     let mut dead = BTreeSet::new();
     all(&mut |record| {
         volume.transact(|tx| {
@@ -128,8 +171,8 @@ pub(super) fn carry_out(
     }
     done?;
     scratch.end();
-    ::log::info!("{} records of fast commits are carried out", counting.count());
-    Ok(scratch)
+    ::log::info!("{count} records of fast commits are carried out");
+    Ok(Some(scratch))
 }
 
 /// What no record asks for that makes sense is damage of the journal.

@@ -10,7 +10,7 @@ use draconis_exchange::heap::Block;
 
 use super::lay::{Contents, lay};
 use super::missing;
-use super::recovery::{Copy, Recovery, recover};
+use super::recovery::{Copy, Damage, Recovery, Source, recover};
 use crate::blocks::data::Data;
 use crate::format::inode::Inode;
 use crate::format::jbd2::blocks::unescape;
@@ -44,6 +44,8 @@ pub(crate) struct Log {
     pub(crate) first: Data,
     /// Where its blocks are, in order.
     runs: Vec<Run>,
+    /// The blocks of the volume that are its own, in order.
+    own: Vec<Range<u64>>,
 }
 
 impl Log {
@@ -65,7 +67,13 @@ impl Log {
             .and_then(|raw| raw.check(volume.block_bytes, blocks.min(plain.disk_blocks())))
             .map_err(|error| error.of_inode(inode))?;
         let runs = self::runs(&plain, &node, FileBlock(0)..FileBlock(super_.len))?;
-        Ok(Self { disk, volume: volume.clone(), super_, first, runs })
+        let blocks = |run: &Run| match run.place {
+            Place::At(first) => Some(first.0..first.after(run.blocks.into()).0),
+            _ => None,
+        };
+        let mut own: Vec<Range<u64>> = runs.iter().filter_map(blocks).collect();
+        own.sort_unstable_by_key(|own| own.start);
+        Ok(Self { disk, volume: volume.clone(), super_, first, runs, own })
     }
 
     /// The block of the volume that a block of the log is.
@@ -84,10 +92,6 @@ impl Log {
         self.disk.properties().sector_bytes
     }
 
-    pub(super) fn read(&self, at: u32) -> Result<Data> {
-        read_block(&*self.disk, &self.volume, self.place(at).ok_or(Error::corrupt(MISSING))?)
-    }
-
     /// The bytes that a copy stands for.
     pub(crate) fn copy(&self, copy: Copy) -> Result<Data> {
         let mut bytes = self.read(copy.at)?;
@@ -97,26 +101,21 @@ impl Log {
         Ok(bytes)
     }
 
-    /// What is in the log.
+    /// What is in the log. Damage of what was committed is part of the answer.
     ///
     /// # Errors
-    /// As [`recover`]; [`Error::Corrupt`] for copies of blocks that the volume does not have or
-    /// that are the journal's own.
+    /// What the device says.
     pub(crate) fn recover(&self) -> Result<Recovery> {
-        let found = recover(&self.super_, &|at| self.read(at))?;
-        let beyond = found.copies.range(self.volume.blocks..).next();
-        if let Some((block, _)) = beyond {
-            let what = "journal: a copy of a block that the volume does not have";
-            return Err(Error::corrupt(what).in_block(FsBlock(*block)));
+        recover(&self.super_, self)
+    }
+
+    /// The error that damage of the log is.
+    pub(crate) fn error(&self, damage: Damage) -> Error {
+        let error = Error::corrupt(damage.what);
+        match self.place(damage.at) {
+            Some(block) => error.in_block(block),
+            None => error,
         }
-        for run in &self.runs {
-            let Place::At(first) = run.place else { continue };
-            if let Some((block, _)) = found.between(first..first.after(run.blocks.into())).next() {
-                let what = "journal: a copy of a block of its own";
-                return Err(Error::corrupt(what).in_block(block));
-            }
-        }
-        Ok(found)
     }
 
     /// Puts the copies in place, then empties the log, then says that the volume is whole: each
@@ -186,6 +185,26 @@ impl Log {
         raw.balance();
         sender.send(vec![write(block.0.saturating_mul(block_bytes), &bytes)], true)?;
         sender.wait()
+    }
+}
+
+impl Source for Log {
+    fn read(&self, at: u32) -> Result<Data> {
+        read_block(&*self.disk, &self.volume, self.place(at).ok_or(Error::corrupt(MISSING))?)
+    }
+
+    fn refusal(&self, block: u64) -> Option<&'static str> {
+        if block >= self.volume.blocks {
+            return Some("journal: a copy of a block that the volume does not have");
+        }
+        let nth = self.own.partition_point(|own| own.start <= block);
+        let own = nth.checked_sub(1).and_then(|nth| self.own.get(nth));
+        let is_own = own.is_some_and(|own| own.contains(&block));
+        is_own.then_some("journal: a copy of a block of its own")
+    }
+
+    fn in_use_since(&self) -> Duration {
+        Duration::from_secs(self.volume.dates.mounted.into())
     }
 }
 

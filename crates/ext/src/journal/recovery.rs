@@ -10,6 +10,9 @@
 //! that is not there is nothing.
 //! Law 2: no block of the log is passed twice by the scan, whatever the log says, and nothing is
 //! remembered but blocks that are in it.
+//! Law 3: a transaction that was never committed ends the log; one that was committed and is not
+//! as it was written is damage. With a flush before each commit block, a commit block means that
+//! its transaction was durable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +22,7 @@ use crate::format::jbd2::blocks::header;
 use crate::format::jbd2::{
     Commit, Incompatible, JournalSuperblock, Kind, Soundness, Sums, Tag, crc32_be,
 };
-use crate::{Error, FsBlock, Result};
+use crate::{FsBlock, Result};
 
 /// What a log holds.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,8 +33,27 @@ pub(crate) struct Recovery {
     pub(crate) next: u32,
     /// How many transactions there are.
     pub(crate) transactions: u32,
-    /// Whether fast commits follow the last transaction.
-    pub(crate) has_fast_commits: bool,
+    /// Why what was committed behind the last transaction that counts cannot be read.
+    pub(crate) damage: Option<Damage>,
+}
+
+/// Damage of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Damage {
+    /// What is damaged.
+    pub(crate) what: &'static str,
+    /// The block of the log.
+    pub(crate) at: u32,
+}
+
+/// What recovery asks about a log.
+pub(crate) trait Source {
+    /// Reads a block of the log.
+    fn read(&self, at: u32) -> Result<Data>;
+    /// Names what is wrong with a copy of this block of the volume.
+    fn refusal(&self, block: u64) -> Option<&'static str>;
+    /// Returns when the volume was taken into use: what it committed since is not older.
+    fn in_use_since(&self) -> Duration;
 }
 
 /// A copy of a block in the log.
@@ -45,53 +67,45 @@ pub(crate) struct Copy {
     nth: u32,
 }
 
-/// Reads what is in the log of `journal`; `read` answers blocks of the log.
+/// What is in the log of `journal`. Damage is part of the answer.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where whole transactions follow one that is damaged, and for revokes that
-/// make no sense; what `read` answers.
-pub(crate) fn recover(
-    journal: &JournalSuperblock,
-    read: &dyn Fn(u32) -> Result<Data>,
-) -> Result<Recovery> {
-    let mut found = Recovery {
-        copies: BTreeMap::new(),
-        next: journal.sequence,
-        transactions: 0,
-        has_fast_commits: false,
-    };
+/// What `source` answers.
+pub(crate) fn recover(journal: &JournalSuperblock, source: &dyn Source) -> Result<Recovery> {
+    let mut found =
+        Recovery { copies: BTreeMap::new(), next: journal.sequence, transactions: 0, damage: None };
     let Some(start) = journal.start else { return Ok(found) };
     let mut scan = Scan {
         journal,
-        read,
+        source,
         at: start,
         left: journal.log_blocks(),
         sequence: journal.sequence,
         pending: Pending::default(),
         newest: Duration::ZERO,
-        damaged: None,
+        doubted: None,
         revokes: vec![],
     };
-    while let Some(step) = scan.step(&mut found)? {
-        match step {
+    let end = loop {
+        match scan.step(&mut found)? {
             Step::On => {}
-            Step::End => break,
+            Step::End => break None,
+            Step::Stray(stray) => break Some(stray),
         }
+    };
+    if let Some(stray) = end
+        && found.damage.is_none()
+        && scan.has_later_commit(stray.within)?
+    {
+        found.damage = Some(stray.damage);
     }
     for (nth, at) in scan.revokes {
-        let block = read(at)?;
-        let Some(revoked) = journal.form.revokes(&block) else {
-            return Err(Error::corrupt("journal: length of a revoke block"));
-        };
-        for block in revoked {
+        let block = source.read(at)?;
+        for block in journal.form.revokes(&block).into_iter().flatten() {
             if found.copies.get(&block).is_some_and(|copy| copy.nth <= nth) {
                 found.copies.remove(&block);
             }
         }
-    }
-    let first = journal.end.saturating_add(1);
-    if journal.incompatible.contains(Incompatible::FAST_COMMIT) && first < journal.len {
-        found.has_fast_commits = journal.is_fast_commit(&read(first)?, found.next);
     }
     Ok(found)
 }
@@ -101,24 +115,38 @@ pub(crate) fn recover(
 struct Pending {
     copies: Vec<(u64, u32, bool)>,
     revokes: Vec<u32>,
-    is_sound: bool,
+    damage: Option<Damage>,
     sum: u32,
 }
 
 impl Default for Pending {
     fn default() -> Self {
-        Self { copies: vec![], revokes: vec![], is_sound: true, sum: !0 }
+        Self { copies: vec![], revokes: vec![], damage: None, sum: !0 }
     }
 }
 
 enum Step {
     On,
+    /// The log ends, and what is behind it is known.
     End,
+    /// The log ends, unless a commit block is behind.
+    Stray(Stray),
 }
+
+/// A block that is not of the transaction that should be there.
+struct Stray {
+    /// What is damaged if that transaction, or a later one, was committed.
+    damage: Damage,
+    /// Blocks in which to look for its commit block.
+    within: u32,
+}
+
+/// Bytes behind the end of a log in which a commit block is looked for that should not be there.
+const LOOK_AHEAD_BYTES: u32 = 1 << 20;
 
 struct Scan<'a> {
     journal: &'a JournalSuperblock,
-    read: &'a dyn Fn(u32) -> Result<Data>,
+    source: &'a dyn Source,
     at: u32,
     /// Blocks of the log that were not passed.
     left: u32,
@@ -126,43 +154,69 @@ struct Scan<'a> {
     pending: Pending,
     /// When the last transaction that counts was committed.
     newest: Duration,
-    /// When the first transaction was committed that is not as it was written.
-    damaged: Option<Duration>,
+    /// What is wrong with the transaction before, which may never have been durable.
+    doubted: Option<Damage>,
     /// Transactions, and the revoke blocks of theirs.
     revokes: Vec<(u32, u32)>,
 }
 
 impl Scan<'_> {
-    /// One block of the journal itself, with the copies it names; `None` where the log ends.
-    fn step(&mut self, found: &mut Recovery) -> Result<Option<Step>> {
-        let Some((at, block)) = self.pass()? else { return Ok(None) };
+    /// Passes one block of the journal itself, with the copies that it names.
+    fn step(&mut self, found: &mut Recovery) -> Result<Step> {
+        let Some((at, block)) = self.pass()? else { return Ok(Step::End) };
         let form = &self.journal.form;
         match header(&block) {
             Some((Kind::Descriptor, sequence)) if sequence == self.sequence => {
-                self.pending.is_sound &= form.soundness(&block) == Soundness::Sound;
+                if form.soundness(&block) != Soundness::Sound {
+                    // How many copies follow is not known.
+                    return Ok(self.unsound("journal: checksum of a descriptor block", at));
+                }
                 if form.sums == Sums::Commit {
                     self.pending.sum = crc32_be(self.pending.sum, &block);
                 }
                 for tag in form.tags(&block) {
-                    if !self.copy(&tag)? {
-                        return Ok(None);
+                    if !self.copy(&tag, at)? {
+                        return Ok(Step::End);
                     }
                 }
-                Ok(Some(Step::On))
+                Ok(Step::On)
             }
             Some((Kind::Revoke, sequence)) if sequence == self.sequence => {
-                self.pending.is_sound &= form.soundness(&block) == Soundness::Sound;
+                if form.soundness(&block) != Soundness::Sound {
+                    return Ok(self.unsound("journal: checksum of a revoke block", at));
+                }
+                if form.revokes(&block).is_none() {
+                    self.damaged("journal: length of a revoke block", at);
+                }
                 self.pending.revokes.push(at);
-                Ok(Some(Step::On))
+                Ok(Step::On)
             }
             Some((Kind::Commit, sequence)) if sequence == self.sequence => {
                 match form.commit(&block) {
-                    Some(commit) => self.commit(&commit, found).map(Some),
-                    None => Ok(None),
+                    Some(commit) => Ok(self.commit(&commit, at, found)),
+                    None => Ok(Step::End),
                 }
             }
-            _ => Ok(None),
+            _ if form.is_damaged_header(&block, self.sequence) => {
+                found.damage = Some(Damage { what: "journal: header of a block", at });
+                Ok(Step::End)
+            }
+            _ => {
+                let what = "journal: a transaction that was committed is not there";
+                let within = LOOK_AHEAD_BYTES.checked_div(form.block_bytes).unwrap_or(0);
+                Ok(Step::Stray(Stray { damage: Damage { what, at }, within }))
+            }
         }
+    }
+
+    /// A block with the number of the transaction in hand fails its checksum.
+    fn unsound(&self, what: &'static str, at: u32) -> Step {
+        Step::Stray(Stray { damage: Damage { what, at }, within: self.left })
+    }
+
+    /// Notes what is wrong with the transaction in hand, if nothing is noted yet.
+    fn damaged(&mut self, what: &'static str, at: u32) {
+        self.pending.damage = self.pending.damage.or(Some(Damage { what, at }));
     }
 
     /// The next block of the log, which is passed by that; `None` if all of them were.
@@ -171,7 +225,7 @@ impl Scan<'_> {
         if !self.skip() {
             return Ok(None);
         }
-        Ok(Some((at, (self.read)(at)?)))
+        Ok(Some((at, self.source.read(at)?)))
     }
 
     fn skip(&mut self) -> bool {
@@ -181,8 +235,8 @@ impl Scan<'_> {
         true
     }
 
-    /// The copy that a tag is of; `false` where the log ends.
-    fn copy(&mut self, tag: &Tag) -> Result<bool> {
+    /// Passes the copy of a tag of the descriptor at `descriptor`; `false` where the log ends.
+    fn copy(&mut self, tag: &Tag, descriptor: u32) -> Result<bool> {
         let (at, form) = (self.at, &self.journal.form);
         if form.sums == Sums::None {
             if !self.skip() {
@@ -192,37 +246,41 @@ impl Scan<'_> {
             let Some((_, bytes)) = self.pass()? else { return Ok(false) };
             match form.sums {
                 Sums::Commit => self.pending.sum = crc32_be(self.pending.sum, &bytes),
-                _ => self.pending.is_sound &= form.copy_sum(self.sequence, &bytes) == tag.sum,
+                _ if form.copy_sum(self.sequence, &bytes) != tag.sum => {
+                    self.damaged("journal: checksum of a copy", at);
+                }
+                _ => {}
             }
+        }
+        if let Some(what) = self.source.refusal(tag.block) {
+            self.damaged(what, descriptor);
         }
         self.pending.copies.push((tag.block, at, tag.escaped));
         Ok(true)
     }
 
-    /// A transaction is passed.
-    fn commit(&mut self, commit: &Commit, found: &mut Recovery) -> Result<Step> {
+    /// A transaction is passed, with its commit block at `at`.
+    fn commit(&mut self, commit: &Commit, at: u32, found: &mut Recovery) -> Step {
         let pending = std::mem::take(&mut self.pending);
-        let is_sound = pending.is_sound
-            && commit.soundness == Soundness::Sound
-            && commit.transaction_sum.is_none_or(|sum| sum == pending.sum);
+        let is_sound = commit.soundness == Soundness::Sound;
         self.sequence = self.sequence.wrapping_add(1);
-        if let Some(damaged) = self.damaged {
-            // With a flush between a transaction and its commit block, what is followed by
-            // another one was written whole.
-            let is_async = self.journal.incompatible.contains(Incompatible::ASYNC_COMMIT);
-            if commit.soundness == Soundness::Sound && commit.time >= damaged && !is_async {
-                return Err(Error::corrupt("journal: checksum inside the log"));
-            }
-            return Ok(Step::End);
+        // Left over from an earlier turn through the log.
+        let is_stale = commit.time.as_secs() < self.newest.as_secs();
+        if let Some(damage) = self.doubted {
+            // Only what is durable is followed by another commit block.
+            found.damage = Some(damage).filter(|_| is_sound && !is_stale);
+            return Step::End;
         }
-        if !is_sound {
-            if commit.time < self.newest {
-                // Left over from an earlier turn through the log.
-                return Ok(Step::End);
+        let damage = match pending.damage {
+            None if !is_sound => Some("journal: checksum of a commit block"),
+            None if commit.transaction_sum.is_some_and(|sum| sum != pending.sum) => {
+                Some("journal: checksum of a transaction")
             }
-            ::log::warn!("the last transaction of the journal is not whole: it does not count");
-            self.damaged = Some(self.newest);
-            return Ok(Step::On);
+            None => None,
+            Some(damage) => return self.end(damage, is_stale, found),
+        };
+        if let Some(what) = damage {
+            return self.end(Damage { what, at }, is_stale, found);
         }
         let nth = found.transactions;
         found.transactions = found.transactions.saturating_add(1);
@@ -232,7 +290,41 @@ impl Scan<'_> {
             found.copies.insert(block, Copy { at, escaped, nth });
         }
         self.revokes.extend(pending.revokes.into_iter().map(|at| (nth, at)));
-        Ok(Step::On)
+        Step::On
+    }
+
+    /// A transaction has a commit block, and is not as it was written.
+    fn end(&mut self, damage: Damage, is_stale: bool, found: &mut Recovery) -> Step {
+        if is_stale {
+            return Step::End;
+        }
+        if self.journal.incompatible.contains(Incompatible::ASYNC_COMMIT) {
+            // A power cut may have left the commit block alone.
+            ::log::warn!("the last transaction of the journal is not whole: it does not count");
+            self.doubted = Some(damage);
+            return Step::On;
+        }
+        found.damage = Some(damage);
+        Step::End
+    }
+
+    /// Whether one of the next blocks is a commit block that says that the transaction in hand, or
+    /// one behind it, was committed.
+    fn has_later_commit(&mut self, within: u32) -> Result<bool> {
+        let form = &self.journal.form;
+        let since = self.newest.max(self.source.in_use_since()).as_secs();
+        for distance in 0..within {
+            let Some((_, block)) = self.pass()? else { break };
+            let Some((Kind::Commit, sequence)) = header(&block) else { continue };
+            let Some(commit) = form.commit(&block) else { continue };
+            // Each transaction has a block at least, so its number is not farther than its place.
+            let is_ahead = sequence.wrapping_sub(self.sequence) <= distance;
+            let is_newer = commit.time.as_secs() >= since;
+            if is_ahead && is_newer && commit.soundness == Soundness::Sound {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

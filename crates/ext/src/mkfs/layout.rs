@@ -19,6 +19,7 @@ use crate::format::extent;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::is_sparse_backup;
 use crate::format::inode::EXTRA_BYTES;
+use crate::format::requirements::{Asker, broken};
 use crate::format::superblock::{
     CHECKSUM_CRC32C, FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN, Superblock,
 };
@@ -639,37 +640,15 @@ fn check(options: &Options, size_bytes: u64) -> Result<Checked> {
     if options.hash_version > 2 {
         return misuse("hash_alg: legacy, half_md4 or tea".into());
     }
-    if options.compatible.contains(Compatible::RESIZE_INODE)
-        && !options.read_only_compatible.contains(ReadOnlyCompatible::SPARSE_SUPER)
-    {
-        return misuse("-O resize_inode needs sparse_super".into());
-    }
-    let has = |flag| options.incompatible.contains(flag);
-    if options.compatible.contains(Compatible::RESIZE_INODE) && has(Incompatible::META_BG) {
-        return misuse("-O meta_bg leaves nothing to reserve: it needs ^resize_inode".into());
-    }
-    if has(Incompatible::SIXTY_FOUR_BIT) && !has(Incompatible::EXTENTS) {
-        return misuse("-O 64bit needs extent".into());
-    }
-    if options.read_only_compatible.contains(ReadOnlyCompatible::VERITY)
-        && !has(Incompatible::EXTENTS)
-    {
-        return misuse("-O verity needs extent".into());
-    }
     let [.., counts_projects] = options.quotas;
-    let has_projects = options.read_only_compatible.contains(ReadOnlyCompatible::PROJECT);
-    if (has_projects || counts_projects) && options.inode_bytes < 256 {
-        return misuse("-O project needs inodes of 256 bytes (-I)".into());
-    }
-    if has(Incompatible::CSUM_SEED)
-        && !options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM)
-    {
-        return misuse("-O metadata_csum_seed needs metadata_csum".into());
-    }
-    if options.compatible.contains(Compatible::ORPHAN_FILE)
-        && !options.compatible.contains(Compatible::HAS_JOURNAL)
-    {
-        return misuse("-O orphan_file needs has_journal".into());
+    let project = if counts_projects { ReadOnlyCompatible::PROJECT.bits() } else { 0 };
+    let features = [
+        options.compatible.bits(),
+        options.incompatible.bits(),
+        options.read_only_compatible.bits() | project,
+    ];
+    if let Some(rule) = broken(Asker::Maker, features, options.inode_bytes).next() {
+        return misuse(format!("-O {rule}"));
     }
     if !options.flex_groups.is_power_of_two() {
         return misuse(format!("-G {}: a power of two is needed", options.flex_groups));
@@ -679,9 +658,6 @@ fn check(options: &Options, size_bytes: u64) -> Result<Checked> {
     }
     if options.resize_blocks.is_some_and(|most| most <= size_bytes / u64::from(block_bytes)) {
         return misuse("-E resize: more blocks than the volume has are needed".into());
-    }
-    if has(Incompatible::INLINE_DATA) && options.inode_bytes < 256 {
-        return misuse("-O inline_data needs inodes of 256 bytes (-I)".into());
     }
     if options.mmp_interval > MOST_MMP_INTERVAL {
         return misuse(format!("-E mmp_update_interval: at most {MOST_MMP_INTERVAL} seconds"));

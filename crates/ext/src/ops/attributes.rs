@@ -12,6 +12,7 @@ use crate::blocks::role::Role;
 use crate::format::acl::Acl;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
+use crate::format::requirements::Feature;
 use crate::format::slot::Stamp;
 use crate::format::xattr::{self, NewAttribute, edit, is_name};
 use crate::quota::Owner;
@@ -310,7 +311,7 @@ impl Transaction<'_> {
             self.count_sectors(number, taken.into())?;
         }
         if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
-            self.need_compatible(Compatible::EXT_ATTR)?;
+            self.need_feature(Feature::C(Compatible::EXT_ATTR))?;
         }
         self.settle_values(number, shifted)
     }

@@ -18,6 +18,7 @@ use crate::commit::batch::Intent;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
 use crate::format::quota::Usage;
+use crate::format::requirements::Feature;
 use crate::format::slot::Stamp;
 use crate::map::edit::{MappedRun, Taking};
 use crate::map::pointers::reach_blocks;
@@ -393,7 +394,7 @@ impl Transaction<'_> {
         self.forget_map(inode.number, last, narrow(high.div_ceil(block_bytes)));
         self.change_slot(inode.number, |it| it.set_size(bytes))?;
         if bytes >= LARGE_BYTES && before < LARGE_BYTES {
-            self.need_feature(ReadOnlyCompatible::LARGE_FILE)?;
+            self.need_feature(Feature::R(ReadOnlyCompatible::LARGE_FILE))?;
         }
         Ok(())
     }

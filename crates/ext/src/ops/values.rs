@@ -15,7 +15,7 @@
     reason = "counts entries of one inode and blocks of values, whose length is checked"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use draconis_exchange::contract::Kind;
 
@@ -35,6 +35,8 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// The longest value, in bytes.
 const MOST_BYTES: usize = 64 << 10;
+/// Stands for all entries that lead to a value, however many it counts.
+const EVERY_ENTRY: i64 = i64::MIN;
 /// Blocks beside its own that a value may take: of its map, and of attributes.
 const MORE_BLOCKS: u64 = 4;
 
@@ -51,6 +53,14 @@ impl Shifted {
     fn count(&mut self, list: &[Outside], by: i64) {
         for outside in list {
             *self.entries.entry(outside.inode.0).or_default() += by;
+        }
+    }
+
+    /// Has values that count no entries go with the first one that does.
+    fn release(&mut self, uncounted: &BTreeSet<u32>) {
+        let going = self.entries.iter_mut().filter(|(_, by)| **by < 0);
+        for (_, by) in going.filter(|(inode, _)| uncounted.contains(inode)) {
+            *by = EVERY_ENTRY;
         }
     }
 }
@@ -177,8 +187,10 @@ impl Transaction<'_> {
             Some(block) => outsides(&edit::read_block(block)?),
             None => vec![],
         };
+        let uncounted = self.uncounted(number, [&body, &block])?;
         let blocks = |lists: [&[Outside]; 2]| {
-            lists.into_iter().flatten().map(|it| self.value_blocks(it.len)).sum()
+            let counted = lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0));
+            counted.map(|it| self.value_blocks(it.len)).sum()
         };
         let mut shifted = Shifted {
             entries: BTreeMap::new(),
@@ -193,6 +205,7 @@ impl Transaction<'_> {
             shifted.count(&block, -1);
         }
         shifted.entries.retain(|_, by| *by != 0);
+        shifted.release(&uncounted);
         for (inode, by) in &shifted.entries {
             let inode = InodeNumber(*inode);
             if *by > 0 && Some(inode) != stand_in && !self.is_value(inode)? {
@@ -255,11 +268,28 @@ impl Transaction<'_> {
             Ok((body, block, goes)) => {
                 lost.count(&body, -1);
                 lost.count(if goes { &block } else { &[] }, -1);
+                let uncounted = self.uncounted(inode.number, [&body, &block])?;
+                lost.release(&uncounted);
             }
             Err(Error::Corrupt { .. }) => {}
             Err(other) => return Err(other),
         }
         Ok(lost.entries)
+    }
+
+    /// Those of the values of `owner` that are its alone and count no entries, as Lustre made them.
+    /// Their space counts for nobody.
+    fn uncounted(&self, owner: InodeNumber, lists: [&[Outside]; 2]) -> Result<BTreeSet<u32>> {
+        let generation = self.read_slot(owner, |it| it.generation())?;
+        let mut uncounted = BTreeSet::new();
+        for value in lists.into_iter().flatten() {
+            if self.is_value(value.inode)?
+                && self.read_slot(value.inode, |it| it.is_value_of(owner, generation))?
+            {
+                uncounted.insert(value.inode.0);
+            }
+        }
+        Ok(uncounted)
     }
 
     /// Counts entries more or less, and gives back the values that have none left.
@@ -271,9 +301,10 @@ impl Transaction<'_> {
                 continue;
             }
             let left = self.change_slot(number, |it| {
-                // A forerunner of the feature kept no count: there is one entry.
-                let owners = if by < 0 { it.value_owners().max(1) } else { it.value_owners() };
-                let left = owners.saturating_add_signed(by);
+                let left = match by {
+                    EVERY_ENTRY => 0,
+                    _ => it.value_owners().saturating_add_signed(by),
+                };
                 it.set_value_owners(left);
                 left
             })?;

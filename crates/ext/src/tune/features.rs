@@ -3,49 +3,13 @@
 use super::{Changes, Error, Result, Work, seed_of};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::quota::Kind;
+use crate::format::requirements::{Asker, Feature, Rule, broken};
 use crate::format::superblock::{CHECKSUM_CRC32C, RawSuperblock, Superblock};
 
 /// Of `s_log_groups_per_flex`, where groups were not flexible before: sixteen.
 const FLEX_GROUPS_LOG: u8 = 4;
 /// `half_md4`.
 const HASH_VERSION: u8 = 1;
-
-/// A feature of either set.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Feature {
-    C(Compatible),
-    I(Incompatible),
-    R(ReadOnlyCompatible),
-}
-
-impl Feature {
-    fn named(name: &str) -> Option<Self> {
-        Compatible::named(name)
-            .map(Self::C)
-            .or_else(|| Incompatible::named(name).map(Self::I))
-            .or_else(|| ReadOnlyCompatible::named(name).map(Self::R))
-    }
-
-    fn is_in(self, raw: &RawSuperblock) -> bool {
-        let [compatible, incompatible, read_only] = raw.features();
-        match self {
-            Self::C(it) => compatible & it.bits() != 0,
-            Self::I(it) => incompatible & it.bits() != 0,
-            Self::R(it) => read_only & it.bits() != 0,
-        }
-    }
-
-    fn set(self, raw: &mut RawSuperblock, on: bool) {
-        let [mut compatible, mut incompatible, mut read_only] = raw.features();
-        let (word, bits) = match self {
-            Self::C(it) => (&mut compatible, it.bits()),
-            Self::I(it) => (&mut incompatible, it.bits()),
-            Self::R(it) => (&mut read_only, it.bits()),
-        };
-        *word = if on { *word | bits } else { *word & !bits };
-        raw.set_features([compatible, incompatible, read_only]);
-    }
-}
 
 /// Adds and drops features.
 pub(super) fn change(
@@ -54,10 +18,6 @@ pub(super) fn change(
     changes: &Changes,
     work: &mut Work,
 ) -> Result<()> {
-    if !changes.features.is_empty() && super_.revision.0 == 0 {
-        let what = "-O: a volume of revision 0 has no features";
-        return Err(Error::Unsupported(what.to_owned()));
-    }
     let is_added = |name: &String| name == "has_journal";
     let adds_journal = changes.features.iter().any(is_added);
     if changes.journal_mib.is_some() && !adds_journal {
@@ -82,11 +42,14 @@ pub(super) fn change(
         feature.set(raw, on);
     }
     let has = |feature: Feature| feature.is_in(raw);
-    let orphans = Feature::C(Compatible::ORPHAN_FILE);
-    if has(orphans) && !has(Feature::C(Compatible::HAS_JOURNAL)) {
-        let what = "-O: the file of orphans needs a journal: ^orphan_file with ^has_journal";
-        return Err(Error::Misuse(what.to_owned()));
+    let bytes = super_.inode_bytes;
+    let was_broken =
+        |rule: &Rule| broken(Asker::Maker, super_.features(), bytes).any(|it| it == *rule);
+    let rule = broken(Asker::Maker, raw.features(), bytes).find(|rule| !was_broken(rule));
+    if let Some(rule) = rule {
+        return Err(Error::Misuse(format!("-O {rule}")));
     }
+    let orphans = Feature::C(Compatible::ORPHAN_FILE);
     let had = super_.compatible.contains(Compatible::ORPHAN_FILE);
     work.hidden.orphans = (has(orphans) != had).then(|| has(orphans));
     work.hidden.quotas = quotas(raw, super_, changes)?;
@@ -139,10 +102,6 @@ fn add(
     changes: &Changes,
     work: &mut Work,
 ) -> Result<()> {
-    let needs = |other: Feature, other_name: &str| match other.is_in(raw) {
-        true => Ok(()),
-        false => Err(Error::Misuse(format!("-O {name}: needs {other_name}"))),
-    };
     match feature {
         Feature::C(Compatible::HAS_JOURNAL) => work.journal = Some(true),
         Feature::C(Compatible::DIR_INDEX) => {
@@ -162,6 +121,8 @@ fn add(
             ReadOnlyCompatible::LARGE_FILE
             | ReadOnlyCompatible::HUGE_FILE
             | ReadOnlyCompatible::DIR_NLINK
+            | ReadOnlyCompatible::VERITY
+            | ReadOnlyCompatible::PROJECT
             | ReadOnlyCompatible::READONLY,
         ) => {}
         Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {
@@ -170,20 +131,15 @@ fn add(
             raw.s_checksum_type = CHECKSUM_CRC32C;
             work.reseals = true;
         }
-        Feature::R(ReadOnlyCompatible::VERITY) => {
-            needs(Feature::I(Incompatible::EXTENTS), "extent")?;
-        }
         Feature::I(Incompatible::FLEX_BG) => {
             if raw.s_log_groups_per_flex == 0 {
                 raw.s_log_groups_per_flex = FLEX_GROUPS_LOG;
             }
         }
         Feature::I(Incompatible::MMP) => work.guard = Some(true),
-        Feature::R(ReadOnlyCompatible::PROJECT) if super_.inode_bytes >= 256 => {}
         Feature::R(ReadOnlyCompatible::QUOTA) | Feature::C(Compatible::ORPHAN_FILE) => {}
         Feature::I(Incompatible::EA_INODE) if super_.inode_bytes >= 128 => {}
         Feature::I(Incompatible::CSUM_SEED) => {
-            needs(Feature::R(ReadOnlyCompatible::METADATA_CSUM), "metadata_csum")?;
             raw.s_checksum_seed = seed_of(&super_.uuid).into();
             raw.s_checksum_type = CHECKSUM_CRC32C;
         }

@@ -253,6 +253,27 @@ impl Form {
         if tail == sum.as_bytes() { Soundness::Sound } else { Soundness::Damaged }
     }
 
+    /// Whether a block is one of this transaction but for its header: with that as it should be,
+    /// its checksum is right. Where blocks have none, one bit of the header but not of the number
+    /// is another.
+    pub fn is_damaged_header(&self, block: &[u8], sequence: u32) -> bool {
+        let Some((head, rest)) = block.split_at_checked(HEADER_BYTES) else { return false };
+        [Kind::Descriptor, Kind::Revoke, Kind::Commit].into_iter().any(|kind| {
+            let header = self.header(kind, sequence);
+            let wrong: u32 =
+                head.iter().zip(header.as_bytes()).map(|(is, be)| (is ^ be).count_ones()).sum();
+            if !self.has_tails() {
+                return wrong == 1 && head.ends_with(&sequence.to_be_bytes());
+            }
+            let whole = [header.as_bytes(), rest].concat();
+            let soundness = match kind {
+                Kind::Commit => self.commit(&whole).map(|commit| commit.soundness),
+                _ => Some(self.soundness(&whole)),
+            };
+            wrong > 0 && soundness == Some(Soundness::Sound)
+        })
+    }
+
     /// What a revoke block revokes; `None` if its length makes no sense.
     pub fn revokes<'a>(&self, block: &'a [u8]) -> Option<impl Iterator<Item = u64> + use<'a>> {
         let (raw, _) = RawRevoke::ref_from_prefix(block).ok()?;
@@ -279,14 +300,20 @@ impl Form {
     pub fn commit(&self, block: &[u8]) -> Option<Commit> {
         let (raw, _) = RawCommit::ref_from_prefix(block).ok()?;
         let [claimed, ..] = &raw.h_chksum;
-        let has_sum = (raw.h_chksum_type, raw.h_chksum_size) == CRC32;
-        let is_sound = !self.has_tails() || {
+        let kind = (raw.h_chksum_type, raw.h_chksum_size);
+        let has_sum = kind == CRC32;
+        let is_sound = match self.sums {
+            Sums::None => true,
+            Sums::Commit => has_sum || (kind, claimed.get()) == ((0, 0), 0),
             // Of a block that was torn, all that counts is in the first sector; the rest is zero
             // in a block that is whole.
-            let head = block.get(..COMMIT_BYTES).unwrap_or_default();
-            let zeros = vec![0; block.len().saturating_sub(COMMIT_BYTES)];
-            self.commit_sum(head, block.get(COMMIT_BYTES..).unwrap_or_default()) == claimed.get()
-                || self.commit_sum(head, &zeros) == claimed.get()
+            Sums::V2 | Sums::V3 => {
+                let head = block.get(..COMMIT_BYTES).unwrap_or_default();
+                let zeros = vec![0; block.len().saturating_sub(COMMIT_BYTES)];
+                let rest = block.get(COMMIT_BYTES..).unwrap_or_default();
+                self.commit_sum(head, rest) == claimed.get()
+                    || self.commit_sum(head, &zeros) == claimed.get()
+            }
         };
         let time = Duration::new(raw.h_commit_sec.get(), 0)
             .saturating_add(Duration::from_nanos(raw.h_commit_nsec.get().into()));

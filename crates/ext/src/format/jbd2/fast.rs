@@ -17,6 +17,8 @@ use crate::format::{le16, le32};
 use crate::{InodeNumber, Result};
 
 const HEADER_BYTES: usize = 4;
+/// The tag of a tail.
+const TAIL: u16 = 8;
 const NAME_BYTES: usize = 255;
 /// Of an inode there are at least these.
 const INODE_BYTES: usize = 128;
@@ -87,25 +89,31 @@ pub struct Counting {
     sum: u32,
     passed: u64,
     count: u64,
+    counted_bytes: usize,
     is_begun: bool,
+    has_damaged_tail: bool,
 }
 
 impl Counting {
     /// For commits that follow what is before this transaction.
     pub const fn new(transaction: u32) -> Self {
-        Self { transaction, sum: 0, passed: 0, count: 0, is_begun: false }
+        Self {
+            transaction,
+            sum: 0,
+            passed: 0,
+            count: 0,
+            counted_bytes: 0,
+            is_begun: false,
+            has_damaged_tail: false,
+        }
     }
 
     /// Passes the next block; whether to go on.
     pub fn pass(&mut self, block: &[u8]) -> bool {
+        self.counted_bytes = 0;
         let mut at = 0usize;
         while let Some((tag, value)) = next(block, at) {
             let end = at.saturating_add(HEADER_BYTES).saturating_add(value.len());
-            let summed = match tag {
-                Tag::Tail => block.get(at..at.saturating_add(HEADER_BYTES + 4)),
-                _ => block.get(at..end),
-            };
-            self.sum = crc32c(self.sum, summed.unwrap_or_default());
             match tag {
                 Tag::Head => {
                     if le32(value, 0) != Some(0) || le32(value, 4) != Some(self.transaction) {
@@ -114,28 +122,71 @@ impl Counting {
                     self.is_begun = true;
                 }
                 Tag::Tail => {
+                    let header = block.get(at..at.saturating_add(HEADER_BYTES + 4));
                     let is_sound = le32(value, 0) == Some(self.transaction)
-                        && le32(value, 4) == Some(self.sum)
+                        && le32(value, 4) == Some(crc32c(self.sum, header.unwrap_or_default()))
                         && self.is_begun;
                     if !is_sound {
+                        self.look_for_tail(block, at);
                         return false;
                     }
-                    self.count = self.passed;
-                    self.sum = 0;
+                    (self.count, self.counted_bytes, self.sum) = (self.passed, end, 0);
                 }
                 Tag::Record => self.passed = self.passed.saturating_add(1),
                 Tag::Padding => {}
             }
+            if !matches!(tag, Tag::Tail) {
+                self.sum = crc32c(self.sum, block.get(at..end).unwrap_or_default());
+            }
             at = end;
         }
         // What does not fill a block ends in something that fits.
-        at.saturating_add(HEADER_BYTES) > block.len()
+        let is_filled = at.saturating_add(HEADER_BYTES) > block.len();
+        if !is_filled {
+            self.look_for_tail(block, at);
+        }
+        is_filled
+    }
+
+    /// Notes whether what is here is a tail but for its tag, length or transaction: with those as
+    /// they should be, its checksum is right.
+    fn look_for_tail(&mut self, block: &[u8], at: usize) {
+        let Some(len) = block.len().checked_sub(at.saturating_add(HEADER_BYTES)) else { return };
+        let Ok(len) = u16::try_from(len) else { return };
+        let header = [TAIL.to_le_bytes(), len.to_le_bytes()].concat();
+        let tail = [&header[..], &self.transaction.to_le_bytes()].concat();
+        let sum = le32(block, at.saturating_add(HEADER_BYTES + 4));
+        self.has_damaged_tail |= self.is_begun && sum == Some(crc32c(self.sum, &tail));
     }
 
     /// Records that count, from the first one on.
     pub const fn count(&self) -> u64 {
         self.count
     }
+
+    /// Bytes of the last block that was passed, up to the end of the last commit that counts.
+    pub const fn counted_bytes(&self) -> usize {
+        self.counted_bytes
+    }
+
+    /// Whether a commit ends in a tail that is damaged.
+    pub const fn has_damaged_tail(&self) -> bool {
+        self.has_damaged_tail
+    }
+}
+
+/// Whether a block has a tail of this transaction behind its first bytes, at any place. It is
+/// written once all that it ends is durable, and fills its block.
+pub fn has_tail(block: &[u8], behind: usize, transaction: u32) -> bool {
+    let is_tail = |at: usize| {
+        let len = usize::from(le16(block, at.saturating_add(2)).unwrap_or(0));
+        let end = at.saturating_add(HEADER_BYTES).saturating_add(len);
+        let is_full = end == block.len() || at.saturating_add(HEADER_BYTES + 8) == block.len();
+        is_full
+            && le16(block, at) == Some(TAIL)
+            && le32(block, at.saturating_add(HEADER_BYTES)) == Some(transaction)
+    };
+    (behind..block.len()).any(is_tail)
 }
 
 /// The records of a block.
@@ -165,7 +216,7 @@ fn next(block: &[u8], at: usize) -> Option<(Tag, &[u8])> {
         3..=5 => (Tag::Record, 9..=8 + NAME_BYTES),
         6 => (Tag::Record, 4 + INODE_BYTES..=usize::MAX),
         7 => (Tag::Padding, 0..=usize::MAX),
-        8 => (Tag::Tail, 8..=usize::MAX),
+        TAIL => (Tag::Tail, 8..=usize::MAX),
         9 => (Tag::Head, 8..=8),
         _ => return None,
     };

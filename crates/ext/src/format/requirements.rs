@@ -1,0 +1,176 @@
+//! What features need: one table for making, changing, writing and checking volumes.
+//!
+//! Any feature needs revision 1: a volume of revision 0 becomes one with its first feature, as
+//! Linux and `tune2fs` do it ([`RawSuperblock::set_features`]). All else is in [`RULES`].
+
+use std::fmt;
+
+use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use super::superblock::RawSuperblock;
+
+/// The first inode of files in revision 0, which has no field for it.
+pub(super) const FIRST_INODE_OF_REVISION_0: u32 = 11;
+/// Bytes of an inode in revision 0.
+pub(super) const INODE_BYTES_OF_REVISION_0: u16 = 128;
+
+/// A feature of either set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Feature {
+    C(Compatible),
+    I(Incompatible),
+    R(ReadOnlyCompatible),
+}
+
+/// What a volume with a feature needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Need {
+    With(Feature),
+    Without(Feature),
+    /// Inodes of at least so many bytes.
+    InodeBytes(u32),
+}
+
+/// Who insists on a rule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asker {
+    /// Volumes are not made otherwise, nor changed to be otherwise, as by `mke2fs` and `tune2fs`.
+    Maker,
+    /// Volumes that are otherwise are not written.
+    Writer,
+    /// Volumes that are otherwise are damaged, as to `e2fsck`.
+    Checker,
+}
+
+/// One need of a feature.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rule {
+    pub(crate) feature: Feature,
+    pub(crate) need: Need,
+    askers: &'static [Asker],
+}
+
+use Asker::{Checker, Maker, Writer};
+use Feature::{C, I, R};
+use Need::{InodeBytes, With, Without};
+
+const fn rule(feature: Feature, need: Need, askers: &'static [Asker]) -> Rule {
+    Rule { feature, need, askers }
+}
+
+/// Every rule there is.
+const RULES: &[Rule] = &[
+    rule(
+        R(ReadOnlyCompatible::METADATA_CSUM),
+        Without(R(ReadOnlyCompatible::GDT_CSUM)),
+        &[Checker],
+    ),
+    rule(I(Incompatible::SIXTY_FOUR_BIT), With(I(Incompatible::EXTENTS)), &[Maker, Checker]),
+    rule(I(Incompatible::CSUM_SEED), With(R(ReadOnlyCompatible::METADATA_CSUM)), &[Maker, Checker]),
+    rule(C(Compatible::RESIZE_INODE), Without(I(Incompatible::META_BG)), &[Maker, Checker]),
+    rule(C(Compatible::RESIZE_INODE), With(R(ReadOnlyCompatible::SPARSE_SUPER)), &[Maker]),
+    rule(C(Compatible::ORPHAN_FILE), With(C(Compatible::HAS_JOURNAL)), &[Maker]),
+    rule(R(ReadOnlyCompatible::BIGALLOC), With(I(Incompatible::EXTENTS)), &[Maker, Writer]),
+    rule(R(ReadOnlyCompatible::VERITY), With(I(Incompatible::EXTENTS)), &[Maker]),
+    rule(R(ReadOnlyCompatible::PROJECT), InodeBytes(256), &[Maker]),
+    rule(I(Incompatible::INLINE_DATA), InodeBytes(256), &[Maker]),
+];
+
+/// The rules that `asker` insists on and that a volume with these features breaks.
+pub(crate) fn broken(
+    asker: Asker,
+    features: [u32; 3],
+    inode_bytes: u32,
+) -> impl Iterator<Item = Rule> {
+    let is_met = move |need: Need| match need {
+        With(other) => other.is_among(features),
+        Without(other) => !other.is_among(features),
+        InodeBytes(least) => inode_bytes >= least,
+    };
+    let rules = RULES.iter().filter(move |rule| rule.askers.contains(&asker)).copied();
+    rules.filter(move |rule| rule.feature.is_among(features) && !is_met(rule.need))
+}
+
+impl Feature {
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Compatible::named(name)
+            .map(Self::C)
+            .or_else(|| Incompatible::named(name).map(Self::I))
+            .or_else(|| ReadOnlyCompatible::named(name).map(Self::R))
+    }
+
+    /// Whether it is among these: compatible, incompatible, read-only compatible.
+    pub(crate) const fn is_among(self, [compatible, incompatible, read_only]: [u32; 3]) -> bool {
+        match self {
+            Self::C(it) => compatible & it.bits() != 0,
+            Self::I(it) => incompatible & it.bits() != 0,
+            Self::R(it) => read_only & it.bits() != 0,
+        }
+    }
+
+    pub(crate) fn is_in(self, raw: &RawSuperblock) -> bool {
+        self.is_among(raw.features())
+    }
+
+    pub(crate) fn set(self, raw: &mut RawSuperblock, on: bool) {
+        let [mut compatible, mut incompatible, mut read_only] = raw.features();
+        let (word, bits) = match self {
+            Self::C(it) => (&mut compatible, it.bits()),
+            Self::I(it) => (&mut incompatible, it.bits()),
+            Self::R(it) => (&mut read_only, it.bits()),
+        };
+        *word = if on { *word | bits } else { *word & !bits };
+        raw.set_features([compatible, incompatible, read_only]);
+    }
+}
+
+impl RawSuperblock {
+    /// Sets the feature words. A volume of revision 0 has none: with its first one it becomes one
+    /// of revision 1, as it does to Linux and `tune2fs`.
+    pub fn set_features(&mut self, words: [u32; 3]) {
+        let is_added = words.iter().zip(self.features()).any(|(new, old)| new & !old != 0);
+        if is_added && self.s_rev_level.get() == 0 {
+            self.s_rev_level.set(1);
+            self.s_first_ino.set(FIRST_INODE_OF_REVISION_0);
+            self.s_inode_size.set(INODE_BYTES_OF_REVISION_0);
+        }
+        let [compatible, incompatible, read_only] = words;
+        self.s_feature_compat.set(compatible);
+        self.s_feature_incompat.set(incompatible);
+        self.s_feature_ro_compat.set(read_only);
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = match self {
+            Self::C(it) => it.names(),
+            Self::I(it) => it.names(),
+            Self::R(it) => it.names(),
+        };
+        f.write_str(&names.join(","))
+    }
+}
+
+impl Rule {
+    /// The features that exclude each other, as a checker names them.
+    pub(crate) fn clash(&self) -> String {
+        let feature = self.feature;
+        match self.need {
+            With(other) => format!("{feature}, ^{other}"),
+            Without(other) => format!("{feature}, {other}"),
+            InodeBytes(least) => format!("{feature}, inodes of less than {least} bytes"),
+        }
+    }
+}
+
+/// Such as `64bit needs extent`.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let feature = self.feature;
+        match self.need {
+            With(other) => write!(f, "{feature} needs {other}"),
+            Without(other) => write!(f, "{feature} needs ^{other}"),
+            InodeBytes(least) => write!(f, "{feature} needs inodes of {least} bytes (-I)"),
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Journals with one flipped bit, of every kind: what was committed and is not as it was written is
+//! damage, to us as to `e2fsck` and the kernel; a log that was not written to its end is none.
+//!
+//! Of the bits of a block, those of its first bytes are all flipped, and one in some hundred of the
+//! others; `DRACONIS_CUTS=1` takes all.
+
+mod common;
+#[path = "matrix/ioctl.rs"]
+#[allow(dead_code, reason = "only the shutdown is of use here")]
+mod ioctl;
+
+use std::fs::{self, File};
+use std::process::Command;
+use std::sync::Arc;
+
+use common::storm::writing;
+use common::{Image, skipped, tree};
+use draconis_device::{Disk, Group, MemoryDisk, Random, Write};
+use draconis_exchange::contract::Kind;
+use draconis_exchange::heap::Block;
+use draconis_ext::check::{self, What, check};
+use draconis_ext::format::jbd2::blocks::header;
+use draconis_ext::format::jbd2::{self, RawJournalSuperblock};
+use draconis_ext::{Error, InodeNumber, NewNode, Options, Place, Volume};
+
+const BLOCK: usize = 1024;
+const FILE: NewNode<'_> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+/// Of the bits that are not in the first bytes of a block, one in so many is flipped.
+const ONE_IN: u64 = 397;
+/// Bytes whose bits are all flipped.
+const HEAD: usize = 24;
+
+/// A kind of journal: its name, what mke2fs is told, its compatible and incompatible features.
+type Row = (&'static str, &'static [&'static str], u32, u32);
+
+const KINDS: &[Row] = &[
+    ("ext3", &["-t", "ext3"], 0, 1),
+    ("ext3, sums of transactions", &["-t", "ext3"], 1, 1),
+    ("ext4, no sums, wide", &["-t", "ext4", "-O", "64bit,^metadata_csum"], 0, 3),
+    ("csum v2", &["-t", "ext4", "-O", "^64bit"], 0, 1 | 8),
+    ("csum v3", &["-t", "ext4", "-O", "^64bit"], 0, 1 | 0x10),
+    ("csum v3, wide", &["-t", "ext4", "-O", "64bit"], 0, 3 | 0x10),
+];
+
+/// The blocks of the volume that the journal's are.
+fn log(bytes: &[u8]) -> Vec<usize> {
+    let volume = Image::of(bytes).open();
+    let len = volume.inode(InodeNumber(8)).unwrap().size_bytes;
+    let mut blocks = vec![];
+    while (blocks.len() * BLOCK) as u64 != len {
+        for run in volume.map(InodeNumber(8), (blocks.len() * BLOCK) as u64).unwrap() {
+            let Place::At(first) = run.place else { panic!("a journal with a hole") };
+            blocks.extend((0..run.blocks).map(|nth| (first.0 + u64::from(nth)) as usize));
+        }
+    }
+    blocks
+}
+
+/// A volume whose journal holds some transactions, one of them with revokes.
+fn dirty(row: &Row) -> Option<Vec<u8>> {
+    let (_, arguments, compatible, incompatible) = row;
+    let more = ["-b", "1024", "-I", "256", "-N", "128", "-J", "size=1"];
+    let image = Image::make(None, "4M", &[arguments, &more[..]].concat())?;
+    let mut bytes = fs::read(&image.path).unwrap();
+    let first = log(&bytes)[0] * BLOCK;
+    let raw = RawJournalSuperblock::view_mut(&mut bytes[first..]).unwrap();
+    raw.s_feature_compat.set(*compatible);
+    raw.s_feature_incompat.set(*incompatible);
+    let has_sums = incompatible & 0x18 != 0;
+    raw.s_checksum_type = if has_sums { 4 } else { 0 };
+    raw.s_checksum.set(0);
+    raw.set_tail(None, 1);
+    let disk = Arc::new(MemoryDisk::new(bytes, 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let root = volume.root();
+    let make = |name: &[u8]| {
+        let file = volume.create(root, name, &FILE).unwrap();
+        volume.write(file, 0, &tree::pattern(name.len() as u64, 700)).unwrap();
+    };
+    make(b"early");
+    let dir = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+    volume.create(root, b"directory", &dir).unwrap();
+    volume.sync().unwrap();
+    make(b"between");
+    volume.remove_directory(root, b"directory").unwrap();
+    volume.sync().unwrap();
+    make(b"late");
+    volume.sync().unwrap();
+    drop(volume);
+    Some(Arc::into_inner(disk).unwrap().into_bytes())
+}
+
+fn flip(disk: &MemoryDisk, bytes: &mut [u8], at: usize, bit: usize) {
+    bytes[at] ^= 1 << bit;
+    let start = at - at % 512;
+    let mut block = Block::private(512);
+    block.copy_in(0, &bytes[start..start + 512]);
+    let writes = vec![Write { at_bytes: start as u64, block }];
+    let ticket = disk.submit(Group { writes }, &[]).map_err(|refused| refused.error).unwrap();
+    disk.wait(ticket).unwrap();
+}
+
+/// What the bits of a block of the log are summed or recognised by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sealed {
+    /// A checksum, which `e2fsck` looks at.
+    Checksum,
+    /// What a block of the journal begins with.
+    Header,
+    /// Nothing.
+    No,
+}
+
+/// Each block in the log, from the tail on, and what it is: `None` for a copy.
+fn blocks(bytes: &[u8], log: &[usize]) -> Vec<(usize, Option<jbd2::Kind>)> {
+    let own = |at: &usize| header(&bytes[at * BLOCK..][..BLOCK]);
+    let last =
+        log.iter().rposition(|at| own(at).is_some_and(|(kind, _)| kind == jbd2::Kind::Commit));
+    log[1..=last.unwrap()].iter().map(|at| (*at, own(at).map(|(kind, _)| kind))).collect()
+}
+
+fn sealed(row: &Row, kind: Option<jbd2::Kind>, is_last: bool, at: usize) -> Sealed {
+    let (.., compatible, incompatible) = *row;
+    let is_summed = incompatible & 0x18 != 0;
+    match kind {
+        Some(jbd2::Kind::Commit) if is_summed && (12..60).contains(&at) => Sealed::Checksum,
+        // A commit block that is summed with its transaction says how.
+        Some(jbd2::Kind::Commit) if compatible == 1 && matches!(at, 12 | 13 | 16..20) => {
+            Sealed::Checksum
+        }
+        Some(jbd2::Kind::Commit) if (8..12).contains(&at) && is_last && !is_summed => Sealed::No,
+        Some(jbd2::Kind::Commit) if at >= 12 => Sealed::No,
+        // The kinds of descriptors and revoke blocks are one bit apart.
+        Some(jbd2::Kind::Revoke | jbd2::Kind::Descriptor) if at == 7 && !is_summed => Sealed::No,
+        Some(_) if at < 12 => Sealed::Header,
+        Some(jbd2::Kind::Revoke) if !is_summed => Sealed::No,
+        // Half of a sum may miss it.
+        None if incompatible & 8 != 0 => Sealed::No,
+        _ if is_summed || compatible == 1 => Sealed::Checksum,
+        _ => Sealed::No,
+    }
+}
+
+fn is_damaged(disk: &Arc<MemoryDisk>) -> bool {
+    let disk: Arc<dyn Disk> = disk.clone();
+    // What has no checksum may be a copy of the superblock.
+    let Ok(volume) = Volume::open(disk, Options::default()) else { return true };
+    assert_eq!(volume.journal_damage().is_some(), volume.read_only_reason().is_some());
+    volume.journal_damage().is_some()
+}
+
+/// What `e2fsck -fy` says of the journal.
+fn by_e2fsck(bytes: &[u8]) -> (bool, String) {
+    let image = Image::of(bytes);
+    let done = Command::new("e2fsck").args(["-fy", image.path()]).output().unwrap();
+    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    let of_damage = ["checksum error", "was corrupt", "is corrupt", "nvalid", "unknown"];
+    let of_journal = |line: &&str| line.contains("ournal") || line.contains("JBD2");
+    let is_damage = |line: &str| of_damage.iter().any(|words| line.contains(words));
+    (said.lines().filter(of_journal).any(is_damage), said)
+}
+
+/// Looks at a damaged journal: nothing is written, and a check names it.
+fn is_refused(bytes: &[u8], what: &str) {
+    let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
+    let refused = Volume::open_for_writing(disk.clone(), Options::default(), writing()).err();
+    assert!(matches!(refused, Some(Error::Corrupt { .. })), "{what}: {refused:?}");
+    let report = check(&(disk.clone() as Arc<dyn Disk>), check::Options::default(), &|_, _| {});
+    let report = report.unwrap();
+    assert!(!report.is_clean(), "{what}");
+    let named = [What::Journal, What::JournalInode];
+    assert!(report.complaints.iter().any(|it| named.contains(&it.what)), "{what}");
+    assert!(Arc::into_inner(disk).unwrap().into_bytes() == bytes, "{what}: written");
+}
+
+fn takes_all() -> bool {
+    std::env::var_os("DRACONIS_CUTS").is_some()
+}
+
+#[test]
+fn a_flipped_bit_of_what_was_committed_is_damage() {
+    let mut random = Random::new(5);
+    for row in KINDS {
+        let Some(mut bytes) = dirty(row) else { return };
+        let log = log(&bytes);
+        let blocks = blocks(&bytes, &log);
+        let of_kind = |kind| blocks.iter().filter(|(_, it)| *it == Some(kind)).count();
+        let counts = [jbd2::Kind::Descriptor, jbd2::Kind::Revoke, jbd2::Kind::Commit].map(of_kind);
+        assert!(counts[0] >= 3 && counts[1] >= 1 && counts[2] >= 3, "{}: {counts:?}", row.0);
+        let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+        assert!(!is_damaged(&disk), "{}", row.0);
+        assert!(!by_e2fsck(&bytes).0);
+        let mut asked = 0;
+        for (nth, (block, kind)) in blocks.iter().enumerate() {
+            let is_last = nth + 1 == blocks.len();
+            for bit in 0..BLOCK * 8 {
+                if bit >= HEAD * 8 && !takes_all() && random.below(ONE_IN) != 0 {
+                    continue;
+                }
+                let (offset, at) = (bit / 8, block * BLOCK + bit / 8);
+                flip(&disk, &mut bytes, at, bit % 8);
+                let damaged = is_damaged(&disk);
+                let sealed = sealed(row, *kind, is_last, offset);
+                let what = format!("{}: {kind:?} in {block}, byte {offset}, bit {bit}", row.0);
+                assert!(damaged || sealed == Sealed::No, "{what}");
+                if random.below(if takes_all() { 4000 } else { 60 }) == 0 {
+                    asked += 1;
+                    let (theirs, said) = by_e2fsck(&bytes);
+                    // It knows a damaged header from the end of the log no better than a kernel.
+                    // What a copy without a checksum says may be anything, and all that counts of a
+                    // commit block is in its first sector, to Linux, too.
+                    let is_told = match kind {
+                        Some(jbd2::Kind::Commit) => offset < 60,
+                        Some(_) => true,
+                        None => sealed == Sealed::Checksum,
+                    };
+                    assert!(damaged || !theirs || !is_told, "{what}: {said}");
+                    // Nor does it look at a copy of a block that is revoked later.
+                    let is_looked_at = sealed == Sealed::Checksum && kind.is_some();
+                    assert!(theirs || !is_looked_at, "{what}: {said}");
+                    if sealed != Sealed::No {
+                        is_refused(&bytes, &what);
+                    }
+                }
+                flip(&disk, &mut bytes, at, bit % 8);
+            }
+        }
+        assert!(asked > 10, "{}: {asked}", row.0);
+        assert!(!is_damaged(&disk));
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_the_superblock_of_a_journal_is_damage() {
+    let mut random = Random::new(6);
+    for row in KINDS {
+        let Some(mut bytes) = dirty(row) else { return };
+        let first = log(&bytes)[0] * BLOCK;
+        let is_summed = row.3 & 0x18 != 0;
+        for bit in 0..BLOCK * 8 {
+            let is_field = bit < 0x54 * 8;
+            if !is_field && !takes_all() && random.below(ONE_IN) != 0 {
+                continue;
+            }
+            bytes[first + bit / 8] ^= 1 << (bit % 8);
+            let what = format!("{}: bit {bit}", row.0);
+            let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+            let opened = Volume::open(disk, Options::default());
+            let is_damaged = match &opened {
+                Ok(volume) => volume.journal_damage().is_some(),
+                Err(Error::Unsupported { .. }) => true,
+                Err(other) => panic!("{what}: {other}"),
+            };
+            // That which says how it is summed is summed only as long as it says so.
+            let says_so =
+                (0x24 * 8..0x2C * 8).contains(&bit) || (0x50 * 8..0x51 * 8).contains(&bit);
+            assert!(is_damaged || !is_summed || says_so, "{what}");
+            if random.below(if takes_all() { 400 } else { 40 }) == 0 {
+                let (theirs, said) = by_e2fsck(&bytes);
+                assert!(is_damaged || !theirs, "{what}: {said}");
+                if is_damaged && opened.is_ok() {
+                    is_refused(&bytes, &what);
+                }
+            }
+            bytes[first + bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}
+
+/// Cut off behind any block, a log ends before what is not there, and that is no damage.
+#[test]
+fn a_log_that_was_cut_off_is_not_damaged() {
+    for row in KINDS {
+        let Some(bytes) = dirty(row) else { return };
+        let log = log(&bytes);
+        let blocks = blocks(&bytes, &log);
+        for cut in 0..blocks.len() {
+            let mut torn = bytes.clone();
+            for (block, _) in &blocks[cut..] {
+                torn[block * BLOCK..][..BLOCK].fill(0);
+            }
+            // Part of the next block may be there, too, if it is no commit block.
+            let (next, kind) = blocks[cut];
+            if kind != Some(jbd2::Kind::Commit) {
+                let half = next * BLOCK..next * BLOCK + 512;
+                torn[half.clone()].copy_from_slice(&bytes[half]);
+            }
+            let disk = Arc::new(MemoryDisk::new(torn, 512));
+            assert!(!is_damaged(&disk), "{}: {cut}", row.0);
+            let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing());
+            volume.unwrap().close().unwrap();
+        }
+    }
+}
+
+/// A volume whose last work is in fast commits, as the kernel leaves it.
+fn fast() -> Option<Vec<u8>> {
+    let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-N", "200", "-J", "size=4"];
+    let image = Image::make(None, "16M", &[&arguments[..], &["-O", "fast_commit"]].concat())?;
+    let mount = image.mount_writable()?;
+    fs::write(mount.path().join("before"), b"before").unwrap();
+    let handle = File::open(mount.path()).unwrap();
+    rustix::fs::syncfs(&handle).unwrap();
+    for nth in 0..3 {
+        let file = File::create(mount.path().join(format!("fast {nth}"))).unwrap();
+        std::io::Write::write_all(&mut &file, &tree::pattern(nth, 2000)).unwrap();
+        file.sync_all().unwrap();
+    }
+    if let Err(error) = ioctl::shut_down(&handle, ioctl::Shutdown::WithoutCommit) {
+        skipped(format_args!("shutting a mount down: {error}"));
+        return None;
+    }
+    drop((handle, mount));
+    Some(fs::read(&image.path).unwrap())
+}
+
+#[test]
+fn a_flipped_bit_of_a_fast_commit_is_damage() {
+    let Some(mut bytes) = fast() else { return };
+    let log = log(&bytes);
+    let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let raw = log[0] * BLOCK;
+    let fast = match word(raw + 0x54) {
+        0 => 256,
+        blocks => blocks,
+    };
+    let places = &log[word(raw + 16) - fast + 1..];
+    // Records up to the tail, which fills its block up.
+    let used = |block: &[u8]| {
+        let mut at = 0;
+        loop {
+            let half = |at: usize| usize::from(u16::from_le_bytes([block[at], block[at + 1]]));
+            match half(at) {
+                8 => return at + 12,
+                _ => at += 4 + half(at + 2),
+            }
+        }
+    };
+    let is_used = |place: &&usize| bytes[**place * BLOCK..][..BLOCK].iter().any(|byte| *byte != 0);
+    let commits: Vec<(usize, usize)> = places
+        .iter()
+        .take_while(is_used)
+        .map(|at| (*at, used(&bytes[at * BLOCK..][..BLOCK])))
+        .collect();
+    assert!(commits.len() >= 3, "{commits:?}");
+    let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
+    assert!(!is_damaged(&disk));
+    let mut random = Random::new(7);
+    for (block, len) in commits {
+        for bit in 0..len * 8 {
+            if !takes_all() && bit >= HEAD * 8 && bit + 96 < len * 8 && random.below(7) != 0 {
+                continue;
+            }
+            let at = block * BLOCK + bit / 8;
+            flip(&disk, &mut bytes, at, bit % 8);
+            let what = format!("block {block}, bit {bit}");
+            assert!(is_damaged(&disk), "{what}");
+            if random.below(200) == 0 {
+                is_refused(&bytes, &what);
+            }
+            flip(&disk, &mut bytes, at, bit % 8);
+        }
+    }
+    assert!(!is_damaged(&disk));
+}

@@ -1,0 +1,225 @@
+//! What features need, beside `mke2fs`, `tune2fs`, `resize2fs`, `e2fsck` and the kernel.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+
+use common::storm::writing;
+use common::{Image, run, tree};
+use draconis_device::MemoryDisk;
+use draconis_exchange::contract::{Kind, Time};
+use draconis_ext::grow::{Growth, Target};
+use draconis_ext::tune::{Changes, Error, tune};
+use draconis_ext::{NewNode, Options, Volume, XattrSet, mkfs};
+
+const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
+const MIB: u64 = 1 << 20;
+const FILE: NewNode<'_> =
+    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const REVISION_0: &[&str] = &["-t", "ext2", "-r", "0", "-b", "1024"];
+
+fn revision_0() -> Option<Vec<u8>> {
+    Some(fs::read(Image::make(None, "16M", REVISION_0)?.path).unwrap())
+}
+
+/// Revision and features, as `dumpe2fs` shows them.
+fn shown(bytes: &[u8]) -> (char, Vec<String>) {
+    let said = run("dumpe2fs", &["-h", Image::of(bytes).path()]).unwrap();
+    let of = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+    let features = of("Filesystem features:").split_whitespace();
+    let features = features.filter(|it| *it != "(none)").map(str::to_owned).collect();
+    (of("Filesystem revision #:").chars().next().unwrap(), features)
+}
+
+/// Sound to `e2fsck` and to the kernel, which writes it.
+fn sound(bytes: &[u8], what: &str) {
+    let image = Image::of(bytes);
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+    let Some(mount) = image.mount_writable() else { return };
+    fs::write(mount.path().join("by the kernel"), what).unwrap();
+    drop(mount);
+    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}, by the kernel");
+}
+
+fn changed(bytes: Vec<u8>, change: impl FnOnce(&Volume)) -> Vec<u8> {
+    let disk = Arc::new(MemoryDisk::new(bytes, 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    change(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    Arc::into_inner(disk).unwrap().into_bytes()
+}
+
+fn grown(bytes: Vec<u8>, len: u64) -> Vec<u8> {
+    let mut bytes = bytes;
+    let growth = Growth::plan(&MemoryDisk::new(bytes.clone(), 512), len).unwrap();
+    bytes.resize(len as usize, 0);
+    let disk = MemoryDisk::new(bytes, 512);
+    let target = Target { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
+    growth.write(&target).unwrap();
+    disk.into_bytes()
+}
+
+/// A volume of revision 0 stays one, until something is needed that it has no room for.
+#[test]
+fn a_volume_of_revision_0_becomes_one_of_revision_1_with_its_first_feature() {
+    let Some(bytes) = revision_0() else { return };
+    assert_eq!(shown(&bytes), ('0', vec![]));
+    let small = changed(bytes.clone(), |volume| {
+        let file = volume.create(volume.root(), b"file", &FILE).unwrap();
+        volume.write(file, 0, &tree::pattern(1, 5000)).unwrap();
+    });
+    assert_eq!(shown(&small), ('0', vec![]));
+    let larger = grown(small.clone(), 40 * MIB);
+    assert_eq!(shown(&larger), ('0', vec![]));
+    sound(&larger, "larger");
+
+    // Beyond what the blocks of descriptors that are there can say.
+    let largest = grown(small.clone(), 300 * MIB);
+    assert_eq!(shown(&largest), ('1', vec!["meta_bg".to_owned()]));
+    sound(&largest, "beyond the descriptors");
+    let volume = Image::of(&largest).open();
+    let mut contents = vec![0; 5000];
+    let file = volume.lookup(volume.root(), b"file").unwrap();
+    volume.read_into(file, 0, &mut contents).unwrap();
+    assert_eq!(contents, tree::pattern(1, 5000));
+
+    let large = changed(small.clone(), |volume| {
+        let file = volume.lookup(volume.root(), b"file").unwrap();
+        volume.write(file, 3 << 30, b"far").unwrap();
+    });
+    assert_eq!(shown(&large), ('1', vec!["large_file".to_owned()]));
+    sound(&large, "a large file");
+
+    let attributes = changed(small, |volume| {
+        let file = volume.lookup(volume.root(), b"file").unwrap();
+        volume.set_xattr(file, b"user.name", b"value", XattrSet::Any, false).unwrap();
+    });
+    assert_eq!(shown(&attributes), ('1', vec!["ext_attr".to_owned()]));
+    sound(&attributes, "an attribute");
+}
+
+/// Features count, whatever the revision says: Linux, `tune2fs` and `e2fsck` see them, too.
+#[test]
+fn features_of_a_volume_of_revision_0_count() {
+    let Some(bytes) = revision_0() else { return };
+    let image = Image::of(&bytes);
+    // It leaves the revision as it is.
+    if run("tune2fs", &["-j", image.path()]).is_none() {
+        return;
+    }
+    let bytes = fs::read(&image.path).unwrap();
+    assert_eq!(shown(&bytes), ('0', vec!["has_journal".to_owned()]));
+    assert!(image.open().superblock().journal.is_some());
+    let disk = Arc::new(MemoryDisk::new(bytes, 512));
+    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    volume.create(volume.root(), b"in the journal", &FILE).unwrap();
+    volume.sync().unwrap();
+    drop(volume);
+    let bytes = Arc::into_inner(disk).unwrap().into_bytes();
+    let dirty = Image::of(&bytes);
+    dirty.open().lookup(draconis_ext::InodeNumber::ROOT, b"in the journal").unwrap();
+    assert!(run("e2fsck", &["-fp", dirty.path()]).is_some());
+    sound(&fs::read(&dirty.path).unwrap(), "recovered");
+}
+
+fn tuned(bytes: &[u8], words: &str) -> Result<Vec<u8>, Error> {
+    let disk = MemoryDisk::new(bytes.to_vec(), 512);
+    let features = words.split(',').map(str::to_owned).collect();
+    let changes = Changes { features, hash_seed: *b"0123456789abcdef", ..Changes::default() };
+    tune(&disk, &changes, NOW)?;
+    Ok(disk.into_bytes())
+}
+
+/// Each feature that both can add, to volumes of both revisions: what `tune2fs` refuses is refused,
+/// and what is made is sound.
+#[test]
+fn what_tune2fs_adds_and_refuses() {
+    let bases: [&[&str]; 3] =
+        [REVISION_0, &["-t", "ext2", "-b", "1024", "-I", "128"], &["-t", "ext4", "-b", "1024"]];
+    let words = [
+        "dir_index",
+        "has_journal",
+        "large_file",
+        "extent",
+        "huge_file",
+        "dir_nlink",
+        "large_dir",
+        "ea_inode",
+        "project",
+        "verity",
+        "stable_inodes",
+        "metadata_csum_seed",
+        "orphan_file",
+        "flex_bg",
+        "metadata_csum",
+    ];
+    for base in bases {
+        let Some(image) = Image::make(None, "16M", base) else { return };
+        let bytes = fs::read(&image.path).unwrap();
+        for word in words {
+            let what = format!("{base:?}: {word}");
+            let theirs = Image::of(&bytes);
+            let done = Command::new("tune2fs").args(["-f", "-O", word, theirs.path()]).output();
+            let has = |bytes: &[u8]| shown(bytes).1.iter().any(|it| it == word);
+            let taken = done.unwrap().status.success() && has(&fs::read(&theirs.path).unwrap());
+            match tuned(&bytes, word) {
+                Ok(ours) => {
+                    assert!(taken && has(&ours), "{what}: tune2fs refuses");
+                    assert_eq!(shown(&ours).0, '1', "{what}");
+                    match word {
+                        // Kernels without quotas mount none that counts projects.
+                        "project" => {
+                            run("e2fsck", &["-fn", Image::of(&ours).path()]).expect(&what);
+                        }
+                        _ => sound(&ours, &what),
+                    }
+                }
+                // What is verified is mapped by extents, to Linux: tune2fs does not look.
+                Err(_) if word == "verity" => {}
+                Err(why) => assert!(!taken, "{what}: {why}"),
+            }
+        }
+    }
+}
+
+/// Sets of features that exclude each other, or need more: refused by `mke2fs` and by us.
+#[test]
+fn what_mke2fs_refuses() {
+    let all: [&[&str]; 7] = [
+        &["-O", "inline_data"],
+        &["-I", "128", "-O", "inline_data"],
+        &["-O", "orphan_file,^has_journal"],
+        &["-O", "metadata_csum_seed,^metadata_csum"],
+        &["-O", "bigalloc,^extent"],
+        &["-O", "resize_inode,meta_bg"],
+        &["-I", "128", "-O", "project"],
+    ];
+    for arguments in all {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        path.as_file().set_len(16 * MIB).unwrap();
+        let mut mke2fs = Command::new("mke2fs");
+        mke2fs.args(["-q", "-F", "-t", "ext4"]).args(arguments).arg(path.path());
+        let Ok(done) = mke2fs.output() else { return common::skipped("mke2fs") };
+        let (mut features, mut inode_bytes) = (String::new(), 256);
+        for pair in arguments.chunks(2) {
+            match pair {
+                ["-O", words] => features = (*words).to_owned(),
+                ["-I", bytes] => inode_bytes = bytes.parse().unwrap(),
+                _ => panic!("{arguments:?}"),
+            }
+        }
+        let mut options = mkfs::Options::of_type("ext4").unwrap();
+        options.inode_bytes = inode_bytes;
+        options.features(&features).unwrap();
+        let refused = mkfs::Layout::new(&options, 16 * MIB).is_err();
+        let made = done.status.success() && {
+            let bytes = fs::read(path.path()).unwrap();
+            let asked = features.split(',').filter(|word| !word.starts_with('^'));
+            asked.into_iter().all(|word| shown(&bytes).1.iter().any(|it| it == word))
+        };
+        assert_eq!(refused, !made, "{arguments:?}");
+    }
+}
