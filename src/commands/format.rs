@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::format::{Base, write};
-use draconis_access::populate::{Found, Origin};
+use draconis_access::populate::{self, Found, Origin};
 use draconis_access::uuid::{self, Identities};
 use draconis_container::Format;
 use draconis_container::create::NewFormat;
@@ -21,7 +21,7 @@ use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
 use crate::change::Owner;
 use crate::progress::{Progress, When};
 use crate::reading::Reading;
-use crate::{image, text};
+use crate::{image, say, text};
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
@@ -188,6 +188,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = image.display();
     let (mut options, root_owner) = options(arguments)?;
     // With a tree to read it keeps the power to open that.
+    let mut sources = populate::sources(&arguments.from);
+    let lists = [&arguments.list, &arguments.devices];
+    lists.into_iter().flatten().for_each(|file| sources.add(file));
+    sources.refuse(image)?;
     let confine = || match arguments.from.is_empty() {
         true => image::confine(),
         false => Ok(()),
@@ -225,9 +229,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let format = arguments.image_format.and_then(ImageFormat::of_machine);
+    arguments.reading.refuse_config(&sources)?;
     write(image, opened, &plan, &*source.contents, format, &count)?;
     drop(progress);
-    arguments.reading.write_config(config.as_deref())?;
+    sources.add(image);
+    arguments.reading.write_config(config.as_deref(), &sources)?;
+    let faults = source.faults.texts();
+    say::notes(&faults);
     let superblock = plan.layout().superblock();
     if superblock.journal.is_none() && wants_journal {
         log::warn!("{shown}: too small for a journal; made without one");
@@ -240,7 +248,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         superblock.block_bytes,
         superblock.inodes
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Room that is left free.

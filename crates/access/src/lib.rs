@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod destination;
 mod error;
 pub mod file;
 pub mod format;

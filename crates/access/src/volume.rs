@@ -748,5 +748,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
         None => mkfs::fitting(&options, tree, new.free_bytes)?,
     };
     format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
-    Ok(Made { notes: source.notes, config })
+    let mut notes = source.notes;
+    notes.extend(source.faults.texts());
+    Ok(Made { notes, config })
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
+use draconis_access::destination::Sources;
 use draconis_access::making;
 use draconis_objects::{LayoutKind, Profile};
 
@@ -78,6 +79,9 @@ impl From<Layout> for LayoutKind {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let shown = device.display();
+    let mut sources = Sources::new();
+    arguments.profile.iter().for_each(|file| sources.add(file));
+    sources.refuse(device)?;
     let given = arguments.profile.as_deref().map(Given::read).transpose()?;
     if let Some(address) = bucket::address(device) {
         return make_in_bucket(arguments, address, given);
