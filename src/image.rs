@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_access::destination::Sources;
+use draconis_access::destination::{Sources, refuse_output};
 use draconis_access::image as by_path;
 pub use draconis_access::image::{
     Behind, Opened, alone, beside, claim_alone, held, len_bytes, refused,
@@ -102,7 +102,7 @@ fn shared_in(name: Name) -> anyhow::Result<Unopened> {
 
 /// Opens an image that must be there, to be changed, alone.
 pub fn writable(image: &Path) -> anyhow::Result<Opened> {
-    Sources::of_image(image, &[]).refuse_output()?;
+    refuse_output(image, &[])?;
     match in_store(image)? {
         Some(name) => alone_in(name).map(Opened::InStore),
         None => by_path::writable(image),
@@ -111,7 +111,7 @@ pub fn writable(image: &Path) -> anyhow::Result<Opened> {
 
 /// Opens an image that is only read beside one that is changed.
 pub fn readable(image: &Path) -> anyhow::Result<Opened> {
-    Sources::of_image(image, &[]).refuse_output()?;
+    refuse_output(image, &[])?;
     match in_store(image)? {
         Some(name) => shared_in(name).map(Opened::InStore),
         None => by_path::readable(image),
@@ -137,7 +137,7 @@ pub fn disk(
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = image.display();
-    sources(image, place).refuse_output()?;
+    refuse_output(image, &place.backing)?;
     let profile = match beneath {
         Some(beneath) => Profile::Extractor { beneath },
         None => Profile::Reader,

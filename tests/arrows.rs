@@ -159,9 +159,9 @@ fn files_of_the_host_are_overwritten_in_one_place() {
         let text = std::fs::read_to_string(&path).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap();
         let opens = ["File::create(", ".create(true)", ".truncate(true)", "OFlags::TRUNC"];
-        let writes = code.matches("fs::write(").count();
+        let writes = code.matches("std::fs::write(").count();
         // What the front tells the kernel to read ahead is no file.
-        let writes = writes - code.matches("fs::write(&file, READ_AHEAD_KIB").count();
+        let writes = writes - code.matches("std::fs::write(&file, READ_AHEAD_KIB").count();
         if writes > 0 || opens.iter().any(|word| code.contains(word)) {
             found.insert(path.strip_prefix(root).unwrap().to_string_lossy().into_owned());
         }

@@ -459,7 +459,7 @@ fn what_is_no_volume_is_named_with_what_helps() {
         (0, b"LUKS\xBA\xBE", "LUKS", "cryptsetup"),
         (536, b"LVM2 001", "LVM", "vgchange"),
         (32769, b"CD001", "ISO 9660", "bsdtar"),
-        (257, b"ustar", "tar archive", "format --from"),
+        (257, b"ustar", "tar archive", "tar -tf"),
         (64, &[0x7F, 0x10, 0xDA, 0xBE], "VDI", "qemu-img"),
         (3, b"NTFS    ", "NTFS", "ntfs3"),
         (1024, &[0xE2, 0xE1, 0xF5, 0xE0], "EROFS", "erofs"),

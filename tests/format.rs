@@ -565,7 +565,7 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
         &["format", "--force", packed, "8M"][..],
         &["format", "--force=zstd", packed, "8M"],
         &["format", "--force=zstd", "--image-format", "raw", packed, "8M"],
-        &["format", "--force=zstd", "--offset", "4K", packed],
+        &["format", "--force=zstd", "--offset", "1K", packed],
         &["store", "create", "--force=zstd", "--size", "16M", packed],
     ] {
         let said = draconis.fails(arguments);

@@ -1,7 +1,7 @@
 //! Files of the host that a command writes: compared with what the command reads.
 //!
 //! ```text
-//!   what is read  ──add──▶ Sources ──create, refuse, refuse_at, refuse_output──▶ what is written
+//!   what is read  ──add──▶ Sources ──create, refuse, refuse_at──▶ what is written
 //! ```
 //! Law 1: no file is cut or replaced before it was compared with every source: by device and
 //! inode, behind links, and behind loop devices, partitions and mapped devices.
@@ -241,17 +241,6 @@ impl Sources {
         }
     }
 
-    /// Refuses a standard output that is a source, as GNU cat and tar do.
-    ///
-    /// # Errors
-    /// It is a source.
-    pub fn refuse_output(&self) -> anyhow::Result<()> {
-        match opened_identity(std::io::stdout()) {
-            Some(identity) => self.compare(identity, "standard output"),
-            None => Ok(()),
-        }
-    }
-
     fn compare(&self, dest: Identity, shown: &str) -> anyhow::Result<()> {
         let dest = layers(dest);
         let files = self.all.iter().filter(|source| !source.is_dir);
@@ -295,6 +284,17 @@ impl Sources {
                 Err(busy(format!("{shown} is in use by {device}; detach it first")))
             }
         }
+    }
+}
+
+/// Refuses a standard output that is an image, or what that lies in, as GNU cat and tar do.
+///
+/// # Errors
+/// It is the image.
+pub fn refuse_output(image: &Path, backing: &[PathBuf]) -> anyhow::Result<()> {
+    match opened_identity(std::io::stdout()) {
+        Some(output) => Sources::of_image(image, backing).compare(output, "standard output"),
+        None => Ok(()),
     }
 }
 
