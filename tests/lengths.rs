@@ -43,6 +43,22 @@ fn files_of_unknown_length_are_read_to_their_end() {
     assert_eq!(draconis.ok(["store", "get", text(&store), "v"]).as_bytes(), there[0]);
 }
 
+/// What of proc cannot be read is left out and told, the rest is stored.
+#[test]
+fn what_cannot_be_read_is_told() {
+    let draconis = Draconis::new();
+    let image = draconis.path("a.img");
+    draconis.ok(["format", "-t", "ext4", text(&image), "16M"]);
+    let said = draconis.fails(["put", "-r", "/proc/sys/vm", &format!("{}:/", image.display())]);
+    assert!(said.contains("/proc/sys/vm/compact_memory: left out: "), "{said}");
+    let names = draconis.ok(["ls", &format!("{}:/vm", image.display())]);
+    assert!(names.contains("swappiness") && !names.contains("compact_memory"), "{names}");
+    let swappiness = std::fs::read_to_string("/proc/sys/vm/swappiness").unwrap();
+    let stored = draconis.ok(["cat", &format!("{}:/vm/swappiness", image.display())]);
+    assert_eq!(stored, swappiness);
+    check(&image);
+}
+
 /// A file that is written on and on is stored as it was read, told, and ends with status 1.
 #[test]
 fn files_that_grow_are_told() {

@@ -34,8 +34,7 @@ impl Blob {
     /// name in the directory of `beside`.
     pub fn new(mut file: File, beside: &Path) -> anyhow::Result<Self> {
         let found = file.metadata()?;
-        let has_length =
-            found.is_file() && (lengths::are_exact(&file) || lengths::is_exact(&file, &found)?);
+        let has_length = found.is_file() && lengths::is_exact(&file, &found)?;
         if !has_length {
             let mut kept = nameless(beside)?;
             std::io::copy(&mut file, &mut kept).context("keeping it beside the image")?;

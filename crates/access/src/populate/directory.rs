@@ -382,17 +382,11 @@ impl<'a> Scan<'a> {
         if self.exact.contains(&found.dev()) {
             return Ok(None);
         }
-        let mut file = match open(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                self.unreadable.push(path.to_path_buf());
-                return Ok(None);
-            }
-            opened => opened?,
-        };
-        if lengths::are_exact(&file) {
+        if lengths::are_exact(path) {
             self.exact.insert(found.dev());
             return Ok(None);
         }
+        let mut file = open(path)?;
         match lengths::is_exact(&file, found)? {
             true => Ok(None),
             false => self.files.kept.keep(source, &mut file, self.beside).map(Some),

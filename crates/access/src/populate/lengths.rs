@@ -40,10 +40,10 @@ const EXACT: &[u64] = &[
     0x3153_464A, // JFS
 ];
 
-/// Whether `st_size` is what reading gives, of every file where this one is.
-pub fn are_exact(file: &File) -> bool {
+/// Whether `st_size` is what reading gives, of every file in the file system of a path.
+pub fn are_exact(path: &Path) -> bool {
     // The type is signed, and has the width of a word.
-    let magic = rustix::fs::fstatfs(file).map(|it| it.f_type as u64 & 0xFFFF_FFFF);
+    let magic = rustix::fs::statfs(path).map(|it| it.f_type as u64 & 0xFFFF_FFFF);
     magic.is_ok_and(|magic| EXACT.contains(&magic))
 }
 
