@@ -310,6 +310,11 @@ pub fn refuse(device: &Path, why: &str) -> anyhow::Result<()> {
     }
 }
 
+/// The journal that the command line names.
+pub fn journal_file() -> Option<PathBuf> {
+    TOLD.get()?.journal.as_ref().map(|(file, _)| file.clone())
+}
+
 fn engine(address: &str, makes: bool) -> anyhow::Result<Arc<Cloud>> {
     let timeout = Duration::from_secs(said().deadline);
     Ok(Arc::new(Cloud::at(address, makes, timeout).map_err(|why| anyhow!("{why}"))?))

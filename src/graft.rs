@@ -42,8 +42,11 @@ pub fn graft(
     progress: When,
 ) -> anyhow::Result<ExitCode> {
     let graft = Graft { volume, source, into, label, owner, kept: HashSet::new() };
-    graft.run(progress)?;
-    Ok(ExitCode::SUCCESS)
+    let done = graft.run(progress);
+    let faults = source.faults.texts();
+    say::notes(&faults);
+    done?;
+    Ok(if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What is put where.
@@ -262,9 +265,12 @@ impl Run<'_> {
         let new = self.new_node(node);
         let size_bytes = match &node.what {
             // A hole at the end; nothing else is longer than what was written.
-            What::File { size_bytes, data, .. } => {
+            What::File { size_bytes, data, source } => {
                 let written = data.last().map_or(0, |(_, end)| *end);
-                (written != *size_bytes).then_some(*size_bytes)
+                // One that became shorter has zeros where there was nothing to be read.
+                let read = self.graft.source.faults.len_bytes(*source);
+                let size_bytes = read.unwrap_or(*size_bytes);
+                (written != size_bytes).then_some(size_bytes)
             }
             _ => None,
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_access::destination::{Sources, refuse_output};
 use draconis_access::image as by_path;
 pub use draconis_access::image::{
     Behind, Opened, alone, beside, claim_alone, held, len_bytes, refused,
@@ -61,6 +62,13 @@ impl Place {
     }
 }
 
+/// What a command reads that reads an image: no file that it writes may be one of these.
+pub fn sources(image: &Path, place: &Place) -> Sources {
+    let mut sources = Sources::of_image(image, &place.backing);
+    bucket::journal_file().iter().for_each(|file| sources.add(file));
+    sources
+}
+
 /// The disk in a store that an image is, if it is one: of a file, or in a bucket.
 pub fn in_store(image: &Path) -> anyhow::Result<Option<Name>> {
     // A file of that name is that file.
@@ -94,6 +102,7 @@ fn shared_in(name: Name) -> anyhow::Result<Unopened> {
 
 /// Opens an image that must be there, to be changed, alone.
 pub fn writable(image: &Path) -> anyhow::Result<Opened> {
+    refuse_output(image, &[])?;
     match in_store(image)? {
         Some(name) => alone_in(name).map(Opened::InStore),
         None => by_path::writable(image),
@@ -102,6 +111,7 @@ pub fn writable(image: &Path) -> anyhow::Result<Opened> {
 
 /// Opens an image that is only read beside one that is changed.
 pub fn readable(image: &Path) -> anyhow::Result<Opened> {
+    refuse_output(image, &[])?;
     match in_store(image)? {
         Some(name) => shared_in(name).map(Opened::InStore),
         None => by_path::readable(image),
@@ -127,6 +137,7 @@ pub fn disk(
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = image.display();
+    refuse_output(image, &place.backing)?;
     let profile = match beneath {
         Some(beneath) => Profile::Extractor { beneath },
         None => Profile::Reader,

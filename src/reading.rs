@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use clap::Args;
+use draconis_access::destination::Sources;
 use draconis_access::populate::{Choice, Platform};
 
 use crate::text::size;
@@ -39,6 +40,11 @@ impl Reading {
         Choice { platform: self.platform.clone(), beside, limit: self.limit }
     }
 
+    /// Refuses to write the configuration over what is read or made.
+    pub fn refuse_config(&self, sources: &Sources) -> anyhow::Result<()> {
+        self.config.as_deref().map_or(Ok(()), |path| sources.refuse(path))
+    }
+
     /// Refuses a configuration that is wanted and not there.
     pub fn check_config(&self, config: Option<&[u8]>) -> anyhow::Result<()> {
         ensure!(
@@ -48,13 +54,11 @@ impl Reading {
         Ok(())
     }
 
-    /// Writes the configuration where that is wanted.
-    pub fn write_config(&self, config: Option<&[u8]>) -> anyhow::Result<()> {
+    /// Writes the configuration where that is wanted, and where nothing is that is read or made.
+    pub fn write_config(&self, config: Option<&[u8]>, sources: &Sources) -> anyhow::Result<()> {
         self.check_config(config)?;
         match (&self.config, config) {
-            (Some(path), Some(config)) => {
-                std::fs::write(path, config).with_context(|| path.display().to_string())
-            }
+            (Some(path), Some(config)) => sources.write(path, config),
             _ => Ok(()),
         }
     }

@@ -142,6 +142,33 @@ fn what_is_published_says_what_it_is_and_needs_nothing_of_ours_that_is_not() {
     }
 }
 
+/// Whatever a command or a library overwrites was compared with what it reads before.
+#[test]
+fn files_of_the_host_are_overwritten_in_one_place() {
+    const PLACE: &str = "crates/access/src/destination.rs";
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut stack: Vec<_> = ["src", "crates/access/src", "crates/capi/src", "python/src"]
+        .map(|at| root.join(at))
+        .into();
+    let mut found = BTreeSet::new();
+    while let Some(path) = stack.pop() {
+        if path.is_dir() {
+            stack.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        let opens = ["File::create(", ".create(true)", ".truncate(true)", "OFlags::TRUNC"];
+        let writes = code.matches("std::fs::write(").count();
+        // What the front tells the kernel to read ahead is no file.
+        let writes = writes - code.matches("std::fs::write(&file, READ_AHEAD_KIB").count();
+        if writes > 0 || opens.iter().any(|word| code.contains(word)) {
+            found.insert(path.strip_prefix(root).unwrap().to_string_lossy().into_owned());
+        }
+    }
+    assert_eq!(found, BTreeSet::from([PLACE.to_owned()]));
+}
+
 #[test]
 fn unsafe_code_stays_at_its_addresses() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

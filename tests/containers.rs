@@ -107,7 +107,8 @@ fn disk_images_are_made_for_other_programs() {
         draconis.ok(line(&raw, &[&["--force"], size].concat()));
         for kind in ["qcow2", "vhdx"] {
             let image = draconis.path(&format!("made.{kind}"));
-            draconis.ok(line(&image, &[&["--image-format", kind, "--force"], size].concat()));
+            let force = format!("--force={kind}");
+            draconis.ok(line(&image, &[&["--image-format", kind, &force], size].concat()));
             is_read(&draconis, &image, &[]);
             ran(Command::new("qemu-img").args(["check", "-f", kind]).arg(&image));
             ran(Command::new("qemu-img")
@@ -118,6 +119,7 @@ fn disk_images_are_made_for_other_programs() {
             // The same bytes of the same source.
             let before = std::fs::read(&image).unwrap();
             let again = draconis.path("again");
+            let _ = std::fs::remove_file(&again);
             draconis.ok(line(&again, &[&["--image-format", kind, "--force"], size].concat()));
             is_read(&draconis, &again, &[]);
             assert!(before == std::fs::read(&again).unwrap(), "{kind} {size:?}");
@@ -127,16 +129,18 @@ fn disk_images_are_made_for_other_programs() {
     assert!(String::from_utf8_lossy(&told.stderr).contains("qcow2"), "{told:?}");
     let made = draconis.path("made.qcow2");
     let told = draconis.fails(["format", "--image-format", "vhdx", made.to_str().unwrap(), "8M"]);
-    assert!(told.contains("--force"), "{told}");
+    assert!(told.contains("--force=qcow2"), "{told}");
     // Nothing else becomes of a disk image than what is asked for.
     let shown = made.to_str().unwrap();
     let before = std::fs::read(&made).unwrap();
     let told = draconis.fails(["format", "--force", shown, "8M"]);
+    assert!(told.contains("holds a QCOW2 disk image; --force=qcow2 overwrites it"), "{told}");
+    let told = draconis.fails(["format", "--force=qcow2", shown, "8M"]);
     assert!(told.contains("is a qcow2 image: --image-format qcow2 makes it anew"), "{told}");
-    let told = draconis.fails(["format", "--force", "--image-format", "qcow2", shown]);
+    let told = draconis.fails(["format", "--force=qcow2", "--image-format", "qcow2", shown]);
     assert!(told.contains("SIZE is needed"), "{told}");
     assert!(before == std::fs::read(&made).unwrap());
-    draconis.ok(["format", "--force", "--image-format", "raw", shown, "8M"]);
+    draconis.ok(["format", "--force=qcow2", "--image-format", "raw", shown, "8M"]);
     assert!(draconis.ok(["info", shown]).contains("ext2"));
 }
 
@@ -455,7 +459,7 @@ fn what_is_no_volume_is_named_with_what_helps() {
         (0, b"LUKS\xBA\xBE", "LUKS", "cryptsetup"),
         (536, b"LVM2 001", "LVM", "vgchange"),
         (32769, b"CD001", "ISO 9660", "bsdtar"),
-        (257, b"ustar", "tar archive", "format --from"),
+        (257, b"ustar", "tar archive", "tar -tf"),
         (64, &[0x7F, 0x10, 0xDA, 0xBE], "VDI", "qemu-img"),
         (3, b"NTFS    ", "NTFS", "ntfs3"),
         (1024, &[0xE2, 0xE1, 0xF5, 0xE0], "EROFS", "erofs"),

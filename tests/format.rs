@@ -507,3 +507,81 @@ fn an_empty_volume_is_its_makers() {
         assert_eq!(owner(name), expected, "{name}");
     }
 }
+
+/// What is recognised is lost only where its kind is named, and a partition is written alone.
+#[test]
+fn nothing_that_is_recognised_is_overwritten_by_accident() {
+    if !["sfdisk", "mkswap", "zstd"].into_iter().all(have) {
+        return skipped("partitions and swap space: there is no sfdisk, mkswap or zstd");
+    }
+    let draconis = Draconis::new();
+    let disk = draconis.path("disk");
+    let script = "truncate -s 64M disk && printf 'label: gpt\n,20M\n,20M,S\n' | sfdisk -q disk && \
+        truncate -s 20M swap && mkswap -q swap && dd if=swap of=disk bs=1M seek=21 conv=notrunc && \
+        zstd -q disk -o packed";
+    common::volume::shell(script, draconis.dir.path());
+    let name = disk.to_str().unwrap();
+    let before = std::fs::read(&disk).unwrap();
+    for (arguments, said) in [
+        (&["format", name][..], "--force=gpt"),
+        (&["format", "--force", name], "--force=gpt"),
+        (&["format", "-F", name], "--force=gpt"),
+        (&["format", "--force=swap", name], "--force=gpt"),
+        (&["format", "--partition", "2", name], "partition 2 holds swap space; --force=swap"),
+        (&["format", "--partition", "2", "--force", name], "--force=swap"),
+        (&["format", "--offset", "50M", name], "--force=gpt"),
+        (&["format", "-E", "offset=22M", "--force", name], "--force=swap"),
+        (&["format", "--partition", "3", name], "no partition 3"),
+        (&["store", "create", "--force", "--size", "16M", name], "--force=gpt"),
+        (&["mount", "--create", "8M", name, "."], "--force=gpt"),
+    ] {
+        let found = draconis.fails(arguments);
+        assert!(found.contains(said), "{arguments:?}: {found}");
+        assert!(std::fs::read(&disk).unwrap() == before, "{arguments:?}");
+    }
+    draconis.ok(["format", "-t", "ext4", "--partition", "2", "--force=swap", name]);
+    let after = std::fs::read(&disk).unwrap();
+    assert!(after[..21 << 20] == before[..21 << 20] && after[41 << 20..] == before[41 << 20..]);
+    std::fs::write(draconis.path("part"), &after[21 << 20..41 << 20]).unwrap();
+    check(&draconis.path("part"));
+    // In the middle of a volume.
+    let part = draconis.path("part");
+    let part = part.to_str().unwrap();
+    let said = draconis.fails(["format", "--offset", "1M", part]);
+    assert!(said.contains("holds an ext file system; --force overwrites it"), "{said}");
+    // Behind it there is room.
+    let file = std::fs::File::options().write(true).open(part).unwrap();
+    file.set_len(40 << 20).unwrap();
+    draconis.ok(["format", "-t", "ext4", "--offset", "20M", part]);
+    check(Path::new(part));
+    let whole = std::fs::read(part).unwrap();
+    std::fs::write(draconis.path("second"), &whole[20 << 20..]).unwrap();
+    check(&draconis.path("second"));
+    // What is compressed may be anything.
+    let packed = draconis.path("packed");
+    let before = std::fs::read(&packed).unwrap();
+    let packed = packed.to_str().unwrap();
+    for arguments in [
+        &["format", "--force", packed, "8M"][..],
+        &["format", "--force=zstd", packed, "8M"],
+        &["format", "--force=zstd", "--image-format", "raw", packed, "8M"],
+        &["format", "--force=zstd", "--offset", "1K", packed],
+        &["store", "create", "--force=zstd", "--size", "16M", packed],
+    ] {
+        let said = draconis.fails(arguments);
+        assert!(said.contains("never overwritten"), "{said}");
+        assert!(std::fs::read(packed).unwrap() == before, "{arguments:?}");
+    }
+    // Who only reads is not told to overwrite what is there.
+    for arguments in [
+        &["ls", "--partition", "1", name][..],
+        &["info", name],
+        &["ls", packed],
+        &["check", "--partition", "1", name],
+        &["store", "ls", name],
+    ] {
+        let told = draconis.run(arguments);
+        let said = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert!(!said.contains("draconis format") && !said.contains("create"), "{said}");
+    }
+}

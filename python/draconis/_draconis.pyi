@@ -39,7 +39,7 @@ class Volume:
         owner: Optional[tuple[int, int]],
         image_format: Optional[str],
         source: dict[str, object],
-        force: bool,
+        force: Optional[str],
     ) -> builtins.list[str]: ...
     @staticmethod
     def grow(
@@ -118,7 +118,7 @@ class Store:
     def __new__(cls, path: _Path, write: bool) -> Store: ...
     @staticmethod
     def create(
-        path: _Path, size: Optional[int], layout: Optional[str], sparse: bool, force: bool
+        path: _Path, size: Optional[int], layout: Optional[str], sparse: bool, force: Optional[str]
     ) -> None: ...
     @staticmethod
     def check(path: _Path) -> tuple[bool, bool, builtins.list[str], int, int, int]: ...

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Optional, Union
 
 from draconis import _draconis
+from draconis.volume import _force
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,16 @@ class Store:
         *,
         layout: Optional[str] = None,
         sparse: bool = False,
-        force: bool = False,
+        force: Union[bool, str] = False,
     ) -> None:
         """Make an empty store; a file that is not there is made.
 
         ``layout`` is ``"log"`` for disks on which distance costs time, ``"cow"`` for flash; else
         it is measured, where the store is large enough to tell. ``sparse`` leaves a file one hole
-        instead of writing it out.
+        instead of writing it out. A store or an ext volume is only overwritten with ``force``,
+        anything else that is recognised only if ``force`` is its kind, such as ``"gpt"``.
         """
-        _draconis.Store.create(path, size, layout, sparse, force)
+        _draconis.Store.create(path, size, layout, sparse, _force(force))
 
     @staticmethod
     def check(path: Union[str, "os.PathLike[str]"]) -> StoreReport:

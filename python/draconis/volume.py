@@ -127,13 +127,14 @@ class Volume:
         give_to: Optional[tuple[int, int]] = None,
         squash: bool = False,
         reproducible: bool = False,
-        force: bool = False,
+        force: Union[bool, str] = False,
     ) -> None:
         """Make a volume in an image, empty or filled; a file that is not there is made.
 
         ``features`` is as ``mke2fs -O`` spells them, ``owner`` that of the root directory,
         ``reserved`` the percentage kept for the superuser (5). ``image_format`` is ``"qcow2"`` or
-        ``"vhdx"`` for a disk image. What holds something is only overwritten with ``force``.
+        ``"vhdx"`` for a disk image. An ext volume is only overwritten with ``force``, anything else
+        that is recognised only if ``force`` is its kind, such as ``"gpt"``; the error names it.
 
         ``source`` is a directory, or one or several tar archives and container images
         (``oci:DIR:TAG``, ``oci-archive:FILE:TAG``, ``docker-archive:FILE:TAG``), each over those
@@ -174,7 +175,7 @@ class Volume:
             owner,
             image_format,
             filling,
-            force,
+            _force(force),
         )
         for note in notes:
             warnings.warn(note, stacklevel=2)
@@ -687,6 +688,13 @@ class _RawFile(io.RawIOBase):
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def _force(force: Union[bool, str]) -> Optional[str]:
+    """What may be overwritten: nothing, what is usual, or one kind."""
+    if isinstance(force, str):
+        return force
+    return "" if force else None
 
 
 def _bytes(path: Path) -> bytes:

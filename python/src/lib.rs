@@ -8,12 +8,18 @@ mod file;
 mod store;
 mod volume;
 
+use draconis_access::overwrite::Force;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 /// What Python raises for a failure.
 fn raised(error: draconis_access::Error) -> PyErr {
     PyOSError::new_err((error.errno.raw_os_error(), error.message))
+}
+
+/// What may be overwritten: nothing, what is usual (an empty text), or one kind.
+fn force_of(force: Option<String>) -> Force {
+    force.map_or(Force::Nothing, |kind| kind.parse().unwrap_or_default())
 }
 
 /// Works without the interpreter's lock.

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::unlocked;
+use crate::{force_of, unlocked};
 
 /// An open store.
 #[pyclass(frozen, module = "draconis._draconis")]
@@ -39,7 +39,7 @@ impl Store {
         size: Option<u64>,
         layout: Option<&str>,
         sparse: bool,
-        force: bool,
+        force: Option<String>,
     ) -> PyResult<()> {
         let layout = match layout {
             None => None,
@@ -49,7 +49,7 @@ impl Store {
                 return Err(PyValueError::new_err(format!("layout {other}: log or cow")));
             }
         };
-        let new = NewStore { len_bytes: size, layout, sparse, force };
+        let new = NewStore { len_bytes: size, layout, sparse, force: force_of(force) };
         unlocked(py, || draconis_access::Store::create(&path, &new))
     }
 

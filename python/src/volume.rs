@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::file::File;
-use crate::{raised, unlocked};
+use crate::{force_of, raised, unlocked};
 
 /// An open volume.
 #[pyclass(frozen, module = "draconis._draconis")]
@@ -112,7 +112,7 @@ impl Volume {
         owner: Option<(u32, u32)>,
         image_format: Option<String>,
         source: Source,
-        force: bool,
+        force: Option<String>,
     ) -> PyResult<Vec<String>> {
         let Source { from, exclude, platform, limit, free, give_to, squash, reproducible } = source;
         let platform: Result<Option<Platform>, _> =
@@ -135,7 +135,7 @@ impl Volume {
             squash,
             reproducible,
             image_format: image_format_of(image_format.as_deref()).map_err(raised)?,
-            force,
+            force: force_of(force),
             ..NewVolume::default()
         };
         unlocked(py, || draconis_access::Volume::create(&image, &new)).map(|made| made.notes)

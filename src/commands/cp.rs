@@ -62,6 +62,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return within_store(arguments, sources, (one, other), keep);
     }
     let same = is_same_file(from, &dest.image)?;
+    if !same {
+        image::sources(from, &arguments.place).refuse(&dest.image)?;
+    }
     // Both are opened before the process gives up opening files.
     let other = if same { None } else { Some(image::readable(from)?) };
     let opened = image::writable(&dest.image)?;

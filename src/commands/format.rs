@@ -8,10 +8,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
-use draconis_access::format::{Base, write};
-use draconis_access::populate::{Found, Origin};
+use draconis_access::Place;
+use draconis_access::format::{Base, Part, write};
+use draconis_access::overwrite::Force;
+use draconis_access::populate::{self, Found, Origin};
 use draconis_access::uuid::{self, Identities};
 use draconis_container::Format;
 use draconis_container::create::NewFormat;
@@ -21,10 +23,11 @@ use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
 use crate::change::Owner;
 use crate::progress::{Progress, When};
 use crate::reading::Reading;
-use crate::{image, text};
+use crate::{image, say, text};
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
+  offset=BYTES         where in IMAGE the volume begins, as --offset
   root_owner=UID:GID   owner of the root directory; without UID:GID, and where this is left
                        out, the user who runs this (with --from: the tree's own)
   hash_seed=UUID       what hashes of file names start from (random)
@@ -151,9 +154,18 @@ pub struct Arguments {
     /// with what is written.
     #[arg(long, value_enum, value_name = "FORMAT")]
     image_format: Option<ImageFormat>,
-    /// Overwrite what IMAGE holds.
-    #[arg(long)]
-    force: bool,
+    /// Overwrite the ext volume that IMAGE holds; of anything else, which is named where it is
+    /// refused, its kind must be said: --force=gpt. Compressed files are never overwritten.
+    #[arg(short = 'F', long, value_name = "KIND", num_args = 0..=1, require_equals = true,
+        default_missing_value = "")]
+    force: Option<Force>,
+    /// Make the volume in this partition of IMAGE, counted from 1, and write nothing else.
+    #[arg(long, value_name = "N", conflicts_with_all = ["offset", "image_format"])]
+    partition: Option<u32>,
+    /// Make the volume from this byte of IMAGE on (K, M, G allowed), up to the end of the partition
+    /// or disk that it is in; also -E offset=BYTES.
+    #[arg(long, value_name = "BYTES", value_parser = text::size, conflicts_with = "image_format")]
+    offset: Option<u64>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
@@ -188,17 +200,27 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = image.display();
     let (mut options, root_owner) = options(arguments)?;
     // With a tree to read it keeps the power to open that.
+    let mut sources = populate::sources(&arguments.from);
+    let lists = [&arguments.list, &arguments.devices];
+    lists.into_iter().flatten().for_each(|file| sources.add(file));
+    sources.refuse(image)?;
     let confine = || match arguments.from.is_empty() {
         true => image::confine(),
         false => Ok(()),
     };
+    let offset_bytes = arguments.offset.or(offset(arguments)?);
+    let at = Place { offset_bytes, partition: arguments.partition, backing: vec![] };
     let opened = match image::in_store(image)? {
+        _ if at.offset_bytes.is_some() || at.partition.is_some() => {
+            let whole = image::writable(image)?;
+            confine()?;
+            Base::Part(Part::of(image, whole.start()?, &at)?)
+        }
         Some(name) => Base::in_store(image::alone_in(name)?, confine)?,
         None => Base::open(image, confine)?,
     };
-    if let (Some(what), false) = (opened.held()?, arguments.force) {
-        bail!("{shown} holds {what}; --force overwrites it");
-    }
+    let force = arguments.force.clone().unwrap_or_default();
+    opened.may_become_volume(image, &force, "--force")?;
     if let (Some(held), None) = (opened.format()?, arguments.image_format) {
         let anew = match held {
             Format::Qcow2 => "--image-format qcow2 makes it anew, and ",
@@ -225,9 +247,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let format = arguments.image_format.and_then(ImageFormat::of_machine);
+    arguments.reading.refuse_config(&sources)?;
     write(image, opened, &plan, &*source.contents, format, &count)?;
     drop(progress);
-    arguments.reading.write_config(config.as_deref())?;
+    if config.is_some() {
+        sources.add(image);
+    }
+    arguments.reading.write_config(config.as_deref(), &sources)?;
+    let faults = source.faults.texts();
+    say::notes(&faults);
     let superblock = plan.layout().superblock();
     if superblock.journal.is_none() && wants_journal {
         log::warn!("{shown}: too small for a journal; made without one");
@@ -240,7 +268,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         superblock.block_bytes,
         superblock.inodes
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Where -E offset= says that the volume begins, in bytes.
+fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
+    let mut options = arguments.extended.iter().flat_map(|list| list.split(','));
+    let Some(text) = options.find_map(|option| option.strip_prefix("offset=")) else {
+        return Ok(None);
+    };
+    if arguments.partition.is_some() || arguments.image_format.is_some() {
+        bail!("-E offset={text}: neither with --partition nor with --image-format");
+    }
+    let offset = text::size(text).map_err(|why| anyhow!("-E offset={text}: {why}"))?;
+    Ok(Some(offset))
 }
 
 /// Room that is left free.
@@ -374,6 +415,8 @@ fn extended(options: &mut Options, name: &str, value: &str) -> anyhow::Result<()
         "mmp_update_interval" => options.mmp_interval = number(u16::MAX.into())? as u16,
         "encoding_flags" if value == "strict" => options.strict_names = true,
         "encoding_flags" => bail!("-E encoding_flags={value}: only strict is known"),
+        // Read by `offset`.
+        "offset" => {}
         "lazy_itable_init" | "lazy_journal_init" | "discard" | "nodiscard" | "" => {}
         _ => bail!("-E {name}: no such option; see draconis format --help"),
     }

@@ -5,15 +5,19 @@
 //! kernel holds the process to that directory besides.
 //! Law 2: what may not be restored without privilege (owners, devices) is left out as `cp`
 //! does; what should have been restored and was not is told, and the exit status says so.
+//! Law 3: nothing that is read, mounted or attached to a loop device is replaced.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_access::destination::Sources;
 use draconis_access::walk::{Item, Piece, Pieces, Walk, queue, read_ahead};
 use draconis_exchange::contract::{Attributes, Kind, Time};
 use draconis_ext::{Follow, Volume};
@@ -57,9 +61,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return to_output(arguments);
     }
     let (parent, name) = destination(arguments)?;
+    // Loop devices are only seen before the process is confined.
+    let sources = image::sources(&arguments.target.image, &arguments.place);
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
     let root = rustix::fs::open(&parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .with_context(|| parent.display().to_string())?;
+    sources.refuse(&parent.join(OsStr::from_bytes(&name)))?;
     let is_root = rustix::process::geteuid().is_root();
     rustix::process::umask(Mode::empty());
     let tree = image::open(&arguments.target.image, &arguments.place, Some(beneath.as_fd()))?;
@@ -82,6 +89,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             root,
             parent,
             name,
+            sources,
             is_root,
             dirs: HashMap::new(),
             pieces,
@@ -112,7 +120,6 @@ fn to_output(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// DEST if it is a directory, else as DEST. The root directory has no name of its own and
 /// becomes DEST.
 fn destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
-    use std::os::unix::ffi::OsStrExt;
     let dest = &arguments.dest;
     let own = arguments.target.file_name();
     if dest.is_dir() {
@@ -137,6 +144,7 @@ struct Copy<'a> {
     parent: PathBuf,
     /// Name of the top beneath `root`; empty if it is `root` itself.
     name: Vec<u8>,
+    sources: Sources,
     is_root: bool,
     dirs: HashMap<Vec<u8>, Rc<OwnedFd>>,
     pieces: Pieces,
@@ -150,13 +158,32 @@ struct There {
     name: Vec<u8>,
 }
 
+/// Why something was not created.
+enum Failure {
+    System(Errno),
+    /// What has the name may not be replaced.
+    Refused(anyhow::Error),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self::System(errno)
+    }
+}
+
 impl Copy<'_> {
     fn all(&mut self, plan: &[usize]) {
         for &at in plan {
             let item = &self.walk.items[at];
             let has_pieces = item.attributes.kind == Kind::File && item.link_to.is_none();
-            if let Err(errno) = self.item(item) {
-                self.complain(item, "cannot be created", errno);
+            if let Err(failure) = self.item(item) {
+                match failure {
+                    Failure::System(errno) => self.complain(item, "cannot be created", errno),
+                    Failure::Refused(error) => {
+                        self.failed = true;
+                        say::complain(&error);
+                    }
+                }
                 if has_pieces {
                     while let Some(Piece::Data(..)) = self.pieces.next() {}
                 }
@@ -215,14 +242,33 @@ impl Copy<'_> {
         Ok(open)
     }
 
-    fn item(&mut self, item: &Item) -> Result<(), Errno> {
+    /// Creates; what has the name already goes first, as with `tar x`. A directory stays, and so
+    /// does what is read or in use.
+    fn replacing(
+        &self,
+        item: &Item,
+        there: &There,
+        mut create: impl FnMut() -> Result<(), Errno>,
+    ) -> Result<(), Failure> {
+        match create() {
+            Err(Errno::EXIST) => {
+                let refused = self.sources.refuse_at(&*there.dir, &there.name, &self.shown(item));
+                refused.map_err(Failure::Refused)?;
+                rustix::fs::unlinkat(&there.dir, &there.name[..], AtFlags::empty())?;
+                Ok(create()?)
+            }
+            created => Ok(created?),
+        }
+    }
+
+    fn item(&mut self, item: &Item) -> Result<(), Failure> {
         if item.path.is_empty() && self.name.is_empty() {
             return Ok(());
         }
         let there = self.there(item)?;
         if let Some(first) = item.link_to {
             let target = self.there(&self.walk.items[first])?;
-            return replacing(&there, || {
+            return self.replacing(item, &there, || {
                 let (from, to) = (&target.dir, &there.dir);
                 rustix::fs::linkat(from, &target.name[..], to, &there.name[..], AtFlags::empty())
             });
@@ -234,17 +280,17 @@ impl Copy<'_> {
                 // It may be there already, but it must not be a link to elsewhere.
                 Err(Errno::EXIST) => {
                     let path = self.path(item);
-                    self.dir(&path).map(drop)
+                    Ok(self.dir(&path).map(drop)?)
                 }
-                made => made,
+                made => Ok(made?),
             },
             Kind::File => self.file(item, &there),
             Kind::Symlink => {
                 let target = self.volume.read_link_of(item.inode()).map_err(|_| Errno::UCLEAN)?;
-                replacing(&there, || {
+                self.replacing(item, &there, || {
                     rustix::fs::symlinkat(&target[..], &there.dir, &there.name[..])
                 })?;
-                self.finish_name(attributes, &there)
+                Ok(self.finish_name(attributes, &there)?)
             }
             kind => {
                 let device = rustix::fs::makedev(attributes.device.0, attributes.device.1);
@@ -254,24 +300,24 @@ impl Copy<'_> {
                     Kind::Socket => FileType::Socket,
                     _ => FileType::Fifo,
                 };
-                replacing(&there, || {
+                self.replacing(item, &there, || {
                     rustix::fs::mknodat(&there.dir, &there.name[..], file_type, private, device)
                 })?;
-                self.finish_name(attributes, &there)
+                Ok(self.finish_name(attributes, &there)?)
             }
         }
     }
 
-    fn file(&mut self, item: &Item, there: &There) -> Result<(), Errno> {
+    fn file(&mut self, item: &Item, there: &There) -> Result<(), Failure> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);
         let mut made = None;
-        replacing(there, || {
+        self.replacing(item, there, || {
             made = Some(rustix::fs::openat(&there.dir, &there.name[..], flags, private)?);
             Ok(())
         })?;
-        let Some(file) = made else { return Err(Errno::IO) };
+        let Some(file) = made else { return Err(Errno::IO.into()) };
         let (mut failed, mut end) = (None, 0);
         while let Some(piece) = self.pieces.next() {
             match piece {
@@ -299,7 +345,7 @@ impl Copy<'_> {
             // A hole at the end, or contents that could not be read.
             rustix::fs::ftruncate(&file, item.attributes.size_bytes)?;
         }
-        self.finish(item, &file)
+        Ok(self.finish(item, &file)?)
     }
 
     fn finish_dir(&mut self, item: &Item) -> Result<(), Errno> {
@@ -352,17 +398,6 @@ impl Copy<'_> {
             rustix::fs::chmodat(&there.dir, name, mode, AtFlags::empty())?;
         }
         rustix::fs::utimensat(&there.dir, name, &times(attributes), nofollow)
-    }
-}
-
-/// Creates; what has the name already goes first, as with `tar x`. A directory stays.
-fn replacing(there: &There, mut create: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
-    match create() {
-        Err(Errno::EXIST) => {
-            rustix::fs::unlinkat(&there.dir, &there.name[..], AtFlags::empty())?;
-            create()
-        }
-        created => created,
     }
 }
 

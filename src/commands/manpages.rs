@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::{Args, Command};
+use draconis_access::destination::Sources;
 
 use crate::manual;
 
@@ -16,9 +16,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, line: Command) -> anyhow::Result<ExitCode> {
+    let sources = Sources::new();
     for page in manual::pages(line)? {
         let path = arguments.dir.join(&page.file_name);
-        std::fs::write(&path, page.text).with_context(|| path.display().to_string())?;
+        sources.write(&path, &page.text)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use draconis_access::destination::Sources;
 use draconis_access::populate::{self, Gather};
 use draconis_exchange::contract::Kind;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
@@ -102,6 +103,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// once it is whole.
 fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
+    let mut input = Sources::new();
+    input.add_input();
+    input.refuse(&target.image)?;
     let maker = Maker::new(arguments.owner);
     change::change(&target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {

@@ -2,7 +2,6 @@
 
 mod oci;
 
-use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -61,8 +60,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = || path.display().to_string();
     let Arguments { platform, config, tag, .. } = arguments;
     let about = oci::About::new(platform.clone(), config.as_deref(), tag.clone())?;
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
-    let layer = oci::Layer::begin(file.with_context(shown)?).with_context(shown)?;
+    let mut sources = image::sources(&arguments.target.image, &arguments.place);
+    config.iter().for_each(|file| sources.add(file));
+    let layer = oci::Layer::begin(sources.create(path)?).with_context(shown)?;
     let (code, layer) = archive(arguments, layer)?;
     layer.end(about).with_context(shown)?;
     Ok(code)

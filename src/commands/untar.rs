@@ -55,7 +55,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let choice = arguments.reading.choice(&target.image);
     let wanted = Wanted { from, list: None, exclude: &exclude, choice, root, stamp };
     let Found { source, config } = populate::scan(wanted)?;
-    arguments.reading.write_config(config.as_deref())?;
+    let mut sources = populate::sources(from);
+    sources.add(&target.image);
+    arguments.reading.write_config(config.as_deref(), &sources)?;
     // The archive is open, or unpacked: nothing else is needed of this machine.
     image::confine()?;
     change::change_opened(opened, &target.image, &arguments.place, |volume| {

@@ -4,23 +4,32 @@
 //! Law 2: everything is known to fit before the first byte is written; a file that was
 //! created for a volume that was not made is removed.
 
+use std::fmt::Display;
 use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use draconis_container::create::{Draft, NewFormat, NewImage};
-use draconis_container::{Format, before_footer, signature};
-use draconis_device::{Disk, Extent, FileDisk, FileOptions, View};
+use draconis_container::signature::{EXT, Held};
+use draconis_container::{Format, before_footer, open_for_writing};
+use draconis_device::{
+    Disk, Extent, FileDisk, FileOptions, Partition, View, partition, partitions,
+};
+use draconis_exchange::heap::Block;
+use draconis_ext::format::superblock::RawSuperblock;
 use draconis_ext::mkfs::{self, Contents, Plan, Target};
 use rustix::fs::FallocateFlags;
 
 use crate::error::missing;
 use crate::image;
 use crate::object::{InStore, Name, Unopened};
+use crate::overwrite::{Force, Overwriting};
 use crate::say::bytes;
+use crate::volume::Place;
 
 /// What follows a disk of fixed length in a VHD.
 const FOOTER_BYTES: usize = 512;
@@ -38,6 +47,60 @@ pub enum Base {
     Footed(Footed),
     /// A disk in a store, there or not.
     InStore(InStore),
+    /// A part of a disk: nothing else of it is written.
+    Part(Part),
+}
+
+/// A partition, or what begins at an offset.
+pub struct Part {
+    disk: Arc<dyn Disk>,
+    /// In words: which it is.
+    shown: String,
+    /// What it lies in the middle of, which writing it would spoil.
+    around: Option<Held>,
+}
+
+impl Part {
+    /// Finds a partition of a disk that is open to be changed, or what begins at an offset. That
+    /// ends with the partition that it is in.
+    ///
+    /// # Errors
+    /// There is none, or the disk cannot be changed.
+    pub fn of(image: &Path, whole: Arc<dyn Disk>, at: &Place) -> anyhow::Result<Self> {
+        let shown = || image.display().to_string();
+        let chance = RandomState::new().build_hasher().finish();
+        let opened = open_for_writing(whole, &[], chance).with_context(shown)?;
+        if let (Some(format), None) = (opened.format, &opened.image) {
+            bail!("{}: {} images are only read", shown(), format.name());
+        }
+        let disk = opened.disk;
+        if let Some(number) = at.partition {
+            let extent = partition(&*disk, number).with_context(shown)?;
+            let disk = Arc::new(View::new(disk, extent).with_context(shown)?);
+            return Ok(Self {
+                disk,
+                shown: format!("{}, partition {number}", shown()),
+                around: None,
+            });
+        }
+        let start = at.offset_bytes.unwrap_or(0);
+        let len = disk.properties().len_bytes;
+        ensure!(start < len, "{} has only {}, and ends before --offset", shown(), bytes(len));
+        let is_in = |part: &Partition| {
+            let Extent { start_bytes, len_bytes } = part.extent;
+            start_bytes <= start && start < start_bytes + len_bytes
+        };
+        let mut table = partitions(&*disk).unwrap_or_default().into_iter();
+        let around = table.find(is_in).map_or(Extent::new(0, len), |part| part.extent);
+        let end = around.start_bytes + around.len_bytes;
+        let around_it = View::new(disk.clone(), around).with_context(shown)?;
+        let offset = start - around.start_bytes;
+        let around = image::held_by(&around_it)?.filter(|held| {
+            offset > 0 && (held.kind != EXT || ext_bytes(&around_it).is_none_or(|ext| ext > offset))
+        });
+        let disk = Arc::new(View::new(disk, Extent::new(start, end - start)).with_context(shown)?);
+        Ok(Self { disk, shown: format!("{} from byte {start} on", shown()), around })
+    }
 }
 
 /// A disk, and behind it the footer of a VHD.
@@ -45,6 +108,13 @@ pub struct Footed {
     file: File,
     len_bytes: u64,
     footer: Vec<u8>,
+}
+
+/// How long the ext volume is that a disk begins with, if it can be read.
+fn ext_bytes(disk: &dyn Disk) -> Option<u64> {
+    let block = disk.read_now(Extent::new(0, 4096), Block::private(4096)).ok()?.into_private();
+    let superblock = RawSuperblock::view(block.get(1024..2048)?).ok()?.check().ok()?;
+    Some(superblock.len_bytes())
 }
 
 impl Base {
@@ -94,19 +164,39 @@ impl Base {
         Ok(Self::InStore(store.open()?))
     }
 
-    /// What it holds, as far as that is easily known.
+    /// What is lost if it is overwritten, as far as that is easily known.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn held(&self) -> anyhow::Result<Option<&'static str>> {
+    pub fn held(&self) -> anyhow::Result<Option<Held>> {
         match self {
             Self::File(file) => Ok(file.as_ref().map(image::held).transpose()?.flatten()),
             Self::Footed(footed) => image::held(&footed.file),
             Self::InStore(store) => match store.find()? {
-                Some(_) => Ok(signature::held(&*store.disk()?).map(|held| held.what)),
+                Some(_) => image::held_by(&*store.disk()?),
                 None => Ok(None),
             },
+            Self::Part(part) => match part.around {
+                None => image::held_by(&*part.disk),
+                around => Ok(around),
+            },
         }
+    }
+
+    /// Refuses to write a volume where something would be lost that may not be; `word` is how the
+    /// caller says that it may.
+    ///
+    /// # Errors
+    /// What would be lost; it cannot be read.
+    pub fn may_become_volume(&self, image: &Path, force: &Force, word: &str) -> anyhow::Result<()> {
+        let (held, len_bytes) = (self.held()?, self.len_bytes()?);
+        let whole = image.display();
+        let place: &dyn Display = match self {
+            Self::Part(part) => &part.shown,
+            _ => &whole,
+        };
+        let usual = &[EXT];
+        Ok(Overwriting { place, len_bytes, held, force, usual, word }.check()?)
     }
 
     /// How it holds a disk, if it is a disk image for virtual machines: by its first bytes alone.
@@ -126,7 +216,7 @@ impl Base {
     /// What the system says.
     pub fn has_given_length(&self) -> anyhow::Result<bool> {
         match self {
-            Self::Footed(_) => Ok(true),
+            Self::Footed(_) | Self::Part(_) => Ok(true),
             Self::File(Some(file)) => Ok(file.metadata()?.file_type().is_block_device()),
             _ => Ok(false),
         }
@@ -140,6 +230,7 @@ impl Base {
         match self {
             Self::File(file) => Ok(file.as_ref().map(image::len_bytes).transpose()?.unwrap_or(0)),
             Self::Footed(footed) => Ok(footed.len_bytes),
+            Self::Part(part) => Ok(part.disk.properties().len_bytes),
             Self::InStore(store) => match store.find()? {
                 Some(_) => store.len_bytes(),
                 None => Ok(0),
@@ -166,6 +257,7 @@ pub fn write(
         Base::File(file) => file,
         Base::Footed(footed) => return work.fill_before_footer(footed),
         Base::InStore(store) => return work.fill_in_store(&store),
+        Base::Part(part) => return work.fill_part(&part),
     };
     let created = file.is_none();
     let done = match file {
@@ -279,6 +371,14 @@ impl Work<'_> {
         self.make(&image, true)?;
         let end = image.finish().with_context(made)?;
         file.set_len(end).with_context(made)
+    }
+
+    /// Makes the volume in a part of a disk.
+    fn fill_part(&self, part: &Part) -> anyhow::Result<()> {
+        if self.format.is_some() {
+            bail!("{}: --image-format makes a disk, of which this is a part", part.shown);
+        }
+        self.make(&*part.disk, false)
     }
 
     /// Writes the volume to a disk, which may be all zeros.

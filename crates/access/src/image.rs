@@ -13,8 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use draconis_container::signature;
-use draconis_device::{Claim, Disk, FileDisk, FileOptions, OpenedFile, claim};
+use draconis_container::packing::{HEAD_BYTES, Packing};
+use draconis_container::signature::{self, Held};
+use draconis_device::{Claim, Disk, Extent, FileDisk, FileOptions, OpenedFile, claim};
+use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
 use draconis_service::elsewhere;
 use draconis_service::volume::OpenError;
@@ -49,12 +51,11 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
             anyhow!("{shown}: not an ext volume; it holds {}, and {}", held.what, held.help)
         }
         None if disk.properties().len_bytes < SHORTEST_BYTES => {
-            anyhow!("{shown}: too short for a volume, or empty; draconis format makes one")
+            anyhow!("{shown}: too short for a volume, or empty")
         }
-        None => anyhow!(
-            "{shown}: not an ext volume; --offset and --partition say where one begins, and \
-             draconis format makes one"
-        ),
+        None => {
+            anyhow!("{shown}: not an ext volume; --offset and --partition say where one begins")
+        }
     }
 }
 
@@ -89,17 +90,46 @@ pub fn file_of(image: &Path) -> PathBuf {
     Name::of(image).map_or_else(|| image.to_owned(), |object| object.store)
 }
 
-/// What a file or device holds, as far as that is easily known.
-pub fn held(file: &File) -> anyhow::Result<Option<&'static str>> {
-    let mut head = vec![0; signature::HEAD_BYTES];
-    let mut len = 0;
-    while len < head.len() {
-        match file.read_at(&mut head[len..], len as u64)? {
-            0 => break,
-            got => len += got,
+/// What is lost if all of a file or device is overwritten, as far as that is easily known.
+pub fn held(file: &File) -> anyhow::Result<Option<Held>> {
+    let read = |at: u64, most: usize| -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; most];
+        let mut len = 0;
+        while len < most {
+            match file.read_at(&mut bytes[len..], at + len as u64)? {
+                0 => break,
+                got => len += got,
+            }
         }
-    }
-    Ok(signature::of(&head[..len]).map(|held| held.what))
+        bytes.truncate(len);
+        Ok(bytes)
+    };
+    let tail = len_bytes(file)?.saturating_sub(signature::TAIL_BYTES as u64);
+    let (head, tail) = (read(0, signature::HEAD_BYTES)?, read(tail, signature::TAIL_BYTES)?);
+    Ok(lost(&head, &tail))
+}
+
+/// The same of a disk.
+pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<Held>> {
+    let properties = disk.properties();
+    let sector = u64::from(properties.sector_bytes).max(1);
+    let read = |at: u64, most: usize| -> anyhow::Result<Vec<u8>> {
+        let len = (properties.len_bytes - at).min(most as u64) / sector * sector;
+        let block = Block::private(len as usize);
+        Ok(disk.read_now(Extent::new(at, len), block)?.into_private().to_vec())
+    };
+    let tail = properties.len_bytes.saturating_sub(signature::TAIL_BYTES as u64) / sector * sector;
+    let (head, tail) = (read(0, signature::HEAD_BYTES)?, read(tail, signature::TAIL_BYTES)?);
+    Ok(lost(&head, &tail))
+}
+
+/// A skippable frame of zstd may come first, which is no signature of its own.
+fn lost(head: &[u8], tail: &[u8]) -> Option<Held> {
+    let packed = || {
+        let zstd = Packing::of(head.get(..HEAD_BYTES)?)?;
+        (zstd == Packing::Zstd).then(|| signature::of(&[0x28, 0xB5, 0x2F, 0xFD])).flatten()
+    };
+    signature::lost(head, tail).or_else(packed)
 }
 
 /// The length of a file or device.
@@ -111,7 +141,7 @@ pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
 pub fn usable(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
     let shown = image.display();
     if kind.is_dir() {
-        bail!("{shown} is a directory; draconis format --from makes a volume of one");
+        bail!("{shown} is a directory, and no image");
     }
     if !kind.is_file() && !kind.is_block_device() {
         bail!("{shown} is neither a file nor a block device");

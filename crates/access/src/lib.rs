@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod destination;
 mod error;
 pub mod file;
 pub mod format;
@@ -24,6 +25,7 @@ pub mod image;
 pub mod making;
 pub mod names;
 pub mod object;
+pub mod overwrite;
 pub mod packed;
 pub mod populate;
 pub mod resize;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
+use draconis_container::signature::{EXT, STORE};
 use draconis_device::{Disk, Extent, Group, Write, written_unit_bytes};
 use draconis_exchange::heap::Block;
 use draconis_objects::probe::{self, Measured};
@@ -12,6 +13,8 @@ use draconis_objects::{CreateOptions, Error, LayoutKind, Profile, Store};
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, of_store};
+use crate::image;
+use crate::overwrite::{Force, Overwriting};
 use crate::say::bytes;
 use crate::stores::disk;
 use crate::uuid::Identities;
@@ -56,6 +59,23 @@ pub enum Step {
 
 /// Hears how far a step is: bytes done, and of how many.
 pub type Progress<'a> = &'a mut dyn FnMut(Step, u64, u64);
+
+/// Refuses to make a store where something would be lost that may not be: a store and a volume need
+/// no name of their kind. `word` is how the caller says that it may.
+///
+/// # Errors
+/// What would be lost; it cannot be read.
+pub fn may_become_store(
+    device: &Path,
+    file: &File,
+    force: &Force,
+    word: &str,
+) -> anyhow::Result<()> {
+    let (held, len_bytes) = (image::held(file)?, image::len_bytes(file)?);
+    let place = &device.display();
+    let usual = &[EXT, STORE];
+    Ok(Overwriting { place, len_bytes, held, force, usual, word }.check()?)
+}
 
 /// Makes a store in an open file or device that is claimed.
 ///

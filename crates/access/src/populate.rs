@@ -19,6 +19,7 @@ mod directory;
 mod filling;
 mod image;
 mod layers;
+mod lengths;
 mod merge;
 mod origin;
 mod platform;
@@ -26,10 +27,13 @@ mod rules;
 mod tar;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use anyhow::ensure;
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
+
+use crate::destination::Sources;
 
 /// A tree and where the contents of its files are.
 pub struct Source<'a> {
@@ -41,12 +45,20 @@ pub struct Source<'a> {
     pub implied: HashSet<NodeId>,
     /// What a user should know: what is left out, and what may not be meant.
     pub notes: Vec<String>,
+    /// What could not be read, or changed while it was read.
+    pub faults: Arc<Faults>,
 }
 
 impl<'a> Source<'a> {
     /// A tree whose directories are all described.
     pub fn new(tree: Tree, contents: impl Contents + 'a) -> Self {
-        Self { tree, contents: Box::new(contents), implied: HashSet::new(), notes: vec![] }
+        Self {
+            tree,
+            contents: Box::new(contents),
+            implied: HashSet::new(),
+            notes: vec![],
+            faults: Arc::default(),
+        }
     }
 }
 
@@ -104,6 +116,7 @@ pub struct Found {
 /// A source cannot be read, or is not what it claims to be.
 pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     let Wanted { from, list, exclude, choice, root, stamp } = wanted;
+    sources(from).refuse(choice.beside)?;
     if let [Origin::Path(path)] = from
         && path.is_dir()
     {
@@ -126,6 +139,18 @@ pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     source.notes.extend(of_images(from, &source.tree));
     rules::exclude(&mut source.tree, exclude);
     Ok(Found { source, config })
+}
+
+/// The archives and images that are read. Of a directory, the image that is made is left out.
+pub fn sources(from: &[Origin]) -> Sources {
+    let mut sources = Sources::new();
+    for origin in from.iter().filter(|origin| !origin.is_directory()) {
+        match origin.path() {
+            Some(path) => sources.add(&path),
+            None => sources.add_input(),
+        }
+    }
+    sources
 }
 
 /// Says what to write where a container image is taken as the files that it is kept in.
@@ -152,6 +177,7 @@ pub use digest::Digest;
 pub use directory::{Gather, gather};
 pub use filling::{Filling, Reproducible, fill};
 pub use image::{Choice, REF_NAME};
+pub use lengths::{Faults, changed, fingerprint};
 pub use origin::{ImageKind, Origin};
 pub use platform::Platform;
 pub use rules::Patterns;

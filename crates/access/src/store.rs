@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
 use crate::making::{self, Wanted};
+use crate::overwrite::Force;
 use crate::stores::{self, tell};
 use crate::{Error, Result, image};
 
@@ -23,8 +24,8 @@ pub struct NewStore {
     pub layout: Option<LayoutKind>,
     /// Leave a file one hole instead of writing it out.
     pub sparse: bool,
-    /// Overwrite what a file or device holds.
-    pub force: bool,
+    /// What a file or device holds that may be lost.
+    pub force: Force,
 }
 
 /// What a check of a store found.
@@ -280,18 +281,12 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
     let shown = path.display();
     let opened = image::alone(path)?;
     let created = opened.is_none();
-    if let Some(file) = &opened
-        && !new.force
-    {
-        let held = image::held(file)?;
-        let refused = match (file.metadata()?.is_file(), held) {
-            (true, None) => None,
-            (true, Some(what)) => Some(format!("{shown} holds {what}; force overwrites it")),
-            (false, _) => Some(format!(
+    if let Some(file) = &opened {
+        making::may_become_store(path, file, &new.force, "force")?;
+        if new.force == Force::Nothing && !file.metadata()?.is_file() {
+            let text = format!(
                 "{shown} is a block device; force makes a store of it, and what it holds is lost"
-            )),
-        };
-        if let Some(text) = refused {
+            );
             return Err(Error::new(Errno::EXIST, text).into());
         }
     }

@@ -36,7 +36,6 @@ pub fn close(store: &Store, device: &Path) -> anyhow::Result<()> {
 pub fn tell(device: &Path, error: Error) -> anyhow::Error {
     let shown = device.display();
     let step = match &error {
-        Error::NotAStore(_) => format!("; draconis store create {shown} makes one"),
         Error::Corrupt { .. } => format!(
             "; draconis store check {shown} says what is damaged, draconis store salvage {shown} NEW \
              brings what can be read into a new store"

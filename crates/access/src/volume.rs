@@ -24,6 +24,7 @@ use crate::format::{self, Base};
 use crate::held::{self, Held};
 use crate::names::{names, split};
 use crate::object::Name;
+use crate::overwrite::Force;
 use crate::packed::packed;
 use crate::populate::{self, Choice, Filling, Found, Origin, Patterns, Platform, Reproducible};
 use crate::resize::{self, Growing, Resized, Shrinking, Wanted};
@@ -99,8 +100,8 @@ pub struct NewVolume {
     pub reproducible: bool,
     /// A disk image that the volume is made in; it lies in the file as it is if left out.
     pub image_format: Option<NewFormat>,
-    /// Overwrite what the image holds.
-    pub force: bool,
+    /// What the image holds that may be lost.
+    pub force: Force,
 }
 
 impl Default for NewVolume {
@@ -124,7 +125,7 @@ impl Default for NewVolume {
             squash: false,
             reproducible: false,
             image_format: None,
-            force: false,
+            force: Force::Nothing,
         }
     }
 }
@@ -703,10 +704,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
     };
     options.features(&new.features)?;
     let base = Base::open(image, || Ok(()))?;
-    if let (Some(what), false) = (base.held()?, new.force) {
-        let text = format!("{shown} holds {what}; force overwrites it");
-        return Err(Error::new(Errno::EXIST, text).into());
-    }
+    base.may_become_volume(image, &new.force, "force")?;
     let base = match new.image_format {
         None => base.keeping_footer()?,
         Some(_) => base,
@@ -748,5 +746,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
         None => mkfs::fitting(&options, tree, new.free_bytes)?,
     };
     format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
-    Ok(Made { notes: source.notes, config })
+    let mut notes = source.notes;
+    notes.extend(source.faults.texts());
+    Ok(Made { notes, config })
 }

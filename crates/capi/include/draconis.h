@@ -102,7 +102,8 @@ typedef struct draconis_store_options {
     uint32_t layout;
     // Not 0: leave a file one hole instead of writing it out.
     int sparse;
-    // Not 0: overwrite what the file or device holds.
+    // Not 0: overwrite the store or ext volume that the file or device holds. Nothing else that is
+    // recognised is overwritten.
     int force;
 } draconis_store_options;
 
@@ -214,7 +215,8 @@ typedef struct draconis_format_options {
     const char *features;
     // Bytes of a block, 1024 to 65536; 0: by the size.
     uint32_t block_bytes;
-    // Not 0: overwrite what the image holds.
+    // Not 0: overwrite the ext volume that the image holds. Nothing else that is recognised is
+    // overwritten.
     int force;
 } draconis_format_options;
 

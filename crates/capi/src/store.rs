@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use draconis_access::overwrite::Force;
 use draconis_access::{Error, NewStore, Result, Store};
 use draconis_objects::{Group, Hint, LayoutKind, ObjectId, Ticket};
 use rustix::io::Errno;
@@ -39,7 +40,8 @@ pub struct draconis_store_options {
     pub layout: u32,
     /// Not 0: leave a file one hole instead of writing it out.
     pub sparse: c_int,
-    /// Not 0: overwrite what the file or device holds.
+    /// Not 0: overwrite the store or ext volume that the file or device holds. Nothing else that is
+    /// recognised is overwritten.
     pub force: c_int,
 }
 
@@ -79,7 +81,7 @@ pub extern "C" fn draconis_store_create(
             len_bytes: (options.size_bytes > 0).then_some(options.size_bytes),
             layout,
             sparse: options.sparse != 0,
-            force: options.force != 0,
+            force: Force::usual(options.force != 0),
         };
         Store::create(host_path(store, "store")?, &new)
     })

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use draconis_access::overwrite::Force;
 use draconis_access::resize::Resized;
 use draconis_access::tar::Sparse;
 use draconis_access::tuning::Words;
@@ -46,7 +47,8 @@ pub struct draconis_format_options {
     pub features: Text,
     /// Bytes of a block, 1024 to 65536; 0: by the size.
     pub block_bytes: u32,
-    /// Not 0: overwrite what the image holds.
+    /// Not 0: overwrite the ext volume that the image holds. Nothing else that is recognised is
+    /// overwritten.
     pub force: c_int,
 }
 
@@ -162,7 +164,7 @@ fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
     new.features = word(options.features, "features")?.unwrap_or_default().to_owned();
     new.len_bytes = (options.size_bytes > 0).then_some(options.size_bytes);
     new.block_bytes = (options.block_bytes > 0).then_some(options.block_bytes);
-    new.force = options.force != 0;
+    new.force = Force::usual(options.force != 0);
     Ok(new)
 }
 

@@ -5,108 +5,213 @@ use draconis_exchange::heap::Block;
 
 /// Bytes that the signatures are in.
 pub const HEAD_BYTES: usize = 68 << 10;
+/// Bytes at the end that [`lost`] looks at.
+pub const TAIL_BYTES: usize = 128 << 10;
 
 /// What holds something that is no ext volume, and what would help.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
+    /// Its kind, in a word: what is typed to have it overwritten.
+    pub kind: &'static str,
     /// What it is, with its article.
     pub what: &'static str,
-    /// What can be done with it.
+    /// What can be done with it; never how to overwrite it.
     pub help: &'static str,
 }
 
-const NEW: &str = "draconis format --force makes an ext volume in its place";
+impl Held {
+    /// Whether it is a compressed file, which may hold anything.
+    pub fn is_compressed(&self) -> bool {
+        self.what.starts_with(COMPRESSED)
+    }
+
+    /// Whether it is a table of partitions.
+    pub fn has_partitions(&self) -> bool {
+        self.what == PARTITIONS
+    }
+}
+
 const MOUNT: &str = "mount(8) mounts it";
 const CPIO: &str = "bsdtar -cf TAR @FILE makes a tar archive of it";
 const RAW: &str = "qemu-img convert -O raw makes one that is read";
+const SWAP: &str = "swapon(8) uses it";
+const LVM: &str = "vgchange -ay shows what is in it as devices";
+const RAID: &str = "mdadm --assemble puts it together";
+const COMPRESSED: &str = "something compressed with ";
 
 /// The answer for a disk with partitions; a boot sector looks the same.
 pub const PARTITIONS: &str = "a partition table or boot sector";
+const PARTITION: &str = "--partition N takes one";
+/// The kind of an ext file system.
+pub const EXT: &str = "ext";
+/// The kind of a store.
+pub const STORE: &str = "store";
+
+/// The journal of an ext volume, which lies on another device.
+const JOURNAL: Held = Held {
+    kind: "journal",
+    what: "an external journal of an ext volume",
+    help: "the volume on the other device needs it",
+};
+
+/// A kind, where its signature is, what it is and what helps.
+type Row = (&'static str, usize, &'static [u8], &'static str, &'static str);
 
 /// Where each signature is. The first that is there counts: a file system's own comes before
 /// those that may be left beside it.
-const SIGNATURES: &[(usize, &[u8], &str, &str)] = &[
-    (1080, &[0x53, 0xEF], "an ext file system", "draconis info shows it"),
-    (0, b"DracoObj", "a store", "draconis store reads it"),
-    (0, b"XFSB", "an XFS file system", MOUNT),
-    (65600, b"_BHRfS_M", "a Btrfs file system", MOUNT),
-    (4086, b"SWAPSPACE2", "swap space", NEW),
-    (65526, b"SWAPSPACE2", "swap space", NEW),
-    (3, b"NTFS    ", "an NTFS file system", "mount -t ntfs3 mounts it"),
-    (3, b"EXFAT   ", "an exFAT file system", MOUNT),
-    (54, b"FAT", "a FAT file system", MOUNT),
-    (82, b"FAT32", "a FAT file system", MOUNT),
-    (0, b"hsqs", "a SquashFS file system", "unsquashfs unpacks it"),
-    (1024, &[0xE2, 0xE1, 0xF5, 0xE0], "an EROFS file system", "fsck.erofs --extract unpacks it"),
-    (1024, &[0x10, 0x20, 0xF5, 0xF2], "an F2FS file system", MOUNT),
-    (32769, b"CD001", "an ISO 9660 file system", "mount -o loop mounts it, bsdtar -x unpacks it"),
+const SIGNATURES: &[Row] = &[
+    (EXT, 1080, &[0x53, 0xEF], "an ext file system", "draconis info shows it"),
+    (STORE, 0, b"DracoObj", "a store", "draconis store reads it"),
+    ("xfs", 0, b"XFSB", "an XFS file system", MOUNT),
+    ("btrfs", 65600, b"_BHRfS_M", "a Btrfs file system", MOUNT),
+    ("swap", 4086, b"SWAPSPACE2", "swap space", SWAP),
+    ("swap", 65526, b"SWAPSPACE2", "swap space", SWAP),
+    ("swap", 8182, b"SWAPSPACE2", "swap space", SWAP),
+    ("swap", 16374, b"SWAPSPACE2", "swap space", SWAP),
+    ("swap", 32758, b"SWAPSPACE2", "swap space", SWAP),
+    ("swap", 4086, b"SWAP-SPACE", "swap space", SWAP),
+    ("swap", 4086, b"S1SUSPEND", "a machine that sleeps, in swap space", "resuming it uses it"),
+    ("swap", 4086, b"S2SUSPEND", "a machine that sleeps, in swap space", "resuming it uses it"),
+    ("swap", 4086, b"ULSUSPEND", "a machine that sleeps, in swap space", "resuming it uses it"),
+    ("swap", 4086, b"LINHIB0001", "a machine that sleeps, in swap space", "resuming it uses it"),
+    ("ntfs", 3, b"NTFS ", "an NTFS file system", "mount -t ntfs3 mounts it"),
+    ("exfat", 3, b"EXFAT ", "an exFAT file system", MOUNT),
+    ("fat", 54, b"FAT", "a FAT file system", MOUNT),
+    ("fat", 82, b"FAT32", "a FAT file system", MOUNT),
+    ("squashfs", 0, b"hsqs", "a SquashFS file system", "unsquashfs unpacks it"),
     (
+        "erofs",
+        1024,
+        &[0xE2, 0xE1, 0xF5, 0xE0],
+        "an EROFS file system",
+        "fsck.erofs --extract unpacks it",
+    ),
+    ("f2fs", 1024, &[0x10, 0x20, 0xF5, 0xF2], "an F2FS file system", MOUNT),
+    (
+        "iso9660",
+        32769,
+        b"CD001",
+        "an ISO 9660 file system",
+        "mount -o loop mounts it, bsdtar -x unpacks it",
+    ),
+    ("udf", 32769, b"BEA01", "a UDF file system", MOUNT),
+    ("udf", 32769, b"NSR02", "a UDF file system", MOUNT),
+    ("udf", 32769, b"NSR03", "a UDF file system", MOUNT),
+    (
+        "luks",
         0,
         b"LUKS\xBA\xBE",
         "an encrypted volume (LUKS)",
         "cryptsetup open shows what is in it as a device",
     ),
-    (536, b"LVM2 001", "an LVM physical volume", "vgchange -ay shows what is in it as devices"),
-    (3, b"-FVE-FS-", "an encrypted volume (BitLocker)", "dislocker shows what is in it"),
-    (1024, b"H+\0\x04", "an HFS+ file system", MOUNT),
-    (32, b"NXSB", "an APFS container", "apfs-fuse mounts it"),
-    (65588, b"ReIsEr", "a ReiserFS file system", "a Linux before 6.13 mounts it"),
-    (32768, b"JFS1", "a JFS file system", MOUNT),
-    (0, &[0x45, 0x3D, 0xCD, 0x28], "a cramfs file system", MOUNT),
-    (0, b"-rom1fs-", "a romfs file system", MOUNT),
-    (0, b"UBI#", "an image for raw flash (UBI)", "ubireader unpacks it"),
-    (0, b"QFI\xFB", "a QCOW2 disk image", NEW),
-    (0, b"vhdxfile", "a VHDX disk image", NEW),
-    (0, b"conectix", "a VHD disk image", NEW),
-    (0, b"KDMV", "a VMDK disk image", NEW),
+    ("lvm", 536, b"LVM2 001", "an LVM physical volume", LVM),
+    ("lvm", 24, b"LVM2 001", "an LVM physical volume", LVM),
+    ("lvm", 1048, b"LVM2 001", "an LVM physical volume", LVM),
+    ("lvm", 1560, b"LVM2 001", "an LVM physical volume", LVM),
     (
+        "bitlocker",
+        3,
+        b"-FVE-FS-",
+        "an encrypted volume (BitLocker)",
+        "dislocker shows what is in it",
+    ),
+    ("hfsplus", 1024, b"H+\0\x04", "an HFS+ file system", MOUNT),
+    ("apfs", 32, b"NXSB", "an APFS container", "apfs-fuse mounts it"),
+    ("reiserfs", 65588, b"ReIsEr", "a ReiserFS file system", "a Linux before 6.13 mounts it"),
+    ("jfs", 32768, b"JFS1", "a JFS file system", MOUNT),
+    ("gfs2", 65536, &[0x01, 0x16, 0x19, 0x70], "a GFS2 file system", MOUNT),
+    ("nilfs2", 1030, &[0x34, 0x34], "a NILFS2 file system", MOUNT),
+    ("minix", 1040, &[0x7F, 0x13], "a Minix file system", MOUNT),
+    ("minix", 1040, &[0x8F, 0x13], "a Minix file system", MOUNT),
+    ("minix", 1040, &[0x68, 0x24], "a Minix file system", MOUNT),
+    ("minix", 1040, &[0x78, 0x24], "a Minix file system", MOUNT),
+    ("minix", 1048, &[0x5A, 0x4D], "a Minix file system", MOUNT),
+    ("cramfs", 0, &[0x45, 0x3D, 0xCD, 0x28], "a cramfs file system", MOUNT),
+    ("romfs", 0, b"-rom1fs-", "a romfs file system", MOUNT),
+    ("ubi", 0, b"UBI#", "an image for raw flash (UBI)", "ubireader unpacks it"),
+    ("qcow2", 0, b"QFI\xFB", "a QCOW2 disk image", RAW),
+    ("vhdx", 0, b"vhdxfile", "a VHDX disk image", RAW),
+    ("vhd", 0, b"conectix", "a VHD disk image", RAW),
+    ("vmdk", 0, b"KDMV", "a VMDK disk image", RAW),
+    (
+        "vmdk",
         0,
         b"# Disk DescriptorFile",
         "a description of a VMDK disk image",
         "it names the files that hold the disk",
     ),
-    (0, &[0x3A, 0xFF, 0x26, 0xED], "an Android sparse image", NEW),
-    (64, &[0x7F, 0x10, 0xDA, 0xBE], "a VDI disk image", RAW),
-    (0, b"QED\0", "a QED disk image", RAW),
-    (0, b"WithoutFreeSpace", "a Parallels disk image", RAW),
-    (0, b"WithouFreSpacExt", "a Parallels disk image", RAW),
-    (0, b"MSWIM\0\0\0", "a Windows image (WIM)", "wimlib-imagex unpacks it"),
-    (257, b"ustar", "a tar archive", "draconis format --from makes a volume of it"),
-    (0, &[0x1F, 0x8B, 8], "something compressed with gzip", "gzip -d unpacks it"),
-    (0, &[0x28, 0xB5, 0x2F, 0xFD], "something compressed with zstd", "zstd -d unpacks it"),
-    (0, &[0xFD, b'7', b'z', b'X', b'Z', 0], "something compressed with xz", "xz -d unpacks it"),
-    (0, b"BZh", "something compressed with bzip2", "bzip2 -d unpacks it"),
-    (0, &[0x04, 0x22, 0x4D, 0x18], "something compressed with lz4", "lz4 -d unpacks it"),
-    (0, &[0x5D, 0, 0], "something compressed with lzma", "xz -d --format=lzma unpacks it"),
-    (0, b"LZIP", "something compressed with lzip", "lzip -d unpacks it"),
-    (0, &[0x1F, 0x9D], "something compressed with compress", "gzip -d unpacks it"),
-    (0, b"PK\x03\x04", "a ZIP archive", "unzip unpacks it"),
-    (0, b"7z\xBC\xAF\x27\x1C", "a 7-Zip archive", "7z x unpacks it"),
-    (0, b"Rar!\x1A\x07", "a RAR archive", "unrar unpacks it"),
-    (0, b"070701", "a cpio archive", CPIO),
-    (0, b"070702", "a cpio archive", CPIO),
-    (0, b"070707", "a cpio archive", CPIO),
-    (0, &[0xC7, 0x71], "a cpio archive", CPIO),
     (
+        "android",
+        0,
+        &[0x3A, 0xFF, 0x26, 0xED],
+        "an Android sparse image",
+        "simg2img makes a raw one of it",
+    ),
+    ("vdi", 64, &[0x7F, 0x10, 0xDA, 0xBE], "a VDI disk image", RAW),
+    ("qed", 0, b"QED\0", "a QED disk image", RAW),
+    ("parallels", 0, b"WithoutFreeSpace", "a Parallels disk image", RAW),
+    ("parallels", 0, b"WithouFreSpacExt", "a Parallels disk image", RAW),
+    ("wim", 0, b"MSWIM\0\0\0", "a Windows image (WIM)", "wimlib-imagex unpacks it"),
+    ("tar", 257, b"ustar", "a tar archive", "tar -tf lists it"),
+    ("gzip", 0, &[0x1F, 0x8B, 8], "something compressed with gzip", "gzip -d unpacks it"),
+    ("zstd", 0, &[0x28, 0xB5, 0x2F, 0xFD], "something compressed with zstd", "zstd -d unpacks it"),
+    (
+        "xz",
+        0,
+        &[0xFD, b'7', b'z', b'X', b'Z', 0],
+        "something compressed with xz",
+        "xz -d unpacks it",
+    ),
+    ("bzip2", 0, b"BZh", "something compressed with bzip2", "bzip2 -d unpacks it"),
+    ("lz4", 0, &[0x04, 0x22, 0x4D, 0x18], "something compressed with lz4", "lz4 -d unpacks it"),
+    ("lzma", 0, &[0x5D, 0, 0], "something compressed with lzma", "xz -d --format=lzma unpacks it"),
+    ("lzip", 0, b"LZIP", "something compressed with lzip", "lzip -d unpacks it"),
+    ("compress", 0, &[0x1F, 0x9D], "something compressed with compress", "gzip -d unpacks it"),
+    ("lzop", 0, &[0x89, b'L', b'Z', b'O'], "something compressed with lzop", "lzop -d unpacks it"),
+    ("zip", 0, b"PK\x03\x04", "a ZIP archive", "unzip unpacks it"),
+    ("7z", 0, b"7z\xBC\xAF\x27\x1C", "a 7-Zip archive", "7z x unpacks it"),
+    ("rar", 0, b"Rar!\x1A\x07", "a RAR archive", "unrar unpacks it"),
+    ("cpio", 0, b"070701", "a cpio archive", CPIO),
+    ("cpio", 0, b"070702", "a cpio archive", CPIO),
+    ("cpio", 0, b"070707", "a cpio archive", CPIO),
+    ("cpio", 0, &[0xC7, 0x71], "a cpio archive", CPIO),
+    (
+        "deb",
         0,
         b"!<arch>\ndebian",
         "a Debian package",
         "dpkg-deb --fsys-tarfile makes a tar archive of it",
     ),
-    (0, &[0xED, 0xAB, 0xEE, 0xDB], "an RPM package", "rpm2archive makes a tar archive of it"),
-    (0, &[0x7F, b'E', b'L', b'F'], "a program or library", "it is no image"),
-    (512, b"EFI PART", PARTITIONS, "--partition N takes one"),
-    (510, &[0x55, 0xAA], PARTITIONS, "--partition N takes one"),
-    // A table may stand where these were before.
-    (4096, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", "mdadm --assemble puts it together"),
     (
+        "rpm",
+        0,
+        &[0xED, 0xAB, 0xEE, 0xDB],
+        "an RPM package",
+        "rpm2archive makes a tar archive of it",
+    ),
+    ("elf", 0, &[0x7F, b'E', b'L', b'F'], "a program or library", "it is no image"),
+    ("gpt", 512, b"EFI PART", PARTITIONS, PARTITION),
+    ("gpt", 4096, b"EFI PART", PARTITIONS, PARTITION),
+    ("mbr", 510, &[0x55, 0xAA], PARTITIONS, PARTITION),
+    // A table may stand where these were before.
+    ("md", 4096, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID),
+    ("md", 0, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID),
+    (
+        "bcache",
         4120,
         &[0xC6, 0x85, 0x73, 0xF6],
         "a cache or what it is for (bcache)",
         "bcache shows what is in it",
     ),
-    (508, &[0xDA, 0xBE], "a disk label of Solaris", "--offset says where a partition begins"),
     (
+        "solaris",
+        508,
+        &[0xDA, 0xBE],
+        "a disk label of Solaris",
+        "--offset says where a partition begins",
+    ),
+    (
+        "irix",
         0,
         &[0x0B, 0xE5, 0xA9, 0x41],
         "a disk label of IRIX",
@@ -117,8 +222,53 @@ const SIGNATURES: &[(usize, &[u8], &str, &str)] = &[
 /// What the first bytes of an image say that it holds.
 pub fn of(head: &[u8]) -> Option<Held> {
     let is = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
-    let found = SIGNATURES.iter().find(|(at, bytes, ..)| is(*at, bytes));
-    found.map(|(_, _, what, help)| Held { what, help })
+    let found = SIGNATURES.iter().find(|(_, at, bytes, ..)| is(*at, bytes));
+    found.map(|(kind, _, _, what, help)| Held { kind, what, help })
+}
+
+/// What is lost if all of a file or device is overwritten, by its first and its last bytes. Unlike
+/// [`of`] it finds the partition table above an ext volume that was there before.
+pub fn lost(head: &[u8], tail: &[u8]) -> Option<Held> {
+    /// Where a superblock says that it is one of a journal.
+    const JOURNAL_FEATURE: (usize, u8) = (1024 + 96, 8);
+    let found = of(head).or_else(|| of_tail(tail));
+    if found.is_none_or(|found| found.kind != EXT) {
+        return found;
+    }
+    if has_partitions(head) {
+        return Some(Held { kind: "mbr", what: PARTITIONS, help: PARTITION });
+    }
+    let (at, bit) = JOURNAL_FEATURE;
+    match head.get(at) {
+        Some(byte) if byte & bit != 0 => Some(JOURNAL),
+        _ => found,
+    }
+}
+
+/// Whether the first sector is a table with partitions: boot code of a volume has none.
+fn has_partitions(head: &[u8]) -> bool {
+    let Some(table) = head.get(446..510) else { return false };
+    let (entries, _) = table.as_chunks::<16>();
+    let is_used = |entry: &[u8; 16]| entry[4] != 0 && !entry.ends_with(&[0; 4]);
+    head.get(510..512) == Some(&[0x55, 0xAA])
+        && entries.iter().all(|entry| entry[0] & 0x7F == 0)
+        && entries.iter().any(is_used)
+}
+
+/// What has its signature at the end of a device.
+fn of_tail(tail: &[u8]) -> Option<Held> {
+    const MD: &[u8] = &[0xFC, 0x4E, 0x2B, 0xA9];
+    let is = |from_end: usize, bytes: &[u8]| {
+        let at = tail.len().checked_sub(from_end);
+        at.and_then(|at| tail.get(at..at + bytes.len())) == Some(bytes)
+    };
+    if is(512, b"EFI PART") || is(4096, b"EFI PART") {
+        return Some(Held { kind: "gpt", what: PARTITIONS, help: PARTITION });
+    }
+    // Superblocks 0.90 and 1.0: in the last 64 to 128, and 8 to 12 KiB.
+    let old = (64..=128).step_by(4).any(|kib| is(kib << 10, MD));
+    let new = (16..24).any(|sectors| is(sectors * 512, MD));
+    (old || new).then_some(Held { kind: "md", what: "a part of a RAID (md)", help: RAID })
 }
 
 /// What a disk holds, as far as that is easily known.
@@ -145,5 +295,30 @@ mod tests {
         disk.resize(2 << 10, 0);
         disk[1080..1082].copy_from_slice(&[0x53, 0xEF]);
         assert_eq!(of(&disk).unwrap().what, "an ext file system");
+        assert_eq!(lost(&disk, &[]).unwrap().kind, EXT);
+        // Boot code has no partitions; a table has, and counts before what was there earlier.
+        disk[450] = 0x83;
+        disk[458] = 1;
+        assert_eq!(lost(&disk, &[]).unwrap().kind, "mbr");
+        disk[446] = 0x31;
+        disk[1120] = 8;
+        assert_eq!(lost(&disk, &[]).unwrap().kind, "journal");
+    }
+
+    #[test]
+    fn what_has_its_signature_at_the_end_is_named() {
+        let mut tail = vec![0; TAIL_BYTES];
+        assert_eq!(lost(&[0; HEAD_BYTES], &tail), None);
+        let len = tail.len();
+        tail[len - 8192..][..4].copy_from_slice(&[0xFC, 0x4E, 0x2B, 0xA9]);
+        assert_eq!(lost(&[0; HEAD_BYTES], &tail).unwrap().kind, "md");
+        tail[len - 512..][..8].copy_from_slice(b"EFI PART");
+        assert_eq!(lost(&[0; HEAD_BYTES], &tail).unwrap().kind, "gpt");
+    }
+
+    /// The next step that a reading command names must not destroy what it found.
+    #[test]
+    fn no_help_overwrites() {
+        assert!(SIGNATURES.iter().all(|(.., help)| !help.contains("format")));
     }
 }

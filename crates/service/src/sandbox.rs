@@ -288,6 +288,8 @@ const EXTRACT: &[i64] = &[
     libc::SYS_unlinkat,
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
+    // Whether what is to be replaced is in use.
+    libc::SYS_flock,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
     libc::SYS_fchmod,

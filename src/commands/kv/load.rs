@@ -9,7 +9,7 @@ use draconis_objects::Error;
 use draconis_objects::kv::{Batch, Kv};
 
 use crate::commands::store::opened::{close, tell, writable};
-use crate::commands::store::stream::source;
+use crate::commands::store::stream::Input;
 use crate::progress::{Progress, When};
 
 /// Put what a file says: lines of key, tab, value.
@@ -32,10 +32,10 @@ pub struct Arguments {
 const LOT_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let (from, len) = source(Some(&arguments.file))?;
+    let from = Input::open(Some(&arguments.file), &arguments.store)?;
     let kv = Kv::new(writable(&arguments.store)?);
     let mut from = BufReader::with_capacity(LOT_BYTES, from);
-    let mut progress = Progress::new(arguments.progress, len);
+    let mut progress = Progress::new(arguments.progress, from.get_ref().len_bytes());
     let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());
     // Lines that are in the store.
     let mut taken = 0u64;
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     write_lines(&kv, arguments, batch, taken)?;
     close(kv.store(), &arguments.store)?;
     match wrong {
-        None => Ok(()),
+        None => from.get_ref().is_unchanged(),
         Some(number) => bail!(
             "{}: line {number} has no tab: key, tab, value; the lines before it were loaded",
             arguments.file.display()

@@ -7,7 +7,7 @@ use draconis_objects::Group;
 
 use super::Object;
 use super::opened::{close, tell, writable};
-use super::stream::{GROUP_BYTES, LOT_BYTES, source, take};
+use super::stream::{GROUP_BYTES, Input, LOT_BYTES, take};
 use crate::progress::{Progress, When};
 
 /// Write a file behind the end of an object.
@@ -27,14 +27,14 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     arguments.object.is_to_change(device)?;
-    let (mut from, len) = source(arguments.file.as_deref())?;
+    let mut from = Input::open(arguments.file.as_deref(), device)?;
     let store = writable(device)?;
     let id = arguments.object.find(&store, device)?;
     store.len(id).map_err(|error| tell(device, error))?;
-    let mut progress = Progress::new(arguments.progress, len);
+    let mut progress = Progress::new(arguments.progress, from.len_bytes());
     let mut most = GROUP_BYTES;
     loop {
-        let bytes = take(&mut *from, most, &mut progress)?;
+        let bytes = take(&mut from, most, &mut progress)?;
         if bytes.is_empty() {
             break;
         }
@@ -43,5 +43,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
         most = LOT_BYTES;
     }
-    close(&store, device)
+    close(&store, device)?;
+    from.is_unchanged()
 }

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
+use draconis_access::destination::Sources;
 use draconis_access::making;
+use draconis_access::overwrite::Force;
+use draconis_container::signature::STORE;
 use draconis_objects::{LayoutKind, Profile};
 
 use super::profile::{Given, tell_profile};
@@ -41,9 +44,11 @@ pub struct Arguments {
     /// Take layout and sizes from this file instead of measuring; - is standard input.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Overwrite what a file holds.
-    #[arg(long)]
-    force: bool,
+    /// Overwrite the store or the ext volume that is there; of anything else, which is named where
+    /// it is refused, its kind must be said: --force=gpt. Compressed files are never overwritten.
+    #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true,
+        default_missing_value = "")]
+    force: Option<Force>,
     /// Measure a block device and make a store of it: what it holds is lost.
     #[arg(long)]
     destroy: bool,
@@ -78,6 +83,9 @@ impl From<Layout> for LayoutKind {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let shown = device.display();
+    let mut sources = Sources::new();
+    arguments.profile.iter().for_each(|file| sources.add(file));
+    sources.refuse(device)?;
     let given = arguments.profile.as_deref().map(Given::read).transpose()?;
     if let Some(address) = bucket::address(device) {
         return make_in_bucket(arguments, address, given);
@@ -106,17 +114,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// Refuses what holds something, unless the command line says that it may go.
 fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
     let shown = arguments.device.display();
-    let holds = image::held(file)?;
-    match (file.metadata()?.is_file(), holds) {
-        (true, Some(what)) if !arguments.force => {
-            bail!("{shown} holds {what}; --force overwrites it")
-        }
-        (false, what) if !arguments.destroy => bail!(
+    let force = arguments.force.clone().unwrap_or_default();
+    let is_file = file.metadata()?.is_file();
+    if !is_file && !arguments.destroy {
+        let what = image::held(file)?;
+        bail!(
             "{shown} is a block device{}; --destroy makes a store of it, and what it holds is lost",
-            what.map_or(String::new(), |what| format!(" that holds {what}"))
-        ),
-        _ => Ok(()),
+            what.map_or(String::new(), |held| format!(" that holds {}", held.what))
+        );
     }
+    let is_usual = !is_file && force == Force::Nothing;
+    let force = if is_usual { Force::Usual } else { force };
+    making::may_become_store(&arguments.device, file, &force, "--force")
 }
 
 /// Makes a store in an open file or device.
@@ -179,7 +188,8 @@ fn make_in_bucket(
         None => bucket::profile(len),
     };
     profile.layout = arguments.layout.map_or(profile.layout, Into::into);
-    let disk = bucket::made(address, len, arguments.force)?;
+    let is_forced = arguments.force.as_ref().is_some_and(|force| force.is_usual(&[STORE]));
+    let disk = bucket::made(address, len, is_forced)?;
     making::create(&arguments.device, disk, profile)?;
     say(&arguments.device, len, &profile, &why)
 }

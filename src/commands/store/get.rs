@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use draconis_access::destination::Sources;
 
 use super::Object;
 use super::opened::{readable, tell};
 use super::stream::PIECE_BYTES;
+use crate::bucket;
 use crate::progress::{Progress, When};
 
 /// Write an object to a file or to standard output.
@@ -35,7 +37,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let len = store.len(id).map_err(|error| tell(device, error))?;
     let (mut out, name) = match arguments.file.as_deref() {
         Some(path) if path != Path::new("-") => {
-            let file = File::create(path).with_context(|| path.display().to_string())?;
+            let mut sources = Sources::of_image(device, &[]);
+            bucket::journal_file().iter().for_each(|file| sources.add(file));
+            let file = sources.create(path)?;
             let out = match file.metadata()?.is_file() {
                 true => Out::Sparse(file),
                 false => Out::Dense(Box::new(file)),

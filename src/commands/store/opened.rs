@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::anyhow;
+use draconis_access::destination::refuse_output;
 use draconis_access::stores;
 pub use draconis_access::stores::{close, disk, is_dense, length, missing, tell};
 use draconis_device::Disk;
@@ -16,6 +17,7 @@ use crate::bucket;
 
 /// Opens a store to be changed, alone.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
+    refuse_output(device, &[])?;
     match bucket::address(device) {
         Some(address) => stores::open(device, bucket::writable(address)?, false),
         None => stores::writable(device),
@@ -29,6 +31,7 @@ pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
 
 /// Opens the disk that a store to be read is on.
 pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
+    refuse_output(device, &[])?;
     match bucket::address(device) {
         Some(address) => bucket::readable(address),
         None => stores::shared(device, uring),

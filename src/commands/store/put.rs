@@ -8,7 +8,7 @@ use draconis_objects::{Error, Group, Hint, ObjectId};
 
 use super::Object;
 use super::opened::{close, tell, writable};
-use super::stream::{GROUP_BYTES, LOT_BYTES, source, take, write};
+use super::stream::{GROUP_BYTES, Input, LOT_BYTES, take, write};
 use crate::image::object;
 use crate::progress::{Progress, When};
 
@@ -71,11 +71,11 @@ impl std::str::FromStr for ObjectName {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let (mut from, len) = source(arguments.file.as_deref())?;
+    let mut from = Input::open(arguments.file.as_deref(), device)?;
     let store = writable(device)?;
     let say = |error| tell(device, error);
-    let mut progress = Progress::new(arguments.progress, len);
-    let mut bytes = take(&mut *from, GROUP_BYTES, &mut progress)?;
+    let mut progress = Progress::new(arguments.progress, from.len_bytes());
+    let mut bytes = take(&mut from, GROUP_BYTES, &mut progress)?;
     let mut group = Group::new();
     let there = match &arguments.object {
         ObjectName::New => None,
@@ -125,11 +125,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             break;
         }
         most = LOT_BYTES;
-        bytes = take(&mut *from, most, &mut progress)?;
+        bytes = take(&mut from, most, &mut progress)?;
     }
     close(&store, device)?;
     if arguments.object == ObjectName::New {
         println!("{id}");
     }
-    Ok(())
+    from.is_unchanged()
 }

@@ -1,11 +1,13 @@
 //! Bytes that come in pieces: objects and files may be longer than memory.
 
-use std::fs::File;
-use std::io::Read;
+use std::fs::{File, Metadata};
+use std::io::{Read, StdinLock};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
+use draconis_access::destination::Sources;
+use draconis_access::populate::{changed, fingerprint};
 use draconis_objects::{Group, ObjectId};
 
 use crate::progress::Progress;
@@ -19,16 +21,54 @@ pub const GROUP_BYTES: usize = 64 << 20;
 /// What one group of a longer one has, in bytes.
 pub const LOT_BYTES: usize = 8 << 20;
 
-/// Where bytes come from, and how many there are if that is known.
-pub fn source(file: Option<&Path>) -> anyhow::Result<(Box<dyn Read>, u64)> {
-    match file {
-        None => Ok((Box::new(std::io::stdin().lock()), 0)),
-        Some(dash) if dash == Path::new("-") => Ok((Box::new(std::io::stdin().lock()), 0)),
-        Some(path) => {
-            let file = File::open(path).with_context(|| path.display().to_string())?;
-            ensure!(!file.metadata()?.is_dir(), "{}: is a directory", path.display());
-            let len = file.metadata()?.len();
-            Ok((Box::new(file), len))
+/// Where bytes come from.
+pub enum Input {
+    /// Standard input.
+    Standard(StdinLock<'static>),
+    /// A file, with what it looked like when it was opened.
+    File { file: File, path: PathBuf, before: Metadata },
+}
+
+impl Input {
+    /// Opens standard input or a file, to be put into the store in `device`.
+    pub fn open(file: Option<&Path>, device: &Path) -> anyhow::Result<Self> {
+        let mut sources = Sources::new();
+        let Some(path) = file.filter(|file| *file != Path::new("-")) else {
+            sources.add_input();
+            sources.refuse(device)?;
+            return Ok(Self::Standard(std::io::stdin().lock()));
+        };
+        let shown = path.display();
+        let file = File::open(path).with_context(|| shown.to_string())?;
+        let before = file.metadata().with_context(|| shown.to_string())?;
+        ensure!(!before.is_dir(), "{shown}: is a directory");
+        sources.add(path);
+        sources.refuse(device)?;
+        Ok(Self::File { file, path: path.to_owned(), before })
+    }
+
+    /// How many bytes there are, if that is known.
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Standard(_) => 0,
+            Self::File { before, .. } => before.len(),
+        }
+    }
+
+    /// Says that a file changed while it was read, which was put as it was read.
+    pub fn is_unchanged(&self) -> anyhow::Result<()> {
+        let Self::File { file, path, before } = self else { return Ok(()) };
+        let is_same = !before.is_file() || fingerprint(before) == fingerprint(&file.metadata()?);
+        ensure!(is_same, "{}", changed(path));
+        Ok(())
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Standard(input) => input.read(into),
+            Self::File { file, .. } => file.read(into),
         }
     }
 }

@@ -13,6 +13,8 @@ use anyhow::{Context, ensure};
 use draconis_container::packing::{HEAD_BYTES, Packing};
 use rustix::fs::{Mode, OFlags};
 
+use super::lengths;
+
 /// What an archive may unpack to, if it is not said: so much, and a hundred times its own length.
 const LIMIT_BYTES: u64 = 16 << 30;
 const LIMIT_RATIO: u64 = 100;
@@ -28,10 +30,12 @@ pub struct Blob {
 }
 
 impl Blob {
-    /// All of a file. What cannot be read twice, such as a pipe, is kept in a file without a
+    /// All of a file. What cannot be read twice, such as a pipe, or says no length is kept in a file without a
     /// name in the directory of `beside`.
     pub fn new(mut file: File, beside: &Path) -> anyhow::Result<Self> {
-        if !file.metadata()?.is_file() {
+        let found = file.metadata()?;
+        let has_length = found.is_file() && lengths::is_exact(&file, &found)?;
+        if !has_length {
             let mut kept = nameless(beside)?;
             std::io::copy(&mut file, &mut kept).context("keeping it beside the image")?;
             file = kept;

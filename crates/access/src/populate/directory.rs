@@ -6,6 +6,7 @@ use std::fs::{File, Metadata};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use draconis_exchange::contract::Time;
@@ -13,6 +14,7 @@ use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use super::lengths::{self, Faults, Kept, fingerprint};
 use super::{LeftOut, Patterns, Source, Stamp};
 use crate::image::file_of;
 use crate::say::printable;
@@ -21,6 +23,7 @@ use crate::say::printable;
 const MOST_TOLD: usize = 20;
 
 /// Files by their number, below the top.
+#[derive(Default)]
 struct Files {
     top: PathBuf,
     /// The directory of each file, as an index into `dirs`, and where its name there ends in
@@ -29,14 +32,20 @@ struct Files {
     /// Names, one behind the other.
     names: Vec<u8>,
     dirs: Vec<PathBuf>,
+    /// What each file looked like when it was found.
+    fingerprints: Vec<u64>,
+    /// What files of unknown length hold.
+    kept: Kept,
+    faults: Arc<Faults>,
 }
 
 impl Files {
     /// Remembers a file; its number.
-    fn add(&mut self, dir: u32, name: &[u8]) -> anyhow::Result<u64> {
+    fn add(&mut self, dir: u32, name: &[u8], found: &Metadata) -> anyhow::Result<u64> {
         self.names.extend_from_slice(name);
         let end = u32::try_from(self.names.len()).context("too many names")?;
         self.files.push((dir, end));
+        self.fingerprints.push(fingerprint(found));
         Ok(self.files.len() as u64 - 1)
     }
 
@@ -53,15 +62,35 @@ impl Files {
 
 impl Contents for Files {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
+        if let Some(read) = self.kept.read(source, at_bytes, into) {
+            return read;
+        }
         let path = self.path(source).ok_or(std::io::ErrorKind::NotFound)?;
-        let read = open(&path)?.read_exact_at(into, at_bytes);
-        read.map_err(|error| match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                std::io::Error::other("became shorter while it was read; run again")
-            }
-            _ => error,
-        })
+        let file = open(&path)?;
+        let got = read_up_to(&file, into, at_bytes)?;
+        let rest = into.get_mut(got..).unwrap_or_default();
+        rest.fill(0);
+        let end = (!rest.is_empty()).then_some(at_bytes + got as u64);
+        let before = usize::try_from(source).ok().and_then(|nth| self.fingerprints.get(nth));
+        if end.is_some() || before.copied() != Some(fingerprint(&file.metadata()?)) {
+            self.faults.changed(source, &path, end);
+        }
+        Ok(())
     }
+}
+
+/// Fills `into` from byte `at` on, as far as the file goes; how far.
+fn read_up_to(file: &File, into: &mut [u8], at: u64) -> std::io::Result<usize> {
+    let mut filled = 0;
+    while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, at + filled as u64) {
+            Ok(0) => break,
+            Ok(got) => filled += got,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
 }
 
 /// Opens a file without leaving a trace on it, where that is allowed.
@@ -82,8 +111,12 @@ struct Scan<'a> {
     stamp: Stamp,
     /// Nodes with several names, by device and inode.
     seen: HashMap<(u64, u64), NodeId>,
+    /// File systems, by their device, where `st_size` is what reading gives.
+    exact: HashSet<u64>,
     /// The image that is being made, which cannot hold itself.
     image: Option<(u64, u64)>,
+    /// Where what has to be kept is kept: beside this.
+    beside: &'a Path,
     left_out: LeftOut,
     exclude: &'a Patterns,
     /// Who reads.
@@ -113,7 +146,8 @@ pub fn scan(
         None => scan.below(vec![(PathBuf::new(), NodeId::ROOT)])?,
     }
     scan.all_readable()?;
-    Ok(Source { notes: scan.left_out.notes, ..Source::new(scan.tree, scan.files) })
+    let faults = scan.files.faults.clone();
+    Ok(Source { notes: scan.left_out.notes, faults, ..Source::new(scan.tree, scan.files) })
 }
 
 /// What is put into a volume, and how.
@@ -180,7 +214,8 @@ pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>>
     scan.all_readable()?;
     let implied = HashSet::from([NodeId::ROOT]);
     let notes = scan.left_out.notes;
-    Ok(Source { implied, notes, ..Source::new(scan.tree, scan.files) })
+    let faults = scan.files.faults.clone();
+    Ok(Source { implied, notes, faults, ..Source::new(scan.tree, scan.files) })
 }
 
 /// Where something is on this machine.
@@ -193,13 +228,15 @@ struct Place<'a> {
 }
 
 impl<'a> Scan<'a> {
-    fn new(top: &Path, image: &Path, root: Node, stamp: Stamp, exclude: &'a Patterns) -> Self {
+    fn new(top: &Path, image: &'a Path, root: Node, stamp: Stamp, exclude: &'a Patterns) -> Self {
         Self {
             tree: Tree::new(root),
-            files: Files { top: top.to_path_buf(), files: vec![], names: vec![], dirs: vec![] },
+            files: Files { top: top.to_path_buf(), ..Files::default() },
             stamp,
             seen: HashMap::new(),
             image: std::fs::metadata(file_of(image)).ok().map(|found| (found.dev(), found.ino())),
+            beside: image,
+            exact: HashSet::new(),
             left_out: LeftOut::default(),
             exclude,
             user: rustix::process::geteuid().as_raw(),
@@ -315,6 +352,47 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
+    /// Where the contents of a file are; none if it cannot be read.
+    fn file(&mut self, at: Place<'_>, found: &Metadata) -> anyhow::Result<Option<What>> {
+        let source = self.files.add(at.dir_nth, at.name_there, found)?;
+        match self.unknown_length(source, at.path, found) {
+            Ok(None) => {
+                let data = data(at.path, found)?;
+                Ok(Some(What::File { size_bytes: found.size(), data, source }))
+            }
+            Ok(Some(size_bytes)) => {
+                let data = if size_bytes > 0 { vec![(0, size_bytes)] } else { vec![] };
+                Ok(Some(What::File { size_bytes, data, source }))
+            }
+            Err(error) => {
+                let shown = at.path.display();
+                self.files.faults.unread(format!("{shown}: left out: {error:#}"));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Reads a file to its end whose length is not known before; its length then.
+    fn unknown_length(
+        &mut self,
+        source: u64,
+        path: &Path,
+        found: &Metadata,
+    ) -> anyhow::Result<Option<u64>> {
+        if self.exact.contains(&found.dev()) {
+            return Ok(None);
+        }
+        if lengths::are_exact(path) {
+            self.exact.insert(found.dev());
+            return Ok(None);
+        }
+        let mut file = open(path)?;
+        match lengths::is_exact(&file, found)? {
+            true => Ok(None),
+            false => self.files.kept.keep(source, &mut file, self.beside).map(Some),
+        }
+    }
+
     /// Adds one name; its node if that is a directory.
     fn entry(
         &mut self,
@@ -347,8 +425,10 @@ impl<'a> Scan<'a> {
                 self.unreadable.push(path.to_path_buf());
                 return Ok(None);
             }
-            let source = self.files.add(at.dir_nth, at.name_there)?;
-            What::File { size_bytes: found.size(), data: data(path, found)?, source }
+            match self.file(at, found)? {
+                Some(what) => what,
+                None => return Ok(None),
+            }
         } else if kind.is_symlink() {
             What::Symlink(std::fs::read_link(path)?.as_os_str().as_bytes().to_vec())
         } else if kind.is_char_device() {

@@ -94,6 +94,17 @@ impl Origin {
         matches!(self, Self::Path(path) if path.is_dir())
     }
 
+    /// Where it is on this machine; none of standard input.
+    pub fn path(&self) -> Option<PathBuf> {
+        match self {
+            Self::Input => None,
+            Self::Path(path) => Some(path.clone()),
+            Self::Image { name, .. } => {
+                Some(split_tag(name).map_or_else(|_| name.into(), |it| it.0))
+            }
+        }
+    }
+
     /// Opens its archives; what has a digest fits it then.
     pub(super) fn archives(&self, choice: &Choice<'_>) -> anyhow::Result<Archives> {
         let shown = self.to_string();

@@ -145,8 +145,7 @@ fn add(
         }
         _ => {
             return Err(Error::Unsupported(format!(
-                "-O {name}: not added in place here; tune2fs -O {name} and e2fsck -f may do it, \
-                 draconis format -O {name} makes a volume with it"
+                "-O {name}: not added in place here; tune2fs -O {name} and e2fsck -f may do it"
             )));
         }
     }

@@ -1,0 +1,145 @@
+//! How long files of this machine are, and whether they stay as they are while they are read.
+//!
+//! ```text
+//!   st_size is the length   ext4, XFS, tmpfs ..   taken as it is
+//!   it may be               FUSE, NFS ..          one byte is read before and one behind it
+//!   it is not               proc, sysfs ..        read to the end, and kept
+//! ```
+//! Law: what a file held is stored as it was read, and what could not be read, or changed
+//! meanwhile, is told.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, Metadata};
+use std::io::{Error, ErrorKind, Read, Result};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use crate::say::bytes;
+
+/// What a file of unknown length may hold, in bytes.
+const MAX_BYTES: u64 = 16 << 30;
+
+/// File systems by their magic numbers where `st_size` is the length of every file.
+const EXACT: &[u64] = &[
+    0xEF53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683E, // Btrfs
+    0x0102_1994, // tmpfs
+    0x8584_58F6, // ramfs
+    0x794C_7630, // overlayfs
+    0xF2F5_2010, // F2FS
+    0xCA45_1A4E, // bcachefs
+    0x2FC1_2FC1, // ZFS
+    0x9660,      // ISO 9660
+    0x7371_7368, // SquashFS
+    0xE0F5_E1E2, // EROFS
+    0x4D44,      // FAT
+    0x2011_BAB0, // exFAT
+    0x7366_746E, // NTFS
+    0x3153_464A, // JFS
+];
+
+/// Whether `st_size` is what reading gives, of every file in the file system of a path.
+pub fn are_exact(path: &Path) -> bool {
+    // The type is signed, and has the width of a word.
+    let magic = rustix::fs::statfs(path).map(|it| it.f_type as u64 & 0xFFFF_FFFF);
+    magic.is_ok_and(|magic| EXACT.contains(&magic))
+}
+
+/// The same of this file, found as `found`, by reading around its end.
+///
+/// # Errors
+/// It cannot be read.
+pub fn is_exact(file: &File, found: &Metadata) -> Result<bool> {
+    let mut byte = [0];
+    let has_last = match found.len().checked_sub(1) {
+        Some(last) => file.read_at(&mut byte, last)? == 1,
+        None => true,
+    };
+    Ok(has_last && file.read_at(&mut byte, found.len())? == 0)
+}
+
+/// What tells a file that was changed from what it was.
+#[allow(clippy::cast_sign_loss, reason = "times are compared, not counted")]
+pub fn fingerprint(found: &Metadata) -> u64 {
+    let time = (found.mtime() as u64).wrapping_mul(1_000_000_000) ^ found.mtime_nsec() as u64;
+    found.len().wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32) ^ time
+}
+
+/// Says that a file changed.
+pub fn changed(path: &Path) -> String {
+    format!("{}: file changed while it was read; what was read is kept", path.display())
+}
+
+/// Contents of files whose length is only known once they are read, one behind the other in a
+/// file without a name.
+#[derive(Default)]
+pub struct Kept {
+    file: Option<File>,
+    end: u64,
+    places: HashMap<u64, (u64, u64)>,
+}
+
+impl Kept {
+    /// Reads a file to its end, and keeps what it holds for `source`; its length.
+    pub fn keep(&mut self, source: u64, file: &mut File, beside: &Path) -> anyhow::Result<u64> {
+        let kept = match &mut self.file {
+            Some(kept) => kept,
+            none => none.insert(super::nameless(beside)?),
+        };
+        let mut limited = file.take(MAX_BYTES + 1);
+        let len = std::io::copy(&mut limited, kept)?;
+        anyhow::ensure!(len <= MAX_BYTES, "it does not end within {}", bytes(MAX_BYTES));
+        self.places.insert(source, (self.end, len));
+        self.end += len;
+        Ok(len)
+    }
+
+    /// Reads from what is kept for `source`; none if nothing is.
+    pub fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> Option<Result<()>> {
+        let (start, len) = self.places.get(&source)?;
+        let file = self.file.as_ref()?;
+        let end = at_bytes.checked_add(into.len() as u64);
+        Some(match end.is_some_and(|end| end <= *len) {
+            true => file.read_exact_at(into, start + at_bytes),
+            false => Err(Error::from(ErrorKind::UnexpectedEof)),
+        })
+    }
+}
+
+/// What of a source is not stored as it is: files that could not be read, or that changed while
+/// they were read.
+#[derive(Debug, Default)]
+pub struct Faults {
+    unread: Mutex<Vec<String>>,
+    /// By the number of the file: its path, and how much of it there was.
+    changed: Mutex<BTreeMap<u64, (PathBuf, Option<u64>)>>,
+}
+
+impl Faults {
+    /// Notes a file that was left out.
+    pub fn unread(&self, text: String) {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    }
+
+    /// Notes a file that changed, and where it ended if that was too early.
+    pub fn changed(&self, source: u64, path: &Path, end: Option<u64>) {
+        let mut all = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, shortest) = all.entry(source).or_insert_with(|| (path.to_path_buf(), None));
+        *shortest = [*shortest, end].into_iter().flatten().min();
+    }
+
+    /// How long a file was that became shorter, in bytes.
+    pub fn len_bytes(&self, source: u64) -> Option<u64> {
+        self.changed.lock().unwrap_or_else(PoisonError::into_inner).get(&source)?.1
+    }
+
+    /// All of them, a sentence each.
+    pub fn texts(&self) -> Vec<String> {
+        let unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = changes.values().map(|(path, _)| changed(path));
+        unread.iter().cloned().chain(changes).collect()
+    }
+}
