@@ -4,7 +4,6 @@
 #[allow(dead_code, reason = "the tests of the front use more of it")]
 pub mod kernel;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,7 @@ use draconis_device::{FileDisk, FileOptions, RemoteDisk};
 use draconis_exchange::channel::process::{Plan, Session, accept, offer};
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::disk::Disk;
-use draconis_exchange::contract::recorder::{Contents, Inherited, Recorder};
+use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome, Recorder};
 use draconis_exchange::heap::arena::Class;
 use draconis_exchange::heap::{Room, Rooms};
 use draconis_exchange::shm::Shared;
@@ -27,7 +26,6 @@ const LANES: u32 = 6;
 /// Gives rooms, as what a worker has does, and remembers nothing.
 struct Remembered {
     rooms: Arc<Rooms>,
-    pipe: (OwnedFd, OwnedFd),
 }
 
 impl Recorder for Remembered {
@@ -35,16 +33,18 @@ impl Recorder for Remembered {
         self.rooms.take(len)
     }
     fn begin(&self, _: u64, _: Option<(&[u8], Contents<'_>)>) {}
+    fn decided(&self, _: Outcome) {}
     fn done(&self) {}
+    fn defer(&self) -> Option<Deferred> {
+        None
+    }
+    fn deferred_done(&self, _: Deferred) {}
     fn refuses(&self, _: u64) -> bool {
         false
     }
     fn refused(&self, _: String) {}
     fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
         Ok(None)
-    }
-    fn pipe(&self) -> &(OwnedFd, OwnedFd) {
-        &self.pipe
     }
     fn repeat(&self, _: &Inherited, _: &mut dyn FnMut()) {}
     fn contradicted(&self, _: &str) {}
@@ -55,6 +55,7 @@ impl Recorder for Remembered {
     fn is_nameless(&self, _: Node) -> bool {
         false
     }
+    fn release(&self, _: &[Node]) {}
     fn give_back(&self, _: Node) {}
 }
 
@@ -100,7 +101,7 @@ pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &Rooms)) {
         [&host, &guest].into_iter().for_each(|side| side.know(memory.clone()));
         let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
         let disk = disk.lending(rooms.clone());
-        let recorder = Remembered { rooms: rooms.clone(), pipe: rustix::pipe::pipe().unwrap() };
+        let recorder = Remembered { rooms: rooms.clone() };
         let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
         let (mut kernel, device) = Kernel::new();
         let activity = Activity::default();
