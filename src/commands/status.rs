@@ -102,6 +102,7 @@ fn shown(mount: &MountStatus) -> String {
         text +=
             "  syncs     fsync alone: the kernel passes sync and syncfs on to mounts of root's\n";
     }
+    text += &shown_notes(mount);
     if let Some(worker) = &mount.worker {
         for what in &worker.refused {
             text += &format!("  refused   {what}: workers died over it\n");
@@ -115,6 +116,20 @@ fn shown(mount: &MountStatus) -> String {
         for cache in &worker.caches {
             text += &shown_cache(cache);
         }
+    }
+    text
+}
+
+/// What the user should know about the volume, and why a mount is read-only.
+fn shown_notes(mount: &MountStatus) -> String {
+    let Some(worker) = &mount.worker else { return String::new() };
+    let mut text: String =
+        worker.notes.iter().map(|note| format!("  note      {note}\n")).collect();
+    let says_why = mount.disk.is_some()
+        || worker.failure.is_some()
+        || worker.notes.iter().any(|note| note.starts_with("read-only"));
+    if mount.read_only && !says_why {
+        text += "  note      read-only: it was mounted so, or remounted\n";
     }
     text
 }
