@@ -25,7 +25,7 @@ use draconis_service::client::Directory;
 use draconis_service::elsewhere::{self, Elsewhere, Means, Opening, Served, WAITING};
 use serde::{Deserialize, Serialize};
 
-use crate::text;
+use crate::{say, text};
 
 /// What is said of buckets on the command line.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -119,8 +119,8 @@ pub fn end() {
             log::warn!("{left}");
         }
         if stats {
-            eprintln!("{}", told(&disk.requests(), disk.held()));
-            disk.kept().iter().for_each(|kept| eprintln!("{}", told_of_journal(kept)));
+            say::warn_line(told(&disk.requests(), disk.held()));
+            disk.kept().iter().for_each(|kept| say::warn_line(told_of_journal(kept)));
         }
     }
 }
