@@ -25,7 +25,7 @@ use draconis_service::client::Directory;
 use draconis_service::elsewhere::{self, Elsewhere, Means, Opening, Served, WAITING};
 use serde::{Deserialize, Serialize};
 
-use crate::text;
+use crate::{say, text};
 
 /// What is said of buckets on the command line.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -119,8 +119,8 @@ pub fn end() {
             log::warn!("{left}");
         }
         if stats {
-            eprintln!("{}", told(&disk.requests(), disk.held()));
-            disk.kept().iter().for_each(|kept| eprintln!("{}", told_of_journal(kept)));
+            say::warn_line(told(&disk.requests(), disk.held()));
+            disk.kept().iter().for_each(|kept| say::warn_line(told_of_journal(kept)));
         }
     }
 }
@@ -228,10 +228,28 @@ pub fn means(words: &[(String, String)]) -> anyhow::Result<(Box<Means>, u64)> {
     let settings = Settings { options, process: None };
     // What is no text is no setting of ours.
     let all = std::env::vars_os();
-    let environment =
+    let all =
         all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let environment = all.map(|(name, value)| match from_anywhere(&name, &value) {
+        Some(path) => (name, path),
+        None => (name, value),
+    });
     let environment = environment.collect();
     Ok((Box::new(Means { settings: serde_json::to_string(&settings)?, environment }), deadline_s))
+}
+
+/// The path of a file of credentials as another process finds it, which is in another directory.
+fn from_anywhere(variable: &str, path: &str) -> Option<String> {
+    let is_file = matches!(
+        variable,
+        "AWS_SHARED_CREDENTIALS_FILE"
+            | "AWS_CONFIG_FILE"
+            | "AWS_WEB_IDENTITY_TOKEN_FILE"
+            | "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"
+    );
+    let is_relative = is_file && !path.is_empty() && !path.starts_with(['/', '~']);
+    let path = is_relative.then(|| std::path::absolute(path).ok())??;
+    path.into_os_string().into_string().ok()
 }
 
 /// Buckets, for the processes that serve what is in them.

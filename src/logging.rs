@@ -3,6 +3,8 @@
 use draconis_service::sentence;
 use log::{LevelFilter, Log, Metadata, Record};
 
+use crate::say;
+
 struct Lines;
 
 /// Starts writing messages: errors and warnings, with `verbose` more.
@@ -27,7 +29,7 @@ impl Log for Lines {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let level = record.level().as_str().to_lowercase();
-            eprintln!("draconis: {level}: {}", sentence(record.args()));
+            say::warn_line(format_args!("draconis: {level}: {}", sentence(record.args())));
         }
     }
 

@@ -1,5 +1,7 @@
 //! The `draconis` command.
 #![forbid(unsafe_code)]
+// They panic where the output is closed; `say` has what does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bucket;
 mod change;
@@ -36,19 +38,9 @@ fn main() -> ExitCode {
     bucket::end();
     match done {
         Ok(code) => code,
-        // As a program that the signal ended: the reader has seen enough.
-        Err(error) if is_broken_pipe(&error) => ExitCode::from(128 + 13),
         Err(error) => match error.downcast::<clap::Error>() {
             Ok(usage) => usage.format(&mut cli::Cli::command()).exit(),
-            Err(error) => {
-                say::complain(&error);
-                ExitCode::FAILURE
-            }
+            Err(error) => say::end_failed(&error, 1),
         },
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let mut errors = error.chain().filter_map(|error| error.downcast_ref::<std::io::Error>());
-    errors.any(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -1,21 +1,59 @@
-//! Complaints on standard error.
+//! Lines on standard output, and complaints on standard error.
+//!
+//! Law 1: a closed output ends a command quietly, and a closed standard error changes nothing.
 
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_access::say::{DAMAGED, parts};
+
+/// The exit status of a program that SIGPIPE ended.
+const OUTPUT_CLOSED: u8 = 128 + 13;
+
+/// Writes a line to standard output.
+///
+/// # Errors
+/// Why it cannot be written; the reader may have closed it.
+pub fn print_line(line: impl Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+/// Writes a line to standard error, if that is still open.
+pub fn warn_line(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
 
 /// Writes a failure to standard error.
 pub fn complain(error: &anyhow::Error) {
     static DAMAGE_TOLD: AtomicBool = AtomicBool::new(false);
     let (text, step) = parts(error);
     match step {
-        Some(DAMAGED) if DAMAGE_TOLD.swap(true, Ordering::Relaxed) => eprintln!("draconis: {text}"),
-        Some(step) => eprintln!("draconis: {text}; {step}"),
-        None => eprintln!("draconis: {text}"),
+        Some(DAMAGED) if DAMAGE_TOLD.swap(true, Ordering::Relaxed) => {
+            warn_line(format_args!("draconis: {text}"));
+        }
+        Some(step) => warn_line(format_args!("draconis: {text}; {step}")),
+        None => warn_line(format_args!("draconis: {text}")),
     }
+}
+
+/// Ends a command that failed: writes why, and returns `status`. A reader that closed the output
+/// has seen enough: nothing is written then.
+pub fn end_failed(error: &anyhow::Error, status: u8) -> ExitCode {
+    if is_broken_pipe(error) {
+        return ExitCode::from(OUTPUT_CLOSED);
+    }
+    complain(error);
+    ExitCode::from(status)
 }
 
 /// Writes what a user should know.
 pub fn notes(notes: &[String]) {
-    notes.iter().for_each(|note| eprintln!("draconis: {note}"));
+    notes.iter().for_each(|note| warn_line(format_args!("draconis: {note}")));
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut errors = error.chain().filter_map(|error| error.downcast_ref::<io::Error>());
+    errors.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -4,7 +4,8 @@
 mod common;
 
 use std::net::TcpListener;
-use std::time::Duration;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::bucket::Place;
 
@@ -205,4 +206,90 @@ fn what_is_wrong_with_an_address_is_told() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("listing s3://bucket/x") && said.contains("--deadline"), "{said}");
+}
+
+/// Prefixes with characters that an address on the web would encode.
+const ODD: [&str; 7] = ["tilde~", "ünï", "x#y", "50%", "q[1]*?", "two words/+&=", "%41"];
+
+#[test]
+fn any_prefix_is_a_place_for_a_store() {
+    let Some(place) = Place::server() else { return };
+    for prefix in ODD {
+        let address = format!("s3://bucket/{prefix}");
+        place.ok(&["store", "create", &address, "--size", "16M"]);
+        place.ok(&["kv", "put", &address, "a", prefix]);
+    }
+    for prefix in ODD {
+        assert_eq!(place.ok(&["kv", "get", &format!("s3://bucket/{prefix}"), "a"]), prefix);
+    }
+    let said = place.fails(&["store", "create", "s3://bucket/a/../b", "--size", "16M"]);
+    assert!(said.contains("'..' cannot be in a prefix"), "{said}");
+}
+
+/// A command without what tests say of credentials, in a home directory of its own.
+fn at_home(place: &Place, arguments: &[&str]) -> Command {
+    let mut command = place.command(arguments);
+    let ours = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in ours.filter(|name| name.starts_with("AWS_") && name != "AWS_ENDPOINT_URL") {
+        command.env_remove(name);
+    }
+    for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"] {
+        command.env_remove(name);
+    }
+    command.env("HOME", place.draconis.make_dir("home"));
+    command
+}
+
+#[test]
+fn credentials_are_where_users_of_aws_keep_them() {
+    let Some(place) = Place::server() else { return };
+    let aws = place.draconis.make_dir("home").join(".aws");
+    std::fs::create_dir(&aws).unwrap();
+    let keys = "aws_access_key_id = access\naws_secret_access_key = secret-of-a-test\n";
+    std::fs::write(aws.join("credentials"), format!("[work]\n{keys}")).unwrap();
+    std::fs::write(aws.join("config"), "[profile work]\nregion = us-east-1\n").unwrap();
+    let create = ["store", "create", "s3://bucket/x", "--size", "16M"];
+    let output = at_home(&place, &create).env("AWS_PROFILE", "work").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let fails = |name: &str, value: &str| {
+        let output = at_home(&place, &["store", "ls", "s3://bucket/x"]).env(name, value).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = fails("AWS_PROFILE", "play");
+    assert!(said.contains("no profile 'play'") && said.contains(".aws/config"), "{said}");
+    std::fs::write(aws.join("config"), "[default]\nsso_session = x\n").unwrap();
+    let said = fails("AWS_REGION", "us-east-1");
+    assert!(said.contains("aws configure export-credentials"), "{said}");
+    std::fs::write(aws.join("config"), "nothing\n").unwrap();
+    let said = fails("AWS_REGION", "us-east-1");
+    assert!(said.contains(".aws/config: line 1 is neither"), "{said}");
+    // As a build in a container has them.
+    let file = place.draconis.path("keys");
+    std::fs::write(&file, format!("[default]\nregion = us-east-1\n{keys}")).unwrap();
+    let mut command = at_home(&place, &["store", "ls", "s3://bucket/x"]);
+    command.env("AWS_SHARED_CREDENTIALS_FILE", &file).env("AWS_CONFIG_FILE", "/dev/null");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn no_credentials_are_told_at_once() {
+    let place = Place::directory();
+    for disabled in ["false", "true"] {
+        let start = Instant::now();
+        let mut command = at_home(&place, &["store", "ls", "s3://bucket/x"]);
+        command.env("AWS_EC2_METADATA_DISABLED", disabled);
+        // Nothing answers there, nor refuses.
+        command.env("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://192.0.2.1");
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        for named in
+            ["AWS_ACCESS_KEY_ID", "AWS_PROFILE", "home/.aws/credentials", "home/.aws/config"]
+        {
+            assert!(output.status.code() == Some(1) && said.contains(named), "{said}");
+        }
+    }
 }

@@ -234,3 +234,42 @@ fn said_ok(draconis: &Draconis, line: &str) {
     let dir = format!("{}/", draconis.dir.path().display());
     draconis.ok(line.split(' ').map(|word| word.replace("D/", &dir)));
 }
+
+#[test]
+fn a_closed_output_ends_commands_quietly() {
+    let draconis = Draconis::new();
+    volume(&draconis);
+    let store = draconis.path("s.store");
+    draconis.ok(["store", "create", store.to_str().unwrap(), "--size", "16M"]);
+    let dir = format!("{}/", draconis.dir.path().display());
+    for line in [
+        "status",
+        "status --json",
+        "check D/v.img",
+        "check --json D/v.img",
+        "info D/v.img",
+        "ls -lR D/v.img:/",
+        "store check D/s.store",
+        "store info --json D/s.store",
+        "store grow D/s.store 24M",
+        "store disk D/s.store a 1M",
+        "kv stats --json D/s.store",
+        "completions bash",
+        "--help",
+    ] {
+        // The reader is gone before the command begins.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = draconis.command();
+        let command = command.args(line.split(' ').map(|word| word.replace("D/", &dir)));
+        let output = command.stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(0 | 141)) && said.is_empty(), "{line}: {said}");
+    }
+    // A closed standard error does not change the exit status.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = draconis.command();
+    let status = command.args(["info", &format!("{dir}none")]).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}

@@ -123,6 +123,39 @@ fn keys_and_values() {
 }
 
 #[test]
+fn what_is_scanned_is_loaded_again() {
+    let draconis = Draconis::new();
+    let [old, new] = ["old", "new"].map(|name| draconis.path(name));
+    let [old, new] = [old.to_str().unwrap(), new.to_str().unwrap()];
+    draconis.ok(["store", "create", old, "--size", "16M"]);
+    let all: Vec<u8> = (0..=255).collect();
+    for (key, value) in
+        [("a\tb", &all[..]), ("c\nd\\", b""), ("\\t", b"\\n\r\n"), ("\u{fc}", b"\xff\t")]
+    {
+        assert!(fed(&draconis, &["kv", "put", old, key], value).status.success());
+    }
+    for form in [&[][..], &["--hex"]] {
+        let scan = |store| draconis.ok([&["kv", "scan", store], form].concat());
+        let lines = scan(old);
+        assert_eq!(lines.lines().count(), 4, "{lines}");
+        draconis.ok(["store", "create", new, "--size", "16M", "--force"]);
+        let loaded = fed(&draconis, &[&["kv", "load", new, "-"], form].concat(), lines.as_bytes());
+        assert!(loaded.status.success(), "{loaded:?}");
+        assert_eq!(draconis.run(["kv", "get", new, "a\tb"]).stdout, all);
+        assert_eq!(scan(new), lines);
+    }
+    for (line, form, why) in [
+        (&b"C:\\dir\t1\n"[..], &[][..], "line 1 has \\d, which is no escape"),
+        (b"61\t6\n", &["--hex"], "line 1 has an odd number"),
+        (b"61\tzz\n", &["--hex"], "line 1 has 'zz' for two hexadecimal digits"),
+    ] {
+        let wrong = fed(&draconis, &[&["kv", "load", new, "-"], form].concat(), line);
+        let said = String::from_utf8(wrong.stderr).unwrap();
+        assert!(wrong.status.code() == Some(1) && said.contains(why), "{said}");
+    }
+}
+
+#[test]
 fn a_store_is_made_only_where_nothing_is() {
     let draconis = Draconis::new();
     let store = store(&draconis);

@@ -73,10 +73,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(DAMAGED),
-        Err(error) => {
-            say::complain(&error);
-            ExitCode::from(FAILED)
-        }
+        Err(error) => say::end_failed(&error, FAILED),
     }
 }
 

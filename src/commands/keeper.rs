@@ -11,6 +11,7 @@ use draconis_service::sandbox::close_others;
 
 use super::serve::on_signal;
 use crate::front::Fuse;
+use crate::say;
 
 /// Be a keeper: started by the manager, never by hand.
 #[derive(Debug, Args)]
@@ -25,7 +26,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.formats {
-        println!("{}", serde_json::to_string(&handover::formats())?);
+        say::print_line(serde_json::to_string(&handover::formats())?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;

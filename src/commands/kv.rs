@@ -1,6 +1,7 @@
 //! `draconis kv`: keys and values in a store.
 
 mod del;
+mod form;
 mod get;
 mod load;
 mod put;

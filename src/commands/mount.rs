@@ -13,7 +13,7 @@ use draconis_service::protocol::{Reply, Request};
 
 use super::format;
 use crate::image::object::Name;
-use crate::{bucket, image};
+use crate::{bucket, image, say};
 
 const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
@@ -110,7 +110,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let name = image::in_store(&arguments.image)?;
     if name.as_ref().is_some_and(Name::is_snapshot) && !options.read_only {
         options.read_only = true;
-        told_notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
+        say::notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
     }
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
     let disk = name.as_ref().map(|name| name.name.clone());
@@ -199,8 +199,8 @@ pub fn told(reply: Reply) -> anyhow::Result<ExitCode> {
     match reply {
         Reply::Failed { why } => bail!("{why}"),
         Reply::NotMounted => bail!("no volume of ours is mounted there"),
-        Reply::Mounted { notes } => told_notes(&notes),
-        Reply::Cleared { why } => told_notes(&[format!("the mount was dead: {why}")]),
+        Reply::Mounted { notes } => say::notes(&notes),
+        Reply::Cleared { why } => say::notes(&[format!("the mount was dead: {why}")]),
         Reply::Done
         | Reply::Status(_)
         | Reply::Ended { .. }
@@ -208,12 +208,6 @@ pub fn told(reply: Reply) -> anyhow::Result<ExitCode> {
         | Reply::Kept(_) => {}
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn told_notes(notes: &[String]) {
-    for note in notes {
-        eprintln!("draconis: {note}");
-    }
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {

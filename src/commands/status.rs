@@ -10,6 +10,7 @@ use draconis_service::elsewhere::WAITING;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::table;
 
+use crate::say;
 use crate::text::bytes;
 
 /// Show what is mounted: worker, sandbox, caches, requests, memory.
@@ -30,20 +31,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     status.dead = orphaned(&status.mounts);
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        say::print_line(serde_json::to_string_pretty(&status)?)?;
     } else if status.mounts.is_empty() && status.dead.is_empty() {
-        println!("nothing is mounted");
+        say::print_line("nothing is mounted")?;
     }
     if !arguments.json {
         for mount in &status.mounts {
-            print!("{}", shown(mount));
+            say::print_line(shown(mount).trim_end())?;
         }
         for dead in &status.dead {
-            print!("{}", shown_dead(&dead.volume, &dead.mount_point, &dead.why));
+            say::print_line(shown_dead(&dead.volume, &dead.mount_point, &dead.why).trim_end())?;
         }
         for lost in &status.lost {
             let (volume, at) = (lost.volume.display(), lost.mount_point.display());
-            println!("{volume} was on {at}\n  lost      {}", lost.why);
+            say::print_line(format_args!("{volume} was on {at}\n  lost      {}", lost.why))?;
         }
     }
     Ok(ExitCode::SUCCESS)

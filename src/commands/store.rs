@@ -43,8 +43,10 @@ use crate::image::object;
 /// Keep objects in a store: a file, block device or bucket, laid out for what is below.
 ///
 /// A bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY.
-/// Credentials and endpoints come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-/// AWS_REGION, AWS_ENDPOINT_URL and so on. Who changes a store in a bucket takes it over from who
+/// Credentials, region and endpoint of S3 come from where the aws command finds them: variables
+/// (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL), a web identity, the
+/// profile AWS_PROFILE in ~/.aws/credentials and ~/.aws/config, a container's or an instance's role.
+/// The other clouds have them in variables, as their own tools do. Who changes a store in a bucket takes it over from who
 /// did before, unless that is a mount, which --take-over ends; readers disturb none. With --journal
 /// FILE what is waited for is durable when FILE has it, and the bucket is sent it behind.
 #[derive(Debug, Args)]

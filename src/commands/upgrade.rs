@@ -7,6 +7,8 @@ use clap::Args;
 use draconis_service::client::{Directory, ask_running, retire};
 use draconis_service::protocol::{Reply, Request};
 
+use crate::say;
+
 /// Have this program take over what another version of it has mounted, while it is in use.
 ///
 /// One mount after the other gets a keeper and a worker of this program. Who uses a mount
@@ -31,15 +33,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let refused = mounts.iter().filter(|mount| mount.why.is_some()).count();
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&serde_json::json!({ "mounts": mounts }))?);
+        say::print_line(serde_json::to_string_pretty(&serde_json::json!({ "mounts": mounts }))?)?;
     } else if mounts.is_empty() {
-        println!("nothing is mounted");
+        say::print_line("nothing is mounted")?;
     } else {
         for mount in mounts.iter().filter(|mount| mount.why.is_none()) {
-            println!("{} goes on with {}", mount.mount_point.display(), env!("CARGO_PKG_VERSION"));
+            say::print_line(format_args!(
+                "{} goes on with {}",
+                mount.mount_point.display(),
+                env!("CARGO_PKG_VERSION")
+            ))?;
         }
         for why in mounts.iter().filter_map(|mount| mount.why.as_ref()) {
-            eprintln!("draconis: {why}");
+            say::warn_line(format_args!("draconis: {why}"));
         }
     }
     Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -409,6 +409,10 @@ pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
         &[
             ("All keys that begin alike", "draconis kv scan -k --prefix ke things.store"),
             ("The last ten", "draconis kv scan -r -n 10 things.store"),
+            (
+                "Write all keys and values to a file, and read them back",
+                "draconis kv scan things.store > pairs.txt\ndraconis kv load things.store pairs.txt",
+            ),
         ],
     ),
     ("draconis-kv-stats", &[("Count keys and bytes", "draconis kv stats things.store")]),

@@ -24,11 +24,32 @@ const WHOLE_MAX: u64 = 64 << 20;
 /// A bucket, or a directory, at an address.
 pub struct Cloud {
     store: Arc<dyn ObjectStore>,
-    /// What all keys are behind; empty, or with a slash at its end.
-    prefix: String,
+    /// The folder of all keys.
+    prefix: Path,
+    network: Network,
+}
+
+/// A thread that waits for the network. It ends when this is dropped.
+struct Network {
     runtime: Handle,
-    /// The thread that waits for the network ends when this is dropped.
     _alive: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Network {
+    fn start() -> Result<Self, String> {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("no runtime for the network: {error}"))?;
+        let handle = runtime.handle().clone();
+        let (alive, ended) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new()
+            .name("network".to_owned())
+            .spawn(move || {
+                // An error: the other end was dropped, as it is meant to be.
+                let _ = runtime.block_on(ended);
+            })
+            .map_err(|error| format!("no thread for the network: {error}"))?;
+        Ok(Self { runtime: handle, _alive: alive })
+    }
 }
 
 /// Whether a text is an address of a bucket, of a kind that is known here or not.
@@ -40,8 +61,7 @@ pub fn is_address(text: &str) -> bool {
 
 impl Cloud {
     /// The bucket at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
-    /// `file:///DIRECTORY`, with credentials from the environment as the kind's own tools have
-    /// them. A directory that is not there is made if `makes` says so. No request waits longer than
+    /// `file:///DIRECTORY`, with credentials from where the kind's own tools have them. A directory that is not there is made if `makes` says so. No request waits longer than
     /// `timeout` for its answer.
     ///
     /// # Errors
@@ -50,23 +70,25 @@ impl Cloud {
         let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_matches('/');
+        let network = Network::start()?;
         let store = match scheme {
-            "file" => return Self::directory(address, rest, makes),
+            "file" => return Self::directory(address, rest, makes, network),
             "s3" | "gs" | "az" if bucket.is_empty() => {
                 return Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX"));
             }
-            "s3" | "gs" | "az" => clouds::store(scheme, bucket, address, timeout)?,
+            "s3" | "gs" | "az" => {
+                clouds::store(scheme, bucket, address, timeout, &network.runtime)?
+            }
             _ => {
                 return Err(format!(
                     "{address}: {scheme}:// is not known; s3://, gs://, az:// and file:/// are"
                 ));
             }
         };
-        let prefix = Path::from(prefix);
-        Self::over(store, prefix.as_ref())
+        Ok(Self { store, prefix: folder(address, prefix)?, network })
     }
 
-    fn directory(address: &str, path: &str, makes: bool) -> Result<Self, String> {
+    fn directory(address: &str, path: &str, makes: bool, network: Network) -> Result<Self, String> {
         if !path.starts_with('/') {
             return Err(format!("{address}: file:// and an absolute path: file:///DIRECTORY"));
         }
@@ -84,33 +106,17 @@ impl Cloud {
             Err(error) => return Err(format!("{address}: {error}")),
         };
         // Without this what was answered may be gone after a power cut.
-        Self::over(Arc::new(store.with_fsync(true)), "")
-    }
-
-    fn over(store: Arc<dyn ObjectStore>, prefix: &str) -> Result<Self, String> {
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| format!("no runtime for the network: {error}"))?;
-        let handle = runtime.handle().clone();
-        let (alive, ended) = tokio::sync::oneshot::channel();
-        std::thread::Builder::new()
-            .name("network".to_owned())
-            .spawn(move || {
-                // An error: the other end was dropped, as it is meant to be.
-                let _ = runtime.block_on(ended);
-            })
-            .map_err(|error| format!("no thread for the network: {error}"))?;
-        let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-        Ok(Self { store, prefix, runtime: handle, _alive: alive })
+        Ok(Self { store: Arc::new(store.with_fsync(true)), prefix: Path::ROOT, network })
     }
 
     fn path(&self, key: &str) -> Path {
-        Path::from(format!("{}{key}", self.prefix))
+        self.prefix.parts().chain(Path::from(key).parts()).collect()
     }
 
     fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> Answer<()> {
         let (path, options) = (self.path(key), PutOptions { mode, ..PutOptions::default() });
         let put = self.store.put_opts(&path, bytes.into(), options);
-        match self.runtime.block_on(put) {
+        match self.network.runtime.block_on(put) {
             Ok(_) => Ok(()),
             // Of an object that is written: there is no such bucket.
             Err(error @ Error::NotFound { .. }) => Err(Trouble::Denied(told(&error))),
@@ -136,7 +142,8 @@ impl Engine for Cloud {
             _ => WHOLE_MAX,
         };
         let options = GetOptions { range, ..GetOptions::default() };
-        self.runtime
+        self.network
+            .runtime
             .block_on(async {
                 let got = self.store.get_opts(&path, options).await?;
                 let mut out = Vec::new();
@@ -158,13 +165,13 @@ impl Engine for Cloud {
 
     fn head(&self, key: &str) -> Answer<u64> {
         let path = self.path(key);
-        let meta = self.runtime.block_on(self.store.head(&path));
+        let meta = self.network.runtime.block_on(self.store.head(&path));
         meta.map(|meta| meta.size).map_err(|error| trouble(&error))
     }
 
     fn delete(&self, key: &str) -> Answer<()> {
         let path = self.path(key);
-        match self.runtime.block_on(self.store.delete(&path)) {
+        match self.network.runtime.block_on(self.store.delete(&path)) {
             Ok(()) => Ok(()),
             Err(error) => match trouble(&error) {
                 Trouble::Missing => Ok(()),
@@ -174,20 +181,37 @@ impl Engine for Cloud {
     }
 
     fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
-        let folder = Path::from(format!("{}{folder}", self.prefix));
+        let folder = self.path(folder);
         let folder = Some(&folder).filter(|folder| !folder.as_ref().is_empty());
-        let all = self.runtime.block_on(self.store.list(folder).try_collect::<Vec<_>>());
+        let all = self.network.runtime.block_on(self.store.list(folder).try_collect::<Vec<_>>());
         let all = all.map_err(|error| match error {
             // A directory that changes while it is listed; a bucket says what it lacks.
-            Error::NotFound { .. } if self.prefix.is_empty() => Trouble::Passing(told(&error)),
+            Error::NotFound { .. } if self.prefix.is_root() => Trouble::Passing(told(&error)),
             Error::NotFound { .. } => Trouble::Denied(told(&error)),
             error => trouble(&error),
         })?;
         let ours = all.into_iter().filter_map(|meta| {
-            let key = meta.location.as_ref().strip_prefix(&self.prefix)?.to_owned();
-            Some(Listed { key, len_bytes: meta.size })
+            let key: Path = meta.location.prefix_match(&self.prefix)?.collect();
+            Some(Listed { key: key.into(), len_bytes: meta.size })
         });
         Ok(ours.collect())
+    }
+}
+
+/// The folder of a prefix, any characters of which a server has as they are. Slashes in a row count
+/// as one.
+fn folder(address: &str, prefix: &str) -> Result<Path, String> {
+    let names: Vec<&str> = prefix.split('/').filter(|name| !name.is_empty()).collect();
+    let is_odd = |name: &&&str| {
+        matches!(**name, "." | "..") || name.contains(|c: char| c.is_ascii_control())
+    };
+    match names.iter().find(is_odd) {
+        Some(name) => Err(format!(
+            "{}: '{}' cannot be in a prefix: clients and proxies change it on the way",
+            address.escape_debug(),
+            name.escape_debug()
+        )),
+        None => Path::parse(names.join("/")).map_err(|error| format!("{address}: {error}")),
     }
 }
 
@@ -241,7 +265,11 @@ fn told(error: &Error) -> String {
 
 /// An error with its causes, which say what the error does not.
 fn all_told(error: &Error) -> String {
-    use std::error::Error as _;
+    let error: &dyn std::error::Error = match error {
+        // These only say that there is a cause.
+        Error::Generic { source, .. } | Error::Unauthenticated { source, .. } => source.as_ref(),
+        error => error,
+    };
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -257,6 +285,20 @@ fn all_told(error: &Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prefix_is_taken_as_it_is() {
+        for prefix in ["a/b", "tilde~", "ünï", "x#y", "50%", "%41", "*?[1]", "two words", "{|}^`\\"]
+        {
+            assert_eq!(folder("s3://b", prefix).unwrap().as_ref(), prefix);
+        }
+        assert_eq!(folder("s3://b", "a//b").unwrap().as_ref(), "a/b");
+        assert!(folder("s3://b", "").unwrap().is_root());
+        for prefix in ["a/../b", ".", "new\nline"] {
+            let said = folder("s3://b", prefix).unwrap_err();
+            assert!(said.contains("cannot be in a prefix"), "{said}");
+        }
+    }
 
     #[test]
     fn what_a_server_says_is_told_in_a_sentence() {

@@ -1,24 +1,29 @@
 //! Buckets of clouds: S3 and what speaks like it, Google's, Azure's.
 
+mod credentials;
+mod profile;
+mod s3;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::{ClientOptions, Error, ObjectStore, RetryConfig};
+use tokio::runtime::Handle;
 
 /// How long one request may take before it counts as lost.
 const REQUEST: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// The bucket of that name, of `s3`, `gs` or `az`, with credentials from the environment as the
-/// kind's own tools have them.
+/// The bucket of that name, of `s3`, `gs` or `az`, with credentials from where the kind's own tools
+/// have them.
 pub(crate) fn store(
     scheme: &str,
     bucket: &str,
     address: &str,
     timeout: Duration,
+    runtime: &Handle,
 ) -> Result<Arc<dyn ObjectStore>, String> {
     let said = |error: Error| format!("{address}: {error}");
     // What speaks TLS wants to be told whose ciphers; it was told already if this fails.
@@ -39,13 +44,8 @@ pub(crate) fn store(
             Arc::new(builder.build().map_err(said)?)
         }
         _ => {
-            let builder = AmazonS3Builder::from_env();
-            let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
-            // Who names an endpoint without TLS means it.
-            let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-            let client = client.with_allow_http(is_plain);
-            let builder = builder.with_bucket_name(bucket).with_client_options(client);
-            Arc::new(builder.with_retry(once).build().map_err(said)?)
+            let bucket = s3::bucket(bucket, client, once, request, runtime);
+            Arc::new(bucket.map_err(|why| format!("{address}: {why}"))?)
         }
     })
 }

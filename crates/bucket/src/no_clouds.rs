@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::ObjectStore;
+use tokio::runtime::Handle;
 
 /// Says that there are none.
 pub(crate) fn store(
@@ -11,6 +12,7 @@ pub(crate) fn store(
     _: &str,
     address: &str,
     _: Duration,
+    _: &Handle,
 ) -> Result<Arc<dyn ObjectStore>, String> {
     Err(format!(
         "{address}: this program was built without buckets of clouds; build it with the feature \

@@ -8,11 +8,15 @@ use clap::Args;
 use draconis_objects::Error;
 use draconis_objects::kv::{Batch, Kv};
 
+use super::form::Form;
 use crate::commands::store::opened::{close, tell, writable};
 use crate::commands::store::stream::Input;
 use crate::progress::{Progress, When};
 
 /// Put what a file says: lines of key, tab, value.
+///
+/// In keys and values \\ is a backslash, \t a tab, \n a newline, \r a carriage return and \xHH the
+/// byte of that number, as `draconis kv scan` writes them.
 ///
 /// Lines come in by lots of 1 MiB: after a power cut the first ones are there, up to
 /// some line.
@@ -21,6 +25,9 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
+    /// Read keys and values as hexadecimal digits, two for each byte.
+    #[arg(long)]
+    hex: bool,
     /// The file or block device.
     store: PathBuf,
     /// The lines; - is standard input.
@@ -37,6 +44,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut from = BufReader::with_capacity(LOT_BYTES, from);
     let mut progress = Progress::new(arguments.progress, from.get_ref().len_bytes());
     let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());
+    let form = Form::chosen(arguments.hex);
     // Lines that are in the store.
     let mut taken = 0u64;
     // What came before a line that makes no sense is kept, and the line is named.
@@ -49,8 +57,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         number += 1;
         progress.add(got as u64);
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        let Some(tab) = text.iter().position(|byte| *byte == b'\t') else { break Some(number) };
-        batch.put(&text[..tab], &text[tab + 1..]);
+        match pair(form, text) {
+            Ok((key, value)) => batch.put(&key, &value),
+            Err(why) => break Some(why),
+        }
         if batch.len_bytes() >= LOT_BYTES {
             write_lines(&kv, arguments, std::mem::take(&mut batch), taken)?;
             taken = number;
@@ -60,11 +70,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     close(kv.store(), &arguments.store)?;
     match wrong {
         None => from.get_ref().is_unchanged(),
-        Some(number) => bail!(
-            "{}: line {number} has no tab: key, tab, value; the lines before it were loaded",
+        Some(why) => bail!(
+            "{}: line {number} {why}; the lines before it were loaded",
             arguments.file.display()
         ),
     }
+}
+
+/// The key and the value of a line, or what is wrong with it.
+fn pair(form: Form, line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let tab = line.iter().position(|byte| *byte == b'\t');
+    let tab = tab.ok_or("has no tab: key, tab, value")?;
+    Ok((form.decode(&line[..tab])?, form.decode(&line[tab + 1..])?))
 }
 
 fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, taken: u64) -> anyhow::Result<()> {

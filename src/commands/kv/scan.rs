@@ -1,7 +1,7 @@
 //! `draconis kv scan`
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::ops::Bound;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -9,10 +9,13 @@ use std::path::PathBuf;
 use clap::Args;
 use draconis_objects::kv::Kv;
 
+use super::form::Form;
 use crate::commands::store::opened::{readable, tell};
-use crate::text::Output;
 
 /// Write keys and values in order: key, tab, value.
+///
+/// A backslash is written as \\, a tab as \t, a newline as \n, a carriage return as \r, and what is
+/// no printable text as \xHH for each byte. `draconis kv load` takes such lines back as they were.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Begin at this key.
@@ -30,6 +33,9 @@ pub struct Arguments {
     /// At most so many.
     #[arg(short = 'n', long, value_name = "N")]
     limit: Option<usize>,
+    /// Write every byte of keys and values as two hexadecimal digits.
+    #[arg(long)]
+    hex: bool,
     /// Keys only.
     #[arg(short, long)]
     keys: bool,
@@ -49,17 +55,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let range = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
     let mut pairs = kv.scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&range);
-    let mut out = Output::new();
+    let form = Form::chosen(arguments.hex);
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut line = vec![];
     for _ in 0..arguments.limit.unwrap_or(usize::MAX) {
         let next = if arguments.reverse { pairs.next_back() } else { pairs.next() };
         let Some(pair) = next else { break };
         let (key, value) = pair.map_err(|error| tell(&arguments.store, error))?;
-        out.name(&key)?;
+        line.clear();
+        form.encode(&key, &mut line);
         if !arguments.keys {
-            out.write_all(b"\t")?;
-            out.name(&value)?;
+            line.push(b'\t');
+            form.encode(&value, &mut line);
         }
-        out.write_all(b"\n")?;
+        line.push(b'\n');
+        out.write_all(&line)?;
     }
     out.flush()?;
     Ok(())

@@ -8,7 +8,7 @@ use draconis_objects::kv::Kv;
 use serde::Serialize;
 
 use crate::commands::store::opened::{readable, tell};
-use crate::text;
+use crate::{say, text};
 
 /// Count keys and bytes.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             capacity_bytes: info.capacity_bytes,
             pending_keys: info.pending_keys,
         };
-        println!("{}", serde_json::to_string_pretty(&facts)?);
+        say::print_line(serde_json::to_string_pretty(&facts)?)?;
         return Ok(());
     }
     let mut out = std::io::stdout().lock();

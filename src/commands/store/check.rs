@@ -13,6 +13,7 @@ use super::opened::{shared, tell};
 use crate::bucket;
 use crate::image;
 use crate::progress::{Progress, When};
+use crate::say;
 use crate::text::{self, printable};
 
 /// Check a store without changing it: every sum, map and count.
@@ -38,10 +39,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match try_check(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(DAMAGED),
-        Err(error) => {
-            eprintln!("draconis: {error:#}");
-            ExitCode::from(FAILED)
-        }
+        Err(error) => say::end_failed(&error, FAILED),
     }
 }
 

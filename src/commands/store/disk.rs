@@ -8,6 +8,7 @@ use draconis_objects::{Group, Hint};
 
 use super::opened::{close, tell, writable};
 use crate::image::object::disk_name;
+use crate::say;
 use crate::text::{self, size};
 
 /// Make a disk in a store, or one that is there longer.
@@ -68,9 +69,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     close(&store, device)?;
     match before {
         Some(before) => {
-            println!("{shown}#{name}: {}, was {}", text::bytes(*size), text::bytes(before));
+            say::print_line(format_args!(
+                "{shown}#{name}: {}, was {}",
+                text::bytes(*size),
+                text::bytes(before)
+            ))?;
         }
-        None => println!("{shown}#{name}: {}", text::bytes(*size)),
+        None => say::print_line(format_args!("{shown}#{name}: {}", text::bytes(*size)))?,
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use draconis_objects::Store;
 use super::opened::{disk, is_dense, length, missing, tell};
 use crate::bucket;
 use crate::image;
+use crate::say;
 use crate::text::{self, size};
 
 /// Make a store larger.
@@ -34,7 +35,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ensure_grows(device, before, wanted)?;
         disk.resize(wanted).map_err(|error| tell(device, error.into()))?;
         Store::resize(disk, wanted).map_err(|error| tell(device, error))?;
-        println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
+        say::print_line(format_args!(
+            "{shown}: {}, was {}",
+            text::bytes(wanted),
+            text::bytes(before)
+        ))?;
         return Ok(());
     }
     let file = image::alone(device)?.with_context(|| missing(device))?;
@@ -60,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let _ = file.set_len(there);
     }
     grown.map_err(|error| tell(device, error))?;
-    println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
+    say::print_line(format_args!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before)))?;
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::opened::readable;
 use super::profile::Chosen;
-use crate::text;
+use crate::{say, text};
 
 /// Show layout, sizes and what is used.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             incarnation: info.incarnation,
             pending_keys: info.pending_keys,
         };
-        println!("{}", serde_json::to_string_pretty(&facts)?);
+        say::print_line(serde_json::to_string_pretty(&facts)?)?;
         return Ok(());
     }
     let mut out = std::io::stdout().lock();

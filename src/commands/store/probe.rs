@@ -17,7 +17,7 @@ use super::opened::missing;
 use super::profile::{Chosen, tell_profile};
 use crate::progress::When;
 use crate::text::{self, size};
-use crate::{bucket, image};
+use crate::{bucket, image, say};
 
 /// Measure a disk, and say which store suits it.
 ///
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
         let probed = Probed { profile: profile.into(), why, measured: figures(&measured) };
-        println!("{}", serde_json::to_string_pretty(&probed)?);
+        say::print_line(serde_json::to_string_pretty(&probed)?)?;
         return Ok(());
     }
     let mut out = std::io::stdout().lock();

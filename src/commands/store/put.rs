@@ -11,6 +11,7 @@ use super::opened::{close, tell, writable};
 use super::stream::{GROUP_BYTES, Input, LOT_BYTES, take, write};
 use crate::image::object;
 use crate::progress::{Progress, When};
+use crate::say;
 
 /// Put a file into a store as an object, or in place of one.
 ///
@@ -129,7 +130,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     close(&store, device)?;
     if arguments.object == ObjectName::New {
-        println!("{id}");
+        say::print_line(id)?;
     }
     from.is_unchanged()
 }

@@ -15,7 +15,7 @@ use draconis_objects::{CreateOptions, OpenOptions, Store};
 use super::opened::{close, disk, shared, tell};
 use crate::bucket;
 use crate::image;
-use crate::text;
+use crate::{say, text};
 
 /// Bring all that can be read of a damaged store into a new one, and name the rest.
 ///
@@ -78,17 +78,17 @@ fn bring(arguments: &Arguments, store: &Store, damaged: Arc<dyn Disk>) -> anyhow
     let salvaged = store.salvage(damaged).map_err(|error| tell(old, error))?;
     close(store, new)?;
     for lost in &salvaged.lost {
-        println!("lost: {lost}");
+        say::print_line(format_args!("lost: {lost}"))?;
     }
     if salvaged.more > 0 {
-        println!("and {} more", salvaged.more);
+        say::print_line(format_args!("and {} more", salvaged.more))?;
     }
-    println!(
+    say::print_line(format_args!(
         "{shown}: {}, {}, {}{}",
         text::counted(salvaged.objects, "object", "objects"),
         text::counted(salvaged.keys, "key", "keys"),
         text::bytes(salvaged.bytes),
         if salvaged.lost.is_empty() { ", all there was" } else { "" }
-    );
+    ))?;
     Ok(ExitCode::from(if salvaged.lost.is_empty() { 0 } else { LOST }))
 }

@@ -9,6 +9,7 @@ use draconis_objects::Store;
 use super::opened::{disk, length, missing, tell};
 use crate::bucket;
 use crate::image;
+use crate::say;
 use crate::text::{self, size};
 
 /// Make a store smaller.
@@ -41,7 +42,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         is_more(before)?;
         Store::resize(disk.clone(), wanted).map_err(|error| tell(device, error))?;
         disk.resize(wanted).map_err(|error| tell(device, error.into()))?;
-        println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
+        say::print_line(format_args!(
+            "{shown}: {}, was {}",
+            text::bytes(wanted),
+            text::bytes(before)
+        ))?;
         return Ok(());
     }
     let file = image::alone(device)?.with_context(|| missing(device))?;
@@ -52,6 +57,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if file.metadata()?.is_file() {
         file.set_len(wanted).with_context(|| shown.to_string())?;
     }
-    println!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before));
+    say::print_line(format_args!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before)))?;
     Ok(())
 }

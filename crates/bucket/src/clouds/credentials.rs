@@ -1,0 +1,301 @@
+//! Credentials of AWS that may change while they are used: of files, containers, web identities.
+//!
+//! Law 1: what was fetched is fetched again before it ends; what cannot be fetched again is used on.
+
+use std::fs::read_to_string;
+use std::io::ErrorKind;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use object_store::aws::AwsCredential;
+use object_store::{CredentialProvider, Error};
+
+use super::profile::{Environment, Profile};
+
+/// How long credentials of a server are used: they hold for 15 minutes at least.
+const FETCHED: Duration = Duration::from_secs(300);
+/// How long those of a file are, which a user may replace at any time.
+const READ: Duration = Duration::from_secs(10);
+/// The longest answer of a server, in bytes.
+const ANSWER_MAX: usize = 64 << 10;
+
+/// Where credentials come from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// The files of AWS.
+    Profile(Environment),
+    /// A server that exchanges the token in a file for credentials.
+    WebIdentity { endpoint: String, role: String, session: String, token_file: String },
+    /// A server beside the container.
+    Container { url: String, token_file: Option<String>, token: Option<String> },
+}
+
+/// Credentials of a source, and when they were fetched.
+#[derive(Debug)]
+pub(super) struct Credentials {
+    source: Source,
+    client: reqwest::Client,
+    cached: std::sync::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
+}
+
+/// Why there are none: by what was answered, or for now.
+enum Failure {
+    Refused(String),
+    Passing(String),
+}
+
+impl Credentials {
+    pub fn new(source: Source, timeout: Duration) -> Result<Self, String> {
+        let client = reqwest::Client::builder().timeout(timeout).build();
+        let client = client.map_err(|error| format!("no client for credentials: {error}"))?;
+        Ok(Self { source, client, cached: std::sync::Mutex::new(None) })
+    }
+
+    async fn current(&self) -> Result<Arc<AwsCredential>, Failure> {
+        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let valid = if matches!(self.source, Source::Profile(_)) { READ } else { FETCHED };
+        if let Some((credential, since)) = &cached
+            && since.elapsed() < valid
+        {
+            return Ok(credential.clone());
+        }
+        match (self.fetch().await, cached) {
+            (Ok(credential), _) => {
+                let credential = Arc::new(credential);
+                let cached = Some((credential.clone(), Instant::now()));
+                *self.cached.lock().unwrap_or_else(PoisonError::into_inner) = cached;
+                Ok(credential)
+            }
+            (Err(_), Some((credential, _))) => Ok(credential),
+            (Err(failure), None) => Err(failure),
+        }
+    }
+
+    async fn fetch(&self) -> Result<AwsCredential, Failure> {
+        match &self.source {
+            Source::Profile(environment) => {
+                let profile = Profile::read(environment).map_err(Failure::Refused)?;
+                keys(&profile).ok_or_else(|| {
+                    Failure::Refused(format!("profile '{}' has no keys any more", profile.name))
+                })
+            }
+            Source::WebIdentity { endpoint, role, session, token_file } => {
+                let token = token(token_file)?;
+                let fields = [
+                    ("Action", "AssumeRoleWithWebIdentity"),
+                    ("Version", "2011-06-15"),
+                    ("RoleArn", role),
+                    ("RoleSessionName", session),
+                    ("WebIdentityToken", &token),
+                ];
+                let fields = fields.map(|(name, value)| format!("{name}={}", encoded(value)));
+                let request = self.client.post(endpoint);
+                let form = "application/x-www-form-urlencoded";
+                let request = request.header("content-type", form).body(fields.join("&"));
+                let answer = answer(request, endpoint).await?;
+                let part = |name: &str| part_of_xml(&answer, name);
+                whole(endpoint, part("AccessKeyId"), part("SecretAccessKey"), part("SessionToken"))
+            }
+            Source::Container { url, token_file, token: text } => {
+                let token = match (token_file, text) {
+                    (Some(file), _) => Some(token(file)?),
+                    (None, text) => text.clone(),
+                };
+                let mut request = self.client.get(url);
+                if let Some(token) = token {
+                    request = request.header("authorization", token);
+                }
+                let answer = answer(request, url).await?;
+                let fields: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
+                let part = |name: &str| Some(fields.get(name)?.as_str()?.to_owned());
+                whole(url, part("AccessKeyId"), part("SecretAccessKey"), part("Token"))
+            }
+        }
+    }
+}
+
+/// What `async_trait` makes of `async fn get_credential`.
+type Getting<'a> =
+    Pin<Box<dyn Future<Output = object_store::Result<Arc<AwsCredential>>> + Send + 'a>>;
+
+impl CredentialProvider for Credentials {
+    type Credential = AwsCredential;
+
+    fn get_credential<'a, 'b>(&'a self) -> Getting<'b>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(async move {
+            self.current().await.map_err(|failure| match failure {
+                Failure::Passing(why) => Error::Generic { store: "S3", source: why.into() },
+                Failure::Refused(why) => {
+                    Error::Unauthenticated { path: "credentials".to_owned(), source: why.into() }
+                }
+            })
+        })
+    }
+}
+
+/// The keys of a profile, if it has both.
+pub(super) fn keys(profile: &Profile) -> Option<AwsCredential> {
+    Some(AwsCredential {
+        key_id: profile.get("aws_access_key_id")?.to_owned(),
+        secret_key: profile.get("aws_secret_access_key")?.to_owned(),
+        token: profile.get("aws_session_token").map(str::to_owned),
+    })
+}
+
+fn token(path: &str) -> Result<String, Failure> {
+    let text = read_to_string(path);
+    match text {
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Err(Failure::Refused(format!("{path}: no such file of a token for credentials")))
+        }
+        Err(error) => Err(Failure::Refused(format!("{path}: cannot be read: {}", error.kind()))),
+    }
+}
+
+async fn answer(request: reqwest::RequestBuilder, url: &str) -> Result<String, Failure> {
+    let passing = |error: reqwest::Error| {
+        let mut text = format!("{url} gives no credentials: {error}");
+        let mut cause = std::error::Error::source(&error);
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        Failure::Passing(text)
+    };
+    let mut response = request.send().await.map_err(passing)?;
+    let status = response.status();
+    let mut bytes = vec![];
+    while let Some(more) = response.chunk().await.map_err(passing)? {
+        bytes.extend_from_slice(&more);
+        if bytes.len() > ANSWER_MAX {
+            return Err(Failure::Refused(format!("{url}: an answer that is no credentials")));
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let why = || format!("{url} gives no credentials: status code: {status}: {text}");
+    match status {
+        status if status.is_success() => Ok(text),
+        status if status.is_client_error() && status.as_u16() != 429 => {
+            Err(Failure::Refused(why()))
+        }
+        _ => Err(Failure::Passing(why())),
+    }
+}
+
+fn whole(
+    url: &str,
+    key_id: Option<String>,
+    secret_key: Option<String>,
+    token: Option<String>,
+) -> Result<AwsCredential, Failure> {
+    match (key_id, secret_key) {
+        (Some(key_id), Some(secret_key)) => Ok(AwsCredential { key_id, secret_key, token }),
+        _ => Err(Failure::Refused(format!("{url}: the answer has no credentials"))),
+    }
+}
+
+/// The text of an element. Keys and tokens have nothing that XML would escape.
+fn part_of_xml(xml: &str, name: &str) -> Option<String> {
+    let (_, rest) = xml.split_once(&format!("<{name}>"))?;
+    let (text, _) = rest.split_once(&format!("</{name}>"))?;
+    Some(text.trim().to_owned())
+}
+
+/// A value of a form.
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let code =
+        |byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(code).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A server that gives each request the next answer; its address, and the requests at the end.
+    fn server(answers: &[&str]) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let answers: Vec<String> = answers.iter().map(|answer| (*answer).to_owned()).collect();
+        let serve = move |answer: &String| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = vec![0; 64 << 10];
+            let len = stream.read(&mut request).unwrap();
+            let mut text = String::from_utf8_lossy(&request[..len]).into_owned();
+            if text.starts_with("POST") && text.ends_with("\r\n\r\n") {
+                let len = stream.read(&mut request).unwrap();
+                text += &String::from_utf8_lossy(&request[..len]);
+            }
+            let (status, body) = answer.split_once('\n').unwrap();
+            let len = body.len();
+            let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {len}");
+            write!(stream, "{head}\r\n\r\n{body}").unwrap();
+            text
+        };
+        (url, std::thread::spawn(move || answers.iter().map(serve).collect()))
+    }
+
+    fn fetched(source: Source, times: usize) -> Vec<Result<Arc<AwsCredential>, Error>> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let credentials = Credentials::new(source, Duration::from_secs(5)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        (0..times).map(|_| runtime.block_on(credentials.get_credential())).collect()
+    }
+
+    #[test]
+    fn a_web_identity_is_exchanged_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "to+ken\n").unwrap();
+        let (endpoint, requests) =
+            server(&["200 OK\n<R><Credentials><AccessKeyId>A</AccessKeyId>\
+            <SecretAccessKey>S</SecretAccessKey><SessionToken>T</SessionToken></Credentials></R>"]);
+        let (role, session) = ("arn:aws:iam::1:role/r".to_owned(), "s".to_owned());
+        let token_file = file.path().display().to_string();
+        let source = Source::WebIdentity { endpoint, role, session, token_file };
+        for got in fetched(source, 2) {
+            let got = got.unwrap();
+            assert_eq!((&*got.key_id, &*got.secret_key), ("A", "S"));
+            assert_eq!(got.token.as_deref(), Some("T"));
+        }
+        let requests = requests.join().unwrap();
+        let wanted = "&RoleArn=arn%3Aaws%3Aiam%3A%3A1%3Arole%2Fr&RoleSessionName=s&WebIdentityToken=to%2Bken";
+        assert!(requests[0].ends_with(wanted), "{requests:?}");
+    }
+
+    #[test]
+    fn a_container_is_asked_again_until_it_answers() {
+        let whole = r#"{"AccessKeyId": "A", "SecretAccessKey": "S", "Token": "T"}"#;
+        let answers =
+            ["503 Busy\nwait", "403 Forbidden\nno", "200 OK\n<html>", &format!("200 OK\n{whole}")];
+        let (url, requests) = server(&answers);
+        let source = Source::Container { url, token_file: None, token: Some("mine".to_owned()) };
+        let got = fetched(source, 5);
+        assert!(matches!(got[0], Err(Error::Generic { .. })), "{got:?}");
+        assert!(matches!(got[1], Err(Error::Unauthenticated { .. })), "{got:?}");
+        assert!(matches!(got[2], Err(Error::Unauthenticated { .. })), "{got:?}");
+        assert!(got[3].is_ok() && got[4].is_ok(), "{got:?}");
+        let requests = requests.join().unwrap();
+        assert!(requests[0].contains("authorization: mine\r\n"), "{requests:?}");
+    }
+
+    #[test]
+    fn a_token_that_is_not_there_is_named() {
+        let source = Source::Container {
+            url: "http://127.0.0.1:1/".to_owned(),
+            token_file: Some("/no/such/token".to_owned()),
+            token: None,
+        };
+        let said = fetched(source, 1)[0].as_ref().unwrap_err().to_string();
+        assert!(said.contains("/no/such/token"), "{said}");
+    }
+}

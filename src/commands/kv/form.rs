@@ -1,0 +1,128 @@
+//! The text form of keys and values: any bytes, in one line, and back.
+//!
+//! Law 1: what is encoded decodes to the same bytes.
+
+/// How bytes are written as text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// Text as it is, with escapes that begin with a backslash.
+    Escaped,
+    /// Two digits for each byte.
+    Hex,
+}
+
+impl Form {
+    /// Hexadecimal digits if they are asked for.
+    pub fn chosen(is_hex: bool) -> Self {
+        if is_hex { Self::Hex } else { Self::Escaped }
+    }
+
+    /// Appends `bytes` as text, which has no tab and no newline.
+    pub fn encode(self, bytes: &[u8], out: &mut Vec<u8>) {
+        match self {
+            Self::Hex => {
+                bytes.iter().for_each(|byte| out.extend(format!("{byte:02x}").into_bytes()));
+            }
+            Self::Escaped => escape(bytes, out),
+        }
+    }
+
+    /// Parses text that [`encode`](Self::encode) wrote, or a user.
+    ///
+    /// # Errors
+    /// What is wrong with the text, to follow the number of its line.
+    pub fn decode(self, text: &[u8]) -> Result<Vec<u8>, String> {
+        match self {
+            Self::Hex if !text.len().is_multiple_of(2) => {
+                Err("has an odd number of hexadecimal digits".to_owned())
+            }
+            Self::Hex => text.chunks(2).map(byte).collect(),
+            Self::Escaped => unescape(text),
+        }
+    }
+}
+
+fn escape(bytes: &[u8], out: &mut Vec<u8>) {
+    let number = |byte: &u8| format!("\\x{byte:02x}").into_bytes();
+    for chunk in bytes.utf8_chunks() {
+        let mut rest = chunk.valid();
+        // Most values need no escape: they are copied as they are.
+        while let Some(at) = rest.find(|c: char| c.is_control() || c == '\\') {
+            out.extend_from_slice(&rest.as_bytes()[..at]);
+            let len = rest[at..].chars().next().map_or(0, char::len_utf8);
+            match &rest.as_bytes()[at..at + len] {
+                b"\\" => out.extend_from_slice(b"\\\\"),
+                b"\t" => out.extend_from_slice(b"\\t"),
+                b"\n" => out.extend_from_slice(b"\\n"),
+                b"\r" => out.extend_from_slice(b"\\r"),
+                control => control.iter().for_each(|byte| out.extend(number(byte))),
+            }
+            rest = &rest[at + len..];
+        }
+        out.extend_from_slice(rest.as_bytes());
+        chunk.invalid().iter().for_each(|byte| out.extend(number(byte)));
+    }
+}
+
+fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
+        out.extend_from_slice(&rest[..at]);
+        let (bytes, len) = match rest.get(at + 1) {
+            Some(b'\\') => (b'\\', 2),
+            Some(b't') => (b'\t', 2),
+            Some(b'n') => (b'\n', 2),
+            Some(b'r') => (b'\r', 2),
+            Some(b'x') => (byte(rest.get(at + 2..at + 4).unwrap_or_default())?, 4),
+            next => {
+                let next = next.map(|byte| byte.escape_ascii().to_string()).unwrap_or_default();
+                return Err(format!("has \\{next}, which is no escape: a backslash is \\\\"));
+            }
+        };
+        out.push(bytes);
+        rest = &rest[at + len..];
+    }
+    out.extend_from_slice(rest);
+    Ok(out)
+}
+
+/// The byte of two hexadecimal digits.
+fn byte(digits: &[u8]) -> Result<u8, String> {
+    let digit = |at: usize| digits.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+    match (digit(0), digit(1)) {
+        (Some(high), Some(low)) => Ok((high << 4 | low) as u8),
+        _ => Err(format!("has '{}' for two hexadecimal digits", digits.escape_ascii())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_bytes_come_back() {
+        let all: Vec<u8> = (0..=255).collect();
+        let texts = [&all[..], b"", b"\\", b"\\t\t\\x00\0", "größe\u{85}\u{2028}".as_bytes()];
+        for form in [Form::Escaped, Form::Hex] {
+            for bytes in texts {
+                let mut text = vec![];
+                form.encode(bytes, &mut text);
+                assert!(!text.iter().any(|byte| b"\t\n\r".contains(byte)), "{form:?}");
+                assert!(std::str::from_utf8(&text).is_ok(), "{form:?}");
+                assert_eq!(form.decode(&text).unwrap(), bytes, "{form:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_escape_is_refused() {
+        for text in ["\\", "\\q", "\\x", "\\x1", "\\xg0", "\\x+1"] {
+            assert!(Form::Escaped.decode(text.as_bytes()).is_err(), "{text}");
+        }
+        for text in ["1", "0g", "+1"] {
+            assert!(Form::Hex.decode(text.as_bytes()).is_err(), "{text}");
+        }
+        assert_eq!(Form::Hex.decode(b"0aFF").unwrap(), b"\n\xff");
+    }
+}
