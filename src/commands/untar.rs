@@ -10,7 +10,7 @@ use draconis_ext::mkfs::{Node, What};
 use draconis_ext::{Error, Follow};
 
 use crate::change::{self, Owner};
-use crate::graft::{graft, stamp};
+use crate::graft::{How, graft, stamp};
 use crate::image::{self, Behind, Place};
 use crate::progress::When;
 use crate::reading::Reading;
@@ -70,6 +70,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if volume.inode(into)?.kind != Kind::Directory {
             bail!("{target}: not a directory");
         }
-        graft(volume, &source, into, target.to_string(), arguments.owner, arguments.progress)
+        let Arguments { owner, progress, .. } = *arguments;
+        let how = How { owner, replace_kinds: true, progress };
+        graft(volume, &source, into, target.to_string(), how)
     })
 }

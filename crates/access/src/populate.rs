@@ -26,7 +26,7 @@ mod platform;
 mod rules;
 mod tar;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::ensure;
@@ -34,6 +34,7 @@ use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
 
 use crate::destination::Sources;
+use crate::say::printable;
 
 /// A tree and where the contents of its files are.
 pub struct Source<'a> {
@@ -43,6 +44,9 @@ pub struct Source<'a> {
     pub contents: Box<dyn Contents + 'a>,
     /// Directories that the source does not describe: they are only on the way to others.
     pub implied: HashSet<NodeId>,
+    /// Hard links to what the source does not have, and the paths of their targets: they may be
+    /// on the volume that the source is put into.
+    pub outside: HashMap<NodeId, Vec<u8>>,
     /// What a user should know: what is left out, and what may not be meant.
     pub notes: Vec<String>,
     /// What could not be read, or changed while it was read.
@@ -56,9 +60,27 @@ impl<'a> Source<'a> {
             tree,
             contents: Box::new(contents),
             implied: HashSet::new(),
+            outside: HashMap::new(),
             notes: vec![],
             faults: Arc::default(),
         }
+    }
+
+    /// All nodes, each once, whatever names it has.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        let mut stack = vec![NodeId::ROOT];
+        let mut seen = HashSet::new();
+        std::iter::from_fn(move || {
+            let id = stack.pop()?;
+            stack.extend(self.tree.names(id).map(|(_, id)| id).filter(|id| seen.insert(*id)));
+            Some(id)
+        })
+    }
+
+    /// The path and the target of a hard link to what the source does not have, if there is one.
+    pub fn outside_link(&self) -> Option<(String, String)> {
+        let found = self.nodes().find_map(|id| Some((id, self.outside.get(&id)?)));
+        found.map(|(id, target)| (self.tree.path(id), printable(target)))
     }
 }
 

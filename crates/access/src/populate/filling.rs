@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Options, Tree, What};
 
@@ -66,6 +66,9 @@ pub fn fill(filling: Filling<'_>, options: &mut Options) -> anyhow::Result<Found
         from => scan(Wanted { from, list, exclude, choice, root, stamp })?,
     };
     let source = &mut found.source;
+    if let Some((path, target)) = source.outside_link() {
+        bail!("{path}: a hard link to {target}, which comes later in the archive or never");
+    }
     if by_newest {
         stamp.now = newest_described(source);
         set_times(&mut source.tree, stamp);

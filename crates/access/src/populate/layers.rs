@@ -138,8 +138,9 @@ pub fn scan(
         open.push(Open { archive: layer.archive, limit, packed });
     }
     let contents = Archives { open, places: scan.places, unpacking: Mutex::new(None) };
-    let (implied, notes) = (scan.merge.implied, scan.left_out.notes);
-    Ok(Source { implied, notes, ..Source::new(scan.merge.tree, contents) })
+    let Merge { tree, implied, outside, .. } = scan.merge;
+    let notes = scan.left_out.notes;
+    Ok(Source { implied, outside, notes, ..Source::new(tree, contents) })
 }
 
 struct Scan {
