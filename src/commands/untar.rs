@@ -53,7 +53,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let exclude = Patterns::new(arguments.reading.exclude());
     let choice = arguments.reading.choice(&target.image);
-    let wanted = Wanted { from, list: None, exclude: &exclude, choice, root, stamp };
+    let keep_owners = arguments.owner.is_none();
+    let wanted = Wanted { from, list: None, exclude: &exclude, choice, keep_owners, root, stamp };
     let Found { source, config } = populate::scan(wanted)?;
     let mut sources = populate::sources(from);
     sources.add(&target.image);

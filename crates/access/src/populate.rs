@@ -10,9 +10,9 @@
 //! inside a packed archive: that is kept in a file without a name.
 //! Law 3: what is left out is told in notes.
 
-mod acl;
+pub(crate) mod acl;
 mod blob;
-mod coded;
+pub(crate) mod coded;
 mod devices;
 mod digest;
 mod directory;
@@ -118,6 +118,8 @@ pub struct Wanted<'a> {
     pub exclude: &'a Patterns,
     /// How archives and images are read.
     pub choice: Choice<'a>,
+    /// Takes the owners that archives name; otherwise everything in them is root's.
+    pub keep_owners: bool,
     /// The root directory, where the source does not describe it.
     pub root: Node,
     /// When.
@@ -137,7 +139,7 @@ pub struct Found {
 /// # Errors
 /// A source cannot be read, or is not what it claims to be.
 pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
-    let Wanted { from, list, exclude, choice, root, stamp } = wanted;
+    let Wanted { from, list, exclude, choice, keep_owners, root, stamp } = wanted;
     sources(from).refuse(choice.beside)?;
     if let [Origin::Path(path)] = from
         && path.is_dir()
@@ -157,7 +159,7 @@ pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     // One archive alone is taken as it is, whatever its names look like.
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
-    let mut source = layers::scan(all, root, stamp, choice.limit)?;
+    let mut source = layers::scan(all, root, stamp, keep_owners, choice.limit)?;
     source.notes.extend(of_images(from, &source.tree));
     rules::exclude(&mut source.tree, exclude);
     Ok(Found { source, config })

@@ -60,6 +60,34 @@ pub fn bytes(words: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// A list in words, with numbers for users and groups, from the bytes of `system.posix_acl_*`;
+/// `None` if they are not a list.
+pub fn words(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (version, lines) = bytes.split_first_chunk::<4>()?;
+    if *version != VERSION.to_le_bytes() || lines.is_empty() || lines.len() % 8 != 0 {
+        return None;
+    }
+    let mut words = vec![];
+    for line in lines.chunks_exact(8) {
+        let &[tag, 0, rights, 0, ref id @ ..] = line else { return None };
+        let id = u32::from_le_bytes(id.try_into().ok()?);
+        let (kind, id) = match tag {
+            0x01 => ("user", None),
+            0x02 => ("user", Some(id)),
+            0x04 => ("group", None),
+            0x08 => ("group", Some(id)),
+            0x10 => ("mask", None),
+            0x20 => ("other", None),
+            _ => return None,
+        };
+        let id = id.map(|id| id.to_string()).unwrap_or_default();
+        let letter = |bit: u8, letter| if rights & bit != 0 { letter } else { '-' };
+        let rights = [letter(4, 'r'), letter(2, 'w'), letter(1, 'x')].iter().collect::<String>();
+        words.push(format!("{kind}:{id}:{rights}"));
+    }
+    Some(words.join(",").into_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +100,12 @@ mod tests {
         assert_eq!(bytes[..12], [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255]);
         assert_eq!(bytes[12..20], [2, 0, 4, 0, 0xE8, 3, 0, 0]);
         assert_eq!(bytes[28..36], [8, 0, 7, 0, 7, 0, 0, 0]);
+        let numbers = b"user::rw-,user:1000:r--,group::r--,group:7:rwx,mask::rwx,other::---";
+        assert_eq!(words(&bytes).unwrap(), numbers);
+        assert_eq!(super::bytes(numbers).unwrap(), bytes);
+        for bad in [&b""[..], &bytes[..4], &bytes[..11], &[1, 0, 0, 0], &[9; 12]] {
+            assert_eq!(words(bad), None);
+        }
     }
 
     #[test]
