@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 
 use draconis_exchange::contract::{Kind, Time};
 
+use super::values::Value;
 use super::{Error, Result};
 use crate::format::acl::Acl;
 use crate::format::xattr::NewAttribute;
@@ -190,6 +191,8 @@ pub struct Tree {
     names: BTreeMap<NodeId, BTreeMap<Box<[u8]>, NodeId>>,
     /// One directory that a node is in, and its name there: enough for messages.
     parents: Vec<NodeId>,
+    /// Values of attributes that were moved out of their nodes.
+    pub(super) values: Vec<Value>,
 }
 
 impl Tree {
@@ -199,6 +202,7 @@ impl Tree {
             nodes: vec![root],
             names: BTreeMap::from([(NodeId::ROOT, BTreeMap::new())]),
             parents: vec![NodeId::ROOT],
+            values: vec![],
         }
     }
 
