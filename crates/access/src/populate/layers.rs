@@ -136,6 +136,7 @@ pub fn scan(
         layer: 0,
         places: vec![],
         left_out: LeftOut::default(),
+        names: acl::Names::of_this_machine(),
     };
     let mut open = vec![];
     for (nth, layer) in (0..).zip(layers) {
@@ -159,6 +160,7 @@ struct Scan {
     layer: u32,
     places: Vec<Place>,
     left_out: LeftOut,
+    names: acl::Names,
 }
 
 impl Scan {
@@ -236,8 +238,8 @@ impl Scan {
             } else if key == SELINUX {
                 (b"security.selinux".to_vec(), [value, &b"\0"[..]].concat())
             } else if let Some(which @ (b"access" | b"default")) = key.strip_prefix(ACL) {
-                let Some(bytes) = acl::bytes(value) else {
-                    let what = "an access control list that names users without numbers is";
+                let Some(bytes) = acl::bytes(value, &self.names) else {
+                    let what = "an access control list that names users unknown here is";
                     self.left_out.tell(what, &printable(&entry.name));
                     continue;
                 };
