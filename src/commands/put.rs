@@ -89,8 +89,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         };
         let source = populate::gather(gather, stamp)?;
         let label = if name.is_some() { target.parent() } else { target.to_string() };
-        let Arguments { owner, progress, recursive, .. } = *arguments;
-        graft(volume, &source, into, label, How { owner, replace_kinds: recursive, progress })
+        let Arguments { owner, progress, .. } = *arguments;
+        graft(volume, &source, into, label, How { owner, replace_kinds: false, progress })
     })
 }
 
