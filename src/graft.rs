@@ -5,18 +5,20 @@
 //!   contents that come in an order:           write · attributes
 //!   directories, the deepest first:           mode and times, which filling them changes
 //! ```
-//! Law 1: a directory stays and is added to; anything else that has a name gives way.
-//! Law 2: a directory that the source does not describe and that is there keeps its attributes.
+//! Law 1: a directory stays and is added to, also through a symbolic link; no link leads out of the
+//! volume.
+//! Law 2: anything else that has a name gives way to its like, and to another kind if that is asked
+//! for. A directory gives way only when it is empty.
+//! Law 3: a directory that the source does not describe replaces nothing, and keeps its attributes.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use anyhow::{anyhow, ensure};
+use anyhow::{anyhow, bail, ensure};
 use draconis_access::populate::{Source, Stamp};
 use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
 use draconis_ext::mkfs::{Node, NodeId, What};
-use draconis_ext::{Error, Inode, InodeNumber, NewNode, Volume, XattrSet};
+use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume, XattrSet};
 
 use crate::change::{Owner, now, tell};
 use crate::progress::{Progress, When};
@@ -32,16 +34,27 @@ pub fn stamp() -> anyhow::Result<Stamp> {
     Ok(Stamp { now: now()?, reproducible })
 }
 
+/// How a tree is put into a volume.
+#[derive(Clone, Copy)]
+pub struct How {
+    /// The owner of everything, instead of each one's own.
+    pub owner: Option<Owner>,
+    /// Replaces a file by a directory and an empty directory by a file, as `tar -x` does.
+    pub replace_kinds: bool,
+    /// When to show progress.
+    pub progress: When,
+}
+
 /// Puts `source` into a directory.
 pub fn graft(
     volume: &Volume,
     source: &Source<'_>,
     into: InodeNumber,
     label: String,
-    owner: Option<Owner>,
-    progress: When,
+    how: How,
 ) -> anyhow::Result<ExitCode> {
-    let graft = Graft { volume, source, into, label, owner, kept: HashSet::new() };
+    let How { owner, replace_kinds, progress } = how;
+    let graft = Graft { volume, source, into, label, owner, replace_kinds, kept: HashSet::new() };
     let done = graft.run(progress);
     let faults = source.faults.texts();
     say::notes(&faults);
@@ -59,6 +72,8 @@ pub struct Graft<'a> {
     pub label: String,
     /// The owner of everything, instead of each one's own.
     pub owner: Option<Owner>,
+    /// Replaces a file by a directory and an empty directory by a file, as `tar -x` does.
+    pub replace_kinds: bool,
     /// Inodes of the volume that are still to be read, and so are not to be replaced.
     pub kept: HashSet<InodeNumber>,
 }
@@ -85,26 +100,52 @@ impl Graft<'_> {
         Ok(())
     }
 
-    /// All nodes, once for each name.
+    /// All nodes, each once.
     fn each(&self) -> impl Iterator<Item = &Node> {
-        let tree = &self.source.tree;
-        let mut stack = vec![NodeId::ROOT];
-        let mut seen = HashSet::new();
-        std::iter::from_fn(move || {
-            let id = stack.pop()?;
-            stack.extend(tree.names(id).map(|(_, id)| id).filter(|id| seen.insert(*id)));
-            Some(tree.node(id))
-        })
+        self.source.nodes().map(|id| self.source.tree.node(id))
     }
 
     /// Puts all of it.
     pub fn run(&self, progress: When) -> anyhow::Result<()> {
         say::notes(&self.source.notes);
         self.check_space()?;
-        let progress = &mut Progress::new(progress, self.bytes());
-        let in_order = self.source.contents.in_order().then(Vec::new);
-        let mut run =
-            Run { graft: self, links: HashMap::new(), buffer: vec![], in_order, progress };
+        let outside = self.outside()?;
+        // A target lives on when something takes its only name.
+        outside.values().for_each(|number| self.volume.hold(*number));
+        let done = self.put(outside.clone(), progress);
+        outside.values().for_each(|number| self.volume.release(*number, 1));
+        done
+    }
+
+    /// The inodes of the volume that hard links of the source lead to.
+    fn outside(&self) -> anyhow::Result<HashMap<NodeId, InodeNumber>> {
+        let mut found = HashMap::new();
+        for id in self.source.nodes() {
+            let Some(target) = self.source.outside.get(&id) else { continue };
+            let link = || format!("{}: a hard link to {}", self.path(id, b""), printable(target));
+            let number = match self.volume.resolve(self.into, target, Follow::No) {
+                Err(Error::NotFound | Error::NotADirectory) => {
+                    bail!("{}, which is neither before it in the archive nor on the volume", link())
+                }
+                number => number.map_err(|error| tell(&link(), error))?,
+            };
+            let kind = self.volume.inode(number)?.kind;
+            ensure!(kind != Kind::Directory, "{}, which is a directory", link());
+            found.insert(id, number);
+        }
+        Ok(found)
+    }
+
+    fn put(&self, links: HashMap<NodeId, InodeNumber>, progress: When) -> anyhow::Result<()> {
+        let mut run = Run {
+            graft: self,
+            links,
+            made: HashMap::new(),
+            entered: HashSet::from([self.into]),
+            buffer: vec![],
+            in_order: self.source.contents.in_order().then(Vec::new),
+            progress: &mut Progress::new(progress, self.bytes()),
+        };
         let mut dirs = vec![(NodeId::ROOT, self.into)];
         let mut at = 0;
         while let Some((dir, number)) = dirs.get(at).copied() {
@@ -113,6 +154,7 @@ impl Graft<'_> {
                 let made = run.entry(number, name, id);
                 let made = made.map_err(|error| self.tell(dir, name, error))?;
                 if matches!(self.source.tree.node(id).what, What::Directory) {
+                    run.entered.insert(made);
                     dirs.push((id, made));
                 }
             }
@@ -154,7 +196,12 @@ fn data_bytes(node: &Node) -> u64 {
 
 struct Run<'a> {
     graft: &'a Graft<'a>,
+    /// The inodes of nodes that may have more names.
     links: HashMap<NodeId, InodeNumber>,
+    /// The nodes of inodes that were made.
+    made: HashMap<InodeNumber, NodeId>,
+    /// Directories of the volume that something is put into.
+    entered: HashSet<InodeNumber>,
     buffer: Vec<u8>,
     /// Files whose contents come later, in the order of their source.
     in_order: Option<Vec<(u64, NodeId, InodeNumber)>>,
@@ -176,7 +223,12 @@ impl Run<'_> {
         match &there {
             Some(inode) if is_dir && inode.kind == Kind::Directory => return Ok(inode.number),
             Some(inode) if linked == Some(inode.number) => return Ok(inode.number),
-            Some(inode) => self.replace(dir, name, inode, is_dir)?,
+            Some(inode) => {
+                if is_dir && let Some(behind) = self.directory_behind(dir, name, inode)? {
+                    return Ok(behind);
+                }
+                self.replace(dir, name, inode, id)?;
+            }
             None => {}
         }
         if let Some(linked) = linked {
@@ -186,6 +238,7 @@ impl Run<'_> {
         let made = volume.create(dir, name, &self.new_node(node))?;
         if !is_dir {
             self.links.insert(id, made);
+            self.made.insert(made, id);
             match (&node.what, &mut self.in_order) {
                 (What::File { source, .. }, Some(later)) => later.push((*source, id, made)),
                 _ => self.fill(made, node)?,
@@ -196,6 +249,7 @@ impl Run<'_> {
 
     fn in_their_order(&mut self) -> Vec<(u64, NodeId, InodeNumber)> {
         let mut later = self.in_order.take().unwrap_or_default();
+        later.retain(|(_, id, number)| self.links.get(id) == Some(number));
         later.sort_unstable();
         later
     }
@@ -208,17 +262,59 @@ impl Run<'_> {
         self.finish(made, node)
     }
 
-    fn replace(
+    /// The directory that a symbolic link leads to, if it leads to one.
+    fn directory_behind(
         &self,
         dir: InodeNumber,
         name: &[u8],
-        there: &Arc<Inode>,
-        is_dir: bool,
+        there: &Inode,
+    ) -> anyhow::Result<Option<InodeNumber>> {
+        let volume = self.graft.volume;
+        if there.kind != Kind::Symlink {
+            return Ok(None);
+        }
+        match volume.resolve(dir, name, Follow::Yes) {
+            Ok(behind) => {
+                let is_dir = volume.inode(behind)?.kind == Kind::Directory;
+                Ok(is_dir.then_some(behind))
+            }
+            Err(Error::NotFound | Error::NotADirectory | Error::TooManyLinks) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes away what has the name of a node, if it may be replaced by that.
+    fn replace(
+        &mut self,
+        dir: InodeNumber,
+        name: &[u8],
+        there: &Inode,
+        id: NodeId,
     ) -> anyhow::Result<()> {
-        ensure!(!is_dir, "is there and no directory; remove it first");
-        ensure!(there.kind != Kind::Directory, "is a directory; rm -r removes it");
-        ensure!(!self.graft.kept.contains(&there.number), "is the same file");
-        Ok(self.graft.volume.unlink(dir, name)?)
+        let Graft { volume, source, kept, replace_kinds, .. } = self.graft;
+        let is_dir = matches!(source.tree.node(id).what, What::Directory);
+        ensure!(!kept.contains(&there.number), "is the same file");
+        if there.kind == Kind::Directory {
+            ensure!(*replace_kinds, "is a directory; rm -r removes it");
+            let is_entered = self.entered.contains(&there.number);
+            ensure!(!is_entered, "is a directory that other names put something into");
+            return match volume.remove_directory(dir, name) {
+                Err(Error::NotEmpty) => {
+                    bail!("is a directory with something in it; rm -r removes it")
+                }
+                done => Ok(done?),
+            };
+        }
+        let may_become_dir = *replace_kinds && !source.implied.contains(&id);
+        ensure!(!is_dir || may_become_dir, "is there and no directory; remove it first");
+        volume.unlink(dir, name)?;
+        // Two paths of the source may lead to one name, through a link on the volume.
+        if there.links() <= 1
+            && let Some(gone) = self.made.remove(&there.number)
+        {
+            self.links.remove(&gone);
+        }
+        Ok(())
     }
 
     fn new_node<'n>(&self, node: &'n Node) -> NewNode<'n> {

@@ -166,7 +166,8 @@ fn copy(
     let (source, inodes) = scan(from, &tops, keep)?;
     let kept = if same { inodes } else { HashSet::new() };
     let label = if named { dest.parent() } else { dest.to_string() };
-    let graft = Graft { volume: to, source: &source, into, label, owner: None, kept };
+    let graft =
+        Graft { volume: to, source: &source, into, label, owner: None, replace_kinds: false, kept };
     graft.run(arguments.progress)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -12,7 +12,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
 use crate::change::{self, Entry, Maker, Owner};
-use crate::graft::{graft, stamp};
+use crate::graft::{How, graft, stamp};
 use crate::image::{self, Behind, Place};
 use crate::progress::{Progress, When};
 use crate::target::Target;
@@ -88,14 +88,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             image: &target.image,
         };
         let source = populate::gather(gather, stamp)?;
-        graft(
-            volume,
-            &source,
-            into,
-            if name.is_some() { target.parent() } else { target.to_string() },
-            arguments.owner,
-            arguments.progress,
-        )
+        let label = if name.is_some() { target.parent() } else { target.to_string() };
+        let Arguments { owner, progress, .. } = *arguments;
+        graft(volume, &source, into, label, How { owner, replace_kinds: false, progress })
     })
 }
 

@@ -10,7 +10,7 @@ use draconis_ext::mkfs::{Node, What};
 use draconis_ext::{Error, Follow};
 
 use crate::change::{self, Owner};
-use crate::graft::{graft, stamp};
+use crate::graft::{How, graft, stamp};
 use crate::image::{self, Behind, Place};
 use crate::progress::When;
 use crate::reading::Reading;
@@ -53,7 +53,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let exclude = Patterns::new(arguments.reading.exclude());
     let choice = arguments.reading.choice(&target.image);
-    let wanted = Wanted { from, list: None, exclude: &exclude, choice, root, stamp };
+    let keep_owners = arguments.owner.is_none();
+    let wanted = Wanted { from, list: None, exclude: &exclude, choice, keep_owners, root, stamp };
     let Found { source, config } = populate::scan(wanted)?;
     let mut sources = populate::sources(from);
     sources.add(&target.image);
@@ -70,6 +71,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if volume.inode(into)?.kind != Kind::Directory {
             bail!("{target}: not a directory");
         }
-        graft(volume, &source, into, target.to_string(), arguments.owner, arguments.progress)
+        let Arguments { owner, progress, .. } = *arguments;
+        let how = How { owner, replace_kinds: true, progress };
+        graft(volume, &source, into, target.to_string(), how)
     })
 }

@@ -10,9 +10,9 @@
 //! inside a packed archive: that is kept in a file without a name.
 //! Law 3: what is left out is told in notes.
 
-mod acl;
+pub(crate) mod acl;
 mod blob;
-mod coded;
+pub(crate) mod coded;
 mod devices;
 mod digest;
 mod directory;
@@ -26,7 +26,7 @@ mod platform;
 mod rules;
 mod tar;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::ensure;
@@ -34,6 +34,7 @@ use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
 
 use crate::destination::Sources;
+use crate::say::printable;
 
 /// A tree and where the contents of its files are.
 pub struct Source<'a> {
@@ -43,6 +44,9 @@ pub struct Source<'a> {
     pub contents: Box<dyn Contents + 'a>,
     /// Directories that the source does not describe: they are only on the way to others.
     pub implied: HashSet<NodeId>,
+    /// Hard links to what the source does not have, and the paths of their targets: they may be
+    /// on the volume that the source is put into.
+    pub outside: HashMap<NodeId, Vec<u8>>,
     /// What a user should know: what is left out, and what may not be meant.
     pub notes: Vec<String>,
     /// What could not be read, or changed while it was read.
@@ -56,9 +60,27 @@ impl<'a> Source<'a> {
             tree,
             contents: Box::new(contents),
             implied: HashSet::new(),
+            outside: HashMap::new(),
             notes: vec![],
             faults: Arc::default(),
         }
+    }
+
+    /// All nodes, each once, whatever names it has.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        let mut stack = vec![NodeId::ROOT];
+        let mut seen = HashSet::new();
+        std::iter::from_fn(move || {
+            let id = stack.pop()?;
+            stack.extend(self.tree.names(id).map(|(_, id)| id).filter(|id| seen.insert(*id)));
+            Some(id)
+        })
+    }
+
+    /// The path and the target of a hard link to what the source does not have, if there is one.
+    pub fn outside_link(&self) -> Option<(String, String)> {
+        let found = self.nodes().find_map(|id| Some((id, self.outside.get(&id)?)));
+        found.map(|(id, target)| (self.tree.path(id), printable(target)))
     }
 }
 
@@ -96,6 +118,8 @@ pub struct Wanted<'a> {
     pub exclude: &'a Patterns,
     /// How archives and images are read.
     pub choice: Choice<'a>,
+    /// Takes the owners that archives name; otherwise everything in them is root's.
+    pub keep_owners: bool,
     /// The root directory, where the source does not describe it.
     pub root: Node,
     /// When.
@@ -115,7 +139,7 @@ pub struct Found {
 /// # Errors
 /// A source cannot be read, or is not what it claims to be.
 pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
-    let Wanted { from, list, exclude, choice, root, stamp } = wanted;
+    let Wanted { from, list, exclude, choice, keep_owners, root, stamp } = wanted;
     sources(from).refuse(choice.beside)?;
     if let [Origin::Path(path)] = from
         && path.is_dir()
@@ -135,7 +159,7 @@ pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     // One archive alone is taken as it is, whatever its names look like.
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
-    let mut source = layers::scan(all, root, stamp, choice.limit)?;
+    let mut source = layers::scan(all, root, stamp, keep_owners, choice.limit)?;
     source.notes.extend(of_images(from, &source.tree));
     rules::exclude(&mut source.tree, exclude);
     Ok(Found { source, config })

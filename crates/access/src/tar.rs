@@ -1,7 +1,8 @@
 //! A tree of a volume as a POSIX (pax) archive.
 //!
 //! What ustar cannot say goes into pax records, as GNU tar and bsdtar read them: long
-//! names, nanoseconds, large numbers, `SCHILY.xattr.*` and `GNU.sparse.*` version 1.0.
+//! names, nanoseconds, large numbers, `SCHILY.xattr.*`, `SCHILY.acl.*` and `GNU.sparse.*` version
+//! 1.0.
 //!
 //! Law: a hole costs nothing, however large, and a file's map is never in memory as a whole:
 //! it is gone through once to know its length, which stands before it, and once to write it.
@@ -13,6 +14,7 @@ use draconis_exchange::contract::Kind;
 use draconis_ext::{InodeNumber, Volume};
 use tar::{EntryType, Header};
 
+use crate::populate::{acl, coded};
 use crate::say::{printable, tell};
 use crate::walk::{Item, Piece, Pieces, Walk, queue, read_ahead, segments};
 
@@ -199,7 +201,19 @@ impl<W: Write> Archive<'_, W> {
         let number = item.inode().number;
         for name in self.volume.xattr_names(number)? {
             let value = self.volume.xattr(number, &name)?;
-            pax.record_bytes(&[b"SCHILY.xattr.", &name[..]].concat(), &value);
+            // GNU tar takes these two kinds from records of their own, container engines as
+            // they take all others.
+            if let Some(which) = name.strip_prefix(b"system.posix_acl_")
+                && let Some(words) = acl::words(&value)
+            {
+                pax.record_bytes(&[b"SCHILY.acl.", which].concat(), &words);
+            }
+            if name == b"security.selinux" {
+                let context = value.strip_suffix(b"\0").unwrap_or(&value);
+                pax.record("RHT.security.selinux", context);
+            }
+            let coded = coded::to_gnu_name(&name);
+            pax.record_bytes(&[b"SCHILY.xattr.", &coded[..]].concat(), &value);
         }
         Ok(())
     }

@@ -32,6 +32,7 @@ mod reserve;
 mod share;
 mod tables;
 mod tree;
+mod values;
 mod write;
 
 pub use layout::Layout;

@@ -3,14 +3,42 @@
 //! ```text
 //!   user::rwx,user:1000:r-x,user:alice:r--:1001,group::r-x,mask::r-x,other::---
 //! ```
-//! `star` adds a number behind a name; `tar` writes names alone, unless told `--numeric-owner`.
+//! `star` adds a number behind a name; GNU tar writes names alone, unless told `--numeric-owner`,
+//! and takes the numbers that they have on the machine that unpacks.
+
+use std::collections::HashMap;
 
 /// The version that the bytes begin with.
 const VERSION: u32 = 2;
 
-/// The bytes of a list, as `system.posix_acl_*` takes them; `None` where it says nothing that
-/// can be understood without a table of users.
-pub fn bytes(words: &[u8]) -> Option<Vec<u8>> {
+/// The numbers of users and groups of this machine.
+#[derive(Default)]
+pub struct Names {
+    users: HashMap<String, u32>,
+    groups: HashMap<String, u32>,
+}
+
+impl Names {
+    /// Reads `/etc/passwd` and `/etc/group`, as far as they can be read.
+    pub fn of_this_machine() -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        Self { users: table(&read("/etc/passwd")), groups: table(&read("/etc/group")) }
+    }
+}
+
+/// Names and numbers of `name:password:number:..` lines.
+fn table(text: &str) -> HashMap<String, u32> {
+    let line = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        Some((name, fields.nth(1)?.parse().ok()?))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// The bytes of a list, as `system.posix_acl_*` takes them; `None` where it is no list, or names
+/// what has no number.
+pub fn bytes(words: &[u8], names: &Names) -> Option<Vec<u8>> {
     let words = std::str::from_utf8(words).ok()?;
     let mut entries = vec![];
     for entry in words.split([',', '\n']).map(str::trim).filter(|it| !it.is_empty()) {
@@ -23,7 +51,13 @@ pub fn bytes(words: &[u8]) -> Option<Vec<u8>> {
             None => Some(who).filter(|who| !who.is_empty()),
         };
         let id = match id {
-            Some(id) => Some(id.parse::<u32>().ok()?),
+            Some(id) => {
+                let named = match kind.starts_with('u') {
+                    true => &names.users,
+                    false => &names.groups,
+                };
+                Some(id.parse::<u32>().ok().or_else(|| named.get(id).copied())?)
+            }
             None => None,
         };
         let tag: u16 = match (kind, id) {
@@ -60,6 +94,34 @@ pub fn bytes(words: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// A list in words, with numbers for users and groups, from the bytes of `system.posix_acl_*`;
+/// `None` if they are not a list.
+pub fn words(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (version, lines) = bytes.split_first_chunk::<4>()?;
+    if *version != VERSION.to_le_bytes() || lines.is_empty() || lines.len() % 8 != 0 {
+        return None;
+    }
+    let mut words = vec![];
+    for line in lines.chunks_exact(8) {
+        let &[tag, 0, rights, 0, ref id @ ..] = line else { return None };
+        let id = u32::from_le_bytes(id.try_into().ok()?);
+        let (kind, id) = match tag {
+            0x01 => ("user", None),
+            0x02 => ("user", Some(id)),
+            0x04 => ("group", None),
+            0x08 => ("group", Some(id)),
+            0x10 => ("mask", None),
+            0x20 => ("other", None),
+            _ => return None,
+        };
+        let id = id.map(|id| id.to_string()).unwrap_or_default();
+        let letter = |bit: u8, letter| if rights & bit != 0 { letter } else { '-' };
+        let rights = [letter(4, 'r'), letter(2, 'w'), letter(1, 'x')].iter().collect::<String>();
+        words.push(format!("{kind}:{id}:{rights}"));
+    }
+    Some(words.join(",").into_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,17 +129,30 @@ mod tests {
     #[test]
     fn words_become_bytes() {
         let list = b"user::rw-,user:alice:r--:1000,group::r--,group:7:rwx,mask::rwx,other::---";
-        let bytes = bytes(list).unwrap();
+        let none = Names::default();
+        let bytes = bytes(list, &none).unwrap();
         assert_eq!(bytes.len(), 4 + 6 * 8);
         assert_eq!(bytes[..12], [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255]);
         assert_eq!(bytes[12..20], [2, 0, 4, 0, 0xE8, 3, 0, 0]);
         assert_eq!(bytes[28..36], [8, 0, 7, 0, 7, 0, 0, 0]);
+        let numbers = b"user::rw-,user:1000:r--,group::r--,group:7:rwx,mask::rwx,other::---";
+        assert_eq!(words(&bytes).unwrap(), numbers);
+        assert_eq!(super::bytes(numbers, &none).unwrap(), bytes);
+        for bad in [&b""[..], &bytes[..4], &bytes[..11], &[1, 0, 0, 0], &[9; 12]] {
+            assert_eq!(words(bad), None);
+        }
     }
 
     #[test]
     fn what_is_not_understood_is_none() {
         for list in [&b""[..], b"user:alice:rwx", b"user", b"what::rwx", b"user::rwq", &[0xFF]] {
-            assert_eq!(bytes(list), None);
+            assert_eq!(bytes(list, &Names::default()), None);
         }
+        let users = table("root:x:0:0::/:/bin/sh\nalice:x:1000:1:\nbroken\nno:x:number:");
+        let names = Names { users, groups: table("staff:x:50:\n") };
+        let list = b"user::rwx,user:alice:rwx,group::r--,group:staff:r--,mask::rwx,other::---";
+        let numbers = b"user::rwx,user:1000:rwx,group::r--,group:50:r--,mask::rwx,other::---";
+        assert_eq!(words(&bytes(list, &names).unwrap()).unwrap(), numbers);
+        assert_eq!(bytes(b"group:alice:rwx", &names), None);
     }
 }

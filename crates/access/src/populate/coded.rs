@@ -1,8 +1,8 @@
-//! Extended attributes as libarchive writes them: names as in addresses of the web, values in
-//! base 64.
+//! Names and values of extended attributes as archives code them.
 //!
 //! ```text
-//!   LIBARCHIVE.xattr.user.a%20name=dmFsdWU
+//!   LIBARCHIVE.xattr.user.a%20name=dmFsdWU   names as in addresses of the web, values in base 64
+//!   SCHILY.xattr.user.a%3Dname=value         GNU tar codes `%` and `=` in names, nothing else
 //! ```
 
 /// A name; `None` where it is not one.
@@ -36,6 +36,32 @@ pub fn value(coded: &[u8]) -> Option<Vec<u8>> {
     Some(value)
 }
 
+/// A name as GNU tar codes it. What is not its code stays as it is.
+pub fn gnu_name(coded: &[u8]) -> Vec<u8> {
+    let mut name = vec![];
+    let mut rest = coded;
+    while let Some((byte, more)) = rest.split_first() {
+        let (byte, len) = match more.get(..2) {
+            Some(b"25") if *byte == b'%' => (b'%', 3),
+            Some(b"3D") if *byte == b'%' => (b'=', 3),
+            _ => (*byte, 1),
+        };
+        name.push(byte);
+        rest = &rest[len..];
+    }
+    name
+}
+
+/// Codes a name as GNU tar does.
+pub fn to_gnu_name(name: &[u8]) -> Vec<u8> {
+    let code = |byte: &u8| match byte {
+        b'%' => b"%25".to_vec(),
+        b'=' => b"%3D".to_vec(),
+        byte => vec![*byte],
+    };
+    name.iter().flat_map(code).collect()
+}
+
 fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|digit| digit as u8)
 }
@@ -62,6 +88,11 @@ mod tests {
         for bad in [&b"%"[..], b"%2", b"%zz"] {
             assert_eq!(name(bad), None);
         }
+        for name in [&b"user.a=b%c"[..], b"%%", b"=", b"%3D%25", b"%", b"%2", b"user.plain"] {
+            assert_eq!(gnu_name(&to_gnu_name(name)), name);
+        }
+        assert_eq!(to_gnu_name(b"a=b%"), b"a%3Db%25");
+        assert_eq!(gnu_name(b"a%20b%"), b"a%20b%");
         for (coded, wanted) in [
             (&b""[..], &b""[..]),
             (b"dg", b"v"),

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Options, Tree, What};
 
@@ -61,11 +61,15 @@ pub fn fill(filling: Filling<'_>, options: &mut Options) -> anyhow::Result<Found
     let mut root =
         Node::new(What::Directory, 0o755).at(if by_newest { Time::default() } else { now });
     (root.uid, root.gid) = options.root_owner;
+    let keep_owners = owner.is_none() && !filling.squash;
     let mut found = match from {
         [] => Found { source: Source::new(Tree::new(root), Nothing), config: None },
-        from => scan(Wanted { from, list, exclude, choice, root, stamp })?,
+        from => scan(Wanted { from, list, exclude, choice, keep_owners, root, stamp })?,
     };
     let source = &mut found.source;
+    if let Some((path, target)) = source.outside_link() {
+        bail!("{path}: a hard link to {target}, which comes later in the archive or never");
+    }
     if by_newest {
         stamp.now = newest_described(source);
         set_times(&mut source.tree, stamp);

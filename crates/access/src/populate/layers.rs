@@ -17,6 +17,12 @@ use super::tar::{Entries, Entry, Reader, number, unsigned};
 use super::{LeftOut, Source, Stamp, acl, coded};
 use crate::say::printable;
 
+/// What pax records of attributes begin with, and the record of SELinux's.
+const LIBARCHIVE: &[u8] = b"LIBARCHIVE.xattr.";
+const SCHILY: &[u8] = b"SCHILY.xattr.";
+const ACL: &[u8] = b"SCHILY.acl.";
+const SELINUX: &[u8] = b"RHT.security.selinux";
+
 /// Memory that a piece of a file takes.
 const PIECE_BYTES: u64 = 24;
 
@@ -120,14 +126,17 @@ pub fn scan(
     layers: Vec<Layer>,
     root: Node,
     stamp: Stamp,
+    keep_owners: bool,
     limit: Option<u64>,
 ) -> anyhow::Result<Source<'static>> {
     let mut scan = Scan {
         merge: Merge::new(root, stamp),
         stamp,
+        keep_owners,
         layer: 0,
         places: vec![],
         left_out: LeftOut::default(),
+        names: acl::Names::of_this_machine(),
     };
     let mut open = vec![];
     for (nth, layer) in (0..).zip(layers) {
@@ -138,16 +147,20 @@ pub fn scan(
         open.push(Open { archive: layer.archive, limit, packed });
     }
     let contents = Archives { open, places: scan.places, unpacking: Mutex::new(None) };
-    let (implied, notes) = (scan.merge.implied, scan.left_out.notes);
-    Ok(Source { implied, notes, ..Source::new(scan.merge.tree, contents) })
+    let Merge { tree, implied, outside, .. } = scan.merge;
+    let notes = scan.left_out.notes;
+    Ok(Source { implied, outside, notes, ..Source::new(tree, contents) })
 }
 
 struct Scan {
     merge: Merge,
     stamp: Stamp,
+    /// Takes the owners that the archives name; otherwise everything is root's.
+    keep_owners: bool,
     layer: u32,
     places: Vec<Place>,
     left_out: LeftOut,
+    names: acl::Names,
 }
 
 impl Scan {
@@ -187,23 +200,17 @@ impl Scan {
     }
 
     fn node(&mut self, what: What, entry: &Entry) -> anyhow::Result<Node> {
-        let Entry { header, extension, name, .. } = entry;
-        let owner = |key: &str, field: &[u8]| -> anyhow::Result<u32> {
-            let id = match extension.number(key) {
-                Ok(None) => unsigned(field),
-                other => other.map(Option::unwrap_or_default),
-            };
-            let id = id.with_context(|| format!("its {key}"))?;
-            id.try_into().ok().with_context(|| format!("its {key} {id} has more than 32 bits"))
-        };
+        let Entry { header, extension, .. } = entry;
         let mode = if matches!(what, What::Symlink(_)) {
             0o777
         } else {
             (unsigned(&header[100..108]).context("its mode")? & 0o7777) as u16
         };
         let mut node = Node::new(what, mode);
-        node.uid = owner("uid", &header[108..116])?;
-        node.gid = owner("gid", &header[116..124])?;
+        if self.keep_owners {
+            node.uid = entry.owner("uid", &header[108..116]).context("its uid")?;
+            node.gid = entry.owner("gid", &header[116..124]).context("its gid")?;
+        }
         let modified = match extension.time("mtime")? {
             Some(time) => time,
             None => {
@@ -213,34 +220,40 @@ impl Scan {
         };
         let (accessed, changed) = (extension.time("atime")?, extension.time("ctime")?);
         self.stamp.set(&mut node, modified, accessed, changed);
-        for (key, value) in &extension.records {
-            let (attribute, value) = if let Some(attribute) = key.strip_prefix(b"SCHILY.xattr.") {
-                (attribute.to_vec(), value.clone())
-            } else if let Some(coded) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
+        self.attributes(&mut node, entry)?;
+        Ok(node)
+    }
+
+    /// Gives a node the extended attributes that the archive has for it.
+    fn attributes(&mut self, node: &mut Node, entry: &Entry) -> anyhow::Result<()> {
+        let records = &entry.extension.records;
+        // libarchive writes each attribute twice; in `SCHILY.xattr` it does not code names.
+        let has_coded = records.keys().any(|key| key.starts_with(LIBARCHIVE));
+        for (key, value) in records {
+            let (attribute, value) = if let Some(coded) = key.strip_prefix(LIBARCHIVE) {
                 let decoded = coded::name(coded).zip(coded::value(value));
                 decoded.with_context(|| format!("the attribute {}", printable(coded)))?
-            } else if let Some(which) = key.strip_prefix(b"SCHILY.acl.") {
-                let attribute = match which {
-                    b"access" => b"system.posix_acl_access".to_vec(),
-                    b"default" => b"system.posix_acl_default".to_vec(),
-                    _ => continue,
-                };
-                let Some(bytes) = acl::bytes(value) else {
-                    let what = "an access control list that names users without numbers is";
-                    self.left_out.tell(what, &printable(name));
+            } else if let Some(coded) = key.strip_prefix(SCHILY).filter(|_| !has_coded) {
+                (coded::gnu_name(coded), value.clone())
+            } else if key == SELINUX {
+                (b"security.selinux".to_vec(), [value, &b"\0"[..]].concat())
+            } else if let Some(which @ (b"access" | b"default")) = key.strip_prefix(ACL) {
+                let Some(bytes) = acl::bytes(value, &self.names) else {
+                    let what = "an access control list that names users unknown here is";
+                    self.left_out.tell(what, &printable(&entry.name));
                     continue;
                 };
-                (attribute, bytes)
+                ([b"system.posix_acl_", which].concat(), bytes)
             } else {
                 continue;
             };
             self.merge.takes((attribute.len() + value.len()) as u64)?;
             if !node.attribute(&attribute, &value) {
                 let what = format!("the attribute {} is", printable(&attribute));
-                self.left_out.tell(&what, &printable(name));
+                self.left_out.tell(&what, &printable(&entry.name));
             }
         }
-        Ok(node)
+        Ok(())
     }
 
     /// Finds where the contents of a file are, and goes past them.

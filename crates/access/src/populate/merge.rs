@@ -10,7 +10,7 @@
 //! of the tree, as the programs in it would.
 //! Law 3: the tree takes so much memory and no more.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use anyhow::{Context, bail, ensure};
 use draconis_ext::mkfs::{Node, NodeId, Tree, What};
@@ -36,6 +36,8 @@ pub struct Merge {
     pub tree: Tree,
     /// Directories that have no entry of their own so far.
     pub implied: HashSet<NodeId>,
+    /// Hard links to what the archives do not have, and the paths of their targets.
+    pub outside: HashMap<NodeId, Vec<u8>>,
     stamp: Stamp,
     /// Whether this layer can take something away.
     whiteouts: bool,
@@ -54,6 +56,7 @@ impl Merge {
         Self {
             tree: Tree::new(root),
             implied: HashSet::from([NodeId::ROOT]),
+            outside: HashMap::new(),
             stamp,
             whiteouts: false,
             first: None,
@@ -112,19 +115,28 @@ impl Merge {
         self.put(dir, last, node).map(drop)
     }
 
-    /// Gives something another name.
+    /// Gives something another name. A target that the archives do not have so far may be on the
+    /// volume: a node stands for it.
     pub fn link(&mut self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
         self.takes(ENTRY_BYTES + path.len() as u64)?;
-        let to = parts(target).and_then(|parts| self.find(&parts));
-        let to = to.and_then(|to| to.context("which comes later or never"));
-        let to = to.with_context(|| format!("a link to {}", printable(target)))?;
-        ensure!(!matches!(self.tree.node(to).what, What::Directory), "a hard link to a directory");
+        let target = parts(target).with_context(|| format!("a link to {}", printable(target)))?;
+        let to = self.find(&target)?;
+        let is_dir = to.is_some_and(|to| matches!(self.tree.node(to).what, What::Directory));
+        ensure!(!is_dir, "a hard link to a directory");
         let parts = parts(path)?;
         let (last, above) = parts.split_last().context("a link that is the root directory")?;
         if self.whiteouts && last.starts_with(WHITEOUT) | above.iter().any(|it| special(it)) {
             return self.take_away(above, last);
         }
         let dir = self.dir(above)?;
+        let Some(to) = to else {
+            let target = target.join(&b'/');
+            self.takes(target.len() as u64)?;
+            let empty = What::File { size_bytes: 0, data: vec![], source: u64::MAX };
+            let id = self.put(dir, last, Node::new(empty, 0))?;
+            self.outside.insert(id, target);
+            return Ok(());
+        };
         self.tree.link(dir, last, to)?;
         self.linked.insert((dir, last.to_vec()));
         Ok(())
@@ -297,12 +309,15 @@ impl Walk {
     }
 }
 
-/// The names of a path; nothing leads upwards.
+/// The names of a path. `..` takes back the name before it, and never leads out of the archive.
 pub fn parts(path: &[u8]) -> anyhow::Result<Vec<&[u8]>> {
-    let parts: Vec<&[u8]> =
-        path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b".")).collect();
-    if parts.contains(&&b".."[..]) {
-        bail!("its path leads out of the archive");
+    let mut parts = vec![];
+    for part in path.split(|byte| *byte == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => ensure!(parts.pop().is_some(), "its path leads out of the archive"),
+            name => parts.push(name),
+        }
     }
     Ok(parts)
 }
@@ -396,7 +411,10 @@ mod tests {
         let find = |path: &str| merge.find(&parts(path.as_bytes()).unwrap()).unwrap();
         assert_ne!(find("x"), find("d/y"));
         assert_eq!(merged(&["x", "y = x"]).unwrap().tree.len(), 2);
-        for bad in ["y = nothing", "y = d", "y = ../x", " = x"] {
+        let outside = merged(&["x, d/", "y = d/../nothing", "z = y"]).unwrap();
+        assert_eq!(outside.outside.values().collect::<Vec<_>>(), [b"nothing"]);
+        assert_eq!(merged(&["y = nothing", "y"]).unwrap().tree.len(), 3);
+        for bad in ["y = d", "y = ../x", " = x"] {
             assert!(merged(&["x, d/", bad]).is_err(), "{bad}");
         }
     }
@@ -419,6 +437,9 @@ mod tests {
     fn paths_stay_inside() {
         assert_eq!(parts(b"./a//b/").unwrap(), [b"a", b"b"]);
         assert!(parts(b"./").unwrap().is_empty());
-        assert!(parts(b"a/../../b").is_err());
+        assert_eq!(parts(b"a/../b/./c/..").unwrap(), [b"b"]);
+        for bad in [&b".."[..], b"a/../../b", b"../a", b"/a/../.."] {
+            assert!(parts(bad).is_err());
+        }
     }
 }

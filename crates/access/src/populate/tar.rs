@@ -250,6 +250,24 @@ impl Entry {
         }
     }
 
+    /// The owner that `key` or the header's `field` names: the low 32 bits of any number, as the
+    /// system call takes them that container engines hand it to. With -1 that leaves the owner
+    /// as it is, which is root.
+    pub fn owner(&self, key: &str, field: &[u8]) -> anyhow::Result<u32> {
+        let id = match (self.extension.get(key), field) {
+            (Some(text), _) => {
+                let number = std::str::from_utf8(text).ok();
+                let number = number.and_then(|text| text.trim().parse::<i128>().ok());
+                number.with_context(|| format!("\"{}\" is no number", printable(text)))? as u32
+            }
+            (None, [first, .., a, b, c, d]) if first & 0x80 != 0 => {
+                u32::from_be_bytes([*a, *b, *c, *d])
+            }
+            (None, field) => number(field)? as u32,
+        };
+        Ok(if id == u32::MAX { 0 } else { id })
+    }
+
     /// The numbers of a device.
     pub fn device(&self) -> anyhow::Result<(u32, u32)> {
         let [major, minor] = [&self.header[329..337], &self.header[337..345]].map(unsigned);

@@ -149,6 +149,7 @@ fn superblock(plan: &Plan<'_>, number: u32, free_clusters: u64, hidden: &[Built]
             used += 1;
         }
         match hidden.purpose {
+            Purpose::Value(_) => {}
             Purpose::Orphans => raw.s_orphan_file_inum = hidden.inode.into(),
             Purpose::Quota(Kind::User) => raw.s_usr_quota_inum = hidden.inode.into(),
             Purpose::Quota(Kind::Group) => raw.s_grp_quota_inum = hidden.inode.into(),
@@ -306,7 +307,7 @@ fn inode_table(
     }
     let hidden = plan.hidden.iter().zip(hidden);
     for (it, built) in hidden.filter(|(it, _)| is_in(it.inode, first, per_group)) {
-        slots.push((it.inode, Hidden::inode(it, layout, built)));
+        slots.push((it.inode, Hidden::inode(it, plan, built)));
     }
     for nth in mine {
         let Some(placed) = plan.placed.get(*nth) else { continue };

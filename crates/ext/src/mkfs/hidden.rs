@@ -21,6 +21,8 @@ pub(super) enum Purpose {
     Journal(journal::Sizes),
     Quota(Kind),
     Orphans,
+    /// The value of this number.
+    Value(usize),
 }
 
 /// One of them, in its place.
@@ -44,16 +46,24 @@ impl Hidden {
     }
 
     /// The bytes of its slot in the inode table.
-    pub(super) fn inode(&self, layout: &Layout, built: &Built) -> Vec<u8> {
+    pub(super) fn inode(&self, plan: &Plan<'_>, built: &Built) -> Vec<u8> {
+        let layout = &plan.layout;
         let now = layout.now();
         let block_bytes = u64::from(layout.super_.block_bytes);
         let of_map = if layout.options.extents() { flags::EXTENTS } else { 0 };
         let fixed = match self.purpose {
             Purpose::Quota(_) => flags::IMMUTABLE,
-            Purpose::Journal(_) | Purpose::Orphans => 0,
+            Purpose::Journal(_) | Purpose::Orphans | Purpose::Value(_) => 0,
         };
+        let value = match self.purpose {
+            Purpose::Value(nth) => plan.tree.values.get(nth),
+            _ => None,
+        };
+        let (uid, gid) = value.map_or((0, 0), |value| value.owner);
         let inode = NewInode {
             mode: 0o100600,
+            uid,
+            gid,
             size_bytes: self.size_bytes.unwrap_or(u64::from(self.blocks) * block_bytes),
             links: 1,
             sectors: self.owned * (block_bytes / 512),
@@ -66,12 +76,15 @@ impl Hidden {
             ..NewInode::default()
         };
         let mut bytes = inode.encode(layout.super_.inode_bytes);
+        if let Some(value) = value {
+            value.mark(&mut bytes);
+        }
         inode::seal(&mut bytes, InodeNumber(self.inode), &layout.super_);
         bytes
     }
 
     /// What its block number `nth`, which lies at `at`, holds; `None` for zeros. A file of quotas
-    /// has `bytes`.
+    /// and one of a value have `bytes`.
     pub(super) fn block(
         &self,
         layout: &Layout,
@@ -80,7 +93,7 @@ impl Hidden {
         at: u64,
     ) -> Option<Vec<u8>> {
         match self.purpose {
-            Purpose::Quota(_) => {
+            Purpose::Quota(_) | Purpose::Value(_) => {
                 let mut block = bytes.chunks(layout.block_len()).nth(index(nth.into()))?.to_vec();
                 block.resize(layout.block_len(), 0);
                 Some(block)
@@ -131,7 +144,8 @@ pub(super) fn usage(plan: &Plan<'_>, kind: Kind) -> BTreeMap<u32, Usage> {
             Kind::Project => 0,
         };
         let bytes = placed.owned(layout) * block_bytes;
-        let usage = Usage { inodes: 1, bytes: bytes.cast_signed() };
+        let inodes = 1 + i64::from(placed.values);
+        let usage = Usage { inodes, bytes: bytes.cast_signed() };
         let sum = all.entry(id).or_default();
         *sum = sum.with(usage);
     }

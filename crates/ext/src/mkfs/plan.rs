@@ -26,7 +26,7 @@ use super::hidden::{self, Hidden, Purpose};
 use super::layout::Layout;
 use super::tables::{self, Space, Tables};
 use super::tree::{Node, NodeId, Tree, What};
-use super::{Error, Inodes, Options, Result, journal};
+use super::{Error, Inodes, Options, Result, journal, values};
 use crate::dir::build::{self as directory, Name, Style};
 use crate::format::dirent::Shape;
 use crate::format::features::{Compatible, Incompatible};
@@ -64,6 +64,10 @@ pub(super) struct Placed {
     pub(super) attribute_block: u64,
     /// How many of its attributes are in the inode.
     pub(super) in_body: u32,
+    /// Attributes whose values are in inodes of their own, and the blocks of those values, which
+    /// count as its own.
+    pub(super) values: u32,
+    pub(super) value_blocks: u64,
     /// Whether its contents are in the inode, too.
     pub(super) is_inside: bool,
 }
@@ -102,10 +106,11 @@ pub struct Plan<'a> {
 }
 
 impl Placed {
-    /// Blocks that its inode counts: with its map, its attributes, and the rest of their clusters.
+    /// Blocks that its inode counts: with its map, its attributes, their values, and the rest of
+    /// their clusters.
     pub(super) fn owned(&self, layout: &Layout) -> u64 {
         let attributes = u64::from(self.attribute_block != 0) * layout.ratio();
-        self.blocks + attributes
+        self.blocks + attributes + self.value_blocks
     }
 }
 
@@ -156,18 +161,37 @@ fn with_lost_found(tree: &mut Tree, options: &Options) -> Result<()> {
 /// As [`Layout::new`] and [`Plan::new`].
 pub fn fitting<'a>(options: &Options, tree: &'a mut Tree, free_bytes: u64) -> Result<Plan<'a>> {
     with_lost_found(tree, options)?;
-    let mut options = options.clone();
-    if options.block_bytes.is_none() {
-        // By the size it will have, as if that had been given.
-        options.block_bytes = Some(1024);
-        let plan = fit(&options, tree, free_bytes)?;
-        let block_bytes = super::layout::default_block_bytes(plan.layout.len_bytes());
-        if block_bytes == 1024 {
-            return Ok(plan);
+    let block_bytes = Some(options.block_bytes.unwrap_or(1024));
+    let any = Options { inodes: Inodes::Default, block_bytes, ..options.clone() };
+    values::move_out(&Layout::new(&any, ANY_SIZE_BYTES)?, tree);
+    let tree = &*tree;
+    with_roomy_blocks(options, |options| {
+        if options.block_bytes.is_some() {
+            return fit(options, tree, free_bytes);
         }
-        options.block_bytes = Some(block_bytes);
+        // By the size it will have, as if that had been given.
+        let sized = |block_bytes| Options { block_bytes: Some(block_bytes), ..options.clone() };
+        let plan = fit(&sized(1024), tree, free_bytes)?;
+        match super::layout::default_block_bytes(plan.layout.len_bytes()) {
+            1024 => Ok(plan),
+            block_bytes => fit(&sized(block_bytes), tree, free_bytes),
+        }
+    })
+}
+
+/// Plans with these options, and with blocks of 4096 bytes where no size is given and the usual
+/// ones are too small for what the tree holds.
+fn with_roomy_blocks<'a>(
+    options: &Options,
+    plan: impl Fn(&Options) -> Result<Plan<'a>>,
+) -> Result<Plan<'a>> {
+    match plan(options) {
+        Err(unfit @ Error::Tree { .. }) if options.block_bytes.is_none() => {
+            let roomy = Options { block_bytes: Some(4096), ..options.clone() };
+            plan(&roomy).map_err(|_| unfit)
+        }
+        done => done,
     }
-    fit(&options, tree, free_bytes)
 }
 
 /// How often what a count missed makes a volume larger: maps of extents of files in many pieces, and
@@ -195,16 +219,20 @@ fn fit<'a>(options: &Options, tree: &'a Tree, free_bytes: u64) -> Result<Plan<'a
 /// As [`Layout::new`] and [`Plan::new`].
 pub fn sized<'a>(options: &Options, tree: &'a mut Tree, size_bytes: u64) -> Result<Plan<'a>> {
     with_lost_found(tree, options)?;
-    let mut layout = Layout::new(options, size_bytes)?;
-    let needs = measure(&layout, tree)?;
-    let inodes = wanted_inodes(&needs).saturating_add(LOST_FOUND);
-    if options.inodes == Inodes::Default && layout.super_.inodes < inodes {
-        // Each group rounds its share down to a multiple of eight.
-        let rounding = layout.super_.groups.saturating_mul(8);
-        let inodes = Inodes::Count(inodes.saturating_add(rounding));
-        layout = Layout::new(&Options { inodes, ..options.clone() }, size_bytes)?;
-    }
-    place(layout, tree, needs)
+    values::move_out(&Layout::new(options, size_bytes)?, tree);
+    let tree = &*tree;
+    with_roomy_blocks(options, |options| {
+        let mut layout = Layout::new(options, size_bytes)?;
+        let needs = measure(&layout, tree)?;
+        let inodes = wanted_inodes(&needs).saturating_add(LOST_FOUND);
+        if options.inodes == Inodes::Default && layout.super_.inodes < inodes {
+            // Each group rounds its share down to a multiple of eight.
+            let rounding = layout.super_.groups.saturating_mul(8);
+            let inodes = Inodes::Count(inodes.saturating_add(rounding));
+            layout = Layout::new(&Options { inodes, ..options.clone() }, size_bytes)?;
+        }
+        place(layout, tree, needs)
+    })
 }
 
 fn fitting_layout(
@@ -286,6 +314,7 @@ impl<'a> Plan<'a> {
     /// [`Error::Tree`] for what ext2 cannot hold.
     pub fn new(layout: Layout, tree: &'a mut Tree) -> Result<Self> {
         with_lost_found(tree, &layout.options)?;
+        values::move_out(&layout, tree);
         let needs = measure(&layout, tree)?;
         place(layout, tree, needs)
     }
@@ -463,6 +492,13 @@ impl<'a> Placing<'a> {
         if let Some(blocks) = self.layout.orphan_blocks() {
             let inode = self.hidden_inode();
             self.hide(Purpose::Orphans, inode, blocks, 0)?;
+        }
+        for (nth, value) in self.tree.values.iter().enumerate() {
+            let (inode, bytes) = (self.hidden_inode(), value.bytes.len() as u64);
+            self.hide(Purpose::Value(nth), inode, self.layout.blocks_of(bytes), 0)?;
+            if let Some(hidden) = self.hidden.last_mut() {
+                hidden.size_bytes = Some(bytes);
+            }
         }
         self.blocks.start();
         Some(())

@@ -5,7 +5,9 @@ use std::collections::btree_map::Entry;
 
 use draconis_exchange::contract::{Kind, Time};
 
+use super::values::Value;
 use super::{Error, Result};
+use crate::format::acl::Acl;
 use crate::format::xattr::NewAttribute;
 
 /// The number of a node in its tree.
@@ -130,13 +132,35 @@ impl Node {
     }
 
     /// Gives it an extended attribute, named and valued as with Linux's `setxattr`; `false` if
-    /// ext2 has no place for such a name.
+    /// ext2 has no place for such a name, or Linux refuses such an access control list. An access
+    /// list sets the permission bits, and is kept if it says more than they do.
     pub fn attribute(&mut self, name: &[u8], value: &[u8]) -> bool {
         let Ok(Some(new)) = NewAttribute::new(name, value) else { return false };
+        let is_kept = match name {
+            b"system.posix_acl_access" => self.set_access_list(value),
+            b"system.posix_acl_default" => {
+                let is_dir = matches!(self.what, What::Directory);
+                Acl::of_linux(value).ok().filter(|_| is_dir).map(|list| list.is_some())
+            }
+            _ => Some(true),
+        };
+        let Some(is_kept) = is_kept else { return false };
         self.attributes.retain(|old| !old.same_name(&new));
-        self.attributes.push(new);
+        if is_kept {
+            self.attributes.push(new);
+        }
         self.attributes.sort();
         true
+    }
+
+    /// Sets the permission bits from an access list; whether the list says more, `None` if it is
+    /// not sound.
+    fn set_access_list(&mut self, value: &[u8]) -> Option<bool> {
+        let is_link = matches!(self.what, What::Symlink(_));
+        let list = Acl::of_linux(value).ok().filter(|_| !is_link)?;
+        let Some(list) = list else { return Some(false) };
+        self.mode = self.mode & !0o777 | list.access_mode();
+        Some(!list.is_mode_only())
     }
 
     /// Its extended attributes, named and valued as with Linux's `setxattr`.
@@ -167,6 +191,8 @@ pub struct Tree {
     names: BTreeMap<NodeId, BTreeMap<Box<[u8]>, NodeId>>,
     /// One directory that a node is in, and its name there: enough for messages.
     parents: Vec<NodeId>,
+    /// Values of attributes that were moved out of their nodes.
+    pub(super) values: Vec<Value>,
 }
 
 impl Tree {
@@ -176,6 +202,7 @@ impl Tree {
             nodes: vec![root],
             names: BTreeMap::from([(NodeId::ROOT, BTreeMap::new())]),
             parents: vec![NodeId::ROOT],
+            values: vec![],
         }
     }
 

@@ -82,9 +82,11 @@ fn write_hidden(plan: &Plan<'_>, writer: &Writer<'_>) -> Result<Vec<Built>> {
     let mut maps = vec![];
     for hidden in &plan.hidden {
         let bytes = match hidden.purpose {
-            Purpose::Quota(kind) => quota::build(kind, &hidden::usage(plan, kind)),
-            Purpose::Journal(_) | Purpose::Orphans => vec![],
+            Purpose::Quota(kind) => Some(quota::build(kind, &hidden::usage(plan, kind))),
+            Purpose::Value(nth) => plan.tree.values.get(nth).map(|it| it.bytes.clone()),
+            Purpose::Journal(_) | Purpose::Orphans => None,
         };
+        let bytes = bytes.unwrap_or_default();
         let built = hidden.map(layout).ok_or_else(too_few)?;
         for part in &built.parts {
             let (at, from, blocks) = match part {

@@ -5,13 +5,13 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::super::layout::Layout;
 use super::super::tree::{NodeId, Tree, What};
-use super::super::{Error, Result, inside};
+use super::super::{Error, Result, inside, values};
 use super::pieces::clusters;
 use super::{MOST_SHARERS, Placed, data_runs, directory_of, style};
 use crate::dir::build::Style;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::quota::{self, Kind as Quota};
-use crate::format::xattr::{NewAttribute, block_room, body_room};
+use crate::format::xattr::{NewAttribute, body_room};
 use crate::units::{index, narrow};
 
 /// Names that one inode can have.
@@ -24,6 +24,8 @@ pub(super) struct Needs {
     pub(super) blocks: u64,
     /// Of files that are not in the tree.
     pub(super) inodes: u32,
+    /// Blocks of files with values of attributes.
+    pub(super) value_blocks: u64,
     /// Bytes of files that are made of what is in the tree.
     pub(super) quotas: Vec<(Quota, u64)>,
 }
@@ -33,7 +35,7 @@ impl Needs {
     pub(super) fn hidden_blocks(&self, layout: &Layout) -> u64 {
         let quotas =
             self.quotas.iter().map(|(_, bytes)| layout.file_blocks(layout.blocks_of(*bytes)));
-        layout.hidden_blocks().saturating_add(quotas.sum())
+        layout.hidden_blocks().saturating_add(quotas.sum()).saturating_add(self.value_blocks)
     }
 }
 
@@ -44,7 +46,7 @@ pub(super) fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
         tree,
         style: style(layout),
         lost_found: tree.lookup(NodeId::ROOT, b"lost+found"),
-        needs: Needs { placed: vec![], blocks: 0, inodes: 0, quotas: vec![] },
+        needs: Needs { placed: vec![], blocks: 0, inodes: 0, value_blocks: 0, quotas: vec![] },
         seen: vec![None; tree.len()],
         shared: HashMap::new(),
         owners: Default::default(),
@@ -53,9 +55,9 @@ pub(super) fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
     if let Some(id) = walk.lost_found {
         walk.add(id, NodeId::ROOT, 2)?;
     }
-    if layout.options.compatible.contains(Compatible::ORPHAN_FILE) {
-        walk.needs.inodes += 1;
-    }
+    walk.needs.inodes = values::inodes_before(&layout.options) + narrow(tree.values.len() as u64);
+    let lens = tree.values.iter().map(|value| value.bytes.len() as u64);
+    walk.needs.value_blocks = lens.map(|len| layout.file_blocks(layout.blocks_of(len))).sum();
     let mut stack = vec![(NodeId::ROOT, NodeId::ROOT)];
     while let Some((dir, parent)) = stack.pop() {
         let below = walk.directory(dir, parent)?;
@@ -70,7 +72,6 @@ pub(super) fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
             Quota::Project => &projects,
         };
         walk.needs.quotas.push((kind, quota::file_bytes(ids)));
-        walk.needs.inodes += u32::from(kind == Quota::Project);
     }
     Ok(walk.needs)
 }
@@ -137,6 +138,7 @@ impl<'a> Measure<'a> {
         users.insert(node.uid);
         groups.insert(node.gid);
         let in_body = self.attributes(id)?;
+        let (values, value_blocks) = values::outside(&node.attributes, self.layout);
         let (data, blocks) = self.contents(id)?;
         let is_inside = self.is_inside(id, in_body);
         let (data, blocks) = if is_inside { (0, 0) } else { (data, blocks) };
@@ -148,6 +150,8 @@ impl<'a> Measure<'a> {
             data,
             blocks,
             in_body,
+            values,
+            value_blocks,
             is_inside,
             ..Placed::default()
         });
@@ -164,18 +168,10 @@ impl<'a> Measure<'a> {
         if !self.layout.options.compatible.contains(Compatible::EXT_ATTR) {
             return Err(unfit(tree, id, "extended attributes need the feature ext_attr (-O)"));
         }
-        let fits = |list: &[NewAttribute], room: usize| {
-            list.iter().map(NewAttribute::room_bytes).fold(0, usize::saturating_add) <= room
+        let Some(in_body) = values::split(all, self.layout) else {
+            return Err(unfit(tree, id, values::unfit(all, self.layout)));
         };
-        let body = body_room(self.layout.super_.inode_bytes);
-        let mut in_body = all.len();
-        while !all.get(..in_body).is_some_and(|list| fits(list, body)) {
-            in_body -= 1;
-        }
         let rest = all.get(in_body..).unwrap_or_default();
-        if !fits(rest, block_room(self.layout.super_.block_bytes)) {
-            return Err(unfit(tree, id, "its extended attributes do not fit in one block"));
-        }
         if !rest.is_empty() {
             let owners = self.shared.entry(rest).or_insert(0);
             self.needs.blocks +=

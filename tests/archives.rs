@@ -1,0 +1,433 @@
+//! Archives and trees over what a volume has already: GNU tar judges each, and `e2fsck`.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::Draconis;
+
+/// A volume and a directory of this machine that have the same files.
+struct Pair {
+    draconis: Draconis,
+    image: PathBuf,
+    dir: PathBuf,
+}
+
+fn shell(dir: &Path, script: &str) {
+    let output = Command::new("bash").args(["-euc", script]).current_dir(dir).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {said}");
+}
+
+/// Every name below a directory: what it is, how many names it has, what it holds.
+fn tree_at(dir: &Path) -> BTreeMap<String, String> {
+    let script = "find . -mindepth 1 -name lost+found -prune -o -type d -printf '%P\\0d %m\\0' \
+        -o -printf '%P\\0%y %m %n %l ' '(' -type f -exec cat {} ';' , -printf '\\0' ')'";
+    let script = format!("{script} | cat");
+    let output = Command::new("bash").args(["-c", &script]).current_dir(dir).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut found = BTreeMap::new();
+    let mut words = text.split('\0').filter(|word| !word.is_empty());
+    while let (Some(name), Some(what)) = (words.next(), words.next()) {
+        found.insert(name.to_owned(), what.to_owned());
+    }
+    found
+}
+
+impl Pair {
+    /// Both hold what the script makes.
+    fn new(script: &str) -> Self {
+        let draconis = Draconis::new();
+        let (image, dir) = (draconis.path("image"), draconis.make_dir("dir"));
+        shell(&dir, script);
+        draconis.ok(["format", "-t", "ext4", image.to_str().unwrap(), "16M"]);
+        let pair = Self { draconis, image, dir };
+        let source = format!("{}/.", pair.dir.display());
+        pair.draconis.ok(["put", "-r", &source, pair.at("/").as_str()]);
+        pair
+    }
+
+    fn at(&self, path: &str) -> String {
+        format!("{}:{path}", self.image.display())
+    }
+
+    /// An archive of what the script makes in an empty directory.
+    fn archive(&self, script: &str, arguments: &str) -> PathBuf {
+        let archive = self.draconis.path("archive.tar");
+        let from = tempfile::tempdir().unwrap();
+        shell(from.path(), script);
+        shell(from.path(), &format!("tar -cf {} {arguments}", archive.display()));
+        archive
+    }
+
+    fn check(&self) {
+        let output = Command::new("e2fsck").arg("-fn").arg(&self.image).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    fn tree(&self) -> BTreeMap<String, String> {
+        let into = tempfile::tempdir().unwrap();
+        let (image, into_path) = (self.image.display(), into.path().display());
+        let program = env!("CARGO_BIN_EXE_draconis");
+        shell(into.path(), &format!("'{program}' tar {image} | tar -C {into_path} -xp"));
+        tree_at(into.path())
+    }
+
+    /// Unpacks an archive into both, which then have the same files.
+    fn unpack(&self, archive: &Path) {
+        let file = archive.to_str().unwrap();
+        let tar = "tar --keep-directory-symlink --warning=none -xpf";
+        shell(&self.dir, &format!("{tar} {file}"));
+        self.draconis.ok(["untar", "-f", file, self.image.to_str().unwrap()]);
+        self.check();
+        assert_eq!(self.tree(), tree_at(&self.dir));
+    }
+
+    /// Unpacks an archive that is refused, and changes nothing.
+    fn refuses(&self, archive: &Path, why: &str) {
+        let before = self.tree();
+        let file = archive.to_str().unwrap();
+        let said = self.draconis.fails(["untar", "-f", file, self.image.to_str().unwrap()]);
+        assert!(said.contains(why), "{said}");
+        self.check();
+        assert_eq!(self.tree(), before);
+    }
+}
+
+const MERGED: &str = "umask 022; mkdir -p usr/lib usr/bin/deep; ln -s usr/lib lib; \
+    ln -s bin/deep usr/deep; ln -s ../../deep usr/lib/up; ln -s usr/lib/up ups; echo o > usr/lib/old";
+
+#[test]
+fn names_go_through_linked_directories() {
+    let pair = Pair::new(MERGED);
+    let make = "umask 022; mkdir -p lib/modules/6.1 usr/deep; echo m > lib/modules/6.1/x.ko; \
+        echo d > usr/deep/d; echo n > lib/old";
+    // With entries of the directories, and without.
+    pair.unpack(&pair.archive(make, "lib usr"));
+    pair.unpack(&pair.archive(make, "lib/modules/6.1/x.ko usr/deep/d lib/old"));
+    // `put -r` does the same.
+    let from = pair.draconis.make_dir("from");
+    shell(&from, "mkdir -p lib/put; echo p > lib/put/p");
+    shell(&pair.dir, "mkdir usr/lib/put; echo p > usr/lib/put/p");
+    let lib = from.join("lib");
+    pair.draconis.ok(["put", "-r", lib.to_str().unwrap(), &pair.at("/")]);
+    pair.check();
+    assert_eq!(pair.tree(), tree_at(&pair.dir));
+    // The root of a volume is above itself: nothing of this machine is reached.
+    let pair = Pair::new("umask 022; mkdir in; ln -s ../../../../in away; ln -s away again");
+    pair.draconis.ok([
+        "untar",
+        "-f",
+        pair.archive("mkdir again; echo f > again/f", "again/f").to_str().unwrap(),
+        pair.image.to_str().unwrap(),
+    ]);
+    pair.check();
+    assert_eq!(pair.draconis.ok(["cat", &pair.at("/in/f")]), "f\n");
+}
+
+#[test]
+fn two_paths_to_one_name_leave_one_file() {
+    let pair = Pair::new(MERGED);
+    // The second path takes the name of a file that has another name, and of one that has none.
+    let make = "umask 022; mkdir -p lib usr/lib; echo 1 > usr/lib/a; ln usr/lib/a b; \
+        echo 2 > usr/lib/c; echo 3 > lib/a; echo 4 > lib/c";
+    for packed in ["", "-z"] {
+        let names = "usr/lib/a b usr/lib/c lib/a lib/c";
+        let archive = pair.archive(make, &format!("{packed} {names}"));
+        let file = archive.to_str().unwrap();
+        pair.draconis.ok(["untar", "-f", file, pair.image.to_str().unwrap()]);
+        pair.check();
+        assert_eq!(pair.draconis.ok(["cat", &pair.at("/b")]), "1\n");
+        for (name, either) in [("a", ["1\n", "3\n"]), ("c", ["2\n", "4\n"])] {
+            let held = pair.draconis.ok(["cat", &pair.at(&format!("/lib/{name}"))]);
+            assert!(either.contains(&held.as_str()), "{name}: {held}");
+        }
+    }
+}
+
+#[test]
+fn hard_links_lead_to_files_of_the_volume() {
+    let pair = Pair::new("umask 022; mkdir d; echo x > d/a; echo y > single; ln -s d to");
+    let both = "umask 022; mkdir -p d to; echo x > d/a; ln d/a b; ln d/a c; echo z > e";
+    let archive = pair.archive(both, "d/a b c e");
+    shell(archive.parent().unwrap(), "tar --delete -f archive.tar d/a");
+    pair.unpack(&archive);
+    // Through a linked directory.
+    let make = "umask 022; mkdir to; echo x > to/a; ln to/a d2";
+    let archive = pair.archive(make, "to/a d2");
+    shell(archive.parent().unwrap(), "tar --delete -f archive.tar to/a");
+    pair.unpack(&archive);
+    // The archive replaces the target after the link was made.
+    let archive = pair.archive("echo new > single; ln single kept", "single kept");
+    let add = "tar --delete -f archive.tar single; echo new > single; tar -rf archive.tar single";
+    shell(archive.parent().unwrap(), add);
+    pair.unpack(&archive);
+    assert_eq!(pair.draconis.ok(["cat", &pair.at("/kept")]), "y\n");
+    // There is no such file; it is a directory.
+    for (target, why) in [("gone", "neither before it"), ("d", "which is a directory")] {
+        let archive =
+            pair.archive(&format!("echo > {target}; ln {target} l"), &format!("{target} l"));
+        shell(archive.parent().unwrap(), &format!("tar --delete -f archive.tar {target}"));
+        pair.refuses(&archive, why);
+        let other = pair.draconis.path("other");
+        let from = ["format", "--from", archive.to_str().unwrap(), other.to_str().unwrap()];
+        assert!(pair.draconis.fails(from).contains("later in the archive or never"));
+    }
+}
+
+#[test]
+fn other_kinds_are_replaced() {
+    let kinds = [
+        "mkdir x",
+        "echo f > x",
+        "ln -s nowhere x",
+        "echo h > y; ln y x",
+        "mkfifo x",
+        "mkdir x; echo in > x/in",
+    ];
+    for before in kinds {
+        for after in kinds {
+            let is_full = before.contains("x/in") && !after.contains("mkdir");
+            let pair = Pair::new(&format!("umask 022; {before}"));
+            let archive = pair.archive(&format!("umask 022; {after}"), "--exclude=./y . ./y x");
+            let archive = match after.contains("ln y") {
+                true => archive,
+                false => pair.archive(&format!("umask 022; {after}"), "x"),
+            };
+            match is_full {
+                true => pair.refuses(&archive, "rm -r removes it"),
+                false => pair.unpack(&archive),
+            }
+        }
+    }
+    // A directory that no entry describes replaces nothing.
+    let pair = Pair::new("echo f > x");
+    let archive = pair.archive("mkdir x; echo f > x/f", "x/f");
+    pair.refuses(&archive, "no directory");
+    // `cp` refuses, as its namesake.
+    let from = pair.at("/d");
+    pair.draconis.ok(["mkdir", "-p", &pair.at("/d/x")]);
+    let said = pair.draconis.fails(["cp", "-r", &pair.at("/d/x"), &pair.at("/")]);
+    assert!(said.contains("remove it first"), "{from}: {said}");
+    pair.check();
+}
+
+#[test]
+fn names_with_an_inner_parent_stay_inside() {
+    let pair = Pair::new("mkdir a");
+    let make = "mkdir a; echo f > f; ln f g";
+    let archive = pair.archive(make, "-P --transform='s,^,a/../,' f g");
+    for command in [vec!["untar", "-f"], vec!["format", "--force", "--from"]] {
+        let arguments = [archive.to_str().unwrap(), pair.image.to_str().unwrap()];
+        pair.draconis.ok(command.iter().copied().chain(arguments));
+        pair.check();
+        let tree = pair.tree();
+        assert_eq!((&tree["f"], &tree["g"]), (&"f 644 2  f\n".into(), &"f 644 2  f\n".into()));
+    }
+    let archive = pair.archive(make, "-P --transform='s,^,a/../../,' f");
+    pair.refuses(&archive, "out of the archive");
+}
+
+/// Owners and groups of all entries, as 64 bits with a sign in base 256, or in octal.
+fn set_owners(archive: &Path, id: i64) {
+    let mut bytes = std::fs::read(archive).unwrap();
+    for header in bytes.chunks_exact_mut(512).filter(|header| &header[257..262] == b"ustar") {
+        let coded = (i128::from(id) | 1 << 63).to_be_bytes();
+        header[108..116].copy_from_slice(&coded[8..]);
+        header[116..124].copy_from_slice(&coded[8..]);
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    }
+    std::fs::write(archive, bytes).unwrap();
+}
+
+fn owner_of(pair: &Pair, path: &str) -> (u64, u64) {
+    let said = pair.draconis.ok(["stat", "--json", &pair.at(path)]);
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    (said[0]["uid"].as_u64().unwrap(), said[0]["gid"].as_u64().unwrap())
+}
+
+#[test]
+fn owners_of_any_size_are_taken() {
+    let pair = Pair::new("");
+    let image = pair.image.to_str().unwrap();
+    let low = u64::from(u32::MAX);
+    for (id, taken) in [(-2, low - 1), (-1, 0), (5_000_000_000, 705_032_704), (i64::MIN, 0)] {
+        let archive = pair.archive("echo x > f", "f");
+        set_owners(&archive, id);
+        let file = archive.to_str().unwrap();
+        for (arguments, owner) in [
+            (&["untar", "-f", file, image][..], taken),
+            (&["format", "--force", "--from", file, image], taken),
+            (&["format", "--force", "--owner", "5:5", "--from", file, image], 5),
+            (&["format", "--force", "--squash", "--from", file, image], 0),
+            (&["untar", "--owner", "6:6", "-f", file, image], 6),
+        ] {
+            pair.draconis.ok(arguments);
+            pair.check();
+            assert_eq!(owner_of(&pair, "/f"), (owner, owner), "{id}: {arguments:?}");
+        }
+    }
+    // In pax records, also beyond 64 bits, and no number at all.
+    for (id, taken) in [("-2", Some(low - 1)), ("36893488147419103237", Some(5)), ("x", None)] {
+        let archive =
+            pair.archive("echo x > f", &format!("--format=pax --pax-option=uid:={id},gid:={id} f"));
+        let file = archive.to_str().unwrap();
+        let untar = ["untar", "-f", file, image];
+        match taken {
+            Some(taken) => {
+                pair.draconis.ok(untar);
+                assert_eq!(owner_of(&pair, "/f"), (taken, taken), "{id}");
+            }
+            None => assert!(pair.draconis.fails(untar).contains("no number")),
+        }
+        pair.draconis.ok(["untar", "--owner", "6:6", "-f", file, image]);
+        pair.check();
+        assert_eq!(owner_of(&pair, "/f"), (6, 6));
+    }
+}
+
+const LISTS: &str = "umask 022; mkdir d p; echo x > f; echo y > d/g; echo z > plain; ln -s f l
+    chmod 640 f; setfacl -m u:1234:rw,g:77:x f; setfacl -m d:u:55:rx,d:g:66:rwx d; chmod 2750 d
+    setfacl -m u:9:rwx d; setfattr -n 'user.a%3Db=c%25d%' -v 'v=1' f; setfattr -n user.é -v 2 f
+    setfattr -n user.plain -v 3 d; setfattr -n security.selinux -v 0x753a6f626a6563743a7300 plain || true";
+
+/// Lists and attributes of everything below a directory, as the tools of this machine show them.
+fn attributes_at(dir: &Path) -> String {
+    let script = "getfacl -nR . 2>/dev/null | sed '/^# owner/d;/^# group/d'; \
+        find . -type f -o -type d | sort | while read -r name; do \
+        getfattr -hd -m - -e hex \"$name\" 2>/dev/null; done";
+    let output = Command::new("bash").args(["-c", script]).current_dir(dir).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // The root of a volume holds what a directory of this machine does not.
+    text.split("\n\n").filter(|it| !it.contains("lost+found")).collect::<Vec<_>>().join("\n\n")
+}
+
+#[test]
+fn lists_and_names_of_attributes_arrive_both_ways() {
+    let tools = ["setfacl", "getfacl", "setfattr", "getfattr"];
+    let has = |tool: &&str| Command::new(tool).arg("--version").output().is_ok();
+    if !common::is_root() || !tools.iter().all(has) {
+        common::skipped("lists of rights need root and the packages acl and attr");
+        return;
+    }
+    let gnu = "--acls --xattrs --xattrs-include='*' --selinux";
+    let draconis = Draconis::new();
+    let dir = draconis.make_dir("dir");
+    shell(&dir, LISTS);
+    let wanted = attributes_at(&dir);
+    for what in ["user:1234:rw-", "default:group:66:rwx", "user.a%3Db\\075c%25d%"] {
+        assert!(wanted.contains(what), "{what}: {wanted}");
+    }
+    let (image, archive) = (draconis.path("image"), draconis.path("archive.tar"));
+    shell(&dir, &format!("tar {gnu} --format=pax -cf {} .", archive.display()));
+    let alone = draconis.path("acls.tar");
+    shell(&dir, &format!("tar --acls --format=pax -cf {} .", alone.display()));
+    let program = env!("CARGO_BIN_EXE_draconis");
+    let shown = image.to_str().unwrap();
+    for from in [&dir, &archive, &alone] {
+        let from = from.to_str().unwrap();
+        draconis.ok(["format", "-t", "ext4", "--force", "--from", from, shown, "16M"]);
+        for again in [false, true] {
+            if again && !from.ends_with("dir") {
+                draconis.ok(["format", "-t", "ext4", "--force", shown, "16M"]);
+                draconis.ok(["untar", "-f", from, shown]);
+            }
+            let output = Command::new("e2fsck").args(["-fn", shown]).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            let into = tempfile::tempdir().unwrap();
+            shell(into.path(), &format!("'{program}' tar '{shown}' | tar {gnu} -xp"));
+            let found = attributes_at(into.path());
+            match from.ends_with("acls.tar") {
+                true => {
+                    let lists = |text: &str| {
+                        let blocks = text.split("\n\n").filter(|it| it.contains("::"));
+                        blocks.map(str::to_owned).collect::<Vec<_>>()
+                    };
+                    assert_eq!(lists(&found), lists(&wanted), "{from}");
+                }
+                false => assert_eq!(found, wanted, "{from}"),
+            }
+            // A list that says no more than the mode is none.
+            let request = ["-R", "ea_list plain", shown];
+            let said = Command::new("debugfs").args(request).output().unwrap();
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            assert!(!said.contains("posix_acl"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn large_attributes_have_inodes_of_their_own() {
+    let pair = Pair::new("");
+    let image = pair.image.to_str().unwrap();
+    let value = |byte: &str, len: usize| byte.repeat(len);
+    let big = format!(
+        "--format=pax --pax-option=SCHILY.xattr.user.big:={},SCHILY.xattr.user.half:={},\
+         SCHILY.xattr.user.small:=s",
+        value("b", 9000),
+        value("h", 3000)
+    );
+    let make = "mkdir d; echo x > f; echo y > d/g; mkfifo p; chown 7:8 d/g; ln d/g h";
+    let archive = pair.archive(make, &format!("{big} f d p h"));
+    let file = archive.to_str().unwrap();
+    for (options, size) in [
+        ("-t ext4 -O ea_inode -b 4096", "64M"),
+        ("-t ext4 -O ea_inode", "64M"),
+        ("-t ext4 -O ea_inode", ""),
+        ("-t ext4 -O ea_inode,quota,project,orphan_file -b 4096", "64M"),
+        ("-t ext4 -O ea_inode,quota,^metadata_csum -b 1024", "32M"),
+        ("-t ext4 -O ea_inode,bigalloc,quota -C 16384 -b 4096", "64M"),
+        ("-t ext4 -O ea_inode,inline_data -I 512", ""),
+        ("-t ext2 -O ea_inode -b 2048", "16M"),
+        ("-t ext3 -O ea_inode -I 128", ""),
+    ] {
+        let words = options.split(' ').chain(["--force", "--from", file, image]);
+        pair.draconis.ok(["format"].into_iter().chain(words).chain(size.split_whitespace()));
+        pair.check();
+        let out = pair.draconis.path("value");
+        for path in ["f", "d", "d/g", "p"] {
+            for (name, wanted) in [("big", value("b", 9000)), ("half", value("h", 3000))] {
+                let request = format!("ea_get -f {} {path} user.{name}", out.display());
+                let debugfs = ["-R", &request, image];
+                assert!(Command::new("debugfs").args(debugfs).output().unwrap().status.success());
+                let found = std::fs::read_to_string(&out).unwrap();
+                assert_eq!(found, wanted, "{options}: {path}");
+                std::fs::remove_file(&out).unwrap();
+            }
+        }
+        // The values go with what has them.
+        if options.contains("quota") {
+            continue;
+        }
+        pair.draconis.ok(["rm", "-r", &pair.at("/f"), &pair.at("/d"), &pair.at("/h")]);
+        pair.check();
+    }
+    let formats = ["format", "-t", "ext4", "--force", "-b", "1024", "--from", file, image];
+    assert!(pair.draconis.fails(formats).contains("ea_inode"));
+}
+
+#[test]
+fn blocks_are_as_large_as_attributes_need() {
+    let pair = Pair::new("");
+    let image = pair.image.to_str().unwrap();
+    let value = "v".repeat(3000);
+    let option = format!("--format=pax --pax-option=SCHILY.xattr.user.big:={value} f");
+    let long = format!("ln -s {} f", "t".repeat(2000).replace("tttttttttt", "t/tttttttt"));
+    for archive in [("echo x > f", option.as_str()), (long.as_str(), "f")] {
+        let archive = pair.archive(archive.0, archive.1);
+        let file = archive.to_str().unwrap();
+        for size in ["16M", ""] {
+            let line = ["format", "-t", "ext4", "--force", "--from", file, image];
+            pair.draconis.ok(line.into_iter().chain(size.split_whitespace()));
+            pair.check();
+            let info = pair.draconis.ok(["info", "--json", image]);
+            assert!(info.replace(' ', "").contains("4096"), "{info}");
+        }
+        let small = ["format", "-t", "ext4", "--force", "-b", "1024", "--from", file, image];
+        assert!(pair.draconis.fails(small).contains("-b"));
+    }
+}
