@@ -75,12 +75,14 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
 fn print((stores, usage, violations): &(u64, Usage, u64), time: Duration) {
     println!(
         "{stores} stores in {:.0} s: {} steps, each with a full check, {} groups; {} times full, \
-         {} states of kills and power cuts, {} segments cleaned; {violations} violations",
+         {} states of kills and power cuts, {} segments cleaned, {} times another length; \
+         {violations} violations",
         time.as_secs_f64(),
         usage.acts,
         usage.groups,
         usage.full,
         usage.cuts,
         usage.cleaned,
+        usage.resized,
     );
 }

@@ -19,5 +19,5 @@ fn stores_bear_ordinary_use() {
         }
     }
     println!("{all:?}");
-    assert!(all.full > 0 && all.cuts > 0 && all.cleaned > 0, "{all:?}");
+    assert!(all.full > 0 && all.cuts > 0 && all.cleaned > 0 && all.resized > 0, "{all:?}");
 }

@@ -1,5 +1,5 @@
 //! What people do with a store, for long: load, load again, overwrite, delete, fill to the brim,
-//! empty, keep snapshots, clone, roll back, open again, be killed.
+//! empty, keep snapshots, clone, roll back, grow, shrink, open again, be killed.
 //!
 //! ```text
 //!   seed ─▶ act ── groups ──▶ store          what it holds, beside it in memory
@@ -42,6 +42,8 @@ pub struct Usage {
     pub cuts: u64,
     /// Segments that were cleaned.
     pub cleaned: u64,
+    /// How often a store was given another length.
+    pub resized: u64,
 }
 
 impl std::ops::AddAssign for Usage {
@@ -51,6 +53,7 @@ impl std::ops::AddAssign for Usage {
         self.full += other.full;
         self.cuts += other.cuts;
         self.cleaned += other.cleaned;
+        self.resized += other.resized;
     }
 }
 
@@ -83,6 +86,8 @@ enum Act {
     Reopen { times: u32 },
     /// A whole checkpoint.
     Checkpoint,
+    /// Gives the store so many of a hundred parts of the disk, more or less than it has.
+    Resize { percent: u64 },
 }
 
 /// Keys, objects by their numbers, disks and snapshots by their names, and what they hold.
@@ -264,7 +269,8 @@ impl User {
             .below(keys_max.min(u64::from(self.shape.disk_bytes as u32 / (len + 60))))
             as u32;
         let first = dice.below(keys_max) as u32;
-        match dice.below(27) {
+        match dice.below(29) {
+            27 | 28 => Act::Resize { percent: 50 + dice.below(51) },
             24..=26 => Act::Disks { times: 1 + dice.below(40) as u32 },
             0..=3 => Act::Load { first: if dice.once_in(2) { 0 } else { first }, keys, len, lot },
             4..=6 => Act::LoadAgain,
@@ -361,12 +367,27 @@ impl User {
                     self.reopen(None)?;
                 }
             }
+            Act::Resize { percent } => self.resize(percent)?,
             Act::Checkpoint => {
                 self.store().checkpoint().map_err(|error| failed("checkpoint", &error))?;
                 self.disk.mark(self.done.len() as u64);
             }
         }
         Ok(())
+    }
+
+    /// Closes the store, and opens it with another length.
+    fn resize(&mut self, percent: u64) -> Result<(), Violation> {
+        self.wait()?;
+        self.kept = None;
+        drop(self.store.take());
+        let len_bytes = self.shape.disk_bytes as u64 / 100 * percent / 512 * 512;
+        match Store::resize(self.disk.clone(), len_bytes) {
+            Ok(()) => self.usage.resized += 1,
+            Err(Error::NoSpace { .. }) => self.usage.full += 1,
+            Err(error) => return Err(failed("another length", &error)),
+        }
+        self.reopen(None)
     }
 
     fn names(&self, is_wanted: impl Fn(&Name) -> bool) -> Vec<Name> {
