@@ -76,9 +76,8 @@ fn attributes_of_libarchive_are_taken() {
 fn numbers_that_are_none_are_named_with_their_file() {
     let draconis = Draconis::new();
     let tar = draconis.path("odd.tar");
-    let cases: [(&[(&str, &str)], &str); 4] = [
+    let cases: [(&[(&str, &str)], &str); 3] = [
         (&[("uid", "nobody")], "x: its uid: \"nobody\" is no number"),
-        (&[("gid", "4294967296")], "x: its gid 4294967296 has more than 32 bits"),
         (&[("size", "-1")], "\"-1\" is no number"),
         (&[("mtime", "soon")], "x: the time soon"),
     ];

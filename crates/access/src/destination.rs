@@ -278,7 +278,11 @@ impl Sources {
     }
 
     fn is_detached(&self, identity: Identity, shown: &str) -> anyhow::Result<()> {
-        match self.attached.iter().find(|(file, _)| *file == identity) {
+        if !self.attached.iter().any(|(file, _)| *file == identity) {
+            return Ok(());
+        }
+        // The file may have gone since, and a new one have its inode number.
+        match attached().into_iter().find(|(file, _)| *file == identity) {
             None => Ok(()),
             Some((_, device)) => {
                 Err(busy(format!("{shown} is in use by {device}; detach it first")))

@@ -319,6 +319,6 @@ mod tests {
     /// The next step that a reading command names must not destroy what it found.
     #[test]
     fn no_help_overwrites() {
-        assert!(SIGNATURES.iter().all(|(.., help)| !help.contains("format")));
+        assert!(SIGNATURES.iter().all(|(.., help)| !help.contains("draconis format")));
     }
 }

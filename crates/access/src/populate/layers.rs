@@ -4,6 +4,7 @@
 //! unpacked once to be scanned, and once more to be read, if that is done in order.
 //! Law 2: nothing an archive says leads past its end.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::sync::{Mutex, PoisonError};
 
@@ -228,12 +229,16 @@ impl Scan {
     fn attributes(&mut self, node: &mut Node, entry: &Entry) -> anyhow::Result<()> {
         let records = &entry.extension.records;
         // libarchive writes each attribute twice; in `SCHILY.xattr` it does not code names.
-        let has_coded = records.keys().any(|key| key.starts_with(LIBARCHIVE));
+        let coded_names = records.keys().filter_map(|key| key.strip_prefix(LIBARCHIVE));
+        let doubled: BTreeSet<Vec<u8>> = coded_names.filter_map(coded::name).collect();
         for (key, value) in records {
             let (attribute, value) = if let Some(coded) = key.strip_prefix(LIBARCHIVE) {
                 let decoded = coded::name(coded).zip(coded::value(value));
                 decoded.with_context(|| format!("the attribute {}", printable(coded)))?
-            } else if let Some(coded) = key.strip_prefix(SCHILY).filter(|_| !has_coded) {
+            } else if let Some(coded) = key.strip_prefix(SCHILY) {
+                if doubled.contains(coded) {
+                    continue;
+                }
                 (coded::gnu_name(coded), value.clone())
             } else if key == SELINUX {
                 (b"security.selinux".to_vec(), [value, &b"\0"[..]].concat())
