@@ -11,7 +11,7 @@
 //! `tests/arrows.rs` looks.
 
 use std::fs::{File, Metadata};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -125,14 +125,13 @@ struct Source {
 #[derive(Debug, Default)]
 pub struct Sources {
     all: Vec<Source>,
-    /// Files that loop devices are attached to.
-    attached: Vec<(Identity, String)>,
+    attached: Vec<Attached>,
 }
 
 impl Sources {
     /// Nothing is read.
     pub fn new() -> Self {
-        Self { all: vec![], attached: attached() }
+        Self { all: vec![], attached: Attached::all() }
     }
 
     /// An image, the files that its disk is in, and what it differs from.
@@ -278,13 +277,9 @@ impl Sources {
     }
 
     fn is_detached(&self, identity: Identity, shown: &str) -> anyhow::Result<()> {
-        if !self.attached.iter().any(|(file, _)| *file == identity) {
-            return Ok(());
-        }
-        // The file may have gone since, and a new one have its inode number.
-        match attached().into_iter().find(|(file, _)| *file == identity) {
+        match self.attached.iter().find(|attached| attached.file == identity) {
             None => Ok(()),
-            Some((_, device)) => {
+            Some(Attached { device, .. }) => {
                 Err(busy(format!("{shown} is in use by {device}; detach it first")))
             }
         }
@@ -335,13 +330,28 @@ fn opened_identity(fd: impl AsFd) -> Option<Identity> {
     has_bytes.then(|| Identity::of_stat(&found))
 }
 
-/// The files that loop devices are attached to, with these.
-fn attached() -> Vec<(Identity, String)> {
-    let file_of = |device: &Path| {
+/// A file that a loop device is attached to.
+#[derive(Debug)]
+struct Attached {
+    file: Identity,
+    device: String,
+    /// While this is open, no new file gets the inode number.
+    _handle: OwnedFd,
+}
+
+impl Attached {
+    /// The file behind a block device of sysfs, if it is an attached loop device.
+    fn of(device: &Path) -> Option<Self> {
         let path = std::fs::read_to_string(device.join("loop/backing_file")).ok()?;
-        let found = std::fs::metadata(path.trim_end_matches('\n')).ok()?;
-        Some((Identity::of(&found), format!("/dev/{}", device.file_name()?.display())))
-    };
-    let devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    devices.filter_map(|device| file_of(&device.path())).collect()
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let handle = rustix::fs::open(path.trim_end_matches('\n'), flags, Mode::empty()).ok()?;
+        let file = Identity::of_stat(&rustix::fs::fstat(&handle).ok()?);
+        let device = format!("/dev/{}", device.file_name()?.display());
+        Some(Self { file, device, _handle: handle })
+    }
+
+    fn all() -> Vec<Self> {
+        let devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+        devices.filter_map(|device| Self::of(&device.path())).collect()
+    }
 }
