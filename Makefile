@@ -14,13 +14,14 @@ all:
 # Builds, makes a volume, mounts it in its sandbox, works in it, has it judged.
 demo:
 	@tools/packages demo
-	@echo "building the program for the tour, soon there and not optimised (make builds the fast one)"
+	@echo "building the program for the tour, not optimised: about two minutes the first time; the tour takes ten seconds"
 	$(CARGO) build --profile demo --no-default-features --locked
 	@tools/demo target/demo/draconis
 
 # Installs the packages that the tests need if it may, else names them; runs everything, and
 # says what took how long. With DRACONIS_REQUIRE=all what cannot be tested here is a failure.
 test:
+	@echo "lint, then the tests of Python and Rust: about 35 minutes on 2 cores (here: $$(nproc)), the build included"
 	@tools/packages test
 	$(MAKE) lint
 	@tools/python test
@@ -82,8 +83,9 @@ comma := ,
 # make lab SIZE=paper OUT=results. Complete as root.
 lab:
 	@tools/packages bench
-	$(CARGO) build --release --locked -p draconis -p draconis-lab
-	$(CARGO) build --release --locked -p draconis-peers --features $(PEERS)
+	$(CARGO) build --release --locked -p draconis
+	@# A make of its own: which peers are there is known after their packages are installed.
+	@$(MAKE) --no-print-directory lab-programs
 	target/release/draconis lab run all --size $(or $(SIZE),quick) --out $(or $(OUT),lab-results)
 
 # The kernel's driver, fuse2fs and Draconis side by side. Needs root.
@@ -143,7 +145,7 @@ lab-programs:
 
 install: all lab-programs
 	@$(MAKE) --no-print-directory install-program
-	install -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
+	install -s -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
 	@$(MAKE) --no-print-directory install-units
 	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
 	@[ -n "$(DESTDIR)" ] || $(PREFIX)/bin/draconis upgrade
@@ -151,7 +153,7 @@ install: all lab-programs
 # A program that is built already, with its pages and completions.
 PROGRAM ?= target/release/draconis
 install-program:
-	install -D -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/draconis
+	install -D -s -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/draconis
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(PROGRAM) manpages $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions

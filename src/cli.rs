@@ -139,6 +139,33 @@ impl Command {
     }
 }
 
+/// The command for what other tools call `name`, and what it does.
+pub fn hint(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "fsck" | "e2fsck" => "draconis check IMAGE looks for damage",
+        "repair" => "draconis check IMAGE names the damage; e2fsck -p IMAGE repairs it",
+        "mke2fs" | "mkfs.ext2" | "mkfs.ext3" | "mkfs.ext4" | "create" => {
+            "draconis format [-t TYPE] IMAGE SIZE makes a volume"
+        }
+        "lsdel" | "undelete" | "undel" => {
+            "deleted files are not listed; debugfs -R lsdel IMAGE lists those of ext2"
+        }
+        "resize" | "resize2fs" => "draconis grow IMAGE and draconis shrink IMAGE change the size",
+        "tune2fs" => "draconis tune IMAGE changes settings",
+        "dumpe2fs" => "draconis info IMAGE shows the superblock",
+        "e2label" | "label" => "draconis set-label IMAGE LABEL sets the label",
+        "df" => "draconis info IMAGE shows used and free space",
+        "rdump" | "extract" | "dump" | "copy-out" => {
+            "draconis get -r IMAGE:/ DIR copies a tree out"
+        }
+        "write" | "copy-in" | "import" => "draconis put -r DIR IMAGE:/ copies a tree in",
+        "debugfs" => "draconis ls, stat and cat read a volume",
+        "list" | "dir" => "draconis ls IMAGE lists names",
+        "unmount-all" => "draconis umount DIR unmounts",
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;

@@ -29,9 +29,22 @@ use clap::{CommandFactory, Parser};
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
+/// Ends the program: the command line makes no sense, or asks for help.
+fn end_misused(mut error: clap::Error) -> ! {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
+        && let Some(hint) = cli::hint(name)
+    {
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+    }
+    error.exit()
+}
+
 fn main() -> ExitCode {
     let arguments = mount_helper::command_line(std::env::args_os());
-    let cli = cli::Cli::parse_from(arguments);
+    let cli = cli::Cli::try_parse_from(arguments).unwrap_or_else(|error| end_misused(error));
     logging::start(cli.verbose);
     bucket::begin(&cli.bucket);
     let done = cli.command.run();

@@ -27,6 +27,9 @@ impl Image {
 
     fn format(&self, path: &Path, arguments: &[&str], size: &str) {
         let mut command = vec!["format"];
+        if !arguments.contains(&"-t") {
+            command.extend(["-t", "ext2"]);
+        }
         command.extend(arguments);
         command.extend([path.to_str().unwrap(), size]);
         self.draconis.ok(command);

@@ -141,7 +141,7 @@ fn disk_images_are_made_for_other_programs() {
     assert!(told.contains("SIZE is needed"), "{told}");
     assert!(before == std::fs::read(&made).unwrap());
     draconis.ok(["format", "--force=qcow2", "--image-format", "raw", shown, "8M"]);
-    assert!(draconis.ok(["info", shown]).contains("ext2"));
+    assert!(draconis.ok(["info", shown]).contains("ext4"));
 }
 
 /// A VHD of fixed length is a disk with a footer behind it, which is there after it was formatted.

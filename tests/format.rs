@@ -343,7 +343,7 @@ fn what_is_there_is_not_overwritten_unless_forced() {
     assert!(draconis.ok(["info", name]).contains("second"));
     for (arguments, said) in [
         (&["-t", "ext5", name, "1M"][..], "ext5"),
-        (&["-O", "bigalloc", name, "1M"], "needs extent"),
+        (&["-t", "ext2", "-O", "bigalloc", name, "1M"], "needs extent"),
         (&["-O", "nonsense", name, "1M"], "nonsense"),
         (&["-E", "strides=4", name, "1M"], "strides"),
         (&["-U", "nobody", name, "1M"], "nobody"),
@@ -583,5 +583,47 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
         let told = draconis.run(arguments);
         let said = String::from_utf8_lossy(&told.stderr).into_owned();
         assert!(!said.contains("draconis format") && !said.contains("create"), "{said}");
+    }
+}
+
+#[test]
+fn letters_of_mke2fs_mean_the_same() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("tree");
+    std::fs::write(tree.join("f"), vec![1; 3 << 20]).unwrap();
+    let (image, tree) = (draconis.path("image"), tree.to_str().unwrap());
+    let name = image.to_str().unwrap();
+    let info = |line: &[&str]| -> serde_json::Value {
+        let said = draconis.ok([&["format", "-F"], line].concat());
+        assert!(said.is_empty(), "{said}");
+        check(&image);
+        serde_json::from_str(&draconis.ok(["info", "--json", name])).unwrap()
+    };
+    // What is fitted to a tree has space, as the help says.
+    let fitted = info(&["-q", "-d", tree, name]);
+    let number = |of: &serde_json::Value, what: &str| of[what].as_u64().unwrap();
+    let free = number(&fitted, "free_blocks") - number(&fitted, "reserved_blocks");
+    let free = free * number(&fitted, "block_bytes");
+    assert!((16 << 20..24 << 20).contains(&free), "{free}");
+    assert!(fitted["features"].to_string().contains("extent"), "{fitted}");
+    std::fs::remove_file(&image).unwrap();
+    let default = info(&["-T", "default", name, "64M"]);
+    let news = info(&["-T", "news", name, "64M"]);
+    let large = info(&["-T", "largefile", name, "64M"]);
+    assert_eq!(number(&default, "block_bytes"), 4096);
+    assert_eq!((number(&default, "inodes"), number(&news, "inodes")), (4096, 16384));
+    assert!(number(&large, "inodes") < 200, "{large}");
+    let own = info(&["-T", "news", "-b", "1024", "-N", "1000", name, "64M"]);
+    assert_eq!(number(&own, "block_bytes"), 1024);
+    assert!(number(&own, "inodes") < 1100);
+}
+
+#[test]
+fn words_of_other_tools_lead_to_the_command() {
+    let draconis = Draconis::new();
+    for (word, command) in [("fsck", "check"), ("lsdel", "debugfs"), ("mke2fs", "format")] {
+        let told = draconis.run([word, "image"]);
+        let said = String::from_utf8(told.stderr).unwrap();
+        assert!(told.status.code() == Some(2) && said.contains(command), "{said}");
     }
 }

@@ -34,7 +34,7 @@ fn sound(line: &str, said: &str) {
 
 fn volume(draconis: &Draconis) -> PathBuf {
     let image = draconis.path("v.img");
-    draconis.ok(["format", "-b", "1024", image.to_str().unwrap(), "8M"]);
+    draconis.ok(["format", "-t", "ext2", "-b", "1024", image.to_str().unwrap(), "8M"]);
     std::fs::write(draconis.path("file"), "contents").unwrap();
     let at = |path: &str| format!("{}:{path}", image.display());
     draconis.ok(["put", draconis.path("file").to_str().unwrap(), &at("/f")]);
@@ -223,6 +223,15 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
         "draconis: D/small/much: cannot be written: No space left on device; make room there\n"
     );
     std::fs::remove_file(small.join("much")).unwrap();
+    // One error, however much does not fit.
+    for nth in 0..40 {
+        said_ok(&draconis, &format!("put D/much D/v.img:/d/f{nth}").replace("much", "file"));
+    }
+    said_ok(&draconis, "put D/much D/v.img:/d/a");
+    let found = said(&draconis, "get -r D/v.img:/d D/small/d");
+    assert_eq!(found.lines().count(), 1, "{found}");
+    assert!(found.contains("stopped") && found.contains("No space left"), "{found}");
+    std::fs::remove_dir_all(small.join("d")).unwrap();
     std::fs::File::create(small.join("v.img")).unwrap().set_len(8 << 20).unwrap();
     said_ok(&draconis, "format D/small/v.img");
     let found = said(&draconis, "put D/much D/small/v.img:/much");

@@ -466,3 +466,70 @@ fn a_full_disk_below_is_said_in_plain_words() {
         Command::new("umount").arg(&below).status().unwrap().success()
     });
 }
+
+#[test]
+fn a_read_only_mount_lets_others_read() {
+    if !fuse("what is read beside a mount") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    let tree = draconis.make_dir("tree");
+    std::fs::write(tree.join("f"), "precious").unwrap();
+    let (shown, tree) = (image.to_str().unwrap(), tree.to_str().unwrap());
+    draconis.ok(["format", "--from", tree, shown]);
+    let at = draconis.mount(&image, "at", "ro");
+    let file = format!("{shown}:/f");
+    assert_eq!(draconis.ok(["cat", &file]), "precious");
+    draconis.ok(["ls", "-lh", shown]);
+    draconis.ok(["info", shown]);
+    draconis.ok(["check", shown]);
+    draconis.ok(["get", &file, draconis.path("got").to_str().unwrap()]);
+    for line in [&["rm", &file][..], &["set-label", shown, "x"], &["grow", shown, "64M"]] {
+        let said = draconis.fails(line);
+        assert!(said.contains("in use"), "{line:?}: {said}");
+    }
+    assert_eq!(std::fs::read(at.join("f")).unwrap(), b"precious");
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    // A mount that may write shuts readers out.
+    let at = draconis.mount(&image, "at", "nofuseblk");
+    assert!(draconis.fails(["cat", &file]).contains("mounted"));
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    check(&image);
+}
+
+#[test]
+fn a_damaged_directory_is_listed_as_far_as_it_can_be_read() {
+    if !fuse("a damaged directory") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    let tree = draconis.make_dir("tree");
+    let dir = tree.join("d");
+    std::fs::create_dir(&dir).unwrap();
+    for nth in 0..300 {
+        std::fs::write(dir.join(format!("a-rather-long-name-of-number-{nth:04}")), "").unwrap();
+    }
+    let (shown, tree) = (image.to_str().unwrap(), tree.to_str().unwrap());
+    draconis.ok(["format", "-b", "1024", "--from", tree, shown]);
+    let mut debugfs = std::process::Command::new("debugfs");
+    let blocks = debugfs.args(["-R", "blocks /d", shown]).output().unwrap().stdout;
+    let blocks = String::from_utf8(blocks).unwrap();
+    let blocks: Vec<usize> = blocks.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    assert!(blocks.len() > 8, "{blocks:?}");
+    let mut bytes = std::fs::read(&image).unwrap();
+    let at = blocks[3] * 1024;
+    bytes[at..at + 1024].fill(0xA5);
+    std::fs::write(&image, bytes).unwrap();
+    for options in ["ro", "nofuseblk"] {
+        let mount = draconis.mount(&image, "at", options);
+        for _ in 0..2 {
+            let found: Vec<_> = std::fs::read_dir(mount.join("d")).unwrap().collect();
+            let names = found.iter().filter(|name| name.is_ok()).count();
+            assert!((200..300).contains(&names), "{names}");
+            assert!(found.last().unwrap().is_err());
+        }
+        draconis.ok(["umount", mount.to_str().unwrap()]);
+    }
+}

@@ -44,6 +44,8 @@ fn lines_for_other_drivers_mount() {
         "loop,rw,relatime,errors=remount-ro,user_xattr,acl",
         "noauto,nofail,x-systemd.automount,x-systemd.device-timeout=5s,_netdev,comment=disk",
         "fakeroot,no_default_opts,minixdf,dirsync",
+        "usrquota,grpquota,prjquota,quota",
+        "usrjquota=aquota.user,grpjquota=aquota.group,jqfmt=vfsv1",
     ] {
         let at = draconis.mount(&image, "at", options);
         std::fs::write(at.join("new"), options).unwrap();
@@ -52,7 +54,6 @@ fn lines_for_other_drivers_mount() {
     }
     for (options, said) in [
         ("errors=panic", "use errors=remount-ro"),
-        ("usrquota", "limits of quotas are not enforced"),
         ("sb=8193", "e2fsck -b"),
         ("noacl", "always count"),
     ] {

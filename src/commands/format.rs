@@ -78,8 +78,12 @@ become that time.";
 #[command(after_long_help = FORMAT_OPTIONS)]
 pub struct Arguments {
     /// The kind of volume: ext2, ext3 or ext4, which says what features it has.
-    #[arg(short = 't', value_name = "TYPE", default_value = "ext2")]
+    #[arg(short = 't', value_name = "TYPE", default_value = "ext4")]
     kind: String,
+    /// What the volume is for, as in mke2fs.conf: floppy, small, news, default, largefile,
+    /// largefile4, big or huge. Sets the bytes of a block and of files for each inode.
+    #[arg(short = 'T', value_name = "USAGE")]
+    usage: Option<Usage>,
     /// Bytes of a block: 1024, 2048, 4096 .. 65536; by the size of the volume if left out.
     #[arg(short = 'b', value_name = "SIZE", value_parser = text::size)]
     block: Option<u64>,
@@ -119,7 +123,7 @@ pub struct Arguments {
     /// Fill the volume from a directory, a tar archive (plain, or compressed with gzip, zstd or
     /// xz; - is standard input), or a container image; see below. Given several times, archives
     /// and images are laid over each other.
-    #[arg(long, value_name = "DIR|TAR|IMAGE|-")]
+    #[arg(long, short = 'd', value_name = "DIR|TAR|IMAGE|-")]
     from: Vec<Origin>,
     /// How archives and images are read.
     #[command(flatten)]
@@ -131,9 +135,12 @@ pub struct Arguments {
     /// Give everything to this owner.
     #[arg(long, value_name = "UID:GID", requires = "from", conflicts_with = "squash")]
     owner: Option<Owner>,
-    /// Give everything to root, and nothing to others.
+    /// Give everything to root; modes stay.
     #[arg(long, requires = "from")]
     squash: bool,
+    /// Take the permissions of groups and others away, and access control lists with them.
+    #[arg(long, requires = "from")]
+    squash_perms: bool,
     /// Make device nodes and others by a table, as genext2fs -D takes it.
     #[arg(long, short = 'D', value_name = "TABLE")]
     devices: Option<PathBuf>,
@@ -141,7 +148,8 @@ pub struct Arguments {
     /// SOURCE_DATE_EPOCH or that of the newest file, identities follow from the tree.
     #[arg(long, requires = "from", conflicts_with = "seed")]
     reproducible: bool,
-    /// Room to leave free where SIZE is left out: a size, or a part of the volume such as 20%.
+    /// Space to leave free where SIZE is left out: a size, or a part of the volume such as 20%.
+    /// Without this it is 10%, and at least 16 MiB.
     #[arg(long, value_name = "SIZE|PERCENT", value_parser = room, requires = "from", conflicts_with = "size")]
     free: Option<Room>,
     /// The smallest volume that holds the tree, also on a device that is larger.
@@ -169,6 +177,9 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
+    /// Show no progress.
+    #[arg(short = 'q', long, conflicts_with = "progress")]
+    quiet: bool,
     /// The file or block device; a file that is not there is created.
     image: PathBuf,
     /// Size of the volume: in blocks with -b, else in KiB, or with K, M, G, T; if left out,
@@ -244,7 +255,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let wants_journal = options.compatible.contains(Compatible::HAS_JOURNAL);
     let plan = plan(arguments, &options, &opened, &mut source.tree)?;
-    let progress = Mutex::new(Progress::new(arguments.progress, plan.data_bytes()));
+    let progress = Mutex::new(Progress::new(
+        if arguments.quiet { When::Never } else { arguments.progress },
+        plan.data_bytes(),
+    ));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let format = arguments.image_format.and_then(ImageFormat::of_machine);
     arguments.reading.refuse_config(&sources)?;
@@ -284,7 +298,43 @@ fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
     Ok(Some(offset))
 }
 
-/// Room that is left free.
+/// Space that is left free in a volume fitted to a tree, in millionths of it.
+const DEFAULT_FREE_PPM: u32 = 100_000;
+/// The least of that, in bytes.
+const MIN_FREE_BYTES: u64 = 16 << 20;
+
+/// What a volume is for: the names that mke2fs.conf(5) has.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Usage {
+    Floppy,
+    Small,
+    News,
+    Default,
+    Largefile,
+    Largefile4,
+    Big,
+    Huge,
+}
+
+impl Usage {
+    /// Sets what the usage says and no option says otherwise.
+    fn apply(self, options: &mut Options) {
+        let (block_bytes, bytes_per_inode) = match self {
+            Self::Floppy => (Some(1024), 8192),
+            Self::Small => (Some(1024), 4096),
+            Self::News => (Some(4096), 4096),
+            Self::Default => (Some(4096), 16 << 10),
+            Self::Largefile => (None, 1 << 20),
+            Self::Largefile4 => (None, 4 << 20),
+            Self::Big => (Some(4096), 32 << 10),
+            Self::Huge => (Some(4096), 64 << 10),
+        };
+        options.block_bytes = options.block_bytes.or(block_bytes);
+        options.inodes = Inodes::PerBytes(bytes_per_inode);
+    }
+}
+
+/// Space that is left free.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Room {
     Bytes(u64),
@@ -321,6 +371,9 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
         flex_groups: arguments.flex_groups,
         ..defaults
     };
+    if let Some(usage) = arguments.usage {
+        usage.apply(&mut options);
+    }
     if let Some(count) = arguments.inodes {
         options.inodes = Inodes::Count(count);
     } else if let Some(bytes) = arguments.bytes_per_inode {
@@ -493,8 +546,9 @@ fn plan<'a>(
         Some(given) => mkfs::sized(options, tree, given)?,
         None => match arguments.free {
             Some(Room::Bytes(free)) => mkfs::fitting(options, tree, free)?,
-            Some(Room::Part(part)) => mkfs::fitting_with_part(options, tree, part)?,
-            None => mkfs::fitting(options, tree, 0)?,
+            Some(Room::Part(part)) => mkfs::fitting_with_part(options, tree, part, 0)?,
+            None if arguments.min => mkfs::fitting(options, tree, 0)?,
+            None => mkfs::fitting_with_part(options, tree, DEFAULT_FREE_PPM, MIN_FREE_BYTES)?,
         },
     };
     let len = plan.layout().len_bytes();

@@ -95,6 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             pieces,
             progress: Progress::new(arguments.progress, walk.bytes),
             failed: false,
+            is_full: false,
         };
         copy.all(plan);
         copy.failed
@@ -150,6 +151,8 @@ struct Copy<'a> {
     pieces: Pieces,
     progress: Progress,
     failed: bool,
+    /// The destination takes nothing more: there is no use in going on.
+    is_full: bool,
 }
 
 /// A path beneath the destination.
@@ -174,6 +177,9 @@ impl From<Errno> for Failure {
 impl Copy<'_> {
     fn all(&mut self, plan: &[usize]) {
         for &at in plan {
+            if self.is_full {
+                break;
+            }
             let item = &self.walk.items[at];
             let has_pieces = item.attributes.kind == Kind::File && item.link_to.is_none();
             if let Err(failure) = self.item(item) {
@@ -195,6 +201,8 @@ impl Copy<'_> {
             let item = &self.walk.items[at];
             if item.attributes.kind == Kind::Directory
                 && let Err(errno) = self.finish_dir(item)
+                // Those that were not reached are missing.
+                && !self.is_full
             {
                 self.complain(item, "attributes cannot be set", errno);
             }
@@ -203,8 +211,11 @@ impl Copy<'_> {
 
     fn complain(&mut self, item: &Item, what: &str, errno: Errno) {
         self.failed = true;
+        self.is_full |= matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS);
         let path = self.shown(item);
-        say::complain(&anyhow::Error::from(errno).context(format!("{path}: {what}")));
+        let is_last = !self.is_full || self.walk.items.len() == 1;
+        let rest = if is_last { "" } else { "; stopped, what follows is not copied" };
+        say::complain(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
     }
 
     /// Where an item is put, as messages have it.
@@ -325,6 +336,9 @@ impl Copy<'_> {
                     end = offset + data.len() as u64;
                     if failed.is_none() {
                         failed = write_at(&file, offset, &data).err();
+                    }
+                    if failed == Some(Errno::NOSPC) {
+                        break;
                     }
                     self.progress.add(data.len() as u64);
                 }

@@ -28,7 +28,7 @@ what would follow inode.";
 
 /// List files and directories of a volume.
 #[derive(Debug, Args)]
-#[command(after_long_help = LS_JSON)]
+#[command(after_long_help = LS_JSON, disable_help_flag = true)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
@@ -36,6 +36,12 @@ pub struct Arguments {
     /// Show mode, links, owner, group, size and time of each name.
     #[arg(short)]
     long: bool,
+    /// With -l, show sizes as 1.5K, 23M or 2.1G.
+    #[arg(short = 'h')]
+    human: bool,
+    /// Show help.
+    #[arg(long, action = clap::ArgAction::HelpLong)]
+    help: Option<bool>,
     /// Show names that begin with a dot, too.
     #[arg(short)]
     all: bool,
@@ -185,7 +191,8 @@ impl List<'_> {
             let attributes = self.volume.attributes(inode).map_err(named)?;
             let is_link = attributes.kind == Kind::Symlink;
             let target = is_link.then(|| self.volume.read_link(inode)).transpose();
-            write!(self.out, "{} ", long(&attributes, &self.clock))?;
+            let line = long(&attributes, &self.clock, self.arguments.human);
+            write!(self.out, "{line} ")?;
             self.out.name(name)?;
             match target {
                 Ok(Some(target)) => {
@@ -297,11 +304,12 @@ fn hex(bytes: &[u8]) -> Option<String> {
 }
 
 /// The columns of `ls -ln` up to the name.
-fn long(attributes: &Attributes, clock: &Clock) -> String {
+fn long(attributes: &Attributes, clock: &Clock, human: bool) -> String {
     let size = match attributes.kind {
         Kind::CharDevice | Kind::BlockDevice => {
             format!("{}, {}", attributes.device.0, attributes.device.1)
         }
+        _ if human => human_size(attributes.size_bytes),
         _ => attributes.size_bytes.to_string(),
     };
     format!(
@@ -314,9 +322,42 @@ fn long(attributes: &Attributes, clock: &Clock) -> String {
     )
 }
 
+/// A size as `ls -h` shows it: rounded up, with one digit after the point below ten.
+fn human_size(bytes: u64) -> String {
+    let units = ["K", "M", "G", "T", "P", "E"];
+    let nth = (bytes.max(1).ilog2() / 10) as usize;
+    let tenths = |nth: usize| (u128::from(bytes) * 10).div_ceil(1 << (10 * nth));
+    // What rounds up to 1024 of a unit is one of the next.
+    let nth = nth + usize::from(nth > 0 && tenths(nth) > 10_230);
+    match nth.checked_sub(1).and_then(|nth| units.get(nth)) {
+        None => bytes.to_string(),
+        Some(unit) => match tenths(nth) {
+            few @ 0..=99 => format!("{}.{}{unit}", few / 10, few % 10),
+            many => format!("{}{unit}", many.div_ceil(10)),
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_shown_as_ls_shows_them() {
+        for (bytes, shown) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1025, "1.1K"),
+            (10 << 10, "10K"),
+            ((10 << 10) + 1, "11K"),
+            ((1 << 20) - 1, "1.0M"),
+            (1023 << 10, "1023K"),
+            (u64::MAX, "16E"),
+        ] {
+            assert_eq!(human_size(bytes), shown, "{bytes}");
+        }
+    }
 
     #[test]
     fn names_that_are_not_text_lose_nothing() {

@@ -94,7 +94,7 @@ pub struct NewVolume {
     pub limit_bytes: Option<u64>,
     /// Whose everything becomes.
     pub give_to: Option<(u32, u32)>,
-    /// Everything becomes root's, and nothing is for others.
+    /// Everything becomes root's, and groups and others have no permissions.
     pub squash: bool,
     /// The same bytes of the same sources: times and identities follow from them.
     pub reproducible: bool,
@@ -716,6 +716,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
         choice: Choice { platform: new.platform.clone(), beside: image, limit: new.limit_bytes },
         owner: new.give_to,
         squash: new.squash,
+        squash_perms: new.squash,
         table: None,
         clamped: false,
         reproducible: new.reproducible.then(|| Reproducible {

@@ -1,7 +1,7 @@
 //! A volume that was opened for a mount, and is of no other use meanwhile.
 //!
-//! Law: as long as a descriptor of it lives no other mount and no tool has the volume; of a
-//! block device the kernel's own mounts count, too.
+//! Law: as long as a descriptor of it lives no other mount and no tool changes the volume, and
+//! none reads it while the mount may write; of a block device the kernel's own mounts count, too.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -126,7 +126,7 @@ impl Claimed {
         if !read_only {
             match open(volume, OFlags::RDWR) {
                 Ok(disk) => {
-                    claim_alone(volume, &disk)?;
+                    claim_as(volume, &disk, Claim::Alone)?;
                     let image =
                         again(&disk, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
                     let backing = again(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
@@ -140,7 +140,7 @@ impl Claimed {
             }
         }
         let image = open(volume, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
-        claim_alone(volume, &image)?;
+        claim_as(volume, &image, Claim::Shared)?;
         let source = Source::File { image, disk: None };
         Ok(Self { source, note, keep: Keep { backing: None, guard } })
     }
@@ -270,8 +270,8 @@ fn guard(volume: &Path) -> Result<Option<OwnedFd>, NotOpened> {
     })
 }
 
-fn claim_alone(volume: &Path, fd: &OwnedFd) -> Result<(), NotOpened> {
-    claim_at_once(fd, Claim::Alone).map_err(|errno| match errno {
+fn claim_as(volume: &Path, fd: &OwnedFd, how: Claim) -> Result<(), NotOpened> {
+    claim_at_once(fd, how).map_err(|errno| match errno {
         Errno::WOULDBLOCK => {
             NotOpened::InUse(format!("{} is in use by another mount or tool", volume.display()))
         }

@@ -201,7 +201,15 @@ const WITHOUT_EFFECT: &[&str] = &[
     "user_xattr",
     "nocheck",
     "debug",
+    // Usage is counted where the volume has the feature; limits are not enforced.
+    "quota",
     "noquota",
+    "usrquota",
+    "grpquota",
+    "prjquota",
+    "usrjquota",
+    "grpjquota",
+    "jqfmt",
     "barrier",
     "nobarrier",
     "data_err",
@@ -256,10 +264,6 @@ const WITHOUT_EFFECT: &[&str] = &[
 /// What options of the bucket that a volume is in begin with.
 const OF_BUCKETS: &str = "bucket_";
 
-/// Why quotas are refused.
-const NO_LIMITS: &str = "limits of quotas are not enforced, and what counts for them is kept in step \
-                         without it; leave the option out";
-
 /// Options that would mean what is not done here, and why.
 const REFUSED: &[(&str, &str)] = &[
     ("noacl", "access control lists always count; use fakeroot for no permissions at all"),
@@ -267,10 +271,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("nouid32", "owners always have 32 bits"),
     ("dax", "a volume is never mapped; leave the option out"),
     ("xip", "a volume is never mapped; leave the option out"),
-    ("quota", NO_LIMITS),
-    ("usrquota", NO_LIMITS),
-    ("grpquota", NO_LIMITS),
-    ("prjquota", NO_LIMITS),
     ("journal_dev", "a journal on another device is not written; see tune2fs -j"),
     ("journal_path", "a journal on another device is not written; see tune2fs -j"),
     ("max_dir_size_kb", "directories have no limit; leave the option out"),

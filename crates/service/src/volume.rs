@@ -258,6 +258,8 @@ pub struct VolumeTree {
     minix_df: bool,
     /// Whether listing a directory leaves its time of access.
     no_directory_atime: bool,
+    /// Listings of these end with an error.
+    damaged_directories: directory::DamagedDirectories,
 }
 
 /// What is durable before it is answered.
@@ -308,6 +310,7 @@ impl VolumeTree {
             directory_group,
             minix_df,
             no_directory_atime: options.no_directory_atime,
+            damaged_directories: directory::DamagedDirectories::default(),
         }
     }
 

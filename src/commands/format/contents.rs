@@ -31,6 +31,7 @@ pub fn gather(arguments: &Arguments, options: &mut Options) -> anyhow::Result<Fo
         choice: arguments.reading.choice(&arguments.image),
         owner: arguments.owner.map(|owner| (owner.uid, owner.gid)),
         squash: arguments.squash,
+        squash_perms: arguments.squash_perms,
         table: table.as_ref().zip(arguments.devices.as_deref()),
         clamped: epoch,
         reproducible,

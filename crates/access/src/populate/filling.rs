@@ -8,7 +8,7 @@ use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Options, Tree, What};
 
 use super::devices::{Table, devices};
-use super::rules::{newest, own, set_times, squash};
+use super::rules::{newest, own, set_times, squash_perms};
 use super::{Choice, Digest, Found, Origin, Patterns, Source, Stamp, Wanted, scan};
 
 /// A clock that no file is newer than.
@@ -26,8 +26,10 @@ pub struct Filling<'a> {
     pub choice: Choice<'a>,
     /// Whose everything becomes.
     pub owner: Option<(u32, u32)>,
-    /// Everything becomes root's, and nothing is for others.
+    /// Everything becomes root's.
     pub squash: bool,
+    /// Groups and others have no permissions.
+    pub squash_perms: bool,
     /// Nodes that are made besides, and what the table is called.
     pub table: Option<(&'a Table, &'a Path)>,
     /// No time is later than that of the volume, and only the last change comes from the source.
@@ -78,7 +80,10 @@ pub fn fill(filling: Filling<'_>, options: &mut Options) -> anyhow::Result<Found
     if let Some((uid, gid)) = owner {
         own(&mut source.tree, uid, gid);
     } else if filling.squash {
-        squash(&mut source.tree);
+        own(&mut source.tree, 0, 0);
+    }
+    if filling.squash_perms {
+        squash_perms(&mut source.tree);
     }
     if let Some((table, named)) = table {
         let laid = devices(source, table, stamp);

@@ -212,12 +212,13 @@ pub fn own(tree: &mut Tree, uid: u32, gid: u32) {
     each(tree, |node| (node.uid, node.gid) = (uid, gid));
 }
 
-/// Gives everything to root, and nothing to others, as `genext2fs --squash` does.
-pub fn squash(tree: &mut Tree) {
+/// Takes the permissions of groups and others away, as `genext2fs --squash-perms` does, and
+/// access control lists, which give some back.
+pub fn squash_perms(tree: &mut Tree) {
     each(tree, |node| {
-        (node.uid, node.gid) = (0, 0);
         if !matches!(node.what, What::Symlink(_)) {
             node.mode &= 0o7700;
+            node.remove_acls();
         }
     });
 }

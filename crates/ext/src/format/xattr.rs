@@ -290,6 +290,11 @@ impl NewAttribute {
         Ok(Some(Self { number, suffix_bytes, suffix, value, outside: None }))
     }
 
+    /// Returns true for an access control list.
+    pub(crate) fn is_acl(&self) -> bool {
+        matches!(self.number, 2 | 3)
+    }
+
     /// What an inode has of its contents beyond the place of block pointers.
     pub(crate) fn of_contents(value: &[u8]) -> Self {
         let suffix = b"data".to_vec();

@@ -12,10 +12,11 @@ pub fn fitting_with_part<'a>(
     options: &Options,
     tree: &'a mut Tree,
     part_ppm: u32,
+    at_least_bytes: u64,
 ) -> Result<Plan<'a>> {
     const ALL: u128 = 1_000_000;
     let part = u128::from(part_ppm.min(MOST_FREE_PPM));
-    let mut free_bytes = 0;
+    let mut free_bytes = at_least_bytes;
     for turn in 0..MOST_TURNS {
         let len = match fitting(options, tree, free_bytes) {
             Ok(plan) => u128::from(plan.layout.len_bytes()),

@@ -68,6 +68,13 @@ pub struct Node {
     pub(super) attributes: Vec<NewAttribute>,
 }
 
+impl Node {
+    /// Drops its access control lists.
+    pub fn remove_acls(&mut self) {
+        self.attributes.retain(|attribute| !attribute.is_acl());
+    }
+}
+
 /// The contents of the files of a tree.
 pub trait Contents: Sync {
     /// Fills `into` with what file `source` has at `at_bytes`; all of it was said to be there.

@@ -1,5 +1,8 @@
 //! The directory contract, served by a volume: from messages to the library's operations.
 
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
 use draconis_exchange::contract::directory::{
     Create, CreateUnnamed, DirectoryServer, Entries, Entry, Enumerate, GetAttributes, GetXattr,
     Link, ListXattr, Lookup, MakeDirectory, Open, RENAME_EXCHANGE, RENAME_NO_REPLACE,
@@ -11,7 +14,7 @@ use draconis_exchange::contract::{
 };
 use draconis_exchange::heap::Block;
 use draconis_exchange::omission::{DEADLY, Omission};
-use draconis_ext::{Cookie, InodeNumber, NewNode, Renaming, Whiteout, XattrSet};
+use draconis_ext::{Cookie, InodeNumber, NewNode, Renaming, Volume, Whiteout, XattrSet};
 
 use super::{VolumeTree, inode, refusal};
 
@@ -223,7 +226,8 @@ impl VolumeTree {
                     Ok(found) => found,
                     Err(damage) => {
                         why = Some(refusal(damage.error));
-                        return false;
+                        self.damaged_directories.add(dir);
+                        return true;
                     }
                 };
                 // A name that is none cannot be asked for either: damage, but not of the rest.
@@ -247,10 +251,12 @@ impl VolumeTree {
                 fits
             })
             .map_err(refusal)?;
+        // What can be read is delivered first, before and behind the damage; the error ends it.
         match why {
-            // What came before the damage is delivered first; the next question meets it.
-            Some(why) if entries.is_empty() => Err(why),
-            _ => Ok(entries.len()),
+            _ if !entries.is_empty() => Ok(entries.len()),
+            Some(why) => Err(why),
+            None if self.damaged_directories.contains(dir, &self.volume) => Err(Refusal::Corrupt),
+            None => Ok(entries.len()),
         }
     }
 
@@ -275,6 +281,38 @@ impl VolumeTree {
         let has_acl = self.volume.inode(parent).map_err(refusal)?.has_attributes()
             && self.volume.xattr(parent, DEFAULT_ACL).is_ok();
         Ok(if has_acl { mode } else { mode & !umask })
+    }
+}
+
+/// Directories in which a listing met damage.
+#[derive(Default)]
+pub(super) struct DamagedDirectories(Mutex<HashSet<InodeNumber>>);
+
+impl DamagedDirectories {
+    /// How many are remembered.
+    const MAX: usize = 4096;
+
+    fn add(&self, dir: InodeNumber) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() < Self::MAX {
+            known.insert(dir);
+        }
+    }
+
+    /// Returns true if the directory is one, and still damaged: another may have its number.
+    fn contains(&self, dir: InodeNumber, volume: &Volume) -> bool {
+        if !self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&dir) {
+            return false;
+        }
+        let mut is_damaged = false;
+        let listed = volume.entries(dir, Cookie(0), false, |found| {
+            is_damaged = found.is_err();
+            !is_damaged
+        });
+        if listed.is_ok() && !is_damaged {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir);
+        }
+        is_damaged
     }
 }
 
