@@ -123,10 +123,15 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>, Error> {
         let what = match kind {
             Some("ZERO") => What::Zeros,
             Some("SPARSE") => What::Sparse(quoted()?.0),
-            Some("FLAT") => {
+            // ESXi's word for the same; it leaves the offset out.
+            Some("FLAT" | "VMFS") => {
                 let (name, rest) = quoted()?;
                 let at = word(rest).0.unwrap_or("0");
                 What::Flat(name, at.parse().map_err(|_| WRONG)?)
+            }
+            Some("VMFSSPARSE" | "SESPARSE") => {
+                let what = "its contents in a snapshot of ESXi (VMFSSPARSE or SESPARSE)";
+                return Err(Unsupported::Feature("VMDK", what).into());
             }
             _ => {
                 let what = "its contents in files of a kind that only ESX has, or on a device";
@@ -245,7 +250,7 @@ mod tests {
 
     use super::*;
     use crate::open;
-    use crate::tests::{all, contents, converted, memory};
+    use crate::tests::{all, contents, converted, memory, skipped};
 
     const HEAD: &str = "# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n";
 
@@ -284,6 +289,31 @@ mod tests {
     }
 
     #[test]
+    fn flat_disks_of_esxi_are_read_as_qemu_reads_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
+                    createType=\"vmfs\"\nRW 128 VMFS \"x-flat.vmdk\"\n\
+                    ddb.adapterType = \"lsilogic\"\n";
+        let raw = contents(1 << 16);
+        for text in [text.to_owned(), text.replace('\n', "\r\n")] {
+            std::fs::write(dir.path().join("x.vmdk"), &text).unwrap();
+            std::fs::write(dir.path().join("x-flat.vmdk"), &raw).unwrap();
+            let opened = open(memory(text.into_bytes()), &[memory(raw.clone())]).unwrap();
+            let read = all(&*opened.disk).unwrap();
+            let mut qemu = std::process::Command::new("qemu-img");
+            qemu.args(["convert", "-O", "raw", "x.vmdk", "read"]).current_dir(dir.path());
+            let Ok(output) = qemu.output() else {
+                skipped::skipped("reading a VMDK of ESXi beside qemu-img needs it");
+                return;
+            };
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(read == raw && read == std::fs::read(dir.path().join("read")).unwrap());
+        }
+        let told = refused("RW 128 VMFSSPARSE \"x-delta.vmdk\"", &[memory(raw)]);
+        assert!(told.contains("VMFSSPARSE"), "{told}");
+    }
+
+    #[test]
     fn only_names_beside_it_are_taken() {
         let given = [memory(contents(1 << 16)), memory(contents(1 << 16))];
         for (one, two) in [
@@ -316,7 +346,8 @@ mod tests {
             "RW 8 FLAT \"a-flat.vmdk\" 18446744073709551615",
             "RW 18446744073709551615 ZERO",
             "RW 9007199254740992 ZERO\nRW 1 ZERO",
-            "RW 8 VMFS \"a-flat.vmdk\"",
+            "RW 8 VMFS \"a-flat.vmdk\" x",
+            "RW 8 VMFS",
             "NOACCESS 8 ZERO",
             "RW 8 ZERO\nparentCID=12345678",
             &"RW 8 ZERO\n".repeat(65),
