@@ -51,10 +51,13 @@ class _Image:
         self._users = 0
 
     @classmethod
-    def of(cls, path: str, writable: bool, **place: Optional[int]) -> _Image:
+    def of(
+        cls, path: str, writable: bool, partition: Optional[int], offset: Optional[int]
+    ) -> _Image:
         """Returns the image of this process at a path."""
-        key = (os.getpid(), path, writable, *place.values())
-        open_volume = functools.partial(Volume, path, "w" if writable else "r", **place)
+        key = (os.getpid(), path, writable, partition, offset)
+        mode = "w" if writable else "r"
+        open_volume = functools.partial(Volume, path, mode, partition=partition, offset=offset)
         with cls._all_lock:
             return cls._all.setdefault(key, cls(open_volume))
 
@@ -260,8 +263,8 @@ class ExtFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self.auto_mkdir = auto_mkdir
         # The image is opened again by each call, wherever the process is then.
         self._path = os.path.join(os.getcwd(), path)
-        self._place = {"partition": partition, "offset": offset}
-        self._image = _Image.of(self._path, self.writable, **self._place)
+        self._place = (partition, offset)
+        self._image = _Image.of(self._path, self.writable, partition, offset)
         # What cannot be opened is refused here.
         with self:
             pass
@@ -269,7 +272,7 @@ class ExtFileSystem(AbstractFileSystem):  # type: ignore[misc]
     @property
     def fsid(self) -> str:
         """Identifies the volume across sessions."""
-        return f"ext_{tokenize(self._path, *self._place.values())}"
+        return f"ext_{tokenize(self._path, *self._place)}"
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
