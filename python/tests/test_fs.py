@@ -22,7 +22,7 @@ from draconis.fs import ExtFileSystem
 def volume(tmp_path_factory):
     image = str(tmp_path_factory.mktemp("fs") / "disk.img")
     Volume.format(image, size=64 << 20)
-    fs = ExtFileSystem(image, "w")
+    fs = ExtFileSystem(image, writable=True)
     yield fs
     fs.close()
     judged(image)
@@ -76,17 +76,17 @@ def test_what_is_in_an_image_has_an_address(image):
         assert file.readline() == "name,number\n"
     with pytest.raises(FileNotFoundError):
         fs.cat("/none")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="writable=True"):
         fs.touch("/new")
+    with pytest.raises(ValueError, match="writable=True"):
+        fsspec.filesystem("ext", image=image, mode="w")
     with pytest.raises(ValueError):
         fsspec.filesystem("ext")
     with pytest.raises(ValueError):
         fsspec.filesystem("ext", fo="x", target_protocol="http")
-    with pytest.raises(OSError):
-        ExtFileSystem(image, "w")
-    del fs
-    ExtFileSystem.clear_instance_cache()
-    fs = fsspec.filesystem("ext", image=image, mode="w")
+    with fs.open("/link"), pytest.raises(OSError):
+        ExtFileSystem(image, writable=True)
+    fs = fsspec.filesystem("ext", image=image, writable=True)
     fs.pipe_file("/a/b/c", b"made with what is above")
     fs.mv("/a", "/moved")
     assert fs.cat_file("/moved/b/c") == b"made with what is above"
@@ -114,11 +114,9 @@ def test_pandas_reads_a_table_out_of_an_image(image):
     assert list(table.columns) == ["name", "number"] and table.number.sum() == 6
     table = pandas.read_csv(f"ext://link::{image}")
     assert table.name.tolist() == ["a", "b", "c"]
-    ExtFileSystem.clear_instance_cache()
-    fs = ExtFileSystem(image, "w")
-    with fs.open("/sums.csv", "w") as file:
-        table.assign(twice=table.number * 2).to_csv(file, index=False)
-    fs.close()
+    options = {"image": image, "writable": True}
+    sums = table.assign(twice=table.number * 2)
+    sums.to_csv("ext://sums.csv", index=False, storage_options=options)
     with Volume(image) as volume:
         assert volume.read_text("/sums.csv").splitlines()[1] == "a,1,2"
     judged(image)

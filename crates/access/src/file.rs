@@ -45,24 +45,20 @@ impl File {
                 return Err(draconis_ext::Error::ReadOnly);
             }
             loop {
-                let found = match find(inner, path, Follow::Yes) {
-                    Err(draconis_ext::Error::NotFound) if how.create => {
-                        let (dir, name) = entry(inner, path)?;
-                        let new = volume.node(Kind::File, how.mode, b"");
-                        match inner.create(dir, name, &new) {
-                            // Another thread made it meanwhile, or it is a link to nowhere.
-                            Err(draconis_ext::Error::Exists)
-                                if !how.exclusive && find(inner, path, Follow::Yes).is_ok() =>
-                            {
-                                continue;
-                            }
-                            made => made?,
-                        }
-                    }
-                    Ok(_) if how.create && how.exclusive => {
+                let new = volume.node(Kind::File, how.mode, b"");
+                let found = match (how.create, how.exclusive) {
+                    (true, true) if find(inner, path, Follow::No).is_ok() => {
                         return Err(draconis_ext::Error::Exists);
                     }
-                    found => found?,
+                    (true, true) if path.ends_with(b"/") => {
+                        return Err(draconis_ext::Error::IsADirectory);
+                    }
+                    (true, true) => {
+                        let (dir, name) = entry(inner, path)?;
+                        inner.create(dir, name, &new)?
+                    }
+                    (true, false) => inner.resolve_or_create(inner.root(), path, &new)?,
+                    (false, _) => find(inner, path, Follow::Yes)?,
                 };
                 inner.hold(found);
                 // Its name may have gone before it was held.

@@ -1,6 +1,7 @@
 //! The names in a directory, as lists and walks want them.
 
 use draconis_exchange::contract::Kind;
+pub use draconis_ext::split;
 use draconis_ext::{InodeNumber, Volume};
 
 use crate::say::{Tell, tell};
@@ -59,12 +60,4 @@ pub struct Listed {
 pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let slash: &[u8] = if dir.ends_with(b"/") || dir.is_empty() { b"" } else { b"/" };
     [dir, slash, name].concat()
-}
-
-/// The path of a directory, and the name that a path ends with; empty for the root.
-pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
-    let (path, _) = path.split_at(len);
-    let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
-    path.split_at(cut)
 }

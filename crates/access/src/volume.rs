@@ -505,8 +505,8 @@ impl Volume {
 
     fn make(&self, path: &[u8], kind: Kind, mode: u32, target: &[u8]) -> Result<()> {
         self.with(path, |volume| {
-            let (dir, name) = entry(volume, path)?;
-            volume.create(dir, name, &self.node(kind, mode, target)).map(drop)
+            let new = self.node(kind, mode, target);
+            volume.create_by_path(volume.root(), path, &new).map(drop)
         })
     }
 
@@ -648,12 +648,7 @@ pub(crate) fn entry<'p>(
     volume: &draconis_ext::Volume,
     path: &'p [u8],
 ) -> draconis_ext::Result<(InodeNumber, &'p [u8])> {
-    let (above, name) = split(path);
-    match name {
-        b"" => Err(draconis_ext::Error::Misuse("the root directory has no name")),
-        b"." | b".." => Err(draconis_ext::Error::Misuse("a name is needed at the end")),
-        _ => Ok((find(volume, above, Follow::Yes)?, name)),
-    }
+    volume.resolve_parent(volume.root(), path)
 }
 
 /// The format of a new disk image by its name, if there is one.

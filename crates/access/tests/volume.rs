@@ -148,3 +148,38 @@ fn threads_share_a_volume_and_close_waits_for_them() {
     volume.close().unwrap();
     judged(&image);
 }
+
+#[test]
+fn a_new_file_is_where_a_link_leads_and_never_behind_a_slash() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = made(dir.path(), "ext4");
+    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+    volume.make_dir(b"/d", 0o755).unwrap();
+    volume.symlink(b"d/next", b"/link").unwrap();
+    volume.symlink(b"../file", b"/d/next").unwrap();
+    volume.symlink(b"loop", b"/loop").unwrap();
+    written(&volume, b"/link", b"by two links");
+    assert_eq!(read(&volume, b"/file").unwrap(), b"by two links");
+    volume.unlink(b"/file").unwrap();
+    let how = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    for (path, exclusive, errno) in [
+        (&b"/new/"[..], false, Errno::ISDIR),
+        (b"/new/", true, Errno::ISDIR),
+        (b"/link", true, Errno::EXIST),
+        (b"/loop", false, Errno::LOOP),
+        (b"/", true, Errno::EXIST),
+        (b"/d", false, Errno::ISDIR),
+        (b"/none/x", false, Errno::NOENT),
+    ] {
+        let error = File::open(&volume, path, OpenHow { exclusive, ..how }).unwrap_err();
+        let shown = String::from_utf8_lossy(path);
+        assert_eq!(error.errno, errno, "{shown}: {error}");
+        assert!(error.to_string().contains(&format!(":{shown}")), "{error}");
+    }
+    assert_eq!(volume.make_dir(b"/", 0o755).unwrap_err().errno, Errno::EXIST);
+    let (names, _) = volume.list(b"/").unwrap();
+    let names: Vec<_> = names.into_iter().map(|entry| entry.name).collect();
+    assert_eq!(names, [&b"d"[..], b"link", b"loop", b"lost+found"]);
+    volume.close().unwrap();
+    judged(&image);
+}

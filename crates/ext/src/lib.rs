@@ -17,59 +17,32 @@
 //! Law 2: damage costs the file it is in; everything else stays readable.
 //! Law 3: the holder of [`Data`] holds it for good; caches forget, they never take back.
 //!
-//! A volume made in memory, a file written, and read after the volume was opened again:
+//! An image made, changed and read by paths, with the names of [`std::fs`]:
 //!
 //! ```
-//! use std::sync::Arc;
+//! use draconis_ext::FileSystem;
 //!
-//! use draconis_device::MemoryDisk;
-//! use draconis_exchange::contract::{Kind, Time};
-//! use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
-//! use draconis_ext::{AccessTimes, Follow, NewNode, Options, Volume, Writing};
-//!
-//! /// What the files of the new volume hold: it has none.
-//! struct NoFiles;
-//! impl Contents for NoFiles {
-//!     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
-//!         Err(std::io::ErrorKind::NotFound.into())
-//!     }
+//! # let scratch = tempfile::tempdir()?;
+//! # let image = scratch.path().join("disk.img");
+//! let fs = FileSystem::create(&image, 16 << 20)?;
+//! fs.create_dir_all("/etc/app")?;
+//! fs.write("/etc/app/greeting", "Dear reader,\n")?;
+//! assert_eq!(fs.read("/etc/app/greeting")?, b"Dear reader,\n");
+//! for entry in fs.read_dir("/etc/app")? {
+//!     println!("{}", entry.path().display());
 //! }
-//!
-//! let disk = Arc::new(MemoryDisk::new(vec![0; 4 << 20], 512));
-//! let mut tree = Tree::new(Node::new(What::Directory, 0o755));
-//! let plan = mkfs::sized(&mkfs::Options::default(), &mut tree, 4 << 20)?;
-//! mkfs::write(&plan, &NoFiles, &Target { disk: &disk, zeroed: true, progress: &|_| {} })?;
-//!
-//! let writing = Writing {
-//!     clock: Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 }),
-//!     dirty_bytes: 8 << 20,
-//!     atime: AccessTimes::Relative,
-//!     discard: false,
-//! };
-//! let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing)?;
-//! let file = NewNode {
-//!     kind: Kind::File,
-//!     mode: 0o644,
-//!     uid: 0,
-//!     gid: 0,
-//!     device: (0, 0),
-//!     target: b"",
-//! };
-//! let letter = volume.create(volume.root(), b"letter", &file)?;
-//! volume.write(letter, 0, b"Dear reader,\n")?;
-//! // What this returned for is durable; closing marks the volume as unmounted.
-//! volume.sync_inode(letter, false)?;
-//! volume.close()?;
-//!
-//! let volume = Volume::open(disk, Options::default())?;
-//! let letter = volume.resolve(volume.root(), b"/letter", Follow::Yes)?;
-//! let mut bytes = [0; 100];
-//! let len = volume.read_into(letter, 0, &mut bytes)?;
-//! assert_eq!(&bytes[..len], b"Dear reader,\n");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! fs.close()?;
+//! # if let Ok(found) = std::process::Command::new("e2fsck").arg("-fn").arg(&image).output() {
+//! #     assert!(found.status.success());
+//! # }
+//! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! This crate does not know what a channel, a mount or a path of the host is.
+//! Below it is [`Volume`]: inodes, any [`Disk`], the caller's clock. [`mkfs`] fills a new volume
+//! from a tree.
+//!
+//! This crate does not know what a channel or a mount is. Only [`FileSystem`] opens a path of the
+//! host and asks the system for the time.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -96,6 +69,7 @@ mod commit;
 mod dir;
 mod error;
 mod file;
+mod filesystem;
 pub mod format;
 pub mod grow;
 mod inline;
@@ -121,6 +95,9 @@ mod volume;
 mod whole;
 mod xattr;
 
+pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
+pub use draconis_exchange::contract::{AttributeChange, Attributes, Kind, SetTime, Time};
+
 pub use blocks::DeviceStatistics;
 pub use blocks::data::Data;
 pub use cache::CacheStatistics;
@@ -128,11 +105,12 @@ pub use claim::{Claim, Claiming, clear_claim};
 pub use dir::{Cookie, Damage, Entry};
 pub use error::{Error, Result};
 pub use file::Seek;
+pub use filesystem::{DirEntry, FileSystem};
 pub use format::inode::Inode;
 pub use label::set_label;
 pub use map::{Place, Run};
 pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
-pub use path::Follow;
+pub use path::{Follow, split};
 pub use redo::finish;
 pub use takeover::{Made, Predecessor, Witness};
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};

@@ -5,7 +5,7 @@ use draconis_exchange::contract::Kind;
 use crate::format::inode::Inode;
 use crate::format::nokey;
 use crate::volume::Volume;
-use crate::{Error, InodeNumber, Result};
+use crate::{Error, InodeNumber, NewNode, Result};
 
 /// What becomes of a symbolic link at the end of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,6 +66,84 @@ impl Volume {
         Ok(at)
     }
 
+    /// The directory that `path` leads to with all but its last name, and that name. Slashes at the
+    /// end say nothing.
+    ///
+    /// # Errors
+    /// As [`Volume::resolve`]; [`Error::Misuse`] for the root and for `.` and `..`.
+    pub fn resolve_parent<'p>(
+        &self,
+        start: InodeNumber,
+        path: &'p [u8],
+    ) -> Result<(InodeNumber, &'p [u8])> {
+        let (above, name) = split(path);
+        match name {
+            b"" => Err(Error::Misuse("the root directory has no name")),
+            b"." | b".." => Err(Error::Misuse("a name is needed at the end")),
+            _ => Ok((self.resolve(start, above, Follow::Yes)?, name)),
+        }
+    }
+
+    /// Makes what `path` names, in the directory that it leads to.
+    ///
+    /// # Errors
+    /// As [`Volume::create`]; [`Error::Exists`] for the root, `.` and `..`, too.
+    pub fn create_by_path(
+        &self,
+        start: InodeNumber,
+        path: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<InodeNumber> {
+        match self.resolve_parent(start, path) {
+            Err(Error::Misuse(_)) if self.resolve(start, path, Follow::No).is_ok() => {
+                Err(Error::Exists)
+            }
+            found => {
+                let (dir, name) = found?;
+                self.create(dir, name, new)
+            }
+        }
+    }
+
+    /// As [`Volume::resolve`]; what is not there is made, also where a symbolic link leads to.
+    ///
+    /// # Errors
+    /// As [`Volume::resolve`] and [`Volume::create`]; [`Error::IsADirectory`] for a new name with a
+    /// slash behind it.
+    pub fn resolve_or_create(
+        &self,
+        start: InodeNumber,
+        path: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<InodeNumber> {
+        let (mut at, mut path) = (start, path.to_vec());
+        for _ in 0..=MOST_LINKS {
+            match self.resolve(at, &path, Follow::Yes) {
+                Err(Error::NotFound) => {}
+                found => return found,
+            }
+            if path.last() == Some(&b'/') {
+                return Err(Error::IsADirectory);
+            }
+            let (dir, name) = self.resolve_parent(at, &path)?;
+            match self.lookup(dir, name) {
+                Err(Error::NotFound) => match self.create(dir, name, new) {
+                    // Another thread made it meanwhile.
+                    Err(Error::Exists) => {}
+                    made => return made,
+                },
+                // A link that leads nowhere: what it leads to is made.
+                Ok(link) if self.inode(link)?.kind == Kind::Symlink => {
+                    path = self.read_link(link)?;
+                    at = dir;
+                }
+                Ok(_) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::TooManyLinks)
+    }
+
     /// The target of a symbolic link.
     ///
     /// # Errors
@@ -114,4 +192,12 @@ impl Volume {
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
     let names = path.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
     names.map(<[u8]>::to_vec).collect()
+}
+
+/// The path of a directory, and the name that a path ends with; empty for the root.
+pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at.saturating_add(1));
+    let (path, _) = path.split_at_checked(len).unwrap_or((path, b""));
+    let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at.saturating_add(1));
+    path.split_at_checked(cut).unwrap_or((b"", path))
 }

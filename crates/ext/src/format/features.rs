@@ -22,8 +22,14 @@ macro_rules! feature_set {
         impl $set {
             const NAMES: &[($set, &str)] = &[$(($set::$flag, $name)),*];
 
-            /// The member of that name, as `mke2fs -O` spells it.
+            /// The member of that name, as `mke2fs -O` spells it; also by a second name that
+            /// mke2fs knows.
             pub fn named(name: &str) -> Option<Self> {
+                let name = match name {
+                    "extents" => "extent",
+                    "uninit_groups" => "uninit_bg",
+                    name => name,
+                };
                 let found = Self::NAMES.iter().find(|(_, known)| *known == name);
                 found.map(|(flag, _)| *flag)
             }
@@ -256,6 +262,9 @@ mod tests {
     fn features_are_named_as_mke2fs_names_them() {
         let needs = Incompatible::EXTENTS | Incompatible::SIXTY_FOUR_BIT;
         assert_eq!(needs.names(), ["extent", "64bit"]);
+        assert_eq!(Incompatible::named("extents"), Some(Incompatible::EXTENTS));
+        let sums = ReadOnlyCompatible::named("uninit_bg");
+        assert!(sums.is_some() && ReadOnlyCompatible::named("uninit_groups") == sums);
         assert_eq!(Incompatible::from_bits_retain(1 << 30).names(), ["FEATURE_I30"]);
         assert_eq!(ReadOnlyCompatible::from_bits_retain(1 << 20).names(), ["FEATURE_R20"]);
     }

@@ -634,8 +634,8 @@ fn check(options: &Options, size_bytes: u64) -> Result<Checked> {
     if options.reserved_ppm > 500_000 {
         return misuse("-m: at most 50 percent can be reserved".into());
     }
-    if options.label.len() > 16 {
-        return misuse("-L: a label has at most 16 bytes".into());
+    if options.label.len() > 16 || options.label.contains(&0) {
+        return misuse("-L: a label has at most 16 bytes, none of them NUL".into());
     }
     if options.hash_version > 2 {
         return misuse("hash_alg: legacy, half_md4 or tea".into());

@@ -207,12 +207,6 @@ impl Options {
                 continue;
             }
             let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
-            // What mke2fs knows under a second name.
-            let name = match name {
-                "extents" => "extent",
-                "uninit_groups" => "uninit_bg",
-                name => name,
-            };
             let unsupported = |can: bool| match can || !on {
                 true => Ok(()),
                 false => Err(FeatureError::Unsupported(name.to_owned())),
