@@ -603,18 +603,18 @@ fn letters_of_mke2fs_mean_the_same() {
     let fitted = info(&["-q", "-d", tree, name]);
     let number = |of: &serde_json::Value, what: &str| of[what].as_u64().unwrap();
     let free = number(&fitted, "free_blocks") - number(&fitted, "reserved_blocks");
-    let free = free * number(&fitted, "block_bytes");
+    let free = free * number(&fitted, "block_size_bytes");
     assert!((16 << 20..24 << 20).contains(&free), "{free}");
     assert!(fitted["features"].to_string().contains("extent"), "{fitted}");
     std::fs::remove_file(&image).unwrap();
     let default = info(&["-T", "default", name, "64M"]);
     let news = info(&["-T", "news", name, "64M"]);
     let large = info(&["-T", "largefile", name, "64M"]);
-    assert_eq!(number(&default, "block_bytes"), 4096);
+    assert_eq!(number(&default, "block_size_bytes"), 4096);
     assert_eq!((number(&default, "inodes"), number(&news, "inodes")), (4096, 16384));
     assert!(number(&large, "inodes") < 200, "{large}");
     let own = info(&["-T", "news", "-b", "1024", "-N", "1000", name, "64M"]);
-    assert_eq!(number(&own, "block_bytes"), 1024);
+    assert_eq!(number(&own, "block_size_bytes"), 1024);
     assert!(number(&own, "inodes") < 1100);
 }
 

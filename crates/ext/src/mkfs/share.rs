@@ -17,6 +17,7 @@ pub fn fitting_with_part<'a>(
     const ALL: u128 = 1_000_000;
     let part = u128::from(part_ppm.min(MOST_FREE_PPM));
     let mut free_bytes = at_least_bytes;
+    let mut most = None;
     for turn in 0..MOST_TURNS {
         let len = match fitting(options, tree, free_bytes) {
             Ok(plan) => u128::from(plan.layout.len_bytes()),
@@ -28,7 +29,8 @@ pub fn fitting_with_part<'a>(
         if missing == 0 {
             return fitting(options, tree, free_bytes);
         }
-        if len > MOST_BYTES {
+        let most = *most.get_or_insert(len.saturating_mul(MOST_TIMES));
+        if len > most {
             break;
         }
         // What is free makes the volume larger, of which it is a part again; tables and what is
@@ -48,5 +50,5 @@ const MOST_FREE_PPM: u32 = 950_000;
 const MOST_TURNS: usize = 60;
 /// A volume becomes larger by at least this part of itself, so that this ends.
 const STEP: u128 = 4096;
-/// What grows beyond this would grow on.
-const MOST_BYTES: u128 = 1 << 44;
+/// What grows beyond so many times the volume without that space would grow on.
+const MOST_TIMES: u128 = 1024;

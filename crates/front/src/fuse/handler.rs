@@ -158,6 +158,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         let Some(mut cookie) = self.dots(inode, offset, &mut |entry| add(entry, None))? else {
             return Ok(());
         };
+        let mut has_names = false;
         loop {
             let mut request = Enumerate {
                 node: Node(inode),
@@ -170,7 +171,11 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             let records = listed
                 .and_then(|len| Records::new(&request.buffer, len).map_err(|_| Refusal::Corrupt));
             self.give_back(request.buffer);
-            let records = records.map_err(errno)?;
+            let records = match records {
+                // What was added is answered first; the next request meets the error.
+                Err(_) if has_names => return Ok(()),
+                records => records.map_err(errno)?,
+            };
             let before = cookie;
             for record in records {
                 let record = record.map_err(|_| errno(Refusal::Corrupt))?;
@@ -188,6 +193,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
                 if add(entry, record.attributes)? == 0 {
                     return Ok(());
                 }
+                has_names = true;
                 if with_attributes && let Some(attributes) = record.attributes {
                     self.tree.hold(attributes.node);
                 }
