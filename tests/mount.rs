@@ -216,12 +216,20 @@ fn nothing_is_used_twice() {
     assert!(mount(&draconis, &link, &elsewhere).contains("is already mounted on"));
     let said = mount(&draconis, &two, &at);
     assert!(said.contains("is already a mount point"), "{said}");
-    // Another manager cannot either, nor can a tool.
+    // Another manager and a tool can read beside it; none can write.
     let other = Draconis::new();
-    assert!(mount(&other, &one, &elsewhere).contains("is in use by another"));
-    assert!(other.fails(["ls", one.to_str().unwrap()]).contains("is mounted"));
-    draconis.ok(["umount", at.to_str().unwrap()]);
+    let beside = other.mount(&one, "beside", "ro");
     other.ok(["ls", one.to_str().unwrap()]);
+    other.ok(["umount", beside.to_str().unwrap()]);
+    let (image, dir) = (one.to_str().unwrap(), elsewhere.to_str().unwrap());
+    assert!(other.fails(["mount", image, dir]).contains("is in use by another"));
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    // Beside one that may write none can read.
+    let at = draconis.mount(&one, "at", "nofuseblk");
+    assert!(mount(&other, &one, &elsewhere).contains("is in use by another"));
+    assert!(other.fails(["ls", image]).contains("is mounted"));
+    draconis.ok(["umount", at.to_str().unwrap()]);
+    other.ok(["ls", image]);
 }
 
 #[test]

@@ -533,3 +533,27 @@ fn a_damaged_directory_is_listed_as_far_as_it_can_be_read() {
         draconis.ok(["umount", mount.to_str().unwrap()]);
     }
 }
+
+#[test]
+fn damaged_descriptors_are_said_when_a_mount_is_made() {
+    if !fuse("damaged descriptors") {
+        return;
+    }
+    let draconis = Draconis::new();
+    let image = draconis.path("image");
+    draconis.ok(["format", "-b", "1024", image.to_str().unwrap(), "32M"]);
+    let mut bytes = std::fs::read(&image).unwrap();
+    // The second descriptor of 64 bytes, in the block behind the superblock.
+    bytes[2048 + 64..2048 + 68].fill(0xFF);
+    std::fs::write(&image, bytes).unwrap();
+    let at = draconis.make_dir("at");
+    let line = ["mount", "-o", "ro", image.to_str().unwrap(), at.to_str().unwrap()];
+    let output = draconis.run(line);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("group descriptor"), "{said}");
+    assert!(std::fs::read_dir(&at).unwrap().count() > 0);
+    // Who stands in a mount does not keep it busy by asking for its end.
+    let mut command = draconis.command();
+    let ended = command.args(["umount", "."]).current_dir(&at).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+}

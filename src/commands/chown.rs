@@ -68,8 +68,11 @@ impl std::str::FromStr for NewOwner {
             if text.is_empty() {
                 return Ok(None);
             }
-            let number = text.parse().map_err(|_| {
-                format!("{text}: names are this machine's, not the volume's: a number is needed")
+            let number = text.parse().map_err(|_| match text.bytes().all(|b| b.is_ascii_digit()) {
+                true => format!("{text}: owners are numbers up to {}", u32::MAX),
+                false => format!(
+                    "{text}: names are this machine's, not the volume's: a number is needed"
+                ),
             });
             number.map(Some)
         };

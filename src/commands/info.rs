@@ -109,7 +109,7 @@ fn facts(volume: &Volume) -> Facts {
     }
 }
 
-/// What a look at the superblock and the root directory tells; a check tells more.
+/// What a look at the superblock, the descriptors and the root directory tells; a check tells more.
 fn damage(volume: &Volume, info: &Info) -> Vec<String> {
     let mut damage = vec![];
     if info.truncated {
@@ -119,16 +119,8 @@ fn damage(volume: &Volume, info: &Info) -> Vec<String> {
                 .to_string(),
         );
     }
-    let mut broken = None;
-    let listed = volume.entries(volume.root(), Default::default(), false, |found| {
-        broken = found.err().map(|damage| damage.error);
-        broken.is_none()
-    });
-    if let Some(error) = listed.err().or(broken) {
-        damage.push(format!(
-            "the root directory cannot be read whole: {error}; draconis check shows all damage, \
-             and e2fsck -f repairs it"
-        ));
+    if let Some(error) = volume.damage_at_a_glance() {
+        damage.push(format!("{error}; draconis check shows all damage, and e2fsck -f repairs it"));
     } else if info.errors {
         damage.push(
             "errors were met when it was used: draconis check shows what there is, and \

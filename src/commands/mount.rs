@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Command, FromArgMatches};
 use draconis_service::client::{Directory, ask, ask_or_start, ask_running};
@@ -134,7 +134,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for file in &mut options.backing {
         *file = absolute(file)?;
     }
-    let directory = Directory::open().context("cannot keep a manager's socket")?;
+    let directory = Directory::open()?;
     let replace = arguments.replace;
     let at = mount_point.clone();
     let options = Box::new(options);

@@ -24,6 +24,8 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mount_point = super::mount::mount_point(&arguments.dir)?;
+    // This process is not to be what keeps the mount busy.
+    std::env::set_current_dir("/")?;
     let force = arguments.force;
     let request = Request::Unmount { mount_point: mount_point.clone(), force };
     match ask_running(&Directory::open()?, &request)? {

@@ -181,9 +181,17 @@ pub fn sources(from: &[Origin]) -> Sources {
 fn of_images(from: &[Origin], tree: &Tree) -> Option<String> {
     let [only @ (Origin::Path(_) | Origin::Input)] = from else { return None };
     let has = |name: &[u8]| tree.lookup(NodeId::ROOT, name).is_some();
+    // An image that was saved by its digest has no repositories.
+    let has_layers = || {
+        let mut names = tree.names(NodeId::ROOT);
+        names.any(|(_, id)| tree.lookup(id, b"layer.tar").is_some())
+    };
     let kind = if has(b"oci-layout") && has(b"index.json") {
         if only.is_directory() { "oci" } else { "oci-archive" }
-    } else if has(b"manifest.json") && has(b"repositories") && !only.is_directory() {
+    } else if has(b"manifest.json")
+        && !only.is_directory()
+        && (has(b"repositories") || has_layers())
+    {
         "docker-archive"
     } else {
         return None;

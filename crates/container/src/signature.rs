@@ -153,8 +153,20 @@ const SIGNATURES: &[Row] = &[
     ("parallels", 0, b"WithouFreSpacExt", "a Parallels disk image", RAW),
     ("wim", 0, b"MSWIM\0\0\0", "a Windows image (WIM)", "wimlib-imagex unpacks it"),
     ("tar", 257, b"ustar", "a tar archive", "tar -tf lists it"),
-    ("gzip", 0, &[0x1F, 0x8B, 8], "something compressed with gzip", "gzip -d unpacks it"),
-    ("zstd", 0, &[0x28, 0xB5, 0x2F, 0xFD], "something compressed with zstd", "zstd -d unpacks it"),
+    (
+        "gzip",
+        0,
+        &[0x1F, 0x8B, 8],
+        "something compressed with gzip",
+        "ls, get and tar read it so, gzip -d unpacks it for a mount",
+    ),
+    (
+        "zstd",
+        0,
+        &[0x28, 0xB5, 0x2F, 0xFD],
+        "something compressed with zstd",
+        "ls, get and tar read it so, zstd -d unpacks it for a mount",
+    ),
     (
         "xz",
         0,

@@ -8,12 +8,14 @@ pub use draconis_exchange::contract::Space;
 use draconis_exchange::heap::Block;
 use parking_lot::RwLockReadGuard;
 
+use crate::alloc::Groups;
 use crate::blocks::data::Data;
 use crate::blocks::role::Role;
 use crate::blocks::stream::Streams;
 use crate::blocks::sums::MetadataSums;
 use crate::blocks::{DeviceStatistics, Store};
 use crate::cache::{Cache, CacheStatistics, Weigh};
+use crate::dir::Cookie;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, Group};
 use crate::format::inode::Inode;
@@ -376,6 +378,20 @@ impl Volume {
             "the journal is damaged ({damage}): what was committed from there on is missing; copy \
              what can be read, then let e2fsck repair the volume"
         ))
+    }
+
+    /// The first damage that a look at all group descriptors and the root directory finds: what a
+    /// user should hear before using the volume. [`check`](crate::check) finds the rest.
+    pub fn damage_at_a_glance(&self) -> Option<Error> {
+        if let Err(error @ Error::Corrupt { .. }) = Groups::load(&self.store, &self.super_) {
+            return Some(error);
+        }
+        let mut broken = None;
+        let listed = self.entries(self.root(), Cookie::default(), false, |found| {
+            broken = found.err().map(|damage| damage.error);
+            broken.is_none()
+        });
+        listed.err().or(broken)
     }
 
     /// What there is to know of the volume.

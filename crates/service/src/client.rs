@@ -34,7 +34,14 @@ impl Directory {
             (_, Some(run)) => Path::new(&run).join("draconis"),
             _ => PathBuf::from(format!("/tmp/draconis-{}", uid.as_raw())),
         };
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|error| {
+            let text = format!(
+                "{}: cannot be made for the manager's socket: {}; DRACONIS_RUNTIME_DIR names another",
+                path.display(),
+                crate::sentence(&error)
+            );
+            std::io::Error::new(error.kind(), text)
+        })?;
         // The owner of the directory answers our requests.
         let found = std::fs::symlink_metadata(&path)?;
         if !found.is_dir() || found.uid() != uid.as_raw() || found.mode() & 0o022 != 0 {

@@ -276,7 +276,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("max_dir_size_kb", "directories have no limit; leave the option out"),
     ("sizelimit", "the length is that of the volume; leave the option out"),
     ("mand", "mandatory locks are gone from Linux"),
-    ("iversion", "ext2 keeps no versions of inodes"),
+    ("iversion", "versions of inodes are not kept"),
     ("nosymfollow", "symbolic links are followed; mount with noexec,nosuid,nodev"),
     ("context", "labels are those of the volume"),
     ("fscontext", "labels are those of the volume"),

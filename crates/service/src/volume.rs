@@ -258,6 +258,8 @@ pub struct VolumeTree {
     minix_df: bool,
     /// Whether listing a directory leaves its time of access.
     no_directory_atime: bool,
+    /// What a look at the descriptors and the root directory found when it was opened.
+    damage: Option<String>,
     /// Listings of these end with an error.
     damaged_directories: directory::DamagedDirectories,
 }
@@ -295,6 +297,7 @@ impl VolumeTree {
         let (permissions, write_back) = (options.default_permissions, options.write_back);
         let (directory_group, minix_df) = (options.directory_group, options.minix_df);
         let not_written = None;
+        let damage = volume.damage_at_a_glance().map(|error| error.to_string());
         let told = Arc::<Told>::default();
         volume.tell_witness(told.clone());
         Self {
@@ -310,6 +313,7 @@ impl VolumeTree {
             directory_group,
             minix_df,
             no_directory_atime: options.no_directory_atime,
+            damage,
             damaged_directories: directory::DamagedDirectories::default(),
         }
     }
@@ -416,6 +420,9 @@ impl VolumeTree {
         }
         if !info.clean {
             notes.push("the volume was not unmounted cleanly; e2fsck may find damage".into());
+        }
+        if let Some(damage) = &self.damage {
+            notes.push(format!("{damage}: draconis check shows all damage, e2fsck -f repairs it"));
         }
         if info.errors && self.not_written.is_none() {
             notes.push("the volume is marked as damaged; run e2fsck on it".into());
