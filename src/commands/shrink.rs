@@ -1,5 +1,6 @@
 //! `draconis shrink`
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -27,8 +28,8 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// As small as what it holds.
-    #[arg(long, required_unless_present = "size", conflicts_with = "size")]
+    /// Shrink to the least size; the default if SIZE is left out.
+    #[arg(long, conflicts_with = "size")]
     min: bool,
     /// The file or block device.
     image: PathBuf,
@@ -39,7 +40,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (image, place) = (&arguments.image, &arguments.place.by_path());
     let now = change::now()?;
-    let len_bytes = arguments.size.as_deref().map(length).transpose()?;
+    let size = arguments.size.as_deref().filter(|_| !arguments.min);
+    let len_bytes = size.map(length).transpose()?;
     let behind = Behind::open(image, &place.backing)?;
     let base = match image::in_store(image)? {
         Some(name) => {
@@ -56,6 +58,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let resized = shrinking.write(&count)?;
     drop(progress);
     report(image, &resized);
+    let len = resized.len_bytes();
+    let (shown, size) = (image.display(), text::bytes(len));
+    writeln!(std::io::stdout(), "{shown}: {size}, {len} bytes")?;
     Ok(ExitCode::SUCCESS)
 }
 

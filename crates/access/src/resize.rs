@@ -90,6 +90,9 @@ impl Base {
     }
 }
 
+/// Maximum passes of shrinking to the least size; each makes the volume smaller.
+const MAX_PASSES: u32 = 16;
+
 /// Which volume, and how long it is to be.
 pub struct Wanted<'a> {
     /// What it lies in, for messages.
@@ -251,18 +254,30 @@ impl<'a> Shrinking<'a> {
     /// # Errors
     /// What the disk gave; the volume is as it was, or doing it again ends it.
     pub fn write(self, progress: Progress<'_>) -> anyhow::Result<Resized> {
-        let Self { wanted: Wanted { image, place, now, .. }, plan, disk, .. } = self;
-        let resized = Resized::new(plan.old_len_bytes(), plan.superblock());
-        if plan.len_bytes() == resized.old_len_bytes {
+        let Self { wanted: Wanted { image, place, now, len_bytes }, mut plan, disk, .. } = self;
+        let old_len_bytes = plan.old_len_bytes();
+        let mut resized = Resized::new(old_len_bytes, plan.superblock());
+        if plan.len_bytes() == old_len_bytes {
             return Ok(resized);
         }
         let target = shrink::Target { disk: &*disk, now, progress: &progress };
         plan.write(&target).map_err(|error| tell(image, error))?;
+        // Space that one pass frees lets the next one go further.
+        let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
+        for _ in 1..passes {
+            plan = shrink::Shrinking::plan(&*disk, None)
+                .map_err(|error| refused(image, &*disk, error))?;
+            if plan.len_bytes() == plan.old_len_bytes() {
+                break;
+            }
+            plan.write(&target).map_err(|error| tell(image, error))?;
+            resized = Resized::new(old_len_bytes, plan.superblock());
+        }
         let start = place.offset_bytes.unwrap_or(0);
-        let end = start.saturating_add(plan.old_len_bytes());
+        let end = start.saturating_add(old_len_bytes);
         let behind = end.saturating_add(resized.superblock.block_bytes.into());
         if self.is_cut && self.base.len_bytes()? < behind {
-            let len = start.saturating_add(plan.len_bytes());
+            let len = start.saturating_add(resized.len_bytes());
             let cut = self.base.set_len(len);
             cut.with_context(|| format!("{}: {}", image.display(), bytes(len)))?;
         }
