@@ -1,6 +1,5 @@
 //! `draconis shrink`
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +11,7 @@ use draconis_access::resize::{Base, Resized, Shrinking, Wanted};
 use super::format;
 use crate::image::{self, Behind, Place};
 use crate::progress::{Progress, When};
-use crate::{change, text};
+use crate::{change, say, text};
 
 /// Make a volume smaller.
 ///
@@ -60,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     report(image, &resized);
     let len = resized.len_bytes();
     let (shown, size) = (image.display(), text::bytes(len));
-    writeln!(std::io::stdout(), "{shown}: {size}, {len} bytes")?;
+    say::print_line(format_args!("{shown}: {size}, {len} bytes"))?;
     Ok(ExitCode::SUCCESS)
 }
 
