@@ -67,6 +67,7 @@ matrix:
 		$(CARGO) test --release --locked -p draconis-ext --test matrix -- --nocapture
 
 lint:
+	@tools/words
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
