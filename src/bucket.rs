@@ -19,10 +19,10 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use draconis_access::uuid::Identities;
 use draconis_bucket::{BucketDisk, Cloud, Kept, Local, Requests, Writing};
-use draconis_device::{Disk, Through};
+use draconis_device::{Disk, ForwardingDisk};
 use draconis_objects::{LayoutKind, Profile};
 use draconis_service::client::Directory;
-use draconis_service::elsewhere::{self, Elsewhere, Means, Opening, Served, WAITING};
+use draconis_service::elsewhere::{self, Elsewhere, Opening, RemoteCredentials, Served, WAITING};
 use serde::{Deserialize, Serialize};
 
 use crate::{say, text};
@@ -219,7 +219,7 @@ pub fn served(address: &str, write: bool) -> anyhow::Result<(Served, Option<std:
 
 /// What a mount needs of this process, and how long a request is tried again, in seconds; `words`
 /// are those of `-o`.
-pub fn means(words: &[(String, String)]) -> anyhow::Result<(Box<Means>, u64)> {
+pub fn means(words: &[(String, String)]) -> anyhow::Result<(Box<RemoteCredentials>, u64)> {
     let mut options = said();
     for (name, value) in words {
         options.add(name, value).map_err(|why| anyhow!("mount option 'bucket_{name}': {why}"))?;
@@ -235,7 +235,10 @@ pub fn means(words: &[(String, String)]) -> anyhow::Result<(Box<Means>, u64)> {
         None => (name, value),
     });
     let environment = environment.collect();
-    Ok((Box::new(Means { settings: serde_json::to_string(&settings)?, environment }), deadline_s))
+    Ok((
+        Box::new(RemoteCredentials { settings: serde_json::to_string(&settings)?, environment }),
+        deadline_s,
+    ))
 }
 
 /// The path of a file of credentials as another process finds it, which is in another directory.
@@ -294,7 +297,7 @@ impl Elsewhere for Buckets {
 /// A disk in a bucket that says how its writing stands.
 struct Watched(Arc<BucketDisk>);
 
-impl Through for Watched {
+impl ForwardingDisk for Watched {
     type Below = BucketDisk;
 
     fn disk(&self) -> &BucketDisk {

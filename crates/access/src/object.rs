@@ -306,7 +306,7 @@ struct DiskOfStore {
     _held: Arc<Held>,
 }
 
-impl draconis_device::Through for DiskOfStore {
+impl draconis_device::ForwardingDisk for DiskOfStore {
     type Below = ObjectDisk;
 
     fn disk(&self) -> &ObjectDisk {

@@ -43,7 +43,7 @@ use crate::name::{Name, Number, Run, SECTORS_MAX};
 use crate::open::elsewhere;
 use crate::outbox::{Pace, Shared, State, Until};
 use crate::root::{EDGE_SECTORS, Root};
-use crate::steady::{Requests, Steady};
+use crate::steady::{Requests, RetryingStore};
 use crate::{OBJECT_BYTES, SECTOR};
 
 /// A disk that keeps its bytes in a bucket.
@@ -97,7 +97,7 @@ struct Part {
 
 impl BucketDisk {
     pub(crate) fn new(
-        bucket: Steady,
+        bucket: RetryingStore,
         pace: Pace,
         opened: Opened,
         cache: Option<Cache>,

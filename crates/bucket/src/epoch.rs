@@ -25,7 +25,7 @@ use crate::engine::{Answer, Trouble};
 use crate::journal::Journal;
 use crate::name::{Name, Number};
 use crate::open::{Options, elsewhere, list};
-use crate::steady::Steady;
+use crate::steady::RetryingStore;
 
 /// How often a writer finds that another one was there just before.
 const ATTEMPTS: usize = 50;
@@ -50,7 +50,7 @@ impl Epoch {
     /// Makes an epoch after all others and ends those. `names` is what the bucket had just before;
     /// what comes back are the roots that it has then, and after that all it has.
     pub fn claim(
-        bucket: &Steady,
+        bucket: &RetryingStore,
         options: &Options,
         journal: Option<&Journal>,
         mut names: BTreeMap<Name, u64>,
@@ -108,7 +108,11 @@ impl Epoch {
     }
 
     /// The epoch with that number, if its writer has this journal and did not empty it.
-    pub fn with(bucket: &Steady, number: u32, journal: &Journal) -> Result<Option<Self>, Error> {
+    pub fn with(
+        bucket: &RetryingStore,
+        number: u32,
+        journal: &Journal,
+    ) -> Result<Option<Self>, Error> {
         let key = Name::Epoch(number).key();
         match bucket.get(&key, None) {
             Ok(text) if Mark::of(&text).is_of(journal) => {
@@ -120,7 +124,7 @@ impl Epoch {
     }
 
     /// Whether it is still ours.
-    pub fn is_mine(&self, bucket: &Steady) -> Answer<bool> {
+    pub fn is_mine(&self, bucket: &RetryingStore) -> Answer<bool> {
         match bucket.get(&Name::Epoch(self.number).key(), None) {
             Ok(text) => Ok(text == self.text),
             Err(Trouble::Missing) => Ok(false),
@@ -139,7 +143,7 @@ impl Epoch {
 
     /// Says that the one who stays here goes. What fails is no harm: the next one is told that
     /// the epoch was not ended.
-    pub fn give_back(&self, bucket: &Steady) {
+    pub fn give_back(&self, bucket: &RetryingStore) {
         let key = Name::Epoch(self.number).key();
         if let Err(trouble) = bucket.put(&key, &Bytes::new()) {
             log::warn!("{}", bucket.error("ending", &key, &trouble));
@@ -147,7 +151,7 @@ impl Epoch {
     }
 
     /// What a writer is told whose epoch is over.
-    pub fn ended(&self, bucket: &Steady) -> Error {
+    pub fn ended(&self, bucket: &RetryingStore) -> Error {
         let who = self.ended_by(bucket);
         let step = match self.stays {
             true => "; unmount it, and mount it with --take-over to take it over in turn",
@@ -160,7 +164,7 @@ impl Epoch {
     }
 
     /// By whom it was ended.
-    pub fn ended_by(&self, bucket: &Steady) -> String {
+    pub fn ended_by(&self, bucket: &RetryingStore) -> String {
         // One that is found may be ended before it is read: then there is another.
         let who = (0..ATTEMPTS).find_map(|_| {
             let names = list(bucket, "epoch").ok()?;
@@ -206,7 +210,7 @@ impl Mark {
 
 /// Whether the epochs that are there may be ended.
 fn may_end(
-    bucket: &Steady,
+    bucket: &RetryingStore,
     options: &Options,
     journal: Option<&Journal>,
     names: &BTreeMap<Name, u64>,

@@ -39,7 +39,7 @@ use crate::map::Map;
 use crate::name::{Name, Number, Run};
 use crate::outbox::Pace;
 use crate::root::{EDGE_SECTORS, Root};
-use crate::steady::Steady;
+use crate::steady::RetryingStore;
 
 /// How often readers list again because the store changed meanwhile.
 const ATTEMPTS: usize = 50;
@@ -94,13 +94,13 @@ impl Default for Options {
 }
 
 impl Options {
-    fn steady(&self, engine: Arc<dyn Engine>, address: &str) -> Steady {
-        Steady::new(engine, address, self.deadline, self.pause)
+    fn steady(&self, engine: Arc<dyn Engine>, address: &str) -> RetryingStore {
+        RetryingStore::new(engine, address, self.deadline, self.pause)
     }
 
     fn disk(
         &self,
-        bucket: Steady,
+        bucket: RetryingStore,
         opened: Opened,
         mut journal: Option<Journal>,
     ) -> Result<BucketDisk, Error> {
@@ -246,7 +246,7 @@ fn nothing(address: &str) -> Error {
 }
 
 /// Our names in a folder, with the length of each object.
-pub(crate) fn list(bucket: &Steady, folder: &str) -> Result<BTreeMap<Name, u64>, Error> {
+pub(crate) fn list(bucket: &RetryingStore, folder: &str) -> Result<BTreeMap<Name, u64>, Error> {
     let all = bucket.list(folder).map_err(|trouble| bucket.error("listing", folder, &trouble))?;
     let ours = all
         .into_iter()
@@ -265,7 +265,7 @@ fn of_another(journal: &Journal, address: &str) -> Error {
 
 /// Opens a journal, and sees to it that the bucket has what it has, if that can still be.
 fn settled(
-    bucket: &Steady,
+    bucket: &RetryingStore,
     options: &Options,
     local: &Local,
     names: &BTreeMap<Name, u64>,
@@ -311,7 +311,7 @@ fn settled(
 /// Sends what waits under its names, in the order of the numbers as far as that matters: a root is
 /// sent when all before it is there. Returns how many objects that took.
 fn send(
-    bucket: &Steady,
+    bucket: &RetryingStore,
     lanes: usize,
     waiting: &Waiting,
     newest: Number,
@@ -353,7 +353,7 @@ fn send(
 }
 
 /// What another machine has made void, by name.
-fn void(bucket: &Steady, journal: &Journal, waiting: &Waiting, end: u64) -> Error {
+fn void(bucket: &RetryingStore, journal: &Journal, waiting: &Waiting, end: u64) -> Error {
     let (place, address, epoch) = (journal.place(), &bucket.address, waiting.epoch);
     let who = Epoch::at(epoch).ended_by(bucket);
     let lost: Vec<(&u64, &Object)> = waiting.objects.range(end..).collect();
@@ -379,7 +379,7 @@ fn newest(names: &BTreeMap<Name, u64>) -> Option<Number> {
     roots.max()
 }
 
-fn read_root(bucket: &Steady, number: Number) -> Result<Root, Trouble> {
+fn read_root(bucket: &RetryingStore, number: Number) -> Result<Root, Trouble> {
     let bytes = bucket.get(&Name::Root(number).key(), None)?;
     Root::decode(&bytes).map_err(|what| Trouble::Refused(format!("damaged: {what}")))
 }

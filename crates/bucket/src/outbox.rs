@@ -29,7 +29,7 @@ use crate::lanes::Lanes;
 use crate::map::Map;
 use crate::name::{Name, Number, Run, has_room};
 use crate::root::{EDGE_SECTORS, Root};
-use crate::steady::Steady;
+use crate::steady::RetryingStore;
 use crate::{OBJECT_BYTES, SECTOR};
 
 /// How a disk goes about it.
@@ -44,7 +44,7 @@ pub(crate) struct Pace {
 
 /// A disk, for all who work for it.
 pub(crate) struct Shared {
-    pub bucket: Steady,
+    pub bucket: RetryingStore,
     pub cache: Option<Cache>,
     pub ahead: Ahead,
     pub lanes: Arc<Lanes>,

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use draconis_device::Error;
 
 use crate::engine::Trouble;
-use crate::steady::Steady;
+use crate::steady::RetryingStore;
 
 /// Those who create one key at once.
 const RIVALS: usize = 4;
@@ -16,7 +16,7 @@ const RIVALS: usize = 4;
 ///
 /// # Errors
 /// Which promise the bucket does not keep; or what it says.
-pub(crate) fn conditions(bucket: &Steady, token: u128) -> Result<(), Error> {
+pub(crate) fn conditions(bucket: &RetryingStore, token: u128) -> Result<(), Error> {
     let key = format!("probe/{token:032x}");
     let probed = ask(bucket, &key);
     let deleted = bucket.delete(&key);
@@ -29,7 +29,7 @@ pub(crate) fn conditions(bucket: &Steady, token: u128) -> Result<(), Error> {
     }
 }
 
-fn ignores(bucket: &Steady, what: &str) -> Error {
+fn ignores(bucket: &RetryingStore, what: &str) -> Error {
     let address = &bucket.address;
     Error::Elsewhere(
         format!(
@@ -40,7 +40,7 @@ fn ignores(bucket: &Steady, what: &str) -> Error {
     )
 }
 
-fn ask(bucket: &Steady, key: &str) -> Result<(), Error> {
+fn ask(bucket: &RetryingStore, key: &str) -> Result<(), Error> {
     let said = |doing: &'static str| move |trouble: Trouble| bucket.error(doing, key, &trouble);
     let text = |rival: usize| Bytes::from(format!("probe of rival {rival}"));
     // Several at once, then one more: one of them wins.

@@ -58,7 +58,7 @@ struct Counts {
 
 /// A bucket that is asked again.
 #[derive(Clone)]
-pub(crate) struct Steady {
+pub(crate) struct RetryingStore {
     engine: Arc<dyn Engine>,
     /// What it is called in errors.
     pub address: Arc<str>,
@@ -74,7 +74,7 @@ pub(crate) struct Steady {
     is_away: Arc<AtomicBool>,
 }
 
-impl Steady {
+impl RetryingStore {
     pub fn new(
         engine: Arc<dyn Engine>,
         address: &str,

@@ -161,7 +161,7 @@ struct Drive {
     sin: Sin,
 }
 
-impl draconis_device::Through for Drive {
+impl draconis_device::ForwardingDisk for Drive {
     type Below = RecordDisk<MemoryDisk>;
 
     fn disk(&self) -> &Self::Below {

@@ -18,11 +18,11 @@ use crate::{Error, Format, Unsupported, open, vhd, vhdx, vmdk};
 pub(crate) struct Behind {
     /// How it is called.
     pub(crate) name: String,
-    pub(crate) is: Is,
+    pub(crate) is: BackingId,
 }
 
 /// Which file that is.
-pub(crate) enum Is {
+pub(crate) enum BackingId {
     /// Any, taken as it is.
     Raw,
     /// Any.
@@ -41,9 +41,9 @@ pub(crate) fn below(
         return Err(Unsupported::Behind(name.clone()).into());
     };
     match is {
-        Is::Raw => return Ok(Some(next.clone())),
-        Is::Any => {}
-        Is::One(format, wanted) => {
+        BackingId::Raw => return Ok(Some(next.clone())),
+        BackingId::Any => {}
+        BackingId::One(format, wanted) => {
             let found = identity(*format, &Source::new(next.clone()))?;
             if !found.as_ref().is_some_and(|found| wanted.contains(found)) {
                 let found = found.unwrap_or_else(|| format!("no {}", format.name()));

@@ -318,7 +318,7 @@ fn returned(
     Some(chain)
 }
 
-impl<T: Tables> draconis_device::Through for Changing<T> {
+impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
     type Below = dyn Disk;
 
     fn disk(&self) -> &Self::Below {

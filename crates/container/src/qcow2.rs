@@ -16,7 +16,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use self::changes::Changes;
-use crate::behind::{Behind, Is};
+use crate::behind::{BackingId, Behind};
 use crate::inside::{LONGEST_PIECE, Map, Place};
 use crate::source::{Source, be32, be64};
 use crate::{Error, Unsupported};
@@ -119,8 +119,10 @@ impl Qcow2 {
         };
         let behind = match behind {
             None => None,
-            Some(name) if says_raw(file, &head, version)? => Some(Behind { name, is: Is::Raw }),
-            Some(name) => Some(Behind { name, is: Is::Any }),
+            Some(name) if says_raw(file, &head, version)? => {
+                Some(Behind { name, is: BackingId::Raw })
+            }
+            Some(name) => Some(Behind { name, is: BackingId::Any }),
         };
         let kept = Mutex::default();
         Ok(Self {

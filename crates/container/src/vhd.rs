@@ -7,7 +7,7 @@
 //! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap says
 //! whether its sector was written; one that was not is zeros, or that of the image behind.
 
-use crate::behind::{Behind, Is, utf16};
+use crate::behind::{BackingId, Behind, utf16};
 use crate::inside::{Map, Place};
 use crate::source::{Source, be32, be64};
 use crate::{Error, Format, Unsupported};
@@ -79,7 +79,7 @@ impl Vhd {
         let (block_bytes, table) = dynamic(file, &header, len_bytes)?;
         let behind = differs.then(|| Behind {
             name: utf16(header.get(64..576).unwrap_or_default(), u16::from_be_bytes),
-            is: Is::One(Format::Vhd, vec![shown(header.get(40..56).unwrap_or_default())]),
+            is: BackingId::One(Format::Vhd, vec![shown(header.get(40..56).unwrap_or_default())]),
         });
         Ok(Self { len_bytes, block_bytes, table, behind })
     }

@@ -13,7 +13,7 @@ pub(crate) mod extents;
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::behind::{Behind, Is};
+use crate::behind::{BackingId, Behind};
 use crate::inside::{LONGEST_PIECE, Map, Place};
 use crate::source::{Source, le16, le32, le64};
 use crate::{Error, Format, Unsupported};
@@ -71,7 +71,7 @@ impl Vmdk {
         let id = number(&descriptor, "parentCID")?.filter(|id| *id != NONE);
         let behind = id.map(|id| Behind {
             name: value(&descriptor, "parentFileNameHint").unwrap_or_default().to_owned(),
-            is: Is::One(Format::Vmdk, vec![shown(id)]),
+            is: BackingId::One(Format::Vmdk, vec![shown(id)]),
         });
         let packed = le32(&header, 8) & COMPRESSED != 0;
         if packed && le16(&header, 77) != 1 {

@@ -399,7 +399,7 @@ fn failed(what: &'static str, extent: Extent) -> Error {
     Error::Io { what, extent, errno: rustix::io::Errno::IO }
 }
 
-impl<D: Disk> crate::Through for FaultDisk<D> {
+impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
     type Below = D;
 
     fn disk(&self) -> &D {

@@ -80,5 +80,5 @@ pub use pending::{Answer, Pending, Promise, pending};
 pub use random::Random;
 pub use record::{Event, RecordDisk};
 pub use remote::{Blocks, CHAIN_BOUNDS, RemoteDisk, serve};
-pub use through::Through;
+pub use through::ForwardingDisk;
 pub use view::View;

@@ -84,7 +84,7 @@ fn copies(group: &Group) -> Vec<(u64, Vec<u8>)> {
     group.writes.iter().map(copy).collect()
 }
 
-impl<D: Disk> crate::Through for RecordDisk<D> {
+impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
     type Below = D;
 
     fn disk(&self) -> &D {

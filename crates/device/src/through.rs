@@ -12,9 +12,9 @@ use crate::{
 /// A disk that does what another does, but for the calls that it has of its own: it is a [`Disk`]
 /// for that. Nothing that a disk can be asked is lost on the way for having been forgotten.
 ///
-/// Law 1: what arrives as [`Disk::submit_chain`] goes through [`Through::submit_with`], too: one
+/// Law 1: what arrives as [`Disk::submit_chain`] goes through [`ForwardingDisk::submit_with`], too: one
 /// function sees every chain.
-/// Law 2: a disk that has its own [`Through::wait`] has its own `submit_with`, which can wait.
+/// Law 2: a disk that has its own [`ForwardingDisk::wait`] has its own `submit_with`, which can wait.
 ///
 /// It is implemented by its path and not imported: the calls have the names of those of [`Disk`].
 ///
@@ -39,7 +39,7 @@ use crate::{
 /// let shown = Shown(MemoryDisk::new(vec![0; 4096], 512));
 /// assert!(Disk::properties(&shown).read_only && shown.room_bytes() == 4096);
 /// ```
-pub trait Through: Send + Sync {
+pub trait ForwardingDisk: Send + Sync {
     /// What the disk below is.
     type Below: Disk + ?Sized;
 
@@ -113,7 +113,7 @@ pub trait Through: Send + Sync {
 }
 
 /// A disk that several hold is a disk.
-impl<D: Disk + ?Sized> Through for Arc<D> {
+impl<D: Disk + ?Sized> ForwardingDisk for Arc<D> {
     type Below = D;
 
     fn disk(&self) -> &D {
@@ -121,21 +121,21 @@ impl<D: Disk + ?Sized> Through for Arc<D> {
     }
 }
 
-impl<T: Through> Disk for T {
+impl<T: ForwardingDisk> Disk for T {
     fn properties(&self) -> Properties {
-        Through::properties(self)
+        ForwardingDisk::properties(self)
     }
 
     fn room_bytes(&self) -> u64 {
-        Through::room_bytes(self)
+        ForwardingDisk::room_bytes(self)
     }
 
     fn chain_bounds(&self) -> ChainBounds {
-        Through::chain_bounds(self)
+        ForwardingDisk::chain_bounds(self)
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        Through::read(self, at, into, urgency)
+        ForwardingDisk::read(self, at, into, urgency)
     }
 
     fn submit_chain(
@@ -143,7 +143,7 @@ impl<T: Through> Disk for T {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Through::submit_with(self, chain, after, Terms::default())
+        ForwardingDisk::submit_with(self, chain, after, Terms::default())
     }
 
     fn submit_with(
@@ -152,34 +152,34 @@ impl<T: Through> Disk for T {
         after: &[Ticket],
         terms: Terms,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Through::submit_with(self, chain, after, terms)
+        ForwardingDisk::submit_with(self, chain, after, terms)
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        Through::settle(self, ticket)
+        ForwardingDisk::settle(self, ticket)
     }
 
     fn can_be_away(&self) -> bool {
-        Through::can_be_away(self)
+        ForwardingDisk::can_be_away(self)
     }
 
     fn trouble(&self) -> Option<String> {
-        Through::trouble(self)
+        ForwardingDisk::trouble(self)
     }
 
     fn gather(&self) {
-        Through::gather(self);
+        ForwardingDisk::gather(self);
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        Through::wait(self, ticket)
+        ForwardingDisk::wait(self, ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        Through::discard(self, extents, after)
+        ForwardingDisk::discard(self, extents, after)
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        Through::reserve(self, bytes)
+        ForwardingDisk::reserve(self, bytes)
     }
 }

@@ -38,7 +38,7 @@ impl View {
     }
 }
 
-impl crate::Through for View {
+impl crate::ForwardingDisk for View {
     type Below = dyn Disk;
 
     fn disk(&self) -> &Self::Below {

@@ -362,7 +362,7 @@ fn errors_of_the_disk_come_through() {
 /// A disk whose flushes take until a test opens the gate.
 struct Gated(MemoryDisk, std::sync::Mutex<bool>, std::sync::Condvar);
 
-impl draconis_device::Through for Gated {
+impl draconis_device::ForwardingDisk for Gated {
     type Below = MemoryDisk;
     fn disk(&self) -> &MemoryDisk {
         &self.0

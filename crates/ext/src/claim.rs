@@ -24,7 +24,9 @@ use parking_lot::Mutex;
 
 use crate::commit::seconds_of;
 use crate::format::checksum::Checksum;
-use crate::format::mmp::{self, CHECKED, CLEAN, LEAST_INTERVAL, LEN_BYTES, MOST_SEQUENCE, Said};
+use crate::format::mmp::{
+    self, CHECKED, CLEAN, LEAST_INTERVAL, LEN_BYTES, MOST_SEQUENCE, MmpRecord,
+};
 use crate::format::superblock::Superblock;
 use crate::units::index;
 use crate::volume::read_superblock;
@@ -53,7 +55,7 @@ pub struct Claim {
     at_bytes: u64,
     seed: Option<Checksum>,
     interval: Duration,
-    mine: Mutex<Said>,
+    mine: Mutex<MmpRecord>,
     /// Another gives it back.
     is_lent: bool,
 }
@@ -146,7 +148,7 @@ impl Claim {
         let wrong = Error::corrupt("the block that guards against mounting twice: place");
         let block = super_.mmp_block.filter(|block| super_.holds(*block)).ok_or(wrong)?;
         let interval = super_.mmp_interval.max(1);
-        let mine = Said {
+        let mine = MmpRecord {
             sequence: how.chance % MOST_SEQUENCE + 1,
             interval_seconds: interval.saturating_mul(2).max(LEAST_INTERVAL),
             node: how.node.to_owned(),
@@ -226,13 +228,13 @@ impl Claim {
         Ok(bytes)
     }
 
-    fn read(&self) -> Result<Said> {
+    fn read(&self) -> Result<MmpRecord> {
         let bytes = self.bytes()?;
         let skip = index(self.at_bytes - self.extent().start_bytes);
         mmp::read(bytes.get(skip..).unwrap_or_default(), self.seed)
     }
 
-    fn write(&self, said: &Said, now: Time) -> Result<()> {
+    fn write(&self, said: &MmpRecord, now: Time) -> Result<()> {
         let mut bytes = self.bytes()?;
         let at = self.extent();
         let skip = index(self.at_bytes - at.start_bytes);
@@ -274,7 +276,7 @@ impl fmt::Debug for Claim {
     }
 }
 
-fn in_use(said: &Said, by: &str) -> Error {
-    let Said { node, device, .. } = said;
+fn in_use(said: &MmpRecord, by: &str) -> Error {
+    let MmpRecord { node, device, .. } = said;
     Error::InUse { by: format!("{by} (it calls itself {node:?}, and the device {device:?})") }
 }

@@ -32,7 +32,7 @@ use crate::mkfs::LEAST_IN_GROUP;
 use crate::redo::Redo;
 use crate::units::{index, narrow};
 pub use crate::whole::{Error, Result};
-use crate::whole::{ToBe, Whole, bounds, reserve, set_between, tables};
+use crate::whole::{PlannedVolume, Whole, bounds, reserve, set_between, tables};
 use crate::{FsBlock, GroupNumber};
 
 /// Where a plan is written.
@@ -123,7 +123,7 @@ impl Growth {
             return Ok(());
         }
         let mut redo = Redo::new(target.disk, self.new.block_bytes, vec![]);
-        let mut to_be = ToBe {
+        let mut to_be = PlannedVolume {
             raw: self.raw.clone(),
             super_: self.new.clone(),
             groups: self.old.groups.clone(),
@@ -215,7 +215,7 @@ impl Growth {
     fn fill_last_group(
         &self,
         redo: &mut Redo<'_>,
-        to_be: &mut ToBe,
+        to_be: &mut PlannedVolume,
         last: u32,
         gained: &Range<u64>,
     ) -> Result<()> {
@@ -228,7 +228,7 @@ impl Growth {
     }
 
     /// Frees a block that was there before.
-    fn free(&self, redo: &mut Redo<'_>, to_be: &mut ToBe, block: FsBlock) -> Result<()> {
+    fn free(&self, redo: &mut Redo<'_>, to_be: &mut PlannedVolume, block: FsBlock) -> Result<()> {
         let nth = block.0 - u64::from(self.new.first_data_block);
         let number = narrow(nth / u64::from(self.new.blocks_per_group));
         let is_last = number + 1 == self.old.super_.groups;

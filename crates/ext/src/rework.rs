@@ -36,7 +36,7 @@ use crate::format::group::flags;
 use crate::format::superblock::RawSuperblock;
 use crate::redo::Redo;
 use crate::units::{index, narrow};
-use crate::whole::{Error, Result, ToBe, Whole, bounds};
+use crate::whole::{Error, PlannedVolume, Result, Whole, bounds};
 use crate::{GroupNumber, InodeNumber};
 use directories::Reforming;
 use space::Space;
@@ -44,7 +44,7 @@ use space::Space;
 /// A volume in work.
 pub(crate) struct Rework<'a> {
     pub(crate) old: &'a Whole,
-    pub(crate) to_be: ToBe,
+    pub(crate) to_be: PlannedVolume,
     pub(crate) redo: Redo<'a>,
     pub(crate) space: Space,
     /// Inodes that get other numbers.
@@ -76,7 +76,7 @@ pub(crate) struct Rework<'a> {
 impl<'a> Rework<'a> {
     pub(crate) fn new(
         old: &'a Whole,
-        to_be: ToBe,
+        to_be: PlannedVolume,
         redo: Redo<'a>,
         now: Time,
         progress: &'a dyn Fn(u64),

@@ -29,7 +29,7 @@ use crate::redo::Redo;
 use crate::rework::Rework;
 use crate::units::{index, narrow};
 pub use crate::whole::{Error, Result};
-use crate::whole::{ToBe, Whole, bounds, reserve, tables};
+use crate::whole::{PlannedVolume, Whole, bounds, reserve, tables};
 
 /// Log blocks beyond what was counted when it was tried.
 const LOG_MARGIN: u64 = 8;
@@ -246,9 +246,9 @@ fn attempt(
     Ok(room.map(|_| Effort { moved_blocks, log_blocks }))
 }
 
-fn to_be(old: &Whole, raw: &RawSuperblock, new: &Superblock) -> ToBe {
+fn to_be(old: &Whole, raw: &RawSuperblock, new: &Superblock) -> PlannedVolume {
     let groups = old.groups.get(..index(new.groups.into())).unwrap_or_default();
-    ToBe { raw: raw.clone(), super_: new.clone(), groups: groups.to_vec() }
+    PlannedVolume { raw: raw.clone(), super_: new.clone(), groups: groups.to_vec() }
 }
 
 /// The superblock of a volume of at most so many blocks, free counts excepted; `None` where no

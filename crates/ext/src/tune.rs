@@ -37,7 +37,7 @@ use crate::redo::{Redo, SECTOR_BYTES, read_raw};
 use crate::rework::Rework;
 use crate::units::{index, narrow};
 pub use crate::whole::{Error, Result};
-use crate::whole::{ToBe, Whole};
+use crate::whole::{PlannedVolume, Whole};
 pub use fields::MOUNT_OPTIONS;
 use hidden::Hidden;
 
@@ -241,7 +241,7 @@ struct Task<'a> {
 impl<'a> Task<'a> {
     /// Does it, but for the last step, with so many blocks for the log; the superblock to come.
     fn rework(&self, redo: Redo<'a>, log_blocks: u64) -> Result<(Redo<'a>, RawSuperblock)> {
-        let to_be = ToBe {
+        let to_be = PlannedVolume {
             raw: self.raw.clone(),
             super_: self.new.clone(),
             groups: self.whole.groups.clone(),

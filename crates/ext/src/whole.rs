@@ -162,7 +162,7 @@ pub(crate) struct Whole {
 
 /// A volume as it is to be.
 #[derive(Debug)]
-pub(crate) struct ToBe {
+pub(crate) struct PlannedVolume {
     pub(crate) raw: RawSuperblock,
     pub(crate) super_: Superblock,
     pub(crate) groups: Vec<Group>,
@@ -289,7 +289,7 @@ impl Whole {
     }
 }
 
-impl ToBe {
+impl PlannedVolume {
     /// Sets the block bitmap of a group, and what its descriptor says of it.
     pub(crate) fn set_block_bitmap(
         &mut self,

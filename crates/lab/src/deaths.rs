@@ -116,14 +116,14 @@ impl Shared {
 }
 
 /// A mount of a volume that is made for it, with a manager of its own.
-struct Stand {
+struct TestMount {
     draconis: PathBuf,
     omission: Option<Omission>,
     linger: Option<Point>,
     dir: tempfile::TempDir,
 }
 
-impl Stand {
+impl TestMount {
     fn new(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Result<Self> {
         let beside = || -> anyhow::Result<PathBuf> {
             let own = std::env::current_exe()?;
@@ -192,7 +192,7 @@ impl Stand {
     }
 }
 
-impl Drop for Stand {
+impl Drop for TestMount {
     fn drop(&mut self) {
         // Of a failed run: the directory goes, too.
         let mut command = self.draconis(&["umount", "--force"]);
@@ -222,7 +222,7 @@ pub fn run(arguments: &DeathsArguments) -> anyhow::Result<()> {
 
 /// The same, of a program that leaves something out.
 fn judge(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Result<()> {
-    let stand = Stand::new(arguments, omission)?;
+    let stand = TestMount::new(arguments, omission)?;
     stand.mount(arguments.options.as_deref())?;
     let shared = Shared {
         over: AtomicBool::new(false),
@@ -299,7 +299,7 @@ impl Event {
 }
 
 /// Has one event come after the other; how many workers were followed by another.
-fn kill(stand: &Stand, arguments: &DeathsArguments, shared: &Shared) -> anyhow::Result<u64> {
+fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyhow::Result<u64> {
     let mut random = Random::new(arguments.seed ^ 0xdead);
     let mut last = 0;
     for _ in 0..arguments.kills {

@@ -7,21 +7,21 @@
 //!
 //! `cargo run -p draconis-objects --example zoned` puts it to the checks that every layout passes.
 
-use draconis_objects::layout::{Kind, Layout, Site, conform, register};
+use draconis_objects::layout::{Kind, Layout, StoreDimensions, conform, register};
 
 /// The number by which stores know it.
 pub const NUMBER: u16 = 300;
 
 /// See the head of the file.
-struct Zoned(Site);
+struct Zoned(StoreDimensions);
 
 /// Makes one.
-pub fn make(site: &Site) -> Box<dyn Layout> {
+pub fn make(site: &StoreDimensions) -> Box<dyn Layout> {
     Box::new(Zoned(*site))
 }
 
 impl Layout for Zoned {
-    fn site(&self) -> &Site {
+    fn site(&self) -> &StoreDimensions {
         &self.0
     }
 

@@ -28,7 +28,7 @@ use crate::log::Log;
 use crate::recovery::checkpoint::Checkpoints;
 use crate::space::clean::Cleaner;
 use crate::space::{Full, Reserve};
-use crate::upkeep::{Need, Patience, Upkeep, look};
+use crate::upkeep::{MissPolicy, Need, Upkeep, look};
 use crate::{Error, Group, Result, Ticket};
 
 /// The state of a store. Everything here is under one lock.
@@ -110,7 +110,7 @@ impl Core {
         &mut self,
         group: &Group,
         after: &[Ticket],
-        patience: Patience,
+        patience: MissPolicy,
     ) -> Result<ControlFlow<Need, Ticket>> {
         self.check_running()?;
         if after.iter().any(|ticket| ticket.0 > self.log.batch.seq) {

@@ -83,7 +83,7 @@ impl Kind {
 
 /// Where a store lies that is to be laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Site {
+pub struct StoreDimensions {
     /// No write is smaller, in bytes.
     pub page_bytes: u32,
     /// Length of a segment, in bytes: at least four pages.
@@ -92,7 +92,7 @@ pub struct Site {
     pub capacity_bytes: u64,
 }
 
-impl Site {
+impl StoreDimensions {
     /// So many bytes, but not more than a part of a segment.
     pub fn at_most(&self, bytes: usize, part: usize) -> usize {
         bytes.min((self.segment_bytes as usize).checked_div(part).unwrap_or(0))
@@ -109,7 +109,7 @@ impl Site {
 /// are few and long, and nothing is known of how long things live.
 pub trait Layout: Send + Sync {
     /// Where the store lies: as it was made for.
-    fn site(&self) -> &Site;
+    fn site(&self) -> &StoreDimensions;
 
     /// How many segments are filled at a time, at most 16.
     fn streams(&self) -> usize {
@@ -187,7 +187,7 @@ pub trait Layout: Send + Sync {
     }
 
     /// Bytes of log after which a checkpoint is due, from 4 KiB to 40 MiB: opening reads as much,
-    /// and so much is kept free. See [`Site::log_bytes`].
+    /// and so much is kept free. See [`StoreDimensions::log_bytes`].
     fn log_bytes(&self) -> u64 {
         self.site().log_bytes(self.site().capacity_bytes, 24 << 20)
     }
@@ -204,7 +204,7 @@ pub trait Layout: Send + Sync {
 }
 
 /// Makes a layout for a store.
-pub type Make = fn(&Site) -> Box<dyn Layout>;
+pub type Make = fn(&StoreDimensions) -> Box<dyn Layout>;
 
 /// Numbers below this are layouts of this crate.
 const FIRST_OF_OTHERS: u16 = 256;
@@ -252,7 +252,7 @@ pub(crate) fn kind_of(number: u32) -> Option<LayoutKind> {
 ///
 /// # Errors
 /// [`Error::NotAStore`] where it was not registered, [`Error::Misuse`] where its sizes do not fit.
-pub(crate) fn layout(kind: LayoutKind, site: &Site) -> Result<Box<dyn Layout>> {
+pub(crate) fn layout(kind: LayoutKind, site: &StoreDimensions) -> Result<Box<dyn Layout>> {
     let site = *site;
     let layout: Box<dyn Layout> = match kind {
         LayoutKind::Log => Box::new(log::Log(site)),

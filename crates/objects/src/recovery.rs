@@ -36,7 +36,7 @@ use crate::index::merge::merge_pairs;
 use crate::index::run::{Run, read_chunk};
 use crate::index::tree::{Child, Ptr, Tree};
 use crate::io::Io;
-use crate::layout::{Site, layout};
+use crate::layout::{StoreDimensions, layout};
 use crate::log::{Log, Stream};
 use crate::recovery::blob::Blob;
 use crate::recovery::checkpoint::Checkpoints;
@@ -51,7 +51,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
     let profile = superblock.profile;
     let summer = superblock.summer();
     let capacity = u64::from(geometry.segments).saturating_mul(u64::from(geometry.segment_bytes));
-    let site = Site {
+    let site = StoreDimensions {
         page_bytes: profile.page_bytes,
         segment_bytes: profile.segment_bytes,
         capacity_bytes: capacity,

@@ -21,7 +21,7 @@ use crate::entry::{Data, Entry, ObjectRecord};
 use crate::index::view::View;
 use crate::io::{CacheInfo, Io};
 use crate::log::Counters;
-use crate::upkeep::Paid;
+use crate::upkeep::WorkDone;
 use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
 
 pub use self::snapshot::Snapshot;
@@ -228,7 +228,7 @@ impl Store {
         let mut core = self.core.write();
         core.check_running()?;
         core.owe_for_written(0);
-        core.owe(Paid::bytes(bytes));
+        core.owe(WorkDone::bytes(bytes));
         self.work(core, bytes)?;
         Ok(self.core.read().is_working())
     }

@@ -95,7 +95,7 @@ pub(crate) type Step = ControlFlow<Need, u64>;
 
 /// What a step does about what is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum MissPolicy {
     /// Asks for it.
     Asks,
     /// Waits for it.
@@ -105,10 +105,10 @@ pub(crate) enum Patience {
 /// Looks something up in the index, as patience is.
 pub(crate) fn look<T>(
     io: &Io,
-    patience: Patience,
+    patience: MissPolicy,
     act: impl FnOnce(&dyn Nodes) -> Result<T>,
 ) -> Result<ControlFlow<Need, T>> {
-    if patience == Patience::Waits {
+    if patience == MissPolicy::Waits {
         return act(io).map(ControlFlow::Continue);
     }
     let nodes = InMemory::of(io);
@@ -121,9 +121,9 @@ pub(crate) fn look<T>(
 
 /// What is owed of a work, in its own measure.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Debt(f64);
+pub(crate) struct Backlog(f64);
 
-impl Debt {
+impl Backlog {
     /// `bytes` came of the `span` in which all of `work` is to be done.
     pub fn grow(&mut self, bytes: u64, work: u64, span: u64) {
         self.0 += bytes as f64 * work as f64 / span.max(1) as f64;
@@ -141,14 +141,14 @@ impl Debt {
 
 /// What was written, as it counts for each work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Paid {
+pub(crate) struct WorkDone {
     all: u64,
     log: u64,
     /// What a change takes, as a moving average has it: all but what was moved.
     brought: u64,
 }
 
-impl Paid {
+impl WorkDone {
     fn since(self, before: Self) -> Self {
         Self {
             all: self.all.saturating_sub(before.all),
@@ -167,9 +167,9 @@ impl Paid {
 #[derive(Debug, Default)]
 pub(crate) struct Upkeep {
     /// What was written when it was paid for last.
-    seen: Paid,
+    seen: WorkDone,
     /// Bytes that the cleaner is to look at.
-    pub cleaning: Debt,
+    pub cleaning: Backlog,
 }
 
 /// What one change does, at most.
@@ -202,13 +202,13 @@ impl Core {
     /// Sees what was written since, and what is owed for it, where a change brought so many bytes.
     pub fn owe_for_written(&mut self, brought_bytes: u64) {
         let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
-        let now = Paid { all, log, brought: self.log.spent.bring(brought_bytes) };
+        let now = WorkDone { all, log, brought: self.log.spent.bring(brought_bytes) };
         let before = std::mem::replace(&mut self.upkeep.seen, now);
         self.owe(now.since(before));
     }
 
     /// What is owed for what was written.
-    pub fn owe(&mut self, paid: Paid) {
+    pub fn owe(&mut self, paid: WorkDone) {
         let log_bytes = self.reserve.log_bytes;
         let levels = &mut self.levels;
         if let Some(counting) = &mut levels.counting {
@@ -252,7 +252,7 @@ impl Core {
     }
 
     /// Does the next step that is due, if one is and it is within the share.
-    pub fn next_step(&mut self, share: &mut Share, patience: Patience) -> Result<Option<Step>> {
+    pub fn next_step(&mut self, share: &mut Share, patience: MissPolicy) -> Result<Option<Step>> {
         if self.stopped.is_some() {
             return Ok(None);
         }
@@ -284,7 +284,7 @@ impl Core {
         }
     }
 
-    fn next_count(&mut self, patience: Patience) -> Result<Option<Step>> {
+    fn next_count(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
         let Some(counting) = &self.levels.counting else { return Ok(None) };
         let (due, all) = (counting.debt.due(), counting.layer.pairs.len() as u64 * 2 + 1);
         // In small lots, to use what is loaded; all of it before the next begins.
@@ -314,7 +314,7 @@ impl Core {
         Ok(Some(Step::Continue(pairs)))
     }
 
-    fn next_merge(&mut self, patience: Patience) -> Result<Option<Step>> {
+    fn next_merge(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
         let Some(merging) = &self.levels.merging else { return Ok(None) };
         let due = merging.debt.due();
         let pairs = match self.levels.is_behind() {
@@ -328,11 +328,11 @@ impl Core {
         self.levels.merge(&mut self.log, pairs, patience).map(Some)
     }
 
-    fn next_clean(&mut self, share: &mut Share, patience: Patience) -> Result<Option<Step>> {
+    fn next_clean(&mut self, share: &mut Share, patience: MissPolicy) -> Result<Option<Step>> {
         let (free, low) = (self.log.segments.free(), self.low());
         let is_idle = self.levels.counting.is_none() && self.checkpoints.written.is_none();
         if free + self.coming() >= low && self.cleaner.cleaning.is_none() {
-            self.upkeep.cleaning = Debt::default();
+            self.upkeep.cleaning = Backlog::default();
             // What was cleaned is free after a checkpoint.
             if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
                 return self.begin_within(share);
@@ -374,7 +374,7 @@ impl Core {
             Some(_) if due < OWED_MAX || share.waits + due / (OWED_MAX * 4) == 0 => {
                 return Ok(None);
             }
-            Some(need) if patience == Patience::Asks => {
+            Some(need) if patience == MissPolicy::Asks => {
                 share.waits = share.waits.saturating_sub(1);
                 return Ok(Some(Step::Break(need)));
             }
@@ -399,7 +399,11 @@ impl Core {
 
     /// The next step to checkpoint number `wanted` of this opening, till it is durable. Others may
     /// begin more meanwhile: this ends all the same.
-    pub fn next_to_checkpoint(&mut self, wanted: u64, patience: Patience) -> Result<Option<Step>> {
+    pub fn next_to_checkpoint(
+        &mut self,
+        wanted: u64,
+        patience: MissPolicy,
+    ) -> Result<Option<Step>> {
         self.check_running()?;
         let written = self.log.counters.checkpoints;
         if written < wanted && self.levels.counting.is_some() {
@@ -414,7 +418,7 @@ impl Core {
     }
 
     /// Counts so many pairs, and writes the checkpoint once all are counted.
-    pub fn count_on(&mut self, pairs: usize, patience: Patience) -> Result<Step> {
+    pub fn count_on(&mut self, pairs: usize, patience: MissPolicy) -> Result<Step> {
         let step = self.levels.count(&mut self.log, pairs, patience)?;
         let Some(counting) = &mut self.levels.counting else { return Ok(step) };
         if let Step::Continue(pairs) = step {
@@ -432,7 +436,7 @@ mod tests {
     #[test]
     fn all_of_a_work_is_owed_once_its_span_came() {
         for (work, span, step) in [(1u64, 1u64 << 20, 64u64), (1 << 20, 12 << 20, 100), (7, 5, 1)] {
-            let (mut debt, mut done, mut came) = (Debt::default(), 0, 0);
+            let (mut debt, mut done, mut came) = (Backlog::default(), 0, 0);
             while came < span {
                 debt.grow(step, work, span);
                 came += step;
@@ -445,7 +449,7 @@ mod tests {
             }
             assert!(done + 1 >= work, "{done} of {work}");
         }
-        let mut ahead = Debt::default();
+        let mut ahead = Backlog::default();
         ahead.did(10);
         ahead.grow(5, 10, 10);
         assert_eq!(ahead.due(), 0);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
-use draconis_objects::layout::{Kind, Layout, Site, conform, register};
+use draconis_objects::layout::{Kind, Layout, StoreDimensions, conform, register};
 use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};
 
 #[allow(dead_code, reason = "its main is for those who run it")]
@@ -47,10 +47,10 @@ fn a_store_whose_layout_is_not_known_is_refused_by_its_number() {
 }
 
 /// One that is wrong in the way that its number says.
-struct Wrong<const WHAT: u16>(Site);
+struct Wrong<const WHAT: u16>(StoreDimensions);
 
 impl<const WHAT: u16> Layout for Wrong<WHAT> {
-    fn site(&self) -> &Site {
+    fn site(&self) -> &StoreDimensions {
         &self.0
     }
 
@@ -95,13 +95,13 @@ impl<const WHAT: u16> Layout for Wrong<WHAT> {
     }
 }
 
-fn wrong<const WHAT: u16>(site: &Site) -> Box<dyn Layout> {
+fn wrong<const WHAT: u16>(site: &StoreDimensions) -> Box<dyn Layout> {
     Box::new(Wrong::<WHAT>(*site))
 }
 
 #[test]
 fn a_layout_that_does_not_fit_is_refused_before_anything_is_written() {
-    type Make = fn(&Site) -> Box<dyn Layout>;
+    type Make = fn(&StoreDimensions) -> Box<dyn Layout>;
     let all: [Make; 10] = [
         wrong::<0>, wrong::<1>, wrong::<2>, wrong::<3>, wrong::<4>, wrong::<5>, wrong::<6>,
         wrong::<7>, wrong::<8>, wrong::<9>,

@@ -67,7 +67,7 @@ impl Answer<ReadAnswer> for Late {
     }
 }
 
-impl draconis_device::Through for Watch {
+impl draconis_device::ForwardingDisk for Watch {
     type Below = MemoryDisk;
 
     fn disk(&self) -> &MemoryDisk {

@@ -12,7 +12,7 @@ use draconis_device::{Claim, claim, claim_at_once};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::elsewhere::{self, Means};
+use crate::elsewhere::{self, RemoteCredentials};
 use crate::store_keeper::StoreDisk;
 
 /// How much of a volume's name a file in memory is called by.
@@ -98,7 +98,7 @@ impl Claimed {
         store: &Path,
         disk: &str,
         read_only: bool,
-        means: Option<&Means>,
+        means: Option<&RemoteCredentials>,
     ) -> Result<Self, String> {
         let (disk, note) = StoreDisk::open(sockets, store, disk, read_only, means)?;
         let keep = Keep { backing: None, guard: None };

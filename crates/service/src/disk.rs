@@ -147,7 +147,7 @@ pub(crate) struct SplitDisk {
     writes: RemoteDisk,
 }
 
-impl draconis_device::Through for SplitDisk {
+impl draconis_device::ForwardingDisk for SplitDisk {
     type Below = RemoteDisk;
 
     fn disk(&self) -> &RemoteDisk {

@@ -84,14 +84,14 @@ pub struct Opening {
 
 /// What a mount of something elsewhere needs of who asks for it.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Means {
+pub struct RemoteCredentials {
     /// [`Opening::settings`].
     pub settings: String,
     /// The environment, which has the credentials.
     pub environment: BTreeMap<String, String>,
 }
 
-impl std::fmt::Debug for Means {
+impl std::fmt::Debug for RemoteCredentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Means").field("settings", &self.settings).finish_non_exhaustive()
     }
@@ -211,12 +211,12 @@ impl Served {
     /// When the process does not answer.
     pub fn start(self) -> Result<Arc<dyn Disk>, Error> {
         let disk = disk_of(&self.session)?;
-        Ok(Arc::new(Far { disk, _end: End(self.control) }))
+        Ok(Arc::new(OutOfProcessDisk { disk, _end: End(self.control) }))
     }
 }
 
 /// A disk whose process has ended when it is dropped.
-struct Far {
+struct OutOfProcessDisk {
     disk: RemoteDisk,
     /// Dropped behind it.
     _end: End,
@@ -232,7 +232,7 @@ impl Drop for End {
     }
 }
 
-impl draconis_device::Through for Far {
+impl draconis_device::ForwardingDisk for OutOfProcessDisk {
     type Below = RemoteDisk;
 
     fn disk(&self) -> &RemoteDisk {
@@ -341,7 +341,7 @@ impl Telling {
     }
 }
 
-impl draconis_device::Through for Telling {
+impl draconis_device::ForwardingDisk for Telling {
     type Below = dyn Disk;
 
     fn disk(&self) -> &Self::Below {

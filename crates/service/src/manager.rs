@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::keepers::{Entry, Phase, Unasked};
+use self::keepers::{AskError, Entry, Phase};
 use crate::claimed::identity;
 use crate::client::Directory;
 use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
@@ -136,10 +136,10 @@ impl Manager {
             match keeper.ask(&request, None) {
                 Ok(reply) => return reply,
                 // It goes on as another program: what only waits is asked again.
-                Err(Unasked::Lost(_)) if is_wait && keeper.is_there() => {}
-                Err(Unasked::Gone) if is_wait => return Reply::Ended { why: None },
-                Err(Unasked::Gone) => return Reply::NotMounted,
-                Err(Unasked::Lost(error)) => {
+                Err(AskError::Lost(_)) if is_wait && keeper.is_there() => {}
+                Err(AskError::Gone) if is_wait => return Reply::Ended { why: None },
+                Err(AskError::Gone) => return Reply::NotMounted,
+                Err(AskError::Lost(error)) => {
                     let why = format!("{}: its keeper does not answer: {error}", at.display());
                     return Reply::Failed { why };
                 }
@@ -241,9 +241,9 @@ impl Manager {
                 Ok(Reply::Done) => None,
                 Ok(Reply::Failed { why }) => Some(why),
                 // It was unmounted meanwhile.
-                Ok(Reply::NotMounted) | Err(Unasked::Gone) => return None,
+                Ok(Reply::NotMounted) | Err(AskError::Gone) => return None,
                 Ok(other) => Some(format!("its keeper answers something else: {other:?}")),
-                Err(Unasked::Lost(error)) => Some(format!("its keeper was lost: {error}")),
+                Err(AskError::Lost(error)) => Some(format!("its keeper was lost: {error}")),
             };
             Some(Upgraded { mount_point, why })
         };
@@ -256,8 +256,8 @@ impl Manager {
         for keeper in self.all() {
             match keeper.ask(&Request::End, None) {
                 Ok(Reply::Failed { why }) => log::error!("{why}"),
-                Ok(_) | Err(Unasked::Gone) => {}
-                Err(Unasked::Lost(error)) => {
+                Ok(_) | Err(AskError::Gone) => {}
+                Err(AskError::Lost(error)) => {
                     log::error!("{}: {error}", keeper.kept.mount_point.display());
                 }
             }

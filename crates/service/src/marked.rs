@@ -18,7 +18,7 @@ impl<D: Disk> Marked<D> {
     }
 }
 
-impl<D: Disk> draconis_device::Through for Marked<D> {
+impl<D: Disk> draconis_device::ForwardingDisk for Marked<D> {
     type Below = D;
 
     fn disk(&self) -> &D {

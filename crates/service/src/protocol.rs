@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::elsewhere::Means;
+use crate::elsewhere::RemoteCredentials;
 use crate::options::MountOptions;
 use crate::sandbox::Confinement;
 
@@ -35,7 +35,7 @@ pub enum Request {
         replace: bool,
         /// If the volume is an address: what opening it takes.
         #[serde(default)]
-        means: Option<Box<Means>>,
+        means: Option<Box<RemoteCredentials>>,
     },
     /// Let a mount be written, or not.
     Remount {

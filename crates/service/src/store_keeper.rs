@@ -27,7 +27,7 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::client::Directory;
-use crate::elsewhere::{Elsewhere, Means, Opening, address, identity};
+use crate::elsewhere::{Elsewhere, Opening, RemoteCredentials, address, identity};
 use crate::protocol::is_own;
 use crate::store_process::{Attached, Change, Listed, StoreProcess, receive_list};
 use finding::Wanted;
@@ -100,7 +100,7 @@ impl StoreDisk {
         store: &Path,
         disk: &str,
         read_only: bool,
-        means: Option<&Means>,
+        means: Option<&RemoteCredentials>,
     ) -> Result<(Self, Option<String>), String> {
         let (wanted, note) = match address(store) {
             Some(address) => (Wanted::elsewhere(sockets, address, read_only, means)?, None),

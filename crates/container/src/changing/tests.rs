@@ -47,7 +47,7 @@ impl Growing {
     }
 }
 
-impl draconis_device::Through for Growing {
+impl draconis_device::ForwardingDisk for Growing {
     type Below = MemoryDisk;
 
     fn disk(&self) -> &MemoryDisk {

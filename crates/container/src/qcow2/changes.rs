@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use draconis_device::Ticket;
 
-use super::counts::Counts;
+use super::counts::Refcounts;
 use super::snapshots;
 use super::{COMPRESSED, COPIED, MOST_ENTRIES, OFFSET, Qcow2, table};
 use crate::changing::{Out, Tables};
@@ -26,7 +26,7 @@ const LEAST_KEPT: u64 = 4;
 /// Sectors of tables that are handed over as one group.
 const MOST_AT_ONCE: usize = 1024;
 
-struct Second {
+struct L2Table {
     entries: Vec<u64>,
     used: u64,
 }
@@ -36,16 +36,16 @@ struct Second {
 enum Sector {
     First(u64),
     /// Of which second table.
-    Second(u64, u64),
+    L2Table(u64, u64),
 }
 
 pub(crate) struct Changes {
     map: Qcow2,
-    counts: Counts,
+    counts: Refcounts,
     sector_bytes: u64,
     /// The first table, in whole sectors.
     first: Vec<u64>,
-    seconds: HashMap<u64, Second>,
+    seconds: HashMap<u64, L2Table>,
     uses: u64,
     changed: BTreeSet<Sector>,
     /// The last group with sectors of tables, until the file has it.
@@ -70,7 +70,7 @@ impl Changes {
         if entries > MOST_ENTRIES {
             return Err(Error::DamagedAt("qcow2: a first table of impossible length", 36));
         }
-        let mut counts = Counts::open(file, map.cluster_bits, map.version)?;
+        let mut counts = Refcounts::open(file, map.cluster_bits, map.version)?;
         counts.is_had(map.first_at, entries * 8, false)?;
         let sector_bytes = file.sector_bytes().max(512);
         let whole = (entries * 8).next_multiple_of(sector_bytes) / 8;
@@ -143,7 +143,7 @@ impl Changes {
     }
 
     /// A second table that is there.
-    fn second(&mut self, file: &Source, nth: u64) -> Result<&mut Second, Error> {
+    fn second(&mut self, file: &Source, nth: u64) -> Result<&mut L2Table, Error> {
         self.uses += 1;
         if !self.seconds.contains_key(&nth) {
             self.forget_one();
@@ -152,7 +152,7 @@ impl Changes {
                 self.unsettled = None;
             }
             let entries = table(file, self.second_at(nth), self.per_table())?;
-            self.seconds.insert(nth, Second { entries, used: 0 });
+            self.seconds.insert(nth, L2Table { entries, used: 0 });
         }
         let uses = self.uses;
         match self.seconds.get_mut(&nth) {
@@ -190,11 +190,11 @@ impl Changes {
 fn look_through(
     file: &Source,
     map: &Qcow2,
-    counts: &mut Counts,
+    counts: &mut Refcounts,
     at: u64,
     times: Option<u64>,
 ) -> Result<(), Error> {
-    let note = |counts: &mut Counts, at| match times {
+    let note = |counts: &mut Refcounts, at| match times {
         None => counts.is_had(at, map.cluster(), map.is_dirty),
         Some(times) => {
             counts.is_cluster(at)?;
@@ -262,9 +262,9 @@ impl Tables for Changes {
             self.lead_to_second(nth, place);
             // The file is to end behind all of it.
             let last = self.map.cluster() / self.sector_bytes - 1;
-            self.changed.insert(Sector::Second(nth, last));
+            self.changed.insert(Sector::L2Table(nth, last));
             let entries = vec![0; self.per_table() as usize];
-            self.seconds.insert(nth, Second { entries, used: self.uses });
+            self.seconds.insert(nth, L2Table { entries, used: self.uses });
         }
         self.counts.take(out)
     }
@@ -276,7 +276,7 @@ impl Tables for Changes {
             Some(entry) => std::mem::replace(entry, place | COPIED),
             None => 0,
         };
-        self.changed.insert(Sector::Second(nth, entry as u64 * 8 / self.sector_bytes));
+        self.changed.insert(Sector::L2Table(nth, entry as u64 * 8 / self.sector_bytes));
         if old & COMPRESSED != 0 {
             let (at, len) = self.map.packed(old);
             self.counts.let_go(at, len.min(out.file.len_bytes().saturating_sub(at)));
@@ -299,7 +299,7 @@ impl Tables for Changes {
         for sector in std::mem::take(&mut self.changed) {
             let (at, nth, bytes) = match sector {
                 Sector::First(nth) => (self.map.first_at, nth, of(&self.first, nth)),
-                Sector::Second(table, nth) => {
+                Sector::L2Table(table, nth) => {
                     let Some(second) = self.seconds.get(&table) else { continue };
                     (self.second_at(table), nth, of(&second.entries, nth))
                 }

@@ -44,7 +44,7 @@ struct Taken {
     ticket: Ticket,
 }
 
-pub(super) struct Counts {
+pub(super) struct Refcounts {
     cluster_bits: u32,
     /// Bits of a count, as a power of two.
     order: u32,
@@ -69,9 +69,9 @@ pub(super) struct Counts {
     in_session: bool,
 }
 
-impl Counts {
-    /// Reads where counts are; what has the clusters is told with [`Counts::is_had`] next, then
-    /// [`Counts::compare`] looks at the counts themselves.
+impl Refcounts {
+    /// Reads where counts are; what has the clusters is told with [`Refcounts::is_had`] next, then
+    /// [`Refcounts::compare`] looks at the counts themselves.
     pub(super) fn open(file: &Source, cluster_bits: u32, version: u32) -> Result<Self, Error> {
         let sector_bytes = file.sector_bytes().max(512);
         let cluster = 1u64 << cluster_bits;

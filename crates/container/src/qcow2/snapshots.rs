@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use super::counts::Counts;
+use super::counts::Refcounts;
 use super::{OFFSET, table};
 use crate::source::{Source, be32, be64};
 use crate::{CONVERT, Error, Unsupported};
@@ -30,7 +30,7 @@ const MOST_EXTRA_BYTES: u64 = 1024;
 /// of them do.
 pub(super) fn seconds(
     file: &Source,
-    counts: &mut Counts,
+    counts: &mut Refcounts,
     head: &[u8],
 ) -> Result<BTreeMap<u64, u64>, Error> {
     let mut seconds = BTreeMap::new();

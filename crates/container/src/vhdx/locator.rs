@@ -7,7 +7,7 @@
 //! into the other, in `parent_linkage2`.
 
 use super::guid;
-use crate::behind::{Behind, Is, utf16};
+use crate::behind::{BackingId, Behind, utf16};
 use crate::source::{le16, le32};
 use crate::{Error, Format, Unsupported};
 
@@ -49,7 +49,7 @@ pub(super) fn behind(locator: &[u8]) -> Result<Behind, Error> {
     let identities = identities.iter().map(|text| text.to_ascii_lowercase()).collect();
     let names = all(&["relative_path", "absolute_win32_path", "volume_path"]);
     let name = names.into_iter().next().unwrap_or_default();
-    Ok(Behind { name, is: Is::One(Format::Vhdx, identities) })
+    Ok(Behind { name, is: BackingId::One(Format::Vhdx, identities) })
 }
 
 /// A GUID as a locator has it, in small letters.

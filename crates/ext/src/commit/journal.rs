@@ -50,11 +50,11 @@ const EUCLEAN: i32 = -117;
 
 /// What the journal says once everything that is committed is in its place.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
+enum AfterCheckpoint {
     /// The next transaction is where the tail is now.
-    LogGoesOn,
+    LogContinues,
     /// There is nothing to recover.
-    LogIsEmpty,
+    LogEmpty,
 }
 
 /// See the head of the file.
@@ -154,7 +154,7 @@ impl Journal {
     ) -> Result<Chain> {
         let room = room_for(self.form(), blocks.len(), revoked.len());
         if room > self.len() - self.used {
-            self.put_in_place(tx, Then::LogGoesOn)?;
+            self.put_in_place(tx, AfterCheckpoint::LogContinues)?;
         }
         if room > self.len() {
             let have = self.len();
@@ -195,7 +195,7 @@ impl Journal {
     }
 
     /// Seals a checkpoint: everything that is committed goes to its place, then the tail moves.
-    fn put_in_place(&mut self, tx: &mut Transaction<'_>, then: Then) -> Result<()> {
+    fn put_in_place(&mut self, tx: &mut Transaction<'_>, then: AfterCheckpoint) -> Result<()> {
         let most = PLACED_BYTES / index(self.form().block_bytes.into()).max(1);
         let mut all: Vec<(u64, Data)> = {
             let overlay = tx.volume.store.overlay.read();
@@ -222,7 +222,7 @@ impl Journal {
             }
         }
         self.tail = (self.head, self.sequence);
-        let start = Some(self.head).filter(|_| then == Then::LogGoesOn);
+        let start = Some(self.head).filter(|_| then == AfterCheckpoint::LogContinues);
         let first = self.superblock(start)?;
         tx.seal(Sealed {
             after: After::Everything,
@@ -258,7 +258,7 @@ impl Journal {
                 placed: vec![],
             })?;
         }
-        self.put_in_place(tx, Then::LogIsEmpty)?;
+        self.put_in_place(tx, AfterCheckpoint::LogEmpty)?;
         self.is_closing = false;
         let stage: Stage = last.into_iter().map(|bytes| (place.0, bytes)).collect();
         Ok(Chain { stages: vec![stage], needed: 0, after: After::Everything })
@@ -315,13 +315,13 @@ impl Protocol for Journal {
         let block_bytes = index(self.form().block_bytes.into());
         let logged = tx.volume.store.overlay.read().logged.len();
         if self.used > self.len() / 2 || (self.used > 0 && logged * block_bytes > LOGGED_BYTES) {
-            self.put_in_place(tx, Then::LogGoesOn)?;
+            self.put_in_place(tx, AfterCheckpoint::LogContinues)?;
         }
         Ok(())
     }
 
     fn rest(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
-        if self.used > 0 { self.put_in_place(tx, Then::LogIsEmpty) } else { Ok(()) }
+        if self.used > 0 { self.put_in_place(tx, AfterCheckpoint::LogEmpty) } else { Ok(()) }
     }
 
     fn close(&mut self) {

@@ -64,7 +64,7 @@ pub(crate) struct Room {
 
 /// What a block answers to a name that is to be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Sought {
+pub(crate) enum SlotSearch {
     /// It is there.
     Found(Found),
     /// It is not there, but could be here.
@@ -253,7 +253,7 @@ pub(crate) fn room(block: &[u8], need_bytes: usize) -> Result<Option<Room>> {
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before the name is found.
 #[cfg(test)]
-pub(crate) fn seek(block: &[u8], filetype: bool, name: &[u8]) -> Result<Sought> {
+pub(crate) fn seek(block: &[u8], filetype: bool, name: &[u8]) -> Result<SlotSearch> {
     seek_by(block, filetype, name.len(), |it| it == name)
 }
 
@@ -267,14 +267,14 @@ pub(crate) fn seek_by(
     filetype: bool,
     name_bytes: usize,
     is: impl Fn(&[u8]) -> bool,
-) -> Result<Sought> {
+) -> Result<SlotSearch> {
     let need_bytes = record_bytes(name_bytes);
     let mut previous = None;
     let mut best: Option<Room> = None;
     for record in records(block) {
         let record = record?;
         if record.is(block, &is) {
-            return Ok(Sought::Found(record.found(previous, filetype)));
+            return Ok(SlotSearch::Found(record.found(previous, filetype)));
         }
         if !best.is_some_and(|best| best.whole)
             && let Some(room) = record.room(need_bytes)
@@ -284,7 +284,7 @@ pub(crate) fn seek_by(
         }
         previous = Some(record.at);
     }
-    Ok(best.map_or(Sought::Full, Sought::Room))
+    Ok(best.map_or(SlotSearch::Full, SlotSearch::Room))
 }
 
 /// Puts a name into a block at a place that [`room`] found there.

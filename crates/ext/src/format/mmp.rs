@@ -30,7 +30,7 @@ pub(crate) const CHECKED: u32 = 0xE24D_4D50;
 
 /// What it says.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Said {
+pub(crate) struct MmpRecord {
     /// Another one each time that its host wrote it.
     pub(crate) sequence: u32,
     /// Seconds within which that happens, as its host is.
@@ -44,7 +44,7 @@ pub(crate) struct Said {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if it is none, or its checksum is wrong.
-pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<Said> {
+pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
     let corrupt = Error::corrupt("the block that guards against mounting twice");
     let whole = bytes.get(..LEN_BYTES).ok_or(corrupt.clone())?;
     let sum = seed.and_then(|seed| Some(seed.of(whole.get(..SUM_AT)?).get()));
@@ -56,7 +56,7 @@ pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<Said> {
         let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
         String::from_utf8_lossy(text).escape_default().to_string()
     };
-    Ok(Said {
+    Ok(MmpRecord {
         sequence: le32(whole, SEQUENCE_AT).unwrap_or(CHECKED),
         interval_seconds: le16(whole, INTERVAL_AT).unwrap_or(0),
         node: text(NODE_AT, NODE_BYTES),
@@ -65,7 +65,7 @@ pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<Said> {
 }
 
 /// Writes it, at this time in seconds.
-pub(crate) fn write(bytes: &mut [u8], said: &Said, seconds: u64, seed: Option<Checksum>) {
+pub(crate) fn write(bytes: &mut [u8], said: &MmpRecord, seconds: u64, seed: Option<Checksum>) {
     let Some(whole) = bytes.get_mut(..LEN_BYTES) else { return };
     put32(whole, 0, MAGIC);
     put32(whole, SEQUENCE_AT, said.sequence);

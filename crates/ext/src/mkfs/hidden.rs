@@ -8,7 +8,7 @@ use super::layout::Layout;
 use super::plan::{Blocks, Plan};
 use super::tree::NodeId;
 use crate::format::inode::{self, DIRECT, NewInode, flags};
-use crate::format::mmp::{self, Said};
+use crate::format::mmp::{self, MmpRecord};
 use crate::format::orphan_file;
 use crate::format::quota::{self, Kind, Usage};
 use crate::map::build::Built;
@@ -155,7 +155,7 @@ pub(super) fn usage(plan: &Plan<'_>, kind: Kind) -> BTreeMap<u32, Usage> {
 /// The block by which hosts see that the volume is in use: it says that it is not.
 pub(super) fn guard(layout: &Layout) -> Vec<u8> {
     let mut bytes = vec![0; layout.block_len()];
-    let said = Said {
+    let said = MmpRecord {
         sequence: mmp::CLEAN,
         interval_seconds: layout.raw.s_mmp_interval.get().max(mmp::LEAST_INTERVAL),
         node: String::new(),

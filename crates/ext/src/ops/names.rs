@@ -19,7 +19,7 @@ use draconis_exchange::omission::Omission;
 use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::dir::edit::index::{self, Level};
-use crate::dir::edit::{self, Found, Room, Sought};
+use crate::dir::edit::{self, Found, Room, SlotSearch};
 use crate::dir::names::{self, Wanted};
 use crate::format::dirent::Shape;
 use crate::format::features::{Compatible, Incompatible};
@@ -44,14 +44,14 @@ const MOST_SPLITS: usize = 6;
 
 /// Where a name is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spot {
-    pub(crate) site: Site,
+pub(crate) struct DirentLocation {
+    pub(crate) site: DirentContainer,
     pub(crate) found: Found,
 }
 
 /// What holds names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Site {
+pub(crate) enum DirentContainer {
     /// A block of the directory.
     Block(FsBlock),
     /// A part of a directory that is inside its inode.
@@ -96,7 +96,7 @@ struct Step {
 
 /// Which names are meant by one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Likeness {
+enum NameMatch {
     /// The very same.
     Same,
     /// Those, too, that fold to the same.
@@ -104,7 +104,7 @@ enum Likeness {
 }
 
 /// The answer of [`Transaction::seek`].
-pub(crate) type Sighted = std::result::Result<Spot, Place>;
+pub(crate) type NameLookup = std::result::Result<DirentLocation, Place>;
 
 impl Place {
     /// Blocks that it may take.
@@ -145,7 +145,7 @@ impl Transaction<'_> {
     }
 
     /// Looks for a name, and if it is not there, for a place for it.
-    pub(crate) fn seek(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+    pub(crate) fn seek(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
         if name.len() > 255 {
             return Err(Error::NameTooLong);
         }
@@ -153,19 +153,19 @@ impl Transaction<'_> {
             return Err(Error::Misuse("not a name"));
         }
         let wanted = Wanted::of(self.volume, dir, name)?;
-        let same = self.seek_as(dir, &wanted, Likeness::Same)?;
+        let same = self.seek_as(dir, &wanted, NameMatch::Same)?;
         if same.is_ok() || !wanted.folds() {
             return Ok(same);
         }
-        let alike = self.seek_as(dir, &wanted, Likeness::Folded)?;
+        let alike = self.seek_as(dir, &wanted, NameMatch::Folded)?;
         if alike.is_ok() || !(self.volume.has_tree(dir) && wanted.may_be_anywhere(self.volume)) {
             return Ok(alike);
         }
-        let anywhere = self.seek_in_list(dir, &wanted, Likeness::Folded)?;
+        let anywhere = self.seek_in_list(dir, &wanted, NameMatch::Folded)?;
         Ok(if anywhere.is_ok() { anywhere } else { alike })
     }
 
-    fn seek_as(&self, dir: &Inode, wanted: &Wanted<'_>, like: Likeness) -> Result<Sighted> {
+    fn seek_as(&self, dir: &Inode, wanted: &Wanted<'_>, like: NameMatch) -> Result<NameLookup> {
         if dir.is_inline() {
             return self.seek_inside(dir, wanted, like);
         }
@@ -183,22 +183,28 @@ impl Transaction<'_> {
     }
 
     /// Looks for a name in one block or part.
-    fn seek_among(&self, names: &[u8], wanted: &Wanted<'_>, like: Likeness) -> Result<Sought> {
-        let is = |name: &[u8]| wanted.is(name) || like == Likeness::Folded && wanted.folds_to(name);
+    fn seek_among(&self, names: &[u8], wanted: &Wanted<'_>, like: NameMatch) -> Result<SlotSearch> {
+        let is =
+            |name: &[u8]| wanted.is(name) || like == NameMatch::Folded && wanted.folds_to(name);
         edit::seek_by(names, self.has_kinds(), wanted.name().len(), is)
     }
 
-    fn seek_inside(&self, dir: &Inode, wanted: &Wanted<'_>, like: Likeness) -> Result<Sighted> {
+    fn seek_inside(&self, dir: &Inode, wanted: &Wanted<'_>, like: NameMatch) -> Result<NameLookup> {
         for (nth, part) in self.inside(dir)?.parts().iter().enumerate() {
             let sought = self.seek_among(part.entries, wanted, like);
-            if let Sought::Found(found) = sought.map_err(|error| error.of_inode(dir.number))? {
-                return Ok(Ok(Spot { site: Site::Inside(nth), found }));
+            if let SlotSearch::Found(found) = sought.map_err(|error| error.of_inode(dir.number))? {
+                return Ok(Ok(DirentLocation { site: DirentContainer::Inside(nth), found }));
             }
         }
         Ok(Err(Place::Inside))
     }
 
-    fn seek_in_list(&self, dir: &Inode, wanted: &Wanted<'_>, like: Likeness) -> Result<Sighted> {
+    fn seek_in_list(
+        &self,
+        dir: &Inode,
+        wanted: &Wanted<'_>,
+        like: NameMatch,
+    ) -> Result<NameLookup> {
         let count = self.volume.directory_blocks(dir);
         let tree = self.volume.has_tree(dir);
         let hint = self.writer.hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
@@ -207,15 +213,15 @@ impl Transaction<'_> {
             let Some((block, bytes)) = self.names_in(dir, nth)? else { continue };
             let sought = self.seek_among(self.names_of(&bytes), wanted, like);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
-                Sought::Found(found) => {
-                    return Ok(Ok(Spot { site: Site::Block(block), found }));
+                SlotSearch::Found(found) => {
+                    return Ok(Ok(DirentLocation { site: DirentContainer::Block(block), found }));
                 }
                 // In the root of a tree there is room that belongs to the index.
-                Sought::Room(room) if !tree => {
+                SlotSearch::Room(room) if !tree => {
                     place.get_or_insert(Place::Room(block, room));
                 }
-                Sought::Room(_) if nth > 0 => drop(place.get_or_insert(Place::Listed)),
-                Sought::Room(_) | Sought::Full => {}
+                SlotSearch::Room(_) if nth > 0 => drop(place.get_or_insert(Place::Listed)),
+                SlotSearch::Room(_) | SlotSearch::Full => {}
             }
         }
         Ok(Err(place.unwrap_or(Place::Behind)))
@@ -234,8 +240,8 @@ impl Transaction<'_> {
         dir: &Inode,
         wanted: &Wanted<'_>,
         hashed: &[u8],
-        like: Likeness,
-    ) -> Result<Sighted> {
+        like: NameMatch,
+    ) -> Result<NameLookup> {
         let super_ = &self.volume.super_;
         let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
         let (root_at, root_bytes) = self.names_in(dir, 0)?.ok_or(wrong.clone())?;
@@ -256,17 +262,17 @@ impl Transaction<'_> {
             let block = descent.leaf.1;
             let sought = self.seek_among(self.names_of(&bytes), wanted, like);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
-                Sought::Found(found) => {
-                    return Ok(Ok(Spot { site: Site::Block(block), found }));
+                SlotSearch::Found(found) => {
+                    return Ok(Ok(DirentLocation { site: DirentContainer::Block(block), found }));
                 }
-                Sought::Room(room) => drop(place.get_or_insert(Place::Room(block, room))),
-                Sought::Full if turn == 0 => {
+                SlotSearch::Room(room) => drop(place.get_or_insert(Place::Room(block, room))),
+                SlotSearch::Full if turn == 0 => {
                     if !self.can_split(&descent)? {
                         return Err(Error::NoSpace);
                     }
                     place = Some(Place::Leaf(descent.clone()));
                 }
-                Sought::Full => {}
+                SlotSearch::Full => {}
             }
             if !self.on(&mut descent)? {
                 return place.map(Err).ok_or(wrong);
@@ -476,17 +482,19 @@ impl Transaction<'_> {
     }
 
     /// Takes a name out.
-    pub(crate) fn take_out(&mut self, dir: InodeNumber, spot: Spot) -> Result<()> {
+    pub(crate) fn take_out(&mut self, dir: InodeNumber, spot: DirentLocation) -> Result<()> {
         self.record(Intent::Unnamed { dir });
         let sums = self.shape().sums;
         match spot.site {
-            Site::Block(block) => self.change(block, self.directory_role(dir)?, |bytes| {
-                edit::remove(leaf::names_mut(bytes, sums), &spot.found)
-            })?,
-            Site::Inside(nth) => {
+            DirentContainer::Block(block) => {
+                self.change(block, self.directory_role(dir)?, |bytes| {
+                    edit::remove(leaf::names_mut(bytes, sums), &spot.found)
+                })?
+            }
+            DirentContainer::Inside(nth) => {
                 self.change_slot(dir, |it| edit::remove(it.names_inside(nth), &spot.found))?
             }
-            Site::Parent => Err(Error::Misuse("`..` cannot be taken out")),
+            DirentContainer::Parent => Err(Error::Misuse("`..` cannot be taken out")),
         }
     }
 
@@ -494,7 +502,7 @@ impl Transaction<'_> {
     pub(crate) fn point_elsewhere(
         &mut self,
         dir: InodeNumber,
-        spot: Spot,
+        spot: DirentLocation,
         inode: InodeNumber,
         kind: Kind,
     ) -> Result<()> {
@@ -502,9 +510,11 @@ impl Transaction<'_> {
         let kinds = self.has_kinds();
         let set = |bytes: &mut [u8]| edit::set_inode(bytes, spot.found.at, inode, kind, kinds);
         match spot.site {
-            Site::Block(block) => self.change(block, self.directory_role(dir)?, set)?,
-            Site::Inside(nth) => self.change_slot(dir, |it| set(it.names_inside(nth)))?,
-            Site::Parent => self.change_slot(dir, |it| it.set_pointer(0, inode.0)),
+            DirentContainer::Block(block) => self.change(block, self.directory_role(dir)?, set)?,
+            DirentContainer::Inside(nth) => {
+                self.change_slot(dir, |it| set(it.names_inside(nth)))?
+            }
+            DirentContainer::Parent => self.change_slot(dir, |it| it.set_pointer(0, inode.0)),
         }
     }
 
@@ -530,18 +540,18 @@ impl Transaction<'_> {
     }
 
     /// What `..` of a directory names, and where it says so.
-    pub(crate) fn parent(&self, dir: InodeNumber) -> Result<Spot> {
+    pub(crate) fn parent(&self, dir: InodeNumber) -> Result<DirentLocation> {
         let node = self.directory(dir)?;
         if node.is_inline() {
             let inode = self.inside(&node)?.parent().map_err(|error| error.of_inode(dir))?;
             let kind = Some(Kind::Directory);
             let found = Found { at: 0, previous: None, inode, kind };
-            return Ok(Spot { site: Site::Parent, found });
+            return Ok(DirentLocation { site: DirentContainer::Parent, found });
         }
         let missing = Error::corrupt("directory: no `..`").of_inode(dir);
         let (block, bytes) = self.names_in(&node, 0)?.ok_or(missing.clone())?;
         let found = edit::find(&bytes, self.has_kinds(), b"..")?.ok_or(missing)?;
-        Ok(Spot { site: Site::Block(block), found })
+        Ok(DirentLocation { site: DirentContainer::Block(block), found })
     }
 
     /// The first block of a new directory.

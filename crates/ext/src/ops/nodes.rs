@@ -14,7 +14,7 @@ use draconis_exchange::contract::Kind;
 use draconis_exchange::omission::Omission;
 
 use super::attributes::Inherited;
-use super::names::{Sighted, Spot};
+use super::names::{DirentLocation, NameLookup};
 use super::{NewNode, Whiteout};
 use crate::blocks::data::Data;
 use crate::commit::batch::{Intent, Operation};
@@ -101,7 +101,7 @@ impl Transaction<'_> {
     }
 
     /// [`Transaction::seek`] for a name that is going to be made.
-    fn seek_free(&self, dir: &Inode, name: &[u8]) -> Result<Sighted> {
+    fn seek_free(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
         match self.seek(dir, name) {
             Ok(Err(_)) | Err(Error::NotFound) => self.need_key(dir)?,
             sought => return sought,
@@ -373,7 +373,7 @@ impl Transaction<'_> {
     }
 
     /// Where a name is that was there before the batch was ended: blocks move then.
-    fn spot(&self, dir: InodeNumber, name: &[u8]) -> Result<Spot> {
+    fn spot(&self, dir: InodeNumber, name: &[u8]) -> Result<DirentLocation> {
         let node = self.directory(dir)?;
         let lost = Error::corrupt("directory: a name is gone").of_inode(dir);
         self.seek(&node, name)?.map_err(|_| lost)

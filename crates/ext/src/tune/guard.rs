@@ -4,7 +4,7 @@
 use super::{Changes, Error, Result};
 use crate::commit::seconds_of;
 use crate::format::features::Incompatible;
-use crate::format::mmp::{self, Said};
+use crate::format::mmp::{self, MmpRecord};
 use crate::format::superblock::RawSuperblock;
 use crate::rework::Rework;
 use crate::units::index;
@@ -37,7 +37,7 @@ pub(super) fn add(rework: &mut Rework<'_>) -> Result<()> {
     let block = rework.take_one()?;
     let super_ = &rework.to_be.super_;
     let mut bytes = vec![0; index(super_.block_bytes.into())];
-    let said = Said {
+    let said = MmpRecord {
         sequence: mmp::CLEAN,
         interval_seconds: rework.to_be.raw.s_mmp_interval.get().max(mmp::LEAST_INTERVAL),
         node: String::new(),

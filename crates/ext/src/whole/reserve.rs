@@ -11,7 +11,7 @@
 
 use draconis_exchange::contract::Time;
 
-use super::{ToBe, Whole, place_of_inode};
+use super::{PlannedVolume, Whole, place_of_inode};
 use crate::format::features::Compatible;
 use crate::format::inode::seal;
 use crate::format::slot::{Slot, Stamp};
@@ -64,7 +64,12 @@ fn blocks(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<>
 
 /// Sets the reserve to what the superblock to come says; its map has its top at `top`. Without
 /// one to come the inode is cleared, and the top is for the caller to free.
-pub(crate) fn renew(redo: &mut Redo<'_>, to_be: &ToBe, top: FsBlock, now: Time) -> Result<()> {
+pub(crate) fn renew(
+    redo: &mut Redo<'_>,
+    to_be: &PlannedVolume,
+    top: FsBlock,
+    now: Time,
+) -> Result<()> {
     let super_ = &to_be.super_;
     let block_bytes = u64::from(super_.block_bytes);
     let (inode_block, at) = place_of_inode(super_, &to_be.groups, RESIZE_INODE)?;

@@ -269,7 +269,7 @@ pub(super) struct Turns<'s, 'a, T: Tree + Sync, F> {
     fuse: &'s F,
     activity: &'s Activity,
     notifier: &'s Notifier,
-    turn: Mutex<Patience>,
+    turn: Mutex<PollBudget>,
     threads: AtomicUsize,
     /// Threads that stand ready to take the turn.
     ready: AtomicUsize,
@@ -284,7 +284,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         notifier: &'s Notifier,
     ) -> Self {
         let (threads, ready) = (AtomicUsize::new(1), AtomicUsize::new(0));
-        let turn = Mutex::new(Patience::new(server.behaviour.no_polling));
+        let turn = Mutex::new(PollBudget::new(server.behaviour.no_polling));
         let syncs = Syncs::default();
         Self { server, fuse, activity, notifier, turn, threads, ready, syncs }
     }
@@ -384,7 +384,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
             && (header.seeks() || header.changes(request.bytes()) && tree.is_short_of_room())
     }
 
-    fn turn(&self) -> MutexGuard<'_, Patience> {
+    fn turn(&self) -> MutexGuard<'_, PollBudget> {
         self.ready.fetch_add(1, Ordering::Relaxed);
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.ready.fetch_sub(1, Ordering::Relaxed);
@@ -488,7 +488,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
 
 /// Looks for the next request for a while before it sleeps: on a machine with idle CPUs
 /// waking up takes longer than most requests do. How long depends on what looking brought.
-struct Patience {
+struct PollBudget {
     /// How long to look, at most.
     budget: Duration,
     /// The longest that is looked.
@@ -503,7 +503,7 @@ const LOOK_MAX: Duration = Duration::from_micros(100);
 /// The shortest: a request that is there already is worth that.
 const LOOK_MIN: Duration = Duration::from_micros(2);
 
-impl Patience {
+impl PollBudget {
     fn new(no_polling: bool) -> Self {
         let longest = if no_polling { Duration::ZERO } else { LOOK_MAX };
         Self { budget: longest, longest, since: None }
@@ -538,7 +538,7 @@ mod tests {
 
     #[test]
     fn looking_pays_or_is_given_up() {
-        let mut patience = Patience::new(false);
+        let mut patience = PollBudget::new(false);
         for _ in 0..20 {
             patience.since = Some(Instant::now() - LOOK_MAX);
             patience.paid();
@@ -550,7 +550,7 @@ mod tests {
             patience.paid();
         }
         assert_eq!((patience.budget, patience.since), (LOOK_MAX, None));
-        let mut patience = Patience::new(true);
+        let mut patience = PollBudget::new(true);
         patience.since = Some(Instant::now());
         patience.paid();
         assert_eq!(patience.budget, Duration::ZERO);

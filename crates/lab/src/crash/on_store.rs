@@ -136,7 +136,7 @@ impl Kept {
     }
 }
 
-impl draconis_device::Through for Kept {
+impl draconis_device::ForwardingDisk for Kept {
     type Below = ObjectDisk;
 
     fn disk(&self) -> &ObjectDisk {

@@ -8,7 +8,7 @@ use crate::entry::{Data, Entry, Key, ObjectRecord, extent_key, object_key, value
 use crate::index::tree::{Child, Inner, Node, Nodes};
 use crate::kv::{Batch, Kv};
 use crate::recovery::superblock::Superblock;
-use crate::upkeep::Patience;
+use crate::upkeep::MissPolicy;
 use crate::{CreateOptions, Group, Hint, LayoutKind, ObjectId, Profile};
 
 const LONG: usize = 200_000;
@@ -40,9 +40,9 @@ fn made(layout: LayoutKind) -> Arc<dyn Disk> {
     core.checkpoint_now().unwrap();
     let mut group = Group::new();
     group.write(ObjectId(1), 100, &[77; 5000]);
-    let _ = core.submit(&group, &[], Patience::Waits).unwrap();
+    let _ = core.submit(&group, &[], MissPolicy::Waits).unwrap();
     core.checkpoint_now().unwrap();
-    let _ = core.submit(&group, &[], Patience::Waits).unwrap();
+    let _ = core.submit(&group, &[], MissPolicy::Waits).unwrap();
     core.log.commit().unwrap();
     disk
 }

@@ -12,7 +12,7 @@ use crate::entry::{KEY_MAX, Key, NAME_MAX, ObjectRecord, PIECE, name_key, value_
 use crate::group::Op;
 use crate::index::tree::Nodes;
 use crate::index::view::Index;
-use crate::upkeep::{Need, Patience};
+use crate::upkeep::{MissPolicy, Need};
 use crate::{Error, Group, ObjectId, Result};
 
 fn check_name(len: usize) -> Result<()> {
@@ -179,7 +179,7 @@ impl Core {
 
     /// The leaves that say whether keys of a group have values that are objects, which go with
     /// them, or are there at all, if they are not in memory.
-    pub(super) fn ask_links(&self, group: &Group, patience: Patience) -> Result<Option<Need>> {
+    pub(super) fn ask_links(&self, group: &Group, patience: MissPolicy) -> Result<Option<Need>> {
         let has_links = self.links > 0;
         if !has_links && !self.is_scarce() {
             return Ok(None);

@@ -20,7 +20,7 @@ use crate::index::tree::{Found, Nodes};
 use crate::index::view::Index;
 use crate::index::{Levels, fold_log};
 use crate::log::{Log, Place};
-use crate::upkeep::{Debt, Need, Patience, Step, look};
+use crate::upkeep::{Backlog, MissPolicy, Need, Step, look};
 
 /// Pairs whose leaves are asked for together.
 pub(crate) const AHEAD: usize = 64;
@@ -36,7 +36,7 @@ pub(crate) struct Counting {
     resume: u64,
     /// The first pair whose leaf was not asked for.
     ahead: usize,
-    pub debt: Debt,
+    pub debt: Backlog,
     /// All are counted and paid for: the checkpoint is to be written.
     pub ends: bool,
     pub chunks: Chunks,
@@ -67,7 +67,7 @@ impl Levels {
             next: 0,
             resume: 0,
             ahead: 0,
-            debt: Debt::default(),
+            debt: Backlog::default(),
             ends: false,
             chunks: Chunks::default(),
         });
@@ -75,7 +75,7 @@ impl Levels {
     }
 
     /// Counts so many pairs, at most [`AHEAD`].
-    pub fn count(&mut self, log: &mut Log, pairs: usize, patience: Patience) -> Result<Step> {
+    pub fn count(&mut self, log: &mut Log, pairs: usize, patience: MissPolicy) -> Result<Step> {
         let Some(mut counting) = self.counting.take() else { return Ok(Step::Continue(0)) };
         let older = self.counted_layers();
         let below = Index { top: None, layers: &older, tree: &self.tree };
@@ -96,7 +96,7 @@ impl Levels {
         counting: &mut Counting,
         older: &[Arc<Layer>],
         pairs: usize,
-        patience: Patience,
+        patience: MissPolicy,
     ) -> Result<Option<Need>> {
         let all = &counting.layer.pairs;
         if counting.ahead >= all.len().min(counting.next + pairs) {
@@ -133,7 +133,7 @@ impl Counting {
         log: &mut Log,
         below: &Index<'_>,
         pairs: usize,
-        patience: Patience,
+        patience: MissPolicy,
     ) -> Result<Step> {
         let io = log.io.clone();
         let mut dead: Vec<Data> = vec![];

@@ -19,7 +19,7 @@ pub(crate) struct Cursor {
     /// In each layer: pairs before the place.
     layers: Vec<usize>,
     /// The leaf of the place; none where the tree ends.
-    leaf: Option<Stand>,
+    leaf: Option<LeafPosition>,
     /// Leaves behind this one, which were read with it: the more, the longer it goes on.
     ahead: Loaded,
     together: usize,
@@ -36,7 +36,7 @@ const TOGETHER_MAX: usize = 32;
 
 /// A place in a leaf.
 #[derive(Debug)]
-struct Stand {
+struct LeafPosition {
     found: Found,
     pairs: Pairs,
     /// Pairs before the place.
@@ -139,7 +139,7 @@ impl Cursor {
             let Some((key, entry)) = best else { return Ok(None) };
             let entry = match (entry, &self.leaf) {
                 (Some(entry), _) => entry.clone(),
-                (None, Some(Stand { pairs, place, .. })) => {
+                (None, Some(LeafPosition { pairs, place, .. })) => {
                     pairs.entry(place.saturating_sub(usize::from(!self.is_front)))?
                 }
                 (None, None) => return Ok(None),
@@ -178,7 +178,7 @@ impl Cursor {
     }
 
     fn tree_key(&self) -> Option<&[u8]> {
-        let Stand { pairs, place, .. } = self.leaf.as_ref()?;
+        let LeafPosition { pairs, place, .. } = self.leaf.as_ref()?;
         Some(pairs.key(place.saturating_sub(usize::from(!self.is_front))))
     }
 
@@ -194,7 +194,7 @@ impl Cursor {
 
     /// Goes to the next leaf where this one is at its end.
     fn settle(&mut self, tree: &Tree, nodes: &dyn Nodes) {
-        while let Some(Stand { found, pairs, place }) = &self.leaf {
+        while let Some(LeafPosition { found, pairs, place }) = &self.leaf {
             let is_over = if self.is_front { *place == pairs.len() } else { *place == 0 };
             if !is_over {
                 break;
@@ -211,7 +211,7 @@ impl Cursor {
             self.look_ahead(tree, nodes, &key);
             self.enter(tree, nodes, &key);
             // A leaf without one before it is the first.
-            let is_last = |next: &Stand| !self.is_front && *next.found.lower() >= lower;
+            let is_last = |next: &LeafPosition| !self.is_front && *next.found.lower() >= lower;
             if self.leaf.as_ref().is_some_and(is_last) {
                 self.leaf = None;
             }
@@ -241,11 +241,11 @@ impl Nodes for WithAhead<'_> {
     }
 }
 
-fn stand(found: Option<Found>, key: &[u8]) -> Result<Option<Stand>> {
+fn stand(found: Option<Found>, key: &[u8]) -> Result<Option<LeafPosition>> {
     let Some(found) = found else { return Ok(None) };
     let pairs = found.leaf().unfold()?;
     let place = pairs.seek(key);
-    Ok(Some(Stand { found, pairs, place }))
+    Ok(Some(LeafPosition { found, pairs, place }))
 }
 
 fn at(layer: &Layer, place: usize, is_front: bool) -> Option<(&[u8], &Entry)> {

@@ -20,7 +20,7 @@ use crate::io::{InMemory, Io};
 use crate::layout::Kind;
 use crate::log::Log;
 use crate::space::segment::Segments;
-use crate::upkeep::{Need, Patience, look};
+use crate::upkeep::{MissPolicy, Need, look};
 
 /// All that leads somewhere.
 #[derive(Default)]
@@ -165,7 +165,7 @@ impl Levels {
         log: &Log,
         keys: impl Iterator<Item = &'k Key> + Clone,
         is_known: impl Fn(&Key) -> bool,
-        patience: Patience,
+        patience: MissPolicy,
     ) -> Result<Option<Need>> {
         let io = &*log.io;
         let far = look(io, patience, |nodes| self.far_leaves((io, nodes), keys, &is_known))?;
@@ -174,8 +174,8 @@ impl Levels {
             ControlFlow::Continue(far) => far,
         };
         match patience {
-            Patience::Asks if !far.is_empty() => return Ok(Some(Need::Nodes(far))),
-            Patience::Waits if far.len() > 1 => io.load_ahead(&far),
+            MissPolicy::Asks if !far.is_empty() => return Ok(Some(Need::Nodes(far))),
+            MissPolicy::Waits if far.len() > 1 => io.load_ahead(&far),
             _ => {}
         }
         Ok(None)

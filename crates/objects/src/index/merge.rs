@@ -33,7 +33,7 @@ use crate::index::run::Chunks;
 use crate::index::tree::{Found, Nodes, Tree};
 use crate::io::Io;
 use crate::log::Log;
-use crate::upkeep::{Debt, Patience, Step, look};
+use crate::upkeep::{Backlog, MissPolicy, Step, look};
 use crate::{Error, ObjectId, Result};
 
 /// Runs on the disk that begin to be merged, however few pairs they have: opening a store
@@ -55,7 +55,7 @@ pub(crate) struct Merging {
     next: usize,
     /// Where in the next pair's interval.
     resume: u64,
-    pub debt: Debt,
+    pub debt: Backlog,
     /// Bytes of the log that are written while it is merged.
     pub span: u64,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Folding {
     /// The runs whose layers they are.
     older: usize,
     newer: usize,
-    pub debt: Debt,
+    pub debt: Backlog,
     /// The result on the disk, if it is written.
     pub chunks: Option<Chunks>,
 }
@@ -133,7 +133,7 @@ impl Levels {
             fold: Fold::new(new.clone(), old.clone()),
             older,
             newer,
-            debt: Debt::default(),
+            debt: Backlog::default(),
             chunks: is_written.then(Chunks::default),
         });
     }
@@ -162,7 +162,7 @@ impl Levels {
         // Done before as many pairs came again, and before as many runs did.
         let log_bytes = log.layout.log_bytes();
         let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
-        let debt = Debt::default();
+        let debt = Backlog::default();
         self.merging = Some(Merging { layer, runs, next: 0, resume: 0, debt, span });
         self.refresh();
     }
@@ -180,7 +180,7 @@ impl Levels {
         self.plan_merge(log);
         while self.folding.is_some() || self.merging.is_some() {
             self.fold(log, 1024)?;
-            let _ = self.merge(log, 256, Patience::Waits)?;
+            let _ = self.merge(log, 256, MissPolicy::Waits)?;
         }
         Ok(())
     }
@@ -241,7 +241,7 @@ impl Levels {
     }
 
     /// Goes on merging by so many pairs, or some more.
-    pub fn merge(&mut self, log: &mut Log, pairs: usize, patience: Patience) -> Result<Step> {
+    pub fn merge(&mut self, log: &mut Log, pairs: usize, patience: MissPolicy) -> Result<Step> {
         let Some(merging) = &self.merging else { return Ok(Step::Continue(0)) };
         let layer = merging.layer.clone();
         let (next, resume) = (merging.next, merging.resume);

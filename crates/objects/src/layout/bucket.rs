@@ -5,12 +5,12 @@
 //! that a lookup takes two requests in stores of some gigabytes. Ranges begin at any byte, so
 //! nothing is aligned. Room is not scarce: what is cleaned is what has little alive.
 
-use super::{Layout, Site};
+use super::{Layout, StoreDimensions};
 
-pub(super) struct Bucket(pub Site);
+pub(super) struct Bucket(pub StoreDimensions);
 
 impl Layout for Bucket {
-    fn site(&self) -> &Site {
+    fn site(&self) -> &StoreDimensions {
         &self.0
     }
 

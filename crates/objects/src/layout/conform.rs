@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk, Random};
 
-use super::{Kind, Site};
+use super::{Kind, StoreDimensions};
 use crate::check::CheckOptions;
 use crate::kv::Kv;
 use crate::{CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store};
@@ -60,7 +60,7 @@ fn its_sizes_fit_each_other(kind: LayoutKind) {
         let segments = (14..=26).map(|bits| 1u32 << bits);
         for segment_bytes in segments.filter(|&len| len >= page_bytes * 16) {
             for capacity_bytes in (8..=20).map(|bits| u64::from(segment_bytes) << bits) {
-                let site = Site { page_bytes, segment_bytes, capacity_bytes };
+                let site = StoreDimensions { page_bytes, segment_bytes, capacity_bytes };
                 let layout = must(super::layout(kind, &site), "a layout");
                 if let Err(what) = super::fits(&*layout) {
                     panic!("{what}: {site:?}");
@@ -77,7 +77,8 @@ fn its_sizes_fit_each_other(kind: LayoutKind) {
 
 fn what_has_less_alive_is_worth_more(kind: LayoutKind) {
     let len = 1u64 << 20;
-    let site = Site { page_bytes: 4096, segment_bytes: 1 << 20, capacity_bytes: len << 10 };
+    let site =
+        StoreDimensions { page_bytes: 4096, segment_bytes: 1 << 20, capacity_bytes: len << 10 };
     let layout = must(super::layout(kind, &site), "a layout");
     for age in [1, 1 << 12, 1 << 24, 1 << 40] {
         let worths: Vec<f64> =

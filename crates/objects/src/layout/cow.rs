@@ -1,9 +1,9 @@
 //! For flash: what dies together lies together, so that segments become empty by themselves.
 
-use super::{Kind, Layout, Site};
+use super::{Kind, Layout, StoreDimensions};
 use crate::Hint;
 
-pub(super) struct Cow(pub Site);
+pub(super) struct Cow(pub StoreDimensions);
 
 const TRICKLE: usize = 0;
 const HOT: usize = 1;
@@ -12,7 +12,7 @@ const MOVED: usize = 3;
 const NODES: usize = 4;
 
 impl Layout for Cow {
-    fn site(&self) -> &Site {
+    fn site(&self) -> &StoreDimensions {
         &self.0
     }
 

@@ -4,12 +4,12 @@
 //! paid rarely. A page more takes less than a hundredth of the seek there, and what is lost
 //! between nodes is a tenth of them, so nothing is aligned.
 
-use super::{Layout, Site};
+use super::{Layout, StoreDimensions};
 
-pub(super) struct Log(pub Site);
+pub(super) struct Log(pub StoreDimensions);
 
 impl Layout for Log {
-    fn site(&self) -> &Site {
+    fn site(&self) -> &StoreDimensions {
         &self.0
     }
 

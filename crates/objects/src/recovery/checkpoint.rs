@@ -35,7 +35,7 @@ use crate::layout::Kind;
 use crate::log::{Log, Place};
 use crate::recovery::blob::Blob;
 use crate::recovery::superblock::Superblock;
-use crate::upkeep::{Need, Patience, Step};
+use crate::upkeep::{MissPolicy, Need, Step};
 use crate::{Error, Result};
 
 /// What the disk has to begin from, and what waits for that.
@@ -107,13 +107,13 @@ impl Core {
     /// Counts all and writes the checkpoint that is on its way, if one is.
     pub fn finish_counting(&mut self) -> Result<()> {
         while self.levels.counting.is_some() {
-            let _ = self.count_on(AHEAD, Patience::Waits)?;
+            let _ = self.count_on(AHEAD, MissPolicy::Waits)?;
         }
         Ok(())
     }
 
     /// Writes what is left of the run, and all that leads to it.
-    pub fn finish_checkpoint(&mut self, patience: Patience) -> Result<Step> {
+    pub fn finish_checkpoint(&mut self, patience: MissPolicy) -> Result<Step> {
         if let Some(need) = self.complete_checkpoint(patience)? {
             return Ok(Step::Break(need));
         }
@@ -137,7 +137,7 @@ impl Core {
         let image = chunks.finish(&mut self.log)?;
         self.write_checkpoint(seq, places, image)?;
         self.log.bytes = 0;
-        self.complete_checkpoint(Patience::Waits).map(drop)
+        self.complete_checkpoint(MissPolicy::Waits).map(drop)
     }
 
     fn write_checkpoint(&mut self, seq: u64, places: Vec<Place>, image: Vec<Ptr>) -> Result<()> {
@@ -181,7 +181,7 @@ impl Core {
     }
 
     /// Frees what the last checkpoint did away with, once that is durable.
-    pub fn complete_checkpoint(&mut self, patience: Patience) -> Result<Option<Need>> {
+    pub fn complete_checkpoint(&mut self, patience: MissPolicy) -> Result<Option<Need>> {
         let Some(written) = &self.checkpoints.written else {
             self.release();
             return Ok(None);
@@ -190,8 +190,8 @@ impl Core {
             let is_durable = self.log.sent.durable_ticket >= Some(written.ticket);
             match patience {
                 _ if is_durable => {}
-                Patience::Asks => return Ok(Some(Need::Durable(written.ticket))),
-                Patience::Waits => self.log.io.wait_long(written.ticket)?,
+                MissPolicy::Asks => return Ok(Some(Need::Durable(written.ticket))),
+                MissPolicy::Waits => self.log.io.wait_long(written.ticket)?,
             }
         }
         if let Some(written) = self.checkpoints.written.take() {
@@ -230,7 +230,7 @@ impl Core {
     }
 
     /// Completes a checkpoint that was written so long ago that the disk has it by now.
-    pub fn complete_old_checkpoint(&mut self, patience: Patience) -> Result<Option<Step>> {
+    pub fn complete_old_checkpoint(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
         let age = self.reserve.log_bytes / 8;
         let is_old = self.checkpoints.written.as_ref().is_some_and(|written| {
             self.log.sent.durable_ticket >= Some(written.ticket)
@@ -248,6 +248,6 @@ impl Core {
     pub fn checkpoint_now(&mut self) -> Result<()> {
         let _ = self.begin_checkpoint()?;
         self.finish_counting()?;
-        self.complete_checkpoint(Patience::Waits).map(drop)
+        self.complete_checkpoint(MissPolicy::Waits).map(drop)
     }
 }

@@ -23,7 +23,7 @@ use crate::core::Core;
 use crate::recovery::superblock::Geometry;
 use crate::space::segment::State;
 use crate::store::OpenOptions;
-use crate::upkeep::Patience;
+use crate::upkeep::MissPolicy;
 use crate::{Error, Result, Store};
 
 /// Segments that are cleaned between checkpoints to have some free.
@@ -144,7 +144,7 @@ impl Core {
             );
         }
         self.finish_cleaning()?;
-        let _ = self.begin_cleaning(number, Patience::Waits)?;
+        let _ = self.begin_cleaning(number, MissPolicy::Waits)?;
         self.finish_cleaning()
     }
 }

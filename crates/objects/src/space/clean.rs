@@ -30,7 +30,7 @@ use crate::log::frame::{HEADER, Header};
 use crate::log::table::{Item, Items};
 use crate::space::reading::Reading;
 use crate::space::segment::{Segment, State};
-use crate::upkeep::{Need, Patience, Step, look};
+use crate::upkeep::{MissPolicy, Need, Step, look};
 use crate::{Error, Result};
 
 /// Something in a frame that may be alive.
@@ -104,7 +104,7 @@ impl Cleaner {
     }
 
     /// Looks at the next thing in the segment; how many bytes of it that were.
-    fn step(&mut self, log: &mut Log, levels: &mut Levels, patience: Patience) -> Result<Step> {
+    fn step(&mut self, log: &mut Log, levels: &mut Levels, patience: MissPolicy) -> Result<Step> {
         let Some(mut cleaning) = self.cleaning.take() else { return Ok(Step::Continue(0)) };
         if cleaning.candidates.is_empty() && cleaning.pos >= cleaning.used {
             self.since.insert(cleaning.segment);
@@ -208,7 +208,7 @@ impl Cleaning {
         levels: &mut Levels,
         reading: &mut MutexGuard<'_, Reading>,
         candidate: &Candidate,
-        patience: Patience,
+        patience: MissPolicy,
     ) -> Result<Moved> {
         let io = log.io.clone();
         match candidate {
@@ -318,7 +318,7 @@ impl Core {
     }
 
     /// Begins to clean a segment.
-    pub fn begin_cleaning(&mut self, number: u32, patience: Patience) -> Result<Step> {
+    pub fn begin_cleaning(&mut self, number: u32, patience: MissPolicy) -> Result<Step> {
         let geometry = self.log.segments.geometry;
         let len = u64::from(geometry.segment_bytes);
         let segment = self.log.segments.all[number as usize];
@@ -327,7 +327,7 @@ impl Core {
             self.log.commit()?;
         }
         if let Some(ticket) = self.log.sent.unsettled(segment.last_seq) {
-            if patience == Patience::Asks {
+            if patience == MissPolicy::Asks {
                 return Ok(Step::Break(Need::Settled(ticket)));
             }
             self.log.io.disk.settle(ticket)?;
@@ -356,14 +356,14 @@ impl Core {
     }
 
     /// Does the next step of cleaning.
-    pub fn clean(&mut self, patience: Patience) -> Result<Step> {
+    pub fn clean(&mut self, patience: MissPolicy) -> Result<Step> {
         self.cleaner.step(&mut self.log, &mut self.levels, patience)
     }
 
     /// Cleans the segment that is being cleaned to its end.
     pub fn finish_cleaning(&mut self) -> Result<()> {
         while self.cleaner.cleaning.is_some() {
-            let _ = self.clean(Patience::Waits)?;
+            let _ = self.clean(MissPolicy::Waits)?;
         }
         Ok(())
     }

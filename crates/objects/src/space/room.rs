@@ -18,7 +18,7 @@
 use crate::core::Core;
 use crate::layout::Layout;
 use crate::recovery::superblock::Geometry;
-use crate::upkeep::Patience;
+use crate::upkeep::MissPolicy;
 use crate::{Error, Result};
 
 /// Checkpoints after which nothing was gained in vain.
@@ -224,7 +224,7 @@ impl Core {
                 return Ok(());
             }
             if self.checkpoints.written.is_some() {
-                let _ = self.complete_checkpoint(Patience::Waits)?;
+                let _ = self.complete_checkpoint(MissPolicy::Waits)?;
                 continue;
             }
             // What was given up since the last checkpoint is not known to be dead. Where
@@ -288,7 +288,7 @@ impl Core {
     /// Begins to clean what is worth most; says whether anything is worth it.
     fn clean_best(&mut self) -> Result<bool> {
         let Some(number) = self.best_to_clean() else { return Ok(false) };
-        let _ = self.begin_cleaning(number, Patience::Waits)?;
+        let _ = self.begin_cleaning(number, MissPolicy::Waits)?;
         Ok(true)
     }
 
@@ -319,7 +319,7 @@ impl Core {
             }
             self.levels.fold(&mut self.log, 1024)?;
             let pairs = self.merged_at_once();
-            let _ = self.levels.merge(&mut self.log, pairs, Patience::Waits)?;
+            let _ = self.levels.merge(&mut self.log, pairs, MissPolicy::Waits)?;
         }
     }
 

@@ -15,7 +15,7 @@ use crate::core::Core;
 use crate::index::tree::{Loaded, Nodes};
 use crate::index::view::{Index, View};
 use crate::io::InMemory;
-use crate::upkeep::{Need, Patience, Share, Step};
+use crate::upkeep::{MissPolicy, Need, Share, Step};
 
 /// Needs in turn before what is missing is read under the lock: others may drive out what was read
 /// for one, or change what it was read for.
@@ -24,8 +24,8 @@ const NEEDS: u32 = 8;
 /// How often one looks again with what it read before.
 const LOOKS: usize = 64;
 
-fn patience(needs: u32) -> Patience {
-    if needs < NEEDS { Patience::Asks } else { Patience::Waits }
+fn patience(needs: u32) -> MissPolicy {
+    if needs < NEEDS { MissPolicy::Asks } else { MissPolicy::Waits }
 }
 
 impl Store {
@@ -56,7 +56,7 @@ impl Store {
     pub(super) fn change<T>(
         &self,
         brought_bytes: u64,
-        mut act: impl FnMut(&mut Core, Patience) -> Result<ControlFlow<Need, T>>,
+        mut act: impl FnMut(&mut Core, MissPolicy) -> Result<ControlFlow<Need, T>>,
     ) -> Result<T> {
         let mut needs = 0;
         loop {
@@ -91,7 +91,7 @@ impl Store {
     pub(super) fn drive<'s>(
         &'s self,
         mut core: RwLockWriteGuard<'s, Core>,
-        mut step: impl FnMut(&mut Core, Patience) -> Result<Option<Step>>,
+        mut step: impl FnMut(&mut Core, MissPolicy) -> Result<Option<Step>>,
     ) -> Result<()> {
         let mut needs = 0;
         loop {

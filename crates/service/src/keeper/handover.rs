@@ -21,7 +21,7 @@ use draconis_exchange::descriptors;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
-use super::lives::{Lives, Past};
+use super::lives::{SupervisionState, WorkerSupervision};
 use super::starting::Held;
 use super::{Ask, Keeper, Mount, MountState, Phase, lock};
 use crate::claimed::{Keep, Source};
@@ -93,7 +93,7 @@ struct State {
     options: MountOptions,
     device: Option<String>,
     status: MountStatus,
-    past: Past,
+    past: SupervisionState,
     /// What is known of a disk in a store; its connection is in the place of the volume.
     store: Option<Known>,
     /// Which of the descriptors that may be there are: the disk, the file behind a loop device,
@@ -205,7 +205,8 @@ impl Keeper {
             None => Source::File { image, disk },
             Some(known) => Source::Store(StoreDisk::resume(image, known)),
         };
-        let lives = Lives::resume(source, fds.collect(), oplog::adopt(log)?, state.past);
+        let lives =
+            WorkerSupervision::resume(source, fds.collect(), oplog::adopt(log)?, state.past);
         let keep = Keep::of_parts(backing, guard);
         let mount = Arc::new(Mount {
             volume: state.volume,

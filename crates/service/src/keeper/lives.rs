@@ -34,7 +34,7 @@ const DEATHS_OF_ONE: u32 = 2;
 const REMEMBERED: usize = 1024;
 
 /// What outlives the workers of a mount.
-pub(super) struct Lives {
+pub(super) struct WorkerSupervision {
     source: Source,
     /// What a disk image differs from, the nearest first: read by each of them.
     behind: Vec<OwnedFd>,
@@ -61,7 +61,7 @@ enum Next {
 
 /// What is to be known of them by another program that goes on with them.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Past {
+pub(super) struct SupervisionState {
     options: MountOptions,
     epoch: u64,
     taken: (u64, u64),
@@ -69,7 +69,7 @@ pub(super) struct Past {
     refused: Vec<u64>,
 }
 
-impl Lives {
+impl WorkerSupervision {
     /// Those of a mount that has had none yet.
     ///
     /// # Errors
@@ -90,16 +90,16 @@ impl Lives {
         source: Source,
         behind: Vec<OwnedFd>,
         log: Arc<Shared>,
-        past: Past,
+        past: SupervisionState,
     ) -> Self {
-        let Past { options, epoch, taken, died_over, refused } = past;
+        let SupervisionState { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
         let next = Next::None;
         Self { source, behind, log, options, epoch, taken, deaths, died_over, refused, next }
     }
 
-    pub(super) fn past(&self) -> Past {
-        Past {
+    pub(super) fn past(&self) -> SupervisionState {
+        SupervisionState {
             options: self.options.clone(),
             epoch: self.epoch,
             taken: self.taken,

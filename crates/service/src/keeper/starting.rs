@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
-use super::lives::Lives;
+use super::lives::WorkerSupervision;
 use super::{Keeper, Mount, MountState, Phase, SERVE_WAIT, lock};
 use crate::claimed::{Claimed, Keep, behind, identity, said};
 use crate::connection;
-use crate::elsewhere::Means;
+use crate::elsewhere::RemoteCredentials;
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
 use crate::protocol::{MountStatus, WorkerStatus, volume_name};
@@ -28,7 +28,7 @@ const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
 
 /// What a mount has that outlives its workers.
 pub(super) struct Held {
-    pub(super) lives: Lives,
+    pub(super) lives: WorkerSupervision,
     /// What it needs of its volume besides.
     pub(super) keep: Keep,
     /// The connection to the kernel.
@@ -57,7 +57,7 @@ impl Keeper {
         mount_point: PathBuf,
         options: MountOptions,
         replace: bool,
-        means: Option<&Means>,
+        means: Option<&RemoteCredentials>,
     ) -> Result<Vec<String>, String> {
         let identity = identity(&file)?;
         let volume = volume_name(&file, disk.as_deref());
@@ -81,7 +81,7 @@ impl Keeper {
     }
 
     /// Opens the volume, which no other mount and no tool has then.
-    fn claim(&self, mount: &Mount, means: Option<&Means>) -> Result<Claimed, String> {
+    fn claim(&self, mount: &Mount, means: Option<&RemoteCredentials>) -> Result<Claimed, String> {
         let Mount { file, disk, options, .. } = mount;
         let Some(disk) = disk else {
             return Claimed::open(file, options.read_only, GIVE_BACK_WAIT);
@@ -129,7 +129,8 @@ impl Keeper {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),
         };
-        let lives = Lives::new(source, behind, options.clone()).map_err(StartError::Spawn);
+        let lives =
+            WorkerSupervision::new(source, behind, options.clone()).map_err(StartError::Spawn);
         let mut lives = lives.map_err(said)?;
         let begun = match lives.next(read_only) {
             Ok(worker) => self.begin(mount, worker, &mut keep, &options),

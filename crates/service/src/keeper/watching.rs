@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use super::handover::UpgradeRequest;
-use super::lives::Lives;
+use super::lives::WorkerSupervision;
 use super::starting::Held;
 use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, lock};
 use crate::process::Worker;
@@ -115,7 +115,7 @@ impl Keeper {
         &self,
         mount: &Mount,
         worker: &mut Worker,
-        lives: &mut Lives,
+        lives: &mut WorkerSupervision,
         asked: &Receiver<Ask>,
     ) -> End {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));

@@ -38,7 +38,7 @@ pub(super) enum Phase {
 
 /// Why a keeper has not answered.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unasked {
+pub(super) enum AskError {
     /// It does not run any more.
     #[error("it has ended")]
     Gone,
@@ -115,14 +115,14 @@ impl Entry {
     }
 
     /// Asks it, and waits for the answer; without a bound if there is no `wait`.
-    pub(super) fn ask(&self, request: &Request, wait: Option<Duration>) -> Result<Reply, Unasked> {
-        let keeper = self.connect().ok_or(Unasked::Gone)?;
+    pub(super) fn ask(&self, request: &Request, wait: Option<Duration>) -> Result<Reply, AskError> {
+        let keeper = self.connect().ok_or(AskError::Gone)?;
         let ask = || {
             keeper.set_read_timeout(wait)?;
             protocol::send(&keeper, request)?;
             protocol::receive(&keeper)
         };
-        ask().map_err(Unasked::Lost)
+        ask().map_err(AskError::Lost)
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     Answer, Ask, CLOSE_WAIT, Start, receive, send, sentence, socket_of, socket_of_address,
     wait_for_end,
 };
-use crate::elsewhere::{Means, Opening, address, seat_of, stand_in};
+use crate::elsewhere::{Opening, RemoteCredentials, address, seat_of, stand_in};
 
 /// How long a store may take to be free whose last mount is just ending.
 const FREE_WAIT: Duration = Duration::from_secs(10);
@@ -57,7 +57,7 @@ impl Wanted {
         sockets: &Path,
         address: &str,
         read_only: bool,
-        means: Option<&Means>,
+        means: Option<&RemoteCredentials>,
     ) -> Result<Self, String> {
         let means = means.ok_or_else(|| format!("{address}: it is not said how to open it"))?;
         let writers = socket_of(sockets, Path::new(address))?;

@@ -48,7 +48,7 @@ pub(crate) fn relist(blocks: &[&[u8]], shape: Shape) -> Result<Vec<Vec<u8>>> {
 mod tests {
     use super::*;
     use crate::InodeNumber;
-    use crate::dir::edit::{Sought, empty, find, insert, seek};
+    use crate::dir::edit::{SlotSearch, empty, find, insert, seek};
     use draconis_exchange::contract::Kind;
 
     const OLD: Shape = Shape { block_bytes: 1024, filetype: true, sums: false };
@@ -60,7 +60,7 @@ mod tests {
         for nth in 0..count {
             let name = format!("{nth:010}");
             let sought = seek(&block, true, name.as_bytes()).unwrap();
-            let Sought::Room(room) = sought else { panic!("{sought:?}") };
+            let SlotSearch::Room(room) = sought else { panic!("{sought:?}") };
             let inode = InodeNumber(nth + 12);
             insert(&mut block, &room, inode, Kind::File, name.as_bytes(), true).unwrap();
         }

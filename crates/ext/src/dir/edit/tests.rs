@@ -93,8 +93,8 @@ impl Model {
         let need = record_bytes(name.len());
         let room = room(&self.block, need).unwrap();
         let sought = match (found, room) {
-            (Some(found), _) => Sought::Found(found),
-            (None, room) => room.map_or(Sought::Full, Sought::Room),
+            (Some(found), _) => SlotSearch::Found(found),
+            (None, room) => room.map_or(SlotSearch::Full, SlotSearch::Room),
         };
         assert_eq!(seek(&self.block, self.filetype, &name).unwrap(), sought);
         let Some(room) = room else { return false };
