@@ -145,7 +145,7 @@ lab-programs:
 	$(CARGO) build --release --locked -p draconis-peers --features $(PEERS)
 
 install: all lab-programs
-	@$(MAKE) --no-print-directory install-program
+	@$(MAKE) --no-print-directory install-program STRIP=-s
 	install -s -m 755 target/release/draconis-lab target/release/draconis-lab-peers $(DESTDIR)$(PREFIX)/bin
 	@$(MAKE) --no-print-directory install-units
 	@$(MAKE) --no-print-directory install-helper || echo "not installed: $(SBINDIR)/mount.fuse.draconis, by which mount(8) and /etc/fstab mount: as root, make install-helper PREFIX=$(PREFIX)"
@@ -154,7 +154,7 @@ install: all lab-programs
 # A program that is built already, with its pages and completions.
 PROGRAM ?= target/release/draconis
 install-program:
-	install -D -s -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/draconis
+	install -D $(STRIP) -m 755 $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/draconis
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	$(PROGRAM) manpages $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions

@@ -168,7 +168,7 @@ mod tests {
         let of = |name: &str| synopsis(command.find_subcommand(name).unwrap());
         assert_eq!(
             of("ls"),
-            "draconis ls [-l] [-a] [-R] [-d] [--json] [--offset BYTES] [--partition N] \
+            "draconis ls [-l] [-h] [-a] [-R] [-d] [--json] [--offset BYTES] [--partition N] \
              [--backing FILE]... IMAGE[:/path]..."
         );
         assert!(of("tar").contains("[--sparse auto|always|never]"), "{}", of("tar"));
