@@ -43,7 +43,7 @@ impl Front for Fuse {
         let current = std::fs::read_to_string(&file).ok();
         let current: Option<u32> = current.and_then(|text| text.trim().parse().ok());
         if current.is_some_and(|kib| kib < READ_AHEAD_KIB) {
-            // Only root may. The README says what a user can ask for.
+            // Only root may. docs/compatibility.md says what a user can ask for.
             let _ = std::fs::write(&file, READ_AHEAD_KIB.to_string());
         }
     }
