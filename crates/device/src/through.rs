@@ -24,7 +24,7 @@ use crate::{
 /// /// A disk that says it cannot be written.
 /// struct Shown(MemoryDisk);
 ///
-/// impl draconis_device::Through for Shown {
+/// impl draconis_device::ForwardingDisk for Shown {
 ///     type Below = MemoryDisk;
 ///
 ///     fn disk(&self) -> &MemoryDisk {
