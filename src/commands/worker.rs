@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use draconis_exchange::contract::recorder::Recorder;
+use draconis_exchange::notices::Notices;
 use draconis_front::fuse::{Activity, Behaviour, Server};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, Serve};
@@ -34,6 +35,7 @@ impl Serve for Fuse {
     fn serve(
         &self,
         connection: OwnedFd,
+        notices: &Notices,
         tree: &VolumeTree,
         recorder: &dyn Recorder,
     ) -> std::io::Result<()> {
@@ -42,7 +44,8 @@ impl Serve for Fuse {
             write_back: tree.write_back(),
             no_polling: tree.no_polling(),
         };
-        Server::new(tree, behaviour).with_recorder(recorder).serve(connection, &self.0)
+        let server = Server::new(tree, behaviour).with_recorder(recorder).with_notices(notices);
+        server.serve(connection, &self.0)
     }
 
     fn requests(&self) -> u64 {

@@ -107,3 +107,28 @@ fn a_reader_outlives_workers() {
         }
     });
 }
+
+/// The kernel writes pages back before it drops those that a direct write has made old: a worker
+/// that dies meanwhile must end without that, or no other can follow it.
+#[test]
+fn direct_and_mapped_writes_outlive_workers() {
+    if !can("mapping a file", &["python3", "dd"]) {
+        return;
+    }
+    let store = "import mmap, os
+file = open('mapped', 'r+b')
+pages = mmap.mmap(file.fileno(), 1 << 20)
+while not os.path.exists('over'):
+    for page in range(256):
+        pages[page * 4096] = (pages[page * 4096] + 1) % 256
+";
+    while_workers_die(|volume| {
+        let write =
+            "dd if=/dev/zero of=mapped bs=64k count=16 conv=notrunc oflag=direct status=none";
+        let script = format!(
+            "truncate -s 1M mapped; python3 -c \"$STORE\" & \
+             for i in $(seq 40); do {write}; done; touch over; wait; rm over"
+        );
+        said(&format!("STORE=\"{store}\"; {script}"), &volume.at);
+    });
+}

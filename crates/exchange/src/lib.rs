@@ -78,6 +78,7 @@ pub mod contract;
 pub mod copies;
 pub mod descriptors;
 pub mod heap;
+pub mod notices;
 pub mod omission;
 #[allow(unsafe_code)]
 pub mod shm;

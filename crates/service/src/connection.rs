@@ -4,17 +4,65 @@
 //! then all workers have the same descriptor. Before, each has one of its own
 //! (`FUSE_DEV_IOC_CLONE`): what was read through it ends with it, by ECONNABORTED, and the
 //! next worker gets what comes after that.
+//!
+//! A worker's notices are sent by threads here: see [`notices`].
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
+use std::time::{Duration, Instant};
 
+use draconis_exchange::notices::{self, Notices};
 use draconis_exchange::omission::Omission;
 use rustix::fs::{Mode, OFlags};
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 /// The first Linux that sends again.
 const RESENDS_FROM: (u32, u32) = (6, 9);
+
+/// How long the kernel may take to do what the notices say that are under way.
+const PAUSE_WAIT: Duration = Duration::from_secs(2);
+const PAUSE_LOOK: Duration = Duration::from_millis(1);
+
+/// Threads that send notices of workers. One that waits in the kernel when its worker dies goes on
+/// once the next one has answered what it waits for.
+#[derive(Default)]
+pub(crate) struct Relays {
+    /// Held for reading while a notice is sent.
+    sending: Arc<RwLock<()>>,
+}
+
+impl Relays {
+    /// Starts the relay of one worker over `fuse`; the worker's end of it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn start(&self, fuse: &OwnedFd) -> io::Result<Notices> {
+        let (theirs, ours) = notices::pair()?;
+        let (fuse, sending) = (fuse.try_clone()?, self.sending.clone());
+        std::thread::Builder::new().name("notices".into()).spawn(move || {
+            notices::relay(ours, |notice| {
+                let _sending = sending.read().unwrap_or_else(PoisonError::into_inner);
+                rustix::io::write(&fuse, notice)
+            });
+        })?;
+        Ok(theirs)
+    }
+
+    /// Has no notice sent while the guard is there; `None` if the kernel is not done with one.
+    pub(crate) fn pause(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        let until = Instant::now() + PAUSE_WAIT;
+        loop {
+            match self.sending.try_write() {
+                Ok(paused) => return Some(paused),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() > until => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_LOOK),
+            }
+        }
+    }
+}
 
 /// Whether this kernel sends again what was not answered.
 pub(crate) fn resends() -> bool {

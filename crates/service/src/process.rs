@@ -31,6 +31,7 @@ use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::claimed::Source;
+use crate::connection::{self, Relays};
 use crate::disk::{self, DiskService};
 use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
@@ -402,12 +403,15 @@ impl Worker {
         printable(&said)
     }
 
-    /// Gives it the connection to the kernel: it starts to serve.
+    /// Gives it the connection to the kernel: it starts to serve. Its notices go to the kernel
+    /// through `relays`.
     ///
     /// # Errors
     /// What the socket says, when the worker has died for instance.
-    pub fn give(&self, fuse: &OwnedFd) -> std::io::Result<()> {
-        send_descriptors(&self.control, &[fuse.as_fd()])
+    pub(crate) fn give(&self, fuse: &OwnedFd, relays: &Relays) -> std::io::Result<()> {
+        let notices = relays.start(fuse)?;
+        let own = connection::for_worker(fuse)?;
+        send_descriptors(&self.control, &[own.as_fd(), notices.as_fd()])
     }
 
     /// Kills it.

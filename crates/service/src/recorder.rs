@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome, Recorder};
@@ -14,6 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::oplog::OpLog;
 use crate::options::MountOptions;
 use crate::volume::VolumeTree;
+
+/// How long changes are repeated before the disk takes what was: a worker that dies before it has
+/// repeated all leaves less to the next one.
+const REPEAT_FOR: Duration = Duration::from_millis(20);
 
 /// What a keeper tells a worker that it starts.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,6 +49,8 @@ pub(crate) struct WorkerRecorder {
     refusals: Mutex<Vec<String>>,
     /// What was left: how each change was made, by its place in the log.
     left: Mutex<HashMap<u64, Made>>,
+    /// When the first change was repeated that the disk has not taken.
+    repeated_since: Mutex<Option<Instant>>,
     /// Makes room before there is none.
     helper: OnceLock<Thread>,
 }
@@ -52,7 +59,8 @@ impl WorkerRecorder {
     pub(crate) fn new(log: Arc<OpLog>, tree: Arc<OnceLock<VolumeTree>>, start: &Start) -> Self {
         let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
         let (refusals, left, helper) = (Mutex::default(), Mutex::default(), OnceLock::new());
-        Self { log, tree, epoch, taken, refused, refusals, left, helper }
+        let repeated_since = Mutex::default();
+        Self { log, tree, epoch, taken, refused, refusals, left, repeated_since, helper }
     }
 
     /// What was refused because workers died over it, in words.
@@ -78,8 +86,7 @@ impl WorkerRecorder {
     /// Has the disk take what the log is full of; whether more can come.
     pub(crate) fn make_room(&self) -> bool {
         let Some(tree) = self.tree() else { return false };
-        // Contents, too, that another thread was to send.
-        let taken = tree.volume().hand_over().and_then(|()| tree.volume().send_sealed()).is_ok();
+        let taken = self.hand_over();
         self.log.let_go();
         // What the disk has is kept until it was written.
         while taken && self.log.is_pressed() && tree.volume().settle_oldest() == Ok(true) {}
@@ -90,6 +97,23 @@ impl WorkerRecorder {
 
     fn tree(&self) -> Option<&VolumeTree> {
         self.tree.get()
+    }
+
+    /// Has the disk take all that has changed; whether it has. What it cannot take ends all
+    /// changes.
+    fn hand_over(&self) -> bool {
+        // Contents, too, that another thread was to send.
+        let volume = self.tree().map(VolumeTree::volume);
+        volume.is_some_and(|it| it.hand_over().and_then(|()| it.send_sealed()).is_ok())
+    }
+
+    /// A change was repeated: from time to time the disk takes those.
+    fn keep_repeated(&self) {
+        let mut since = self.repeated_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.get_or_insert_with(Instant::now).elapsed() >= REPEAT_FOR {
+            *since = None;
+            self.hand_over();
+        }
     }
 }
 
@@ -109,12 +133,8 @@ impl Recorder for WorkerRecorder {
     }
 
     fn decided(&self, outcome: Outcome) {
-        if outcome.errno != 0
-            && self.log.has_changed()
-            && let Some(tree) = self.tree()
-        {
-            // What cannot be handed over ends all changes.
-            let _ = tree.volume().hand_over().and_then(|()| tree.volume().send_sealed());
+        if outcome.errno != 0 && self.log.has_changed() {
+            self.hand_over();
         }
         self.log.decided(outcome);
     }
@@ -159,6 +179,7 @@ impl Recorder for WorkerRecorder {
         }));
         self.log.repeat(inherited.at, inherited.unique, work);
         tree.volume().repeat(None);
+        self.keep_repeated();
     }
 
     fn contradicted(&self, why: &str) {

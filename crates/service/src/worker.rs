@@ -17,6 +17,7 @@ use draconis_exchange::contract::volume::{
     self, Mount, Mounted, NotMounted, Status, Unmount, Volume, VolumeServer,
 };
 use draconis_exchange::contract::{Refusal, tree::Tree};
+use draconis_exchange::notices::Notices;
 use draconis_exchange::shm::Shared;
 use draconis_ext::{Predecessor, Volume as ExtVolume};
 
@@ -44,13 +45,14 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// How a worker talks to the kernel. FUSE is the only way today.
 pub trait Serve: Send + Sync + 'static {
     /// Answers what comes over `connection` until the mount ends; `recorder` remembers what for
-    /// a worker that comes after this one.
+    /// a worker that comes after this one, and the keeper sends the `notices`.
     ///
     /// # Errors
     /// What the kernel says.
     fn serve(
         &self,
         connection: OwnedFd,
+        notices: &Notices,
         tree: &VolumeTree,
         recorder: &dyn Recorder,
     ) -> std::io::Result<()>;
@@ -154,12 +156,15 @@ struct Control<S> {
 impl<S: Serve> Control<S> {
     /// The keeper sends the connection once the volume is open and the directory attached.
     fn wait_for_connection(&self, mut control: &UnixStream) {
-        let Some(([connection], _)) = receive_descriptors(control) else { std::process::exit(1) };
+        let Some(([connection, notices], _)) = receive_descriptors(control) else {
+            std::process::exit(1)
+        };
+        let notices = Notices::new(notices);
         let (Some(tree), Some(recorder)) = (self.tree.get(), self.recorder.get()) else {
             std::process::exit(1)
         };
         self.listen(control);
-        let mut code = match self.serve.serve(connection, tree, &**recorder) {
+        let mut code = match self.serve.serve(connection, &notices, tree, &**recorder) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("draconis: worker {}: {error}", std::process::id());

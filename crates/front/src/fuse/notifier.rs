@@ -10,7 +10,8 @@
 //! Law 1: a write is answered once no page is older than it.
 //! Law 2: no thread that answers requests sends these notifications. The kernel waits for
 //! pages that it has asked for, and writes changed ones back, before it drops them:
-//! another thread has to answer that.
+//! another thread has to answer that. Of a worker the keeper sends them, which outlives it: see
+//! [`notices`](draconis_exchange::notices).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -23,6 +23,7 @@ use draconis_exchange::contract::file::{FileServer, Read};
 use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::heap::Block;
+use draconis_exchange::notices::Notices;
 use draconis_exchange::omission::{Omission, Point};
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
@@ -39,7 +40,7 @@ use super::raw::{self, Header, Message, RESENT};
 use super::reply::{self, Bytes, Reply};
 use super::request::{REQUEST_BYTES, Request};
 use super::syncs::{Sync as SyncRequest, Syncs};
-use super::takeover::{Answers, is_forgotten};
+use super::takeover::Answers;
 
 /// Most threads: all but one may wait for the disk.
 const THREADS_MAX: usize = 8;
@@ -70,6 +71,8 @@ pub struct Server<'a, T: Tree + Sync> {
     pub(super) recorder: Option<&'a dyn Recorder>,
     /// What servers before this one have done and not answered.
     pub(super) answers: Answers,
+    /// Sends the notices for which the kernel may wait.
+    notices: Option<&'a Notices>,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
@@ -79,12 +82,19 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         // Every kernel that a connection could be taken over from has the long form.
         let long_setxattr = AtomicBool::new(tree.is_writable());
         let (pages, answers) = (Pages::default(), Answers::default());
-        Self { tree, behaviour, server, pages, long_setxattr, recorder: None, answers }
+        let (recorder, notices) = (None, None);
+        Self { tree, behaviour, server, pages, long_setxattr, recorder, answers, notices }
     }
 
     /// Has requests remembered, and takes over what a server before this one has left.
     pub fn with_recorder(self, recorder: &'a dyn Recorder) -> Self {
         Self { recorder: Some(recorder), ..self }
+    }
+
+    /// Has another process send the notices for which the kernel may wait: see
+    /// [`notices`](draconis_exchange::notices).
+    pub fn with_notices(self, notices: &'a Notices) -> Self {
+        Self { notices: Some(notices), ..self }
     }
 
     /// Answers requests until the mount ends.
@@ -116,16 +126,35 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     fn do_late(&self, fuse: impl AsFd, late: Late) {
         match late {
             Late::Answer { both, deferred } => {
-                both.iter().for_each(|reply| tell(&fuse, reply));
+                let [notice, reply] = *both;
+                taken(self.notify(&fuse, &notice, None));
+                tell(&fuse, &reply);
                 if let (Some(recorder), Some(deferred)) = (self.recorder, deferred) {
                     recorder.deferred_done(deferred);
                 }
             }
             Late::Ask(node) => {
-                if let Some(recorder) = self.recorder.filter(|_| is_forgotten(&fuse, node)) {
+                let recorder = self.recorder.filter(|_| self.is_forgotten(&fuse, node, None));
+                if let Some(recorder) = recorder {
                     recorder.give_back(node);
                 }
             }
+        }
+    }
+
+    /// Sends a notice, and returns once the kernel has done what it says, or after `wait`.
+    ///
+    /// # Errors
+    /// What the kernel says; [`Errno::TIMEDOUT`].
+    pub(super) fn notify(
+        &self,
+        fuse: impl AsFd,
+        notice: &Reply,
+        wait: Option<Duration>,
+    ) -> rustix::io::Result<()> {
+        match self.notices {
+            Some(notices) => notices.send(notice.as_bytes(), wait),
+            None => rustix::io::write(fuse, notice.as_bytes()).map(drop),
         }
     }
 
@@ -246,17 +275,17 @@ impl Link<'_> {
         let head = Reply::before_data(unique, data.iter().map(|piece| piece.len()).sum());
         let data = data.iter().copied().filter(|piece| !piece.is_empty());
         let parts: Vec<_> = [&head[..]].into_iter().chain(data).map(IoSlice::new).collect();
-        taken(rustix::io::writev(self.fuse, &parts));
+        taken(rustix::io::writev(self.fuse, &parts).map(drop));
     }
 }
 
 /// Writes a reply or a notification of ours.
 pub(super) fn tell(fuse: impl AsFd, reply: &Reply) {
-    taken(rustix::io::write(fuse, reply.as_bytes()));
+    taken(rustix::io::write(fuse, reply.as_bytes()).map(drop));
 }
 
 /// Whether the kernel took a reply is of no consequence.
-fn taken(told: rustix::io::Result<usize>) {
+fn taken(told: rustix::io::Result<()>) {
     if let Err(error) = told {
         // The request was withdrawn, most often.
         log::debug!("a reply was not taken: {error}");
@@ -312,6 +341,9 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                 patience.paid();
                 let Some(header) = Header::of(request.bytes()) else { continue };
                 self.activity.read(header.opcode);
+                if self.gives_kept(header) {
+                    continue;
+                }
                 self.server.answers.expect(self.server.recorder, header, self.notifier);
                 if let Some(data_only) = header.syncs(request.bytes()) {
                     if !self.joins(SyncRequest { header, data_only }) {
@@ -339,6 +371,16 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                 self.activity.idle();
             }
         }
+    }
+
+    /// Sends the answer that was kept for a request, if there is one. While this thread has the
+    /// turn: a new request that another thread reads ends the time of kept answers.
+    fn gives_kept(&self, header: Header) -> bool {
+        let is_kept = header.is_resent() && self.server.answers.give(&self.link(), header);
+        if is_kept {
+            Point::Read.pass();
+        }
+        is_kept
     }
 
     /// Adds one to the syncs that wait; whether this thread has to see to them.
@@ -416,7 +458,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
     /// back yet: it is made to, by another thread's answers, before the question is answered.
     fn fetch_pages(&self, header: Header, request: &Request) {
         if let Some(offset) = raw::seek_offset(request.bytes()) {
-            tell(self.fuse, &Reply::forget_pages(header.node, offset, 0));
+            let notice = Reply::forget_pages(header.node, offset, 0);
+            taken(self.server.notify(self.fuse, &notice, None));
         }
     }
 
@@ -425,9 +468,6 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         let Some(recorder) = self.server.recorder else { return self.work(header, request) };
         let unique = header.unique & !RESENT;
         Point::Read.pass();
-        if header.is_resent() && self.server.answers.give(&self.link(), header) {
-            return;
-        }
         if recorder.refuses(unique) {
             recorder.refused(header.in_words());
             return tell(self.fuse, &Reply::new(header.unique, Errno::IO.raw_os_error(), &[]));

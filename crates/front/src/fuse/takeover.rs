@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::recorder::{Inherited, Outcome, Recorder};
@@ -28,6 +29,10 @@ use super::raw::{Header, RESENT};
 use super::reply::Reply;
 use super::request::Request;
 use super::serve::{Link, Server};
+
+/// How long the kernel may take to say whether it has a node, before requests are answered: it
+/// writes a file back before it forgets it, which wants answers.
+const FORGOTTEN_WAIT: Duration = Duration::from_millis(100);
 
 /// Answers that were not given, for all that is known.
 #[derive(Default)]
@@ -185,9 +190,16 @@ impl<T: Tree + Sync> Server<'_, T> {
         let forgotten = nodes.filter(|node| match next_use(later, *node) {
             NextUse::SameNode => false,
             NextUse::NewNode => true,
-            NextUse::None => is_forgotten(&fuse, *node),
+            NextUse::None => self.is_forgotten(&fuse, *node, Some(FORGOTTEN_WAIT)),
         });
         recorder.release(&forgotten.collect::<Vec<_>>());
+    }
+
+    /// Whether the kernel does not have a node, which then has no user. One that the kernel has not
+    /// said within `wait` is in use.
+    pub(super) fn is_forgotten(&self, fuse: impl AsFd, node: Node, wait: Option<Duration>) -> bool {
+        let asked = self.notify(fuse, &Reply::forget_attributes(node), wait);
+        asked == Err(Errno::NOENT) || Omission::OpenNameless.is_made()
     }
 }
 
@@ -211,12 +223,6 @@ fn next_use(later: &[Inherited], node: Node) -> NextUse {
             }
         })
         .unwrap_or(NextUse::None)
-}
-
-/// Whether the kernel does not have a node, which then has no user.
-pub(super) fn is_forgotten(fuse: impl AsFd, node: Node) -> bool {
-    let asked = rustix::io::write(fuse, Reply::forget_attributes(node).as_bytes());
-    asked == Err(Errno::NOENT) || Omission::OpenNameless.is_made()
 }
 
 /// Whether a request names `node`.

@@ -25,6 +25,7 @@ use super::lives::{SupervisionState, WorkerSupervision};
 use super::starting::Held;
 use super::{Ask, Keeper, Mount, MountState, Phase, lock};
 use crate::claimed::{Keep, Source};
+use crate::connection::Relays;
 use crate::front::Front;
 use crate::oplog;
 use crate::options::MountOptions;
@@ -136,7 +137,7 @@ impl Keeper {
         held: &Held,
         request: &UpgradeRequest,
     ) -> String {
-        let Held { lives, keep, fuse } = held;
+        let Held { lives, keep, fuse, .. } = held;
         let [backing, guard] = keep.parts();
         let client = request.client.as_fd();
         let (volume, disk, store) = match lives.source() {
@@ -226,10 +227,11 @@ impl Keeper {
         });
         let keeper = Self::new(front, UnixListener::from(listener));
         keeper.take(&mount)?;
-        let reply = match keeper.go_on(&mount, Held { lives, keep, fuse }) {
-            Ok(()) => Reply::Done,
-            Err(why) => Reply::Failed { why },
-        };
+        let reply =
+            match keeper.go_on(&mount, Held { lives, keep, fuse, relays: Relays::default() }) {
+                Ok(()) => Reply::Done,
+                Err(why) => Reply::Failed { why },
+            };
         if let Some(client) = client {
             // It may not want to know any more.
             let _ = protocol::send(&UnixStream::from(client), &reply);

@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
 use super::lives::WorkerSupervision;
 use super::{Keeper, Mount, MountState, Phase, SERVE_WAIT, lock};
 use crate::claimed::{Claimed, Keep, behind, identity, said};
-use crate::connection;
+use crate::connection::{self, Relays};
 use crate::elsewhere::RemoteCredentials;
 use crate::options::MountOptions;
 use crate::process::{StartError, Worker};
@@ -33,13 +35,14 @@ pub(super) struct Held {
     pub(super) keep: Keep,
     /// The connection to the kernel.
     pub(super) fuse: OwnedFd,
+    /// What sends the workers' notices over it.
+    pub(super) relays: Relays,
 }
 
 impl Held {
     /// Gives a worker, which is not the first one, the connection.
     pub(super) fn give(&self, worker: &Worker, mount: &Mount) {
-        let given = connection::for_worker(&self.fuse).and_then(|fuse| worker.give(&fuse));
-        if let Err(error) = given {
+        if let Err(error) = worker.give(&self.fuse, &self.relays) {
             log::error!("{}: {error}", mount.mount_point.display());
             // It would wait for ever; if it is dead its death says the same, and more.
             worker.kill();
@@ -136,7 +139,7 @@ impl Keeper {
             Ok(worker) => self.begin(mount, worker, &mut keep, &options),
             Err(why) => Err(said(why)),
         };
-        let (worker, fuse, told) = match begun {
+        let (worker, fuse, relays, told) = match begun {
             Ok(begun) => begun,
             Err(why) => {
                 // Who hears of it may want to use the volume at once.
@@ -157,7 +160,7 @@ impl Keeper {
             }
         }
         self.front.tune(&mount.mount_point);
-        self.serve_on(mount, Held { lives, keep, fuse }, worker);
+        self.serve_on(mount, Held { lives, keep, fuse, relays }, worker);
         log::info!(
             "{} is mounted on {}, served by process {}",
             mount.volume.display(),
@@ -175,7 +178,7 @@ impl Keeper {
         mut worker: Worker,
         keep: &mut Keep,
         options: &MountOptions,
-    ) -> Result<(Worker, OwnedFd, WorkerStatus), String> {
+    ) -> Result<(Worker, OwnedFd, Relays, WorkerStatus), String> {
         let options = MountOptions { read_only: worker.read_only, ..options.clone() };
         let fuse = self.attach(mount, keep, &options)?;
         let entry = table::at(&mount.mount_point);
@@ -185,10 +188,12 @@ impl Keeper {
             state.device = entry.map(|entry| entry.device);
             state.status.misses_syncs = !options.read_only && !hears_of_syncs;
         }
-        let given = connection::for_worker(&fuse).and_then(|fuse| worker.give(&fuse));
-        let given = given.map_err(|error| format!("the worker died before it served: {error}"));
+        let relays = Relays::default();
+        let given = worker
+            .give(&fuse, &relays)
+            .map_err(|error| format!("the worker died before it served: {error}"));
         match given.and_then(|()| wait_until_served(&mut worker)) {
-            Ok(told) => Ok((worker, fuse, told)),
+            Ok(told) => Ok((worker, fuse, relays, told)),
             Err(why) => {
                 worker.kill();
                 self.clean(mount);
@@ -212,11 +217,15 @@ impl Keeper {
         std::thread::spawn(move || {
             // The volume is given back as this returns.
             let why = keeper.attend(&mount, worker, &mut held, (&asks, &asked));
-            let Held { lives, keep, fuse } = held;
+            let Held { lives, keep, fuse, relays } = held;
             drop(keep);
             let left = lives.give_back();
             // Closing our descriptor of the connection is what ends the waits of clients.
             drop(fuse);
+            if relays.pause().is_none() && mount.is_in_place() {
+                // What a relay waits for holds the connection open, and has no answer any more.
+                abort(&mount.mount_point);
+            }
             keeper.has_ended(&mount, why.or(left));
         });
     }
@@ -263,6 +272,14 @@ pub(crate) fn dead_there(mount_point: &Path, volume: &Path) -> String {
         "{at} has a dead mount of {volume} on it: clear it with draconis umount, or mount with \
          --replace"
     )
+}
+
+/// Ends the connection of a mount that is in use: it stays in its place.
+fn abort(mount_point: &Path) {
+    match rustix::mount::unmount(mount_point, UnmountFlags::FORCE) {
+        Ok(()) | Err(Errno::BUSY) => {}
+        Err(errno) => log::error!("{}", said(mount_point, errno)),
+    }
 }
 
 /// Waits for the first request, by which the kernel sets the mount up: before it the

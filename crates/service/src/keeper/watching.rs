@@ -80,11 +80,17 @@ impl Keeper {
                     (why, 1)
                 }
                 End::Upgrade(request, failed) => {
+                    // A relay that waits in the kernel would keep this program from ending.
+                    let Some(paused) = held.relays.pause() else {
+                        let _ = failed.send("the kernel waits for what is written back".into());
+                        continue;
+                    };
                     let taken = worker.end();
                     wait_for_death(asked);
                     held.lives.died(taken, true);
                     held.lives.stand_down();
                     let why = self.become_other(mount, held, &request);
+                    drop(paused);
                     log::error!("{at}: {why}");
                     // Who asked may have gone.
                     let _ = failed.send(why.clone());
