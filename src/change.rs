@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, bail, ensure};
 use draconis_access::names::split;
 pub use draconis_access::say::tell;
 use draconis_access::volume::{changeable, clock};
@@ -228,7 +228,8 @@ pub fn destination(
     }
 }
 
-/// What a target names; an empty file is made if nothing does, and if that is wanted.
+/// Finds what a target names, and makes an empty file if it is not there and `make` says so, also
+/// where a symbolic link leads to.
 pub fn find_or_make(
     volume: &Volume,
     target: &Target,
@@ -242,11 +243,14 @@ pub fn find_or_make(
         Err(error) => return Err(tell(target, error)),
     }
     ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
-    let entry = Entry::of(volume, target)?;
-    match volume.create(entry.dir, &entry.name, &maker.file()) {
+    let made = volume.resolve_or_create(volume.root(), &target.path, &maker.file());
+    match made {
         Ok(made) => Ok(Some(made)),
-        // A symbolic link that leads nowhere.
-        Err(Error::Exists) => Err(anyhow!("{target}: leads to a file that is not there")),
+        Err(error @ Error::NotFound) => {
+            // Names the directory if the target's own is missing.
+            Entry::of(volume, target)?;
+            bail!("{target}: {error}: the symbolic link leads into a directory that is not there")
+        }
         Err(error) => Err(tell(target, error)),
     }
 }

@@ -437,6 +437,34 @@ fn attributes_change_as_asked() {
     }
 }
 
+/// As open(2) with O_CREAT does: what the kernel shows is what the tools of this machine make.
+#[test]
+fn files_are_made_where_symbolic_links_lead_to() {
+    let image = Image::new(&["-t", "ext4"], "8M");
+    let here = image.draconis.make_dir("here");
+    common::volume::shell(
+        "mkdir -p d/e; ln -s made one; ln -s b two; ln -s d/../d/e/c b; ln -s ../n d/e/size
+        ln -s gone/x astray; ln -s round round; ln -s d/e there",
+        &here,
+    );
+    image.ok(&["put", "-r", &format!("{}/.", here.display()), ":/"]);
+    image.ok(&["touch", "-d", "@1000000000", ":/one", ":/two", ":/there/new"]);
+    image.ok(&["truncate", "-s", "5000", ":/d/e/size"]);
+    image.ok(&["truncate", "-c", "-s", "5000", ":/astray"]);
+    image.ok(&["touch", "-d", "@1000000000", ":/d/n", ":/d", ":/d/e"]);
+    let made = "truncate -s 5000 d/e/size; touch -d @1000000000 one two there/new d/n d d/e";
+    common::volume::shell(made, &here);
+    for (path, why) in [
+        (":/astray", "leads into a directory that is not there"),
+        (":/round", "symbolic links"),
+        (":/gone/x", "draconis mkdir -p makes it"),
+    ] {
+        image.refuses(&["touch", path], why);
+        image.refuses(&["truncate", "-s", "1", path], why);
+    }
+    same(&image.seen(""), &tree_at(&here));
+}
+
 #[test]
 fn copies_inside_and_between_volumes() {
     for shape in &SHAPES[..3] {

@@ -213,6 +213,13 @@ impl<W: Write> Archive<'_, W> {
                 pax.record("RHT.security.selinux", context);
             }
             let coded = coded::to_gnu_name(&name);
+            // bsdtar decodes names of its own records only.
+            if coded != name {
+                pax.record_bytes(
+                    &[b"LIBARCHIVE.xattr.", &coded[..]].concat(),
+                    &coded::to_base64(&value),
+                );
+            }
             pax.record_bytes(&[b"SCHILY.xattr.", &coded[..]].concat(), &value);
         }
         Ok(())
@@ -249,7 +256,7 @@ impl<W: Write> Archive<'_, W> {
         if sparse {
             pax.record("GNU.sparse.major", b"1");
             pax.record("GNU.sparse.minor", b"0");
-            pax.record("GNU.sparse.name", path);
+            pax.name("GNU.sparse.name", path);
             pax.record("GNU.sparse.realsize", size.to_string().as_bytes());
             // What a tar that knows no sparse files extracts, beside the true name.
             let name = [b"GNUSparseFile.0/", path].concat();
@@ -332,13 +339,13 @@ impl<W: Write> Archive<'_, W> {
     ) -> anyhow::Result<()> {
         header.set_size(pax.number("size", size, USTAR_SIZE_MAX));
         if path.len() > USTAR_NAME_BYTES {
-            pax.record("path", path);
+            pax.name("path", path);
         }
         if let Some(ustar) = header.as_ustar_mut() {
             set_field(&mut ustar.name, path);
         }
         header.set_cksum();
-        let records = std::mem::take(&mut pax.0);
+        let records = std::mem::take(&mut pax.records);
         if !records.is_empty() {
             let mut extended = Header::new_ustar();
             extended.set_entry_type(EntryType::XHeader);
@@ -359,7 +366,7 @@ impl<W: Write> Archive<'_, W> {
 
 fn set_link(header: &mut Header, pax: &mut Pax, target: &[u8]) {
     if target.len() > USTAR_NAME_BYTES {
-        pax.record("linkpath", target);
+        pax.name("linkpath", target);
     }
     if let Some(ustar) = header.as_ustar_mut() {
         set_field(&mut ustar.linkname, target);
@@ -426,7 +433,11 @@ fn pax_time(seconds: i64, nanoseconds: u32) -> String {
 
 /// The records of a pax header.
 #[derive(Default)]
-struct Pax(Vec<u8>);
+struct Pax {
+    records: Vec<u8>,
+    /// Whether names are said to be of any bytes.
+    is_binary: bool,
+}
 
 impl Pax {
     fn record(&mut self, key: &str, value: &[u8]) {
@@ -440,11 +451,20 @@ impl Pax {
         while rest + len.to_string().len() != len {
             len = rest + len.to_string().len();
         }
-        self.0.extend_from_slice(format!("{len} ").as_bytes());
-        self.0.extend_from_slice(key);
-        self.0.push(b'=');
-        self.0.extend_from_slice(value);
-        self.0.push(b'\n');
+        self.records.extend_from_slice(format!("{len} ").as_bytes());
+        self.records.extend_from_slice(key);
+        self.records.push(b'=');
+        self.records.extend_from_slice(value);
+        self.records.push(b'\n');
+    }
+
+    /// A name or target, which is UTF-8 unless a record before it says otherwise.
+    fn name(&mut self, key: &str, name: &[u8]) {
+        if std::str::from_utf8(name).is_err() && !self.is_binary {
+            self.record("hdrcharset", b"BINARY");
+            self.is_binary = true;
+        }
+        self.record(key, name);
     }
 
     /// What the plain field says of a number: itself, or 0 where a record has to.
@@ -468,7 +488,7 @@ mod tests {
         // Around 99, where the number itself becomes longer.
         pax.record("k", &[b'v'; 91]);
         pax.record("k", &[b'v'; 94]);
-        let text = String::from_utf8(pax.0).unwrap();
+        let text = String::from_utf8(pax.records).unwrap();
         for line in text.lines() {
             let (len, _) = line.split_once(' ').unwrap();
             assert_eq!(len.parse::<usize>().unwrap(), line.len() + 1);

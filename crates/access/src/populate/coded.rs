@@ -62,6 +62,19 @@ pub fn to_gnu_name(name: &[u8]) -> Vec<u8> {
     name.iter().flat_map(code).collect()
 }
 
+/// Codes a value in base 64, without filling it up.
+pub fn to_base64(value: &[u8]) -> Vec<u8> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut coded = vec![];
+    for three in value.chunks(3) {
+        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
+        let bits = bits << (8 * (3 - three.len()));
+        let digits = (0..=three.len()).map(|nth| bits >> (18 - 6 * nth) & 63);
+        coded.extend(digits.map(|digit| DIGITS[digit as usize]));
+    }
+    coded
+}
+
 fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|digit| digit as u8)
 }
@@ -103,6 +116,7 @@ mod tests {
             (b"/+8A", &[0xFF, 0xEF, 0]),
         ] {
             assert_eq!(value(coded).unwrap(), wanted);
+            assert_eq!(value(&to_base64(wanted)).unwrap(), wanted);
         }
         for bad in [&b"d"[..], b"dmFsd", b"d=g=", b"d g"] {
             assert_eq!(value(bad), None);

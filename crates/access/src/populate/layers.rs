@@ -228,9 +228,10 @@ impl Scan {
     /// Gives a node the extended attributes that the archive has for it.
     fn attributes(&mut self, node: &mut Node, entry: &Entry) -> anyhow::Result<()> {
         let records = &entry.extension.records;
-        // libarchive writes each attribute twice; in `SCHILY.xattr` it does not code names.
-        let coded_names = records.keys().filter_map(|key| key.strip_prefix(LIBARCHIVE));
-        let doubled: BTreeSet<Vec<u8>> = coded_names.filter_map(coded::name).collect();
+        // libarchive writes each attribute twice, with the same name or with one that is not coded.
+        let coded_names = || records.keys().filter_map(|key| key.strip_prefix(LIBARCHIVE));
+        let mut doubled: BTreeSet<Vec<u8>> = coded_names().filter_map(coded::name).collect();
+        doubled.extend(coded_names().map(<[u8]>::to_vec));
         for (key, value) in records {
             let (attribute, value) = if let Some(coded) = key.strip_prefix(LIBARCHIVE) {
                 let decoded = coded::name(coded).zip(coded::value(value));

@@ -399,7 +399,11 @@ fn checksum_fits(header: &[u8; 512]) -> bool {
 }
 
 fn name_of(header: &[u8; 512], extension: &Extension) -> Vec<u8> {
-    if let Some(name) = extension.get("GNU.sparse.name").or(extension.get("path")) {
+    // bsdtar cuts a long name of a sparse file off, and gives the whole in the path. GNU tar's
+    // path is a stand-in, which it cuts off.
+    let path = extension.get("path");
+    let whole = path.filter(|path| path.len() > 100 && !is_stand_in(path));
+    if let Some(name) = whole.or(extension.get("GNU.sparse.name")).or(path) {
         return name.to_vec();
     }
     if let Some(name) = &extension.name {
@@ -409,6 +413,11 @@ fn name_of(header: &[u8; 512], extension: &Extension) -> Vec<u8> {
     // GNU tar's own format uses these bytes for other things.
     let prefix = if &header[257..263] == b"ustar\0" { string(&header[345..500]) } else { b"" };
     if prefix.is_empty() { name.to_vec() } else { [prefix, b"/", name].concat() }
+}
+
+/// Returns true for the path that a tar without sparse files is to extract: `GNUSparseFile.7/name`.
+fn is_stand_in(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').any(|name| name.starts_with(b"GNUSparseFile."))
 }
 
 /// The map of GNU tar's own format: four pairs in the header, more in blocks behind it.

@@ -1,0 +1,413 @@
+//! Random trees through archives, both ways: what GNU tar and bsdtar write arrives as they
+//! unpack it themselves, and what `draconis tar` writes they unpack as it was.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt, chown, lchown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use common::volume::check;
+use common::{Draconis, Kernel, Seen, Without, look, mke2fs, root, tool};
+use draconis_device::Random;
+use rustix::fs::{AtFlags, CWD, FileType, Timespec, Timestamps, XattrFlags};
+
+/// A tree with names, kinds, owners, times and attributes that are hard to keep.
+struct RandomTree {
+    random: Random,
+    dirs: Vec<PathBuf>,
+    others: Vec<PathBuf>,
+    /// Only what a format without extensions holds.
+    is_plain: bool,
+}
+
+impl RandomTree {
+    fn make(top: &Path, seed: u64, is_plain: bool) {
+        let count = 120;
+        let mut tree = Self {
+            random: Random::new(seed),
+            dirs: vec![top.to_owned()],
+            others: vec![],
+            is_plain,
+        };
+        for _ in 0..count {
+            tree.node();
+        }
+        let hard = tree.others.clone();
+        for nth in 0..count / 8 {
+            let Some(from) = hard.get((nth * 7) as usize % hard.len().max(1)) else { break };
+            let to = tree.name();
+            // Not all file systems link all kinds.
+            if std::fs::hard_link(from, &to).is_ok() {
+                tree.others.push(to);
+            }
+        }
+        for path in tree.others.clone().iter().chain(tree.dirs.clone()[1..].iter().rev()) {
+            tree.adorn(path);
+        }
+        // Making what is in a directory changed its time.
+        for path in tree.dirs.clone()[1..].iter().rev() {
+            tree.times(path);
+        }
+    }
+
+    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.random.below(of.len() as u64) as usize]
+    }
+
+    /// A new path in one of the directories.
+    fn name(&mut self) -> PathBuf {
+        loop {
+            let lens: &[usize] = match self.is_plain {
+                true => &[1, 3, 8, 12],
+                false => &[1, 3, 8, 8, 12, 12, 20, 30, 99, 100, 101, 155, 255],
+            };
+            let len = self.one(lens);
+            let kind = self.random.below(6);
+            let mut name = vec![];
+            while name.len() < len {
+                let byte = match kind {
+                    0 => 1 + self.random.below(255) as u8,
+                    1 => self.one(b"\\\n\r\t -=%*?[]'\"$;:&.~"),
+                    2 => self.one(b"\xC3\xA9"),
+                    _ => self.one(b"abcdefghijklmnopqrstuvwxyz0123456789._- "),
+                };
+                name.push(if byte == b'/' { b'_' } else { byte });
+            }
+            let dir = self.random.below(self.dirs.len() as u64) as usize;
+            let path = self.dirs[dir].join(OsStr::from_bytes(&name));
+            let is_free = path.symlink_metadata().is_err();
+            if is_free && name != b"." && name != b".." && path.as_os_str().len() < 3000 {
+                return path;
+            }
+        }
+    }
+
+    fn node(&mut self) {
+        let path = self.name();
+        match self.random.below(10) {
+            0..=2 => {
+                std::fs::create_dir(&path).unwrap();
+                self.dirs.push(path);
+                return;
+            }
+            3 => {
+                let lens = [1, 40, 59, 60, 99, 100, 101, 300, 1000];
+                let len = self.one(if self.is_plain { &lens[..4] } else { &lens });
+                let mut target =
+                    self.one(&[b"", &b"../"[..], b"/", b"../../x/../", b"\xFF\xFE"]).to_vec();
+                while target.len() < len {
+                    let byte = self.one(b"abc/.\n\xFF");
+                    target.push(byte);
+                }
+                symlink(OsStr::from_bytes(&target), &path).unwrap();
+            }
+            4 => {
+                let kind =
+                    self.one(&[FileType::CharacterDevice, FileType::BlockDevice, FileType::Fifo]);
+                let minors: &[u32] =
+                    if self.is_plain { &[0, 255, 256] } else { &[0, 256, 1 << 19] };
+                let (major, minor) = (self.one(&[0, 1, 255, 4095]), self.one(minors));
+                let device = match kind {
+                    FileType::Fifo => 0,
+                    _ => rustix::fs::makedev(major, minor),
+                };
+                let mode = rustix::fs::Mode::from_raw_mode(0o640);
+                rustix::fs::mknodat(CWD, &path, kind, mode, device).unwrap();
+            }
+            kind => {
+                let file = std::fs::File::create(&path).unwrap();
+                let pieces = self.random.below(if kind < 7 { 2 } else { 7 });
+                let spread = self.one(&[1, 5000, 70_000, 3 << 20]);
+                for _ in 0..pieces {
+                    let mut bytes = vec![0; self.one(&[0, 1, 511, 512, 513, 4096, 20_000])];
+                    self.random.fill(&mut bytes);
+                    file.write_all_at(&bytes, self.random.below(spread)).unwrap();
+                }
+                if self.random.once_in(3) {
+                    let more = self.random.below(spread);
+                    file.set_len(file.metadata().unwrap().len() + more).unwrap();
+                }
+            }
+        }
+        self.others.push(path);
+    }
+
+    /// Gives an owner, a mode, attributes and times.
+    fn adorn(&mut self, path: &Path) {
+        let kind = path.symlink_metadata().unwrap().file_type();
+        let ids = [0, 1, 1000, 65_534, 2_097_151, 2_097_152, 4_000_000_000];
+        let ids = if self.is_plain { &ids[..4] } else { &ids };
+        let owner = (Some(self.one(ids)), Some(self.one(ids)));
+        if kind.is_symlink() {
+            lchown(path, owner.0, owner.1).unwrap();
+        } else {
+            chown(path, owner.0, owner.1).unwrap();
+            let mode = self.one(&[0, 0o400, 0o644, 0o755, 0o777, 0o4755, 0o2711, 0o1777, 0o6111]);
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        if kind.is_dir() || kind.is_file() {
+            for _ in 0..self.random.below(4) {
+                let name = self.one(&[
+                    &b"user.plain"[..],
+                    b"user.a=b%c",
+                    b"user.%3D",
+                    b"user.with space",
+                    b"user.\xFF\xC3",
+                    b"user.a\nb",
+                    b"user.A.b/c",
+                    b"trusted.of=root",
+                    b"security.selinux",
+                ]);
+                let mut value = vec![0; self.one(&[0, 1, 30, 200])];
+                self.random.fill(&mut value);
+                if name == b"security.selinux" {
+                    value = b"system_u:object_r:etc_t:s0\0".to_vec();
+                }
+                rustix::fs::lsetxattr(path, OsStr::from_bytes(name), &value, XattrFlags::empty())
+                    .unwrap();
+            }
+            if self.random.once_in(4) {
+                self.list(path, "system.posix_acl_access");
+            }
+            if kind.is_dir() && self.random.once_in(3) {
+                self.list(path, "system.posix_acl_default");
+            }
+        }
+        if kind.is_file() && self.random.once_in(6) {
+            let mut value = vec![1, 0, 0, 2, 0, 4];
+            value.resize(20, 0);
+            rustix::fs::lsetxattr(path, "security.capability", &value, XattrFlags::empty())
+                .unwrap();
+        }
+        self.times(path);
+    }
+
+    /// Gives an access control list.
+    fn list(&mut self, path: &Path, name: &str) {
+        let mut entries = vec![(1u16, u32::MAX), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)];
+        for tag in [2, 8] {
+            for id in [0, 7, 1234, 2_000_000_000] {
+                if self.random.once_in(3) {
+                    entries.push((tag, id));
+                }
+            }
+        }
+        entries.sort_unstable();
+        let mut bytes = 2u32.to_le_bytes().to_vec();
+        for (tag, id) in entries {
+            bytes.extend(tag.to_le_bytes());
+            bytes.extend((self.random.below(8) as u16).to_le_bytes());
+            bytes.extend(id.to_le_bytes());
+        }
+        rustix::fs::lsetxattr(path, name, &bytes, XattrFlags::empty()).unwrap();
+    }
+
+    fn times(&mut self, path: &Path) {
+        let seconds = [0, 1, 1_700_000_000, 4_294_967_296, -2_000_000_000, -86_400, -1];
+        let seconds = self.one(if self.is_plain { &seconds[..4] } else { &seconds });
+        let nanoseconds = self.one(&[0, 1, 500_000_000, 999_999_999, 120_000_000]);
+        let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+        let times = Timestamps { last_access: time, last_modification: time };
+        rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+    }
+}
+
+/// A volume that the kernel changes.
+struct Scratch {
+    image: PathBuf,
+    kernel: Kernel,
+}
+
+impl Scratch {
+    fn new(draconis: &Draconis, name: &str) -> Self {
+        let image = draconis.path(&format!("{name}.img"));
+        mke2fs(&image, None, &["-t", "ext4", "-b", "4096"], "192M");
+        let at = draconis.make_dir(name);
+        let mut mount = Command::new("mount");
+        let status = mount.args(["-o", "loop,user_xattr,acl"]).arg(&image).arg(&at).status();
+        assert!(status.unwrap().success());
+        Self { image, kernel: Kernel { at } }
+    }
+
+    fn seen(&self) -> BTreeMap<PathBuf, Seen> {
+        below(&self.kernel.at)
+    }
+}
+
+/// What is below a directory, but for what no copy has.
+fn below(top: &Path) -> BTreeMap<PathBuf, Seen> {
+    let mut seen = look(top, Without { what_a_copy_loses: true, fractions: false });
+    seen.remove(Path::new(""));
+    seen.remove(Path::new("lost+found"));
+    seen
+}
+
+fn shell(script: &str) -> (bool, String) {
+    let output = Command::new("bash").args(["-c", script]).stdin(Stdio::null()).output().unwrap();
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A tool that packs and unpacks archives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tool {
+    Gnu,
+    Bsd,
+}
+use Tool::{Bsd, Gnu};
+
+impl Tool {
+    /// The command, with the options for what only pax archives hold.
+    fn command(self, is_pax: bool, locale: &str) -> String {
+        let (tool, only_pax) = match self {
+            Gnu => ("tar", "--acls --xattrs --xattrs-include='*' --selinux"),
+            Bsd => ("bsdtar", "--acls --xattrs"),
+        };
+        let only_pax = if is_pax { only_pax } else { "" };
+        format!("LC_ALL={locale} {tool} {only_pax} --numeric-owner")
+    }
+
+    /// Leaves out what bsdtar cannot do: it counts fractions of seconds before 1970 from the wrong
+    /// end, does not link devices, and takes names of attributes that GNU tar codes as they are, too.
+    fn without_flaws(self, mut seen: BTreeMap<PathBuf, Seen>) -> BTreeMap<PathBuf, Seen> {
+        for one in seen.values_mut().filter(|_| self == Bsd) {
+            if one.times[1].0 <= 0 {
+                one.times[1] = (0, 0);
+            }
+            if !matches!(one.mode & 0o170_000, 0o100_000 | 0o120_000) {
+                one.links = 1;
+            }
+            let is_coded = |name: &[u8]| matches!(name, b"user.a%3Db%25c" | b"user.%253D");
+            one.xattrs.retain(|name, _| !is_coded(name) && name != b"trusted.of%3Droot");
+        }
+        seen
+    }
+}
+
+fn tools(test: &str) -> bool {
+    root(test) && tool(test, "bsdtar") && tool(test, "tar")
+}
+
+/// Asserts that two looks are the same; the end of each different path is told in words.
+fn equal(what: &str, ours: &BTreeMap<PathBuf, Seen>, wanted: &BTreeMap<PathBuf, Seen>) {
+    let line = |seen: Option<&Seen>| {
+        let Some(it) = seen else { return "nothing".to_owned() };
+        let xattrs = it.xattrs.iter().map(|(name, value)| {
+            format!(" {}={}", name.escape_ascii(), value[..value.len().min(12)].escape_ascii())
+        });
+        let xattrs: String = xattrs.collect();
+        let Seen { mode, links, owner, size, device, times, target, sum, .. } = it;
+        let time = times[1];
+        format!("{mode:o} {links} {owner:?} {size} {device:x} {time:?} {target:?} {sum:x}{xattrs}")
+    };
+    let paths = ours.keys().chain(wanted.keys());
+    let told = paths.filter(|path| ours.get(*path) != wanted.get(*path)).take(4).map(|path| {
+        let bytes = path.as_os_str().as_bytes();
+        let end = bytes[bytes.len().saturating_sub(50)..].escape_ascii();
+        format!("{end}\n  {}\n  {}\n", line(ours.get(path)), line(wanted.get(path)))
+    });
+    let told: String = told.collect();
+    assert!(told.is_empty(), "{what}\n{told}");
+}
+
+#[test]
+fn trees_in_archives_of_others_arrive() {
+    if !tools("archives of random trees") {
+        return;
+    }
+    for seed in seeds() {
+        let draconis = Draconis::new();
+        let (tree, plain) = (Scratch::new(&draconis, "tree"), Scratch::new(&draconis, "plain"));
+        RandomTree::make(&tree.kernel.at, seed, false);
+        RandomTree::make(&plain.kernel.at, seed, true);
+        for (tool, format, locale) in [
+            (Gnu, "v7", "C"),
+            (Gnu, "oldgnu --sparse", "C"),
+            (Gnu, "gnu --sparse", "C"),
+            (Gnu, "ustar", "C"),
+            (Gnu, "posix --sparse", "C.UTF-8"),
+            (Gnu, "posix --sparse --sparse-version=0.0", "C"),
+            (Gnu, "posix --sparse --sparse-version=0.1", "C"),
+            (Bsd, "pax", "C.UTF-8"),
+            (Bsd, "paxr", "C.UTF-8"),
+            (Bsd, "ustar", "C.UTF-8"),
+            (Bsd, "gnutar", "C.UTF-8"),
+        ] {
+            let archive = draconis.path("archive.tar");
+            let shown = archive.display();
+            let from = if matches!(format, "v7" | "ustar") { &plain } else { &tree };
+            let at = from.kernel.at.display();
+            let is_pax = format.starts_with('p');
+            let command = tool.command(is_pax, locale);
+            let what = format!("seed {seed}, {command} --format={format}");
+            // They tell what a format cannot hold, and leave it out.
+            shell(&format!(
+                "cd {at} && {command} --format={format} --exclude=./lost+found -cf {shown} ."
+            ));
+            // GNU tar judges its own archives; bsdtar does not read all that it writes.
+            let theirs = Scratch::new(&draconis, "theirs");
+            let into = theirs.kernel.at.display();
+            let (_, said) = shell(&format!("{command} -xpf {shown} -C {into}"));
+            let wanted = if is_pax && tool == Bsd { from.seen() } else { theirs.seen() };
+            let wanted = tool.without_flaws(wanted);
+            assert!(wanted.len() > 70, "{what}: {} files, {said}", wanted.len());
+            let image = draconis.path("ours.img");
+            let (ours, file) = (image.to_str().unwrap(), archive.to_str().unwrap());
+            let format: [&[&str]; 2] = [&["--from", file, ours], &["-b", "4096", ours, "192M"]];
+            for (arguments, way) in format.into_iter().zip(["--from", "untar"]) {
+                draconis.ok([&["format", "-t", "ext4", "--force"], arguments].concat());
+                if way == "untar" {
+                    draconis.ok(["untar", "-f", file, ours]);
+                }
+                check(&image);
+                let kernel = Kernel::mount(&image, draconis.path("ours"), "random trees").unwrap();
+                let seen = tool.without_flaws(below(&kernel.at));
+                equal(&format!("{what}, {way}"), &seen, &wanted);
+            }
+        }
+    }
+}
+
+#[test]
+fn others_unpack_archives_of_random_volumes() {
+    if !tools("archives of random volumes") {
+        return;
+    }
+    for seed in seeds() {
+        let draconis = Draconis::new();
+        let tree = Scratch::new(&draconis, "tree");
+        RandomTree::make(&tree.kernel.at, seed + 1000, false);
+        let (wanted, image) = (tree.seen(), tree.image.clone());
+        drop(tree);
+        let program = env!("CARGO_BIN_EXE_draconis");
+        for (tool, sparse, locale) in [
+            (Gnu, "auto", "C"),
+            (Gnu, "always", "C.UTF-8"),
+            (Bsd, "auto", "C.UTF-8"),
+            (Bsd, "always", "C.UTF-8"),
+            (Bsd, "never", "C.UTF-8"),
+        ] {
+            let into = Scratch::new(&draconis, "into");
+            let (at, shown) = (into.kernel.at.display(), image.display());
+            let command = tool.command(true, locale);
+            let (is_done, said) = shell(&format!(
+                "set -o pipefail
+                '{program}' tar --sparse={sparse} {shown} | {command} -xpf - -C {at}"
+            ));
+            let what = format!("seed {seed}, --sparse={sparse}, {command}");
+            assert!(is_done, "{what}: {said}");
+            equal(&what, &tool.without_flaws(into.seen()), &tool.without_flaws(wanted.clone()));
+        }
+    }
+}
+
+/// The seeds; others by the variable `DRACONIS_SEEDS`, as `3..9`.
+fn seeds() -> std::ops::Range<u64> {
+    let range = std::env::var("DRACONIS_SEEDS").unwrap_or_default();
+    let ends = range.split_once("..");
+    let ends = ends.and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    ends.unwrap_or(0..2)
+}
