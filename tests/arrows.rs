@@ -169,6 +169,68 @@ fn files_of_the_host_are_overwritten_in_one_place() {
     assert_eq!(found, BTreeSet::from([PLACE.to_owned()]));
 }
 
+/// Where unsafe code may be. The first of them are in ARCHITECTURE.md, the tests are not.
+const UNSAFE: &[&str] = &[
+    "crates/exchange/",
+    "crates/device/src/uring.rs",
+    "crates/service/src/sandbox.rs",
+    "crates/service/src/connection.rs",
+    "crates/service/src/oplog.rs",
+    "crates/service/src/loop_device.rs",
+    "crates/capi/src/raw.rs",
+    "crates/peers/src/cxx.rs",
+    "crates/peers/src/lmdb.rs",
+    "crates/peers/src/mapping.rs",
+    // Attacks it.
+    "crates/service/tests/sandbox.rs",
+    // Asks the kernel what no library passes on as it is.
+    "tests/exact/sys.rs",
+    // Gives both sides of a session one memory.
+    "tests/common/route.rs",
+    "crates/ext/tests/matrix/ioctl.rs",
+];
+
+fn read(path: &str) -> String {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(root.join(path)).unwrap()
+}
+
+#[test]
+fn the_architecture_names_these_arrows_and_addresses() {
+    let page = read("ARCHITECTURE.md");
+    for (name, may) in MAY_USE {
+        let beginning = match *name {
+            "" => "| `draconis` (root) |".to_owned(),
+            name => format!("| `{name}` |"),
+        };
+        let row = page.lines().find(|line| line.starts_with(&beginning));
+        let row = row.unwrap_or_else(|| panic!("ARCHITECTURE.md has no row {beginning}"));
+        let uses = row.split('|').nth(3).unwrap().trim();
+        let wanted = if may.is_empty() { "–".to_owned() } else { may.join(", ") };
+        assert_eq!(uses, wanted, "what {beginning} uses");
+    }
+    let list = page.lines().find(|line| line.starts_with("Unsafe code is in")).unwrap();
+    for address in UNSAFE.iter().filter(|address| !address.contains("tests/")) {
+        assert!(list.contains(&format!("`{address}`")), "unsafe code in {address}");
+    }
+}
+
+#[test]
+fn every_test_is_in_the_list_of_tests() {
+    let (root, list) = (std::path::Path::new(env!("CARGO_MANIFEST_DIR")), read("docs/tests.md"));
+    let crates = std::fs::read_dir(root.join("crates")).unwrap();
+    let dirs = crates.map(|entry| entry.unwrap().path().join("tests")).filter(|dir| dir.is_dir());
+    for dir in dirs.chain([root.join("tests")]) {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            let is_test = name != "common" && (name.ends_with(".rs") || !name.contains('.'));
+            let is_named =
+                [' ', '/', '`'].iter().any(|before| list.contains(&format!("{before}{name}`")));
+            assert!(!is_test || is_named, "docs/tests.md does not name {}/{name}", dir.display());
+        }
+    }
+}
+
 #[test]
 fn unsafe_code_stays_at_its_addresses() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -189,27 +251,8 @@ fn unsafe_code_stays_at_its_addresses() {
             }
         }
     }
-    let addresses = [
-        "crates/exchange/",
-        "crates/device/src/uring.rs",
-        "crates/service/src/sandbox.rs",
-        "crates/service/src/connection.rs",
-        "crates/service/src/oplog.rs",
-        "crates/service/src/loop_device.rs",
-        "crates/capi/src/raw.rs",
-        "crates/peers/src/cxx.rs",
-        "crates/peers/src/lmdb.rs",
-        "crates/peers/src/mapping.rs",
-        // Attacks it.
-        "crates/service/tests/sandbox.rs",
-        // Asks the kernel what no library passes on as it is.
-        "tests/exact/sys.rs",
-        // Gives both sides of a session one memory.
-        "tests/common/route.rs",
-        "crates/ext/tests/matrix/ioctl.rs",
-    ];
     for file in &found {
-        assert!(addresses.iter().any(|at| file.starts_with(at)), "unsafe code in {file}");
+        assert!(UNSAFE.iter().any(|at| file.starts_with(at)), "unsafe code in {file}");
     }
     assert!(found.contains("crates/device/src/uring.rs"), "the search finds what is there");
 }

@@ -45,7 +45,7 @@ use protocol::{Chain, Protocol, Stage};
 /// How often a change is tried again that found no room.
 const ROOM_TRIES: usize = 4;
 /// How often it is waited for users of inodes without names, each time.
-const PAUSES: usize = 20;
+const PAUSES: usize = 60;
 /// Of less room than this, in bytes and inodes, a single change may need all.
 const SHORT_BYTES: u64 = 8 << 20;
 const SHORT_INODES: u64 = 16;
