@@ -30,18 +30,17 @@ use crate::{say, text};
 /// What is said of buckets on the command line.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Send what is waited for at least so many milliseconds after what was sent before: what
-    /// comes between goes with it.
+    /// Minimum interval between commits, in milliseconds; commits in between are merged.
     #[arg(long, global = true, value_name = "MS", default_value_t = 50)]
-    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    #[arg(help_heading = "Bucket options", hide_short_help = true)]
     commit_ms: u64,
-    /// Try requests that are refused or not answered again, for so many seconds.
+    /// Retry failed requests for up to SECONDS.
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
-    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    #[arg(help_heading = "Bucket options", hide_short_help = true)]
     deadline: u64,
     /// Keep what is read in a directory, up to SIZE bytes (K, M, G, T allowed).
     #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| cache(text, ','))]
-    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    #[arg(help_heading = "Bucket options", hide_short_help = true)]
     cache: Option<(PathBuf, u64)>,
     /// Wait for FILE on a local disk rather than for the bucket, which is sent what FILE has behind.
     ///
@@ -51,16 +50,16 @@ pub struct Options {
     // A name of its own: commands have journals of volumes.
     #[arg(id = "bucket_journal", long = "journal")]
     #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| journal(text, ','))]
-    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    #[arg(help_heading = "Bucket options", hide_short_help = true)]
     journal: Option<(PathBuf, u64)>,
-    /// Say at the end, on standard error, what was asked of the bucket.
+    /// Print bucket request counts to standard error at exit.
     #[arg(long, global = true)]
-    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    #[arg(help_heading = "Bucket options", hide_short_help = true)]
     stats: bool,
-    /// Change what another machine has mounted: its mounts are read-only from then on. What only a
-    /// journal has is lost.
+    /// Fence off the machine that has the store mounted; its mounts become read-only. Data that is
+    /// only in its journal is lost.
     #[arg(long, global = true)]
-    #[arg(help_heading = "In buckets", hide_short_help = true)]
+    #[arg(help_heading = "Bucket options", hide_short_help = true)]
     take_over: bool,
 }
 

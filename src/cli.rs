@@ -15,17 +15,17 @@ use crate::commands::{
 /// Version and build.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DRACONIS_BUILD"), ")");
 
-/// Ext volumes you do not trust, mounted by a process that can do nothing else.
+/// Read, change and mount untrusted ext2, ext3 and ext4 volumes in a sandbox.
 #[derive(Debug, Parser)]
 #[command(name = "draconis", version, long_version = VERSION)]
 #[command(max_term_width = 100, propagate_version = true)]
 #[command(
     after_help = "IMAGE is a file, a block device, or STORE#NAME, a disk in a store (a file, a device, \
     s3://BUCKET/PREFIX, gs://.., az://.. or file:///DIR); IMAGE:/path is something in it.\n\
-    Exit status: 0 done, 1 something failed, 2 the command line makes no sense."
+    Exit status: 0 success, 1 failure, 2 invalid command line."
 )]
 pub struct Cli {
-    /// Say more: once what is done, twice everything.
+    /// Show progress messages; repeat for debug output.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
 

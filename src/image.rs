@@ -39,12 +39,12 @@ pub struct Place {
     /// The volume starts at this byte of IMAGE (K, M, G allowed).
     #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
     pub offset: Option<u64>,
-    /// The volume is this partition of IMAGE, counted from 1.
+    /// Use partition N of IMAGE, counted from 1.
     #[arg(long, value_name = "N")]
     pub partition: Option<u32>,
-    /// IMAGE is a qcow2, VHDX, VHD or VMDK file that holds only what differs from FILE; given
-    /// again, what FILE differs from. Names that IMAGE itself says are not opened. Also the files
-    /// of a VMDK in several, in their order, where they are not called as IMAGE is.
+    /// Backing file of a differencing IMAGE (qcow2, VHDX, VHD, VMDK); repeat for the backing file
+    /// of FILE. Paths stored in IMAGE are never opened. Also lists the extents of a multi-file
+    /// VMDK, in order, if their names do not match IMAGE.
     #[arg(long, value_name = "FILE")]
     pub backing: Vec<PathBuf>,
 }

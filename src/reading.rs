@@ -14,18 +14,17 @@ use crate::text::size;
 /// How archives and images are read.
 #[derive(Debug, Args)]
 pub struct Reading {
-    /// Of an image for several platforms, take this one (this machine's).
+    /// Platform of a multi-platform image (default: this machine).
     #[arg(long, value_name = "OS/ARCH")]
     platform: Option<Platform>,
-    /// Write the image's configuration (entry point, environment, user) to FILE, as JSON.
+    /// Save the image configuration to FILE as JSON.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Leave out what PATTERN names: a path if it has a slash, else a name anywhere; *, ?, [..],
-    /// and ** for any number of directories.
+    /// Skip files that match PATTERN; a pattern with / matches the whole path, others any file
+    /// name; ** matches any number of directories.
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<OsString>,
-    /// Refuse compressed archives that are longer than this unpacked (16 GiB and a hundred
-    /// times their length).
+    /// Maximum uncompressed size of an archive (default: 16 GiB plus 100 times the archive size).
     #[arg(long, value_name = "SIZE", value_parser = size)]
     limit: Option<u64>,
 }

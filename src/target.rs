@@ -12,7 +12,7 @@ const SCHEMES: &[&str] = &["s3", "gs", "az", "file"];
 /// An image and a path in its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The file or block device.
+    /// Image: file, block device or STORE#NAME.
     pub image: PathBuf,
     /// The path in the volume, as bytes; `/` if none was given.
     pub path: Vec<u8>,

@@ -13,7 +13,7 @@ use crate::image::{self, Place, find};
 use crate::say;
 use crate::target::Target;
 
-/// Write files of a volume to standard output.
+/// Print files of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.

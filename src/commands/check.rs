@@ -15,20 +15,20 @@ use crate::progress::{Progress, When};
 use crate::say;
 use crate::text::{Output, printable};
 
-/// Check a volume without changing it.
+/// Check a volume for damage without changing it.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
+#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 check failed.")]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// Write JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The file or block device.
+    /// Image: file, block device or STORE#NAME.
     image: PathBuf,
 }
 

@@ -11,7 +11,7 @@ use crate::image::Place;
 use crate::modes::ModeChange;
 use crate::target::Target;
 
-/// Change the modes of files of a volume.
+/// Change file modes in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.

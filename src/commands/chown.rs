@@ -10,7 +10,7 @@ use crate::change;
 use crate::image::Place;
 use crate::target::Target;
 
-/// Change the owners of files of a volume.
+/// Change file owners in a volume.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct Arguments {

@@ -13,7 +13,7 @@ use draconis_ext::Follow;
 use crate::image::{self, Place};
 use crate::target::Target;
 
-/// List what a path in an image may go on with: asked by completion scripts.
+/// List completions of a path in an image (for completion scripts).
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-/// Write a completion script for a shell to standard output.
+/// Print a shell completion script.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The shell.

@@ -21,13 +21,13 @@ use crate::progress::When;
 use crate::target::Target;
 use scan::{Keep, scan};
 
-/// Copy files or, with -r, trees inside a volume or from one volume into another.
+/// Copy files within or between volumes.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volumes are.
     #[command(flatten)]
     place: Place,
-    /// Copy whole trees; symbolic links as they are.
+    /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// Keep owners, times and extended attributes.
@@ -36,7 +36,7 @@ pub struct Arguments {
     /// The same as -rp.
     #[arg(short, long)]
     archive: bool,
-    /// Take the last argument as the name, never as the directory to copy into.
+    /// Treat the destination as a file, not as a directory.
     #[arg(short = 'T', long)]
     no_target_directory: bool,
     /// When to show progress.

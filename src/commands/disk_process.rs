@@ -7,7 +7,7 @@ use draconis_service::elsewhere;
 
 use crate::bucket::Buckets;
 
-/// Have a disk in a bucket for a confined process: started by that, never by hand.
+/// Serve a bucket to a sandboxed command (started by the command).
 #[derive(Debug, Args)]
 pub struct Arguments {}
 

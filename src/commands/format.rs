@@ -71,13 +71,13 @@ on this machine, and no daemon is asked.
 does --seed N with SOURCE_DATE_EPOCH in the environment. Times later than SOURCE_DATE_EPOCH
 become that time.";
 
-/// Make an ext2, ext3 or ext4 volume, empty or filled from a directory, archives or an image.
+/// Create an ext2, ext3 or ext4 volume, optionally filled with files.
 ///
-/// The options are those of mke2fs, and so is the layout.
+/// Options and on-disk layout follow mke2fs.
 #[derive(Debug, Args)]
 #[command(after_long_help = FORMAT_OPTIONS)]
 pub struct Arguments {
-    /// The kind of volume: ext2, ext3 or ext4, which says what features it has.
+    /// File system type: ext2, ext3 or ext4; selects the default features.
     #[arg(short = 't', value_name = "TYPE", default_value = "ext4")]
     kind: String,
     /// What the volume is for, as in mke2fs.conf: floppy, small, news, default, largefile,
@@ -90,28 +90,28 @@ pub struct Arguments {
     /// Bytes of a cluster, the unit of space with bigalloc: a power of two; 16 blocks if left out.
     #[arg(short = 'C', value_name = "SIZE", value_parser = text::size)]
     cluster: Option<u64>,
-    /// One inode for so many bytes.
+    /// Bytes per inode.
     #[arg(short = 'i', value_name = "BYTES_PER_INODE", value_parser = text::size, conflicts_with = "inodes")]
     bytes_per_inode: Option<u64>,
-    /// So many inodes.
+    /// Number of inodes.
     #[arg(short = 'N', value_name = "INODES")]
     inodes: Option<u32>,
-    /// Bytes of an inode.
+    /// Inode size in bytes.
     #[arg(short = 'I', value_name = "INODE_SIZE", value_parser = text::size, default_value = "256")]
     inode_size: u64,
     /// Label, at most 16 bytes.
     #[arg(short = 'L', value_name = "LABEL", default_value = "")]
     label: String,
-    /// Identity: a UUID, random, time or clear.
+    /// UUID, or random, time, clear.
     #[arg(short = 'U', value_name = "UUID", default_value = "random")]
     uuid: String,
-    /// Features to give or, with ^, to take away, separated by commas.
+    /// Enable features, or disable them with ^, comma-separated.
     #[arg(short = 'O', value_name = "FEATURE,^FEATURE", allow_hyphen_values = true)]
     features: Vec<String>,
-    /// Blocks kept for the superuser, in percent.
+    /// Percentage of blocks reserved for the superuser.
     #[arg(short = 'm', value_name = "PERCENT", default_value = "5")]
     reserved: String,
-    /// Groups whose bitmaps and inode tables lie together, a power of two (flex_bg).
+    /// Number of groups per flex group, a power of two.
     #[arg(short = 'G', value_name = "GROUPS", default_value = "16")]
     flex_groups: u32,
     /// Options of the journal, separated by commas; see below.
@@ -132,7 +132,7 @@ pub struct Arguments {
     /// byte; - is standard input.
     #[arg(long, value_name = "LIST", requires = "from")]
     list: Option<PathBuf>,
-    /// Give everything to this owner.
+    /// Set the owner of all files.
     #[arg(long, value_name = "UID:GID", requires = "from", conflicts_with = "squash")]
     owner: Option<Owner>,
     /// Give everything to root; modes stay.
@@ -141,7 +141,7 @@ pub struct Arguments {
     /// Take the permissions of groups and others away, and access control lists with them.
     #[arg(long, requires = "from")]
     squash_perms: bool,
-    /// Make device nodes and others by a table, as genext2fs -D takes it.
+    /// Create device nodes from a genext2fs device table.
     #[arg(long, short = 'D', value_name = "TABLE")]
     devices: Option<PathBuf>,
     /// Make the same bytes of the same source, whenever and wherever: the time is
@@ -152,14 +152,13 @@ pub struct Arguments {
     /// Without this it is 10%, and at least 16 MiB.
     #[arg(long, value_name = "SIZE|PERCENT", value_parser = room, requires = "from", conflicts_with = "size")]
     free: Option<Room>,
-    /// The smallest volume that holds the tree, also on a device that is larger.
+    /// Create the smallest volume that holds the files.
     #[arg(long, requires = "from", conflicts_with_all = ["size", "free"])]
     min: bool,
-    /// Take identity and hash seed from this number instead of at random.
+    /// Derive UUID and hash seed from N.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// How the file holds the volume: as it is (raw), or in a disk image for virtual machines, which grows
-    /// with what is written.
+    /// Image format: raw, qcow2 or vhdx.
     #[arg(long, value_enum, value_name = "FORMAT")]
     image_format: Option<ImageFormat>,
     /// Overwrite the ext volume that IMAGE holds; of anything else, which is named where it is
@@ -182,8 +181,8 @@ pub struct Arguments {
     quiet: bool,
     /// The file or block device; a file that is not there is created.
     image: PathBuf,
-    /// Size of the volume: in blocks with -b, else in KiB, or with K, M, G, T; if left out,
-    /// that of IMAGE, or what the tree needs.
+    /// Size in KiB, in blocks with -b, or with a suffix K, M, G, T (default: size of IMAGE, or as
+    /// needed by --from).
     size: Option<String>,
 }
 

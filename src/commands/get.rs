@@ -34,7 +34,7 @@ use crate::say;
 use crate::target::Target;
 use crate::text::printable;
 
-/// Copy a file or, with -r, a tree out of a volume.
+/// Copy files from a volume to the host.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -46,10 +46,10 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// What to copy.
+    /// Source files.
     #[arg(value_name = "IMAGE:/path")]
     target: Target,
-    /// Where to: a directory to put it in, or the name it gets; - is standard output.
+    /// Destination file or directory; - for standard output.
     dest: PathBuf,
 }
 

@@ -12,7 +12,7 @@ use crate::change;
 use crate::image::{self, Behind, Place};
 use crate::progress::{Progress, When};
 
-/// Make a volume larger.
+/// Enlarge a volume.
 ///
 /// Files stay where they are. An image that is a file is lengthened, with a hole. If it is cut off,
 /// the volume is as it was, or running it again ends it.
@@ -24,7 +24,7 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The file or block device.
+    /// Image: file, block device or STORE#NAME.
     image: PathBuf,
     /// Size of the volume: in KiB, or with K, M, G, T; if left out, all of IMAGE.
     size: Option<String>,

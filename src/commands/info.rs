@@ -12,16 +12,16 @@ use serde::Serialize;
 use crate::image::{self, Place};
 use crate::text::{Clock, Output, bytes, counted, printable, uuid};
 
-/// Show what kind of volume an image holds.
+/// Show the type, size and features of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// Write JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// The file or block device.
+    /// Image: file, block device or STORE#NAME.
     image: PathBuf,
 }
 

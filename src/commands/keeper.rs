@@ -13,7 +13,7 @@ use super::serve::on_signal;
 use crate::front::Fuse;
 use crate::say;
 
-/// Be a keeper: started by the manager, never by hand.
+/// Run a mount's keeper (started by the manager).
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Go on with what another program hands over.

@@ -16,7 +16,7 @@ use draconis_objects::kv::{Batch, Kv};
 
 use crate::commands::store::opened::tell;
 
-/// Keep keys and their values in a store.
+/// Read and write keys in a store.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(subcommand)]

@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use clap::Args;
 
-/// Measure: how a disk, a file system, memory or a store behaves.
+/// Run benchmarks and crash tests.
 ///
 /// Everything after `lab` goes to the program draconis-lab, which is beside this one:
 /// list, run, report, compare, crash.

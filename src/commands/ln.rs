@@ -13,16 +13,16 @@ use crate::change::{self, Entry, Maker, Owner};
 use crate::image::{Place, find};
 use crate::target::Target;
 
-/// Give a file of a volume another name, or make a symbolic link.
+/// Create hard or symbolic links in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// Make a symbolic link: TARGET is written into it as it is.
+    /// Create a symbolic link to TARGET, stored unchanged.
     #[arg(short, long)]
     symbolic: bool,
-    /// Replace what is there.
+    /// Replace an existing file.
     #[arg(short, long)]
     force: bool,
     /// Take LINK as the name, never as the directory to put it in.

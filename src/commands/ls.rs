@@ -26,7 +26,7 @@ Bytes that are not UTF-8 are \\xNN in path, name and link_target, and then the m
 name_hex or link_target_hex has all bytes. What cannot be read has a member error instead of
 what would follow inode.";
 
-/// List files and directories of a volume.
+/// List directory contents of a volume.
 #[derive(Debug, Args)]
 #[command(after_long_help = LS_JSON, disable_help_flag = true)]
 pub struct Arguments {
@@ -42,13 +42,13 @@ pub struct Arguments {
     /// Show help.
     #[arg(long, action = clap::ArgAction::HelpLong)]
     help: Option<bool>,
-    /// Show names that begin with a dot, too.
+    /// Include names that start with a dot.
     #[arg(short)]
     all: bool,
-    /// List directories below, too.
+    /// List subdirectories recursively.
     #[arg(short = 'R')]
     recursive: bool,
-    /// Show directories and symbolic links themselves, not what they hold or lead to.
+    /// List directories and symbolic links themselves, not their contents or targets.
     #[arg(short, conflicts_with = "recursive")]
     directory: bool,
     /// Write JSON: a list with an object for each name.

@@ -8,7 +8,7 @@ use draconis_access::destination::Sources;
 
 use crate::manual;
 
-/// Write the manual pages into a directory.
+/// Write the manual pages to a directory.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The directory.

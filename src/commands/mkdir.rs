@@ -12,7 +12,7 @@ use crate::image::Place;
 use crate::modes::ModeChange;
 use crate::target::Target;
 
-/// Make directories in a volume.
+/// Create directories in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -24,7 +24,7 @@ pub struct Arguments {
     /// The mode, as with chmod.
     #[arg(short, long)]
     mode: Option<ModeChange>,
-    /// The owner, instead of the user who runs this.
+    /// Owner of the new file (default: current user).
     #[arg(long, value_name = "UID:GID")]
     owner: Option<Owner>,
     /// The directories.

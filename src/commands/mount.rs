@@ -17,68 +17,67 @@ use crate::{bucket, image, say};
 
 const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
-  ro, rw               read-only, or as the volume allows (rw)
-  allow_other          let other users in (user_allow_other in /etc/fuse.conf)
-  fakeroot             no permission checks: every user who may enter may read everything
-  inode_cache=N        inodes kept in memory (16384)
-  block_map_cache=N    files whose block lists are kept (4096)
-  data_cache=SIZE      file data kept, such as 64M
-  dots                 show . and .. in native listings too
-  offset=N             the volume starts at this byte of IMAGE
-  partition=N          the volume is this partition of IMAGE
+  ro, rw               mount read-only, or read-write if the volume allows it (rw)
+  allow_other          allow access by other users (needs user_allow_other in /etc/fuse.conf)
+  fakeroot             disable permission checks for all users of the mount
+  inode_cache=N        maximum number of cached inodes (16384)
+  block_map_cache=N    maximum number of cached block maps (4096)
+  data_cache=SIZE      size of the data cache, such as 64M
+  dots                 list . and .. through the library API as well
+  offset=N             start of the volume in IMAGE, in bytes
+  partition=N          use partition N of IMAGE
   backing=FILE         as --backing
   relatime, noatime, strictatime, lazytime
-                       when reading changes the time of access (relatime)
-  sync, dirsync        changes, or those of directories, are durable when they are answered
-  writeback            the kernel keeps what is written for a while: better for many small
-                       writes, worse for many small files (nowriteback)
-  commit=SECONDS       hand changes to the disk after so long (5)
-  dirty=SIZE           or when there are so many (64M)
-  deadline=SECONDS     kill a worker that does not answer for so long (30)
+                       when reads update access times (relatime)
+  sync, dirsync        make all changes, or directory changes, durable before returning
+  writeback            use the kernel's write-back cache: faster small writes, slower small
+                       files (nowriteback)
+  commit=SECONDS       commit interval (5)
+  dirty=SIZE           commit when this much data is dirty (64M)
+  deadline=SECONDS     kill and restart a worker that hangs for SECONDS (30)
   bucket_cache=DIR:SIZE, bucket_journal=FILE[:SIZE], bucket_deadline=SECONDS,
   bucket_commit_ms=MS, bucket_take_over
-                       of a volume in a bucket: as --cache, --journal, --deadline, --commit-ms
-                       and --take-over, for lines of fstab
-  polling=off          sleep until there is a request, rather than look for the next one for up
-                       to 0.1 ms: for batteries (auto)
-  norestart            no other worker takes over from one that died: the mount is dead then
-  dev, suid, noexec    as mount(8) has them; devices and setuid are ignored by default
-  user, owner          as mount(8) has them: without devices and setuid
-  errors=WHAT          a volume that says that it is damaged is mounted read-only (remount-ro)
-                       or as any other (continue)
-  data=ordered         of a journal: contents are on the disk before what leads to them;
-                       writeback is taken and done as ordered, journal is refused
-  discard, nodiscard   tell the disk what is free (discard in stores, else nodiscard)
-  grpid                new files have the group of their directory
-  minixdf              df counts what can never be a file's, too
-  fsname=, subtype=    what /proc/mounts shows as source and type
-  nofuseblk            no block device as the source of root's mounts: sync(2) does not reach them
-  remount,ro|rw        change that of a mount, and nothing else: with ro everything is brought
-                       home and the volume marked as unmounted (root only)
-Options of the kernel's driver, of fuse2fs, mount(8) and systemd that change nothing here
-are taken: defaults, loop, acl, user_xattr, nofail, x-systemd.automount and others.";
+                       for a volume in a bucket: as --cache, --journal, --deadline,
+                       --commit-ms and --take-over, for lines of fstab
+  polling=off          do not busy-poll (up to 0.1 ms) for the next request; saves power (auto)
+  norestart            do not restart a worker that died; the mount stays dead
+  dev, suid, noexec    as in mount(8); devices and setuid are ignored by default
+  user, owner          as in mount(8): without devices and setuid
+  errors=WHAT          how to mount a volume marked as damaged: remount-ro (read-only) or
+                       continue
+  data=ordered         journal mode: data is written before metadata; writeback is treated as
+                       ordered, journal is not supported
+  discard, nodiscard   discard freed blocks (discard in stores, nodiscard elsewhere)
+  grpid                new files inherit the directory's group
+  minixdf              df includes metadata blocks
+  fsname=, subtype=    source and type in /proc/mounts
+  nofuseblk            do not use fuseblk for root's mounts; sync(2) then does not flush them
+  remount,ro|rw        switch between read-only and read-write; ro commits all changes and
+                       marks the volume clean (root only)
+Accepted and ignored: defaults, loop, acl, user_xattr, nofail, x-systemd.automount and other
+options of mount(8), ext4, fuse2fs and systemd.";
 
-/// Mount a volume on a directory, served by a sandboxed process of its own.
+/// Mount a volume, served by its own sandboxed process.
 ///
-/// A manager is started in the background where none runs. Without root this needs
+/// Starts the manager in the background if none is running. Without root this needs
 /// fusermount3 (package fuse3) and write access to the directory.
 #[derive(Debug, Args)]
 #[command(after_long_help = MOUNT_OPTIONS)]
 pub struct Arguments {
-    /// Stay in the foreground until it is unmounted; Ctrl-C unmounts.
+    /// Run in the foreground; Ctrl-C unmounts.
     #[arg(short, long)]
     foreground: bool,
     /// Mount options, separated by commas; may be repeated.
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<String>,
-    /// If DIR has a dead mount of ours on it, clear that first.
+    /// Remove a dead draconis mount from DIR first.
     #[arg(long)]
     replace: bool,
     /// IMAGE is a qcow2, VHDX, VHD or VMDK file that holds only what differs from FILE, which is
     /// only read; given again, what FILE differs from. All but qcow2 are only read themselves.
     #[arg(long, value_name = "FILE")]
     backing: Vec<PathBuf>,
-    /// Make IMAGE, an empty volume of this size, first.
+    /// Create IMAGE as an empty volume of SIZE first.
     #[arg(long, value_name = "SIZE")]
     create: Option<String>,
     /// The file or block device, or STORE#NAME; `-o remount` does without.

@@ -10,16 +10,16 @@ use crate::change::{self, Entry};
 use crate::image::Place;
 use crate::target::Target;
 
-/// Rename or move files of a volume.
+/// Move or rename files in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// Leave what is there.
+    /// Do not overwrite existing files.
     #[arg(short, long)]
     no_clobber: bool,
-    /// Exchange the two.
+    /// Exchange source and destination atomically.
     #[arg(long, conflicts_with = "no_clobber")]
     exchange: bool,
     /// Take the last argument as the name, never as the directory to move into.

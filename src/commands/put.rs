@@ -17,7 +17,7 @@ use crate::image::{self, Behind, Place};
 use crate::progress::{Progress, When};
 use crate::target::Target;
 
-/// Copy files or, with -r, trees of this machine into a volume.
+/// Copy files from the host into a volume.
 ///
 /// Owners, modes, times, hard links, holes and extended attributes are kept.
 #[derive(Debug, Args)]
@@ -25,22 +25,22 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// Copy whole trees; symbolic links as they are.
+    /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// Take the last argument as the name, never as the directory to put it in.
     #[arg(short = 'T', long)]
     no_target_directory: bool,
-    /// The owner of everything that is put, instead of each file's own.
+    /// Set the owner of all files.
     #[arg(long, value_name = "UID:GID")]
     owner: Option<Owner>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// What to copy; - is standard input, which needs a name to get.
+    /// Source files; - for standard input (the destination must be a file name).
     #[arg(value_name = "SRC", required = true)]
     sources: Vec<PathBuf>,
-    /// Where to: a directory to put it in, or the name it gets.
+    /// Destination file or directory.
     #[arg(value_name = "IMAGE:/path")]
     target: Target,
 }

@@ -11,7 +11,7 @@ use crate::change::{self, Entry};
 use crate::image::{self, Place};
 use crate::target::Target;
 
-/// Remove files or, with -r, trees of a volume.
+/// Remove files or directories from a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -20,7 +20,7 @@ pub struct Arguments {
     /// Remove directories and all they hold.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// What is not there is no error.
+    /// Ignore missing files.
     #[arg(short, long)]
     force: bool,
     /// What to remove.

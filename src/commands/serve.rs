@@ -13,10 +13,10 @@ use listenfd::ListenFd;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Run the manager in the foreground.
+/// Run the mount manager in the foreground.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// End some seconds after the last mount has.
+    /// Exit 5 seconds after the last unmount.
     #[arg(long)]
     until_idle: bool,
 }

@@ -12,15 +12,15 @@ use draconis_service::volume::part_for_writing;
 use crate::change;
 use crate::image::{self, Behind, Place};
 
-/// Give a volume a label.
+/// Set the label of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// The file or block device.
+    /// Image: file, block device or STORE#NAME.
     image: PathBuf,
-    /// The label, at most 16 bytes; nothing takes it away.
+    /// New label, at most 16 bytes; empty removes the label.
     #[arg(default_value = "")]
     label: OsString,
 }

@@ -13,7 +13,7 @@ use crate::image::{self, Behind, Place};
 use crate::progress::{Progress, When};
 use crate::{change, say, text};
 
-/// Make a volume smaller.
+/// Shrink a volume.
 ///
 /// Files beyond the new end are moved, and inodes there get other numbers. An image that is a file
 /// is cut to the new length, if nothing is behind the volume. If it is cut off, the volume is as
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Shrink to the least size; the default if SIZE is left out.
     #[arg(long, conflicts_with = "size")]
     min: bool,
-    /// The file or block device.
+    /// Image: file, block device or STORE#NAME.
     image: PathBuf,
     /// Size of the volume: in KiB, or with K, M, G, T.
     size: Option<String>,

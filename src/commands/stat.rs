@@ -14,7 +14,7 @@ use crate::say;
 use crate::target::Target;
 use crate::text::{self, Clock, Output, printable};
 
-/// Show everything about files of a volume.
+/// Show the metadata of files in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -23,7 +23,7 @@ pub struct Arguments {
     /// Write JSON, a list.
     #[arg(long)]
     json: bool,
-    /// Follow a symbolic link at the end of the path.
+    /// Follow symbolic links.
     #[arg(short = 'L', long)]
     dereference: bool,
     /// The files.

@@ -13,7 +13,7 @@ use draconis_service::table;
 use crate::say;
 use crate::text::bytes;
 
-/// Show what is mounted: worker, sandbox, caches, requests, memory.
+/// Show mounts: worker, sandbox, caches, requests, memory.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Write JSON: an object with a list `mounts`.

@@ -40,7 +40,7 @@ use draconis_objects::{ObjectId, Store};
 
 use crate::image::object;
 
-/// Keep objects in a store: a file, block device or bucket, laid out for what is below.
+/// Manage object stores in files, block devices and buckets.
 ///
 /// A bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY.
 /// Credentials, region and endpoint of S3 come from where the aws command finds them: variables

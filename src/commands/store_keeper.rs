@@ -7,7 +7,7 @@ use draconis_service::store_keeper;
 
 use crate::bucket::Buckets;
 
-/// Be the keeper of a store: started by that of a mount, never by hand.
+/// Run a store's keeper (started by a mount's keeper).
 #[derive(Debug, Args)]
 pub struct Arguments {}
 

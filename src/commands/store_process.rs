@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_service::store_process;
 
-/// Serve the disks of a store: started by a store keeper, never by hand.
+/// Run a store's sandboxed process (started by the store keeper).
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Most private memory it may have, in bytes.

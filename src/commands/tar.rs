@@ -17,17 +17,17 @@ use crate::progress::{Progress, When};
 use crate::say;
 use crate::target::Target;
 
-/// Write a tree of a volume to standard output as a tar archive, or to a file as an image.
+/// Export a directory of a volume as a tar archive or container image.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// Archive files with holes as sparse ones: from 1 MiB of holes on, always, or never.
+    /// Store files with holes as sparse: auto (at least 1 MiB of holes), always, never.
     #[arg(long, value_enum, default_value_t = When::Auto, hide_possible_values = true,
         value_name = "auto|always|never")]
     sparse: When,
-    /// Write a container image of one layer to OUT instead, an OCI layout in an archive.
+    /// Write a single-layer OCI image archive to OUT.
     #[arg(long, value_name = "OUT")]
     oci: Option<PathBuf>,
     /// The name of the image.

@@ -10,19 +10,19 @@ use crate::image::Place;
 use crate::target::Target;
 use crate::text;
 
-/// Set the times of files of a volume; make those that are missing.
+/// Set file timestamps in a volume, creating missing files.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// The time of access only.
+    /// Change only the access time.
     #[arg(short)]
     access: bool,
     /// The time of modification only.
     #[arg(short)]
     modification: bool,
-    /// Make nothing.
+    /// Do not create files.
     #[arg(short = 'c', long)]
     no_create: bool,
     /// This time instead of now: 2026-11-20, 2026-11-20 23:36:01, or @SECONDS.

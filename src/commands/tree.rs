@@ -14,16 +14,16 @@ use crate::say;
 use crate::target::{Target, join};
 use crate::text::{Output, counted, printable};
 
-/// List a directory of a volume as a tree.
+/// List a directory of a volume recursively, as a tree.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// Show names that begin with a dot, too.
+    /// Include names that start with a dot.
     #[arg(short)]
     all: bool,
-    /// Go down this many levels only.
+    /// Descend at most N levels.
     #[arg(short = 'L', long, value_name = "N")]
     level: Option<usize>,
     /// What to list.

@@ -11,7 +11,7 @@ use crate::change::{self, Maker};
 use crate::image::Place;
 use crate::target::Target;
 
-/// Set the lengths of files of a volume; make those that are missing.
+/// Shrink or extend files in a volume, creating missing files.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -20,7 +20,7 @@ pub struct Arguments {
     /// The length, or by how much it grows or shrinks: 64K, +1M, -100.
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: NewSize,
-    /// Make nothing.
+    /// Do not create files.
     #[arg(short = 'c', long)]
     no_create: bool,
     /// The files.

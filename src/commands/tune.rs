@@ -36,7 +36,7 @@ enum Behaviour {
     Panic,
 }
 
-/// Change what a volume says of itself: label, identity, reserve, features, journal.
+/// Change superblock settings: label, UUID, reserved blocks, features, journal.
 ///
 /// Options are spelled as by tune2fs. Without any, a change of the volume that was cut off is
 /// ended. With -l alone the volume is only read; `draconis info` says the same in short.
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// List what the superblock says, row by row as `tune2fs -l` does.
+    /// Print the superblock in the format of tune2fs -l.
     #[arg(short = 'l')]
     list: bool,
     /// Label, at most 16 bytes.
@@ -83,7 +83,7 @@ pub struct Arguments {
     /// longer: acl, user_xattr, journal_data_ordered, nobarrier, discard and others
     #[arg(short = 'o', value_name = "[^]OPTION,..", value_delimiter = ',')]
     mount_options: Vec<String>,
-    /// Directory where it was mounted last.
+    /// Set the last-mounted directory.
     #[arg(short = 'M', value_name = "DIR")]
     last_mounted: Option<OsString>,
     /// More options, with commas between them.
@@ -100,7 +100,7 @@ pub struct Arguments {
     /// Mounts after which the volume is to be checked; 0 or -1: never.
     #[arg(short = 'c', value_name = "MOUNTS", allow_hyphen_values = true)]
     most_mounts: Option<i32>,
-    /// How often it was mounted since the last check.
+    /// Set the mount count.
     #[arg(short = 'C', value_name = "MOUNTS")]
     mounts: Option<u16>,
     /// When it was checked last: now, `YYYYMMDD[HH[MM[SS]]]`, or a time such as 2026-11-20 23:36.
@@ -109,7 +109,7 @@ pub struct Arguments {
     /// Time after which the volume is to be checked: days, or with d, w, m; 0: never.
     #[arg(short = 'i', value_name = "TIME")]
     interval: Option<String>,
-    /// The file or block device.
+    /// Image: file, block device or STORE#NAME.
     image: PathBuf,
 }
 

@@ -12,10 +12,10 @@ use draconis_service::table::{self, Answer};
 
 use crate::front::Fuse;
 
-/// Unmount a directory, or clear the dead mount that a lost worker or keeper left there.
+/// Unmount a volume or remove a dead mount.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Even if it is in use: it disappears at once.
+    /// Detach immediately, even if the mount is in use.
     #[arg(short, long, visible_alias = "lazy")]
     force: bool,
     /// The directory.

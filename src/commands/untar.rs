@@ -16,7 +16,7 @@ use crate::progress::When;
 use crate::reading::Reading;
 use crate::target::Target;
 
-/// Unpack tar archives or a container image into a directory of a volume.
+/// Extract tar archives or a container image into a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.

@@ -9,11 +9,10 @@ use draconis_service::protocol::{Reply, Request};
 
 use crate::say;
 
-/// Have this program take over what another version of it has mounted, while it is in use.
+/// Move running mounts to this version of the program.
 ///
-/// One mount after the other gets a keeper and a worker of this program. Who uses a mount
-/// waits some milliseconds, and sees nothing else of it. A mount that this program cannot take
-/// over goes on as it is.
+/// Replaces the keeper and worker of each mount in turn. Running programs pause for some
+/// milliseconds. Mounts that cannot be upgraded keep running.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Write JSON: an object with a list `mounts`.

@@ -12,7 +12,7 @@ use draconis_front::fuse::{Activity, Behaviour, Server};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, Serve};
 
-/// Be a worker: started by the keeper, never by hand.
+/// Run a mount's sandboxed worker (started by the keeper).
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Most private memory it may have, in bytes.

@@ -56,8 +56,7 @@ use parameters::{Settings, Size};
 use results::Results;
 use subject::Workshop;
 
-/// How a disk, a file system, memory or a store behaves: every experiment of the papers, on
-/// any subject, side by side.
+/// Benchmark disks, file systems, memory and stores; run crash tests.
 #[derive(Debug, Parser)]
 #[command(name = "draconis-lab", version, max_term_width = 100)]
 struct Cli {
@@ -67,32 +66,32 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the experiments, their parameters and what the papers found.
+    /// List experiments, their parameters and published results.
     List {
-        /// Write JSON.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Run experiments, by name, or all of them.
+    /// Run experiments.
     #[command(after_long_help = SUBJECTS)]
     Run(RunArguments),
-    /// Write the report of results again.
+    /// Regenerate the report of a run.
     Report {
-        /// Where they are.
+        /// Results directory.
         dir: PathBuf,
     },
-    /// Put two results side by side, and mark what changed beyond the noise.
+    /// Compare two runs and mark significant changes.
     Compare {
-        /// The one.
+        /// First run.
         a: PathBuf,
-        /// The other.
+        /// Second run.
         b: PathBuf,
     },
-    /// Power cuts: every state that workloads can leave, judged.
+    /// Test volumes for consistency after simulated power loss.
     Crash(crash::CrashArguments),
-    /// Deaths of a mount's worker, with clients at work: none may notice. Needs FUSE.
+    /// Test mounts while their workers are killed (needs FUSE).
     Deaths(deaths::DeathsArguments),
-    /// Serve an empty tree in memory, which forgets contents, until it is unmounted.
+    /// Mount an in-memory no-op file system (upper bound for FUSE servers).
     #[command(hide = true)]
     Memory {
         /// Let the kernel keep what is written for a while.
@@ -101,9 +100,9 @@ enum Command {
         /// The directory.
         at: PathBuf,
     },
-    /// Power cuts of object stores: every state that changes can leave, judged.
+    /// Test object stores for consistency after simulated power loss.
     StoreCrash(store_crash::StoreCrashArguments),
-    /// Ordinary use of object stores, for long: a full check after every step.
+    /// Soak-test object stores with a full check after every step.
     StoreUse(store_use::StoreUseArguments),
     /// The other side of `channel`.
     #[command(hide = true)]

@@ -63,7 +63,7 @@ pub struct Arguments {
     /// Bytes of a value.
     #[arg(long, default_value_t = 100)]
     value: usize,
-    /// Threads that put.
+    /// Number of writer threads.
     #[arg(long, default_value_t = 1)]
     writers: u64,
     /// Memory of the store, in bytes.

@@ -33,7 +33,7 @@ mod slate_store;
 
 use clap::{Parser, Subcommand};
 
-/// What the lab measures beside Draconis; started by draconis-lab.
+/// Benchmark other stores and memory (started by draconis-lab).
 #[derive(Debug, Parser)]
 #[command(name = "draconis-lab-peers", version)]
 struct Cli {
@@ -45,13 +45,13 @@ struct Cli {
 enum Command {
     /// Name the stores that this program was built with, one on each line.
     Stores,
-    /// Puts, on one store.
+    /// Benchmark puts.
     Kv(puts::Arguments),
-    /// Reads that are checked, on one store that was filled before.
+    /// Benchmark verified reads.
     KvRead(reads::Arguments),
-    /// Puts and reads of one store in a bucket.
+    /// Benchmark a store in a bucket.
     KvBucket(buckets::Arguments),
-    /// Reads of memory, of which a part may have to come from a file.
+    /// Benchmark memory reads under memory pressure.
     Memory(memory::Arguments),
 }
 

@@ -19,7 +19,7 @@ pub struct Arguments {
     /// An empty directory for it.
     #[arg(long)]
     dir: PathBuf,
-    /// How many puts.
+    /// Number of puts.
     #[arg(long)]
     count: u64,
     /// Keys to choose from.
@@ -31,10 +31,10 @@ pub struct Arguments {
     /// How keys are chosen.
     #[arg(long)]
     pattern: Pattern,
-    /// Each put is durable before the next.
+    /// Make each put durable.
     #[arg(long)]
     sync: bool,
-    /// Threads that put.
+    /// Number of writer threads.
     #[arg(long, default_value_t = 1)]
     writers: u64,
     /// What replays chance.

@@ -51,7 +51,7 @@ pub struct Arguments {
     /// What replays chance.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Each phase stops after so many milliseconds.
+    /// Maximum duration of a phase, in milliseconds.
     #[arg(long, default_value_t = u64::MAX)]
     most_ms: u64,
     /// Memory of the store, in bytes; its own choice without it.

@@ -10,10 +10,10 @@ use draconis_objects::kv::{Batch, Kv};
 use super::write;
 use crate::commands::store::opened::{close, writable};
 
-/// Take keys away, all at once.
+/// Delete keys atomically.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
     /// The keys; one that is not there is no error.
     #[arg(value_name = "KEY", required = true)]

@@ -12,10 +12,10 @@ use draconis_objects::kv::Kv;
 use crate::commands::store::opened::{readable, tell};
 use crate::text::printable;
 
-/// Write the value of a key to standard output, as it is.
+/// Print the value of a key.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
     /// The key.
     key: OsString,

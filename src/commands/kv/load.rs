@@ -13,13 +13,12 @@ use crate::commands::store::opened::{close, tell, writable};
 use crate::commands::store::stream::Input;
 use crate::progress::{Progress, When};
 
-/// Put what a file says: lines of key, tab, value.
+/// Load tab-separated keys and values from a file.
 ///
 /// In keys and values \\ is a backslash, \t a tab, \n a newline, \r a carriage return and \xHH the
 /// byte of that number, as `draconis kv scan` writes them.
 ///
-/// Lines come in by lots of 1 MiB: after a power cut the first ones are there, up to
-/// some line.
+/// Commits every 1 MiB of input. After power loss a prefix of the lines is present.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// When to show progress.
@@ -28,7 +27,7 @@ pub struct Arguments {
     /// Read keys and values as hexadecimal digits, two for each byte.
     #[arg(long)]
     hex: bool,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
     /// The lines; - is standard input.
     #[arg(value_name = "FILE|-")]

@@ -11,10 +11,10 @@ use draconis_objects::kv::{Batch, Kv};
 use super::write;
 use crate::commands::store::opened::{close, writable};
 
-/// Give a key a value.
+/// Set the value of a key.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
     /// The key.
     key: OsString,

@@ -12,7 +12,7 @@ use draconis_objects::kv::Kv;
 use super::form::Form;
 use crate::commands::store::opened::{readable, tell};
 
-/// Write keys and values in order: key, tab, value.
+/// List keys and values in key order.
 ///
 /// A backslash is written as \\, a tab as \t, a newline as \n, a carriage return as \r, and what is
 /// no printable text as \xHH for each byte. `draconis kv load` takes such lines back as they were.
@@ -24,22 +24,22 @@ pub struct Arguments {
     /// End before this key.
     #[arg(long, value_name = "KEY")]
     to: Option<OsString>,
-    /// Only keys that begin like this.
+    /// Print only keys that start with TEXT.
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["from", "to"])]
     prefix: Option<OsString>,
-    /// From the last to the first.
+    /// Reverse order.
     #[arg(short, long)]
     reverse: bool,
-    /// At most so many.
+    /// Print at most N keys.
     #[arg(short = 'n', long, value_name = "N")]
     limit: Option<usize>,
     /// Write every byte of keys and values as two hexadecimal digits.
     #[arg(long)]
     hex: bool,
-    /// Keys only.
+    /// Print keys only.
     #[arg(short, long)]
     keys: bool,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
 }
 

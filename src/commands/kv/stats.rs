@@ -10,13 +10,13 @@ use serde::Serialize;
 use crate::commands::store::opened::{readable, tell};
 use crate::{say, text};
 
-/// Count keys and bytes.
+/// Show the number and size of keys and values.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Write JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
 }
 

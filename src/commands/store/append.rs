@@ -10,13 +10,13 @@ use super::opened::{close, tell, writable};
 use super::stream::{GROUP_BYTES, Input, LOT_BYTES, take};
 use crate::progress::{Progress, When};
 
-/// Write a file behind the end of an object.
+/// Append a file to an object.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The number of the object, or the name of a disk.
     object: Object,

@@ -16,17 +16,17 @@ use crate::progress::{Progress, When};
 use crate::say;
 use crate::text::{self, printable};
 
-/// Check a store without changing it: every sum, map and count.
+/// Verify all checksums, maps and counters of a store.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 it cannot be checked.")]
+#[command(after_help = "Exit status: 0 clean, 4 damaged, 8 check failed.")]
 pub struct Arguments {
-    /// Write JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
 }
 

@@ -6,9 +6,9 @@ use draconis_service::store_process::Change;
 use super::lineage::{InStore, change, commit_mounted};
 use crate::image::object::disk_name;
 
-/// Make a disk that has what another one has, or had.
+/// Create a writable copy of a disk or snapshot.
 ///
-/// The two share what neither changes. Of a disk a snapshot is made for that, STORE#NAME@NEW.
+/// Unchanged data is shared. Cloning a disk first takes the snapshot STORE#NAME@NEW.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The disk or snapshot, as STORE#NAME or STORE#NAME@SNAPSHOT.

@@ -18,7 +18,7 @@ use crate::image;
 use crate::progress::{Progress, When};
 use crate::text::{self, size};
 
-/// Make an empty store.
+/// Create an empty store.
 ///
 /// Layout and sizes follow from what is measured in the file that the store will be in,
 /// or come from --profile. What was chosen is printed with its reasons.
@@ -49,7 +49,7 @@ pub struct Arguments {
     #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true,
         default_missing_value = "")]
     force: Option<Force>,
-    /// Measure a block device and make a store of it: what it holds is lost.
+    /// Allow overwriting a block device (destroys its data).
     #[arg(long)]
     destroy: bool,
     /// When to show progress.

@@ -11,7 +11,7 @@ use crate::image::object::disk_name;
 use crate::say;
 use crate::text::{self, size};
 
-/// Make a disk in a store, or one that is there longer.
+/// Create or enlarge a virtual disk in a store.
 ///
 /// A disk is an object with a name. STORE#NAME is its image: draconis format makes a volume on
 /// it, and every command that takes an IMAGE takes it. It takes as much room as what was written

@@ -14,7 +14,7 @@ use super::stream::PIECE_BYTES;
 use crate::bucket;
 use crate::progress::{Progress, When};
 
-/// Write an object to a file or to standard output.
+/// Write an object to a file or standard output.
 ///
 /// Of a disk this is its raw image. Zeros become holes of a file.
 #[derive(Debug, Args)]
@@ -22,7 +22,7 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The number of the object, or the name of a disk.
     object: Object,

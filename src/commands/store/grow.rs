@@ -13,12 +13,12 @@ use crate::image;
 use crate::say;
 use crate::text::{self, size};
 
-/// Make a store larger.
+/// Enlarge a store.
 ///
 /// Nothing is moved. A file is lengthened; a store on a block device may take all of that.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The new length (K, M, G, T allowed); if left out, that of DEVICE.
     #[arg(value_parser = size)]

@@ -10,13 +10,13 @@ use super::opened::readable;
 use super::profile::Chosen;
 use crate::{say, text};
 
-/// Show layout, sizes and what is used.
+/// Show the layout, size and usage of a store.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Write JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
 }
 

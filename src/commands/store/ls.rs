@@ -10,16 +10,16 @@ use serde::Serialize;
 use super::opened::{self, readable, tell};
 use crate::text::printable;
 
-/// List objects: number, length, what is its own of it, and name if it is a disk or snapshot.
+/// List objects with size, unshared bytes and names.
 ///
 /// A snapshot, and a disk or clone over one, has of its own what it does not share with what it is
 /// over, in bytes. A store whose disks are mounted is listed by the process that has it.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Write JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
 }
 

@@ -19,7 +19,7 @@ use crate::progress::When;
 use crate::text::{self, size};
 use crate::{bucket, image, say};
 
-/// Measure a disk, and say which store suits it.
+/// Measure a disk and recommend a store layout.
 ///
 /// Measured is a file that is made beside DEVICE and is gone afterwards; a block device
 /// itself only with --destroy. Takes some ten seconds and 256 MiB.
@@ -31,7 +31,7 @@ pub struct Arguments {
     /// Write JSON, which store create --profile reads.
     #[arg(long)]
     json: bool,
-    /// Room to measure in.
+    /// Size of the measured area.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
     /// When to show progress.

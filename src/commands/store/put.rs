@@ -13,7 +13,7 @@ use crate::image::object;
 use crate::progress::{Progress, When};
 use crate::say;
 
-/// Put a file into a store as an object, or in place of one.
+/// Store a file as a new object, or replace an object.
 ///
 /// Up to 64 MiB an object is replaced at once or not at all, whatever happens meanwhile;
 /// what is longer is written piece by piece. Zeros take no room. A raw image that is put under
@@ -26,7 +26,7 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The number of the object to replace, or new: its number is printed; or the name of a
     /// disk, which is replaced or made.

@@ -11,13 +11,13 @@ use super::Object;
 use super::lineage::{self, InStore};
 use super::opened::{close, tell, writable};
 
-/// Remove objects, all at once; or disks and snapshots.
+/// Remove objects, disks or snapshots atomically.
 ///
 /// A disk that has snapshots is removed with them, by -r. A snapshot that several disks or
 /// snapshots are over is not: all but one of those have to go first.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// What is not there is no error.
+    /// Ignore missing files.
     #[arg(short, long)]
     force: bool,
     /// Disks with their snapshots.

@@ -7,10 +7,9 @@ use draconis_service::store_process::Change;
 use super::lineage::{InStore, change};
 use crate::image::object::disk_name;
 
-/// Make a disk what it was when a snapshot was taken.
+/// Restore a disk to a snapshot.
 ///
-/// What was written to it since is gone. The snapshot stays, and so do later ones. A disk that is
-/// mounted is refused.
+/// Discards later writes and keeps all snapshots. The disk must not be mounted.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The disk, as STORE#NAME.

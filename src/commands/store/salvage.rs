@@ -17,7 +17,7 @@ use crate::bucket;
 use crate::image;
 use crate::{say, text};
 
-/// Bring all that can be read of a damaged store into a new one, and name the rest.
+/// Copy readable data from a damaged store to a new one.
 ///
 /// The new store is as long as the old one and laid out like it. Objects keep their numbers;
 /// pieces of them that cannot be read are zeros. The old store is not changed.

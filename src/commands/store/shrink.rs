@@ -12,13 +12,13 @@ use crate::image;
 use crate::say;
 use crate::text::{self, size};
 
-/// Make a store smaller.
+/// Shrink a store.
 ///
-/// What lies behind the new end is moved; then a file is cut off. Of a block device the rest is
-/// free for others.
+/// Moves data beyond the new end, then truncates the file. On a block device the rest becomes
+/// unused.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The file or block device.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The new length (K, M, G, T allowed).
     #[arg(value_parser = size)]

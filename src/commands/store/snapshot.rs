@@ -7,7 +7,7 @@ use draconis_service::store_process::Change;
 use super::lineage::{InStore, change, commit_mounted};
 use crate::image::object::disk_name;
 
-/// Keep a disk as it is now.
+/// Take a snapshot of a disk.
 ///
 /// STORE#NAME@SNAPSHOT is read-only: every command that takes an IMAGE reads it, and mount mounts
 /// it with -o ro. It takes no room until the disk is changed. The disk may be mounted: what was
