@@ -38,15 +38,16 @@ pub struct Options {
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 60)]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     deadline: u64,
-    /// Keep what is read in a directory, up to SIZE bytes (K, M, G, T allowed).
+    /// Cache data read from the bucket in DIR, up to SIZE bytes (suffixes K, M, G, T).
     #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| cache(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     cache: Option<(PathBuf, u64)>,
-    /// Wait for FILE on a local disk rather than for the bucket, which is sent what FILE has behind.
+    /// Acknowledge writes once they are durable in FILE on a local disk; upload to the bucket in
+    /// the background.
     ///
-    /// FILE is made if it is not there, with SIZE bytes (256M; K, M, G, T allowed). What a machine
-    /// that died has left in it is sent by the next command that changes the store with the same
-    /// FILE, or mounts it; without it the store is not opened to change it, but with --take-over.
+    /// FILE is created with SIZE bytes (default: 256M; suffixes K, M, G, T). After a crash, the next
+    /// command or mount that changes the store must use the same FILE: it uploads the rest.
+    /// --take-over discards it.
     // A name of its own: commands have journals of volumes.
     #[arg(id = "bucket_journal", long = "journal")]
     #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| journal(text, ','))]

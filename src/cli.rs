@@ -20,8 +20,8 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("DRACONIS_BU
 #[command(name = "draconis", version, long_version = VERSION)]
 #[command(max_term_width = 100, propagate_version = true)]
 #[command(
-    after_help = "IMAGE is a file, a block device, or STORE#NAME, a disk in a store (a file, a device, \
-    s3://BUCKET/PREFIX, gs://.., az://.. or file:///DIR); IMAGE:/path is something in it.\n\
+    after_help = "IMAGE is a file, a block device, or STORE#NAME (a disk in a store). IMAGE:/path names a file in \
+    its volume. STORE is a file, a block device, s3://BUCKET/PREFIX, gs://.., az://.. or file:///DIR.\n\
     Exit status: 0 success, 1 failure, 2 invalid command line."
 )]
 pub struct Cli {
