@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use draconis_exchange::contract::recorder::Recorder;
 use draconis_exchange::notices::Notices;
-use draconis_front::fuse::{Activity, Behaviour, Server};
+use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, Serve};
 
@@ -39,12 +39,12 @@ impl Serve for Fuse {
         tree: &VolumeTree,
         recorder: &dyn Recorder,
     ) -> std::io::Result<()> {
-        let behaviour = Behaviour {
+        let options = ServerOptions {
             permissions: tree.permissions(),
             write_back: tree.write_back(),
             no_polling: tree.no_polling(),
         };
-        let server = Server::new(tree, behaviour).with_recorder(recorder).with_notices(notices);
+        let server = Server::new(tree, options).with_recorder(recorder).with_notices(notices);
         server.serve(connection, &self.0)
     }
 

@@ -15,7 +15,7 @@ use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outco
 use draconis_exchange::heap::arena::Class;
 use draconis_exchange::heap::{Room, Rooms};
 use draconis_exchange::shm::Shared;
-use draconis_front::fuse::{Activity, Behaviour, Server};
+use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{VolumeTree, open_for_writing};
 use kernel::Kernel;
@@ -106,7 +106,7 @@ pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &Rooms)) {
         let (mut kernel, device) = Kernel::new();
         let activity = Activity::default();
         std::thread::scope(|scope| {
-            let server = Server::new(&tree, Behaviour::default()).with_recorder(&recorder);
+            let server = Server::new(&tree, ServerOptions::default()).with_recorder(&recorder);
             let activity = &activity;
             scope.spawn(move || server.serve(device, activity).unwrap());
             test(&mut kernel, &rooms);

@@ -26,4 +26,4 @@ mod takeover;
 
 pub use activity::Activity;
 pub use mount::{KernelOptions, MountError, mount, read_ahead_file, remount, unmount};
-pub use serve::{Behaviour, Server};
+pub use serve::{Server, ServerOptions};

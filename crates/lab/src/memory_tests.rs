@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use draconis_front::fuse::{self, Activity, Behaviour, Server};
+use draconis_front::fuse::{self, Activity, Server, ServerOptions};
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
@@ -44,7 +44,7 @@ fn mounted(write_back: bool) -> Option<Mounted> {
     let connection = fuse::mount(dir.path(), &options).unwrap();
     let tree = Arc::new(Memory::new(true));
     let served = tree.clone();
-    let behaviour = Behaviour { permissions: true, write_back, no_polling: false };
+    let behaviour = ServerOptions { permissions: true, write_back, no_polling: false };
     let server = std::thread::spawn(move || {
         Server::new(&*served, behaviour).serve(connection, &Activity::default()).unwrap();
     });

@@ -28,9 +28,9 @@ use rustix::io::Errno;
 
 use super::opening;
 use super::raw::{self, Header};
-use super::reply::{self, Bytes, Reply};
-use super::request::{REQUEST_BYTES, Request};
-use super::serve::{Server, answered, never, reply_to};
+use super::reply::{self, Reply, ReplyBody};
+use super::request::{MAX_IO_BYTES, Request};
+use super::serve::{Server, answered, into_errno_or_enosys, reply_to};
 
 /// A decoded request that changes the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    fn new(header: Header, body: Result<Bytes, Errno>) -> Self {
+    fn new(header: Header, body: Result<ReplyBody, Errno>) -> Self {
         let errno = body.as_ref().err().map_or(0, |errno| errno.raw_os_error());
         let outcome = Outcome { errno, written_bytes: 0 };
         let reply = reply_to(header, body);
@@ -81,8 +81,8 @@ impl Answer {
 impl<T: Tree + Sync> Server<'_, T> {
     /// Applies the change that a request asks for and returns its answer.
     pub(super) fn apply(&self, header: Header, request: &mut Request) -> Answer {
-        let long_setxattr = self.has_long_setxattr();
-        match Change::decode(header, request.bytes(), request.elsewhere(), long_setxattr) {
+        let setxattr_ext = self.has_setxattr_ext();
+        match Change::decode(header, request.bytes(), request.detached_len(), setxattr_ext) {
             Ok(change) => self.apply_change(header, change, request),
             Err(errno) => Answer::error(header, errno),
         }
@@ -90,7 +90,7 @@ impl<T: Tree + Sync> Server<'_, T> {
 
     /// The answer to a change that the tree already has, made by an earlier worker; `None` if only
     /// applying the request again tells.
-    pub(super) fn answer_of_applied(
+    pub(super) fn rebuild_reply(
         &self,
         header: Header,
         request: &[u8],
@@ -101,11 +101,10 @@ impl<T: Tree + Sync> Server<'_, T> {
             return Some(Answer::error(header, Errno::from_raw_os_error(errno)));
         }
         // The log has no contents of a write that the tree has.
-        let change =
-            Change::decode(header, request, REQUEST_BYTES, self.has_long_setxattr()).ok()?;
+        let change = Change::decode(header, request, MAX_IO_BYTES, self.has_setxattr_ext()).ok()?;
         let node = |node: Option<Node>| node.ok_or(Refusal::Io).and_then(|it| self.attributes(it));
         let named = |found: Result<Attributes, Refusal>| {
-            found.map(|it| reply::made(&it, self.names_last_seconds(header.node)))
+            found.map(|it| reply::made(&it, self.entry_timeout_seconds(header.node)))
         };
         let body = match (change, outcome) {
             (
@@ -114,8 +113,8 @@ impl<T: Tree + Sync> Server<'_, T> {
             ) => named(node(made)),
             (Change::Link { node: linked, .. }, _) => named(node(Some(linked))),
             (Change::Create(_) | Change::CreateUnnamed { .. }, _) => node(made).map(|it| {
-                let names_last = self.names_last_seconds(header.node);
-                reply::made_and_opened(&it, names_last, opening::flags(Kind::File, Kept::Valid))
+                let entry_timeout = self.entry_timeout_seconds(header.node);
+                reply::create_reply(&it, entry_timeout, opening::flags(Kind::File, Kept::Valid))
             }),
             (
                 Change::Unlink { .. }
@@ -124,16 +123,16 @@ impl<T: Tree + Sync> Server<'_, T> {
                 | Change::SetXattr(_)
                 | Change::RemoveXattr { .. },
                 _,
-            ) => Ok(Bytes::default()),
+            ) => Ok(ReplyBody::default()),
             // Other changes may be made in several steps: only a recorded outcome tells that the
             // last one was made.
             (_, None) => return None,
             (Change::SetAttributes(_), Some(_)) => {
                 node(Some(header.node)).map(|it| reply::attributes(&it))
             }
-            (Change::Reserve { .. }, Some(_)) => Ok(Bytes::default()),
+            (Change::Reserve { .. }, Some(_)) => Ok(ReplyBody::default()),
             (Change::SetFlags { .. } | Change::SetExtendedFlags { .. }, Some(_)) => {
-                let body = Ok(reply::ioctl_done());
+                let body = Ok(reply::ioctl_empty_reply());
                 return Some(Answer { outdates_attributes: true, ..Answer::new(header, body) });
             }
             (Change::Write(write), Some(outcome)) => {
@@ -145,7 +144,7 @@ impl<T: Tree + Sync> Server<'_, T> {
 
     fn apply_change(&self, header: Header, change: Change, request: &mut Request) -> Answer {
         let (tree, Header { node, uid, gid, .. }) = (self.tree, header);
-        let done = |()| Bytes::default();
+        let done = |()| ReplyBody::default();
         let body = match change {
             Change::Write(write) => {
                 return self.written(header, write, request.write(tree, node, write));
@@ -153,16 +152,19 @@ impl<T: Tree + Sync> Server<'_, T> {
             Change::SetFlags { flags } => return self.set_flags(header, Ok(flags)),
             Change::SetExtendedFlags { xflags } => {
                 let flags = self.attributes(node).and_then(|it| {
-                    raw::with_extended(it.flags, xflags).ok_or(Refusal::NotSupported)
+                    raw::apply_xflags(it.flags, xflags).ok_or(Refusal::NotSupported)
                 });
                 return self.set_flags(header, flags);
             }
             Change::Create(create) => {
-                return Answer::new(header, never(opening::create(tree, header, create)));
+                return Answer::new(
+                    header,
+                    into_errno_or_enosys(opening::create(tree, header, create)),
+                );
             }
             Change::CreateUnnamed { mode, umask } => {
                 let made = opening::create_unnamed(tree, header, (mode, umask));
-                return Answer::new(header, never(made));
+                return Answer::new(header, into_errno_or_enosys(made));
             }
             Change::SetAttributes(change) => tree
                 .set_attributes(&mut SetAttributes { node, change })
@@ -207,13 +209,13 @@ impl<T: Tree + Sync> Server<'_, T> {
     }
 
     /// The answer that gives a new name of a node to the kernel, which uses the node from now on.
-    fn hold_made(&self, parent: Node, attributes: &Attributes) -> Bytes {
+    fn hold_made(&self, parent: Node, attributes: &Attributes) -> ReplyBody {
         self.tree.hold(attributes.node);
-        reply::made(attributes, self.names_last_seconds(parent))
+        reply::made(attributes, self.entry_timeout_seconds(parent))
     }
 
-    fn names_last_seconds(&self, directory: Node) -> u64 {
-        self.attributes(directory).map_or(0, |it| reply::names_last_seconds(&it))
+    fn entry_timeout_seconds(&self, directory: Node) -> u64 {
+        self.attributes(directory).map_or(0, |it| reply::entry_timeout_seconds(&it))
     }
 
     /// The answer to a write. A direct write leaves the kernel's pages outdated.
@@ -224,9 +226,9 @@ impl<T: Tree + Sync> Server<'_, T> {
         answer.outcome.written_bytes = len;
         // Buffered writes announce beforehand that privileges go.
         answer.outdates_attributes = write.direct && write.clear_privileges;
-        let is_outdated = self.pages.may_exist(header.node) && !Omission::OldPages.is_made();
+        let is_outdated = self.pages.may_contain(header.node) && !Omission::OldPages.is_made();
         if write.direct && len > 0 && is_outdated {
-            let notice = Reply::forget_pages(header.node, write.offset, len.into());
+            let notice = Reply::invalidate_pages(header.node, write.offset, len.into());
             answer.drop_pages = Some(notice);
         }
         answer
@@ -251,7 +253,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         let node = header.node;
         let set = flags.and_then(|flags| self.tree.set_flags(&mut SetFlags { node, flags }));
         let outdates_attributes = set.is_ok() && !Omission::TimeOfFlags.is_made();
-        let body = answered(set.map(|_| reply::ioctl_done()));
+        let body = answered(set.map(|_| reply::ioctl_empty_reply()));
         Answer { outdates_attributes, ..Answer::new(header, body) }
     }
 

@@ -25,14 +25,14 @@ use fuse_backend_rs::api::filesystem::{
 use rustix::io::Errno;
 
 use super::opening::NO_ATIME;
-use super::reply::{self, FOR_EVER_SECONDS};
+use super::reply::{self, CACHE_TIMEOUT_SECONDS};
 
 /// Nothing changes but through us: what the kernel knows stays true.
-const FOR_EVER: Duration = Duration::from_secs(FOR_EVER_SECONDS);
+const CACHE_TIMEOUT: Duration = Duration::from_secs(CACHE_TIMEOUT_SECONDS);
 /// Longest target of a symbolic link, in bytes.
-const LINK_BYTES: usize = 4096;
+const MAX_LINK_BYTES: usize = 4096;
 /// Longest value or list of extended attributes that Linux asks for, in bytes.
-const XATTR_BYTES: usize = 64 << 10;
+const MAX_XATTR_BYTES: usize = 64 << 10;
 
 /// What `lseek` is asked for, as Linux numbers it.
 const SEEK_DATA: u32 = 3;
@@ -52,7 +52,7 @@ pub(super) fn errno(why: Refusal) -> io::Error {
 }
 
 /// The errno the kernel expects of a file system that does not do something.
-fn not_there() -> io::Error {
+fn enosys() -> io::Error {
     Errno::NOSYS.into()
 }
 
@@ -62,8 +62,8 @@ fn name(name: &CStr) -> io::Result<Name> {
 
 /// What a service that does not do something says, as the kernel expects it of a whole
 /// file system: it does not ask again.
-fn errno_or_never(why: Refusal) -> io::Error {
-    if why == Refusal::NotSupported { not_there() } else { errno(why) }
+fn errno_or_enosys(why: Refusal) -> io::Error {
+    if why == Refusal::NotSupported { enosys() } else { errno(why) }
 }
 
 impl<'a, T: Tree + Sync> Handler<'a, T> {
@@ -84,14 +84,14 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
 
     /// [`Handler::entry`] under a name in `parent`.
     fn entry_in(&self, parent: u64, attributes: &Attributes) -> Entry {
-        let entry_timeout = self.names_last(parent);
+        let entry_timeout = self.entry_timeout(parent);
         Entry { entry_timeout, ..self.entry(attributes) }
     }
 
     /// For how long the kernel may keep what it knows of the names in a directory.
-    fn names_last(&self, directory: u64) -> Duration {
+    fn entry_timeout(&self, directory: u64) -> Duration {
         match self.attributes(directory) {
-            Ok(directory) => Duration::from_secs(reply::names_last_seconds(&directory)),
+            Ok(directory) => Duration::from_secs(reply::entry_timeout_seconds(&directory)),
             Err(_) => Duration::ZERO,
         }
     }
@@ -235,8 +235,8 @@ fn entry(attributes: &Attributes) -> Entry {
         generation: attributes.generation.into(),
         attr: stat(attributes),
         attr_flags: 0,
-        attr_timeout: FOR_EVER,
-        entry_timeout: FOR_EVER,
+        attr_timeout: CACHE_TIMEOUT,
+        entry_timeout: CACHE_TIMEOUT,
     }
 }
 
@@ -257,14 +257,14 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
             Ok(found) => Ok(self.entry_in(parent, &found)),
             // An answer without a node lets the kernel remember that there is none.
             Err(Refusal::NotFound) => {
-                Ok(Entry { entry_timeout: self.names_last(parent), ..Entry::default() })
+                Ok(Entry { entry_timeout: self.entry_timeout(parent), ..Entry::default() })
             }
             Err(why) => Err(errno(why)),
         }
     }
 
     fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
-        Ok((stat(&self.attributes(inode)?), FOR_EVER))
+        Ok((stat(&self.attributes(inode)?), CACHE_TIMEOUT))
     }
 
     fn forget(&self, _: &Context, inode: u64, count: u64) {
@@ -272,7 +272,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 
     fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
-        let mut request = ReadLink { node: Node(inode), buffer: self.buffer(LINK_BYTES) };
+        let mut request = ReadLink { node: Node(inode), buffer: self.buffer(MAX_LINK_BYTES) };
         let len = self.tree.read_link(&mut request);
         let target = len.map(|len| taken(&request.buffer, len));
         self.give_back(request.buffer);
@@ -306,7 +306,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         };
         // Told that it is not done, the kernel does not ask again: all is data then.
         let found = self.tree.file(Node(inode)).seek(&mut Seek { offset, hole });
-        found.map_err(errno_or_never)?.ok_or_else(|| Errno::NXIO.into())
+        found.map_err(errno_or_enosys)?.ok_or_else(|| Errno::NXIO.into())
     }
 
     fn readdir(
@@ -330,7 +330,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
     ) -> io::Result<()> {
-        let entry_timeout = self.names_last(inode);
+        let entry_timeout = self.entry_timeout(inode);
         self.enumerate((inode, handle), size, offset, true, &mut |dirent, attributes| {
             let named = |attributes| Entry { entry_timeout, ..entry(attributes) };
             // Without a node the kernel takes the name alone and asks for the rest later.
@@ -360,7 +360,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         key: &CStr,
         size: u32,
     ) -> io::Result<GetxattrReply> {
-        let buffer = Block::private((size as usize).min(XATTR_BYTES));
+        let buffer = Block::private((size as usize).min(MAX_XATTR_BYTES));
         let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
         let mut request = GetXattr { node: Node(inode), name, buffer };
         let len = self.tree.get_xattr(&mut request).map_err(errno)?;
@@ -371,7 +371,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 
     fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        let mut request = ListXattr { node: Node(inode), buffer: Block::private(XATTR_BYTES) };
+        let mut request = ListXattr { node: Node(inode), buffer: Block::private(MAX_XATTR_BYTES) };
         let len = self.tree.list_xattr(&mut request).map_err(errno)?;
         let mut names = taken(&request.buffer, len);
         if context.uid != 0 {

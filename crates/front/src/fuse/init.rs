@@ -2,17 +2,17 @@
 //!
 //! Decoded here and not by the library, which does not know every feature that we use.
 
-use super::reply::Bytes;
-use super::serve::Behaviour;
+use super::reply::ReplyBody;
+use super::serve::ServerOptions;
 
 /// The protocol that the answer speaks.
 const MAJOR: u32 = 7;
 const MINOR: u32 = 38;
 /// Largest write of one request, in bytes, and in pages.
-const WRITE_BYTES: u32 = 1 << 20;
+const MAX_WRITE_BYTES: u32 = 1 << 20;
 const PAGE_BYTES: u32 = 4096;
 /// Requests in flight that no process waits for; three quarters of it count as much.
-const BACKGROUND: u16 = u16::MAX;
+const MAX_BACKGROUND: u16 = u16::MAX;
 /// Length of the answer, in bytes.
 pub(super) const ANSWER_BYTES: usize = 64;
 
@@ -66,7 +66,7 @@ impl Init {
     }
 
     /// What we want of what the kernel can do.
-    fn agreed(self, behaviour: Behaviour, writable: bool) -> u64 {
+    fn agreed(self, options: ServerOptions, writable: bool) -> u64 {
         // Not ATOMIC_O_TRUNC: where opening needs no message, none would truncate.
         let mut wanted = ASYNC_READ
             | EXPORT_SUPPORT
@@ -83,12 +83,12 @@ impl Init {
             | INIT_EXT
             | DIRECT_IO_ALLOW_MMAP
             | HAS_RESEND;
-        if behaviour.permissions {
+        if options.permissions {
             wanted |= POSIX_ACL;
         }
         if writable {
             wanted |= HANDLE_KILLPRIV_V2 | DONT_MASK | SETXATTR_EXT;
-            if behaviour.write_back {
+            if options.write_back {
                 wanted |= WRITEBACK_CACHE;
             }
         }
@@ -97,26 +97,30 @@ impl Init {
 
     /// The answer, and what was agreed on; `None` for a protocol that is none of ours. A
     /// newer kernel asks again in our words.
-    pub(super) fn answer(self, behaviour: Behaviour, writable: bool) -> Option<(Bytes, Agreed)> {
-        let mut answer = Bytes::default();
+    pub(super) fn answer(
+        self,
+        options: ServerOptions,
+        writable: bool,
+    ) -> Option<(ReplyBody, Negotiated)> {
+        let mut answer = ReplyBody::default();
         if self.major < MAJOR {
             return None;
         }
-        let flags = if self.major == MAJOR { self.agreed(behaviour, writable) } else { 0 };
+        let flags = if self.major == MAJOR { self.agreed(options, writable) } else { 0 };
         answer.u32(MAJOR).u32(MINOR).u32(self.max_read_ahead).u32(flags as u32);
-        answer.u16(BACKGROUND).u16(BACKGROUND / 4 * 3).u32(WRITE_BYTES);
+        answer.u16(MAX_BACKGROUND).u16(MAX_BACKGROUND / 4 * 3).u32(MAX_WRITE_BYTES);
         // Times in nanoseconds; pages of a request; no mappings of a device.
-        answer.u32(1).u16((WRITE_BYTES / PAGE_BYTES) as u16).u16(0);
+        answer.u32(1).u16((MAX_WRITE_BYTES / PAGE_BYTES) as u16).u16(0);
         answer.u32((flags >> 32) as u32).pad(ANSWER_BYTES);
-        Some((answer, Agreed { long_setxattr: flags & SETXATTR_EXT != 0 }))
+        Some((answer, Negotiated { setxattr_ext: flags & SETXATTR_EXT != 0 }))
     }
 }
 
 /// What later requests look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Agreed {
+pub(super) struct Negotiated {
     /// Requests to set an extended attribute are eight bytes longer.
-    pub long_setxattr: bool,
+    pub setxattr_ext: bool,
 }
 
 #[cfg(test)]
@@ -125,8 +129,8 @@ mod tests {
 
     const KERNEL: u64 = u64::MAX;
 
-    fn flags(init: Init, behaviour: Behaviour, writable: bool) -> u64 {
-        let (answer, _) = init.answer(behaviour, writable).unwrap();
+    fn flags(init: Init, options: ServerOptions, writable: bool) -> u64 {
+        let (answer, _) = init.answer(options, writable).unwrap();
         assert_eq!(answer.as_bytes().len(), ANSWER_BYTES);
         let word = |at: usize| {
             u64::from(u32::from_ne_bytes(*answer.as_bytes()[at..].first_chunk().unwrap()))
@@ -137,21 +141,21 @@ mod tests {
     #[test]
     fn what_the_kernel_cannot_do_is_not_asked_for() {
         let of = |capable| Init { major: MAJOR, max_read_ahead: 1 << 17, capable };
-        let behaviour = Behaviour { permissions: true, write_back: true, no_polling: false };
-        assert_eq!(flags(of(0), behaviour, true), 0);
-        let all = flags(of(KERNEL), behaviour, true);
+        let options = ServerOptions { permissions: true, write_back: true, no_polling: false };
+        assert_eq!(flags(of(0), options, true), 0);
+        let all = flags(of(KERNEL), options, true);
         assert!(all & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT) > 0 && all & (1 << 3) == 0);
-        let reading = flags(of(KERNEL), Behaviour::default(), false);
+        let reading = flags(of(KERNEL), ServerOptions::default(), false);
         assert_eq!(reading & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT | DONT_MASK), 0);
-        let (_, agreed) = of(ASYNC_READ).answer(behaviour, true).unwrap();
-        assert!(!agreed.long_setxattr);
+        let (_, agreed) = of(ASYNC_READ).answer(options, true).unwrap();
+        assert!(!agreed.setxattr_ext);
     }
 
     #[test]
     fn another_protocol_is_refused_or_asked_again() {
         let of = |major| Init { major, max_read_ahead: 0, capable: KERNEL };
-        assert_eq!(of(6).answer(Behaviour::default(), true), None);
-        assert_eq!(flags(of(8), Behaviour::default(), true), 0);
+        assert_eq!(of(6).answer(ServerOptions::default(), true), None);
+        assert_eq!(flags(of(8), ServerOptions::default(), true), 0);
     }
 
     #[test]

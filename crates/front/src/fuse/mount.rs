@@ -76,7 +76,7 @@ pub fn mount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError>
     if rustix::process::geteuid().is_root() {
         mount_as_root(dir, options)
     } else {
-        mount_by_helper(dir, options)
+        mount_with_fusermount(dir, options)
     }
 }
 
@@ -96,7 +96,7 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
     let mut command = Command::new("fusermount3");
     command.env("LC_ALL", "C").arg("-u").args(force.then_some("-z")).arg("--").arg(dir);
     let output = command.stdin(Stdio::null()).output().map_err(MountError::NoHelper)?;
-    match helper_said(&output.stderr) {
+    match helper_error(&output.stderr) {
         _ if output.status.success() => Ok(()),
         // By no other sign does it tell.
         MountError::Helper(text) if text.contains("busy") => Err(MountError::Busy),
@@ -164,7 +164,7 @@ fn flags_of(options: &KernelOptions) -> MountFlags {
 
 /// `fusermount3` mounts for ordinary users and passes the descriptor back over the socket
 /// that `_FUSE_COMMFD` names; it is given the socket as its standard input.
-fn mount_by_helper(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
+fn mount_with_fusermount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
     let (ours, theirs) = UnixStream::pair().map_err(MountError::NoHelper)?;
     let mut child = Command::new("fusermount3")
         .arg("-o")
@@ -186,7 +186,7 @@ fn mount_by_helper(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, Mount
     let status = child.wait().map_err(MountError::NoHelper)?;
     match received {
         Some(fuse) if status.success() => Ok(fuse),
-        _ => Err(helper_said(&said)),
+        _ => Err(helper_error(&said)),
     }
 }
 
@@ -196,7 +196,7 @@ fn sentence(errno: &rustix::io::Errno) -> String {
     text.split(" (os error ").next().unwrap_or_default().to_string()
 }
 
-fn helper_said(stderr: &[u8]) -> MountError {
+fn helper_error(stderr: &[u8]) -> MountError {
     let text = String::from_utf8_lossy(stderr).trim().to_string();
     MountError::Helper(if text.is_empty() {
         "fusermount3 failed without a word".into()

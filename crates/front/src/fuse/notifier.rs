@@ -26,22 +26,22 @@ use super::reply::Reply;
 const NODES: usize = 1 << 19;
 
 /// Which nodes the kernel may have pages of. It may say so of too many.
-pub(super) struct Pages(Box<[AtomicU64]>);
+pub(super) struct PageCacheFilter(Box<[AtomicU64]>);
 
-impl Default for Pages {
+impl Default for PageCacheFilter {
     fn default() -> Self {
         Self((0..NODES / 64).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
-impl Pages {
+impl PageCacheFilter {
     fn place(node: Node) -> (usize, u64) {
         let nth = node.0 as usize % NODES;
         (nth / 64, 1 << (nth % 64))
     }
 
     /// The kernel is about to get some.
-    pub(super) fn are_filled(&self, node: Node) {
+    pub(super) fn insert(&self, node: Node) {
         let (word, bit) = Self::place(node);
         // Most often it is known.
         if self.0[word].load(Ordering::Relaxed) & bit == 0 {
@@ -50,40 +50,40 @@ impl Pages {
     }
 
     /// The kernel has some of any node, for what is known.
-    pub(super) fn are_unknown(&self) {
+    pub(super) fn insert_all(&self) {
         self.0.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
     }
 
-    pub(super) fn may_exist(&self, node: Node) -> bool {
+    pub(super) fn may_contain(&self, node: Node) -> bool {
         let (word, bit) = Self::place(node);
         self.0[word].load(Ordering::Relaxed) & bit != 0
     }
 }
 
 /// What waits for a notification.
-pub(super) enum Late {
+pub(super) enum NotifyTask {
     /// A notification and the reply that follows it.
-    Answer {
+    NotifyThenReply {
         both: Box<[Reply; 2]>,
         /// The request, which is done once the reply is sent.
         deferred: Option<Deferred>,
     },
     /// To know whether the kernel still has a node that has no name.
-    Ask(Node),
+    CheckOrphan(Node),
 }
 
 /// The queue to the thread that sends notifications.
-pub(super) struct Notifier(Mutex<Option<Sender<Late>>>);
+pub(super) struct Notifier(Mutex<Option<Sender<NotifyTask>>>);
 
 impl Notifier {
     /// A queue, and the end that the thread takes from until it is closed.
-    pub(super) fn new() -> (Self, Receiver<Late>) {
+    pub(super) fn new() -> (Self, Receiver<NotifyTask>) {
         let (queue, late) = channel();
         (Self(Mutex::new(Some(queue))), late)
     }
 
     /// Sends both when their turn comes; nothing once it was closed: the mount has ended.
-    pub(super) fn send(&self, late: Late) {
+    pub(super) fn send(&self, late: NotifyTask) {
         if let Some(queue) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             // It takes from the queue for as long as that is open.
             let _ = queue.send(late);
@@ -102,22 +102,22 @@ mod tests {
 
     #[test]
     fn nodes_with_pages_are_known() {
-        let pages = Pages::default();
+        let pages = PageCacheFilter::default();
         for node in [1, 63, 64, 500_000] {
-            assert!(!pages.may_exist(Node(node)));
-            pages.are_filled(Node(node));
-            assert!(pages.may_exist(Node(node)));
+            assert!(!pages.may_contain(Node(node)));
+            pages.insert(Node(node));
+            assert!(pages.may_contain(Node(node)));
         }
-        assert!(!pages.may_exist(Node(2)));
-        assert!(pages.may_exist(Node(2_u64.pow(19) + 1)), "too many rather than too few");
+        assert!(!pages.may_contain(Node(2)));
+        assert!(pages.may_contain(Node(2_u64.pow(19) + 1)), "too many rather than too few");
     }
 
     #[test]
     fn a_closed_queue_ends_its_thread() {
         let (notifier, queue) = Notifier::new();
         let late = || {
-            let both = Box::new([Reply::forget_attributes(Node(1)), Reply::new(1, 0, &[])]);
-            Late::Answer { both, deferred: None }
+            let both = Box::new([Reply::invalidate_attributes(Node(1)), Reply::new(1, 0, &[])]);
+            NotifyTask::NotifyThenReply { both, deferred: None }
         };
         notifier.send(late());
         notifier.close();

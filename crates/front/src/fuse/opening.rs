@@ -12,32 +12,32 @@ use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Access, Attributes, Kept, Kind, Node, Refusal};
 
 use super::raw::{Create, Header};
-use super::reply::{Bytes, made_and_opened, names_last_seconds, opened};
+use super::reply::{ReplyBody, create_reply, entry_timeout_seconds, opened};
 
 /// Reads and writes go past the kernel's pages.
-const DIRECT_IO: u32 = 1 << 0;
+const FOPEN_DIRECT_IO: u32 = 1 << 0;
 /// The kernel's pages are still right.
-const KEEP_CACHE: u32 = 1 << 1;
+const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// A listing may be kept.
-const CACHE_DIR: u32 = 1 << 3;
+const FOPEN_CACHE_DIR: u32 = 1 << 3;
 /// Closing needs no message of its own.
-const NO_FLUSH: u32 = 1 << 5;
+const FOPEN_NOFLUSH: u32 = 1 << 5;
 
 /// The handle of what was opened so that reading it leaves no time of access.
 pub(super) const NO_ATIME: u64 = 1;
 
 /// What goes to the kernel, or why not.
-type Answer = Result<Bytes, Refusal>;
+type Answer = Result<ReplyBody, Refusal>;
 
 /// How the kernel treats what it has opened.
 pub(super) fn flags(kind: Kind, kept: Kept) -> u32 {
     match (kind, kept) {
-        (Kind::Directory, Kept::Valid) => CACHE_DIR | KEEP_CACHE,
-        (Kind::Directory, Kept::Stale) => CACHE_DIR,
+        (Kind::Directory, Kept::Valid) => FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE,
+        (Kind::Directory, Kept::Stale) => FOPEN_CACHE_DIR,
         (Kind::Directory, Kept::Never) => 0,
-        (_, Kept::Valid) => NO_FLUSH | KEEP_CACHE,
-        (_, Kept::Stale) => NO_FLUSH,
-        (_, Kept::Never) => NO_FLUSH | DIRECT_IO,
+        (_, Kept::Valid) => FOPEN_NOFLUSH | FOPEN_KEEP_CACHE,
+        (_, Kept::Stale) => FOPEN_NOFLUSH,
+        (_, Kept::Never) => FOPEN_NOFLUSH | FOPEN_DIRECT_IO,
     }
 }
 
@@ -95,11 +95,11 @@ pub(super) fn create_unnamed<T: Tree>(
 }
 
 /// The answer that gives a node out, made in `parent`: the kernel knows it from now on.
-fn hold<T: Tree>(tree: &T, parent: Node, attributes: &Attributes, kept: Kept) -> Bytes {
+fn hold<T: Tree>(tree: &T, parent: Node, attributes: &Attributes, kept: Kept) -> ReplyBody {
     tree.hold(attributes.node);
     let directory = tree.get_attributes(&mut GetAttributes { node: parent });
-    let name_seconds = directory.map_or(0, |directory| names_last_seconds(&directory));
-    made_and_opened(attributes, name_seconds, flags(Kind::File, kept))
+    let name_seconds = directory.map_or(0, |directory| entry_timeout_seconds(&directory));
+    create_reply(attributes, name_seconds, flags(Kind::File, kept))
 }
 
 #[cfg(test)]
@@ -108,10 +108,16 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_used_unless_reading_must_be_seen() {
-        assert_eq!(flags(Kind::File, Kept::Valid) & (KEEP_CACHE | DIRECT_IO), KEEP_CACHE);
-        assert_eq!(flags(Kind::File, Kept::Stale) & (KEEP_CACHE | DIRECT_IO), 0);
-        assert_eq!(flags(Kind::File, Kept::Never) & (KEEP_CACHE | DIRECT_IO), DIRECT_IO);
-        assert_eq!(flags(Kind::Directory, Kept::Stale), CACHE_DIR);
+        assert_eq!(
+            flags(Kind::File, Kept::Valid) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            FOPEN_KEEP_CACHE
+        );
+        assert_eq!(flags(Kind::File, Kept::Stale) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO), 0);
+        assert_eq!(
+            flags(Kind::File, Kept::Never) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            FOPEN_DIRECT_IO
+        );
+        assert_eq!(flags(Kind::Directory, Kept::Stale), FOPEN_CACHE_DIR);
         assert_eq!(flags(Kind::Directory, Kept::Never), 0);
     }
 }

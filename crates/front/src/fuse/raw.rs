@@ -53,35 +53,35 @@ pub(super) const TMPFILE: u32 = 51;
 const STATX: u32 = 52;
 
 /// Of a read: a process waits for these bytes itself, past the kernel's pages.
-const READ_DIRECT: u32 = 1 << 1;
+const READ_LOCKOWNER: u32 = 1 << 1;
 
 /// Of a write: it comes from the kernel's cache, whose writer has gone on long ago.
 pub(super) const WRITE_CACHE: u32 = 1 << 0;
 /// Of a write: a process writes past the kernel's pages.
-pub(super) const WRITE_DIRECT: u32 = 1 << 1;
+pub(super) const WRITE_LOCKOWNER: u32 = 1 << 1;
 /// Of a write: the writer may not keep setuid and setgid.
 pub(super) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// Of a sync: the data alone.
-const FSYNC_DATA_ONLY: u32 = 1 << 0;
+const FSYNC_FDATASYNC: u32 = 1 << 0;
 
 /// The inode flags, as `FS_IOC_GETFLAGS` numbers it for 64 and for 32 bit programs.
-const GET_FLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
-pub(super) const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
-const GET_VERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
+const IOC_GETFLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
+pub(super) const IOC_SETFLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
+const IOC_GETVERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
 /// The same flags under other numbers (`struct fsxattr`). A program that sets flags in the first
 /// way is asked for them in this one by the kernel.
-const GET_EXTENDED: u32 = 0x801c_581f;
-pub(super) const SET_EXTENDED: u32 = 0x401c_5820;
+const IOC_FSGETXATTR: u32 = 0x801c_581f;
+pub(super) const IOC_FSSETXATTR: u32 = 0x401c_5820;
 /// Length of a `struct fsxattr`, in bytes.
-pub(super) const EXTENDED_BYTES: usize = 28;
+pub(super) const FSXATTR_BYTES: usize = 28;
 /// Pairs of `FS_*_FL` and `FS_XFLAG_*`: immutable, append-only, synchronous, no access
 /// times, no dump.
-const SAME_FLAGS: [(u32, u32); 5] =
+const XFLAG_MAP: [(u32, u32); 5] =
     [(0x10, 0x08), (0x20, 0x10), (0x08, 0x20), (0x80, 0x40), (0x40, 0x80)];
 
 /// Of a number that names a request: it was asked for before, and was not answered.
-pub(super) const RESENT: u64 = 1 << 63;
+pub(super) const UNIQUE_RESEND: u64 = 1 << 63;
 
 /// What the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +190,7 @@ impl Header {
     /// Whether it asks for a file to be made durable: with `true`, for its data alone.
     pub(super) fn syncs(self, request: &[u8]) -> Option<bool> {
         let flags = || u32_at(request, HEADER_BYTES + 8).unwrap_or_default();
-        matches!(self.opcode, FSYNC | FSYNCDIR).then(|| flags() & FSYNC_DATA_ONLY != 0)
+        matches!(self.opcode, FSYNC | FSYNCDIR).then(|| flags() & FSYNC_FDATASYNC != 0)
     }
 
     /// Whether the kernel has pages of the node from now on.
@@ -199,14 +199,14 @@ impl Header {
             u32_at(request, HEADER_BYTES + at).is_some_and(|flags| flags & direct == 0)
         };
         match self.opcode {
-            READ => flags(20, READ_DIRECT),
-            WRITE => flags(20, WRITE_DIRECT),
+            READ => flags(20, READ_LOCKOWNER),
+            WRITE => flags(20, WRITE_LOCKOWNER),
             _ => false,
         }
     }
 
     /// What it asks for, for people.
-    pub(super) fn in_words(self) -> String {
+    pub(super) fn describe(self) -> String {
         const NAMES: [(u32, &str); 21] = [
             (1, "looking a name up in"),
             (3, "the attributes of"),
@@ -237,7 +237,7 @@ impl Header {
 
     /// Whether it was read before, by a server that died.
     pub(super) fn is_resent(self) -> bool {
-        self.unique & RESENT != 0
+        self.unique & UNIQUE_RESEND != 0
     }
 
     /// Whether the kernel waits for an answer.
@@ -258,8 +258,9 @@ impl Header {
         match self.opcode {
             SETATTR | SYMLINK | MKNOD | MKDIR | UNLINK | RMDIR | RENAME | LINK | WRITE
             | SETXATTR | REMOVEXATTR | CREATE | FALLOCATE | RENAME2 | TMPFILE => true,
-            IOCTL => u32_at(request, HEADER_BYTES + 12)
-                .is_some_and(|command| SET_FLAGS.contains(&command) || command == SET_EXTENDED),
+            IOCTL => u32_at(request, HEADER_BYTES + 12).is_some_and(|command| {
+                IOC_SETFLAGS.contains(&command) || command == IOC_FSSETXATTR
+            }),
             _ => false,
         }
     }
@@ -318,12 +319,12 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
         })),
         IOCTL => {
             let (command, room) = (u32_at(body, 12)?, u32_at(body, 28)? as usize);
-            if GET_FLAGS.contains(&command) {
+            if IOC_GETFLAGS.contains(&command) {
                 Some(Message::GetFlags { room })
-            } else if GET_VERSION.contains(&command) {
+            } else if IOC_GETVERSION.contains(&command) {
                 Some(Message::GetVersion { room })
             } else {
-                let is_extended = command == GET_EXTENDED && room >= EXTENDED_BYTES;
+                let is_extended = command == IOC_FSGETXATTR && room >= FSXATTR_BYTES;
                 is_extended.then_some(Message::GetExtended)
             }
         }
@@ -335,18 +336,21 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
 
 /// The flags in their other form.
 pub(super) fn extended(flags: u32) -> u32 {
-    let xflags = SAME_FLAGS.iter().filter(|(flag, _)| flags & flag != 0);
+    let xflags = XFLAG_MAP.iter().filter(|(flag, _)| flags & flag != 0);
     xflags.fold(0, |all, (_, xflag)| all | xflag)
 }
 
 /// `flags` with those that have another form as that says; `None` if it says something
 /// that flags cannot.
-pub(super) fn with_extended(flags: u32, xflags: u32) -> Option<u32> {
-    let known = SAME_FLAGS.iter().fold(0, |all, (_, xflag)| all | xflag);
+pub(super) fn apply_xflags(flags: u32, xflags: u32) -> Option<u32> {
+    let known = XFLAG_MAP.iter().fold(0, |all, (_, xflag)| all | xflag);
     (xflags & !known == 0).then(|| {
-        SAME_FLAGS.iter().fold(flags, |flags, (flag, xflag)| {
-            if xflags & xflag != 0 { flags | flag } else { flags & !flag }
-        })
+        XFLAG_MAP.iter().fold(
+            flags,
+            |flags, (flag, xflag)| {
+                if xflags & xflag != 0 { flags | flag } else { flags & !flag }
+            },
+        )
     })
 }
 
@@ -382,7 +386,7 @@ mod tests {
 
     #[test]
     fn flags_are_asked_by_programs_of_both_widths() {
-        for command in GET_FLAGS {
+        for command in IOC_GETFLAGS {
             let mut body = [0; 32];
             body[12..16].copy_from_slice(&command.to_ne_bytes());
             body[28..32].copy_from_slice(&4_u32.to_ne_bytes());
@@ -394,8 +398,8 @@ mod tests {
     #[test]
     fn flags_have_two_forms() {
         assert_eq!(extended(0x10 | 0x1000), 0x08);
-        assert_eq!(with_extended(0x1000 | 0x20, 0x40), Some(0x1000 | 0x80));
-        assert_eq!(with_extended(0, 0x200), None);
+        assert_eq!(apply_xflags(0x1000 | 0x20, 0x40), Some(0x1000 | 0x80));
+        assert_eq!(apply_xflags(0, 0x200), None);
     }
 
     #[test]

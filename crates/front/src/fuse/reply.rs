@@ -9,10 +9,10 @@ use draconis_exchange::contract::{Attributes, Node, Time};
 /// Length of the header, in bytes.
 const HEADER_BYTES: usize = 16;
 /// The longest body that is made here: all that `statx` tells.
-const BODY_BYTES: usize = 288;
+const MAX_BODY_BYTES: usize = 288;
 /// For how long the kernel may keep names and attributes, in seconds: nothing changes but
 /// through us.
-pub(super) const FOR_EVER_SECONDS: u64 = 1 << 30;
+pub(super) const CACHE_TIMEOUT_SECONDS: u64 = 1 << 30;
 
 /// The notification that something in an inode is not what the kernel knows.
 const INVALIDATE_INODE: i32 = 2;
@@ -23,18 +23,18 @@ const ATTRIBUTES_ONLY: u64 = u64::MAX;
 
 /// Bytes of a bounded number, written one field after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Bytes {
-    bytes: [u8; BODY_BYTES],
+pub(super) struct ReplyBody {
+    bytes: [u8; MAX_BODY_BYTES],
     len: usize,
 }
 
-impl Default for Bytes {
+impl Default for ReplyBody {
     fn default() -> Self {
-        Self { bytes: [0; BODY_BYTES], len: 0 }
+        Self { bytes: [0; MAX_BODY_BYTES], len: 0 }
     }
 }
 
-impl Bytes {
+impl ReplyBody {
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -59,7 +59,7 @@ impl Bytes {
 
     /// Zeros up to a length of `len` bytes.
     pub(super) fn pad(&mut self, len: usize) -> &mut Self {
-        self.len = self.len.max(len.min(BODY_BYTES));
+        self.len = self.len.max(len.min(MAX_BODY_BYTES));
         self
     }
 
@@ -73,7 +73,7 @@ impl Bytes {
 /// A reply, or a notification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
-    bytes: [u8; HEADER_BYTES + BODY_BYTES],
+    bytes: [u8; HEADER_BYTES + MAX_BODY_BYTES],
     len: usize,
 }
 
@@ -92,7 +92,7 @@ impl Reply {
 
     fn of(unique: u64, what: i32, body: &[u8]) -> Self {
         let len = HEADER_BYTES + body.len();
-        let mut bytes = [0; HEADER_BYTES + BODY_BYTES];
+        let mut bytes = [0; HEADER_BYTES + MAX_BODY_BYTES];
         bytes[..4].copy_from_slice(&(len as u32).to_ne_bytes());
         bytes[4..8].copy_from_slice(&what.to_ne_bytes());
         bytes[8..HEADER_BYTES].copy_from_slice(&unique.to_ne_bytes());
@@ -101,7 +101,7 @@ impl Reply {
     }
 
     /// What comes before `len` bytes of data in the reply that they are.
-    pub(super) fn before_data(unique: u64, len: usize) -> [u8; HEADER_BYTES] {
+    pub(super) fn data_header(unique: u64, len: usize) -> [u8; HEADER_BYTES] {
         let mut head = [0; HEADER_BYTES];
         head[..4].copy_from_slice(&((HEADER_BYTES + len) as u32).to_ne_bytes());
         head[8..].copy_from_slice(&unique.to_ne_bytes());
@@ -112,15 +112,15 @@ impl Reply {
     /// kernel: `len` bytes of it from `offset` on, all behind it if that is 0. The kernel
     /// waits for pages that it has asked for, so the thread that sends it must not be needed
     /// to answer.
-    pub(super) fn forget_pages(node: Node, offset: u64, len: u64) -> Self {
-        let mut body = Bytes::default();
+    pub(super) fn invalidate_pages(node: Node, offset: u64, len: u64) -> Self {
+        let mut body = ReplyBody::default();
         body.u64(node.0).u64(offset).u64(len);
         Self::of(0, INVALIDATE_INODE, body.as_bytes())
     }
 
     /// The notification that a node's attributes have changed. The kernel waits for nothing.
-    pub(super) fn forget_attributes(node: Node) -> Self {
-        Self::forget_pages(node, ATTRIBUTES_ONLY, 0)
+    pub(super) fn invalidate_attributes(node: Node) -> Self {
+        Self::invalidate_pages(node, ATTRIBUTES_ONLY, 0)
     }
 
     /// The same reply to the request that is numbered `unique`.
@@ -135,100 +135,100 @@ impl Reply {
 }
 
 /// All that `statx` tells.
-pub(super) fn statx(it: &Attributes) -> Bytes {
+pub(super) fn statx(it: &Attributes) -> ReplyBody {
     const BASIC: u32 = 0x7FF;
     const BIRTH: u32 = 0x800;
     let mask = if it.created.is_some() { BASIC | BIRTH } else { BASIC };
-    let mut answer = Bytes::default();
-    answer.u64(FOR_EVER_SECONDS).u32(0).u32(0).u64(0).u64(0);
+    let mut answer = ReplyBody::default();
+    answer.u64(CACHE_TIMEOUT_SECONDS).u32(0).u32(0).u64(0).u64(0);
     answer.u32(mask).u32(it.block_size_bytes).u64(0);
     answer.u32(it.links).u32(it.uid).u32(it.gid).u16(it.mode as u16).u16(0);
     answer.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512).u64(0);
     for time in [it.accessed, it.created.unwrap_or_default(), it.changed, it.modified] {
         answer.u64(time.seconds as u64).u32(time.nanoseconds).u32(0);
     }
-    answer.u32(it.device.0).u32(it.device.1).pad(BODY_BYTES);
+    answer.u32(it.device.0).u32(it.device.1).pad(MAX_BODY_BYTES);
     answer
 }
 
 /// The answer to a write.
-pub(super) fn written(len: u32) -> Bytes {
-    let mut answer = Bytes::default();
+pub(super) fn written(len: u32) -> ReplyBody {
+    let mut answer = ReplyBody::default();
     answer.u32(len).u32(0);
     answer
 }
 
 /// The answer to an ioctl that returns `value` in up to `room` bytes.
-pub(super) fn ioctl_value(value: u32, room: usize) -> Bytes {
-    let mut answer = ioctl_done();
+pub(super) fn ioctl_u32_reply(value: u32, room: usize) -> ReplyBody {
+    let mut answer = ioctl_empty_reply();
     answer.u64(value.into()).cut(HEADER_BYTES + room);
     answer
 }
 
 /// The answer to an ioctl that returns nothing: a result of 0 and no vectors.
-pub(super) fn ioctl_done() -> Bytes {
-    let mut answer = Bytes::default();
+pub(super) fn ioctl_empty_reply() -> ReplyBody {
+    let mut answer = ReplyBody::default();
     answer.u32(0).u32(0).u32(0).u32(0);
     answer
 }
 
 /// The answer to an ioctl that asks for a `struct fsxattr` of `len` bytes.
-pub(super) fn ioctl_extended(xflags: u32, len: usize) -> Bytes {
-    let mut answer = ioctl_done();
+pub(super) fn ioctl_fsxattr_reply(xflags: u32, len: usize) -> ReplyBody {
+    let mut answer = ioctl_empty_reply();
     answer.u32(xflags).pad(HEADER_BYTES + len);
     answer
 }
 
 /// The answer to opening.
-pub(super) fn opened(handle: u64, flags: u32) -> Bytes {
-    let mut answer = Bytes::default();
-    push_opened(&mut answer, handle, flags);
+pub(super) fn opened(handle: u64, flags: u32) -> ReplyBody {
+    let mut answer = ReplyBody::default();
+    push_open_out(&mut answer, handle, flags);
     answer
 }
 
 /// For how many seconds the kernel may keep what it knows of the names in `directory`. Where names
 /// ignore case, a change of one changes others that the kernel does not know to be the same.
-pub(super) fn names_last_seconds(directory: &Attributes) -> u64 {
+pub(super) fn entry_timeout_seconds(directory: &Attributes) -> u64 {
     /// Of the flags of a directory: its names ignore case.
     const CASEFOLD: u32 = 0x4000_0000;
-    if directory.flags & CASEFOLD != 0 { 0 } else { FOR_EVER_SECONDS }
+    if directory.flags & CASEFOLD != 0 { 0 } else { CACHE_TIMEOUT_SECONDS }
 }
 
 /// The answer to making and opening a file, whose name the kernel may keep for so long.
-pub(super) fn made_and_opened(attributes: &Attributes, name_seconds: u64, flags: u32) -> Bytes {
-    let mut answer = Bytes::default();
-    push_made(&mut answer, attributes, name_seconds);
-    push_opened(&mut answer, 0, flags);
+pub(super) fn create_reply(attributes: &Attributes, name_seconds: u64, flags: u32) -> ReplyBody {
+    let mut answer = ReplyBody::default();
+    push_entry_out(&mut answer, attributes, name_seconds);
+    push_open_out(&mut answer, 0, flags);
     answer
 }
 
 /// The answer to making something, whose name the kernel may keep for so long.
-pub(super) fn made(attributes: &Attributes, name_seconds: u64) -> Bytes {
-    let mut answer = Bytes::default();
-    push_made(&mut answer, attributes, name_seconds);
+pub(super) fn made(attributes: &Attributes, name_seconds: u64) -> ReplyBody {
+    let mut answer = ReplyBody::default();
+    push_entry_out(&mut answer, attributes, name_seconds);
     answer
 }
 
 /// The answer that tells a node's attributes (`struct fuse_attr_out`).
-pub(super) fn attributes(it: &Attributes) -> Bytes {
-    let mut answer = Bytes::default();
-    answer.u64(FOR_EVER_SECONDS).u64(0);
+pub(super) fn attributes(it: &Attributes) -> ReplyBody {
+    let mut answer = ReplyBody::default();
+    answer.u64(CACHE_TIMEOUT_SECONDS).u64(0);
     push_attributes(&mut answer, it);
     answer
 }
 
-fn push_made(answer: &mut Bytes, attributes: &Attributes, name_seconds: u64) {
+fn push_entry_out(answer: &mut ReplyBody, attributes: &Attributes, name_seconds: u64) {
     answer.u64(attributes.node.0).u64(attributes.generation.into());
-    answer.u64(name_seconds).u64(FOR_EVER_SECONDS).u32(0).u32(0);
+    answer.u64(name_seconds).u64(CACHE_TIMEOUT_SECONDS).u32(0).u32(0);
     push_attributes(answer, attributes);
 }
 
-fn push_opened(into: &mut Bytes, handle: u64, flags: u32) {
+fn push_open_out(into: &mut ReplyBody, handle: u64, flags: u32) {
     into.u64(handle).u32(flags).u32(0);
 }
 
 /// `struct fuse_attr`.
-fn push_attributes(into: &mut Bytes, it: &Attributes) {
+fn push_attributes(into: &mut ReplyBody, it: &Attributes) {
     let seconds = |time: Time| time.seconds as u64;
     into.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512);
     into.u64(seconds(it.accessed)).u64(seconds(it.modified)).u64(seconds(it.changed));
@@ -256,15 +256,15 @@ mod tests {
 
     #[test]
     fn values_fit_the_room_of_the_one_who_asks() {
-        assert_eq!(ioctl_value(0x10, 4).as_bytes().len(), 20);
-        assert_eq!(ioctl_value(0x10, 8).as_bytes().len(), 24);
-        assert_eq!(ioctl_value(0x10, 100).as_bytes()[16], 0x10);
-        assert_eq!(ioctl_extended(8, 28).as_bytes().len(), 44);
+        assert_eq!(ioctl_u32_reply(0x10, 4).as_bytes().len(), 20);
+        assert_eq!(ioctl_u32_reply(0x10, 8).as_bytes().len(), 24);
+        assert_eq!(ioctl_u32_reply(0x10, 100).as_bytes()[16], 0x10);
+        assert_eq!(ioctl_fsxattr_reply(8, 28).as_bytes().len(), 44);
     }
 
     #[test]
     fn an_entry_has_the_length_that_the_kernel_expects() {
-        let made = made_and_opened(&attributes(), FOR_EVER_SECONDS, 7);
+        let made = create_reply(&attributes(), CACHE_TIMEOUT_SECONDS, 7);
         assert_eq!(made.as_bytes().len(), 128 + 16);
         assert_eq!(made.as_bytes()[136], 7);
         assert_eq!(opened(1, 3).as_bytes().len(), 16);
@@ -303,11 +303,11 @@ mod tests {
 
     #[test]
     fn attributes_are_forgotten_without_pages() {
-        let notice = Reply::forget_attributes(Node(12));
+        let notice = Reply::invalidate_attributes(Node(12));
         assert_eq!(notice.as_bytes().len(), 40);
         let offset = i64::from_ne_bytes(*notice.as_bytes()[24..].first_chunk().unwrap());
         assert!(offset < 0);
-        let pages = Reply::forget_pages(Node(12), 4096, 0);
+        let pages = Reply::invalidate_pages(Node(12), 4096, 0);
         assert_eq!(pages.as_bytes()[25], 16);
     }
 }

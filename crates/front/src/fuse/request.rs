@@ -24,16 +24,16 @@ use rustix::io::Errno;
 use super::raw::{self, Header, WRITE_DATA_AT};
 
 /// Largest read or write of one request, in bytes: what the kernel allows without tuning.
-pub(super) const REQUEST_BYTES: usize = 1 << 20;
+pub(super) const MAX_IO_BYTES: usize = 1 << 20;
 /// Room for the headers around it.
 const ROOM_BYTES: usize = 4096;
 
 /// Lengths of writes that are expected again: whole blocks of any volume there is.
 const UNIT_BYTES: usize = 1024;
 /// Shorter data is copied: a room takes whole pages.
-const ROOM_FROM_BYTES: usize = 2048;
+const POOL_MIN_BYTES: usize = 2048;
 /// From this length on memory comes in whole pages, which are used again.
-const PAGES_FROM_BYTES: usize = 64 << 10;
+const PAGES_MIN_BYTES: usize = 64 << 10;
 
 /// See the head of the file.
 pub(super) struct Request {
@@ -57,9 +57,9 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new() -> Self {
         // Zero pages until they are used.
-        let reply = vec![0; REQUEST_BYTES + ROOM_BYTES];
+        let reply = vec![0; MAX_IO_BYTES + ROOM_BYTES];
         Self {
-            block: Block::private(REQUEST_BYTES + ROOM_BYTES),
+            block: Block::private(MAX_IO_BYTES + ROOM_BYTES),
             len: 0,
             reply,
             head: [0; WRITE_DATA_AT],
@@ -78,7 +78,7 @@ impl Request {
     ) -> Result<(), Errno> {
         (self.data, self.room) = (None, None);
         if !matches!(self.expected, Memory::Room(_))
-            && let Some(room) = recorder.and_then(|recorder| recorder.room(REQUEST_BYTES))
+            && let Some(room) = recorder.and_then(|recorder| recorder.room(MAX_IO_BYTES))
         {
             self.expected = Memory::Room(room);
         }
@@ -88,18 +88,18 @@ impl Request {
         let (_, rest) = block.split_at_mut_checked(before).unwrap_or_default();
         let parts = &mut [&mut head[..], expected.as_mut(), rest].map(IoSliceMut::new);
         self.len = rustix::io::readv(fuse, parts)?;
-        self.arrange();
+        self.assemble();
         Ok(())
     }
 
     /// Lends what came as expected, or puts the request together.
-    fn arrange(&mut self) {
+    fn assemble(&mut self) {
         let len = self.len;
         let writes = Header::of(&self.head[..len.min(WRITE_DATA_AT)]).is_some_and(Header::writes);
         let data_len = len.saturating_sub(WRITE_DATA_AT);
         let expected = self.expected.as_ref().len();
         let lends = match self.expected {
-            Memory::Room(_) => (ROOM_FROM_BYTES..=expected).contains(&data_len),
+            Memory::Room(_) => (POOL_MIN_BYTES..=expected).contains(&data_len),
             _ => data_len == expected && data_len > 0,
         };
         if writes && lends {
@@ -125,7 +125,7 @@ impl Request {
         }
         if writes && !matches!(self.expected, Memory::Room(_)) && self.room.is_none() {
             let repeated = data_len == self.last_write && data_len.is_multiple_of(UNIT_BYTES);
-            if repeated && data_len != expected && data_len <= REQUEST_BYTES {
+            if repeated && data_len != expected && data_len <= MAX_IO_BYTES {
                 self.expected = Memory::new(data_len);
             }
             self.last_write = data_len;
@@ -168,12 +168,12 @@ impl Request {
     }
 
     /// How much of a write's data is not among the bytes.
-    pub(super) fn elsewhere(&self) -> usize {
+    pub(super) fn detached_len(&self) -> usize {
         self.data.as_ref().map_or(0, Block::len)
     }
 
     /// The request in one piece, and the room for its reply.
-    pub(super) fn for_library(&mut self) -> (&mut [u8], &mut [u8]) {
+    pub(super) fn as_contiguous(&mut self) -> (&mut [u8], &mut [u8]) {
         if let Some(data) = self.data.take() {
             // A write that makes no sense: no other is left to the library.
             self.block.copy_in(0, &self.head);
@@ -191,9 +191,9 @@ impl Request {
         node: Node,
         write: raw::Write,
     ) -> Result<u32, Refusal> {
-        let mut done = self.write_some(tree, node, write, 0)?;
+        let mut done = self.write_once(tree, node, write, 0)?;
         while write.from_cache && done < write.len {
-            done += match self.write_some(tree, node, write, done)? {
+            done += match self.write_once(tree, node, write, done)? {
                 0 => return Err(Refusal::NoSpace),
                 more => more,
             };
@@ -201,7 +201,7 @@ impl Request {
         Ok(done)
     }
 
-    fn write_some<T: Tree>(
+    fn write_once<T: Tree>(
         &mut self,
         tree: &T,
         node: Node,
@@ -229,16 +229,16 @@ impl Request {
 enum Memory {
     Room(Room),
     Small(Box<[u8]>),
-    Pages(Private),
+    PageCacheFilter(Private),
 }
 
 impl Memory {
     /// `len` bytes, all of which are overwritten before they are read.
     fn new(len: usize) -> Self {
-        if len < PAGES_FROM_BYTES {
+        if len < PAGES_MIN_BYTES {
             Self::Small(vec![0; len].into_boxed_slice())
         } else {
-            Self::Pages(Private::unset(len))
+            Self::PageCacheFilter(Private::unset(len))
         }
     }
 
@@ -246,7 +246,7 @@ impl Memory {
         match self {
             Self::Room(room) => room,
             Self::Small(bytes) => bytes,
-            Self::Pages(bytes) => bytes,
+            Self::PageCacheFilter(bytes) => bytes,
         }
     }
 }
@@ -256,7 +256,7 @@ impl AsRef<[u8]> for Memory {
         match self {
             Self::Room(room) => room,
             Self::Small(bytes) => bytes,
-            Self::Pages(bytes) => bytes,
+            Self::PageCacheFilter(bytes) => bytes,
         }
     }
 }
@@ -286,16 +286,16 @@ mod tests {
             let sent = message(opcode, &body);
             send(&kernel, &sent, SendFlags::empty()).unwrap();
             request.read(&device, None).unwrap();
-            let elsewhere = request.elsewhere();
-            if elsewhere > 0 {
+            let detached_len = request.detached_len();
+            if detached_len > 0 {
                 let data = request.data.as_ref().unwrap();
                 assert!(data.pieces().collect::<Vec<_>>().concat() == body);
             }
-            assert!(request.bytes() == &sent[..sent.len() - elsewhere], "{len}");
+            assert!(request.bytes() == &sent[..sent.len() - detached_len], "{len}");
             let sent_len = sent.len();
-            assert_eq!(request.for_library().0.len(), sent_len);
-            assert!(request.for_library().0 == sent, "{len}");
-            elsewhere
+            assert_eq!(request.as_contiguous().0.len(), sent_len);
+            assert!(request.as_contiguous().0 == sent, "{len}");
+            detached_len
         };
         let write = OPCODE_WRITE;
         assert_eq!([ask(write, 4096), ask(write, 4096), ask(write, 4096)], [0, 0, 4096]);

@@ -1,13 +1,13 @@
 //! The kernel's requests, read by one thread at a time and answered where they were read.
 //!
 //! ```text
-//!   thread ─ turn ─ read ─ answer ─ read ─ answer ─ read fsync ─┐ gives the turn away,
-//!   thread ················································ turn ┴ read ─ answer ...
+//!   leader ─ read ─ reply ─ read ─ reply ─ read fsync ─┐ makes a follower the leader,
+//!   follower ······································ leader ┴ read ─ reply ...        and syncs
 //! ```
 //!
 //! On a small machine a second reader costs more in wake-ups than it brings, so there is
 //! one, as long as no request waits. A thread that reads one that waits for the disk gives the
-//! turn to another thread and answers when the disk has: requests behind it go on, and
+//! lead to a follower and answers when the disk has: requests behind it go on, and
 //! those that wait for the same share a flush, and a thread: see [`syncs`](super::syncs).
 
 use std::io::{self, IoSlice};
@@ -34,20 +34,20 @@ use super::activity::Activity;
 use super::change::Answer;
 use super::handler::Handler;
 use super::init::Init;
-use super::notifier::{Late, Notifier, Pages};
+use super::notifier::{Notifier, NotifyTask, PageCacheFilter};
 use super::opening;
-use super::raw::{self, Header, Message, RESENT};
-use super::reply::{self, Bytes, Reply};
-use super::request::{REQUEST_BYTES, Request};
-use super::syncs::{Sync as SyncRequest, Syncs};
-use super::takeover::Answers;
+use super::raw::{self, Header, Message, UNIQUE_RESEND};
+use super::reply::{self, Reply, ReplyBody};
+use super::request::{MAX_IO_BYTES, Request};
+use super::syncs::{Sync as SyncRequest, SyncBatcher};
+use super::takeover::PendingReplies;
 
 /// Most threads: all but one may wait for the disk.
-const THREADS_MAX: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// What the kernel is to do by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Behaviour {
+pub struct ServerOptions {
     /// Check permissions, by owner, mode and ACL, as the mount was told to.
     pub permissions: bool,
     /// Keep what is written for a while. Many small writes become a few; every file that
@@ -61,29 +61,29 @@ pub struct Behaviour {
 /// Serves a tree to the kernel.
 pub struct Server<'a, T: Tree + Sync> {
     pub(super) tree: &'a T,
-    behaviour: Behaviour,
+    options: ServerOptions,
     server: server::Server<Handler<'a, T>>,
     /// Where the kernel may have pages.
-    pub(super) pages: Pages,
-    /// Of what was agreed on: see [`Agreed`](super::init::Agreed).
-    long_setxattr: AtomicBool,
+    pub(super) pages: PageCacheFilter,
+    /// Of what was agreed on: see [`Negotiated`](super::init::Agreed).
+    setxattr_ext: AtomicBool,
     /// What remembers requests for a server that comes after this one.
     pub(super) recorder: Option<&'a dyn Recorder>,
     /// What servers before this one have done and not answered.
-    pub(super) answers: Answers,
+    pub(super) answers: PendingReplies,
     /// Sends the notices for which the kernel may wait.
     notices: Option<&'a Notices>,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
     /// A server of `tree`.
-    pub fn new(tree: &'a T, behaviour: Behaviour) -> Self {
+    pub fn new(tree: &'a T, options: ServerOptions) -> Self {
         let server = server::Server::new(Handler::new(tree));
         // Every kernel that a connection could be taken over from has the long form.
-        let long_setxattr = AtomicBool::new(tree.is_writable());
-        let (pages, answers) = (Pages::default(), Answers::default());
+        let setxattr_ext = AtomicBool::new(tree.is_writable());
+        let (pages, answers) = (PageCacheFilter::default(), PendingReplies::default());
         let (recorder, notices) = (None, None);
-        Self { tree, behaviour, server, pages, long_setxattr, recorder, answers, notices }
+        Self { tree, options, server, pages, setxattr_ext, recorder, answers, notices }
     }
 
     /// Has requests remembered, and takes over what a server before this one has left.
@@ -108,33 +108,33 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let flags = rustix::fs::fcntl_getfl(&fuse)?;
         rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)?;
         let (notifier, late) = Notifier::new();
-        self.take_over(&fuse);
-        let turns = Turns::new(self, &fuse, activity, &notifier);
+        self.replay_oplog(&fuse);
+        let threads_of_mount = LeaderFollowers::new(self, &fuse, activity, &notifier);
         std::thread::scope(|scope| {
             let fuse = &fuse;
             std::thread::Builder::new()
                 .name("fuse-late".into())
                 .spawn_scoped(scope, move || {
-                    late.into_iter().for_each(|late| self.do_late(fuse, late))
+                    late.into_iter().for_each(|late| self.run_deferred(fuse, late))
                 })?;
-            let served = turns.take_turns(scope);
+            let served = threads_of_mount.run_thread(scope);
             notifier.close();
             served
         })
     }
 
-    fn do_late(&self, fuse: impl AsFd, late: Late) {
+    fn run_deferred(&self, fuse: impl AsFd, late: NotifyTask) {
         match late {
-            Late::Answer { both, deferred } => {
+            NotifyTask::NotifyThenReply { both, deferred } => {
                 let [notice, reply] = *both;
                 taken(self.notify(&fuse, &notice, None));
-                tell(&fuse, &reply);
+                send_reply(&fuse, &reply);
                 if let (Some(recorder), Some(deferred)) = (self.recorder, deferred) {
                     recorder.deferred_done(deferred);
                 }
             }
-            Late::Ask(node) => {
-                let recorder = self.recorder.filter(|_| self.is_forgotten(&fuse, node, None));
+            NotifyTask::CheckOrphan(node) => {
+                let recorder = self.recorder.filter(|_| self.is_unused(&fuse, node, None));
                 if let Some(recorder) = recorder {
                     recorder.give_back(node);
                 }
@@ -162,34 +162,34 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     fn answer(&self, link: &Link<'_>, header: Header, message: Message) {
         let node = header.node;
         let answer = match message {
-            Message::Init(init) => self.agree(init),
+            Message::Init(init) => self.negotiate(init),
             Message::Open { directory, access } => {
-                never(opening::open(self.tree, node, access, directory))
+                into_errno_or_enosys(opening::open(self.tree, node, access, directory))
             }
             Message::Read(read) => return self.read(link, header, read),
             Message::GetFlags { room } => {
-                answered(self.attributes(node).map(|it| reply::ioctl_value(it.flags, room)))
+                answered(self.attributes(node).map(|it| reply::ioctl_u32_reply(it.flags, room)))
             }
-            Message::GetVersion { room } => {
-                answered(self.attributes(node).map(|it| reply::ioctl_value(it.generation, room)))
-            }
+            Message::GetVersion { room } => answered(
+                self.attributes(node).map(|it| reply::ioctl_u32_reply(it.generation, room)),
+            ),
             Message::GetExtended => {
                 let found = self.attributes(node);
-                let len = raw::EXTENDED_BYTES;
-                answered(found.map(|it| reply::ioctl_extended(raw::extended(it.flags), len)))
+                let len = raw::FSXATTR_BYTES;
+                answered(found.map(|it| reply::ioctl_fsxattr_reply(raw::extended(it.flags), len)))
             }
             Message::Statx => answered(self.attributes(node).map(|it| reply::statx(&it))),
             Message::SyncVolume => {
-                answered(self.tree.sync_volume(&mut SyncVolume {}).map(|()| Bytes::default()))
+                answered(self.tree.sync_volume(&mut SyncVolume {}).map(|()| ReplyBody::default()))
             }
         };
-        link.tell(&reply_to(header, answer));
+        link.send_reply(&reply_to(header, answer));
     }
 
-    fn agree(&self, init: Init) -> Result<Bytes, Errno> {
-        let answer = init.answer(self.behaviour, self.tree.is_writable());
+    fn negotiate(&self, init: Init) -> Result<ReplyBody, Errno> {
+        let answer = init.answer(self.options, self.tree.is_writable());
         let (answer, agreed) = answer.ok_or(Errno::PROTO)?;
-        self.long_setxattr.store(agreed.long_setxattr, Ordering::Relaxed);
+        self.setxattr_ext.store(agreed.setxattr_ext, Ordering::Relaxed);
         Ok(answer)
     }
 
@@ -204,18 +204,18 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         };
         // The kernel asks for no more at once.
         let told = match read.len as usize {
-            ..=REQUEST_BYTES => self.tree.file(header.node).read(&mut request),
+            ..=MAX_IO_BYTES => self.tree.file(header.node).read(&mut request),
             _ => Err(Refusal::Invalid),
         };
         match told.and_then(|len| first(len, &request.buffer).ok_or(Refusal::Io)) {
-            Ok(data) => link.tell_data(header.unique, &data),
-            Err(why) => link.tell(&reply_to(header, Err(why.errno()))),
+            Ok(data) => link.send_data(header.unique, &data),
+            Err(why) => link.send_reply(&reply_to(header, Err(why.errno()))),
         }
     }
 
     /// Whether the kernel sends the long form of `setxattr`.
-    pub(super) fn has_long_setxattr(&self) -> bool {
-        self.long_setxattr.load(Ordering::Relaxed)
+    pub(super) fn has_setxattr_ext(&self) -> bool {
+        self.setxattr_ext.load(Ordering::Relaxed)
     }
 }
 
@@ -232,16 +232,16 @@ fn first(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
 }
 
 /// What a refusal is to the kernel.
-pub(super) fn answered(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
+pub(super) fn answered(answer: Result<ReplyBody, Refusal>) -> Result<ReplyBody, Errno> {
     answer.map_err(Refusal::errno)
 }
 
 /// The same for something that a tree may not do at all: the kernel does not ask again.
-pub(super) fn never(answer: Result<Bytes, Refusal>) -> Result<Bytes, Errno> {
+pub(super) fn into_errno_or_enosys(answer: Result<ReplyBody, Refusal>) -> Result<ReplyBody, Errno> {
     answer.map_err(|why| if why == Refusal::NotSupported { Errno::NOSYS } else { why.errno() })
 }
 
-pub(super) fn reply_to(header: Header, answer: Result<Bytes, Errno>) -> Reply {
+pub(super) fn reply_to(header: Header, answer: Result<ReplyBody, Errno>) -> Reply {
     match answer {
         Ok(answer) => Reply::new(header.unique, 0, answer.as_bytes()),
         Err(errno) => Reply::new(header.unique, errno.raw_os_error(), &[]),
@@ -259,20 +259,21 @@ impl Link<'_> {
     /// Sends the answer to a change, after the notices that go with it.
     pub(super) fn deliver(&self, header: Header, answer: Answer) {
         if answer.outdates_attributes {
-            self.tell(&Reply::forget_attributes(header.node));
+            self.send_reply(&Reply::invalidate_attributes(header.node));
         }
-        let Some(notice) = answer.drop_pages else { return self.tell(&answer.reply) };
+        let Some(notice) = answer.drop_pages else { return self.send_reply(&answer.reply) };
         let deferred = self.recorder.and_then(|recorder| recorder.defer());
-        self.notifier.send(Late::Answer { both: Box::new([notice, answer.reply]), deferred });
+        self.notifier
+            .send(NotifyTask::NotifyThenReply { both: Box::new([notice, answer.reply]), deferred });
     }
 
-    fn tell(&self, reply: &Reply) {
-        tell(self.fuse, reply);
+    fn send_reply(&self, reply: &Reply) {
+        send_reply(self.fuse, reply);
     }
 
     /// Replies with data, where it lies.
-    fn tell_data(&self, unique: u64, data: &[&[u8]]) {
-        let head = Reply::before_data(unique, data.iter().map(|piece| piece.len()).sum());
+    fn send_data(&self, unique: u64, data: &[&[u8]]) {
+        let head = Reply::data_header(unique, data.iter().map(|piece| piece.len()).sum());
         let data = data.iter().copied().filter(|piece| !piece.is_empty());
         let parts: Vec<_> = [&head[..]].into_iter().chain(data).map(IoSlice::new).collect();
         taken(rustix::io::writev(self.fuse, &parts).map(drop));
@@ -280,7 +281,7 @@ impl Link<'_> {
 }
 
 /// Writes a reply or a notification of ours.
-pub(super) fn tell(fuse: impl AsFd, reply: &Reply) {
+pub(super) fn send_reply(fuse: impl AsFd, reply: &Reply) {
     taken(rustix::io::write(fuse, reply.as_bytes()).map(drop));
 }
 
@@ -292,44 +293,45 @@ fn taken(told: rustix::io::Result<()>) {
     }
 }
 
-/// The threads of one mount: one has the turn to read.
-pub(super) struct Turns<'s, 'a, T: Tree + Sync, F> {
+/// The threads of one mount: the leader reads.
+pub(super) struct LeaderFollowers<'s, 'a, T: Tree + Sync, F> {
     server: &'s Server<'a, T>,
     fuse: &'s F,
     activity: &'s Activity,
     notifier: &'s Notifier,
-    turn: Mutex<PollBudget>,
+    /// Its owner reads.
+    leader: Mutex<PollBudget>,
     threads: AtomicUsize,
-    /// Threads that stand ready to take the turn.
-    ready: AtomicUsize,
-    syncs: Syncs,
+    /// Threads that wait to become the leader.
+    followers: AtomicUsize,
+    syncs: SyncBatcher,
 }
 
-impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
+impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     pub(super) fn new(
         server: &'s Server<'a, T>,
         fuse: &'s F,
         activity: &'s Activity,
         notifier: &'s Notifier,
     ) -> Self {
-        let (threads, ready) = (AtomicUsize::new(1), AtomicUsize::new(0));
-        let turn = Mutex::new(PollBudget::new(server.behaviour.no_polling));
-        let syncs = Syncs::default();
-        Self { server, fuse, activity, notifier, turn, threads, ready, syncs }
+        let (threads, followers) = (AtomicUsize::new(1), AtomicUsize::new(0));
+        let leader = Mutex::new(PollBudget::new(server.options.no_polling));
+        let syncs = SyncBatcher::default();
+        Self { server, fuse, activity, notifier, leader, threads, followers, syncs }
     }
 
     /// What each thread does until the mount ends.
-    fn take_turns<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> io::Result<()> {
+    fn run_thread<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> io::Result<()> {
         let mut request = Request::new();
         loop {
-            let mut patience = self.turn();
+            let mut poll_budget = self.become_leader();
             loop {
                 match request.read(self.fuse, self.server.recorder) {
                     // The other end of what is no device was closed.
                     Ok(()) if request.is_empty() => return Ok(()),
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
-                        patience.wait(self.fuse)?;
+                        poll_budget.wait(self.fuse)?;
                         continue;
                     }
                     // Interrupted, or the request was withdrawn before we saw it.
@@ -338,44 +340,44 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
                     Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
                     Err(errno) => return Err(errno.into()),
                 }
-                patience.paid();
+                poll_budget.record_arrival();
                 let Some(header) = Header::of(request.bytes()) else { continue };
                 self.activity.read(header.opcode);
-                if self.gives_kept(header) {
+                if self.sends_pending_reply(header) {
                     continue;
                 }
                 self.server.answers.expect(self.server.recorder, header, self.notifier);
                 if let Some(data_only) = header.syncs(request.bytes()) {
-                    if !self.joins(SyncRequest { header, data_only }) {
+                    if !self.enqueue_sync(SyncRequest { header, data_only }) {
                         continue;
                     }
-                    if self.another_can_read(scope) {
-                        drop(patience);
+                    if self.ensure_follower(scope) {
+                        drop(poll_budget);
                         self.sync();
                         break;
                     }
                     self.sync();
                     continue;
                 }
-                let away = header.waits() || self.may_wait(header, &request);
-                if away && self.another_can_read(scope) {
-                    drop(patience);
+                let away = header.waits() || self.may_block(header, &request);
+                if away && self.ensure_follower(scope) {
+                    drop(poll_budget);
                     if header.seeks() {
-                        self.fetch_pages(header, &request);
+                        self.flush_kernel_pages(header, &request);
                     }
-                    self.handle(header, &mut request);
+                    self.handle_request(header, &mut request);
                     break;
                 }
                 self.activity.begin();
-                self.handle(header, &mut request);
+                self.handle_request(header, &mut request);
                 self.activity.idle();
             }
         }
     }
 
-    /// Sends the answer that was kept for a request, if there is one. While this thread has the
-    /// turn: a new request that another thread reads ends the time of kept answers.
-    fn gives_kept(&self, header: Header) -> bool {
+    /// Sends the pending reply to a request that the kernel sent again, if there is one. The
+    /// leader does so: a new request that another leader reads drops all pending replies.
+    fn sends_pending_reply(&self, header: Header) -> bool {
         let is_kept = header.is_resent() && self.server.answers.give(&self.link(), header);
         if is_kept {
             Point::Read.pass();
@@ -384,13 +386,13 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
     }
 
     /// Adds one to the syncs that wait; whether this thread has to see to them.
-    fn joins(&self, sync: SyncRequest) -> bool {
+    fn enqueue_sync(&self, sync: SyncRequest) -> bool {
         Point::Read.pass();
-        let unique = sync.header.unique & !RESENT;
+        let unique = sync.header.unique & !UNIQUE_RESEND;
         match self.server.recorder.filter(|recorder| recorder.refuses(unique)) {
             Some(recorder) => {
-                recorder.refused(sync.header.in_words());
-                tell(self.fuse, &reply_to(sync.header, Err(Errno::IO)));
+                recorder.refused(sync.header.describe());
+                send_reply(self.fuse, &reply_to(sync.header, Err(Errno::IO)));
                 false
             }
             None => self.syncs.join(sync),
@@ -402,12 +404,18 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         let mut syncs = self.syncs.take(0);
         while let Some(first) = syncs.first() {
             if let Some(recorder) = self.server.recorder {
-                recorder.begin(first.header.unique & !RESENT, None);
+                recorder.begin(first.header.unique & !UNIQUE_RESEND, None);
             }
             let files: Vec<_> = syncs.iter().map(|it| (it.header.node, it.data_only)).collect();
             let done = self.server.tree.sync_files(&files);
             for sync in &syncs {
-                tell(self.fuse, &reply_to(sync.header, never(done.map(|()| Bytes::default()))));
+                send_reply(
+                    self.fuse,
+                    &reply_to(
+                        sync.header,
+                        into_errno_or_enosys(done.map(|()| ReplyBody::default())),
+                    ),
+                );
                 self.activity.answered();
                 Point::Answered.pass();
             }
@@ -420,31 +428,31 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
 
     /// Whether it is answered only after others are: pages that the kernel has to give, or files
     /// that it has to forget.
-    fn may_wait(&self, header: Header, request: &Request) -> bool {
+    fn may_block(&self, header: Header, request: &Request) -> bool {
         let tree = self.server.tree;
         tree.is_writable()
             && (header.seeks() || header.changes(request.bytes()) && tree.is_short_of_room())
     }
 
-    fn turn(&self) -> MutexGuard<'_, PollBudget> {
-        self.ready.fetch_add(1, Ordering::Relaxed);
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ready.fetch_sub(1, Ordering::Relaxed);
-        turn
+    fn become_leader(&self) -> MutexGuard<'_, PollBudget> {
+        self.followers.fetch_add(1, Ordering::Relaxed);
+        let leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        self.followers.fetch_sub(1, Ordering::Relaxed);
+        leader
     }
 
-    /// Whether there is a thread to give the turn to; starts one if need be. Asked by the
-    /// thread whose turn it is.
-    fn another_can_read<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
-        if self.ready.load(Ordering::Relaxed) > 0 {
+    /// Finds or starts a follower; returns false if there are too many threads. Only the leader
+    /// calls this.
+    fn ensure_follower<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> bool {
+        if self.followers.load(Ordering::Relaxed) > 0 {
             return true;
         }
-        if self.threads.load(Ordering::Relaxed) == THREADS_MAX {
+        if self.threads.load(Ordering::Relaxed) == MAX_THREADS {
             return false;
         }
         let builder = std::thread::Builder::new().name("fuse-too".into());
         let started = builder.spawn_scoped(scope, move || {
-            if let Err(error) = self.take_turns(scope) {
+            if let Err(error) = self.run_thread(scope) {
                 log::error!("a request could not be read: {error}");
             }
         });
@@ -456,36 +464,39 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
 
     /// The kernel asks where data is without having told us of what it has not written
     /// back yet: it is made to, by another thread's answers, before the question is answered.
-    fn fetch_pages(&self, header: Header, request: &Request) {
+    fn flush_kernel_pages(&self, header: Header, request: &Request) {
         if let Some(offset) = raw::seek_offset(request.bytes()) {
-            let notice = Reply::forget_pages(header.node, offset, 0);
+            let notice = Reply::invalidate_pages(header.node, offset, 0);
             taken(self.server.notify(self.fuse, &notice, None));
         }
     }
 
     /// Works on a request, and remembers it meanwhile.
-    fn handle(&self, header: Header, request: &mut Request) {
-        let Some(recorder) = self.server.recorder else { return self.work(header, request) };
-        let unique = header.unique & !RESENT;
+    fn handle_request(&self, header: Header, request: &mut Request) {
+        let Some(recorder) = self.server.recorder else { return self.execute(header, request) };
+        let unique = header.unique & !UNIQUE_RESEND;
         Point::Read.pass();
         if recorder.refuses(unique) {
-            recorder.refused(header.in_words());
-            return tell(self.fuse, &Reply::new(header.unique, Errno::IO.raw_os_error(), &[]));
+            recorder.refused(header.describe());
+            return send_reply(
+                self.fuse,
+                &Reply::new(header.unique, Errno::IO.raw_os_error(), &[]),
+            );
         }
         let changes = self.server.tree.is_writable() && header.changes(request.bytes());
         recorder.begin(unique, changes.then(|| request.parts()));
-        self.work(header, request);
+        self.execute(header, request);
         Point::Answered.pass();
         recorder.done();
         for node in header.forgotten(request.bytes()).filter(|node| recorder.is_nameless(*node)) {
-            self.notifier.send(Late::Ask(node));
+            self.notifier.send(NotifyTask::CheckOrphan(node));
         }
     }
 
-    fn work(&self, header: Header, request: &mut Request) {
+    fn execute(&self, header: Header, request: &mut Request) {
         let server = self.server;
         if header.fills_pages(request.bytes()) {
-            server.pages.are_filled(header.node);
+            server.pages.insert(header.node);
         }
         let link = self.link();
         if header.changes(request.bytes()) {
@@ -497,7 +508,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         } else {
             match raw::decode(header, request.bytes()) {
                 Some(message) => server.answer(&link, header, message),
-                None => self.leave_to_library(request),
+                None => self.handle_with_library(request),
             }
         }
         self.activity.answered();
@@ -508,8 +519,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> Turns<'s, 'a, T, F> {
         Link { fuse, notifier: self.notifier, recorder }
     }
 
-    fn leave_to_library(&self, request: &mut Request) {
-        let (bytes, reply) = request.for_library();
+    fn handle_with_library(&self, request: &mut Request) {
+        let (bytes, reply) = request.as_contiguous();
         let raw = self.fuse.as_fd().as_raw_fd();
         let handled = Reader::from_fuse_buffer(FuseBuf::new(bytes))
             .and_then(|reader| Ok((reader, FuseDevWriter::new(raw, reply)?)))
@@ -539,22 +550,22 @@ struct PollBudget {
 
 /// The longest that is looked: a little more than a program takes between two requests
 /// when it has to be woken itself.
-const LOOK_MAX: Duration = Duration::from_micros(100);
+const MAX_POLL: Duration = Duration::from_micros(100);
 /// The shortest: a request that is there already is worth that.
-const LOOK_MIN: Duration = Duration::from_micros(2);
+const MIN_POLL: Duration = Duration::from_micros(2);
 
 impl PollBudget {
     fn new(no_polling: bool) -> Self {
-        let longest = if no_polling { Duration::ZERO } else { LOOK_MAX };
+        let longest = if no_polling { Duration::ZERO } else { MAX_POLL };
         Self { budget: longest, longest, since: None }
     }
 
     /// A request came. Also after a sleep it is said whether looking would have paid, or
     /// a server that once gave looking up would sleep between any two requests for ever.
-    fn paid(&mut self) {
+    fn record_arrival(&mut self) {
         let Some(since) = self.since.take() else { return };
-        let budget = if since.elapsed() <= LOOK_MAX { self.budget * 2 } else { self.budget / 2 };
-        self.budget = budget.max(LOOK_MIN).min(self.longest);
+        let budget = if since.elapsed() <= MAX_POLL { self.budget * 2 } else { self.budget / 2 };
+        self.budget = budget.max(MIN_POLL).min(self.longest);
     }
 
     /// Returns when there may be a request.
@@ -578,21 +589,21 @@ mod tests {
 
     #[test]
     fn looking_pays_or_is_given_up() {
-        let mut patience = PollBudget::new(false);
+        let mut poll_budget = PollBudget::new(false);
         for _ in 0..20 {
-            patience.since = Some(Instant::now() - LOOK_MAX);
-            patience.paid();
+            poll_budget.since = Some(Instant::now() - MAX_POLL);
+            poll_budget.record_arrival();
         }
-        assert_eq!((patience.budget, patience.since), (LOOK_MIN, None));
+        assert_eq!((poll_budget.budget, poll_budget.since), (MIN_POLL, None));
         // Whether it slept meanwhile or not.
         for _ in 0..20 {
-            patience.since = Some(Instant::now());
-            patience.paid();
+            poll_budget.since = Some(Instant::now());
+            poll_budget.record_arrival();
         }
-        assert_eq!((patience.budget, patience.since), (LOOK_MAX, None));
-        let mut patience = PollBudget::new(true);
-        patience.since = Some(Instant::now());
-        patience.paid();
-        assert_eq!(patience.budget, Duration::ZERO);
+        assert_eq!((poll_budget.budget, poll_budget.since), (MAX_POLL, None));
+        let mut poll_budget = PollBudget::new(true);
+        poll_budget.since = Some(Instant::now());
+        poll_budget.record_arrival();
+        assert_eq!(poll_budget.budget, Duration::ZERO);
     }
 }

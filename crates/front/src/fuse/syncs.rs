@@ -31,16 +31,16 @@ pub(super) struct Sync {
 
 /// See the head of the file.
 #[derive(Debug, Default)]
-pub(super) struct Syncs {
+pub(super) struct SyncBatcher {
     state: Mutex<State>,
     /// All that are expected are there.
-    are_here: Condvar,
+    all_joined: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// Whether a thread sees to them.
-    seen_to: bool,
+    has_runner: bool,
     waiting: Vec<Sync>,
     /// How many there were when the last ones were answered.
     expected: usize,
@@ -49,15 +49,15 @@ struct State {
     patience: Duration,
 }
 
-impl Syncs {
+impl SyncBatcher {
     /// One more; whether the caller has to see to it.
     pub(super) fn join(&self, sync: Sync) -> bool {
         let mut state = self.lock();
         state.waiting.push(sync);
         if state.waiting.len() == state.expected {
-            self.are_here.notify_one();
+            self.all_joined.notify_one();
         }
-        !std::mem::replace(&mut state.seen_to, true)
+        !std::mem::replace(&mut state.has_runner, true)
     }
 
     /// All that wait, for the thread that sees to them and has answered so many since it asked
@@ -69,12 +69,12 @@ impl Syncs {
             state.patience = (since.elapsed() / 2).min(WAIT_MAX);
         }
         if state.waiting.is_empty() {
-            state.seen_to = false;
+            state.has_runner = false;
             return vec![];
         }
         let patience = std::mem::take(&mut state.patience);
         let is_short = |state: &mut State| state.waiting.len() < state.expected;
-        let waited = self.are_here.wait_timeout_while(state, patience, is_short);
+        let waited = self.all_joined.wait_timeout_while(state, patience, is_short);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.since = Some(Instant::now());
         state.expected = 0;
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn one_thread_at_a_time_sees_to_all_that_wait() {
-        let syncs = Syncs::default();
+        let syncs = SyncBatcher::default();
         assert!(syncs.join(sync(1)));
         assert_eq!(uniques(&syncs.take(0)), [1]);
         assert!(!syncs.join(sync(2)) && !syncs.join(sync(3)));

@@ -24,38 +24,38 @@ use draconis_exchange::omission::Omission;
 use rustix::io::Errno;
 
 use super::change::Answer;
-use super::notifier::{Late, Notifier};
-use super::raw::{Header, RESENT};
+use super::notifier::{Notifier, NotifyTask};
+use super::raw::{Header, UNIQUE_RESEND};
 use super::reply::Reply;
 use super::request::Request;
 use super::serve::{Link, Server};
 
 /// How long the kernel may take to say whether it has a node, before requests are answered: it
 /// writes a file back before it forgets it, which wants answers.
-const FORGOTTEN_WAIT: Duration = Duration::from_millis(100);
+const UNUSED_WAIT: Duration = Duration::from_millis(100);
 
 /// Answers that were not given, for all that is known.
 #[derive(Default)]
-pub(super) struct Answers {
+pub(super) struct PendingReplies {
     /// By the number of the request.
     waiting: Mutex<HashMap<u64, Answer>>,
     /// Nodes without names that those speak of: the kernel may not have heard of them.
-    untold: Mutex<Vec<Node>>,
+    unannounced_orphans: Mutex<Vec<Node>>,
     /// The kernel may ask for some.
-    are_expected: AtomicBool,
+    is_resend_possible: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Answers {
+impl PendingReplies {
     /// Sends the answer that a request waits for. Returns whether there was one.
     pub(super) fn give(&self, link: &Link<'_>, header: Header) -> bool {
         if Omission::KeptAnswers.is_made() {
             return false;
         }
-        let Some(answer) = lock(&self.waiting).remove(&(header.unique & !RESENT)) else {
+        let Some(answer) = lock(&self.waiting).remove(&(header.unique & !UNIQUE_RESEND)) else {
             return false;
         };
         // The kernel knows it by the number with which it asked now.
@@ -73,23 +73,24 @@ impl Answers {
         notifier: &Notifier,
     ) {
         let is_new = !header.is_resent() && header.wants_answer();
-        if !is_new || !self.are_expected.load(Ordering::Relaxed) {
+        if !is_new || !self.is_resend_possible.load(Ordering::Relaxed) {
             return;
         }
-        self.are_expected.store(false, Ordering::Relaxed);
+        self.is_resend_possible.store(false, Ordering::Relaxed);
         lock(&self.waiting).clear();
         let Some(recorder) = recorder else { return };
         recorder.settled();
-        let untold = std::mem::take(&mut *lock(&self.untold));
-        let nameless = recorder.nameless().into_iter().filter(|node| !untold.contains(node));
-        nameless.for_each(|node| notifier.send(Late::Ask(node)));
+        let unannounced_orphans = std::mem::take(&mut *lock(&self.unannounced_orphans));
+        let nameless =
+            recorder.nameless().into_iter().filter(|node| !unannounced_orphans.contains(node));
+        nameless.for_each(|node| notifier.send(NotifyTask::CheckOrphan(node)));
     }
 }
 
 impl<T: Tree + Sync> Server<'_, T> {
     /// Does again what a server before this one has done and the tree does not have, and asks
     /// the kernel for what was not answered.
-    pub(super) fn take_over(&self, fuse: impl AsFd) {
+    pub(super) fn replay_oplog(&self, fuse: impl AsFd) {
         let Some(recorder) = self.recorder else { return };
         let inherited = match recorder.inherited() {
             Ok(Some(inherited)) => inherited,
@@ -99,11 +100,11 @@ impl<T: Tree + Sync> Server<'_, T> {
                 vec![]
             }
         };
-        self.pages.are_unknown();
+        self.pages.insert_all();
         for (at, one) in inherited.iter().enumerate() {
-            self.inherit(&fuse, recorder, one, &inherited[at + 1..]);
+            self.replay_entry(&fuse, recorder, one, &inherited[at + 1..]);
         }
-        self.answers.are_expected.store(true, Ordering::Relaxed);
+        self.answers.is_resend_possible.store(true, Ordering::Relaxed);
         if Omission::Resend.is_made() {
             return;
         }
@@ -116,7 +117,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         }
     }
 
-    fn inherit(
+    fn replay_entry(
         &self,
         fuse: impl AsFd,
         recorder: &dyn Recorder,
@@ -132,13 +133,13 @@ impl<T: Tree + Sync> Server<'_, T> {
             return;
         }
         let answer = if inherited.taken {
-            self.answer_of_applied(header, request, inherited.made, inherited.outcome)
+            self.rebuild_reply(header, request, inherited.made, inherited.outcome)
         } else {
             self.replay(fuse, recorder, header, inherited, later)
         };
         let Some(answer) = answer.filter(|_| !inherited.answered) else { return };
         if let Some(made) = inherited.made {
-            lock(&self.answers.untold).push(made);
+            lock(&self.answers.unannounced_orphans).push(made);
         }
         lock(&self.answers.waiting).insert(inherited.unique, answer);
     }
@@ -167,7 +168,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         recorder.repeat(inherited, &mut || {
             let mut applied = self.apply(header, &mut request);
             if contradiction(header, inherited.outcome, applied.outcome).is_some() {
-                self.release_forgotten(&fuse, recorder, later);
+                self.release_unused_orphans(&fuse, recorder, later);
                 applied = self.apply(header, &mut request);
             }
             if inherited.outcome.is_none() {
@@ -184,21 +185,27 @@ impl<T: Tree + Sync> Server<'_, T> {
 
     /// Deletes the nodes without a name that have no user any more. The worker before may have
     /// deleted them and used their space: the log has no deletions.
-    fn release_forgotten(&self, fuse: impl AsFd, recorder: &dyn Recorder, later: &[Inherited]) {
-        let untold = lock(&self.answers.untold).clone();
-        let nodes = recorder.nameless().into_iter().filter(|node| !untold.contains(node));
+    fn release_unused_orphans(
+        &self,
+        fuse: impl AsFd,
+        recorder: &dyn Recorder,
+        later: &[Inherited],
+    ) {
+        let unannounced_orphans = lock(&self.answers.unannounced_orphans).clone();
+        let nodes =
+            recorder.nameless().into_iter().filter(|node| !unannounced_orphans.contains(node));
         let forgotten = nodes.filter(|node| match next_use(later, *node) {
             NextUse::SameNode => false,
             NextUse::NewNode => true,
-            NextUse::None => self.is_forgotten(&fuse, *node, Some(FORGOTTEN_WAIT)),
+            NextUse::None => self.is_unused(&fuse, *node, Some(UNUSED_WAIT)),
         });
         recorder.release(&forgotten.collect::<Vec<_>>());
     }
 
     /// Whether the kernel does not have a node, which then has no user. One that the kernel has not
     /// said within `wait` is in use.
-    pub(super) fn is_forgotten(&self, fuse: impl AsFd, node: Node, wait: Option<Duration>) -> bool {
-        let asked = self.notify(fuse, &Reply::forget_attributes(node), wait);
+    pub(super) fn is_unused(&self, fuse: impl AsFd, node: Node, wait: Option<Duration>) -> bool {
+        let asked = self.notify(fuse, &Reply::invalidate_attributes(node), wait);
         asked == Err(Errno::NOENT) || Omission::OpenNameless.is_made()
     }
 }
@@ -239,7 +246,7 @@ fn contradiction(header: Header, recorded: Option<Outcome>, replayed: Outcome) -
     let wants_space = replayed.errno == Errno::NOSPC.raw_os_error();
     if replayed.errno != 0 && !(may_be_partial && wants_space) {
         let error = io::Error::from_raw_os_error(replayed.errno);
-        let what = header.in_words();
+        let what = header.describe();
         return Some(format!("a change that was made cannot be made again: {what}: {error}"));
     }
     let lacks = recorded.filter(|recorded| replayed.written_bytes < recorded.written_bytes)?;
@@ -247,6 +254,6 @@ fn contradiction(header: Header, recorded: Option<Outcome>, replayed: Outcome) -
         "of {} bytes that were written only {} can be written again: {}",
         lacks.written_bytes,
         replayed.written_bytes,
-        header.in_words()
+        header.describe()
     ))
 }

@@ -4,7 +4,7 @@ pub mod kernel;
 pub mod recorder;
 pub mod tree;
 
-use draconis_front::fuse::{Activity, Behaviour, Server};
+use draconis_front::fuse::{Activity, Server, ServerOptions};
 
 use kernel::Kernel;
 use recorder::Heir;
@@ -15,7 +15,7 @@ pub fn with_kernel(tree: &Memory, test: impl FnOnce(&mut Kernel)) {
     let (mut kernel, device) = Kernel::new();
     let activity = Activity::default();
     std::thread::scope(|scope| {
-        let server = Server::new(tree, Behaviour::default());
+        let server = Server::new(tree, ServerOptions::default());
         let activity = &activity;
         let served = scope.spawn(move || server.serve(device, activity));
         test(&mut kernel);
@@ -29,7 +29,7 @@ pub fn with_heir(tree: &Memory, heir: &Heir, test: impl FnOnce(&mut Kernel)) {
     let (mut kernel, device) = Kernel::new();
     let activity = Activity::default();
     std::thread::scope(|scope| {
-        let server = Server::new(tree, Behaviour::default()).with_recorder(heir);
+        let server = Server::new(tree, ServerOptions::default()).with_recorder(heir);
         let activity = &activity;
         let served = scope.spawn(move || server.serve(device, activity));
         test(&mut kernel);

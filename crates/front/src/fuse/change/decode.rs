@@ -11,17 +11,18 @@ use rustix::io::Errno;
 
 use super::Change;
 use crate::fuse::raw::{
-    self, CREATE, FALLOCATE, HEADER_BYTES, Header, IOCTL, LINK, MKDIR, MKNOD, REMOVEXATTR, RENAME,
-    RENAME2, RMDIR, SET_EXTENDED, SET_FLAGS, SETATTR, SETXATTR, SYMLINK, TMPFILE, UNLINK, WRITE,
-    WRITE_CACHE, WRITE_DATA_AT, WRITE_DIRECT, WRITE_KILL_SUIDGID, access, c_string, u32_at, u64_at,
+    self, CREATE, FALLOCATE, HEADER_BYTES, Header, IOC_FSSETXATTR, IOC_SETFLAGS, IOCTL, LINK,
+    MKDIR, MKNOD, REMOVEXATTR, RENAME, RENAME2, RMDIR, SETATTR, SETXATTR, SYMLINK, TMPFILE, UNLINK,
+    WRITE, WRITE_CACHE, WRITE_DATA_AT, WRITE_KILL_SUIDGID, WRITE_LOCKOWNER, access, c_string,
+    u32_at, u64_at,
 };
 
 /// The longest target of a symbolic link, in bytes.
 const TARGET_BYTES_MAX: usize = 4096;
 /// Offset of the project number in a `struct fsxattr`.
-const PROJECT_AT: usize = 12;
+const FSX_PROJID_AT: usize = 12;
 /// Flag of a new access list: the caller is not in the group, so setgid goes.
-const SETXATTR_CLEAR_SETGID: u32 = 1 << 0;
+const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 
 /// Bits of `valid` in `struct fuse_setattr_in`.
 mod valid {
@@ -38,7 +39,7 @@ mod valid {
 }
 
 impl Change {
-    /// Decodes a request for which [`Header::changes`] is true. `elsewhere` bytes of a write's data
+    /// Decodes a request for which [`Header::changes`] is true. `detached_len` bytes of a write's data
     /// are not in `request`.
     ///
     /// # Errors
@@ -47,8 +48,8 @@ impl Change {
     pub(in crate::fuse) fn decode(
         header: Header,
         request: &[u8],
-        elsewhere: usize,
-        long_setxattr: bool,
+        detached_len: usize,
+        setxattr_ext: bool,
     ) -> Result<Self, Errno> {
         let body = request.get(HEADER_BYTES..).ok_or(Errno::INVAL)?;
         let u32_of = |at| u32_at(body, at).ok_or(Errno::INVAL);
@@ -87,9 +88,9 @@ impl Change {
                 Ok(Self::Rename { name, to: u64_of(0)?, new_name, flags })
             }
             LINK => Ok(Self::Link { node: u64_of(0)?, name: name_at(body, 8)? }),
-            WRITE => write(request, body, elsewhere).map(Self::Write).ok_or(Errno::INVAL),
+            WRITE => write(request, body, detached_len).map(Self::Write).ok_or(Errno::INVAL),
             SETXATTR => {
-                let set = set_xattr(request, body, long_setxattr);
+                let set = set_xattr(request, body, setxattr_ext);
                 set.map(Self::SetXattr).ok_or(Errno::INVAL)
             }
             REMOVEXATTR => {
@@ -109,9 +110,11 @@ impl Change {
                 let how = reservation(u32_of(24)?).ok_or(Errno::OPNOTSUPP)?;
                 Ok(Self::Reserve { offset: u64_of(8)?.0, len: u64_of(16)?.0, how })
             }
-            IOCTL if SET_FLAGS.contains(&u32_of(12)?) => Ok(Self::SetFlags { flags: u32_of(32)? }),
+            IOCTL if IOC_SETFLAGS.contains(&u32_of(12)?) => {
+                Ok(Self::SetFlags { flags: u32_of(32)? })
+            }
             // Project numbers other than 0 have no place in ext2.
-            IOCTL if u32_of(12)? == SET_EXTENDED && u32_of(32 + PROJECT_AT)? == 0 => {
+            IOCTL if u32_of(12)? == IOC_FSSETXATTR && u32_of(32 + FSX_PROJID_AT)? == 0 => {
                 Ok(Self::SetExtendedFlags { xflags: u32_of(32)? })
             }
             _ => Err(Errno::OPNOTSUPP),
@@ -138,13 +141,13 @@ fn name_at(body: &[u8], at: usize) -> Result<Name, Errno> {
     name_of(string_at(body, at)?)
 }
 
-fn write(request: &[u8], body: &[u8], elsewhere: usize) -> Option<raw::Write> {
+fn write(request: &[u8], body: &[u8], detached_len: usize) -> Option<raw::Write> {
     let (len, flags) = (u32_at(body, 16)?, u32_at(body, 20)?);
-    let there = request.len().checked_sub(WRITE_DATA_AT)? + elsewhere;
+    let there = request.len().checked_sub(WRITE_DATA_AT)? + detached_len;
     (len as usize <= there).then_some(raw::Write {
         offset: u64_at(body, 8)?,
         len,
-        direct: flags & WRITE_DIRECT != 0,
+        direct: flags & WRITE_LOCKOWNER != 0,
         from_cache: flags & WRITE_CACHE != 0,
         clear_privileges: flags & WRITE_KILL_SUIDGID != 0,
     })
@@ -161,7 +164,7 @@ fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<raw::SetXattr> {
         name: AttributeName::new(name).ok()?,
         value,
         flags: u32_at(body, 4)?,
-        clear_setgid: flags & SETXATTR_CLEAR_SETGID != 0,
+        clear_setgid: flags & SETXATTR_ACL_KILL_SGID != 0,
     })
 }
 
@@ -259,7 +262,7 @@ mod tests {
     /// A request of every opcode that changes the tree.
     fn every_change() -> Vec<Vec<u8>> {
         let ioctl = |command: u32| {
-            let mut body = vec![0; 32 + raw::EXTENDED_BYTES];
+            let mut body = vec![0; 32 + raw::FSXATTR_BYTES];
             body[12..16].copy_from_slice(&command.to_ne_bytes());
             request(IOCTL, &body)
         };
@@ -282,7 +285,7 @@ mod tests {
             fixed(FALLOCATE, 32, b""),
             fixed(TMPFILE, 16, b"name\0"),
         ];
-        all.extend(SET_FLAGS.into_iter().chain([SET_EXTENDED]).map(ioctl));
+        all.extend(IOC_SETFLAGS.into_iter().chain([IOC_FSSETXATTR]).map(ioctl));
         all
     }
 
