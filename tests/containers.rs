@@ -301,21 +301,60 @@ fn images_in_several_files_are_read_with_what_lies_beside_them() {
         let told = draconis.fails(["ls", image.to_str().unwrap()]);
         assert!(told.contains(second) && told.contains("1 of 2"), "{told}");
         is_read(&draconis, &image, &["--backing", elsewhere.to_str().unwrap()]);
-        // A link beside it leads somewhere else: it is not followed.
-        std::os::unix::fs::symlink(&elsewhere, &named).unwrap();
+        // A link that leads out of the directory is not followed.
+        let outside = draconis.make_dir("outside").join("part");
+        std::fs::rename(&elsewhere, &outside).unwrap();
+        std::os::unix::fs::symlink(&outside, &named).unwrap();
         let told = draconis.fails(["ls", image.to_str().unwrap()]);
         assert!(told.contains(second) && told.contains("1 of 2"), "{told}");
-        // Names are compared, not opened.
-        let text = std::fs::read_to_string(&image).unwrap();
         std::fs::remove_file(&named).unwrap();
-        std::fs::rename(&elsewhere, &named).unwrap();
+        // No name leads out of it, either.
+        let text = std::fs::read_to_string(&image).unwrap();
         let own = format!("{kind}{second}");
-        for hostile in ["../elsewhere", "/etc/passwd", "/dev/zero", "other-s002.vmdk", ""] {
+        for hostile in ["../outside/part", outside.to_str().unwrap(), "/dev/zero", "..", ""] {
             std::fs::write(&image, text.replace(&own, hostile)).unwrap();
             let told = draconis.fails(["ls", image.to_str().unwrap()]);
             assert!(told.contains("not opened") && told.contains("qemu-img convert"), "{told}");
         }
+        // A file below it is found, also behind a byte order mark and through a link.
+        let below = draconis.make_dir("below");
+        std::fs::rename(&outside, below.join("part")).unwrap();
+        std::os::unix::fs::symlink("below/part", &named).unwrap();
+        for name in [own.as_str(), "below/part", "./below//part"] {
+            let text = text.replace(&own, name);
+            std::fs::write(&image, format!("\u{feff}{text}")).unwrap();
+            is_read(&draconis, &image, &[]);
+            is_mounted(&draconis, &image, kind, false);
+        }
     }
+}
+
+/// One file holds both halves of a disk, in the other order.
+#[test]
+fn a_file_that_a_vmdk_names_twice_is_read_and_mounted() {
+    let draconis = Draconis::new();
+    let raw = volume(&draconis);
+    let bytes = std::fs::read(&raw).unwrap();
+    let half = bytes.len() / 1024 * 512;
+    let turned = [&bytes[half..], &bytes[..half]].concat();
+    std::fs::write(draconis.make_dir("sub").join("turned"), turned).unwrap();
+    let (sectors, at) = (half / 512, (bytes.len() - half) / 512);
+    let image = draconis.path("twice.vmdk");
+    let text = format!(
+        "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
+         createType=\"twoGbMaxExtentFlat\"\nRW {sectors} FLAT \"sub/turned\" {at}\n\
+         RW {at} FLAT \"sub/turned\" 0\n"
+    );
+    std::fs::write(&image, text).unwrap();
+    let read = draconis.path("read");
+    ran(Command::new("qemu-img").args(["convert", "-O", "raw"]).args([&image, &read]));
+    assert!(std::fs::read(&read).unwrap() == bytes);
+    is_read(&draconis, &image, &[]);
+    is_mounted(&draconis, &image, "twice", false);
+    // What the image is read from is not overwritten.
+    let part = draconis.path("sub/turned");
+    let from = format!("{}:/file", image.display());
+    draconis.fails(["get", &from, part.to_str().unwrap()]);
 }
 
 #[test]

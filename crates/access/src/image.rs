@@ -4,9 +4,8 @@
 //! confines itself can do so before.
 //! Law 2: who changes an image has it alone; who reads shuts out those who change.
 
-use std::ffi::OsStr;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,8 +17,8 @@ use draconis_container::signature::{self, Held};
 use draconis_device::{Claim, Disk, Extent, FileDisk, FileOptions, OpenedFile, claim};
 use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
-use draconis_service::elsewhere;
 use draconis_service::volume::OpenError;
+use draconis_service::{elsewhere, parts};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -219,11 +218,14 @@ pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
 pub struct Behind(Vec<OpenedFile>);
 
 impl Behind {
-    /// Opens what is only read: what is in parts `beside` the image, then what is named.
+    /// Opens what is only read: the parts that `image` names, then what the user names.
     pub fn open(image: &Path, paths: &[PathBuf]) -> anyhow::Result<Self> {
-        let beside = beside(image);
-        let files = beside.iter().chain(paths).map(|path| readable_file(path));
-        files.collect::<anyhow::Result<_>>().map(Self)
+        let named = paths.iter().map(|path| readable_file(path));
+        let parts = open_parts(image).into_iter().map(|(name, file)| {
+            let path = image.with_file_name(name);
+            opened(claim_shared(file, &path)?, &path, false)
+        });
+        parts.chain(named).collect::<anyhow::Result<_>>().map(Self)
     }
 
     /// The disks.
@@ -232,30 +234,35 @@ impl Behind {
     }
 }
 
-/// The files that hold what `image` describes, if it is a text that says which: those beside it
-/// whose names are its own with a number. The names in the text are not looked at, so that it can
-/// name no other file; links are not followed. None if there are several such series.
-pub fn beside(image: &Path) -> Vec<PathBuf> {
-    let is_file = |path: &Path| {
-        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_file())
-    };
-    let Some(name) = image.file_name().and_then(OsStr::to_str) else { return vec![] };
-    let mut head = [0; 64];
-    let got = match std::fs::metadata(image) {
-        Ok(found) if found.is_file() => File::open(image).and_then(|it| it.read_at(&mut head, 0)),
-        _ => return vec![],
-    };
-    if !got.is_ok_and(|got| draconis_container::is_in_parts(&head[..got])) {
-        return vec![];
-    }
-    let mut found = draconis_container::names_beside(name).map(|names| {
-        let paths = names.into_iter().map(|name| image.with_file_name(name));
-        paths.take_while(|path| is_file(path)).collect::<Vec<_>>()
+/// The files that hold what `image` describes, if it is a text that says which, relative to its
+/// directory: those in it or below it, up to the first that is not there.
+pub fn parts_of(image: &Path) -> Vec<PathBuf> {
+    open_parts(image).into_iter().map(|(name, _)| name).collect()
+}
+
+fn open_parts(image: &Path) -> Vec<(PathBuf, File)> {
+    let names = text_of(image).map_or(vec![], |text| draconis_container::names_in_text(&text));
+    let parts = names.into_iter().map(|name| {
+        let file = parts::open(image, Path::new(&name)).ok()?;
+        Some((name.into(), file.into()))
     });
-    match found.iter_mut().filter(|series| !series.is_empty()).collect::<Vec<_>>().as_mut_slice() {
-        [only] => std::mem::take(*only),
-        _ => vec![],
+    parts.map_while(|part| part).collect()
+}
+
+/// What a text has that names other files for its contents.
+fn text_of(image: &Path) -> Option<Vec<u8>> {
+    if !std::fs::metadata(image).is_ok_and(|found| found.is_file()) {
+        return None;
     }
+    let file = File::open(image).ok()?;
+    let mut head = [0; 64];
+    let got = file.read_at(&mut head, 0).ok()?;
+    if !draconis_container::is_in_parts(head.get(..got)?) {
+        return None;
+    }
+    let mut text = vec![];
+    file.take(draconis_container::LONGEST_TEXT).read_to_end(&mut text).ok()?;
+    Some(text)
 }
 
 /// Opens an image that must be there, to be changed, alone.
@@ -288,7 +295,10 @@ pub fn shared(image: &Path) -> anyhow::Result<File> {
         Err(error) => return Err(not_there(image, error)),
     };
     usable(image, kind)?;
-    let file = File::open(image).with_context(|| image.display().to_string())?;
+    claim_shared(File::open(image).with_context(|| image.display().to_string())?, image)
+}
+
+fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
     match claim(&file, Claim::Shared) {
         Err(Errno::WOULDBLOCK) => Err(in_use(image)),
         claimed => {

@@ -47,7 +47,7 @@ use crate::changing::Changing;
 use crate::inside::inside;
 pub use crate::parts::{Parts, parts};
 use crate::source::Source;
-pub use crate::vmdk::extents::names_beside;
+pub use crate::vmdk::extents::{LONGEST_TEXT, names as names_in_text};
 
 /// What helps where an image is only read.
 const CONVERT: &str = "qemu-img convert makes one that can be changed";
@@ -103,7 +103,7 @@ impl Format {
             [b'Q', b'F', b'I', 0xFB, ..] => Self::Qcow2,
             _ if head.starts_with(b"vhdxfile") => Self::Vhdx,
             [b'K', b'D', b'M', b'V', ..] => Self::Vmdk,
-            _ if head.starts_with(vmdk::extents::MARK) => Self::VmdkText,
+            _ if vmdk::extents::is_text(head) => Self::VmdkText,
             [0x3A, 0xFF, 0x26, 0xED, ..] => Self::Android,
             _ if vhd::is_footer(head) => Self::Vhd,
             _ => return None,
@@ -131,8 +131,8 @@ pub enum Unsupported {
     Behind(String),
     /// It holds no contents itself.
     #[error(
-        "its contents are in other files, of which {found} of {wanted} are given: {name:?} is not \
-         beside it under its name; --backing FILE says where each is, in their order"
+        "its contents are in other files, of which {found} of {wanted} are given: {name:?} is no \
+         file in its directory or below; --backing FILE says where each is, in their order"
     )]
     Elsewhere {
         /// The first that is missing, as it calls it.
@@ -142,10 +142,11 @@ pub enum Unsupported {
         /// How many there were.
         found: usize,
     },
-    /// It calls a file as none beside it is called.
+    /// It names a file outside its directory.
     #[error(
-        "its contents are in {0:?}, which is not opened: only files beside it, called as it is \
-         and counted; qemu-img convert -O raw makes one file of them"
+        "its contents are in {0:?}, which is not opened: only files in its directory or below are; \
+         --backing FILE says where each is, in their order, or qemu-img convert -O raw makes one \
+         file of them"
     )]
     NotBeside(String),
     /// It was given another one than that.
@@ -231,7 +232,7 @@ pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
     Ok(indexed::Indexed::open(&source, &head(&source)?)?.is_some())
 }
 
-/// Whether what begins with `head` names other files for its contents: see [`names_beside`].
+/// Whether what begins with `head` names other files for its contents: see [`names_in_text`].
 pub fn is_in_parts(head: &[u8]) -> bool {
     Format::of(head) == Some(Format::VmdkText)
 }
