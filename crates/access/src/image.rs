@@ -4,6 +4,7 @@
 //! confines itself can do so before.
 //! Law 2: who changes an image has it alone; who reads shuts out those who change.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use draconis_container::Format;
 use draconis_container::packing::{HEAD_BYTES, Packing};
 use draconis_container::signature::{self, Held};
 use draconis_device::{Claim, Disk, Extent, FileDisk, FileOptions, OpenedFile, claim};
@@ -52,10 +54,23 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
         None if disk.properties().len_bytes < SHORTEST_BYTES => {
             anyhow!("{shown}: too short for a volume, or empty")
         }
-        None => {
-            anyhow!("{shown}: not an ext volume; --offset and --partition say where one begins")
-        }
+        None => match split_image(image) {
+            Some(first) => anyhow!(
+                "{shown}: not an ext volume, but a part of a split image; open {first}, or join \
+                 the files with simg2img"
+            ),
+            None => {
+                anyhow!("{shown}: not an ext volume; --offset and --partition say where one begins")
+            }
+        },
     }
+}
+
+/// The first file of a split image of which `image` is another, by its name.
+fn split_image(image: &Path) -> Option<String> {
+    let name = image.file_name().and_then(OsStr::to_str)?;
+    let first = draconis_container::chunks(name)?.first;
+    (first != name).then(|| image.with_file_name(first).display().to_string())
 }
 
 /// Opens the image for writing, alone; `None` if it is not there.
@@ -234,35 +249,42 @@ impl Behind {
     }
 }
 
-/// The files that hold what `image` describes, if it is a text that says which, relative to its
-/// directory: those in it or below it, up to the first that is not there.
+/// The files that a disk is in besides `image`, relative to its directory: those in it or below
+/// it, up to the first that is not there.
 pub fn parts_of(image: &Path) -> Vec<PathBuf> {
     open_parts(image).into_iter().map(|(name, _)| name).collect()
 }
 
 fn open_parts(image: &Path) -> Vec<(PathBuf, File)> {
-    let names = text_of(image).map_or(vec![], |text| draconis_container::names_in_text(&text));
-    let parts = names.into_iter().map(|name| {
+    let parts = part_names(image).unwrap_or_default().into_iter().map(|name| {
         let file = parts::open(image, Path::new(&name)).ok()?;
         Some((name.into(), file.into()))
     });
     parts.map_while(|part| part).collect()
 }
 
-/// What a text has that names other files for its contents.
-fn text_of(image: &Path) -> Option<Vec<u8>> {
+/// The names of the parts: a text names them; of a split image they follow the name of its first
+/// file.
+fn part_names(image: &Path) -> Option<Vec<String>> {
     if !std::fs::metadata(image).is_ok_and(|found| found.is_file()) {
         return None;
     }
     let file = File::open(image).ok()?;
     let mut head = [0; 64];
     let got = file.read_at(&mut head, 0).ok()?;
-    if !draconis_container::is_in_parts(head.get(..got)?) {
-        return None;
+    match Format::of(head.get(..got)?)? {
+        Format::VmdkText => {
+            let mut text = vec![];
+            file.take(draconis_container::LONGEST_TEXT).read_to_end(&mut text).ok()?;
+            Some(draconis_container::names_in_text(&text))
+        }
+        Format::Android => {
+            let name = image.file_name().and_then(OsStr::to_str)?;
+            let chunks = draconis_container::chunks(name)?;
+            (chunks.first == name).then_some(chunks.following)
+        }
+        _ => None,
     }
-    let mut text = vec![];
-    file.take(draconis_container::LONGEST_TEXT).read_to_end(&mut text).ok()?;
-    Some(text)
 }
 
 /// Opens an image that must be there, to be changed, alone.
