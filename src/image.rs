@@ -10,7 +10,7 @@ use clap::Args;
 use draconis_access::destination::{Sources, refuse_output};
 use draconis_access::image as by_path;
 pub use draconis_access::image::{
-    Behind, Opened, alone, beside, claim_alone, held, len_bytes, refused,
+    Behind, Opened, alone, claim_alone, held, len_bytes, parts_of, refused,
 };
 use draconis_access::image::{opened, usable};
 pub use draconis_access::names::{Listed, Listing};

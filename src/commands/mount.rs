@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("mount option 'bucket_{name}': {} is in no bucket", arguments.image.display());
     }
     if name.is_none() && means.is_none() {
-        options.backing.splice(..0, image::beside(file));
+        options.parts = image::parts_of(file);
     }
     for file in &mut options.backing {
         *file = absolute(file)?;

@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::error::{Error, busy};
-use crate::image::{beside, file_of};
+use crate::image::{file_of, parts_of};
 
 /// Devices below a device that are followed.
 const MAX_LAYERS: usize = 64;
@@ -102,7 +102,7 @@ fn overlap(one: &[Layer], other: &[Layer]) -> bool {
     let is_on = |top: Option<&Layer>, all: &[Layer]| {
         top.is_some_and(|top| all.iter().any(|layer| layer.on == top.on))
     };
-    // Two loop devices of one file; two partitions of one device lie beside each other.
+    // Two loop devices of one file; two partitions of one device lie parts_of each other.
     let share_file = || {
         one.iter().any(|layer| {
             matches!(layer.on, Identity::File { .. })
@@ -138,7 +138,9 @@ impl Sources {
     pub fn of_image(image: &Path, backing: &[PathBuf]) -> Self {
         let mut sources = Self::new();
         sources.add(image);
-        beside(image).iter().chain(backing).for_each(|path| sources.add(path));
+        let parts = parts_of(image).into_iter().map(|name| image.with_file_name(name));
+        parts.for_each(|path| sources.add(&path));
+        backing.iter().for_each(|path| sources.add(path));
         sources
     }
 

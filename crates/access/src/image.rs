@@ -6,20 +6,21 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use draconis_container::Format;
 use draconis_container::packing::{HEAD_BYTES, Packing};
 use draconis_container::signature::{self, Held};
 use draconis_device::{Claim, Disk, Extent, FileDisk, FileOptions, OpenedFile, claim};
 use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
-use draconis_service::elsewhere;
 use draconis_service::volume::OpenError;
+use draconis_service::{elsewhere, parts};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -53,10 +54,23 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
         None if disk.properties().len_bytes < SHORTEST_BYTES => {
             anyhow!("{shown}: too short for a volume, or empty")
         }
-        None => {
-            anyhow!("{shown}: not an ext volume; --offset and --partition say where one begins")
-        }
+        None => match split_image(image) {
+            Some(first) => anyhow!(
+                "{shown}: not an ext volume, but a part of a split image; open {first}, or join \
+                 the files with simg2img"
+            ),
+            None => {
+                anyhow!("{shown}: not an ext volume; --offset and --partition say where one begins")
+            }
+        },
     }
+}
+
+/// The first file of a split image of which `image` is another, by its name.
+fn split_image(image: &Path) -> Option<String> {
+    let name = image.file_name().and_then(OsStr::to_str)?;
+    let first = draconis_container::chunks(name)?.first;
+    (first != name).then(|| image.with_file_name(first).display().to_string())
 }
 
 /// Opens the image for writing, alone; `None` if it is not there.
@@ -219,11 +233,14 @@ pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
 pub struct Behind(Vec<OpenedFile>);
 
 impl Behind {
-    /// Opens what is only read: what is in parts `beside` the image, then what is named.
+    /// Opens what is only read: the parts that `image` names, then what the user names.
     pub fn open(image: &Path, paths: &[PathBuf]) -> anyhow::Result<Self> {
-        let beside = beside(image);
-        let files = beside.iter().chain(paths).map(|path| readable_file(path));
-        files.collect::<anyhow::Result<_>>().map(Self)
+        let named = paths.iter().map(|path| readable_file(path));
+        let parts = open_parts(image).into_iter().map(|(name, file)| {
+            let path = image.with_file_name(name);
+            opened(claim_shared(file, &path)?, &path, false)
+        });
+        parts.chain(named).collect::<anyhow::Result<_>>().map(Self)
     }
 
     /// The disks.
@@ -232,29 +249,41 @@ impl Behind {
     }
 }
 
-/// The files that hold what `image` describes, if it is a text that says which: those beside it
-/// whose names are its own with a number. The names in the text are not looked at, so that it can
-/// name no other file; links are not followed. None if there are several such series.
-pub fn beside(image: &Path) -> Vec<PathBuf> {
-    let is_file = |path: &Path| {
-        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_file())
-    };
-    let Some(name) = image.file_name().and_then(OsStr::to_str) else { return vec![] };
-    let mut head = [0; 64];
-    let got = match std::fs::metadata(image) {
-        Ok(found) if found.is_file() => File::open(image).and_then(|it| it.read_at(&mut head, 0)),
-        _ => return vec![],
-    };
-    if !got.is_ok_and(|got| draconis_container::is_in_parts(&head[..got])) {
-        return vec![];
-    }
-    let mut found = draconis_container::names_beside(name).map(|names| {
-        let paths = names.into_iter().map(|name| image.with_file_name(name));
-        paths.take_while(|path| is_file(path)).collect::<Vec<_>>()
+/// The files that a disk is in besides `image`, relative to its directory: those in it or below
+/// it, up to the first that is not there.
+pub fn parts_of(image: &Path) -> Vec<PathBuf> {
+    open_parts(image).into_iter().map(|(name, _)| name).collect()
+}
+
+fn open_parts(image: &Path) -> Vec<(PathBuf, File)> {
+    let parts = part_names(image).unwrap_or_default().into_iter().map(|name| {
+        let file = parts::open(image, Path::new(&name)).ok()?;
+        Some((name.into(), file.into()))
     });
-    match found.iter_mut().filter(|series| !series.is_empty()).collect::<Vec<_>>().as_mut_slice() {
-        [only] => std::mem::take(*only),
-        _ => vec![],
+    parts.map_while(|part| part).collect()
+}
+
+/// The names of the parts: a text names them; of a split image they follow the name of its first
+/// file.
+fn part_names(image: &Path) -> Option<Vec<String>> {
+    if !std::fs::metadata(image).is_ok_and(|found| found.is_file()) {
+        return None;
+    }
+    let file = File::open(image).ok()?;
+    let mut head = [0; 64];
+    let got = file.read_at(&mut head, 0).ok()?;
+    match Format::of(head.get(..got)?)? {
+        Format::VmdkText => {
+            let mut text = vec![];
+            file.take(draconis_container::LONGEST_TEXT).read_to_end(&mut text).ok()?;
+            Some(draconis_container::names_in_text(&text))
+        }
+        Format::Android => {
+            let name = image.file_name().and_then(OsStr::to_str)?;
+            let chunks = draconis_container::chunks(name)?;
+            (chunks.first == name).then_some(chunks.following)
+        }
+        _ => None,
     }
 }
 
@@ -288,7 +317,10 @@ pub fn shared(image: &Path) -> anyhow::Result<File> {
         Err(error) => return Err(not_there(image, error)),
     };
     usable(image, kind)?;
-    let file = File::open(image).with_context(|| image.display().to_string())?;
+    claim_shared(File::open(image).with_context(|| image.display().to_string())?, image)
+}
+
+fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
     match claim(&file, Claim::Shared) {
         Err(Errno::WOULDBLOCK) => Err(in_use(image)),
         claimed => {

@@ -1,15 +1,68 @@
-//! Android sparse images, as `img2simg` and `fastboot` have them.
+//! Android sparse images, as `img2simg` and `fastboot` have them, also split into several files.
 //!
 //! ```text
 //!   | header | chunk: raw, fill, nothing, checksum | chunk | ..
+//!   system.img_sparsechunk.0 ◀── .1 ◀── .2: what a file has nothing for is in those before it
 //! ```
 
-use crate::inside::{Map, Place};
+use std::sync::Arc;
+
+use draconis_device::Disk;
+
+use crate::inside::{Map, Place, inside};
 use crate::source::{Source, le16, le32};
-use crate::{Error, Unsupported};
+use crate::{Error, Format, Unsupported};
 
 /// Chunks of one image.
 const MOST_CHUNKS: u32 = 4 << 20;
+/// Files that one image is split into.
+const MOST_FILES: u32 = 64;
+
+/// Opens the disk in a file and in those that it is split into besides, in their order.
+pub(crate) fn open(file: Source, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn Disk>, Error> {
+    let first = Android::open(&file)?;
+    let len_bytes = first.len_bytes;
+    let mut joined = inside(file, first, None);
+    for other in others {
+        let source = Source::new(other.clone());
+        let head = source.bytes(0, source.len_bytes().min(28) as usize)?;
+        if Format::of(&head) != Some(Format::Android) {
+            return Err(Error::Damaged(
+                "Android sparse image: a file that it is split into is none",
+            ));
+        }
+        let next = Android::open(&source)?;
+        if next.len_bytes != len_bytes {
+            return Err(Error::Damaged("Android sparse image: files of disks of several lengths"));
+        }
+        joined = inside(source, next, Some(joined));
+    }
+    Ok(joined)
+}
+
+/// Where in the files of a split image one of them is.
+pub struct Chunks {
+    /// The name of the first one.
+    pub first: String,
+    /// The names of all that may follow the one that was named.
+    pub following: Vec<String>,
+}
+
+/// Where in a split image the file called `name` is, if its name says that it is of one: it ends
+/// with `chunk` and a number, as in `system.img_sparsechunk.0`.
+pub fn chunks(name: &str) -> Option<Chunks> {
+    let digits = name.len() - name.trim_end_matches(|last: char| last.is_ascii_digit()).len();
+    let (beginning, number) = name.split_at_checked(name.len() - digits)?;
+    let before = beginning.trim_end_matches(['.', '_', '-']);
+    let is_chunk = before.len().checked_sub(5).and_then(|at| before.get(at..));
+    if digits == 0 || !is_chunk?.eq_ignore_ascii_case("chunk") {
+        return None;
+    }
+    let number: u32 = number.parse().ok()?;
+    let named = |number: u32| format!("{beginning}{number:0digits$}");
+    let following = number.saturating_add(1)..MOST_FILES;
+    Some(Chunks { first: named(0), following: following.map(named).collect() })
+}
 
 /// From which byte of the disk on, and what is there.
 struct Chunk {
@@ -20,6 +73,7 @@ struct Chunk {
 enum What {
     Raw(u64),
     Fill([u8; 4]),
+    Nothing,
 }
 
 pub(crate) struct Android {
@@ -57,7 +111,7 @@ impl Android {
                     file.read(data, &mut fill)?;
                     chunks.push(Chunk { start, what: What::Fill(fill) });
                 }
-                0xCAC3 if fits(0) => chunks.push(Chunk { start, what: What::Fill([0; 4]) }),
+                0xCAC3 if fits(0) => chunks.push(Chunk { start, what: What::Nothing }),
                 0xCAC4 => {}
                 _ => return Err(Error::Damaged("Android sparse image: an impossible chunk")),
             }
@@ -70,7 +124,7 @@ impl Android {
             }
         }
         if start < len_bytes {
-            chunks.push(Chunk { start, what: What::Fill([0; 4]) });
+            chunks.push(Chunk { start, what: What::Nothing });
         }
         Ok(Self { len_bytes, chunks })
     }
@@ -88,7 +142,8 @@ impl Map for Android {
         let chunk = behind.checked_sub(1).and_then(|nth| self.chunks.get(nth));
         Ok(match chunk {
             Some(Chunk { start, what: What::Raw(from) }) => (Place::At(from + (at - start)), run),
-            Some(Chunk { what: What::Fill([0, 0, 0, 0]), .. }) | None => (Place::Zeros, run),
+            Some(Chunk { what: What::Nothing, .. }) | None => (Place::Behind(at), run),
+            Some(Chunk { what: What::Fill([0, 0, 0, 0]), .. }) => (Place::Zeros, run),
             Some(Chunk { what: What::Fill(bytes), .. }) => {
                 // A page of the pattern, from wherever in it.
                 let piece = u64::from(u32::from_le_bytes(*bytes));
@@ -99,5 +154,60 @@ impl Map for Android {
 
     fn unpack(&self, _: &Source, piece: u64) -> Result<Vec<u8>, Error> {
         Ok((piece as u32).to_le_bytes().repeat(1024))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{all, contents, memory, skipped};
+
+    #[test]
+    fn a_split_image_is_joined_as_simg2img_joins_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw = [contents(1 << 20), vec![0; 1 << 18], contents(1 << 19)].concat();
+        std::fs::write(dir.path().join("raw"), &raw).unwrap();
+        let run = |line: &str| {
+            let mut shell = std::process::Command::new("sh");
+            let output = shell.args(["-c", line]).current_dir(dir.path()).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        if std::process::Command::new("simg2simg").output().is_err() {
+            skipped::skipped("split Android images need simg2simg and simg2img");
+            return;
+        }
+        run(
+            "img2simg raw s && simg2simg s s_sparsechunk 400000 && simg2img s_sparsechunk.* joined",
+        );
+        let read = |nth: u32| std::fs::read(dir.path().join(format!("s_sparsechunk.{nth}"))).ok();
+        let files: Vec<_> = (0..).map_while(read).map(memory).collect();
+        assert!(files.len() > 2, "{}", files.len());
+        let opened = crate::open(files[0].clone(), &files[1..]).unwrap();
+        let joined = std::fs::read(dir.path().join("joined")).unwrap();
+        assert!(all(&*opened.disk).unwrap() == joined && joined == raw);
+        // What is none of them is an error.
+        for other in [memory(vec![0; 4096]), memory(vec![])] {
+            assert!(crate::open(files[0].clone(), &[other]).is_err());
+        }
+    }
+
+    #[test]
+    fn names_tell_of_split_images() {
+        let found = |name: &str| {
+            let Chunks { first, following } = chunks(name)?;
+            Some((first, following.into_iter().next()))
+        };
+        for (name, first, next) in [
+            ("system.img_sparsechunk.0", "system.img_sparsechunk.0", "system.img_sparsechunk.1"),
+            ("super_sparsechunk9", "super_sparsechunk0", "super_sparsechunk10"),
+            ("a.CHUNK_008", "a.CHUNK_000", "a.CHUNK_009"),
+        ] {
+            assert_eq!(found(name), Some((first.into(), Some(next.into()))));
+        }
+        for name in ["disk.0", "chunk", "", "7", "system.img", "chunk.99999999999", "xchunk.0.img"]
+        {
+            assert_eq!(found(name), None, "{name}");
+        }
+        assert_eq!(found("chunk.99").unwrap().1, None);
     }
 }

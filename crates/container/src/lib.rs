@@ -27,6 +27,7 @@ pub mod create;
 mod filled;
 mod indexed;
 mod inside;
+mod ova;
 pub mod packing;
 mod parts;
 mod qcow2;
@@ -42,12 +43,13 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, View};
 
+pub use crate::android::chunks;
 use crate::behind::below;
 use crate::changing::Changing;
 use crate::inside::inside;
 pub use crate::parts::{Parts, parts};
 use crate::source::Source;
-pub use crate::vmdk::extents::names_beside;
+pub use crate::vmdk::extents::{LONGEST_TEXT, names as names_in_text};
 
 /// What helps where an image is only read.
 const CONVERT: &str = "qemu-img convert makes one that can be changed";
@@ -67,6 +69,8 @@ pub enum Format {
     VmdkText,
     /// Android's.
     Android,
+    /// The only disk of a virtual machine in a tar archive.
+    Ova,
     /// Compressed with zstd, in frames that an index names.
     Zstd,
     /// Compressed with gzip, in members or chunks that can be found.
@@ -83,6 +87,7 @@ impl Format {
             Self::Vmdk => "VMDK",
             Self::VmdkText => "VMDK in several files",
             Self::Android => "Android sparse",
+            Self::Ova => "OVA",
             Self::Zstd => "seekable zstd",
             Self::Gzip => "indexed gzip",
         }
@@ -93,6 +98,7 @@ impl Format {
         match self {
             Self::Zstd => "zstd -d",
             Self::Gzip => "gzip -d",
+            Self::Ova => "tar -xf and then qemu-img convert -O raw",
             _ => "qemu-img convert -O raw",
         }
     }
@@ -103,7 +109,7 @@ impl Format {
             [b'Q', b'F', b'I', 0xFB, ..] => Self::Qcow2,
             _ if head.starts_with(b"vhdxfile") => Self::Vhdx,
             [b'K', b'D', b'M', b'V', ..] => Self::Vmdk,
-            _ if head.starts_with(vmdk::extents::MARK) => Self::VmdkText,
+            _ if vmdk::extents::is_text(head) => Self::VmdkText,
             [0x3A, 0xFF, 0x26, 0xED, ..] => Self::Android,
             _ if vhd::is_footer(head) => Self::Vhd,
             _ => return None,
@@ -131,8 +137,8 @@ pub enum Unsupported {
     Behind(String),
     /// It holds no contents itself.
     #[error(
-        "its contents are in other files, of which {found} of {wanted} are given: {name:?} is not \
-         beside it under its name; --backing FILE says where each is, in their order"
+        "its contents are in other files, of which {found} of {wanted} are given: {name:?} is no \
+         file in its directory or below; --backing FILE says where each is, in their order"
     )]
     Elsewhere {
         /// The first that is missing, as it calls it.
@@ -142,10 +148,21 @@ pub enum Unsupported {
         /// How many there were.
         found: usize,
     },
-    /// It calls a file as none beside it is called.
+    /// It is an archive of a virtual machine with several disks.
     #[error(
-        "its contents are in {0:?}, which is not opened: only files beside it, called as it is \
-         and counted; qemu-img convert -O raw makes one file of them"
+        "an OVA archive, a tar with several disks in it: {names}; tar -xf IMAGE {first:?} takes one out"
+    )]
+    Disks {
+        /// Those of its members.
+        names: String,
+        /// One of them.
+        first: String,
+    },
+    /// It names a file outside its directory.
+    #[error(
+        "its contents are in {0:?}, which is not opened: only files in its directory or below are; \
+         --backing FILE says where each is, in their order, or qemu-img convert -O raw makes one \
+         file of them"
     )]
     NotBeside(String),
     /// It was given another one than that.
@@ -231,11 +248,6 @@ pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
     Ok(indexed::Indexed::open(&source, &head(&source)?)?.is_some())
 }
 
-/// Whether what begins with `head` names other files for its contents: see [`names_beside`].
-pub fn is_in_parts(head: &[u8]) -> bool {
-    Format::of(head) == Some(Format::VmdkText)
-}
-
 /// Whether what begins with `head` becomes longer where it is changed: such a file is opened
 /// with [`draconis_device::OpenedFile::growing`].
 pub fn grows(head: &[u8]) -> bool {
@@ -257,7 +269,24 @@ pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
 pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
     let source = Source::new(file.clone());
     let head = head(&source)?;
-    open_headed(file, source, &head, behind)
+    open_outer(file, source, &head, behind)
+}
+
+/// [`open_headed`] of what may be an archive with the disk in it.
+fn open_outer(
+    file: Arc<dyn Disk>,
+    source: Source,
+    begin: &[u8],
+    behind: &[Arc<dyn Disk>],
+) -> Result<Opened, Error> {
+    let Some(extent) = ova::only_disk(&source, begin)? else {
+        return open_headed(file, source, begin, behind);
+    };
+    let disk: Arc<dyn Disk> = Arc::new(View::new(file, extent)?);
+    let source = Source::new(disk.clone());
+    let begin = head(&source)?;
+    let opened = open_headed(disk, source, &begin, behind)?;
+    Ok(Opened { format: Some(Format::Ova), ..opened })
 }
 
 /// The first sector of a file, or what it has of one.
@@ -311,9 +340,9 @@ fn open_headed(
             inside(source, map, below)
         }
         Format::VmdkText => vmdk::extents::open(&source, behind, file.properties())?,
-        Format::Android => inside(source.clone(), android::Android::open(&source)?, None),
-        // No head tells of an index.
-        Format::Zstd | Format::Gzip => return Ok(opened(file, None)),
+        Format::Android => android::open(source, behind)?,
+        // No head tells of an index, or of what an archive has in it.
+        Format::Zstd | Format::Gzip | Format::Ova => return Ok(opened(file, None)),
     };
     Ok(opened(disk, Some(format)))
 }
@@ -345,7 +374,7 @@ pub fn open_for_writing(
             let tables = vhdx::Changes::open(&source, map, chance)?;
             Arc::new(Changing::new(source, tables, None))
         }
-        _ => return open_headed(file, source, &head, behind),
+        _ => return open_outer(file, source, &head, behind),
     };
     Ok(Opened { disk: image.clone(), format, image: Some(image) })
 }

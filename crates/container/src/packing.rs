@@ -2,9 +2,11 @@
 //!
 //! Law 1: unpacking takes so much memory and no more, whatever the file says it needs.
 //! Law 2: what has a checksum is compared with it; what ends too early is an error.
+//! Law 3: what follows the end is taken as the program of each format takes it.
 
 use std::io::{BufRead, Error, ErrorKind, Read, Result};
 
+use flate2::bufread::GzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
@@ -61,7 +63,7 @@ impl Packing {
     /// [`ErrorKind::Unsupported`] for bzip2.
     pub fn unpack<'a>(self, packed: impl BufRead + Send + 'a) -> Result<Box<dyn Read + Send + 'a>> {
         Ok(match self {
-            Self::Gzip => Box::new(Told(flate2::bufread::MultiGzDecoder::new(packed))),
+            Self::Gzip => Box::new(Told(Gzip::new(packed))),
             Self::Xz => {
                 let most_kib = (WINDOW_BYTES >> 10) as u32;
                 Box::new(Told(lzma_rust2::XzReader::new_mem_limit(packed, true, most_kib)))
@@ -97,6 +99,95 @@ impl<R: Read> Read for Told<R> {
             }
             Error::new(ErrorKind::InvalidData, format!("damaged: {error}"))
         })
+    }
+}
+
+/// How a gzip member begins.
+const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
+
+/// The members of a gzip file, one after the other. As gzip does, it takes zeros behind them, and
+/// ignores anything else with a warning.
+struct Gzip<R> {
+    /// None once all is read.
+    member: Option<GzDecoder<WithMagic<R>>>,
+}
+
+impl<R: BufRead> Gzip<R> {
+    fn new(packed: R) -> Self {
+        Self { member: Some(GzDecoder::new(WithMagic { magic: &[], packed })) }
+    }
+}
+
+/// The member that follows in `packed`.
+fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<WithMagic<R>>>> {
+    let is_member = is_next(&mut packed, GZIP_MAGIC[0])?;
+    if is_member && is_next(&mut packed, GZIP_MAGIC[1])? {
+        return Ok(Some(GzDecoder::new(WithMagic { magic: &GZIP_MAGIC, packed })));
+    }
+    if !is_member {
+        let has_zeros = packed.fill_buf()?.first() == Some(&0);
+        while is_next(&mut packed, 0)? {}
+        if packed.fill_buf()?.is_empty() {
+            return Ok(None);
+        }
+        packed.consume((!has_zeros).into());
+    }
+    // gzip takes one byte for the begin of a member that is cut off.
+    if packed.fill_buf()?.is_empty() {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    log::warn!("what follows the end of the gzip stream is ignored, as gzip ignores it");
+    Ok(None)
+}
+
+/// Takes the next byte if it is this one.
+fn is_next(from: &mut impl BufRead, wanted: u8) -> Result<bool> {
+    let is_it = from.fill_buf()?.first() == Some(&wanted);
+    from.consume(is_it.into());
+    Ok(is_it)
+}
+
+impl<R: BufRead> Read for Gzip<R> {
+    fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+        while let Some(member) = self.member.as_mut().filter(|_| !into.is_empty()) {
+            let got = member.read(into)?;
+            if got > 0 {
+                return Ok(got);
+            }
+            let Some(member) = self.member.take() else { break };
+            self.member = next_member(member.into_inner().packed)?;
+        }
+        Ok(0)
+    }
+}
+
+/// A stream, and before it bytes that were taken from it already.
+struct WithMagic<R> {
+    magic: &'static [u8],
+    packed: R,
+}
+
+impl<R: BufRead> Read for WithMagic<R> {
+    fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+        let got = self.fill_buf()?.read(into)?;
+        self.consume(got);
+        Ok(got)
+    }
+}
+
+impl<R: BufRead> BufRead for WithMagic<R> {
+    fn fill_buf(&mut self) -> Result<&[u8]> {
+        match self.magic {
+            [] => self.packed.fill_buf(),
+            magic => Ok(magic),
+        }
+    }
+
+    fn consume(&mut self, len: usize) {
+        match self.magic.get(len..) {
+            Some(rest) if !self.magic.is_empty() => self.magic = rest,
+            _ => self.packed.consume(len),
+        }
     }
 }
 
@@ -181,6 +272,7 @@ impl<R: BufRead> Read for Zstd<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::skipped;
 
     fn unpack(packed: &[u8]) -> Result<Vec<u8>> {
         let packing = Packing::of(packed).expect("it is packed");
@@ -226,6 +318,48 @@ mod tests {
         }
         assert!(unpack(&[0x5A, 0x2A, 0x4D, 0x18, 30, 0, 0, 0, 9]).is_err());
         assert_eq!(unpack(b"BZh91AY").unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+
+    /// What is behind the end is taken or refused as the program of each format takes it.
+    #[test]
+    fn what_follows_the_end_is_as_the_programs_take_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (plain, file) = (dir.path().join("plain"), dir.path().join("packed"));
+        std::fs::write(&plain, text()).unwrap();
+        for program in ["gzip", "xz", "zstd"] {
+            let run = |option: &str, path: &std::path::Path| {
+                std::process::Command::new(program).arg(option).arg(path).output()
+            };
+            let Ok(packed) = run("-c", &plain) else {
+                skipped::skipped("padding behind compressed files needs gzip, xz and zstd");
+                continue;
+            };
+            let (packed, second) = (packed.stdout, run("-c", &plain).unwrap().stdout);
+            let mut tails: Vec<Vec<u8>> = [1, 3, 4, 6, 512, 70_000].map(|len| vec![0; len]).into();
+            tails.extend([
+                b"garbage".to_vec(),
+                vec![0x1F],
+                vec![0x1F, 0x8B],
+                vec![0x1F, 0],
+                vec![],
+            ]);
+            tails.extend([vec![0x1F, 0x8B, 9, 9], b"\0\0\0\0x".to_vec(), second.clone()]);
+            tails.push([&[0; 4], &second[..]].concat());
+            tails.push([&second[..], &[0; 4]].concat());
+            tails.push([&second[..], b"x"].concat());
+            for tail in tails {
+                let bytes = [&packed[..], &tail].concat();
+                std::fs::write(&file, &bytes).unwrap();
+                let theirs = run("-dc", &file).unwrap();
+                // gzip says 2 for a warning.
+                let is_taken = matches!(theirs.status.code(), Some(0 | 2));
+                let shown = format!("{program}: {:?}", &tail[..tail.len().min(8)]);
+                match unpack(&bytes) {
+                    Ok(ours) => assert!(is_taken && ours == theirs.stdout, "{shown}"),
+                    Err(error) => assert!(!is_taken, "{shown}: {error}"),
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which partition of a disk holds what is looked for.
 
-use draconis_device::{Disk, Extent, Partition, partitions};
+use draconis_device::{Disk, Extent, Partition, partition_table};
 use draconis_exchange::heap::Block;
 
 use crate::signature::{self, Held};
@@ -12,6 +12,8 @@ pub struct Parts {
     pub volumes: Vec<Partition>,
     /// The others, with what they hold if that is known.
     pub others: Vec<(Partition, Option<Held>)>,
+    /// Whether the table is the backup of a GPT whose first copy is damaged or gone.
+    pub is_backup: bool,
 }
 
 impl Parts {
@@ -34,14 +36,15 @@ impl Parts {
     }
 }
 
-/// Looks at the partitions of a disk; `None` if it holds a volume itself, or has no table.
+/// Looks at the partitions of a disk; `None` if it holds something itself, or has no table.
 pub fn parts(disk: &dyn Disk) -> Option<Parts> {
-    let own = signature::held(disk)?;
-    if own.what != signature::PARTITIONS {
+    let own = signature::held(disk);
+    if own.is_some_and(|own| own.what != signature::PARTITIONS) {
         return None;
     }
-    let mut found = Parts::default();
-    for part in partitions(disk).ok()? {
+    let table = partition_table(disk).ok()?;
+    let mut found = Parts { is_backup: table.is_backup, ..Parts::default() };
+    for part in table.partitions {
         let held = head(disk, part.extent).as_deref().and_then(signature::of);
         match held {
             Some(held) if held.what == "an ext file system" => found.volumes.push(part),

@@ -75,7 +75,9 @@ pub use file::{
     Claim, FileDisk, FileOptions, OpenedFile, claim, claim_at_once, written_unit_bytes,
 };
 pub use memory::MemoryDisk;
-pub use partition::{Partition, PartitionError, partition, partitions};
+pub use partition::{
+    Partition, PartitionError, PartitionTable, partition, partition_table, partitions,
+};
 pub use pending::{Answer, Pending, Promise, pending};
 pub use random::Random;
 pub use record::{Event, RecordDisk};

@@ -68,12 +68,29 @@ pub struct Partition {
     pub extent: Extent,
 }
 
+/// A partition table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartitionTable {
+    /// Its partitions, by number.
+    pub partitions: Vec<Partition>,
+    /// Whether this is the backup of a GPT whose first copy is damaged or gone.
+    pub is_backup: bool,
+}
+
 /// All partitions of a disk, by number.
 ///
 /// # Errors
 /// See [`PartitionError`].
 pub fn partitions(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
-    let mbr = Mbr::read(disk, 0)?.ok_or(PartitionError::NoTable)?;
+    partition_table(disk).map(|table| table.partitions)
+}
+
+/// The partition table of a disk: a GPT also where the first sector is gone.
+///
+/// # Errors
+/// See [`PartitionError`].
+pub fn partition_table(disk: &dyn Disk) -> Result<PartitionTable, PartitionError> {
+    let Some(mbr) = Mbr::read(disk, 0)? else { return gpt(disk) };
     if mbr.entries.iter().any(|entry| entry.kind == PROTECTIVE) {
         return gpt(disk);
     }
@@ -88,7 +105,7 @@ pub fn partitions(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
             logical(disk, u64::from(entry.start), &mut found)?;
         }
     }
-    Ok(found)
+    Ok(PartitionTable { partitions: found, is_backup: false })
 }
 
 struct Mbr {
@@ -150,27 +167,54 @@ fn logical(disk: &dyn Disk, first: u64, found: &mut Vec<Partition>) -> Result<()
     Err(PartitionError::Damaged("the chain of logical partitions does not end"))
 }
 
-/// The header is in sector 1, whose size only the disk itself knows; the last sector has a copy,
-/// which counts where the first one is damaged.
-fn gpt(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
+/// The header is in sector 1, whose size only the disk itself knows. The backup counts where the
+/// first one is damaged: it is where a whole first header says, or in the last sector.
+fn gpt(disk: &dyn Disk) -> Result<PartitionTable, PartitionError> {
+    const SECTORS: [u64; 2] = [512, 4096];
     let len_bytes = disk.properties().len_bytes;
-    let places = [512, 4096].map(|sector_bytes| (sector_bytes, sector_bytes));
-    let last = |sector_bytes: u64| len_bytes.saturating_sub(sector_bytes) / sector_bytes;
-    let copies = [512, 4096].map(|sector_bytes| (sector_bytes, last(sector_bytes) * sector_bytes));
-    let mut why = PartitionError::NoTable;
-    for (sector_bytes, at_bytes) in places.into_iter().chain(copies) {
-        let Ok(header) = sectors(disk, at_bytes, 512) else { continue };
-        if header.get(..8) != Some(b"EFI PART") {
-            continue;
+    let mut places = SECTORS.map(|sector_bytes| (sector_bytes, sector_bytes, false)).to_vec();
+    for sector_bytes in SECTORS {
+        let said = gpt_header(disk, sector_bytes).ok().map(|header| u64_at(&header, 32));
+        let last = (len_bytes / sector_bytes).saturating_sub(1);
+        for sector in said.into_iter().chain([last]) {
+            if let Some(at_bytes) = sector.checked_mul(sector_bytes) {
+                places.push((sector_bytes, at_bytes, true));
+            }
         }
-        match gpt_of(disk, &header, sector_bytes) {
+    }
+    let mut why = PartitionError::NoTable;
+    for (sector_bytes, at_bytes, is_backup) in places {
+        let found = gpt_header(disk, at_bytes)
+            .and_then(|header| gpt_of(disk, &header, sector_bytes))
+            .map(|partitions| PartitionTable { partitions, is_backup });
+        match found {
             Ok(found) => return Ok(found),
             // What is said of the first one helps more.
-            Err(error) if why == PartitionError::NoTable => why = error,
+            Err(error @ PartitionError::Damaged(_)) if why == PartitionError::NoTable => {
+                why = error;
+            }
             Err(_) => {}
         }
     }
     Err(why)
+}
+
+/// A header whose checksum is right.
+fn gpt_header(disk: &dyn Disk, at_bytes: u64) -> Result<Private, PartitionError> {
+    let header = sectors(disk, at_bytes, 512)?;
+    if header.get(..8) != Some(b"EFI PART") {
+        return Err(PartitionError::NoTable);
+    }
+    let header_len = u32_at(&header, 12) as usize;
+    if !(92..=512).contains(&header_len) {
+        return Err(PartitionError::Damaged("GPT header of an impossible length"));
+    }
+    let mut summed = header[..header_len].to_vec();
+    summed[16..20].fill(0);
+    if crc32(&summed) != u32_at(&header, 16) {
+        return Err(PartitionError::Damaged("checksum of the GPT header"));
+    }
+    Ok(header)
 }
 
 fn gpt_of(
@@ -178,15 +222,6 @@ fn gpt_of(
     header: &[u8],
     sector_bytes: u64,
 ) -> Result<Vec<Partition>, PartitionError> {
-    let header_len = u32_at(header, 12) as usize;
-    if !(92..=512).contains(&header_len) {
-        return Err(PartitionError::Damaged("GPT header of an impossible length"));
-    }
-    let mut summed = header[..header_len].to_vec();
-    summed[16..20].fill(0);
-    if crc32(&summed) != u32_at(header, 16) {
-        return Err(PartitionError::Damaged("checksum of the GPT header"));
-    }
     let (count, size) = (u32_at(header, 80), u32_at(header, 84));
     if count > GPT_ENTRIES_MAX || !(128..=4096).contains(&size) || !size.is_power_of_two() {
         return Err(PartitionError::Damaged("GPT with impossible entries"));
@@ -338,15 +373,54 @@ mod tests {
         assert_eq!(find(&with_gpt(4096)).unwrap(), [(1, 320, 64), (4, 400, 8)]);
     }
 
+    /// The same with a backup behind it, as a tool would have made it.
+    fn with_backup(sector: usize) -> Vec<u8> {
+        let mut bytes = with_gpt(sector);
+        let last = bytes.len() - sector;
+        bytes.copy_within(2 * sector..2 * sector + 512, last - sector);
+        bytes.copy_within(sector..sector + 512, last);
+        for (h, other, entries) in [(sector, 127u64, 2u64), (last, 1, 126)] {
+            bytes[h + 32..h + 40].copy_from_slice(&other.to_le_bytes());
+            bytes[h + 72..h + 80].copy_from_slice(&entries.to_le_bytes());
+            bytes[h + 16..h + 20].fill(0);
+            let sum = crc32(&bytes[h..h + 92]);
+            bytes[h + 16..h + 20].copy_from_slice(&sum.to_le_bytes());
+        }
+        bytes
+    }
+
     #[test]
-    fn the_copy_at_the_end_counts_where_the_first_gpt_is_damaged() {
+    fn the_backup_counts_where_the_first_gpt_is_damaged_or_gone() {
+        let table = |bytes: &[u8]| partition_table(&MemoryDisk::new(bytes.to_vec(), 512));
         for sector in [512, 4096] {
-            let mut bytes = with_gpt(sector);
-            let whole = find(&bytes).unwrap();
-            let last = bytes.len() - sector;
-            bytes.copy_within(sector..sector + 512, last);
+            let whole = with_backup(sector);
+            let first = table(&whole).unwrap();
+            assert!(!first.is_backup);
+            let backup = Ok(PartitionTable { is_backup: true, ..first.clone() });
+            // The header, its entries, both, the first sector too, and all of it.
+            let ends = [
+                (sector, sector + 8),
+                (sector + 90, sector + 91),
+                (2 * sector, 2 * sector + 1),
+                (sector, 3 * sector),
+                (0, 3 * sector),
+            ];
+            for (from, to) in ends {
+                let mut bytes = whole.clone();
+                bytes[from..to].iter_mut().for_each(|byte| *byte ^= 0xff);
+                assert_eq!(table(&bytes), backup, "{from}..{to} of {sector}");
+                // The disk became longer since: a whole first header says where the backup is.
+                bytes.extend(vec![0; sector * 4]);
+                let header_is_whole = from >= 2 * sector;
+                assert_eq!(table(&bytes).is_ok(), header_is_whole, "{from}..{to} of {sector}");
+            }
+            // Without a first sector the first GPT counts as well.
+            let mut bytes = whole.clone();
+            bytes[..512].fill(0);
+            assert_eq!(table(&bytes), Ok(first));
+            let mut bytes = whole.clone();
             bytes[sector..sector + 512].fill(0);
-            assert_eq!(find(&bytes).unwrap(), whole);
+            let last = bytes.len() - sector;
             bytes[last + 17] ^= 1;
             let said = PartitionError::Damaged("checksum of the GPT header");
             assert_eq!(find(&bytes), Err(said));

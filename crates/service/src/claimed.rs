@@ -13,6 +13,8 @@ use rustix::fs::{FileType, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::elsewhere::{self, RemoteCredentials};
+use crate::options::MountOptions;
+use crate::parts;
 use crate::store_keeper::StoreDisk;
 
 /// How much of a volume's name a file in memory is called by.
@@ -200,35 +202,50 @@ impl Keep {
     }
 }
 
-/// Opens what a disk image differs from, for the worker to read, the nearest first. Others may read
-/// it meanwhile; those who change it are shut out, as the image would be nothing any more.
+/// Opens what the disk image `volume` differs from or is in, for the worker to read: first its
+/// parts, then what it differs from, the nearest first. Others may read it meanwhile; those who
+/// change it are shut out, as the image would be nothing any more.
 ///
 /// # Errors
 /// A sentence for the user.
-pub(crate) fn behind(files: &[PathBuf], image: (u64, u64)) -> Result<Vec<OwnedFd>, String> {
-    if files.len() > BEHIND_MAX {
-        return Err(format!(
-            "there can be {BEHIND_MAX} files behind an image, not {}",
-            files.len()
-        ));
+pub(crate) fn behind(
+    volume: &Path,
+    options: &MountOptions,
+    image: (u64, u64),
+) -> Result<Vec<OwnedFd>, String> {
+    let count = options.parts.len() + options.backing.len();
+    if count > BEHIND_MAX {
+        return Err(format!("there can be {BEHIND_MAX} files behind an image, not {count}"));
     }
+    let open_part = |name: &PathBuf| {
+        let file = volume.with_file_name(name);
+        let fd = parts::open(volume, name).map_err(|errno| said(&file, errno))?;
+        claim_behind(fd, &file)
+    };
     let mut known = vec![image];
     let mut open_one = |file: &PathBuf| {
-        let name = file.display();
         // Asked first: opening anything else may hang.
         let found = identity(file)?;
         if known.contains(&found) {
+            let name = file.display();
             return Err(format!("{name} cannot lie behind itself: --backing names each file once"));
         }
         known.push(found);
         let fd = open(file, OFlags::RDONLY).map_err(|errno| said(file, errno))?;
-        claim(&fd, Claim::Shared).map_err(|errno| match errno {
-            Errno::WOULDBLOCK => format!("{name} is in use by another mount or tool"),
-            other => said(file, other),
-        })?;
-        Ok(fd)
+        claim_behind(fd, file)
     };
-    files.iter().map(&mut open_one).collect()
+    let parts = options.parts.iter().map(open_part);
+    parts.chain(options.backing.iter().map(&mut open_one)).collect()
+}
+
+fn claim_behind(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
+    match claim(&fd, Claim::Shared) {
+        Ok(()) => Ok(fd),
+        Err(Errno::WOULDBLOCK) => {
+            Err(format!("{} is in use by another mount or tool", file.display()))
+        }
+        Err(other) => Err(said(file, other)),
+    }
 }
 
 /// Device and inode number of a volume, or the device's own number; of an address those that it has.

@@ -27,6 +27,7 @@ pub mod manager;
 mod marked;
 mod oplog;
 pub mod options;
+pub mod parts;
 pub mod process;
 pub mod protocol;
 mod recorder;

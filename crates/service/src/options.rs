@@ -29,6 +29,10 @@ pub struct MountOptions {
     /// What a disk image differs from, and what that does, the nearest first.
     #[serde(default)]
     pub backing: Vec<PathBuf>,
+    /// The parts that a disk in several files names, relative to its directory: see
+    /// [`crate::parts`].
+    #[serde(default)]
+    pub parts: Vec<PathBuf>,
     /// Honour device nodes (root only).
     pub dev: bool,
     /// Honour setuid bits (root only).
@@ -112,6 +116,7 @@ impl Default for MountOptions {
             offset_bytes: None,
             partition: None,
             backing: vec![],
+            parts: vec![],
             dev: false,
             suid: false,
             no_exec: false,

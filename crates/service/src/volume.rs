@@ -92,7 +92,10 @@ pub fn open(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    open_part(part(disk, behind, options)?.disk, options)
+    let Part { disk, is_of_backup, .. } = part(disk, behind, options)?;
+    let mut tree = open_part(disk, options)?;
+    tree.is_of_backup = is_of_backup;
+    Ok(tree)
 }
 
 /// Opens a volume that is all of `disk`, for reading.
@@ -151,13 +154,29 @@ fn open_with(
     before: Option<Predecessor>,
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
+    let (part, only_read) = part::part_for_mounting(disk, behind, options)?;
+    let is_of_backup = part.is_of_backup;
+    let mut tree = match only_read {
+        None => open_found(part, options, before, claim)?,
+        Some(why) => {
+            let mut tree = open_part(part.disk, options)?;
+            tree.not_written = Some(why.to_string());
+            tree
+        }
+    };
+    tree.is_of_backup = is_of_backup;
+    Ok(tree)
+}
+
+/// [`open_with`] of a part that can be written.
+fn open_found(
+    part: Part,
+    options: &MountOptions,
+    before: Option<Predecessor>,
+    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
+) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{Corrupt, ReadOnly, Unsupported};
-    let (Part { disk, image, .. }, only_read) = part::part_for_mounting(disk, behind, options)?;
-    if let Some(why) = only_read {
-        let mut tree = open_part(disk, options)?;
-        tree.not_written = Some(why.to_string());
-        return Ok(tree);
-    }
+    let Part { disk, image, .. } = part;
     let writing = Writing {
         clock: Arc::new(now),
         dirty_bytes: options.dirty_bytes,
@@ -244,6 +263,8 @@ pub struct VolumeTree {
     writing: bool,
     /// Why it was not, though it was wanted.
     not_written: Option<String>,
+    /// Whether it is in a partition of a backup table.
+    is_of_backup: bool,
     /// What the options say of each change.
     durable: Durable,
     /// Whether the kernel checks permissions.
@@ -306,6 +327,7 @@ impl VolumeTree {
             image: None,
             writing,
             not_written,
+            is_of_backup: false,
             durable,
             permissions,
             write_back,
@@ -413,6 +435,9 @@ impl VolumeTree {
     fn notes(&self) -> Vec<String> {
         let info = self.volume.info();
         let mut notes = vec![];
+        if self.is_of_backup {
+            notes.push(part::BACKUP_TABLE.to_owned());
+        }
         if let Some(reason) = info.read_only_reason {
             notes.push(format!("read-only: {reason}"));
         } else if let Some(reason) = &self.not_written {

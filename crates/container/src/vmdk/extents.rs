@@ -5,10 +5,12 @@
 //!   RW 1048576 FLAT "disk-f002.vmdk" 0                 │ 1st given  │ zeros │ 2nd given
 //!   RW 2048 ZERO                                       └────────────┴───────┘
 //! ```
-//! Law 1: a name in the text is compared and shown, and never opened. The files are those that
-//! were given, in their order.
-//! Law 2: the text is so long and has so many lines, and no more.
+//! Law 1: this module opens no name. It reads the files that were given, in the order of their
+//! names; two lines with one name share a file.
+//! Law 2: [`names`] lists only names in the directory of the text or below it.
+//! Law 3: a text longer than [`LONGEST_TEXT`] or with more than [`MOST_EXTENTS`] lines is an error.
 
+use std::path::{Component, Path};
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Properties, View};
@@ -19,13 +21,14 @@ use crate::inside::inside;
 use crate::source::Source;
 use crate::{Error, Format, Unsupported};
 
-/// How such a text begins.
-pub(crate) const MARK: &[u8] = b"# Disk DescriptorFile";
-const LONGEST_TEXT: u64 = 64 << 10;
+/// How such a text begins, behind a byte order mark if it has one.
+const MARK: &[u8] = b"# Disk DescriptorFile";
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+/// The longest text that is read.
+pub const LONGEST_TEXT: u64 = 64 << 10;
 /// The most files that one image is in.
 pub const MOST_EXTENTS: usize = 64;
 const MOST_SECTORS: u64 = 1 << 53;
-const ENDING: &str = ".vmdk";
 
 /// A line of the text.
 struct Line<'a> {
@@ -51,28 +54,34 @@ pub(crate) fn open(
         return Err(Error::Damaged("VMDK: a description longer than any is"));
     }
     let bytes = file.bytes(0, file.len_bytes() as usize)?;
-    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-    let text = String::from_utf8_lossy(text).into_owned();
+    let text = text(&bytes);
     if number(&text, "parentCID")?.is_some_and(|id| id != NONE) {
         let what = "its contents in several files that differ from another image";
         return Err(Unsupported::Feature("VMDK", what).into());
     }
     let lines = lines(&text)?;
-    let names: Vec<&str> = lines.iter().filter_map(|line| line.what.name()).collect();
-    usual(&names)?;
+    let names = distinct(&lines);
     let (wanted, found) = (names.len(), given.len());
-    if found < wanted {
-        return Err(Unsupported::Elsewhere { name: shown(&names, found), wanted, found }.into());
+    if let Some(missing) = names.get(found) {
+        let name = missing.chars().take(256).collect();
+        return Err(match is_beneath(missing) {
+            true => Unsupported::Elsewhere { name, wanted, found },
+            false => Unsupported::NotBeside(name),
+        }
+        .into());
     }
-    let mut given = given.iter();
+    let file_of = |name: &str| {
+        let nth = names.iter().position(|known| *known == name);
+        nth.and_then(|nth| given.get(nth)).ok_or(SHORT)
+    };
     let mut parts = vec![];
     let mut start_bytes = 0;
     for line in &lines {
         let len_bytes = line.sectors * SECTOR;
         let disk = match line.what {
             What::Zeros => None,
-            What::Flat(_, at) => given.next().map(|disk| flat(disk, at, len_bytes)).transpose()?,
-            What::Sparse(_) => given.next().map(|disk| sparse(disk, len_bytes)).transpose()?,
+            What::Flat(name, at) => Some(flat(file_of(name)?, at, len_bytes)?),
+            What::Sparse(name) => Some(sparse(file_of(name)?, len_bytes)?),
         };
         parts.push(Part { start_bytes, len_bytes, disk });
         start_bytes += len_bytes;
@@ -166,50 +175,47 @@ impl<'a> What<'a> {
     }
 }
 
-/// Refuses names that are not those that lie beside such a text: of one beginning, with an ending
-/// that counts them.
-fn usual(names: &[&str]) -> Result<(), Error> {
-    let beginning = |(nth, name): (usize, &&str)| -> Option<String> {
-        let series = endings(nth).into_iter().chain((names.len() == 1).then(only));
-        let found = series.filter_map(|ending| name.strip_suffix(ending.as_str()));
-        let found = found.map(str::to_owned).next()?;
-        (!found.contains(['/', '\\', '\0'])).then_some(found)
-    };
-    let mut first = None;
-    for (nth, name) in names.iter().enumerate() {
-        let is_usual =
-            beginning((nth, name)).is_some_and(|it| *first.get_or_insert_with(|| it.clone()) == it);
-        if !is_usual {
-            return Err(Unsupported::NotBeside(shown(names, nth)).into());
+/// Returns true if what begins with `head` is such a text.
+pub(crate) fn is_text(head: &[u8]) -> bool {
+    without_mark(head).starts_with(MARK)
+}
+
+fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
+}
+
+/// The text up to the first zero.
+fn text(bytes: &[u8]) -> String {
+    let text = without_mark(bytes).split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+/// Lists each file that a text names once, in order, up to the first name that leads out of the
+/// directory of the text. A text that cannot be understood names none.
+pub fn names(bytes: &[u8]) -> Vec<String> {
+    let text = text(bytes);
+    let lines = lines(&text).unwrap_or_default();
+    let names = distinct(&lines).into_iter().take_while(|name| is_beneath(name));
+    names.map(str::to_owned).collect()
+}
+
+/// Each name once, in order.
+fn distinct<'a>(lines: &[Line<'a>]) -> Vec<&'a str> {
+    let mut names = vec![];
+    for name in lines.iter().filter_map(|line| line.what.name()) {
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
-    Ok(())
+    names
 }
 
-/// How the names of the `nth` file of each series end, counted from 0.
-fn endings(nth: usize) -> [String; 2] {
-    ["s", "f"].map(|series| format!("-{series}{:03}{ENDING}", nth + 1))
-}
-
-/// How the name of the only file ends.
-fn only() -> String {
-    format!("-flat{ENDING}")
-}
-
-/// The names of files that hold what a description called `name` describes, as qemu-img and VMware
-/// call them: by series, each in its order; at most 64 of each.
-pub fn names_beside(name: &str) -> [Vec<String>; 3] {
-    let beginning = name.strip_suffix(ENDING).unwrap_or(name);
-    let series = |which: usize| {
-        let ends = (0..MOST_EXTENTS).filter_map(|nth| endings(nth).into_iter().nth(which));
-        ends.map(|end| format!("{beginning}{end}")).collect()
-    };
-    [vec![format!("{beginning}{}", only())], series(0), series(1)]
-}
-
-/// A name of the text, as far as it is shown.
-fn shown(names: &[&str], nth: usize) -> String {
-    names.get(nth).copied().unwrap_or_default().chars().take(256).collect()
+/// Returns true if a name cannot lead out of a directory, but for symbolic links.
+fn is_beneath(name: &str) -> bool {
+    let path = Path::new(name);
+    path.file_name().is_some()
+        && !name.contains('\0')
+        && path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
 /// A stretch of the disk.
@@ -314,22 +320,45 @@ mod tests {
     }
 
     #[test]
-    fn only_names_beside_it_are_taken() {
-        let given = [memory(contents(1 << 16)), memory(contents(1 << 16))];
-        for (one, two) in [
-            ("/etc/passwd", "a-f002.vmdk"),
-            ("../a-f001.vmdk", "../a-f002.vmdk"),
-            ("a\\b-f001.vmdk", "a\\b-f002.vmdk"),
-            ("a-f001.vmdk", "b-f002.vmdk"),
-            ("a-f002.vmdk", "a-f001.vmdk"),
-            ("a-flat.vmdk", "a-f002.vmdk"),
-        ] {
-            let told = refused(&format!("RW 8 FLAT \"{one}\" 0\nRW 8 FLAT \"{two}\" 0"), &given);
+    fn names_lead_to_no_file_outside_the_directory() {
+        for name in ["/etc/passwd", "..", "../a.vmdk", "a/../../b.vmdk", "a/..", "", ".", "/"] {
+            let line = format!("RW 8 FLAT \"{name}\" 0\n");
+            let text = format!("{HEAD}RW 8 FLAT \"sub/a.img\" 0\n{line}RW 8 FLAT \"b\" 0\n");
+            assert_eq!(names(text.as_bytes()), ["sub/a.img"], "{name}");
+            let told = refused(&line, &[]);
             assert!(told.contains("is not opened") && told.contains("qemu-img convert"), "{told}");
+            // A file that the user gives is read, whatever the text calls it.
+            assert!(open(described(&line), &[memory(contents(1 << 16))]).is_ok(), "{name}");
         }
-        let [only, sparse, flat] = names_beside("disk.vmdk");
-        assert_eq!(only, ["disk-flat.vmdk"]);
-        assert_eq!((&sparse[1][..], &flat[63][..]), ("disk-s002.vmdk", "disk-f064.vmdk"));
+        assert_eq!(names(b"RW 8 FLAT \"a"), [""; 0]);
+    }
+
+    #[test]
+    fn one_file_holds_several_stretches_as_qemu_reads_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw = contents(1 << 16);
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        std::fs::write(dir.path().join("sub/a.img"), &raw).unwrap();
+        for (first, second) in [(0, 64), (64, 0), (0, 0), (3, 10)] {
+            let text = format!(
+                "\u{feff}{HEAD}CID=fffffffe\ncreateType=\"twoGbMaxExtentFlat\"\n\
+                 RW 64 FLAT \"sub/a.img\" {first}\nRW 64 FLAT \"sub/a.img\" {second}\n"
+            );
+            std::fs::write(dir.path().join("x.vmdk"), &text).unwrap();
+            assert_eq!(names(text.as_bytes()), ["sub/a.img"]);
+            let opened = open(memory(text.into_bytes()), &[memory(raw.clone())]).unwrap();
+            assert_eq!(opened.format, Some(Format::VmdkText));
+            let read = all(&*opened.disk).unwrap();
+            let mut qemu = std::process::Command::new("qemu-img");
+            // It takes a text with a byte order mark for a raw disk unless it is told.
+            qemu.args(["convert", "-f", "vmdk", "-O", "raw", "x.vmdk", "read"]);
+            let Ok(output) = qemu.current_dir(dir.path()).output() else {
+                skipped::skipped("reading a VMDK beside qemu-img needs it");
+                return;
+            };
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(read == std::fs::read(dir.path().join("read")).unwrap(), "{first} {second}");
+        }
     }
 
     #[test]

@@ -112,8 +112,9 @@ impl Keeper {
         if !mount.options.restart {
             return format!("{at}: it is mounted with norestart; unmount it and mount it again");
         }
-        let wants =
-            Wants { in_store: mount.disk.is_some(), behind: !mount.options.backing.is_empty() };
+        let MountOptions { backing, parts, .. } = &mount.options;
+        let behind = !backing.is_empty() || !parts.is_empty();
+        let wants = Wants { in_store: mount.disk.is_some(), behind };
         if let Err(why) = understands(&program, wants) {
             return format!("{at}: {why}");
         }

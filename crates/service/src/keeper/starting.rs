@@ -74,7 +74,7 @@ impl Keeper {
         let started = cleared
             .and_then(|()| check_mount_point(&mount.mount_point))
             .and_then(|()| self.claim(&mount, means))
-            .and_then(|claimed| Ok((claimed, behind(&mount.options.backing, mount.identity)?)))
+            .and_then(|claimed| Ok((claimed, behind(&mount.file, &mount.options, mount.identity)?)))
             .and_then(|(claimed, behind)| self.start(&mount, claimed, behind));
         if started.is_err() {
             lock(&mount.state).phase = Phase::Ended { why: None, dead: false };
@@ -127,7 +127,8 @@ impl Keeper {
         let Claimed { source, note, mut keep } = claimed;
         let read_only = source.is_read_only();
         // A worker knows no names.
-        let options = MountOptions { read_only, backing: vec![], ..mount.options.clone() };
+        let none = MountOptions { backing: vec![], parts: vec![], ..mount.options.clone() };
+        let options = MountOptions { read_only, ..none };
         let said = |error| match error {
             StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
             other => other.to_string(),

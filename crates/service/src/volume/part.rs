@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use draconis_container::{Error, Format, Image, open_for_writing, parts, signature};
-use draconis_device::{Disk, View, partition};
+use draconis_device::{Disk, View, partition, partition_table};
 
 use super::OpenError;
 use crate::options::MountOptions;
@@ -21,7 +21,13 @@ pub struct Part {
     pub format: Option<Format>,
     /// The disk that the file holds, where changing it is a session that ends.
     pub image: Option<Arc<dyn Image>>,
+    /// Whether the partition was found in the backup of the partition table.
+    pub is_of_backup: bool,
 }
+
+/// What a user should know of such a table.
+pub(super) const BACKUP_TABLE: &str = "the first GPT is damaged or gone, and the backup at the end \
+                                       of the disk is used; gdisk and sfdisk write it anew";
 
 /// Finds the part of a file that `options` name. Where they name none and the file holds a
 /// table of partitions instead of a volume, the only one with a volume is taken. `behind` are
@@ -40,18 +46,27 @@ pub fn part(
 
 fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result<Part, OpenError> {
     let draconis_container::Opened { disk, format, image } = opened;
-    let found = |disk, partition| Ok(Part { disk, partition, format, image });
+    let found = |disk, partition, is_of_backup| {
+        if is_of_backup {
+            log::warn!("{BACKUP_TABLE}");
+        }
+        Ok(Part { disk, partition, format, image, is_of_backup })
+    };
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
-        return found(Arc::new(View::new(disk, extent)?), Some(number));
+        let is_backup = partition_table(&*disk)?.is_backup;
+        return found(Arc::new(View::new(disk, extent)?), Some(number), is_backup);
     }
     if let Some(start) = options.offset_bytes {
-        return found(Arc::new(View::from_offset(disk, start)?), None);
+        return found(Arc::new(View::from_offset(disk, start)?), None, false);
     }
     match parts(&*disk) {
-        None => found(disk, None),
+        None => found(disk, None, false),
         Some(parts) => match parts.volumes[..] {
-            [only] => found(Arc::new(View::new(disk, only.extent)?), Some(only.number)),
+            [only] => {
+                let view = View::new(disk, only.extent)?;
+                found(Arc::new(view), Some(only.number), parts.is_backup)
+            }
             [] => Err(OpenError::Partitions(format!(
                 "none of its partitions holds an ext volume: {}",
                 parts.shown()

@@ -1,0 +1,196 @@
+//! OVA archives: a tar of the description of a virtual machine (`.ovf`) and its disks.
+//!
+//! ```text
+//!   | header: vm.ovf | its bytes | header: vm-disk1.vmdk | its bytes ──▶ a disk | ..
+//! ```
+//! Law 1: only so many headers are read, and no bytes of members but those of the one disk.
+//! Law 2: an archive inside an archive is not looked into.
+
+use draconis_device::Extent;
+
+use crate::source::Source;
+use crate::{Error, Unsupported};
+
+const SECTOR: u64 = 512;
+/// Headers that are read.
+const MOST_MEMBERS: usize = 256;
+/// The longest list of names that is shown.
+const MOST_SHOWN: usize = 16;
+/// What an ext volume has, which goes before all others.
+const EXT_MARK: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
+/// How names of disks end.
+const DISKS: [&str; 7] = [".vmdk", ".vhd", ".vhdx", ".vdi", ".qcow2", ".img", ".raw"];
+
+/// The only disk of the archive that begins with `head`; `None` if it is no OVA archive.
+///
+/// # Errors
+/// [`Unsupported::Disks`] if there are several.
+pub(crate) fn only_disk(file: &Source, head: &[u8]) -> Result<Option<Extent>, Error> {
+    if head.get(257..262) != Some(b"ustar") || is_ext(file)? {
+        return Ok(None);
+    }
+    let (members, is_whole) = members(file)?;
+    let ends = |name: &str, ending: &str| {
+        let at = name.len().checked_sub(ending.len()).and_then(|at| name.get(at..));
+        at.is_some_and(|it| it.eq_ignore_ascii_case(ending))
+    };
+    if !members.iter().any(|member| ends(&member.name, ".ovf")) {
+        return Ok(None);
+    }
+    if !is_whole {
+        return Err(Error::Damaged("OVA: a member that ends behind the archive"));
+    }
+    let is_disk = |name: &str| DISKS.iter().any(|ending| ends(name, ending));
+    let disks: Vec<&Member> = members.iter().filter(|member| is_disk(&member.name)).collect();
+    match disks[..] {
+        [] => Ok(None),
+        [only] => Ok(Some(only.extent)),
+        [first, ..] => {
+            let names = disks.iter().take(MOST_SHOWN).map(|disk| format!("{:?}", disk.name));
+            let names = names.collect::<Vec<_>>().join(", ");
+            Err(Unsupported::Disks { names, first: first.name.clone() }.into())
+        }
+    }
+}
+
+fn is_ext(file: &Source) -> Result<bool, Error> {
+    let (at, mark) = EXT_MARK;
+    Ok(file.len_bytes() >= at + 2 && file.bytes(at, 2)? == mark)
+}
+
+/// A regular file of the archive.
+struct Member {
+    name: String,
+    extent: Extent,
+}
+
+/// The regular files, and whether all lie in the archive: none is listed behind one that does not.
+fn members(file: &Source) -> Result<(Vec<Member>, bool), Error> {
+    let mut members = vec![];
+    let mut at = 0u64;
+    for _ in 0..MOST_MEMBERS {
+        if at.checked_add(SECTOR).is_none_or(|end| end > file.len_bytes()) {
+            break;
+        }
+        let header = file.bytes(at, SECTOR as usize)?;
+        if header.get(257..262) != Some(b"ustar") {
+            break;
+        }
+        let len = number(header.get(124..136).unwrap_or_default());
+        // Padded to whole sectors.
+        let len = len.and_then(|len| len.checked_next_multiple_of(SECTOR));
+        let start_bytes = at + SECTOR;
+        let end = len.and_then(|len| start_bytes.checked_add(len));
+        let Some(end) = end.filter(|end| *end <= file.len_bytes()) else {
+            return Ok((members, false));
+        };
+        if matches!(header.get(156), Some(0 | b'0')) {
+            let extent = Extent::new(start_bytes, end - start_bytes);
+            members.push(Member { name: name(&header), extent });
+        }
+        at = end;
+    }
+    Ok((members, true))
+}
+
+/// A number in octal digits, or as GNU tar writes larger ones.
+fn number(field: &[u8]) -> Option<u64> {
+    match field {
+        [0x80, rest @ ..] => {
+            let mut bytes = rest.iter();
+            bytes.try_fold(0u64, |number, byte| Some(number.checked_mul(256)? | u64::from(*byte)))
+        }
+        field => {
+            let text = std::str::from_utf8(field).ok()?;
+            u64::from_str_radix(text.trim_matches(['\0', ' ']), 8).ok()
+        }
+    }
+}
+
+fn name(header: &[u8]) -> String {
+    let text = |from: usize, to: usize| {
+        let field = header.get(from..to).unwrap_or_default();
+        let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
+        String::from_utf8_lossy(field.get(..end).unwrap_or_default()).into_owned()
+    };
+    let is_posix = header.get(262) == Some(&0);
+    match text(345, 500) {
+        prefix if is_posix && !prefix.is_empty() => format!("{prefix}/{}", text(0, 100)),
+        _ => text(0, 100),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use draconis_device::Random;
+    use draconis_exchange::heap::Block;
+
+    use crate::tests::{all, contents, converted, memory, skipped};
+    use crate::{Format, open, open_for_writing};
+
+    /// An archive of a machine with these disks, which have contents of these lengths.
+    fn ova(disks: &[(&str, u64)], format: &str) -> Option<Vec<u8>> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("vm.ovf"), "<Envelope/>").unwrap();
+        for (name, len) in disks {
+            let options = ["-O", "vmdk", "-o", "subformat=streamOptimized"];
+            let image = converted(dir.path(), &contents(*len as usize), &options)?;
+            std::fs::write(dir.path().join(name), image).unwrap();
+        }
+        let names = disks.iter().map(|(name, _)| *name);
+        let mut tar = Command::new("tar");
+        tar.args([&format!("--format={format}"), "-cf", "vm.ova", "vm.ovf"]).args(names);
+        let Ok(output) = tar.current_dir(dir.path()).output() else {
+            skipped::skipped("OVA archives need tar");
+            return None;
+        };
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Some(std::fs::read(dir.path().join("vm.ova")).unwrap())
+    }
+
+    #[test]
+    fn the_only_disk_is_read_in_place() {
+        for format in ["ustar", "gnu", "pax"] {
+            let Some(archive) = ova(&[("vm-disk1.vmdk", 1 << 20)], format) else { return };
+            let opened = open(memory(archive.clone()), &[]).unwrap();
+            assert_eq!(opened.format, Some(Format::Ova));
+            assert!(all(&*opened.disk).unwrap() == contents(1 << 20));
+            let opened = open_for_writing(memory(archive), &[], 1).unwrap();
+            assert!(opened.image.is_none() && opened.disk.properties().read_only);
+        }
+        let Some(archive) = ova(&[("a.vmdk", 1 << 16), ("b.vmdk", 1 << 16)], "ustar") else {
+            return;
+        };
+        let told = open(memory(archive), &[]).err().unwrap().to_string();
+        assert!(told.contains("\"a.vmdk\", \"b.vmdk\"") && told.contains("tar -xf"), "{told}");
+    }
+
+    #[test]
+    fn an_archive_that_is_cut_off_is_an_error() {
+        let Some(archive) = ova(&[("vm-disk1.vmdk", 1 << 20)], "ustar") else { return };
+        let told = open(memory(archive[..20 << 10].to_vec()), &[]).err().unwrap().to_string();
+        assert!(told.contains("ends behind the archive"), "{told}");
+    }
+
+    #[test]
+    fn no_broken_archive_makes_a_panic() {
+        let Some(archive) = ova(&[("vm-disk1.vmdk", 1 << 16)], "gnu") else { return };
+        let mut random = Random::new(7);
+        for _ in 0..2000 {
+            let mut broken = archive.clone();
+            for _ in 0..=random.below(3) {
+                let at = [0, 1024][random.below(2) as usize] + random.below(512) as usize;
+                broken[at] =
+                    [0, 0x80, 0xFF, b'7', random.below(256) as u8][random.below(5) as usize];
+            }
+            broken.truncate(broken.len() - 512 * random.below(8) as usize);
+            if let Ok(opened) = open(memory(broken), &[]) {
+                let len = opened.disk.properties().len_bytes.min(512);
+                let extent = draconis_device::Extent::new(0, len);
+                let _ = opened.disk.read_now(extent, Block::private(len as usize));
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Opening the parts of a disk in several files, which a text names.
+//!
+//! Law: a name leads to a regular file in the directory of the text or below it, or to none. The
+//! kernel sees to that also while names and links change.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// Opens for reading the file that the text `image` calls `name`.
+///
+/// # Errors
+/// What the system says; `EXDEV` if the name leads out of the directory.
+pub fn open(image: &Path, name: &Path) -> rustix::io::Result<OwnedFd> {
+    let dir = match image.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    let at = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(dir, at, Mode::empty())?;
+    // A pipe would wait for a writer.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let file = rustix::fs::openat2(&dir, name, flags, Mode::empty(), resolve)?;
+    let found = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(Errno::INVAL);
+    }
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn no_name_leads_out_of_the_directory() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = temporary.path().join("dir");
+        std::fs::create_dir_all(dir.join("sub")).unwrap();
+        for file in ["secret", "dir/a", "dir/sub/b"] {
+            std::fs::write(temporary.path().join(file), file).unwrap();
+        }
+        symlink("sub/b", dir.join("inside")).unwrap();
+        symlink("..", dir.join("up")).unwrap();
+        symlink("../secret", dir.join("out")).unwrap();
+        symlink(dir.join("a"), dir.join("absolute")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            dir.join("pipe"),
+            FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        let image = dir.join("image");
+        let is_opened = |name: &str| open(&image, Path::new(name)).is_ok();
+        for name in ["a", "./a", "sub/b", "inside", "sub/../a"] {
+            assert!(is_opened(name), "{name}");
+        }
+        let secret = temporary.path().join("secret");
+        for name in
+            ["../secret", "out", "up/secret", "absolute", "pipe", "sub", secret.to_str().unwrap()]
+        {
+            assert!(!is_opened(name), "{name}");
+        }
+    }
+}
