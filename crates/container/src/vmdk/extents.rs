@@ -350,7 +350,7 @@ mod tests {
             assert_eq!(opened.format, Some(Format::VmdkText));
             let read = all(&*opened.disk).unwrap();
             let mut qemu = std::process::Command::new("qemu-img");
-            // It takes a text with a byte order mark for a raw disk unless it is told.
+            // It takes a text with a byte order mark for a raw disk unless -f names the format.
             qemu.args(["convert", "-f", "vmdk", "-O", "raw", "x.vmdk", "read"]);
             let Ok(output) = qemu.current_dir(dir.path()).output() else {
                 skipped::skipped("reading a VMDK beside qemu-img needs it");
