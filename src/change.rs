@@ -17,7 +17,7 @@ use draconis_access::names::split;
 pub use draconis_access::say::tell;
 use draconis_access::volume::{changeable, clock};
 use draconis_device::Disk;
-use draconis_exchange::contract::{AttributeChange, Kind, Time};
+use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
 
 use crate::image::{self, Behind, Opened, Place, find};
@@ -47,14 +47,14 @@ impl Maker {
     }
 
     /// Something new of this maker's, without a device or a target.
-    pub fn node(self, kind: Kind, mode: u32) -> NewNode<'static> {
+    pub fn node(self, kind: FileType, mode: u32) -> NewNode<'static> {
         let Self { uid, gid, .. } = self;
         NewNode { kind, mode, uid, gid, device: (0, 0), target: b"" }
     }
 
     /// An empty file.
     pub fn file(self) -> NewNode<'static> {
-        self.node(Kind::File, 0o666 & !self.umask)
+        self.node(FileType::File, 0o666 & !self.umask)
     }
 }
 
@@ -213,7 +213,7 @@ pub fn destination(
     own: &[u8],
 ) -> anyhow::Result<Entry> {
     match volume.resolve(volume.root(), &target.path, Follow::Yes) {
-        Ok(there) if into && volume.inode(there)?.kind == Kind::Directory => {
+        Ok(there) if into && volume.inode(there)?.kind == FileType::Directory => {
             Ok(Entry { dir: there, name: own.to_vec() })
         }
         Ok(_) | Err(Error::NotFound) => {
@@ -297,7 +297,7 @@ pub fn below(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<V
     let mut at = 0;
     while let Some(inode) = all.get(at).cloned() {
         at += 1;
-        if inode.kind != Kind::Directory {
+        if inode.kind != FileType::Directory {
             continue;
         }
         for entry in image::names(volume, inode.number, label)?.names {

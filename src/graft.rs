@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use anyhow::{anyhow, bail, ensure};
 use draconis_access::populate::{Source, Stamp};
-use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
+use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
 use draconis_ext::mkfs::{Node, NodeId, What};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume, XattrSet};
 
@@ -130,7 +130,7 @@ impl Graft<'_> {
                 number => number.map_err(|error| tell(&link(), error))?,
             };
             let kind = self.volume.inode(number)?.kind;
-            ensure!(kind != Kind::Directory, "{}, which is a directory", link());
+            ensure!(kind != FileType::Directory, "{}, which is a directory", link());
             found.insert(id, number);
         }
         Ok(found)
@@ -221,7 +221,7 @@ impl Run<'_> {
         };
         let linked = self.links.get(&id).copied();
         match &there {
-            Some(inode) if is_dir && inode.kind == Kind::Directory => return Ok(inode.number),
+            Some(inode) if is_dir && inode.kind == FileType::Directory => return Ok(inode.number),
             Some(inode) if linked == Some(inode.number) => return Ok(inode.number),
             Some(inode) => {
                 if is_dir && let Some(behind) = self.directory_behind(dir, name, inode)? {
@@ -270,12 +270,12 @@ impl Run<'_> {
         there: &Inode,
     ) -> anyhow::Result<Option<InodeNumber>> {
         let volume = self.graft.volume;
-        if there.kind != Kind::Symlink {
+        if there.kind != FileType::Symlink {
             return Ok(None);
         }
         match volume.resolve(dir, name, Follow::Yes) {
             Ok(behind) => {
-                let is_dir = volume.inode(behind)?.kind == Kind::Directory;
+                let is_dir = volume.inode(behind)?.kind == FileType::Directory;
                 Ok(is_dir.then_some(behind))
             }
             Err(Error::NotFound | Error::NotADirectory | Error::TooManyLinks) => Ok(None),
@@ -294,7 +294,7 @@ impl Run<'_> {
         let Graft { volume, source, kept, replace_kinds, .. } = self.graft;
         let is_dir = matches!(source.tree.node(id).what, What::Directory);
         ensure!(!kept.contains(&there.number), "is the same file");
-        if there.kind == Kind::Directory {
+        if there.kind == FileType::Directory {
             ensure!(*replace_kinds, "is a directory; rm -r removes it");
             let is_entered = self.entered.contains(&there.number);
             ensure!(!is_entered, "is a directory that other names put something into");
@@ -371,7 +371,7 @@ impl Run<'_> {
             _ => None,
         };
         let change = AttributeChange {
-            mode: (new.kind != Kind::Symlink).then_some(new.mode),
+            mode: (new.kind != FileType::Symlink).then_some(new.mode),
             uid: Some(new.uid),
             gid: Some(new.gid),
             size_bytes,

@@ -18,7 +18,7 @@ pub use draconis_access::object;
 use draconis_access::object::{Name, Unopened};
 use draconis_access::packed::packed;
 use draconis_container::is_indexed;
-use draconis_device::{Claim, Disk, claim};
+use draconis_device::{Disk, LockMode, lock_file};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
@@ -150,7 +150,7 @@ pub fn disk(
     }
     let file = File::open(image).with_context(|| shown.to_string())?;
     usable(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
-    match claim(&file, Claim::Shared) {
+    match lock_file(&file, LockMode::Shared) {
         Err(Errno::WOULDBLOCK) => {
             bail!("{shown} is mounted or being changed; see draconis status")
         }

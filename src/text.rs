@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 
 pub use draconis_access::say::{bytes, printable};
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
 
@@ -26,14 +26,14 @@ pub fn counted(n: u64, one: &str, many: &str) -> String {
 
 /// `drwxr-xr-x`, as `ls -l` writes a mode.
 pub fn mode(mode: u32) -> String {
-    let kind = match Kind::from_mode(mode) {
-        Some(Kind::Directory) => 'd',
-        Some(Kind::CharDevice) => 'c',
-        Some(Kind::BlockDevice) => 'b',
-        Some(Kind::Fifo) => 'p',
-        Some(Kind::Socket) => 's',
-        Some(Kind::Symlink) => 'l',
-        Some(Kind::File) => '-',
+    let kind = match FileType::from_mode(mode) {
+        Some(FileType::Directory) => 'd',
+        Some(FileType::CharDevice) => 'c',
+        Some(FileType::BlockDevice) => 'b',
+        Some(FileType::Fifo) => 'p',
+        Some(FileType::Socket) => 's',
+        Some(FileType::Symlink) => 'l',
+        Some(FileType::File) => '-',
         None => '?',
     };
     let mut text = String::from(kind);
@@ -54,15 +54,15 @@ pub fn mode(mode: u32) -> String {
 }
 
 /// What `stat` calls a kind.
-pub fn kind(kind: Kind) -> &'static str {
+pub fn kind(kind: FileType) -> &'static str {
     match kind {
-        Kind::File => "regular file",
-        Kind::Directory => "directory",
-        Kind::CharDevice => "character special file",
-        Kind::BlockDevice => "block special file",
-        Kind::Fifo => "fifo",
-        Kind::Socket => "socket",
-        Kind::Symlink => "symbolic link",
+        FileType::File => "regular file",
+        FileType::Directory => "directory",
+        FileType::CharDevice => "character special file",
+        FileType::BlockDevice => "block special file",
+        FileType::Fifo => "fifo",
+        FileType::Socket => "socket",
+        FileType::Symlink => "symbolic link",
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, Crashes, Disk, MemoryDisk, RecordDisk};
-use draconis_exchange::contract::{Kind, Time};
+use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
+use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
 use draconis_ext::{AccessTimes, Follow, InodeNumber, NewNode, Options, Volume, Writing, check};
 use draconis_objects::check::CheckOptions;
@@ -63,7 +63,7 @@ fn name(nth: usize) -> Vec<u8> {
 /// Makes a file with its bytes; all of it is durable then.
 fn put(volume: &Volume, nth: usize) -> InodeNumber {
     let new =
-        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+        NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let inode = volume.create(volume.root(), &name(nth), &new).unwrap();
     let bytes = bytes(nth);
     let mut done = 0;
@@ -149,7 +149,7 @@ fn a_volume_on_an_object_is_whole_after_any_power_cut() {
         drop((volume, store));
         let options = CrashOptions { seed: 3, subsets: 2, exhaustive_sectors: 0 };
         let mut states = 0;
-        for crash in Crashes::new(image, disk.take(), options).step_by(3) {
+        for crash in CrashStates::new(image, disk.take(), options).step_by(3) {
             let state: Arc<dyn Disk> = crash.disk.clone();
             let report =
                 Store::check(state.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();

@@ -182,12 +182,12 @@ fn a_store_that_is_changed_has_no_other_user_and_readers_share_it() {
     let place = Place::new();
     place.ok("format -t ext2 s#vol 8M");
     let file = std::fs::File::open(place.path("s")).unwrap();
-    draconis_device::claim(&file, draconis_device::Claim::Shared).unwrap();
+    draconis_device::lock_file(&file, draconis_device::LockMode::Shared).unwrap();
     place.ok("ls s#vol:/");
     assert!(place.fails("mkdir s#vol:/x").contains("s is in use"));
     drop(file);
     let file = std::fs::File::open(place.path("s")).unwrap();
-    draconis_device::claim(&file, draconis_device::Claim::Alone).unwrap();
+    draconis_device::lock_file(&file, draconis_device::LockMode::Exclusive).unwrap();
     assert!(place.fails("ls s#vol:/").contains("s is in use"));
     drop(file);
     place.ok("mkdir s#vol:/x");

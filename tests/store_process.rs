@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Draconis, tool};
-use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, Terms, Write, conform};
+use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Write, conform};
 use draconis_exchange::channel::process::{Session, accept};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
@@ -71,8 +71,8 @@ fn attach(process: &StoreProcess, name: &str) -> (RemoteDisk, u64) {
     (disk(&attached).0, attached.number)
 }
 
-fn mark(mark: u64) -> Terms {
-    Terms { mark, ..Terms::default() }
+fn mark(mark: u64) -> SubmitOptions {
+    SubmitOptions { mark, ..SubmitOptions::default() }
 }
 
 fn write(at_bytes: u64, byte: u8) -> Group {
@@ -98,7 +98,7 @@ fn a_disk_of_the_process_is_a_disk_like_any_other() {
     let place = Place::new(&["vol"]);
     let process = place.start();
     let mut last = None;
-    conform::all(|| {
+    conform::check_all(|| {
         if let Some(number) = last {
             // The one before is closed by now.
             process.ended(number).unwrap();
@@ -123,7 +123,7 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
                     let group = write(u64::from(nth) * 4096, first + nth);
                     let ticket =
                         disk.submit_with(vec![group], &[], mark(u64::from(nth))).unwrap()[0];
-                    disk.wait(ticket).unwrap();
+                    disk.wait_durable(ticket).unwrap();
                 }
             });
         }
@@ -132,9 +132,9 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
     let said = refused(process.attach("a", true, me().as_fd()));
     assert_eq!(said, "the disk a is in use; unmount it first");
     process.kill();
-    assert_eq!(a.submit(write(0, 9), &[]).unwrap_err().error, Error::Gone);
+    assert_eq!(a.submit(write(0, 9), &[]).unwrap_err().error, Error::ServiceEnded);
     let block = b.read_now(Extent::new(0, 512), Block::private(512));
-    assert_eq!(block.unwrap_err().error, Error::Gone);
+    assert_eq!(block.unwrap_err().error, Error::ServiceEnded);
     assert!(matches!(process.attach("b", false, me().as_fd()), Err(StoreError::Gone)));
     assert!(!process.join().unwrap().success());
     drop((a, b));
@@ -146,7 +146,7 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
         assert_eq!((byte(&a, at), byte(&b, at)), (1 + nth, 101 + nth));
     }
     let ticket = a.submit_with(vec![write(0, 77)], &[], mark(5)).unwrap()[0];
-    a.settle(ticket).unwrap();
+    a.wait_visible(ticket).unwrap();
     drop(a);
     assert_eq!(process.ended(number).unwrap(), 5);
     refused(process.ended(number));
@@ -183,7 +183,7 @@ fn an_ext4_volume_lives_on_a_disk_of_the_process() {
     };
     let volume = Volume::open_for_writing(Arc::new(disk), Options::default(), writing).unwrap();
     let new = draconis_ext::NewNode {
-        kind: draconis_exchange::contract::Kind::File,
+        kind: draconis_exchange::contract::FileType::File,
         mode: 0o644,
         uid: 0,
         gid: 0,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, Volume};
 
 use crate::change::{one_image, tell};
@@ -48,8 +48,8 @@ pub fn write_file(volume: &Volume, target: &Target) -> anyhow::Result<()> {
     let found = find(volume, target, Follow::Yes)?;
     let inode = volume.inode(found).map_err(|error| tell(target, error))?;
     match inode.kind {
-        Kind::File => {}
-        Kind::Directory => {
+        FileType::File => {}
+        FileType::Directory => {
             bail!("{target}: is a directory; draconis ls lists it, draconis tar archives it")
         }
         _ => bail!("{target}: has no contents to write"),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
 
 use crate::change::{self, Maker};
@@ -32,9 +32,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Maker { umask, .. } = Maker::new(None);
     let change = |volume: &Volume, inode: &Inode| {
         let old = volume.attributes_of(inode).mode;
-        let mode = arguments.mode.apply(old, inode.kind == Kind::Directory, umask);
+        let mode = arguments.mode.apply(old, inode.kind == FileType::Directory, umask);
         // A symbolic link has no mode of its own.
-        (inode.kind != Kind::Symlink)
+        (inode.kind != FileType::Symlink)
             .then(|| AttributeChange { mode: Some(mode), ..AttributeChange::default() })
     };
     change::each(&arguments.place, &arguments.targets, |volume, target| {

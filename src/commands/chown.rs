@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
 
 use crate::change;
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // A program must not run with the rights of an owner who never said so.
         let executable_by_group = if old & 0o010 != 0 { SET_GID } else { 0 };
         let kept = old & 0o7777 & !(SET_UID | executable_by_group);
-        let mode = (inode.kind == Kind::File && kept != old & 0o7777).then_some(kept);
+        let mode = (inode.kind == FileType::File && kept != old & 0o7777).then_some(kept);
         let NewOwner { uid, gid } = arguments.owner;
         Some(AttributeChange { mode, uid, gid, ..AttributeChange::default() })
     };

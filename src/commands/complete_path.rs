@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::Follow;
 
 use crate::image::{self, Place};
@@ -60,7 +60,7 @@ fn names(arguments: &Arguments) -> anyhow::Result<Vec<u8>> {
     for (name, number) in found {
         let path = [dir, &name].concat();
         let leads_to = volume.resolve(volume.root(), &path, Follow::Yes).unwrap_or(number);
-        let is_dir = volume.inode(leads_to).is_ok_and(|inode| inode.kind == Kind::Directory);
+        let is_dir = volume.inode(leads_to).is_ok_and(|inode| inode.kind == FileType::Directory);
         text.extend_from_slice(&path);
         text.extend_from_slice(if is_dir { b"/\n" } else { b"\n" });
     }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, Options, Volume};
 use draconis_service::volume::part;
 
@@ -147,7 +147,7 @@ fn copy(
     let mut named = false;
     for source in sources {
         let top = find(from, source, follow)?;
-        let is_dir = from.inode(top)?.kind == Kind::Directory;
+        let is_dir = from.inode(top)?.kind == FileType::Directory;
         ensure!(!is_dir || recursive, "{source} is a directory; -r copies it with all it holds");
         let entry =
             change::destination(to, dest, !arguments.no_target_directory, source.file_name())?;

@@ -19,11 +19,12 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::destination::Sources;
 use draconis_access::walk::{Item, Piece, Pieces, Walk, queue, read_ahead};
-use draconis_exchange::contract::{Attributes, Kind, Time};
+use draconis_exchange::contract::{Attributes, FileType, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+    AtFlags, FileType as HostFileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
+    XattrFlags,
 };
 use rustix::io::Errno;
 
@@ -73,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let volume = tree.volume();
     let follow = if arguments.recursive { Follow::No } else { Follow::Yes };
     let top = find(volume, &arguments.target, follow)?;
-    if !arguments.recursive && volume.inode(top)?.kind == Kind::Directory {
+    if !arguments.recursive && volume.inode(top)?.kind == FileType::Directory {
         bail!("{} is a directory; -r copies it with all it holds", arguments.target);
     }
     let mut complain = |error: &anyhow::Error| say::complain(error);
@@ -181,7 +182,7 @@ impl Copy<'_> {
                 break;
             }
             let item = &self.walk.items[at];
-            let has_pieces = item.attributes.kind == Kind::File && item.link_to.is_none();
+            let has_pieces = item.attributes.kind == FileType::File && item.link_to.is_none();
             if let Err(failure) = self.item(item) {
                 match failure {
                     Failure::System(errno) => self.complain(item, "cannot be created", errno),
@@ -199,7 +200,7 @@ impl Copy<'_> {
         // could not be filled, and filling it changes its time.
         for &at in plan.iter().rev() {
             let item = &self.walk.items[at];
-            if item.attributes.kind == Kind::Directory
+            if item.attributes.kind == FileType::Directory
                 && let Err(errno) = self.finish_dir(item)
                 // Those that were not reached are missing.
                 && !self.is_full
@@ -287,16 +288,18 @@ impl Copy<'_> {
         let attributes = &item.attributes;
         let private = Mode::from_raw_mode(0o600);
         match attributes.kind {
-            Kind::Directory => match rustix::fs::mkdirat(&there.dir, &there.name[..], Mode::RWXU) {
-                // It may be there already, but it must not be a link to elsewhere.
-                Err(Errno::EXIST) => {
-                    let path = self.path(item);
-                    Ok(self.dir(&path).map(drop)?)
+            FileType::Directory => {
+                match rustix::fs::mkdirat(&there.dir, &there.name[..], Mode::RWXU) {
+                    // It may be there already, but it must not be a link to elsewhere.
+                    Err(Errno::EXIST) => {
+                        let path = self.path(item);
+                        Ok(self.dir(&path).map(drop)?)
+                    }
+                    made => Ok(made?),
                 }
-                made => Ok(made?),
-            },
-            Kind::File => self.file(item, &there),
-            Kind::Symlink => {
+            }
+            FileType::File => self.file(item, &there),
+            FileType::Symlink => {
                 let target = self.volume.read_link_of(item.inode()).map_err(|_| Errno::UCLEAN)?;
                 self.replacing(item, &there, || {
                     rustix::fs::symlinkat(&target[..], &there.dir, &there.name[..])
@@ -306,10 +309,10 @@ impl Copy<'_> {
             kind => {
                 let device = rustix::fs::makedev(attributes.device.0, attributes.device.1);
                 let file_type = match kind {
-                    Kind::CharDevice => FileType::CharacterDevice,
-                    Kind::BlockDevice => FileType::BlockDevice,
-                    Kind::Socket => FileType::Socket,
-                    _ => FileType::Fifo,
+                    FileType::CharDevice => HostFileType::CharacterDevice,
+                    FileType::BlockDevice => HostFileType::BlockDevice,
+                    FileType::Socket => HostFileType::Socket,
+                    _ => HostFileType::Fifo,
                 };
                 self.replacing(item, &there, || {
                     rustix::fs::mknodat(&there.dir, &there.name[..], file_type, private, device)
@@ -375,7 +378,7 @@ impl Copy<'_> {
         if self.is_root {
             let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
             rustix::fs::fchown(&file, Some(uid), Some(gid))?;
-        } else if attributes.kind == Kind::File {
+        } else if attributes.kind == FileType::File {
             // A setuid file would be one of the wrong user.
             mode &= 0o1777;
         }
@@ -407,7 +410,7 @@ impl Copy<'_> {
             let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
             rustix::fs::chownat(&there.dir, name, Some(uid), Some(gid), nofollow)?;
         }
-        if attributes.kind != Kind::Symlink {
+        if attributes.kind != FileType::Symlink {
             let mode = Mode::from_raw_mode(attributes.mode & 0o7777);
             rustix::fs::chmodat(&there.dir, name, mode, AtFlags::empty())?;
         }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::Args;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
 
 use crate::change::{self, Entry, Maker, Owner};
@@ -65,7 +65,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             Some(found) => volume.link(found, entry.dir, &entry.name),
             None => {
-                let new = NewNode { target: target.as_bytes(), ..maker.node(Kind::Symlink, 0o777) };
+                let new =
+                    NewNode { target: target.as_bytes(), ..maker.node(FileType::Symlink, 0o777) };
                 volume.create(entry.dir, &entry.name, &new).map(drop)
             }
         };
@@ -84,7 +85,7 @@ fn make_way(
     match entry.lookup(volume)? {
         Some(there) if found == Some(there.number) => Ok(()),
         Some(there) => {
-            ensure!(there.kind != Kind::Directory, "{link}: is a directory");
+            ensure!(there.kind != FileType::Directory, "{link}: is a directory");
             volume.unlink(entry.dir, &entry.name).map_err(|error| change::tell(link, error))
         }
         None => Ok(()),

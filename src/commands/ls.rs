@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::{Attributes, Kind};
+use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use serde::Serialize;
 
@@ -107,7 +107,7 @@ impl List<'_> {
                 Err(error) => Err(tell(target, error)),
             });
             match kind {
-                Ok((found, Kind::Directory)) if !self.arguments.directory => {
+                Ok((found, FileType::Directory)) if !self.arguments.directory => {
                     dirs.push((found, &target.path));
                 }
                 Ok((found, _)) => self.told(&target.path, &target.path, found)?,
@@ -146,7 +146,7 @@ impl List<'_> {
                 let whole = join(&path, &entry.name);
                 self.told(&whole, &entry.name, entry.inode)?;
                 let is_dir = self.arguments.recursive
-                    && self.volume.inode(entry.inode).is_ok_and(|i| i.kind == Kind::Directory);
+                    && self.volume.inode(entry.inode).is_ok_and(|i| i.kind == FileType::Directory);
                 // A damaged volume may hold a directory below itself.
                 if is_dir && seen.insert(entry.inode) {
                     below.push((entry.inode, whole));
@@ -189,7 +189,7 @@ impl List<'_> {
             let shown = self.shown(path);
             let named = |error| tell(&shown, error);
             let attributes = self.volume.attributes(inode).map_err(named)?;
-            let is_link = attributes.kind == Kind::Symlink;
+            let is_link = attributes.kind == FileType::Symlink;
             let target = is_link.then(|| self.volume.read_link(inode)).transpose();
             let line = long(&attributes, &self.clock, self.arguments.human);
             write!(self.out, "{line} ")?;
@@ -269,8 +269,8 @@ struct Facts {
 impl Facts {
     fn of(volume: &Volume, inode: InodeNumber) -> draconis_ext::Result<Self> {
         let found = volume.attributes(inode)?;
-        let is_device = matches!(found.kind, Kind::CharDevice | Kind::BlockDevice);
-        let is_link = found.kind == Kind::Symlink;
+        let is_device = matches!(found.kind, FileType::CharDevice | FileType::BlockDevice);
+        let is_link = found.kind == FileType::Symlink;
         let target = is_link.then(|| volume.read_link(inode)).transpose()?;
         Ok(Self {
             kind: text::kind(found.kind),
@@ -306,7 +306,7 @@ fn hex(bytes: &[u8]) -> Option<String> {
 /// The columns of `ls -ln` up to the name.
 fn long(attributes: &Attributes, clock: &Clock, human: bool) -> String {
     let size = match attributes.kind {
-        Kind::CharDevice | Kind::BlockDevice => {
+        FileType::CharDevice | FileType::BlockDevice => {
             format!("{}, {}", attributes.device.0, attributes.device.1)
         }
         _ if human => human_size(attributes.size_bytes),

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
 use crate::change::{self, Entry, Maker, Owner};
@@ -54,7 +54,7 @@ fn make(
     let usual = 0o777 & !maker.umask;
     // As with `mkdir -m`: changes start from everything.
     let mode = mode.map_or(usual, |mode| mode.apply(0o777, true, maker.umask));
-    volume.create(dir, name, &maker.node(Kind::Directory, mode))
+    volume.create(dir, name, &maker.node(FileType::Directory, mode))
 }
 
 /// Makes what is missing of a path; the mode is for the last of it.
@@ -71,7 +71,7 @@ fn parents(
     while let Some(name) = names.next() {
         let mode = if names.peek().is_none() { mode } else { None };
         at = match volume.resolve(at, name, Follow::Yes) {
-            Ok(there) if volume.inode(there)?.kind == Kind::Directory => there,
+            Ok(there) if volume.inode(there)?.kind == FileType::Directory => there,
             Ok(_) => bail!("{target}: a part of it is no directory"),
             Err(Error::NotFound) => make(volume, at, name, maker, mode).map_err(tell)?,
             Err(error) => return Err(tell(error)),

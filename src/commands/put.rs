@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use draconis_access::destination::Sources;
 use draconis_access::populate::{self, Gather};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
 use crate::change::{self, Entry, Maker, Owner};
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Err(error) => return Err(change::tell(target, error)),
         };
         let is_dir = there.map(|there| volume.inode(there)).transpose()?;
-        let is_dir = is_dir.is_some_and(|inode| inode.kind == Kind::Directory);
+        let is_dir = is_dir.is_some_and(|inode| inode.kind == FileType::Directory);
         let (into, name) = match there {
             Some(there) if is_dir && !arguments.no_target_directory => (there, None),
             _ => {
@@ -109,7 +109,7 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Err(error) => return Err(change::tell(target, error)),
         };
         ensure!(
-            !there.is_some_and(|there| there.kind == Kind::Directory),
+            !there.is_some_and(|there| there.kind == FileType::Directory),
             "{target} is a directory: standard input needs a name in it"
         );
         ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::Args;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
 use crate::change::{self, Entry};
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         let entry = Entry::of(volume, target)?;
         let Some(inode) = entry.lookup(volume)? else { return Ok(()) };
-        if inode.kind != Kind::Directory {
+        if inode.kind != FileType::Directory {
             return volume.unlink(entry.dir, &entry.name).map_err(|e| change::tell(target, e));
         }
         ensure!(arguments.recursive, "{target} is a directory; -r removes it with all it holds");
@@ -85,7 +85,7 @@ fn directories(
             Some(kind) => kind,
             None => volume.inode(entry.inode)?.kind,
         };
-        if kind == Kind::Directory {
+        if kind == FileType::Directory {
             left.push((entry.name, entry.inode));
         } else {
             volume.unlink(dir, &entry.name).map_err(|error| change::tell(&label, error))?;

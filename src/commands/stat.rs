@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::{Attributes, Kind, Time};
+use draconis_exchange::contract::{Attributes, FileType, Time};
 use draconis_ext::{Follow, Volume};
 use serde::Serialize;
 
@@ -89,8 +89,8 @@ impl Facts {
         let named = |error| tell(target, error);
         let attributes = volume.attributes(number).map_err(named)?;
         let pair = |time: Time| (time.seconds, time.nanoseconds);
-        let device = matches!(attributes.kind, Kind::CharDevice | Kind::BlockDevice);
-        let link = attributes.kind == Kind::Symlink;
+        let device = matches!(attributes.kind, FileType::CharDevice | FileType::BlockDevice);
+        let link = attributes.kind == FileType::Symlink;
         let target_of_link = link.then(|| volume.read_link(number)).transpose().map_err(named)?;
         let xattrs = volume.xattr_names(number).map_err(named)?;
         Ok(Self {
@@ -113,7 +113,9 @@ impl Facts {
             changed: pair(attributes.changed),
             created: attributes.created.map(pair),
             runs: match attributes.kind {
-                Kind::File | Kind::Directory => count_runs(volume, number).map_err(named)?,
+                FileType::File | FileType::Directory => {
+                    count_runs(volume, number).map_err(named)?
+                }
                 _ => None,
             },
             xattrs: xattrs.iter().map(|name| printable(name)).collect(),

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, Volume};
 
 use crate::change::tell;
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let volume = tree.volume();
     let start = find(volume, &arguments.target, Follow::Yes)?;
     let top = &arguments.target;
-    if volume.inode(start).map_err(|error| tell(top, error))?.kind != Kind::Directory {
+    if volume.inode(start).map_err(|error| tell(top, error))?.kind != FileType::Directory {
         bail!("{top}: not a directory; draconis ls -l shows what it is");
     }
     // What is above what is being listed, for messages.
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         out.name(&entry.name)?;
         let kind = entry.kind.or_else(|| volume.inode(entry.inode).ok().map(|inode| inode.kind));
         match kind {
-            Some(Kind::Symlink) => match volume.read_link(entry.inode) {
+            Some(FileType::Symlink) => match volume.read_link(entry.inode) {
                 Ok(target) => {
                     write!(out, " -> ")?;
                     out.name(&target)?;
@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             _ => {}
         }
         writeln!(out)?;
-        if kind != Some(Kind::Directory) {
+        if kind != Some(FileType::Directory) {
             files += 1;
             continue;
         }

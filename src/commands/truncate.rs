@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::Args;
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::Error;
 
 use crate::change::{self, Maker};
@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             return Ok(());
         };
         let inode = volume.inode(found)?;
-        ensure!(inode.kind == Kind::File, "{target}: only files have a length");
+        ensure!(inode.kind == FileType::File, "{target}: only files have a length");
         let size = arguments.size.of(inode.size_bytes);
         let size = size.ok_or_else(|| change::tell(target, Error::TooLarge))?;
         let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };

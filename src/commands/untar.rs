@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_access::populate::{self, Found, Origin, Patterns, Wanted};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::mkfs::{Node, What};
 use draconis_ext::{Error, Follow};
 
@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             found => found.map_err(|error| change::tell(target, error))?,
         };
-        if volume.inode(into)?.kind != Kind::Directory {
+        if volume.inode(into)?.kind != FileType::Directory {
             bail!("{target}: not a directory");
         }
         let Arguments { owner, progress, .. } = *arguments;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use draconis_exchange::contract::recorder::Recorder;
+use draconis_exchange::contract::recorder::RequestLog;
 use draconis_exchange::notices::Notices;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::volume::VolumeTree;
@@ -37,12 +37,12 @@ impl Serve for Fuse {
         connection: OwnedFd,
         notices: &Notices,
         tree: &VolumeTree,
-        recorder: &dyn Recorder,
+        recorder: &dyn RequestLog,
     ) -> std::io::Result<()> {
         let options = ServerOptions {
             permissions: tree.permissions(),
             write_back: tree.write_back(),
-            no_polling: tree.no_polling(),
+            busy_poll: tree.no_polling(),
         };
         let server = Server::new(tree, options).with_recorder(recorder).with_notices(notices);
         server.serve(connection, &self.0)
@@ -57,6 +57,6 @@ impl Serve for Fuse {
     }
 
     fn busy(&self) -> Duration {
-        self.0.busy()
+        self.0.current_request_age()
     }
 }

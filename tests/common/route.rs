@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use draconis_device::{FileDisk, FileOptions, RemoteDisk};
-use draconis_exchange::channel::process::{Plan, Session, accept, offer};
+use draconis_exchange::channel::process::{Session, SessionConfig, accept, offer};
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::disk::Disk;
-use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome, Recorder};
+use draconis_exchange::contract::recorder::{
+    Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
+};
 use draconis_exchange::heap::arena::Class;
-use draconis_exchange::heap::{Room, Rooms};
-use draconis_exchange::shm::Shared;
+use draconis_exchange::heap::{PagePool, PoolBuffer};
+use draconis_exchange::shm::SharedMemory;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{VolumeTree, open_for_writing};
@@ -25,45 +27,45 @@ const LANES: u32 = 6;
 
 /// Gives rooms, as what a worker has does, and remembers nothing.
 struct Remembered {
-    rooms: Arc<Rooms>,
+    rooms: Arc<PagePool>,
 }
 
-impl Recorder for Remembered {
-    fn room(&self, len: usize) -> Option<Room> {
-        self.rooms.take(len)
+impl RequestLog for Remembered {
+    fn allocate_buffer(&self, len: usize) -> Option<PoolBuffer> {
+        self.rooms.allocate(len)
     }
-    fn begin(&self, _: u64, _: Option<(&[u8], Contents<'_>)>) {}
+    fn begin_request(&self, _: u64, _: Option<(&[u8], RequestData<'_>)>) {}
     fn decided(&self, _: Outcome) {}
-    fn done(&self) {}
+    fn finish_request(&self) {}
     fn defer(&self) -> Option<Deferred> {
         None
     }
     fn deferred_done(&self, _: Deferred) {}
-    fn refuses(&self, _: u64) -> bool {
+    fn is_quarantined(&self, _: u64) -> bool {
         false
     }
-    fn refused(&self, _: String) {}
-    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
+    fn report_quarantined(&self, _: String) {}
+    fn unfinished_requests(&self) -> Result<Option<Vec<LoggedRequest>>, String> {
         Ok(None)
     }
-    fn repeat(&self, _: &Inherited, _: &mut dyn FnMut()) {}
-    fn contradicted(&self, _: &str) {}
-    fn settled(&self) {}
-    fn nameless(&self) -> Vec<Node> {
+    fn replay(&self, _: &LoggedRequest, _: &mut dyn FnMut()) {}
+    fn fail_replay(&self, _: &str) {}
+    fn end_replay(&self) {}
+    fn orphans(&self) -> Vec<Node> {
         vec![]
     }
-    fn is_nameless(&self, _: Node) -> bool {
+    fn is_orphan(&self, _: Node) -> bool {
         false
     }
     fn release(&self, _: &[Node]) {}
-    fn give_back(&self, _: Node) {}
+    fn release_orphan(&self, _: Node) {}
 }
 
 /// Both sides of a session, each the other's peer.
 fn session() -> (Arc<Session>, Arc<Session>) {
     let class = |slot_bytes, slots| Class { slot_bytes, slots };
-    let plan = Plan {
-        fixed_lanes: LANES,
+    let plan = SessionConfig {
+        static_lanes: LANES,
         host_lanes: 0,
         guest_lanes: 0,
         host: vec![class(4096, 1)],
@@ -76,7 +78,7 @@ fn session() -> (Arc<Session>, Arc<Session>) {
 
 /// Has a kernel talk to a worker with so much room for contents, whose volume is written by a disk
 /// service.
-pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &Rooms)) {
+pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &PagePool)) {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(64 << 20).unwrap();
     let made = std::process::Command::new(env!("CARGO_BIN_EXE_draconis"))
@@ -95,12 +97,12 @@ pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &Rooms)) {
             scope.spawn(|| draconis_device::serve(&file, servers, Duration::MAX).unwrap());
         let blocks = guest.clone();
         let blocks = Box::new(move |len| blocks.block(len));
-        let memory = Arc::new(Shared::new(rooms_bytes).unwrap());
+        let memory = Arc::new(SharedMemory::new(rooms_bytes).unwrap());
         // SAFETY: nothing else writes to the memory.
-        let rooms = unsafe { Rooms::new(memory.clone(), 0..rooms_bytes) };
-        [&host, &guest].into_iter().for_each(|side| side.know(memory.clone()));
+        let rooms = unsafe { PagePool::new(memory.clone(), 0..rooms_bytes) };
+        [&host, &guest].into_iter().for_each(|side| side.register_pool(memory.clone()));
         let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
-        let disk = disk.lending(rooms.clone());
+        let disk = disk.with_shared_memory(rooms.clone());
         let recorder = Remembered { rooms: rooms.clone() };
         let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
         let (mut kernel, device) = Kernel::new();

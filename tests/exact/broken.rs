@@ -4,7 +4,7 @@
 //! cannot. Each omission is met by a handful of cases or by a scenario, and the same cases
 //! show no difference where nothing is left out.
 
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::InjectedFault;
 
 use crate::case::Case;
 use crate::run::{self, Condition};
@@ -25,35 +25,43 @@ const CASES: usize = 8;
 /// Runs of a scenario that is to catch one.
 const ATTEMPTS: usize = 20;
 
-fn met_by(omission: Omission) -> By {
+fn met_by(omission: InjectedFault) -> By {
     use By::{Cases, Scenario};
     match omission {
-        Omission::OldPages => Scenario("asynchronous direct writes beside a reader"),
-        Omission::Handles => Scenario("handles of files that are not cached"),
-        Omission::TimeOfFlags => Cases(&["SETFLAGS nodump", "Regular", "Root", "plain", "watched"]),
-        Omission::Privileges => Cases(&["fallocate punch", "Regular", "Other", "setuid |"]),
-        Omission::OpenFlags => Cases(&["open write", "Regular", "Root", "immutable | watched"]),
-        Omission::AccessTime => Cases(&["open read", "Regular", "Root", "plain", "watched"]),
-        Omission::NoAtime => Cases(&["pread noatime |", "Regular", "Root", "not cached"]),
-        Omission::ListSetgid => {
+        InjectedFault::StalePages => Scenario("asynchronous direct writes beside a reader"),
+        InjectedFault::Handles => Scenario("handles of files that are not cached"),
+        InjectedFault::StaleCtimeAfterFlags => {
+            Cases(&["SETFLAGS nodump", "Regular", "Root", "plain", "watched"])
+        }
+        InjectedFault::Privileges => Cases(&["fallocate punch", "Regular", "Other", "setuid |"]),
+        InjectedFault::OpenFlags => {
+            Cases(&["open write", "Regular", "Root", "immutable | watched"])
+        }
+        InjectedFault::AccessTime => Cases(&["open read", "Regular", "Root", "plain", "watched"]),
+        InjectedFault::NoAtime => Cases(&["pread noatime |", "Regular", "Root", "not cached"]),
+        InjectedFault::ListSetgid => {
             Cases(&["setxattr same access list", "Regular", "Owner", "setgid of a foreign group"])
         }
-        Omission::Whiteout => Cases(&["rename t to n whiteout", "Regular", "Root"]),
-        Omission::Umask => Cases(&["mkdir n, umask", "Regular", "Root", "plain"]),
-        Omission::DirectoryTimes => Cases(&["mknod file n", "Regular", "Root", "plain"]),
-        Omission::ChangeTime => Cases(&["fchmod", "Regular", "Root", "plain", "watched"]),
-        Omission::LinkTime => Cases(&["link t to n |", "Regular", "Root", "plain"]),
-        Omission::AppendOnly => Cases(&["futimens one |", "Regular", "Root", "append-only"]),
-        Omission::GroupOfParent => Cases(&["mknod file n", "Regular", "Owner", "setgid parent"]),
-        Omission::NewXattr => Cases(&["setxattr user again create", "Regular", "Root"]),
-        Omission::FarTimes => Cases(&["utimens far", "Regular", "Root", "plain"]),
-        Omission::FirstName => Cases(&["open write tmpfile |", "Directory", "Root", "plain"]),
+        InjectedFault::Whiteout => Cases(&["rename t to n whiteout", "Regular", "Root"]),
+        InjectedFault::Umask => Cases(&["mkdir n, umask", "Regular", "Root", "plain"]),
+        InjectedFault::DirectoryTimes => Cases(&["mknod file n", "Regular", "Root", "plain"]),
+        InjectedFault::ChangeTime => Cases(&["fchmod", "Regular", "Root", "plain", "watched"]),
+        InjectedFault::LinkTime => Cases(&["link t to n |", "Regular", "Root", "plain"]),
+        InjectedFault::AppendOnly => Cases(&["futimens one |", "Regular", "Root", "append-only"]),
+        InjectedFault::GroupOfParent => {
+            Cases(&["mknod file n", "Regular", "Owner", "setgid parent"])
+        }
+        InjectedFault::NewXattr => Cases(&["setxattr user again create", "Regular", "Root"]),
+        InjectedFault::ClampedTimes => Cases(&["utimens far", "Regular", "Root", "plain"]),
+        InjectedFault::LinkTmpfile => {
+            Cases(&["open write tmpfile |", "Directory", "Root", "plain"])
+        }
         other => unreachable!("{other:?} is met by deaths of workers"),
     }
 }
 
 /// Runs what meets `omission`, and says what was found.
-fn judged(all: &[Case], omission: Omission, is_made: bool) -> Verdict {
+fn judged(all: &[Case], omission: InjectedFault, is_made: bool) -> Verdict {
     let leaves_out = is_made.then(|| format!("{omission:?}"));
     let pair = Pair::broken("ext2", "4096", "64M", "rw,suid,dev", leaves_out);
     let mut verdict = verdict();
@@ -84,7 +92,7 @@ fn what_is_left_out_is_missed() {
     }
     let all = combinations();
     let mut failed = vec![];
-    for omission in Omission::ALL {
+    for omission in InjectedFault::ALL {
         if judged(&all, omission, false).unknown() > 0 {
             failed.push(format!("{omission:?} is caught though nothing is left out"));
         }

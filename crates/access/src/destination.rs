@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use draconis_device::{Claim, claim_at_once};
+use draconis_device::{LockMode, try_lock_file};
 use draconis_service::elsewhere;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -269,7 +269,7 @@ impl Sources {
 
     /// Refuses what a mount, another command or a loop device uses.
     fn is_free(&self, file: impl AsFd, identity: Identity, shown: &str) -> anyhow::Result<()> {
-        match claim_at_once(file, Claim::Alone) {
+        match try_lock_file(file, LockMode::Exclusive) {
             Err(Errno::WOULDBLOCK) => {
                 Err(busy(format!("{shown} is in use; unmount it first, or name another file")))
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_exchange::contract::{Access, AttributeChange, Attributes, Kind};
+use draconis_exchange::contract::{Access, AttributeChange, Attributes, FileType};
 use draconis_ext::{Follow, InodeNumber};
 use rustix::io::Errno;
 
@@ -45,7 +45,7 @@ impl File {
                 return Err(draconis_ext::Error::ReadOnly);
             }
             loop {
-                let new = volume.node(Kind::File, how.mode, b"");
+                let new = volume.node(FileType::File, how.mode, b"");
                 let found = match (how.create, how.exclusive) {
                     (true, true) if find(inner, path, Follow::No).is_ok() => {
                         return Err(draconis_ext::Error::Exists);
@@ -70,8 +70,8 @@ impl File {
         })?;
         let file = Self { volume: volume.clone(), inode, path: path.to_vec(), write: how.write };
         match file.stat()?.kind {
-            Kind::File => {}
-            Kind::Directory => return Err(file.refused(Errno::ISDIR, "is a directory")),
+            FileType::File => {}
+            FileType::Directory => return Err(file.refused(Errno::ISDIR, "is a directory")),
             _ => return Err(file.refused(Errno::INVAL, "not a regular file")),
         }
         if writes {

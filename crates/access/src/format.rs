@@ -17,7 +17,7 @@ use draconis_container::create::{Draft, NewFormat, NewImage};
 use draconis_container::signature::{EXT, Held};
 use draconis_container::{Format, before_footer, open_for_writing};
 use draconis_device::{
-    Disk, Extent, FileDisk, FileOptions, Partition, View, partition, partitions,
+    Disk, Extent, FileDisk, FileOptions, Partition, SubDisk, partition, partitions,
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::format::superblock::RawSuperblock;
@@ -76,7 +76,7 @@ impl Part {
         let disk = opened.disk;
         if let Some(number) = at.partition {
             let extent = partition(&*disk, number).with_context(shown)?;
-            let disk = Arc::new(View::new(disk, extent).with_context(shown)?);
+            let disk = Arc::new(SubDisk::new(disk, extent).with_context(shown)?);
             return Ok(Self {
                 disk,
                 shown: format!("{}, partition {number}", shown()),
@@ -93,12 +93,13 @@ impl Part {
         let mut table = partitions(&*disk).unwrap_or_default().into_iter();
         let around = table.find(is_in).map_or(Extent::new(0, len), |part| part.extent);
         let end = around.start_bytes + around.len_bytes;
-        let around_it = View::new(disk.clone(), around).with_context(shown)?;
+        let around_it = SubDisk::new(disk.clone(), around).with_context(shown)?;
         let offset = start - around.start_bytes;
         let around = image::held_by(&around_it)?.filter(|held| {
             offset > 0 && (held.kind != EXT || ext_bytes(&around_it).is_none_or(|ext| ext > offset))
         });
-        let disk = Arc::new(View::new(disk, Extent::new(start, end - start)).with_context(shown)?);
+        let disk =
+            Arc::new(SubDisk::new(disk, Extent::new(start, end - start)).with_context(shown)?);
         Ok(Self { disk, shown: format!("{} from byte {start} on", shown()), around })
     }
 }
@@ -343,7 +344,7 @@ impl Work<'_> {
         }
         let options = FileOptions { write: true, direct: false, uring: false };
         let disk = FileDisk::from_fd(file.into(), options).with_context(shown)?;
-        let disk = View::new(Arc::new(disk), Extent::new(0, len_bytes)).with_context(shown)?;
+        let disk = SubDisk::new(Arc::new(disk), Extent::new(0, len_bytes)).with_context(shown)?;
         self.make(&disk, true)
     }
 

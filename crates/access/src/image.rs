@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow, bail};
 use draconis_container::Format;
 use draconis_container::packing::{HEAD_BYTES, Packing};
 use draconis_container::signature::{self, Held};
-use draconis_device::{Claim, Disk, Extent, FileDisk, FileOptions, OpenedFile, claim};
+use draconis_device::{Disk, Extent, FileDisk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
 use draconis_service::volume::OpenError;
@@ -165,7 +165,7 @@ pub fn usable(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
 
 /// Claims an open image against everybody else.
 pub fn claim_alone(file: &File, image: &Path) -> anyhow::Result<()> {
-    match claim(file, Claim::Alone) {
+    match lock_file(file, LockMode::Exclusive) {
         Err(Errno::WOULDBLOCK) => Err(in_use(image)),
         claimed => Ok(claimed?),
     }
@@ -321,7 +321,7 @@ pub fn shared(image: &Path) -> anyhow::Result<File> {
 }
 
 fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
-    match claim(&file, Claim::Shared) {
+    match lock_file(&file, LockMode::Shared) {
         Err(Errno::WOULDBLOCK) => Err(in_use(image)),
         claimed => {
             claimed?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use draconis_container::signature::{EXT, STORE};
-use draconis_device::{Disk, Extent, Group, Write, written_unit_bytes};
+use draconis_device::{Disk, Extent, Group, Write, write_unit_bytes};
 use draconis_exchange::heap::Block;
 use draconis_objects::probe::{self, Measured};
 use draconis_objects::{CreateOptions, Error, LayoutKind, Profile, Store};
@@ -164,7 +164,7 @@ pub fn measured(
     wanted: u64,
     progress: Progress<'_>,
 ) -> anyhow::Result<Measured> {
-    let told_bytes = written_unit_bytes(&file).unwrap_or(0);
+    let told_bytes = write_unit_bytes(&file).unwrap_or(0);
     let disk = disk(file, device, true, true)?;
     let start = Instant::now();
     let clock = || start.elapsed().as_nanos() as u64;
@@ -202,9 +202,9 @@ fn write_out(disk: &dyn Disk, progress: Progress<'_>) -> Result<(), draconis_dev
         let ticket = disk.submit(Group { writes }, &[]).map_err(|refused| refused.error)?;
         // One is written while the next one is made.
         if let Some(before) = last.replace(ticket) {
-            disk.settle(before)?;
+            disk.wait_visible(before)?;
             progress(Step::WriteOut, at - 8 * PIECE_BYTES as u64, len);
         }
     }
-    last.map_or(Ok(()), |ticket| disk.wait(ticket))
+    last.map_or(Ok(()), |ticket| disk.wait_durable(ticket))
 }

@@ -1,6 +1,6 @@
 //! The names in a directory, as lists and walks want them.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 pub use draconis_ext::split;
 use draconis_ext::{InodeNumber, Volume};
 
@@ -53,7 +53,7 @@ pub struct Listed {
     /// What it names.
     pub inode: InodeNumber,
     /// Its kind, where the directory says.
-    pub kind: Option<Kind>,
+    pub kind: Option<FileType>,
 }
 
 /// A path and a name below it.

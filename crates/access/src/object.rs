@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
+use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
 use draconis_service::elsewhere::Served;
 use rustix::io::Errno;
@@ -58,7 +58,7 @@ impl Name {
     pub fn shared(self) -> anyhow::Result<Unopened> {
         let shown = self.store.display();
         let file = File::open(&self.store).with_context(|| shown.to_string())?;
-        match claim(&file, Claim::Shared) {
+        match lock_file(&file, LockMode::Shared) {
             Err(Errno::WOULDBLOCK) => {
                 return Err(busy(format!(
                     "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \

@@ -120,7 +120,7 @@ fn of_disk(error: &draconis_device::Error) -> Option<&'static str> {
             ErrorKind::StorageFull => Some("make room where the image is"),
             _ => Some("the disk below may be failing: dmesg tells more"),
         },
-        draconis_device::Error::OutOfRange { .. } | draconis_device::Error::Short { .. } => {
+        draconis_device::Error::OutOfRange { .. } | draconis_device::Error::ShortRead { .. } => {
             Some("the image is shorter than what it holds")
         }
         _ => None,

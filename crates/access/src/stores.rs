@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use draconis_device::{Claim, Disk, FileOptions, OpenedFile, claim};
+use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_objects::{Error, OpenOptions, Store};
 use draconis_service::elsewhere;
 use rustix::io::Errno;
@@ -43,7 +43,7 @@ pub fn tell(device: &Path, error: Error) -> anyhow::Error {
         Error::NoSpace { .. } => format!(" (draconis store grow {shown} SIZE)"),
         Error::NoObject(_) => format!("; draconis store ls {shown} lists them"),
         // It names the bucket itself.
-        Error::Device(draconis_device::Error::Elsewhere(_)) => {
+        Error::Device(draconis_device::Error::Remote(_)) => {
             return Failure::new(of_store(&error), error.to_string()).into();
         }
         _ => String::new(),
@@ -63,7 +63,7 @@ pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
         Err(error) => return Err(image::not_there(device, error)),
         Ok(file) => file,
     };
-    match claim(&file, Claim::Shared) {
+    match lock_file(&file, LockMode::Shared) {
         Err(Errno::WOULDBLOCK) => {
             return Err(busy(format!(
                 "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \

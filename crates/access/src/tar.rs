@@ -10,7 +10,7 @@
 use std::io::{self, Write};
 
 use anyhow::{Context, anyhow, bail};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
 use tar::{EntryType, Header};
 
@@ -106,7 +106,7 @@ impl<W: Write> Archive<'_, W> {
     fn write(&mut self, plan: &[usize]) -> anyhow::Result<()> {
         for &at in plan {
             let item = &self.walk.items[at];
-            if item.attributes.kind == Kind::Socket {
+            if item.attributes.kind == FileType::Socket {
                 let path = printable(&self.path(item));
                 self.watch.tell(&anyhow!("{path}: a socket cannot be archived"));
                 continue;
@@ -141,7 +141,7 @@ impl<W: Write> Archive<'_, W> {
             path.push(b'/');
             path.extend_from_slice(&item.path);
         }
-        if item.attributes.kind == Kind::Directory {
+        if item.attributes.kind == FileType::Directory {
             path.push(b'/');
         }
         path
@@ -171,9 +171,9 @@ impl<W: Write> Archive<'_, W> {
             return self.header(header, &mut pax, &path, 0);
         }
         match attributes.kind {
-            Kind::File => return self.file(item, header, pax, &path),
-            Kind::Directory => header.set_entry_type(EntryType::Directory),
-            Kind::Symlink => {
+            FileType::File => return self.file(item, header, pax, &path),
+            FileType::Directory => header.set_entry_type(EntryType::Directory),
+            FileType::Symlink => {
                 header.set_entry_type(EntryType::Symlink);
                 match self.volume.read_link_of(item.inode()) {
                     Ok(target) => set_link(&mut header, &mut pax, &target),
@@ -183,9 +183,9 @@ impl<W: Write> Archive<'_, W> {
                     }
                 }
             }
-            Kind::Fifo => header.set_entry_type(EntryType::Fifo),
+            FileType::Fifo => header.set_entry_type(EntryType::Fifo),
             kind => {
-                let character = kind == Kind::CharDevice;
+                let character = kind == FileType::CharDevice;
                 header.set_entry_type(if character { EntryType::Char } else { EntryType::Block });
                 header.set_device_major(attributes.device.0)?;
                 header.set_device_minor(attributes.device.1)?;

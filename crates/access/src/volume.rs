@@ -8,7 +8,7 @@ use anyhow::Context;
 use draconis_container::create::NewFormat;
 use draconis_container::is_indexed;
 use draconis_device::Disk;
-use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
+use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
 use draconis_ext::check::{self, Report};
 use draconis_ext::mkfs::{self, NodeId};
 use draconis_ext::tune::Changes;
@@ -158,7 +158,7 @@ pub struct Listed {
     /// The inode.
     pub inode: u32,
     /// What it is.
-    pub kind: Kind,
+    pub kind: FileType,
 }
 
 /// An open volume. Everything takes `&self`, from any number of threads.
@@ -408,7 +408,7 @@ impl Volume {
     /// # Errors
     /// The name is there, or there is no room.
     pub fn make_dir(&self, path: &[u8], mode: u32) -> Result<()> {
-        self.make(path, Kind::Directory, mode, b"")
+        self.make(path, FileType::Directory, mode, b"")
     }
 
     /// Makes a symbolic link that leads to `target`.
@@ -416,7 +416,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::make_dir`].
     pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<()> {
-        self.make(path, Kind::Symlink, 0o777, target)
+        self.make(path, FileType::Symlink, 0o777, target)
     }
 
     /// Gives a file another name.
@@ -503,7 +503,7 @@ impl Volume {
         })
     }
 
-    fn make(&self, path: &[u8], kind: Kind, mode: u32, target: &[u8]) -> Result<()> {
+    fn make(&self, path: &[u8], kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
         self.with(path, |volume| {
             let new = self.node(kind, mode, target);
             volume.create_by_path(volume.root(), path, &new).map(drop)
@@ -511,7 +511,7 @@ impl Volume {
     }
 
     /// Something new, of the user who runs this.
-    pub(crate) fn node<'a>(&self, kind: Kind, mode: u32, target: &'a [u8]) -> NewNode<'a> {
+    pub(crate) fn node<'a>(&self, kind: FileType, mode: u32, target: &'a [u8]) -> NewNode<'a> {
         let (uid, gid) = self.maker;
         NewNode { kind, mode: mode & 0o7777, uid, gid, device: (0, 0), target }
     }

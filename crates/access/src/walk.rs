@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::vec;
 
-use draconis_exchange::contract::{Attributes, Kind};
+use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
 
 use crate::names::{Listing, join, names};
@@ -86,7 +86,7 @@ impl Walk {
         let mut stack = vec![0];
         while let Some(at) = stack.pop() {
             let (dir, path) = (walk.items[at].inode.number, walk.items[at].path.clone());
-            if walk.items[at].attributes.kind != Kind::Directory {
+            if walk.items[at].attributes.kind != FileType::Directory {
                 continue;
             }
             let mut listing = Listing::default();
@@ -115,7 +115,7 @@ impl Walk {
             }
             walk.dirs.push((at, first..walk.items.len()));
             let dirs = (first..walk.items.len())
-                .filter(|&at| walk.items[at].attributes.kind == Kind::Directory);
+                .filter(|&at| walk.items[at].attributes.kind == FileType::Directory);
             stack.extend(dirs.rev());
         }
         Ok(walk)
@@ -130,11 +130,11 @@ impl Walk {
     ) -> draconis_ext::Result<()> {
         let inode = volume.inode(number)?;
         let attributes = volume.attributes_of(&inode);
-        let shared = attributes.links > 1 && attributes.kind != Kind::Directory;
+        let shared = attributes.links > 1 && attributes.kind != FileType::Directory;
         let at = self.items.len();
         let link_to =
             shared.then(|| *links.entry(number).or_insert(at)).filter(|&first| first != at);
-        if attributes.kind == Kind::File && link_to.is_none() {
+        if attributes.kind == FileType::File && link_to.is_none() {
             self.bytes += attributes.size_bytes.min(attributes.blocks_512.saturating_mul(512));
         }
         let first_block = volume.first_block(&inode).map_or(0, |block| block.0);
@@ -152,7 +152,7 @@ impl Walk {
         for (dir, below) in &self.dirs {
             plan.push(*dir);
             let from = plan.len();
-            let is_dir = |at: &usize| self.items[*at].attributes.kind == Kind::Directory;
+            let is_dir = |at: &usize| self.items[*at].attributes.kind == FileType::Directory;
             plan.extend(below.clone().filter(|at| !is_dir(at)));
             plan[from..].sort_by_key(|&at| self.items[at].first_block);
         }
@@ -161,7 +161,7 @@ impl Walk {
 
     /// Whether the contents of an item are to be read.
     fn has_contents(&self, at: usize) -> bool {
-        self.items[at].attributes.kind == Kind::File && self.items[at].link_to.is_none()
+        self.items[at].attributes.kind == FileType::File && self.items[at].link_to.is_none()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use draconis_access::tar::Sparse;
 use draconis_access::{Error, File, NewVolume, OpenHow, Place, Volume};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, Renaming};
 use rustix::io::Errno;
 
@@ -57,7 +57,7 @@ fn files_by_their_paths() {
         assert_eq!(volume.read_link(b"/hosts").unwrap(), b"etc/hosts");
         let (names, damage) = volume.list(b"/etc").unwrap();
         let names: Vec<_> = names.iter().map(|entry| (&entry.name[..], entry.kind)).collect();
-        assert_eq!(names, [(&b"hosts"[..], Kind::File), (b"moved", Kind::File)]);
+        assert_eq!(names, [(&b"hosts"[..], FileType::File), (b"moved", FileType::File)]);
         assert_eq!(damage, None);
         volume.unlink(b"/etc/moved").unwrap();
         assert_eq!(volume.stat(b"/etc/hosts", Follow::No).unwrap().links, 1);

@@ -384,7 +384,7 @@ impl Disk for BucketDisk {
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.properties().check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let parts = self.plan(at, &mut into);
         if parts.is_empty() {
@@ -403,7 +403,7 @@ impl Disk for BucketDisk {
 
     fn read_now(&self, at: Extent, mut into: Block) -> ReadAnswer {
         if let Err(error) = self.properties().check(at, into.len()) {
-            return Err(Refused { goods: Some(into), error });
+            return Err(Refused { payload: Some(into), error });
         }
         let parts = self.plan(at, &mut into);
         if let [part] = &parts[..] {
@@ -412,14 +412,14 @@ impl Disk for BucketDisk {
                     into.copy_in(part.into, &bytes);
                     Ok(into)
                 }
-                Err(error) => Err(Refused { goods: Some(into), error }),
+                Err(error) => Err(Refused { payload: Some(into), error }),
             };
         }
         if parts.is_empty() {
             return Ok(into);
         }
         let answer = self.read(at, into, Urgency::Now).wait();
-        answer.unwrap_or(Err(Refused { goods: None, error: Error::Gone }))
+        answer.unwrap_or(Err(Refused { payload: None, error: Error::ServiceEnded }))
     }
 
     fn submit_chain(
@@ -427,7 +427,7 @@ impl Disk for BucketDisk {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let refused = |chain, error| Err(Refused { goods: Some(chain), error });
+        let refused = |chain, error| Err(Refused { payload: Some(chain), error });
         let properties = self.properties();
         if properties.read_only {
             return refused(chain, Error::ReadOnly);
@@ -437,7 +437,7 @@ impl Disk for BucketDisk {
         }
         let mut state = self.shared.state.lock();
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.tickets) {
-            return refused(chain, Error::NoTicket(unknown));
+            return refused(chain, Error::UnknownTicket(unknown));
         }
         self.shared.wait_for_room(&mut state);
         if let Some(error) = state.error.clone() {
@@ -455,18 +455,18 @@ impl Disk for BucketDisk {
         Ok(tickets)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         match self.has_journal {
             true => self.shared.wait_kept(ticket),
             false => self.shared.wait(ticket, Until::Sent),
         }
     }
 
-    fn gather(&self) {
+    fn wait_commit_interval(&self) {
         self.shared.gather();
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         match self.has_journal {
             true => self.shared.wait_kept(ticket),
             false => self.shared.wait(ticket, Until::Durable),
@@ -477,7 +477,7 @@ impl Disk for BucketDisk {
         self.properties().check_extents(extents)?;
         let mut state = self.shared.state.lock();
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.tickets) {
-            return Err(Error::NoTicket(unknown));
+            return Err(Error::UnknownTicket(unknown));
         }
         if self.shared.is_read_only {
             return Ok(());
@@ -530,9 +530,9 @@ impl Gathered {
             return;
         }
         let Some(Self { into, promise, error, .. }) = slot.take() else { return };
-        promise.keep(match error {
+        promise.fulfil(match error {
             None => Ok(into),
-            Some(error) => Err(Refused { goods: Some(into), error }),
+            Some(error) => Err(Refused { payload: Some(into), error }),
         });
     }
 }

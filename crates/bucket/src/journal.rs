@@ -676,5 +676,5 @@ fn write(disk: &dyn Disk, writes: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
     });
     let group = Group { writes: writes.collect() };
     let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
-    disk.wait(ticket)
+    disk.wait_durable(ticket)
 }

@@ -182,9 +182,9 @@ impl Shared {
     pub fn wait_kept(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.state.lock();
         loop {
-            let Some(keeping) = &state.keeping else { return Err(Error::Gone) };
+            let Some(keeping) = &state.keeping else { return Err(Error::ServiceEnded) };
             if ticket.0 > state.tickets {
-                return Err(Error::NoTicket(ticket));
+                return Err(Error::UnknownTicket(ticket));
             }
             if ticket.0 <= keeping.kept_ticket {
                 return Ok(());

@@ -238,7 +238,7 @@ impl BucketDisk {
 }
 
 pub(crate) fn elsewhere(text: String) -> Error {
-    Error::Elsewhere(text.into())
+    Error::Remote(text.into())
 }
 
 fn nothing(address: &str) -> Error {

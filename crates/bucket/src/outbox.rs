@@ -434,7 +434,7 @@ impl Shared {
         let begun = Instant::now();
         loop {
             if ticket.0 > state.tickets {
-                return Err(Error::NoTicket(ticket));
+                return Err(Error::UnknownTicket(ticket));
             }
             if ticket.0 <= state.durable_ticket {
                 return Ok(());

@@ -31,7 +31,7 @@ pub(crate) fn conditions(bucket: &RetryingStore, token: u128) -> Result<(), Erro
 
 fn ignores(bucket: &RetryingStore, what: &str) -> Error {
     let address = &bucket.address;
-    Error::Elsewhere(
+    Error::Remote(
         format!(
             "{address}: the server {what}; two writers could destroy each other's stores there, so \
              none is made: use a server that does what S3 does"

@@ -181,7 +181,7 @@ impl RetryingStore {
             }
             _ => "",
         };
-        Error::Elsewhere(format!("{doing} {address}{slash}{key}: {trouble}{step}").into())
+        Error::Remote(format!("{doing} {address}{slash}{key}: {trouble}{step}").into())
     }
 
     /// Makes a request until it is answered, or until the deadline. Of its kind one `has_worked`

@@ -90,12 +90,12 @@ fn byte(disk: &BucketDisk, at: u64) -> u8 {
 fn a_writer_that_stays_goes_on_when_the_bucket_does() {
     let (server, denies) = server();
     let disk = open(&server, &denies, &options(true)).unwrap();
-    disk.wait(write(&disk, 0, 1)).unwrap();
+    disk.wait_durable(write(&disk, 0, 1)).unwrap();
     for round in 0..3 {
         denies.store(true, Ordering::SeqCst);
         let tickets = [write(&disk, 1, 2 + round), write(&disk, 2, 12 + round)];
         let begun = Instant::now();
-        let told = disk.wait(tickets[1]).unwrap_err();
+        let told = disk.wait_durable(tickets[1]).unwrap_err();
         assert!(matches!(&told, Error::Away(why) if why.contains("AccessDenied")), "{told}");
         let took = begun.elapsed();
         assert!(took >= DEADLINE / 2 && took < DEADLINE * 4, "{took:?}");
@@ -105,13 +105,13 @@ fn a_writer_that_stays_goes_on_when_the_bucket_does() {
         assert!(state.waiting_bytes >= 8192 && state.error.is_none(), "{state:?}");
         assert_eq!([0, 1, 2].map(|at| byte(&disk, at)), [1, 2 + round, 12 + round]);
         // What is only seen does not wait for the bucket.
-        disk.settle(tickets[1]).unwrap();
+        disk.wait_visible(tickets[1]).unwrap();
         denies.store(false, Ordering::SeqCst);
         let until = Instant::now() + Duration::from_secs(10);
-        while disk.wait(tickets[1]).is_err() {
+        while disk.wait_durable(tickets[1]).is_err() {
             assert!(Instant::now() < until);
         }
-        disk.wait(write(&disk, 3, round)).unwrap();
+        disk.wait_durable(write(&disk, 3, round)).unwrap();
         assert!(disk.state_of_writing().away.is_none());
     }
     drop(disk);
@@ -130,19 +130,19 @@ fn what_was_never_done_is_refused_at_once_and_a_command_ends_after_the_deadline(
     assert!(begun.elapsed() < DEADLINE / 2, "{:?}", begun.elapsed());
     denies.store(false, Ordering::SeqCst);
     let disk = open(&server, &denies, &options(false)).unwrap();
-    disk.wait(write(&disk, 0, 1)).unwrap();
+    disk.wait_durable(write(&disk, 0, 1)).unwrap();
     denies.store(true, Ordering::SeqCst);
-    let failed = disk.wait(write(&disk, 0, 2)).unwrap_err();
-    assert!(matches!(failed, Error::Elsewhere(_)), "{failed}");
+    let failed = disk.wait_durable(write(&disk, 0, 2)).unwrap_err();
+    assert!(matches!(failed, Error::Remote(_)), "{failed}");
 }
 
 #[test]
 fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
     let (server, denies) = server();
     let disk = open(&server, &denies, &options(true)).unwrap();
-    disk.wait(write(&disk, 0, 1)).unwrap();
+    disk.wait_durable(write(&disk, 0, 1)).unwrap();
     denies.store(true, Ordering::SeqCst);
-    disk.wait(write(&disk, 0, 2)).unwrap_err();
+    disk.wait_durable(write(&disk, 0, 2)).unwrap_err();
     let begun = Instant::now();
     disk.finish();
     disk.close();
@@ -152,9 +152,9 @@ fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
     // A bucket that answers in time has all.
     denies.store(false, Ordering::SeqCst);
     let disk = open(&server, &denies, &options(true)).unwrap();
-    disk.wait(write(&disk, 0, 3)).unwrap();
+    disk.wait_durable(write(&disk, 0, 3)).unwrap();
     denies.store(true, Ordering::SeqCst);
-    disk.wait(write(&disk, 0, 4)).unwrap_err();
+    disk.wait_durable(write(&disk, 0, 4)).unwrap_err();
     let switch = denies.clone();
     let heals = std::thread::spawn(move || {
         std::thread::sleep(DEADLINE / 4);
@@ -173,7 +173,7 @@ fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
 fn a_writer_that_was_taken_over_says_so_without_writing() {
     let (server, denies) = server();
     let disk = open(&server, &denies, &options(true)).unwrap();
-    disk.wait(write(&disk, 0, 1)).unwrap();
+    disk.wait_durable(write(&disk, 0, 1)).unwrap();
     assert!(disk.state_of_writing().error.is_none());
     let other = Options {
         seat: "there".to_owned(),

@@ -20,13 +20,13 @@ fn made(engine: Arc<dyn Engine>) -> BucketDisk {
 
 #[test]
 fn in_memory() {
-    conform::all(|| made(Arc::new(Memory::default())));
+    conform::check_all(|| made(Arc::new(Memory::default())));
 }
 
 #[test]
 fn in_memory_with_faults() {
     let mut seed = 0;
-    conform::all(|| {
+    conform::check_all(|| {
         seed += 1;
         let faults = Faults { seed, refused: 8, lost: 8, late: 8, slow: 2, dies_after: None };
         made(Arc::new(Memory::default().client(faults)))
@@ -36,7 +36,7 @@ fn in_memory_with_faults() {
 #[test]
 fn in_a_directory() {
     let mut dirs = vec![];
-    conform::all(|| {
+    conform::check_all(|| {
         let dir = tempfile::tempdir().unwrap();
         let address = format!("file://{}/a/b", dir.path().display());
         dirs.push(dir);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use draconis_bucket::{BucketDisk, Faults, Local, Memory, Options};
 use draconis_device::{
-    Disk, Error, Extent, Fault, FaultDisk, Group, Hits, MemoryDisk, Random, Write, conform,
+    Disk, Error, Extent, Fault, FaultDisk, FaultTarget, Group, MemoryDisk, Random, Write, conform,
 };
 use draconis_exchange::heap::Block;
 
@@ -61,7 +61,7 @@ fn write(disk: &BucketDisk, sector: u64, byte: u8) -> Result<(), Error> {
     block.copy_in(0, &[byte; 512]);
     let group = Group { writes: vec![Write { at_bytes: sector * 512, block }] };
     let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
-    disk.wait(ticket)
+    disk.wait_durable(ticket)
 }
 
 fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
@@ -100,7 +100,7 @@ fn is_all_there(disk: &BucketDisk) {
 #[test]
 fn it_does_what_every_disk_does() {
     let mut seed = 0;
-    conform::all(|| {
+    conform::check_all(|| {
         seed += 1;
         let faults = Faults { seed, refused: 8, lost: 8, late: 8, slow: 2, dies_after: None };
         let engine = Arc::new(Memory::default().client(faults));
@@ -269,7 +269,7 @@ fn a_journal_that_fails_ends_writing_and_loses_nothing() {
         let disk = MemoryDisk::new(vec![0; JOURNAL_BYTES], 512);
         Local::format(&disk, 99).unwrap();
         let faulty = Arc::new(FaultDisk::new(disk));
-        faulty.add(Hits::Request(nth), Fault::Fail);
+        faulty.add(FaultTarget::Request(nth), Fault::Fail);
         let how = Options { commit: Duration::from_secs(1), ..options("x", 2, local(&faulty)) };
         let Ok(disk) = opened(&memory, &how) else { continue };
         let mut written = 0;

@@ -13,8 +13,8 @@ use draconis_bucket::{
     Answer, BucketDisk, Engine, Faults, Listed, Local, Memory, Options, Trouble,
 };
 use draconis_device::{
-    CrashOptions, Crashes, Disk, Error, Event, Group, MemoryDisk, RecordDisk, Refused, Terms,
-    Ticket,
+    CrashOptions, CrashStates, Disk, Error, Event, Group, MemoryDisk, RecordDisk, Refused,
+    SubmitOptions, Ticket,
 };
 use draconis_objects::torture::{self, Harm, Lives, Random, Settings, Shape};
 use parking_lot::Mutex;
@@ -172,15 +172,15 @@ impl draconis_device::ForwardingDisk for Drive {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         match Power::step(&self.power) {
             Ok(()) => Disk::submit_with(&self.disk, chain, after, terms),
             Err(is_done) => {
                 if is_done {
-                    let _ = Disk::submit_with(&self.disk, chain, after, Terms::default());
+                    let _ = Disk::submit_with(&self.disk, chain, after, SubmitOptions::default());
                 }
-                Err(Refused { goods: None, error: Error::Stopped })
+                Err(Refused { payload: None, error: Error::Stopped })
             }
         }
     }
@@ -189,7 +189,7 @@ impl draconis_device::ForwardingDisk for Drive {
         Power::step(&self.power).map_err(|_| Error::Stopped)?;
         match self.sin {
             Sin::Hasty => Ok(()),
-            _ => Disk::wait(&self.disk, ticket),
+            _ => Disk::wait_durable(&self.disk, ticket),
         }
     }
 }
@@ -244,7 +244,7 @@ impl Machines {
             }
         }
         let options = CrashOptions { seed: self.dice.next_u64(), ..CrashOptions::default() };
-        let states: Vec<_> = Crashes::new(image, events, options).collect();
+        let states: Vec<_> = CrashStates::new(image, events, options).collect();
         let chosen = self.dice.below(states.len() as u64) as usize;
         self.image = states[chosen].disk.to_bytes();
     }
@@ -313,7 +313,7 @@ impl Lives for Machines {
         self.dying = self.dying.checked_sub(1)?;
         let with = self.dice.below(3) > 0;
         let opened = self.open(Some(120), with);
-        if let Err(Error::Elsewhere(why)) = &opened
+        if let Err(Error::Remote(why)) = &opened
             && why.contains("is written with a journal, the journal, by ")
         {
             assert!(!with, "{why}");
@@ -328,7 +328,7 @@ impl Lives for Machines {
         if self.dice.below(2) == 0 {
             match self.open(None, false) {
                 Ok(disk) => return Ok(disk),
-                Err(Error::Elsewhere(why)) if why.contains("is written with a journal") => {
+                Err(Error::Remote(why)) if why.contains("is written with a journal") => {
                     self.refused += 1;
                 }
                 Err(error) => return Err(error),

@@ -178,7 +178,7 @@ fn a_disk_that_was_shorter_has_what_was_written_to_its_end() {
     block.copy_in(0, &bytes);
     let write = draconis_device::Write { at_bytes: 0, block };
     let ticket = disk.submit(draconis_device::Group { writes: vec![write] }, &[]).unwrap();
-    disk.wait(ticket).unwrap();
+    disk.wait_durable(ticket).unwrap();
     drop(disk);
     let lens = [(1 << 20) + 512, (1 << 20) + 9 * 512, 2 << 20, (2 << 20) - 512, 1 << 19, 3 << 19];
     for len in lens {

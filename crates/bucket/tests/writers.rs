@@ -41,7 +41,7 @@ fn write(disk: &BucketDisk, sector: u64, byte: u8) -> Result<(), Error> {
     block.copy_in(0, &[byte; 512]);
     let group = Group { writes: vec![Write { at_bytes: sector * 512, block }] };
     let ticket = disk.submit(group, &[]).map_err(|refused| refused.error)?;
-    disk.wait(ticket)
+    disk.wait_durable(ticket)
 }
 
 fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
@@ -145,7 +145,7 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
             let at_bytes = (1 << 20) + nth * 2 * GROUP_BYTES as u64;
             let group = Group { writes: vec![Write { at_bytes, block }] };
             let Ok(ticket) = disk.submit(group, &[]) else { break };
-            if nth % 7 == seed % 7 && disk.wait(ticket).is_ok() {
+            if nth % 7 == seed % 7 && disk.wait_durable(ticket).is_ok() {
                 waited = nth + 1;
             }
         }

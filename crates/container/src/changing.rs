@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use draconis_device::{
     Atomic, ChainBounds, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer,
-    Refused, Terms, Ticket, Urgency, Write,
+    Refused, SubmitOptions, Ticket, Urgency, Write,
 };
 use draconis_exchange::heap::Block;
 
@@ -118,7 +118,7 @@ impl Out<'_> {
     pub(crate) fn wait(&self) -> Result<(), Error> {
         match *self.newest {
             Ticket(0) => Ok(()),
-            newest => Ok(self.file.disk().wait(newest)?),
+            newest => Ok(self.file.disk().wait_durable(newest)?),
         }
     }
 }
@@ -267,7 +267,7 @@ impl<T: Tables> Changing<T> {
             self.fill(&places, room, &mut |piece| tables.unpack(&self.file, piece))?;
             let ticket = out.submit(vec![vec![(place, held)]])?;
             // Reads come here from now on.
-            self.file.disk().settle(ticket)?;
+            self.file.disk().wait_visible(ticket)?;
             out.follow(ticket);
         }
         tables.lead(out, at, place)?;
@@ -331,7 +331,7 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
 
     fn read(&self, at: Extent, mut into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.properties.check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let places = self.places(&mut self.lock().tables, at.start_bytes, at.len_bytes);
         if let Ok([(Place::At(from), _)]) = places.as_deref() {
@@ -346,7 +346,7 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
         });
         Pending::ready(match done {
             Ok(()) => Ok(into),
-            Err(error) => Err(Refused { goods: Some(into), error: error.of_a_read(at) }),
+            Err(error) => Err(Refused { payload: Some(into), error: error.of_a_read(at) }),
         })
     }
 
@@ -358,12 +358,12 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let bounds = self.disk().chain_bounds();
         let checked = match self.properties.check_chain(&chain) {
             Ok(()) if !ChainBounds::of(&chain).is_within(bounds) => {
-                Err(DiskError::TooMuch { bounds })
+                Err(DiskError::ChainTooLarge { bounds })
             }
             checked => checked,
         };
@@ -371,17 +371,17 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
         let unknown = after.iter().find(|ticket| **ticket > state.newest).copied();
         let refuse = match (checked, unknown) {
             (Err(error), _) => Some(error),
-            (Ok(()), Some(ticket)) => Some(DiskError::NoTicket(ticket)),
+            (Ok(()), Some(ticket)) => Some(DiskError::UnknownTicket(ticket)),
             (Ok(()), None) => state.stopped.then_some(DiskError::Stopped),
         };
         if let Some(error) = refuse {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let plan = match self.plan(&mut state, &chain) {
             Ok(plan) => plan,
             Err(error) => {
                 state.stopped = true;
-                return Err(Refused { goods: Some(chain), error: error.of_a_write() });
+                return Err(Refused { payload: Some(chain), error: error.of_a_write() });
             }
         };
         drop(state);
@@ -392,8 +392,8 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
                 state.newest = tickets.last().copied().unwrap_or(state.newest).max(state.newest);
                 Ok(tickets)
             }
-            Err(Refused { goods, error }) => {
-                Err(Refused { goods: returned(chain, &origins, goods), error })
+            Err(Refused { payload: goods, error }) => {
+                Err(Refused { payload: returned(chain, &origins, goods), error })
             }
         }
     }
@@ -403,7 +403,7 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
         self.properties.check_extents(extents)?;
         let mut state = self.lock();
         if let Some(unknown) = after.iter().find(|ticket| **ticket > state.newest) {
-            return Err(DiskError::NoTicket(*unknown));
+            return Err(DiskError::UnknownTicket(*unknown));
         }
         if !self.properties.discards || state.stopped {
             return Ok(());

@@ -99,8 +99,8 @@ impl Disk for Draft {
     }
 
     fn read(&self, at: Extent, into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        let error = DiskError::Short { extent: at, got_bytes: 0 };
-        Pending::ready(Err(Refused { goods: Some(into), error }))
+        let error = DiskError::ShortRead { extent: at, got_bytes: 0 };
+        Pending::ready(Err(Refused { payload: Some(into), error }))
     }
 
     fn submit_chain(
@@ -109,7 +109,7 @@ impl Disk for Draft {
         _: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if let Err(error) = self.properties.check_chain(&chain) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let unit = self.format.unit_bytes();
         let mut units = self.units.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,11 +123,11 @@ impl Disk for Draft {
         Ok((given + 1..=given + count).map(Ticket).collect())
     }
 
-    fn settle(&self, _: Ticket) -> Result<(), DiskError> {
+    fn wait_visible(&self, _: Ticket) -> Result<(), DiskError> {
         Ok(())
     }
 
-    fn wait(&self, _: Ticket) -> Result<(), DiskError> {
+    fn wait_durable(&self, _: Ticket) -> Result<(), DiskError> {
         Ok(())
     }
 }
@@ -149,7 +149,7 @@ impl<'a> NewImage<'a> {
         let (format, len_bytes) = (draft.format, draft.properties.len_bytes);
         let needed = Extent::new(0, format.most_bytes(len_bytes));
         if needed.len_bytes > file.properties().len_bytes || len_bytes > format.longest_bytes() {
-            return Err(DiskError::Short { extent: needed, got_bytes: 0 });
+            return Err(DiskError::ShortRead { extent: needed, got_bytes: 0 });
         }
         let drafted = draft.units.lock().unwrap_or_else(PoisonError::into_inner);
         let places = (format.first_bytes()..).step_by(format.unit_bytes() as usize);
@@ -179,7 +179,7 @@ impl<'a> NewImage<'a> {
                 last = Some(ticket);
             }
             if let Some(ticket) = last {
-                self.file.wait(ticket)?;
+                self.file.wait_durable(ticket)?;
             }
         }
         Ok(end)
@@ -241,8 +241,8 @@ impl Disk for NewImage<'_> {
                 self.file.read(Extent::new(start, at.len_bytes), into, urgency)
             }
             _ => {
-                let error = DiskError::Short { extent: at, got_bytes: 0 };
-                Pending::ready(Err(Refused { goods: Some(into), error }))
+                let error = DiskError::ShortRead { extent: at, got_bytes: 0 };
+                Pending::ready(Err(Refused { payload: Some(into), error }))
             }
         }
     }
@@ -253,7 +253,7 @@ impl Disk for NewImage<'_> {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if let Err(error) = self.properties().check_chain(&chain) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let place = |group: Group| Group {
@@ -264,12 +264,12 @@ impl Disk for NewImage<'_> {
         self.file.submit_chain(chain, after)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.file.settle(ticket)
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.file.wait_visible(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        self.file.wait(ticket)
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
+        self.file.wait_durable(ticket)
     }
 }
 
@@ -292,7 +292,7 @@ mod tests {
             block.copy_in(0, &vec![nth as u8 + 1; len]);
             let group = Group { writes: vec![Write { at_bytes, block }] };
             let ticket = disk.submit(group, &[]).unwrap();
-            disk.wait(ticket).unwrap();
+            disk.wait_durable(ticket).unwrap();
         }
     }
 

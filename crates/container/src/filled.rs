@@ -54,7 +54,7 @@ impl<F: Fill> Disk for Filled<F> {
         });
         Pending::ready(match done {
             Ok(()) => Ok(into),
-            Err(error) => Err(Refused { goods: Some(into), error }),
+            Err(error) => Err(Refused { payload: Some(into), error }),
         })
     }
 
@@ -63,14 +63,14 @@ impl<F: Fill> Disk for Filled<F> {
         chain: Vec<Group>,
         _: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+        Err(Refused { payload: Some(chain), error: DiskError::ReadOnly })
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::UnknownTicket(ticket))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::UnknownTicket(ticket))
     }
 }

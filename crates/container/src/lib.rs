@@ -41,7 +41,7 @@ mod vmdk;
 
 use std::sync::Arc;
 
-use draconis_device::{Disk, Extent, View};
+use draconis_device::{Disk, Extent, SubDisk};
 
 pub use crate::android::chunks;
 use crate::behind::below;
@@ -204,7 +204,7 @@ impl Error {
         match self {
             Self::Disk(error) => error,
             Self::Damaged(_) | Self::DamagedAt(..) | Self::Unsupported(_) => {
-                draconis_device::Error::Short { extent, got_bytes: 0 }
+                draconis_device::Error::ShortRead { extent, got_bytes: 0 }
             }
         }
     }
@@ -213,7 +213,7 @@ impl Error {
     fn of_a_write(self) -> draconis_device::Error {
         match self {
             Self::Disk(error) => error,
-            other => draconis_device::Error::Elsewhere(other.to_string().into()),
+            other => draconis_device::Error::Remote(other.to_string().into()),
         }
     }
 }
@@ -282,7 +282,7 @@ fn open_outer(
     let Some(extent) = ova::only_disk(&source, begin)? else {
         return open_headed(file, source, begin, behind);
     };
-    let disk: Arc<dyn Disk> = Arc::new(View::new(file, extent)?);
+    let disk: Arc<dyn Disk> = Arc::new(SubDisk::new(file, extent)?);
     let source = Source::new(disk.clone());
     let begin = head(&source)?;
     let opened = open_headed(disk, source, &begin, behind)?;
@@ -306,7 +306,7 @@ fn open_headed(
     let opened = |disk, format| Opened { disk, format, image: None };
     if let Some(len_bytes) = vhd::fixed(&tail, len) {
         // It lies there as it is, and can be changed like any other.
-        let disk = Arc::new(View::new(file, Extent::new(0, len_bytes))?);
+        let disk = Arc::new(SubDisk::new(file, Extent::new(0, len_bytes))?);
         return Ok(opened(disk, None));
     }
     let Some(format) = Format::of(head) else {

@@ -36,7 +36,7 @@ impl Source {
 
     /// The same, read as far as it can become.
     pub(crate) fn with_room(mut self) -> Self {
-        self.room_bytes = self.disk.room_bytes().max(self.len_bytes);
+        self.room_bytes = self.disk.max_len_bytes().max(self.len_bytes);
         self
     }
 

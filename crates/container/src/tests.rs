@@ -212,7 +212,7 @@ fn no_broken_image_makes_a_panic() {
                     let block = Block::private(512);
                     let group = Group { writes: vec![Write { at_bytes: nth * 512, block }] };
                     let Ok(ticket) = opened.disk.submit(group, &[]) else { break };
-                    let _ = opened.disk.wait(ticket);
+                    let _ = opened.disk.wait_durable(ticket);
                 }
             }
             if let Ok(opened) = open(memory(broken), &[]) {

@@ -88,7 +88,7 @@ fn write_groups(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f
         let group = Group { writes: (0..at_once).map(write).collect() };
         let ticket = disk.submit(group, &[]).expect("a disk that can be written");
         if let Some(before) = last.replace(ticket) {
-            disk.settle(before).expect("a disk that works");
+            disk.wait_visible(before).expect("a disk that works");
         }
         done += at_once;
     }

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_exchange::heap::Block;
 
 use crate::elevator::{Elevator, Request};
-use crate::pending::Answer;
-use crate::raw::{AtOnce, RawFile};
-use crate::readers::{Readers, Reads};
+use crate::pending::DeferredAnswer;
+use crate::raw::{NowaitRead, RawFile};
+use crate::readers::{ReadHandler, ReaderThreads};
 use crate::uring::Ring;
 use crate::{Extent, Pending, ReadAnswer, pending};
 
@@ -26,7 +26,7 @@ const SHORT_BYTES: u64 = 128 << 10;
 
 /// Serves reads ahead of their use.
 #[derive(Debug)]
-pub(crate) struct Ahead {
+pub(crate) struct ReadAhead {
     file: Arc<RawFile>,
     queue: Queue,
 }
@@ -36,19 +36,19 @@ enum Queue {
     /// Up to a ring's depth in flight.
     Uring(Ring),
     /// A few threads that read.
-    Threads(Readers<RawFile>),
+    Threads(ReaderThreads<RawFile>),
 }
 
-impl Ahead {
+impl ReadAhead {
     pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
         let ring = uring.then(|| Ring::start(file.clone()));
         let queue = match ring {
             Some(Ok(ring)) => Queue::Uring(ring),
             Some(Err(error)) => {
                 log::info!("no io_uring here ({error}): a thread reads ahead");
-                Queue::Threads(Readers::new(file.clone(), READERS))
+                Queue::Threads(ReaderThreads::new(file.clone(), READERS))
             }
-            None => Queue::Threads(Readers::new(file.clone(), READERS)),
+            None => Queue::Threads(ReaderThreads::new(file.clone(), READERS)),
         };
         Self { file, queue }
     }
@@ -59,13 +59,17 @@ impl Ahead {
 
     pub(crate) fn read(&self, at: Extent, mut into: Block) -> Pending<ReadAnswer> {
         if at.len_bytes <= SHORT_BYTES {
-            match self.file.read_at_once(at, &mut into) {
-                AtOnce::Done => return Pending::ready(Ok(into)),
-                AtOnce::Started => {
+            match self.file.read_nowait(at, &mut into) {
+                NowaitRead::Done => return Pending::ready(Ok(into)),
+                NowaitRead::Started => {
                     let state = Mutex::new(State::Started(into));
-                    return Pending::run(Started { file: self.file.clone(), at, state });
+                    return Pending::deferred(KernelReadAhead {
+                        file: self.file.clone(),
+                        at,
+                        state,
+                    });
                 }
-                AtOnce::Unable => {}
+                NowaitRead::Unable => {}
             }
         }
         let (promise, answer) = pending();
@@ -80,7 +84,7 @@ impl Ahead {
 
 /// A read that the system has begun by itself.
 #[derive(Debug)]
-struct Started {
+struct KernelReadAhead {
     file: Arc<RawFile>,
     at: Extent,
     state: Mutex<State>,
@@ -92,11 +96,11 @@ enum State {
     Done(Block),
 }
 
-impl Answer<ReadAnswer> for Started {
+impl DeferredAnswer<ReadAnswer> for KernelReadAhead {
     fn is_ready(&self) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let State::Started(into) = &mut *state
-            && matches!(self.file.read_at_once(self.at, into), AtOnce::Done)
+            && matches!(self.file.read_nowait(self.at, into), NowaitRead::Done)
         {
             let into = std::mem::replace(into, Block::private(0));
             *state = State::Done(into);
@@ -117,7 +121,7 @@ const READERS: usize = 8;
 
 /// One request for all neighbours where that is possible; each for itself where it is not, or
 /// if it failed: then some may still succeed.
-impl Reads for RawFile {
+impl ReadHandler for RawFile {
     fn take(elevator: &mut Elevator) -> Vec<Request> {
         elevator.pop_run()
     }
@@ -131,7 +135,7 @@ impl Reads for RawFile {
         let together = run.len() > 1
             && self.read_scattered(start_bytes, run.iter_mut().map(|it| &mut it.into));
         for Request { at, into, promise } in run {
-            promise.keep(if together { Ok(into) } else { self.read(at, into) });
+            promise.fulfil(if together { Ok(into) } else { self.read(at, into) });
         }
     }
 }

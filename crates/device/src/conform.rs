@@ -43,7 +43,7 @@ pub const CHECKS: [Check; 13] = [
 ///
 /// # Panics
 /// If one of them does not do what every disk does.
-pub fn all<D: Disk>(mut make: impl FnMut() -> D) {
+pub fn check_all<D: Disk>(mut make: impl FnMut() -> D) {
     for (name, check) in CHECKS {
         log::debug!("conform: {name}");
         check(&make());
@@ -75,7 +75,7 @@ impl<'a> Subject<'a> {
         let subject = Self::of(disk);
         let fills: Vec<_> = (0..SECTORS).map(|nth| (nth, 1, nth as u8)).collect();
         let ticket = subject.submit(&fills);
-        assert_eq!(disk.wait(ticket), Ok(()));
+        assert_eq!(disk.wait_durable(ticket), Ok(()));
         subject
     }
 
@@ -137,7 +137,7 @@ impl<'a> Subject<'a> {
 }
 
 fn waited(disk: &dyn Disk, ticket: Ticket) {
-    assert_eq!(disk.wait(ticket), Ok(()), "{ticket:?}");
+    assert_eq!(disk.wait_durable(ticket), Ok(()), "{ticket:?}");
 }
 
 fn lens(chain: &[Group]) -> Vec<Vec<usize>> {
@@ -172,7 +172,9 @@ pub fn a_refusal_returns_the_block(disk: &dyn Disk) {
         let refused = |start, extent_len: usize, len| {
             let at = Extent::new(start, extent_len as u64);
             let answer = disk.read(at, Block::private(len), urgency).wait().expect("an answer");
-            let Err(Refused { goods, error }) = answer else { panic!("{at} of {len} was read") };
+            let Err(Refused { payload: goods, error }) = answer else {
+                panic!("{at} of {len} was read")
+            };
             assert_eq!(goods.expect("the block comes back").len(), len);
             error
         };
@@ -199,7 +201,9 @@ pub fn a_refused_group_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
     for (at_bytes, bytes) in [(len, sector), (top, sector), (7, sector), (sector as u64, 100)] {
         let bad = Write { at_bytes, block: Block::private(bytes) };
         let refused = disk.submit(Group { writes: vec![good(), bad] }, &[]);
-        let Err(Refused { goods, error }) = refused else { panic!("{bytes} at {at_bytes}") };
+        let Err(Refused { payload: goods, error }) = refused else {
+            panic!("{bytes} at {at_bytes}")
+        };
         let writes = goods.expect("the group comes back").writes;
         let back: Vec<_> = writes.iter().map(|it| (it.at_bytes, it.block.len())).collect();
         assert_eq!(back, [(0, sector), (at_bytes, bytes)]);
@@ -211,11 +215,13 @@ pub fn a_refused_group_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
     }
     let unknown = it.unknown();
     let refused = disk.submit(Group { writes: vec![good()] }, &[unknown]).err();
-    let Some(Refused { goods, error }) = refused else { panic!("{unknown:?} was believed") };
-    assert_eq!(error, Error::NoTicket(unknown));
+    let Some(Refused { payload: goods, error }) = refused else {
+        panic!("{unknown:?} was believed")
+    };
+    assert_eq!(error, Error::UnknownTicket(unknown));
     assert_eq!(lens(&goods.into_iter().collect::<Vec<_>>()), [[sector]]);
-    assert_eq!(disk.wait(unknown), Err(Error::NoTicket(unknown)));
-    assert_eq!(disk.settle(unknown), Err(Error::NoTicket(unknown)));
+    assert_eq!(disk.wait_durable(unknown), Err(Error::UnknownTicket(unknown)));
+    assert_eq!(disk.wait_visible(unknown), Err(Error::UnknownTicket(unknown)));
     assert!(it.is_numbered(), "a refused group changed something");
 }
 
@@ -324,15 +330,17 @@ pub fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(disk: &dyn D
     let bad = it.group(&[(it.len_sectors() - 1, 2, 1)]);
     let sector = it.sector_bytes;
     let refused = disk.submit_chain(vec![good(), bad, good()], &[]).err();
-    let Some(Refused { goods, error }) = refused else { panic!("a chain beyond the end") };
+    let Some(Refused { payload: goods, error }) = refused else { panic!("a chain beyond the end") };
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     let (small, large) = (vec![sector, 2 * sector], vec![2 * sector]);
     let goods = goods.expect("the chain comes back");
     assert_eq!(lens(&goods), [small.clone(), large, small.clone()]);
     let unknown = it.unknown();
     let refused = disk.submit_chain(vec![good(), good()], &[unknown]).err();
-    let Some(Refused { goods, error }) = refused else { panic!("{unknown:?} was believed") };
-    assert_eq!(error, Error::NoTicket(unknown));
+    let Some(Refused { payload: goods, error }) = refused else {
+        panic!("{unknown:?} was believed")
+    };
+    assert_eq!(error, Error::UnknownTicket(unknown));
     assert_eq!(lens(&goods.expect("the chain comes back")), [small.clone(), small]);
     assert!(it.is_numbered(), "a refused chain changed something");
     // Nothing was given a name.
@@ -348,11 +356,11 @@ pub fn what_is_settled_is_seen_by_every_read(disk: &dyn Disk) {
         let at = u64::from(round) * 2;
         let chain = vec![it.group(&[(at, 1, round)]), it.group(&[(at + 1, 1, round)])];
         let tickets = it.chain(chain, &[]);
-        assert_eq!(disk.settle(tickets[1]), Ok(()));
+        assert_eq!(disk.wait_visible(tickets[1]), Ok(()));
         for urgency in [Urgency::Now, Urgency::Ahead] {
             assert!(it.read(at, 2, urgency).iter().all(|byte| *byte == round), "{round}");
         }
-        assert_eq!(disk.settle(tickets[0]), Ok(()));
+        assert_eq!(disk.wait_visible(tickets[0]), Ok(()));
     }
 }
 
@@ -367,7 +375,7 @@ pub fn waiting_in_many_threads_ends_for_all(disk: &dyn Disk) {
                     let chain = (0..3).map(|nth| it.group(&[(at + nth, 1, round)])).collect();
                     let tickets = it.chain(chain, &[]);
                     waited(disk, tickets[2 - usize::from(round) % 3]);
-                    assert_eq!(disk.settle(tickets[2]), Ok(()));
+                    assert_eq!(disk.wait_visible(tickets[2]), Ok(()));
                     assert_eq!(it.bytes(at, 3), [round; 3]);
                 }
             });
@@ -430,6 +438,6 @@ pub fn a_discard_harms_nothing_else(disk: &dyn Disk) {
         let error = disk.discard(&[beyond], &[]).expect_err("beyond the end");
         assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
         let unknown = it.unknown();
-        assert_eq!(disk.discard(&[], &[unknown]), Err(Error::NoTicket(unknown)));
+        assert_eq!(disk.discard(&[], &[unknown]), Err(Error::UnknownTicket(unknown)));
     }
 }

@@ -65,7 +65,7 @@ impl Default for CrashOptions {
 
 /// How a state came about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cut {
+pub enum CrashKind {
     /// The first so many writes of the epoch are there.
     Prefix(usize),
     /// The first so many, and some sectors of the next.
@@ -76,7 +76,7 @@ pub enum Cut {
 
 /// One state that a power cut can leave.
 #[derive(Debug)]
-pub struct Crash {
+pub struct CrashState {
     /// The state, as a disk that can be read and written; what is written stays here.
     pub disk: Arc<CrashDisk>,
     /// All tickets up to here are in it whole.
@@ -84,12 +84,12 @@ pub struct Crash {
     /// No group behind this one is in it.
     pub written: Ticket,
     /// How it came about.
-    pub cut: Cut,
+    pub cut: CrashKind,
     marks: Arc<[u64]>,
     acknowledged: usize,
 }
 
-impl Crash {
+impl CrashState {
     /// The marks that were made before the power was cut, in order.
     pub fn marks(&self) -> &[u64] {
         &self.marks[..self.acknowledged]
@@ -98,12 +98,12 @@ impl Crash {
 
 /// All states that a power cut can leave, one after the other.
 #[derive(Debug)]
-pub struct Crashes {
-    log: Log,
+pub struct CrashStates {
+    log: EventLog,
     options: CrashOptions,
     /// Each group is there whole or not at all.
-    by_groups: bool,
-    epoch: Option<Epoch>,
+    is_group_atomic: bool,
+    epoch: Option<FlushInterval>,
     /// The image with everything durable at the epoch's begin.
     image: Arc<Vec<u8>>,
     states: u64,
@@ -111,7 +111,7 @@ pub struct Crashes {
 
 /// What was recorded, sorted.
 #[derive(Debug)]
-struct Log {
+struct EventLog {
     groups: Vec<Recorded>,
     /// Those that no epoch has had yet.
     discards: Vec<Discarded>,
@@ -141,7 +141,7 @@ struct Discarded {
 
 /// From one flush to the next.
 #[derive(Debug)]
-struct Epoch {
+struct FlushInterval {
     durable: u64,
     written: u64,
     /// What is durable when the next one begins; none if there is no next one.
@@ -177,7 +177,7 @@ type Sectors = BTreeMap<u64, Sector>;
 #[derive(Clone, Debug)]
 struct Sector(Arc<[u8]>, usize);
 
-impl Crashes {
+impl CrashStates {
     /// The states of a run that began with `image` and did what `events` say. What was
     /// given to the disk before the first of them is in the image, and durable.
     pub fn new(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
@@ -190,18 +190,19 @@ impl Crashes {
     }
 
     fn begin(image: Vec<u8>, events: Vec<Event>, options: CrashOptions, by_groups: bool) -> Self {
-        let log = Log::of(events);
+        let log = EventLog::of(events);
         let before = log.groups.first().map_or(0, |group| group.ticket.saturating_sub(1));
         let first = log.epoch(before, &options, by_groups);
         let (epoch, image) = (Some(first), Arc::new(image));
-        let mut crashes = Self { log, options, by_groups, epoch, image, states: 0 };
+        let mut crashes =
+            Self { log, options, is_group_atomic: by_groups, epoch, image, states: 0 };
         crashes.discard();
         crashes
     }
 
     /// Carries out what may be discarded in this epoch, or never.
     fn discard(&mut self) {
-        let Some(Epoch { durable, end, .. }) = self.epoch else { return };
+        let Some(FlushInterval { durable, end, .. }) = self.epoch else { return };
         let may = |it: &mut Discarded| it.place < end && it.follows <= durable;
         let due: Vec<_> = self.log.discards.extract_if(.., may).collect();
         for Discarded { place, extents, .. } in due {
@@ -220,7 +221,7 @@ impl Crashes {
 
     /// Goes to the next epoch: what is durable then becomes the image.
     fn advance(&mut self) {
-        let Some(Epoch { durable, next, .. }) = self.epoch else { return };
+        let Some(FlushInterval { durable, next, .. }) = self.epoch else { return };
         self.epoch = next.map(|next| {
             let image = Arc::make_mut(&mut self.image);
             for group in self.log.between(durable, next) {
@@ -229,16 +230,16 @@ impl Crashes {
                     image[at..at + bytes.len()].copy_from_slice(bytes);
                 }
             }
-            self.log.epoch(next, &self.options, self.by_groups)
+            self.log.epoch(next, &self.options, self.is_group_atomic)
         });
         self.discard();
     }
 }
 
-impl Iterator for Crashes {
-    type Item = Crash;
+impl Iterator for CrashStates {
+    type Item = CrashState;
 
-    fn next(&mut self) -> Option<Crash> {
+    fn next(&mut self) -> Option<CrashState> {
         loop {
             let epoch = self.epoch.as_mut()?;
             let Some(plan) = epoch.plans.pop_front() else {
@@ -252,14 +253,14 @@ impl Iterator for Crashes {
             if !epoch.seen.insert(fingerprint(&sectors)) {
                 continue;
             }
-            return Some(Crash {
+            return Some(CrashState {
                 disk: Arc::new(CrashDisk::new(self.image.clone(), sectors)),
                 durable: Ticket(epoch.durable),
                 written: Ticket(epoch.written),
                 cut: match plan {
-                    Plan::Prefix(n) => Cut::Prefix(n),
-                    Plan::Torn(n) => Cut::Torn(n),
-                    Plan::Random | Plan::Groups | Plan::Exact(_) => Cut::Subset,
+                    Plan::Prefix(n) => CrashKind::Prefix(n),
+                    Plan::Torn(n) => CrashKind::Torn(n),
+                    Plan::Random | Plan::Groups | Plan::Exact(_) => CrashKind::Subset,
                 },
                 marks: self.log.mark_values.clone(),
                 acknowledged: epoch.acknowledged,
@@ -268,7 +269,7 @@ impl Iterator for Crashes {
     }
 }
 
-impl Log {
+impl EventLog {
     fn of(events: Vec<Event>) -> Self {
         let (mut groups, mut discards, mut durable, mut marks) = (vec![], vec![], vec![], vec![]);
         for (place, event) in events.into_iter().enumerate() {
@@ -298,7 +299,7 @@ impl Log {
     }
 
     /// The epoch that begins when `durable` is.
-    fn epoch(&self, durable: u64, options: &CrashOptions, by_groups: bool) -> Epoch {
+    fn epoch(&self, durable: u64, options: &CrashOptions, by_groups: bool) -> FlushInterval {
         let told = self.durable.iter().find(|(_, ticket)| *ticket > durable);
         let end = told.map_or(usize::MAX, |(place, _)| *place);
         let may_be_written = |group: &&Recorded| group.place < end && group.follows <= durable;
@@ -309,7 +310,7 @@ impl Log {
         let stalled = all.get(window.len()).filter(|group| group.follows > durable);
         let told = told.map(|(_, ticket)| *ticket);
         let next = [told, stalled.map(|_| written)].into_iter().flatten().min();
-        let mut epoch = Epoch {
+        let mut epoch = FlushInterval {
             durable,
             written,
             next: next.filter(|next| *next > durable),
@@ -345,7 +346,7 @@ impl Recorded {
     }
 }
 
-impl Epoch {
+impl FlushInterval {
     fn plan(&mut self, prefixes: usize, options: &CrashOptions) {
         let sectors: u32 = self.writes.iter().map(|(_, bytes)| count(bytes) as u32).sum();
         if sectors <= options.exhaustive_sectors.min(20) {
@@ -490,7 +491,7 @@ impl Disk for CrashDisk {
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.properties().check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let from = at.start_bytes as usize;
         into.copy_in(0, &self.image[from..from + at.len_bytes as usize]);
@@ -511,11 +512,11 @@ impl Disk for CrashDisk {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if let Err(error) = self.properties().check_chain(&chain) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > own.tickets) {
-            return Err(Refused { goods: Some(chain), error: Error::NoTicket(unknown) });
+            return Err(Refused { payload: Some(chain), error: Error::UnknownTicket(unknown) });
         }
         let first = own.tickets + 1;
         own.tickets += chain.len() as u64;
@@ -527,13 +528,13 @@ impl Disk for CrashDisk {
         Ok((first..=own.tickets).map(Ticket).collect())
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.wait(ticket)
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        self.wait_durable(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
-        (ticket.0 <= own.tickets).then_some(()).ok_or(Error::NoTicket(ticket))
+        (ticket.0 <= own.tickets).then_some(()).ok_or(Error::UnknownTicket(ticket))
     }
 }
 
@@ -555,7 +556,7 @@ mod tests {
 
     /// The first byte of each of the first four sectors, with what is known of the state.
     fn states(events: Vec<Event>, options: CrashOptions) -> Vec<(u64, Vec<u64>, [u8; 4])> {
-        let crashes = Crashes::new(vec![0; 4096], events, options);
+        let crashes = CrashStates::new(vec![0; 4096], events, options);
         crashes
             .map(|crash| {
                 let bytes = crash.disk.to_bytes();
@@ -656,19 +657,22 @@ mod tests {
     #[test]
     fn prefixes_come_in_order_and_the_next_write_torn() {
         let events = vec![group(1, &[], &[(0, 1, 1), (1, 2, 2)]), group(2, &[1], &[(3, 1, 3)])];
-        let crashes = Crashes::new(vec![0; 4096], events, PREFIXES);
+        let crashes = CrashStates::new(vec![0; 4096], events, PREFIXES);
         let cuts: Vec<_> = crashes.map(|crash| (crash.durable.0, crash.cut)).collect();
         let expected = [
-            (0, Cut::Prefix(0)),
-            (0, Cut::Prefix(1)),
-            (0, Cut::Torn(1)),
-            (1, Cut::Prefix(0)),
-            (1, Cut::Prefix(1)),
+            (0, CrashKind::Prefix(0)),
+            (0, CrashKind::Prefix(1)),
+            (0, CrashKind::Torn(1)),
+            (1, CrashKind::Prefix(0)),
+            (1, CrashKind::Prefix(1)),
         ];
         // A tear that takes all or nothing is a prefix, and is not there twice.
         assert!(cuts.iter().all(|cut| expected.contains(cut)), "{cuts:?}");
         assert!(
-            expected.iter().filter(|cut| !cuts.contains(cut)).all(|(_, cut)| *cut == Cut::Torn(1))
+            expected
+                .iter()
+                .filter(|cut| !cuts.contains(cut))
+                .all(|(_, cut)| *cut == CrashKind::Torn(1))
         );
     }
 
@@ -759,7 +763,7 @@ mod tests {
     fn a_state_can_be_read_and_written_without_touching_others() {
         use crate::Write;
         let events = vec![group(1, &[], &[(0, 2, 1)]), group(2, &[1], &[(1, 1, 2)])];
-        let crashes: Vec<_> = Crashes::new(vec![0; 4096], events, ALL).collect();
+        let crashes: Vec<_> = CrashStates::new(vec![0; 4096], events, ALL).collect();
         let last = crashes.last().unwrap();
         let read = |disk: &CrashDisk, at: u64, len: u64| {
             let block = Block::private(len as usize);
@@ -768,7 +772,7 @@ mod tests {
         assert_eq!(read(&last.disk, 0, 1536), [vec![1; 512], vec![2; 512], vec![0; 512]].concat());
         let write = Write { at_bytes: 512, block: Block::private(1024) };
         let ticket = last.disk.submit(Group { writes: vec![write] }, &[]).unwrap();
-        last.disk.wait(ticket).unwrap();
+        last.disk.wait_durable(ticket).unwrap();
         assert_eq!(read(&last.disk, 512, 512), [0; 512]);
         let before = &crashes[crashes.len() - 2];
         assert_eq!(read(&before.disk, 512, 512), [1; 512]);

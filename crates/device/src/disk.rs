@@ -170,7 +170,7 @@ pub enum Error {
     },
     /// Fewer bytes came than the disk has there.
     #[error("read of {extent} ended after {got_bytes} bytes")]
-    Short {
+    ShortRead {
         /// What was asked.
         extent: Extent,
         /// What came.
@@ -200,19 +200,19 @@ pub enum Error {
     Stopped,
     /// The disk service is gone.
     #[error("the disk service is gone")]
-    Gone,
+    ServiceEnded,
     /// The chain is larger than the disk takes at once.
     #[error("the disk takes at most {bounds} at once")]
-    TooMuch {
+    ChainTooLarge {
         /// What it takes.
         bounds: ChainBounds,
     },
     /// No such ticket was given out.
     #[error("ticket {0:?} was never given out")]
-    NoTicket(Ticket),
+    UnknownTicket(Ticket),
     /// What keeps the bytes somewhere else said this.
     #[error("{0}")]
-    Elsewhere(Arc<str>),
+    Remote(Arc<str>),
     /// What keeps the bytes somewhere else does not take them yet: what was submitted waits for
     /// it, and is written later. Nothing has failed.
     #[error("{0}")]
@@ -226,7 +226,7 @@ impl Error {
     }
 
     /// Whether there was no room for what was to be written.
-    pub fn is_of_space(&self) -> bool {
+    pub fn is_no_space(&self) -> bool {
         use rustix::io::Errno;
         matches!(self, Self::Io { errno: Errno::NOSPC | Errno::DQUOT, .. })
     }
@@ -237,7 +237,7 @@ impl Error {
 #[error("{error}")]
 pub struct Refused<T> {
     /// What was given, if it could be saved.
-    pub goods: Option<T>,
+    pub payload: Option<T>,
     /// Why.
     #[source]
     pub error: Error,
@@ -248,7 +248,7 @@ pub type ReadAnswer = Result<Block, Refused<Block>>;
 
 /// What else a submitted chain is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct SubmitOptions {
     /// What a disk that serves a process that may die remembers of the last chain that it took,
     /// unless it is 0.
     pub mark: u64,
@@ -257,15 +257,15 @@ pub struct Terms {
     pub durable: Option<usize>,
 }
 
-impl Terms {
+impl SubmitOptions {
     /// Waits for what is to be durable of a chain that `disk` has given `tickets` for.
     ///
     /// # Errors
     /// As [`Disk::wait`].
     pub fn wait<D: Disk + ?Sized, G>(self, disk: &D, tickets: &[Ticket]) -> Result<(), Refused<G>> {
         let ticket = self.durable.and_then(|place| tickets.get(place));
-        let waited = ticket.map_or(Ok(()), |ticket| disk.wait(*ticket));
-        waited.map_err(|error| Refused { goods: None, error })
+        let waited = ticket.map_or(Ok(()), |ticket| disk.wait_durable(*ticket));
+        waited.map_err(|error| Refused { payload: None, error })
     }
 }
 
@@ -290,7 +290,7 @@ pub trait Disk: Send + Sync {
 
     /// How far it can be read and written: a disk that grows takes more than its length, which
     /// is what it was when it was opened, and what was never written there reads as zeros.
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         self.properties().len_bytes
     }
 
@@ -329,7 +329,7 @@ pub trait Disk: Send + Sync {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let tickets = self.submit_chain(chain, after)?;
         terms.wait(self, &tickets)?;
@@ -341,7 +341,7 @@ pub trait Disk: Send + Sync {
     ///
     /// # Errors
     /// As [`Disk::wait`].
-    fn settle(&self, ticket: Ticket) -> Result<(), Error>;
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error>;
 
     /// Whether [`Disk::wait`] can return [`Error::Away`]: then what is submitted is waited for in
     /// another call, which says so.
@@ -357,7 +357,7 @@ pub trait Disk: Send + Sync {
     /// Returns once what is submitted next would be sent at once if it was waited for: a disk that
     /// lets writes gather, as a bucket does, is waited for here, so that more goes along. Others
     /// return at once.
-    fn gather(&self) {}
+    fn wait_commit_interval(&self) {}
 
     /// Returns once the group is durable, with all tickets before it. Does not wait for
     /// later groups, and flushes only if none came since the group was written.
@@ -365,7 +365,7 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// What the device said of the first write or flush that failed; [`Error::Away`], after which
     /// it can be waited for again.
-    fn wait(&self, ticket: Ticket) -> Result<(), Error>;
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error>;
 
     /// Says that what is in `extents` is not needed any more, once the tickets in `after`
     /// are durable. A hint: until it is written again, a read there returns the old bytes
@@ -402,10 +402,10 @@ pub trait Disk: Send + Sync {
         match self.submit_chain(vec![group], after) {
             // A disk that gives no ticket for a group does not keep its promises.
             Ok(tickets) => {
-                tickets.last().copied().ok_or(Refused { goods: None, error: Error::Gone })
+                tickets.last().copied().ok_or(Refused { payload: None, error: Error::ServiceEnded })
             }
-            Err(Refused { goods, error }) => {
-                Err(Refused { goods: goods.and_then(|mut chain| chain.pop()), error })
+            Err(Refused { payload: goods, error }) => {
+                Err(Refused { payload: goods.and_then(|mut chain| chain.pop()), error })
             }
         }
     }
@@ -417,7 +417,7 @@ pub trait Disk: Send + Sync {
     fn read_now(&self, at: Extent, into: Block) -> ReadAnswer {
         self.read(at, into, Urgency::Now)
             .wait()
-            .unwrap_or(Err(Refused { goods: None, error: Error::Gone }))
+            .unwrap_or(Err(Refused { payload: None, error: Error::ServiceEnded }))
     }
 }
 

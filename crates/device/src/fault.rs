@@ -8,7 +8,7 @@ use std::time::Duration;
 use draconis_exchange::heap::Block;
 
 use crate::{
-    Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, Terms, Ticket, Urgency, Write,
+    Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,
 };
 
 /// What a fault does to the request it hits.
@@ -62,7 +62,7 @@ pub enum Fault {
 
 /// Which requests a fault hits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Hits {
+pub enum FaultTarget {
     /// Every read that touches the extent.
     Reads(Extent),
     /// Every group with a write that touches the extent.
@@ -78,7 +78,7 @@ pub enum Hits {
 /// A disk that passes everything on, but for the faults it was given.
 pub struct FaultDisk<D> {
     disk: D,
-    faults: Mutex<Vec<(Hits, Fault)>>,
+    faults: Mutex<Vec<(FaultTarget, Fault)>>,
     requests: AtomicU64,
     /// Held while a chain is taken: faults count its groups.
     writing: Mutex<Writing>,
@@ -121,7 +121,7 @@ impl<D: Disk> FaultDisk<D> {
     }
 
     /// Adds a fault; it stays until [`FaultDisk::heal`]. What it broke stays broken.
-    pub fn add(&self, hits: Hits, fault: Fault) {
+    pub fn add(&self, hits: FaultTarget, fault: Fault) {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).push((hits, fault));
     }
 
@@ -148,7 +148,7 @@ impl<D: Disk> FaultDisk<D> {
             flip(&mut block, byte - at.start_bytes, bits);
             let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
             // A disk that takes no writes any more stays as it is.
-            let _ = self.disk.submit(group, &[]).map(|ticket| self.disk.wait(ticket));
+            let _ = self.disk.submit(group, &[]).map(|ticket| self.disk.wait_durable(ticket));
         }
         self.disk
     }
@@ -158,7 +158,7 @@ impl<D: Disk> FaultDisk<D> {
     }
 
     /// What was read, with the bits that flipped.
-    fn spoil(&self, at: Extent, answer: ReadAnswer) -> ReadAnswer {
+    fn apply_bit_rot(&self, at: Extent, answer: ReadAnswer) -> ReadAnswer {
         answer.map(|mut block| {
             let end = at.start_bytes + at.len_bytes;
             for (byte, bits) in self.rotten().range(at.start_bytes..end) {
@@ -179,10 +179,10 @@ impl<D: Disk> FaultDisk<D> {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let refuse = |chain, error| Err(Refused { goods: Some(chain), error });
+        let refuse = |chain, error| Err(Refused { payload: Some(chain), error });
         let mut writing = self.writing();
         if let Some(broken) = &writing.broken {
-            let error = if broken.is_dark { Error::Gone } else { Error::Stopped };
+            let error = if broken.is_dark { Error::ServiceEnded } else { Error::Stopped };
             return refuse(chain, error);
         }
         let faults = self.group_faults(&chain, writing.groups);
@@ -216,18 +216,18 @@ impl<D: Disk> FaultDisk<D> {
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
-        faults: &[(usize, Hits, Fault)],
+        faults: &[(usize, FaultTarget, Fault)],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         // What lands beyond the end must not be what is complained of.
         if let Err(error) = self.properties().check_chain(&chain) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let len_bytes = self.properties().len_bytes;
         let mut harmed = vec![];
         let rots: Vec<_> = faults.iter().filter_map(|it| rot_of(&chain, it)).collect();
         for &(nth, hits, fault) in faults {
             harmed.extend(
-                harm(&mut chain[nth].writes, hits, fault, len_bytes)
+                apply_write_fault(&mut chain[nth].writes, hits, fault, len_bytes)
                     .into_iter()
                     .map(|it| (nth, it)),
             );
@@ -243,7 +243,7 @@ impl<D: Disk> FaultDisk<D> {
             }
             Err(mut refused) => {
                 for (nth, harm) in harmed.into_iter().rev() {
-                    if let Some(group) = refused.goods.as_mut().and_then(|it| it.get_mut(nth)) {
+                    if let Some(group) = refused.payload.as_mut().and_then(|it| it.get_mut(nth)) {
                         harm.undo(&mut group.writes);
                     }
                 }
@@ -259,22 +259,24 @@ impl<D: Disk> FaultDisk<D> {
     /// What there is to say of `ticket` on a disk that broke.
     fn broken(&self, ticket: Ticket) -> Result<(), Error> {
         match &self.writing().broken {
-            Some(broken) if broken.is_dark => Err(Error::Gone),
-            Some(broken) if ticket > broken.last => Err(Error::NoTicket(ticket)),
+            Some(broken) if broken.is_dark => Err(Error::ServiceEnded),
+            Some(broken) if ticket > broken.last => Err(Error::UnknownTicket(ticket)),
             Some(broken) if ticket >= broken.first => Err(broken.error.clone()),
             _ => Ok(()),
         }
     }
 
     /// Faults of the groups of `chain`: the number of the group, why it, and what happens.
-    fn group_faults(&self, chain: &[Group], first: u64) -> Vec<(usize, Hits, Fault)> {
+    fn group_faults(&self, chain: &[Group], first: u64) -> Vec<(usize, FaultTarget, Fault)> {
         let mut faults = vec![];
         for (nth, group) in chain.iter().enumerate() {
             let request = self.requests.fetch_add(1, Ordering::Relaxed);
             let hits = self.hits(|hits| match hits {
-                Hits::Writes(extent) => group.writes.iter().any(|w| touch(extent, extent_of(w))),
-                Hits::Request(n) => n == request,
-                Hits::Group(n) => n == first + nth as u64,
+                FaultTarget::Writes(extent) => {
+                    group.writes.iter().any(|w| touch(extent, extent_of(w)))
+                }
+                FaultTarget::Request(n) => n == request,
+                FaultTarget::Group(n) => n == first + nth as u64,
                 _ => false,
             });
             faults.extend(hits.into_iter().map(|(hits, fault)| (nth, hits, fault)));
@@ -309,7 +311,7 @@ impl<D: Disk> FaultDisk<D> {
         Ok(tickets)
     }
 
-    fn hits(&self, is_hit: impl Fn(Hits) -> bool) -> Vec<(Hits, Fault)> {
+    fn hits(&self, is_hit: impl Fn(FaultTarget) -> bool) -> Vec<(FaultTarget, Fault)> {
         let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().copied().filter(|(hits, _)| is_hit(*hits)).collect()
     }
@@ -325,12 +327,12 @@ fn extent_of(write: &Write) -> Extent {
 }
 
 /// What became of a write.
-enum Harm {
+enum WriteFault {
     Lost(usize, Write),
     Astray(usize, u64),
 }
 
-impl Harm {
+impl WriteFault {
     fn undo(self, writes: &mut Vec<Write>) {
         match self {
             Self::Lost(nth, write) => writes.insert(nth, write),
@@ -340,12 +342,17 @@ impl Harm {
 }
 
 /// Whether a fault that hits a group means this write of it.
-fn means(hits: Hits, write: &Write) -> bool {
-    !matches!(hits, Hits::Writes(extent) if !touch(extent, extent_of(write)))
+fn means(hits: FaultTarget, write: &Write) -> bool {
+    !matches!(hits, FaultTarget::Writes(extent) if !touch(extent, extent_of(write)))
 }
 
 /// Lets writes get lost or astray; tells of each, in the order in which it was done.
-fn harm(writes: &mut Vec<Write>, hits: Hits, fault: Fault, len_bytes: u64) -> Vec<Harm> {
+fn apply_write_fault(
+    writes: &mut Vec<Write>,
+    hits: FaultTarget,
+    fault: Fault,
+    len_bytes: u64,
+) -> Vec<WriteFault> {
     let to_bytes = match fault {
         Fault::Lost => None,
         Fault::Misdirected { to_bytes } => Some(to_bytes),
@@ -369,21 +376,21 @@ fn harm(writes: &mut Vec<Write>, hits: Hits, fault: Fault, len_bytes: u64) -> Ve
         };
         match there.filter(fits) {
             Some(there) => {
-                harmed.push(Harm::Astray(nth, std::mem::replace(&mut write.at_bytes, there)));
+                harmed.push(WriteFault::Astray(nth, std::mem::replace(&mut write.at_bytes, there)));
                 nth += 1;
             }
-            None => harmed.push(Harm::Lost(nth, writes.remove(nth))),
+            None => harmed.push(WriteFault::Lost(nth, writes.remove(nth))),
         }
     }
     harmed
 }
 
 /// The bit that rots once `chain` is written.
-fn rot_of(chain: &[Group], (nth, hits, fault): &(usize, Hits, Fault)) -> Option<(u64, u8)> {
+fn rot_of(chain: &[Group], (nth, hits, fault): &(usize, FaultTarget, Fault)) -> Option<(u64, u8)> {
     let Fault::Rot { bit } = fault else { return None };
     let write = chain[*nth].writes.iter().find(|write| means(*hits, write))?;
     let byte = match hits {
-        Hits::Writes(extent) => extent.start_bytes.max(write.at_bytes),
+        FaultTarget::Writes(extent) => extent.start_bytes.max(write.at_bytes),
         _ => write.at_bytes,
     };
     Some((byte, 1 << (bit & 7)))
@@ -409,18 +416,21 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
         if self.writing().broken.as_ref().is_some_and(|broken| broken.is_dark) {
-            return Pending::ready(Err(Refused { goods: Some(into), error: Error::Gone }));
+            return Pending::ready(Err(Refused {
+                payload: Some(into),
+                error: Error::ServiceEnded,
+            }));
         }
         let faults = self.hits(|hits| match hits {
-            Hits::Reads(extent) => touch(extent, at),
-            Hits::Request(n) => n == number,
+            FaultTarget::Reads(extent) => touch(extent, at),
+            FaultTarget::Request(n) => n == number,
             _ => false,
         });
         if faults.is_empty() && !self.is_spoiled(at) {
             return self.disk().read(at, into, urgency);
         }
         let first_of = |hits| match hits {
-            Hits::Reads(extent) => extent.start_bytes.max(at.start_bytes),
+            FaultTarget::Reads(extent) => extent.start_bytes.max(at.start_bytes),
             _ => at.start_bytes,
         };
         let mut from = at;
@@ -431,7 +441,7 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
                 _ => {}
             }
         }
-        let mut answer = self.spoil(from, self.disk().read_now(from, into));
+        let mut answer = self.apply_bit_rot(from, self.disk().read_now(from, into));
         for (hits, fault) in faults {
             answer = match (fault, answer) {
                 (Fault::Delay(time), answer) => {
@@ -440,15 +450,15 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
                 }
                 (_, Err(refused)) => Err(refused),
                 (Fault::Short { got_bytes }, Ok(block)) => {
-                    let error = Error::Short { extent: at, got_bytes };
-                    Err(Refused { goods: Some(block), error })
+                    let error = Error::ShortRead { extent: at, got_bytes };
+                    Err(Refused { payload: Some(block), error })
                 }
                 (Fault::Flip { bit }, Ok(mut block)) => {
                     flip(&mut block, first_of(hits) - at.start_bytes, 1 << (bit & 7));
                     Ok(block)
                 }
                 (Fault::Misdirected { .. } | Fault::Rot { .. }, Ok(block)) => Ok(block),
-                (_, Ok(block)) => Err(Refused { goods: Some(block), error: failed("read", at) }),
+                (_, Ok(block)) => Err(Refused { payload: Some(block), error: failed("read", at) }),
             };
         }
         Pending::ready(answer)
@@ -458,7 +468,7 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let tickets = self.take(chain, after)?;
         terms.wait(self, &tickets)?;
@@ -467,24 +477,24 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         self.broken(ticket)?;
-        self.disk().settle(ticket)
+        self.disk().wait_visible(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.broken(ticket)?;
-        for (_, fault) in self.hits(|hits| hits == Hits::Flushes) {
+        for (_, fault) in self.hits(|hits| hits == FaultTarget::Flushes) {
             match fault {
                 Fault::Delay(time) => std::thread::sleep(time),
                 _ => return Err(failed("flush", Extent::new(0, 0))),
             }
         }
-        self.disk().wait(ticket)
+        self.disk().wait_durable(ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // What broke writes nothing, and forgets nothing either.
         match &self.writing().broken {
-            Some(broken) if broken.is_dark => Err(Error::Gone),
+            Some(broken) if broken.is_dark => Err(Error::ServiceEnded),
             Some(_) => Ok(()),
             None => self.disk().discard(extents, after),
         }
@@ -503,20 +513,20 @@ mod tests {
     #[test]
     fn faults_hit_what_they_name() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 8192], 512));
-        disk.add(Hits::Reads(Extent::new(1024, 512)), Fault::Fail);
+        disk.add(FaultTarget::Reads(Extent::new(1024, 512)), Fault::Fail);
         assert!(read(&disk, 0, 1024).is_ok());
         let refused = read(&disk, 512, 1024).unwrap_err();
-        assert!(matches!(refused.error, Error::Io { .. }) && refused.goods.is_some());
+        assert!(matches!(refused.error, Error::Io { .. }) && refused.payload.is_some());
         disk.heal();
-        disk.add(Hits::Reads(Extent::new(1030, 1)), Fault::Flip { bit: 3 });
+        disk.add(FaultTarget::Reads(Extent::new(1030, 1)), Fault::Flip { bit: 3 });
         let block = read(&disk, 1024, 512).unwrap().into_private();
         assert_eq!((block[5], block[6], block[7]), (0, 8, 0));
         disk.heal();
-        disk.add(Hits::Request(disk.requests() + 1), Fault::Short { got_bytes: 3 });
+        disk.add(FaultTarget::Request(disk.requests() + 1), Fault::Short { got_bytes: 3 });
         assert!(read(&disk, 0, 512).is_ok());
         assert!(matches!(
             read(&disk, 0, 512).unwrap_err().error,
-            Error::Short { got_bytes: 3, .. }
+            Error::ShortRead { got_bytes: 3, .. }
         ));
         assert!(read(&disk, 0, 512).is_ok());
     }
@@ -525,12 +535,12 @@ mod tests {
     fn a_failed_group_and_a_failed_flush() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 8192], 512));
         let group = || Group { writes: vec![Write { at_bytes: 512, block: Block::private(512) }] };
-        disk.add(Hits::Writes(Extent::new(600, 1)), Fault::Fail);
-        assert_eq!(disk.submit(group(), &[]).unwrap_err().goods.unwrap().writes.len(), 1);
+        disk.add(FaultTarget::Writes(Extent::new(600, 1)), Fault::Fail);
+        assert_eq!(disk.submit(group(), &[]).unwrap_err().payload.unwrap().writes.len(), 1);
         disk.heal();
         let ticket = disk.submit(group(), &[]).unwrap();
-        disk.add(Hits::Flushes, Fault::Fail);
-        assert!(disk.wait(ticket).is_err());
+        disk.add(FaultTarget::Flushes, Fault::Fail);
+        assert!(disk.wait_durable(ticket).is_err());
     }
 
     #[test]
@@ -546,18 +556,18 @@ mod tests {
         {
             let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
             disk.submit(group(1), &[]).unwrap();
-            disk.add(Hits::Group(2), fault);
+            disk.add(FaultTarget::Group(2), fault);
             let tickets = disk.submit_chain(vec![group(2), group(3), group(4)], &[]).unwrap();
             assert_eq!(tickets, [Ticket(2), Ticket(3), Ticket(4)]);
-            let dark = |otherwise| if is_dark { Err(Error::Gone) } else { otherwise };
+            let dark = |otherwise| if is_dark { Err(Error::ServiceEnded) } else { otherwise };
             let broke = Err(failed("write", Extent::new(0, 512)));
-            assert_eq!(disk.wait(tickets[0]), dark(Ok(())));
-            assert_eq!(disk.settle(tickets[1]), dark(broke.clone()));
-            assert_eq!(disk.wait(tickets[2]), dark(broke));
-            assert_eq!(disk.wait(Ticket(5)), dark(Err(Error::NoTicket(Ticket(5)))));
+            assert_eq!(disk.wait_durable(tickets[0]), dark(Ok(())));
+            assert_eq!(disk.wait_visible(tickets[1]), dark(broke.clone()));
+            assert_eq!(disk.wait_durable(tickets[2]), dark(broke));
+            assert_eq!(disk.wait_durable(Ticket(5)), dark(Err(Error::UnknownTicket(Ticket(5)))));
             let refused = disk.submit(group(5), &[]).unwrap_err();
-            assert_eq!(refused.error, if is_dark { Error::Gone } else { Error::Stopped });
-            assert_eq!(refused.goods.unwrap().writes.len(), 2);
+            assert_eq!(refused.error, if is_dark { Error::ServiceEnded } else { Error::Stopped });
+            assert_eq!(refused.payload.unwrap().writes.len(), 2);
             assert_eq!(read(&disk, 0, 512).is_err(), is_dark);
             let bytes = disk.into_inner().into_bytes();
             assert_eq!((bytes[0], bytes[512]), (3, 2));
@@ -569,9 +579,9 @@ mod tests {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
         let group =
             |at_bytes| Group { writes: vec![Write { at_bytes, block: Block::private(512) }] };
-        disk.add(Hits::Writes(Extent::new(512, 512)), Fault::Fail);
+        disk.add(FaultTarget::Writes(Extent::new(512, 512)), Fault::Fail);
         let refused = disk.submit_chain(vec![group(0), group(512)], &[]).unwrap_err();
-        assert_eq!(refused.goods.unwrap().len(), 2);
+        assert_eq!(refused.payload.unwrap().len(), 2);
         assert_eq!(disk.submit(group(0), &[]).unwrap(), Ticket(1));
     }
 
@@ -589,15 +599,15 @@ mod tests {
     #[test]
     fn a_lost_write_is_reported_as_done() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
-        disk.add(Hits::Writes(Extent::new(600, 1)), Fault::Lost);
-        disk.add(Hits::Group(1), Fault::Lost);
+        disk.add(FaultTarget::Writes(Extent::new(600, 1)), Fault::Lost);
+        disk.add(FaultTarget::Group(1), Fault::Lost);
         let group = |byte| Group { writes: vec![fill(0, byte), fill(512, byte), fill(1024, byte)] };
         // A refusal brings back what would have been lost, and it counts as a group.
         let refused = disk.submit(group(8), &[Ticket(9)]).unwrap_err();
-        let back: Vec<_> = refused.goods.unwrap().writes.iter().map(|it| it.at_bytes).collect();
+        let back: Vec<_> = refused.payload.unwrap().writes.iter().map(|it| it.at_bytes).collect();
         assert_eq!(back, [0, 512, 1024]);
         let tickets = disk.submit_chain(vec![group(1), group(2)], &[]).unwrap();
-        disk.wait(tickets[1]).unwrap();
+        disk.wait_durable(tickets[1]).unwrap();
         assert_eq!(first_bytes(&disk)[..3], [2, 0, 2]);
         disk.heal();
         disk.submit(group(3), &[]).unwrap();
@@ -607,17 +617,17 @@ mod tests {
     #[test]
     fn a_misdirected_write_lands_elsewhere_and_a_read_comes_from_there() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
-        disk.add(Hits::Writes(Extent::new(0, 1024)), Fault::Misdirected { to_bytes: 2048 });
+        disk.add(FaultTarget::Writes(Extent::new(0, 1024)), Fault::Misdirected { to_bytes: 2048 });
         let group = Group { writes: vec![fill(0, 1), fill(512, 2), fill(1024, 3)] };
         disk.submit(group, &[]).unwrap();
         assert_eq!(first_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 0]);
         // Beyond the end there is nothing to land on.
         disk.heal();
-        disk.add(Hits::Writes(Extent::new(0, 4096)), Fault::Misdirected { to_bytes: 3584 });
+        disk.add(FaultTarget::Writes(Extent::new(0, 4096)), Fault::Misdirected { to_bytes: 3584 });
         disk.submit(Group { writes: vec![fill(0, 7), fill(512, 8)] }, &[]).unwrap();
         assert_eq!(first_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 7]);
         disk.heal();
-        disk.add(Hits::Reads(Extent::new(0, 512)), Fault::Misdirected { to_bytes: 1024 });
+        disk.add(FaultTarget::Reads(Extent::new(0, 512)), Fault::Misdirected { to_bytes: 1024 });
         assert_eq!(read(&disk, 0, 512).unwrap().into_private()[0], 3);
         let refused = disk.submit(Group { writes: vec![fill(4096, 1)] }, &[]).unwrap_err();
         assert!(matches!(refused.error, Error::OutOfRange { .. }));
@@ -626,10 +636,10 @@ mod tests {
     #[test]
     fn what_rots_stays_rotten_until_it_is_written() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
-        disk.add(Hits::Writes(Extent::new(700, 10)), Fault::Rot { bit: 2 });
+        disk.add(FaultTarget::Writes(Extent::new(700, 10)), Fault::Rot { bit: 2 });
         disk.submit(Group { writes: vec![fill(0, 0), fill(512, 0)] }, &[]).unwrap();
         disk.heal();
-        disk.add(Hits::Reads(Extent::new(1024, 512)), Fault::Rot { bit: 0 });
+        disk.add(FaultTarget::Reads(Extent::new(1024, 512)), Fault::Rot { bit: 0 });
         for _ in 0..2 {
             let block = read(&disk, 512, 1024).unwrap().into_private();
             assert_eq!((block[187], block[188], block[189], block[512]), (0, 4, 0, 1));

@@ -29,11 +29,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use draconis_exchange::heap::Block;
 use rustix::io::Errno;
 
-pub use self::claim::{Claim, claim, claim_at_once};
-use self::direct::go_direct;
-pub use self::told::written_unit_bytes;
+pub use self::claim::{LockMode, lock_file, try_lock_file};
+use self::direct::enable_direct_io;
+pub use self::told::write_unit_bytes;
 use self::told::{can_discard, is_file, len_bytes};
-use crate::ahead::Ahead;
+use crate::ahead::ReadAhead;
 use crate::raw::RawFile;
 use crate::writer::Writer;
 use crate::{
@@ -67,7 +67,7 @@ pub struct FileDisk {
     file: Arc<RawFile>,
     properties: Properties,
     room_bytes: u64,
-    ahead: Ahead,
+    ahead: ReadAhead,
     writer: Option<Writer>,
 }
 
@@ -91,8 +91,8 @@ impl FileDisk {
 
     fn claimed(path: &Path, options: FileOptions) -> std::io::Result<OpenedFile> {
         let file = File::options().read(true).write(options.write).open(path)?;
-        let how = if options.write { Claim::Alone } else { Claim::Shared };
-        claim(&file, how).map_err(|errno| match errno {
+        let how = if options.write { LockMode::Exclusive } else { LockMode::Shared };
+        lock_file(&file, how).map_err(|errno| match errno {
             Errno::WOULDBLOCK => std::io::Error::new(
                 std::io::ErrorKind::ResourceBusy,
                 "in use by another mount or tool",
@@ -132,7 +132,7 @@ impl FileDisk {
 
     /// Who knows `ticket`: without a writer there is none.
     fn writer_of(&self, ticket: Ticket) -> Result<&Writer, Error> {
-        self.writer.as_ref().ok_or(Error::NoTicket(ticket))
+        self.writer.as_ref().ok_or(Error::UnknownTicket(ticket))
     }
 
     /// Whether reads ahead go through io_uring.
@@ -168,7 +168,7 @@ impl OpenedFile {
     pub fn new(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
         let len_bytes = len_bytes(&fd)?;
         let end_bytes = uneven_end(len_bytes, options);
-        let align_bytes = if options.direct { go_direct(&fd) } else { 1 };
+        let align_bytes = if options.direct { enable_direct_io(&fd) } else { 1 };
         Ok(Self {
             file: RawFile { fd, align_bytes, end_bytes, grows: false, flushes: AtomicU64::new(0) },
             len_bytes,
@@ -230,7 +230,7 @@ impl OpenedFile {
             atomic: Atomic::None,
             discards,
         };
-        let ahead = Ahead::start(file.clone(), options.uring);
+        let ahead = ReadAhead::start(file.clone(), options.uring);
         let writer = options.write.then(|| Writer::start(file.clone(), options.uring));
         let room_bytes = if file.grows { ROOM_BYTES } else { properties.len_bytes };
         FileDisk { file, properties, room_bytes, ahead, writer }
@@ -242,13 +242,13 @@ impl Disk for FileDisk {
         self.properties
     }
 
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         self.room_bytes
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.bounds().check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         match urgency {
             Urgency::Now => Pending::ready(self.file.read(at, into)),
@@ -262,27 +262,27 @@ impl Disk for FileDisk {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let Some(writer) = &self.writer else {
-            return Err(Refused { goods: Some(chain), error: Error::ReadOnly });
+            return Err(Refused { payload: Some(chain), error: Error::ReadOnly });
         };
         match self.bounds().check_chain(&chain) {
             Ok(()) => {
                 // A device wants whole pages, and what is lent is where its owner has it.
                 for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
-                    if !write.block.lent().is_empty() {
-                        write.block.own();
+                    if !write.block.shared_slices().is_empty() {
+                        write.block.make_private();
                     }
                 }
                 writer.submit(chain, after)
             }
-            Err(error) => Err(Refused { goods: Some(chain), error }),
+            Err(error) => Err(Refused { payload: Some(chain), error }),
         }
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         self.writer_of(ticket)?.settle(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.writer_of(ticket)?.wait(ticket)
     }
 
@@ -290,7 +290,7 @@ impl Disk for FileDisk {
         self.bounds().check_extents(extents)?;
         match &self.writer {
             Some(writer) => writer.discard(extents, after, self.properties.discards),
-            None => after.first().map_or(Ok(()), |&ticket| Err(Error::NoTicket(ticket))),
+            None => after.first().map_or(Ok(()), |&ticket| Err(Error::UnknownTicket(ticket))),
         }
     }
 }

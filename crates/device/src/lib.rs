@@ -68,19 +68,19 @@ mod uring;
 mod view;
 mod writer;
 
-pub use crash::{Crash, CrashDisk, CrashOptions, Crashes, Cut};
+pub use crash::{CrashDisk, CrashKind, CrashOptions, CrashState, CrashStates};
 pub use disk::*;
-pub use fault::{Fault, FaultDisk, Hits};
+pub use fault::{Fault, FaultDisk, FaultTarget};
 pub use file::{
-    Claim, FileDisk, FileOptions, OpenedFile, claim, claim_at_once, written_unit_bytes,
+    FileDisk, FileOptions, LockMode, OpenedFile, lock_file, try_lock_file, write_unit_bytes,
 };
 pub use memory::MemoryDisk;
 pub use partition::{
     Partition, PartitionError, PartitionTable, partition, partition_table, partitions,
 };
-pub use pending::{Answer, Pending, Promise, pending};
+pub use pending::{DeferredAnswer, Pending, Promise, pending};
 pub use random::Random;
 pub use record::{Event, RecordDisk};
-pub use remote::{Blocks, CHAIN_BOUNDS, RemoteDisk, serve};
+pub use remote::{BlockAllocator, CHAIN_BOUNDS, RemoteDisk, serve};
 pub use through::ForwardingDisk;
-pub use view::View;
+pub use view::SubDisk;

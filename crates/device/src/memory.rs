@@ -54,7 +54,7 @@ impl Disk for MemoryDisk {
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.properties.check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let bytes = self.bytes.read().unwrap_or_else(PoisonError::into_inner);
         into.copy_in(0, &bytes[at.start_bytes as usize..]);
@@ -67,13 +67,13 @@ impl Disk for MemoryDisk {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if let Err(error) = self.properties.check_chain(&chain) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         // Tickets are given under the lock, so they ascend as the groups are written.
         let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
         let given = self.tickets.load(Ordering::Relaxed);
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
-            return Err(Refused { goods: Some(chain), error: Error::NoTicket(unknown) });
+            return Err(Refused { payload: Some(chain), error: Error::UnknownTicket(unknown) });
         }
         for write in chain.iter().flat_map(|group| &group.writes) {
             let start = write.at_bytes as usize;
@@ -84,13 +84,13 @@ impl Disk for MemoryDisk {
         Ok((given + 1..=last).map(Ticket).collect())
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.wait(ticket)
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        self.wait_durable(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         if ticket.0 > self.tickets.load(Ordering::Relaxed) {
-            return Err(Error::NoTicket(ticket));
+            return Err(Error::UnknownTicket(ticket));
         }
         Ok(())
     }
@@ -100,7 +100,7 @@ impl Disk for MemoryDisk {
         let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
         let given = self.tickets.load(Ordering::Relaxed);
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
-            return Err(Error::NoTicket(unknown));
+            return Err(Error::UnknownTicket(unknown));
         }
         // Zeroed at once: who still reads there is found out early.
         let sector = u64::from(self.properties.sector_bytes);

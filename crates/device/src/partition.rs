@@ -4,7 +4,7 @@
 //! length of the disk, and a chain of logical partitions ends after [`LOGICAL_MAX`].
 //! MBR as every PC has it since 1983; GPT from the UEFI specification 2.10, chapter 5.
 
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use crate::{Disk, Error, Extent};
 
@@ -200,7 +200,7 @@ fn gpt(disk: &dyn Disk) -> Result<PartitionTable, PartitionError> {
 }
 
 /// A header whose checksum is right.
-fn gpt_header(disk: &dyn Disk, at_bytes: u64) -> Result<Private, PartitionError> {
+fn gpt_header(disk: &dyn Disk, at_bytes: u64) -> Result<PrivateBuffer, PartitionError> {
     let header = sectors(disk, at_bytes, 512)?;
     if header.get(..8) != Some(b"EFI PART") {
         return Err(PartitionError::NoTable);
@@ -256,7 +256,11 @@ fn within(disk: &dyn Disk, start_bytes: u64, len_bytes: u64) -> Extent {
     Extent::new(start, len_bytes.min(end - start))
 }
 
-fn sectors(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Private, PartitionError> {
+fn sectors(
+    disk: &dyn Disk,
+    at_bytes: u64,
+    len_bytes: u64,
+) -> Result<PrivateBuffer, PartitionError> {
     let block = Block::private(len_bytes as usize);
     let read = disk.read_now(Extent::new(at_bytes, len_bytes), block);
     Ok(read.map_err(|refused| refused.error)?.into_private())

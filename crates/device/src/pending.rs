@@ -11,12 +11,12 @@ pub struct Pending<T>(State<T>);
 enum State<T> {
     Ready(T),
     Later(Arc<Slot<T>>),
-    Run(Box<dyn Answer<T>>),
+    Run(Box<dyn DeferredAnswer<T>>),
 }
 
 /// An answer that comes about because it has a waiter: of a simulated disk, whose
 /// time stands still otherwise.
-pub trait Answer<T>: Send + Sync + std::fmt::Debug {
+pub trait DeferredAnswer<T>: Send + Sync + std::fmt::Debug {
     /// Whether [`Answer::wait`] would return at once.
     fn is_ready(&self) -> bool;
 
@@ -26,12 +26,12 @@ pub trait Answer<T>: Send + Sync + std::fmt::Debug {
 
 #[derive(Debug)]
 struct Slot<T> {
-    value: Mutex<Kept<T>>,
+    value: Mutex<PromiseState<T>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-enum Kept<T> {
+enum PromiseState<T> {
     NotYet,
     Value(T),
     Broken,
@@ -43,7 +43,7 @@ pub struct Promise<T>(Arc<Slot<T>>);
 
 /// A promise and the end that waits for it.
 pub fn pending<T>() -> (Promise<T>, Pending<T>) {
-    let slot = Arc::new(Slot { value: Mutex::new(Kept::NotYet), changed: Condvar::new() });
+    let slot = Arc::new(Slot { value: Mutex::new(PromiseState::NotYet), changed: Condvar::new() });
     (Promise(slot.clone()), Pending(State::Later(slot)))
 }
 
@@ -54,7 +54,7 @@ impl<T> Pending<T> {
     }
 
     /// An answer that is made when it is waited for.
-    pub fn run(answer: impl Answer<T> + 'static) -> Self {
+    pub fn deferred(answer: impl DeferredAnswer<T> + 'static) -> Self {
         Self(State::Run(Box::new(answer)))
     }
 
@@ -62,9 +62,10 @@ impl<T> Pending<T> {
     pub fn is_ready(&self) -> bool {
         match &self.0 {
             State::Ready(_) => true,
-            State::Later(slot) => {
-                !matches!(*slot.value.lock().unwrap_or_else(PoisonError::into_inner), Kept::NotYet)
-            }
+            State::Later(slot) => !matches!(
+                *slot.value.lock().unwrap_or_else(PoisonError::into_inner),
+                PromiseState::NotYet
+            ),
             State::Run(answer) => answer.is_ready(),
         }
     }
@@ -78,10 +79,10 @@ impl<T> Pending<T> {
         };
         let mut kept = slot.value.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match std::mem::replace(&mut *kept, Kept::NotYet) {
-                Kept::Value(value) => return Some(value),
-                Kept::Broken => return None,
-                Kept::NotYet => {
+            match std::mem::replace(&mut *kept, PromiseState::NotYet) {
+                PromiseState::Value(value) => return Some(value),
+                PromiseState::Broken => return None,
+                PromiseState::NotYet => {
                     kept = slot.changed.wait(kept).unwrap_or_else(PoisonError::into_inner);
                 }
             }
@@ -91,13 +92,13 @@ impl<T> Pending<T> {
 
 impl<T> Promise<T> {
     /// Keeps the promise.
-    pub fn keep(self, value: T) {
-        self.put(Kept::Value(value));
+    pub fn fulfil(self, value: T) {
+        self.put(PromiseState::Value(value));
     }
 
-    fn put(&self, what: Kept<T>) {
+    fn put(&self, what: PromiseState<T>) {
         let mut kept = self.0.value.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*kept, Kept::NotYet) {
+        if matches!(*kept, PromiseState::NotYet) {
             *kept = what;
             self.0.changed.notify_all();
         }
@@ -108,7 +109,7 @@ impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
         // After `keep` the waiter may have taken the value already; a late `Broken`
         // then lands in a slot without a reader.
-        self.put(Kept::Broken);
+        self.put(PromiseState::Broken);
     }
 }
 
@@ -120,7 +121,7 @@ mod tests {
     fn a_kept_promise_arrives() {
         let (promise, pending) = pending();
         assert!(!pending.is_ready());
-        let giver = std::thread::spawn(move || promise.keep(7));
+        let giver = std::thread::spawn(move || promise.fulfil(7));
         assert_eq!(pending.wait(), Some(7));
         giver.join().unwrap();
     }
@@ -137,7 +138,7 @@ mod tests {
     fn an_answer_is_made_by_who_waits_for_it() {
         #[derive(Debug)]
         struct Made(Arc<Mutex<u32>>);
-        impl Answer<u32> for Made {
+        impl DeferredAnswer<u32> for Made {
             fn is_ready(&self) -> bool {
                 *self.0.lock().unwrap() > 0
             }
@@ -148,7 +149,7 @@ mod tests {
             }
         }
         let made = Arc::new(Mutex::new(0));
-        let (one, other) = (Pending::run(Made(made.clone())), Pending::run(Made(made)));
+        let (one, other) = (Pending::deferred(Made(made.clone())), Pending::deferred(Made(made)));
         assert!(!one.is_ready());
         assert_eq!(one.wait(), Some(1));
         assert!(other.is_ready());

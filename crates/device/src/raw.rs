@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -36,14 +36,14 @@ pub(crate) struct RawFile {
 
 /// One write: where, and its parts one behind the other.
 #[derive(Debug)]
-pub(crate) struct Gathered<'a> {
+pub(crate) struct VectoredWrite<'a> {
     pub(crate) at: Extent,
     pub(crate) parts: Vec<IoSlice<'a>>,
 }
 
 /// What came of a read that was not to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AtOnce {
+pub(crate) enum NowaitRead {
     /// All of it was in the system's memory.
     Done,
     /// It was not; the system has started to read it.
@@ -55,30 +55,30 @@ pub(crate) enum AtOnce {
 impl RawFile {
     /// Reads what the system's page cache has, without waiting for a device. Where it has not all
     /// of it, the system reads that ahead (since Linux 5.12).
-    pub(crate) fn read_at_once(&self, at: Extent, into: &mut Block) -> AtOnce {
+    pub(crate) fn read_nowait(&self, at: Extent, into: &mut Block) -> NowaitRead {
         if self.align_bytes > 1 {
-            return AtOnce::Unable;
+            return NowaitRead::Unable;
         }
-        let Some(bytes) = into.bytes_mut() else { return AtOnce::Unable };
+        let Some(bytes) = into.bytes_mut() else { return NowaitRead::Unable };
         let mut parts = [IoSliceMut::new(bytes)];
         let flags = ReadWriteFlags::NOWAIT;
         match rustix::io::preadv2(&self.fd, &mut parts, at.start_bytes, flags) {
-            Ok(got) if got as u64 == at.len_bytes => AtOnce::Done,
+            Ok(got) if got as u64 == at.len_bytes => NowaitRead::Done,
             // Nothing, a part, or the end of the file: who waits for it reads it.
-            Ok(_) | Err(Errno::AGAIN) => AtOnce::Started,
-            Err(_) => AtOnce::Unable,
+            Ok(_) | Err(Errno::AGAIN) => NowaitRead::Started,
+            Err(_) => NowaitRead::Unable,
         }
     }
 
     /// Reads in the calling thread.
     pub(crate) fn read(&self, at: Extent, mut into: Block) -> ReadAnswer {
-        let done = match into.bytes_mut().filter(|_| self.aligned(at)) {
+        let done = match into.bytes_mut().filter(|_| self.is_aligned(at)) {
             Some(bytes) => self.read_bytes(at, bytes),
             None => self.read_bounced(at, &mut into),
         };
         match done {
             Ok(()) => Ok(into),
-            Err(error) => Err(Refused { goods: Some(into), error }),
+            Err(error) => Err(Refused { payload: Some(into), error }),
         }
     }
 
@@ -94,7 +94,7 @@ impl RawFile {
         for bytes in blocks.map(Block::bytes_mut) {
             // Shared memory cannot be lent to the kernel like this.
             let Some(bytes) = bytes else { return false };
-            if !self.aligned(Extent::new(start_bytes + len_bytes, bytes.len() as u64)) {
+            if !self.is_aligned(Extent::new(start_bytes + len_bytes, bytes.len() as u64)) {
                 return false;
             }
             len_bytes += bytes.len() as u64;
@@ -105,21 +105,24 @@ impl RawFile {
     }
 
     /// Whether a request for `at` can go to the file as it is.
-    pub(crate) fn aligned(&self, at: Extent) -> bool {
+    pub(crate) fn is_aligned(&self, at: Extent) -> bool {
         let align = u64::from(self.align_bytes);
         at.start_bytes.is_multiple_of(align) && at.len_bytes.is_multiple_of(align)
     }
 
     fn read_bounced(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
         let (wide, skip) = self.widen(at);
-        let mut bounce = Private::new(wide.len_bytes as usize);
+        let mut bounce = PrivateBuffer::new(wide.len_bytes as usize);
         // The widened end may lie beyond the end of the file: what counts is that the
         // bytes asked for came.
         let got = self.read_up_to(wide, &mut bounce).map_err(|errno| io("read", at, errno))?;
         let end = skip + at.len_bytes as usize;
         let got = self.with_zeros(wide, got, &mut bounce);
         if got < end {
-            return Err(Error::Short { extent: at, got_bytes: got.saturating_sub(skip) as u64 });
+            return Err(Error::ShortRead {
+                extent: at,
+                got_bytes: got.saturating_sub(skip) as u64,
+            });
         }
         into.copy_in(0, &bounce[skip..end]);
         Ok(())
@@ -137,7 +140,7 @@ impl RawFile {
         let got = self.read_up_to(at, into).map_err(|errno| io("read", at, errno))?;
         let got = self.with_zeros(at, got, into);
         if (got as u64) < at.len_bytes {
-            return Err(Error::Short { extent: at, got_bytes: got as u64 });
+            return Err(Error::ShortRead { extent: at, got_bytes: got as u64 });
         }
         Ok(())
     }
@@ -155,7 +158,7 @@ impl RawFile {
     /// What there is of the first bytes.
     pub(crate) fn read_head(&self, at: Extent) -> rustix::io::Result<Vec<u8>> {
         let (wide, _) = self.widen(at);
-        let mut bytes = Private::new(wide.len_bytes as usize);
+        let mut bytes = PrivateBuffer::new(wide.len_bytes as usize);
         let got = self.read_up_to(wide, &mut bytes)?;
         Ok(bytes[..got.min(at.len_bytes as usize)].to_vec())
     }
@@ -190,12 +193,15 @@ impl RawFile {
     }
 
     /// A run as one request, if all of it can go to the file as it is.
-    pub(crate) fn gather<'a>(&self, run: &[&'a Write]) -> Option<Gathered<'a>> {
+    pub(crate) fn gather<'a>(&self, run: &[&'a Write]) -> Option<VectoredWrite<'a>> {
         let part = |write: &&'a Write| {
             let at = Extent::new(write.at_bytes, write.block.len() as u64);
-            write.block.bytes().filter(|_| self.aligned(at)).map(IoSlice::new)
+            write.block.bytes().filter(|_| self.is_aligned(at)).map(IoSlice::new)
         };
-        Some(Gathered { at: extent_of(run), parts: run.iter().map(part).collect::<Option<_>>()? })
+        Some(VectoredWrite {
+            at: extent_of(run),
+            parts: run.iter().map(part).collect::<Option<_>>()?,
+        })
     }
 
     fn write_gathered(&self, extent: Extent, parts: &[IoSlice<'_>]) -> rustix::io::Result<()> {
@@ -223,7 +229,7 @@ impl RawFile {
     /// Reads the aligned run around a misaligned one, changes it, writes it back.
     fn write_bounced(&self, extent: Extent, run: &[&Write]) -> rustix::io::Result<()> {
         let (wide, skip) = self.widen(extent);
-        let mut bounce = Private::unset(wide.len_bytes as usize);
+        let mut bounce = PrivateBuffer::new_uninitialized(wide.len_bytes as usize);
         let end = skip + extent.len_bytes as usize;
         if wide != extent {
             let got = self.read_up_to(wide, &mut bounce)?;

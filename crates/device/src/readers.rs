@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use crate::elevator::{Elevator, Request};
 
 /// What a thread does with the requests that it takes.
-pub(crate) trait Reads: Send + Sync + 'static {
+pub(crate) trait ReadHandler: Send + Sync + 'static {
     /// What one thread takes in one go; nothing if there is nothing.
     fn take(elevator: &mut Elevator) -> Vec<Request>;
 
@@ -21,7 +21,7 @@ pub(crate) trait Reads: Send + Sync + 'static {
 
 /// Up to so many threads as requests are to be in flight at once.
 #[derive(Debug)]
-pub(crate) struct Readers<R> {
+pub(crate) struct ReaderThreads<R> {
     shared: Arc<Shared<R>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     most: u64,
@@ -71,7 +71,7 @@ impl State {
     }
 }
 
-impl<R: Reads> Readers<R> {
+impl<R: ReadHandler> ReaderThreads<R> {
     pub(crate) fn new(reads: Arc<R>, most: usize) -> Self {
         let shared = Shared { reads, state: Mutex::default(), changed: Condvar::new() };
         Self { shared: Arc::new(shared), threads: Mutex::default(), most: most as u64 }
@@ -110,7 +110,7 @@ impl<R: Reads> Readers<R> {
     }
 }
 
-impl<R> Drop for Readers<R> {
+impl<R> Drop for ReaderThreads<R> {
     fn drop(&mut self) {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
         self.shared.changed.notify_all();
@@ -121,7 +121,7 @@ impl<R> Drop for Readers<R> {
     }
 }
 
-impl<R: Reads> Shared<R> {
+impl<R: ReadHandler> Shared<R> {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -169,7 +169,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Noting(Mutex<BTreeSet<String>>);
 
-    impl Reads for Noting {
+    impl ReadHandler for Noting {
         fn take(elevator: &mut Elevator) -> Vec<Request> {
             elevator.pop().into_iter().collect()
         }
@@ -181,14 +181,14 @@ mod tests {
         fn answer(&self, requests: Vec<Request>) {
             let id: ThreadId = std::thread::current().id();
             self.0.lock().unwrap().insert(format!("{id:?}"));
-            requests.into_iter().for_each(|request| request.promise.keep(Ok(request.into)));
+            requests.into_iter().for_each(|request| request.promise.fulfil(Ok(request.into)));
         }
     }
 
     #[test]
     fn threads_are_started_as_requests_come_and_no_more_than_wanted() {
         let noting = Arc::new(Noting::default());
-        let readers = Readers::new(noting.clone(), 3);
+        let readers = ReaderThreads::new(noting.clone(), 3);
         assert_eq!(readers.threads.lock().unwrap().len(), 0);
         let answers: Vec<_> = (0..100)
             .map(|i| {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use draconis_exchange::heap::Block;
 
 use crate::{
-    Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, Terms, Ticket, Urgency, Write,
+    Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,
 };
 
 /// One request, in the order in which they were made.
@@ -100,7 +100,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let copies: Vec<_> = chain.iter().map(copies).collect();
         // Held over both, so that the list has the groups in the order of their tickets.
@@ -118,7 +118,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait(ticket)?;
+        self.disk().wait_durable(ticket)?;
         self.note(Event::Durable(ticket));
         Ok(())
     }
@@ -144,7 +144,7 @@ mod tests {
         block.copy_in(0, b"x");
         let group = Group { writes: vec![Write { at_bytes: 1024, block }] };
         let ticket = disk.submit(group, &[]).unwrap();
-        disk.wait(ticket).unwrap();
+        disk.wait_durable(ticket).unwrap();
         let at = Extent::new(1024, 512);
         let read = disk.read(at, Block::private(512), Urgency::Ahead).wait().unwrap();
         assert_eq!(read.unwrap().bytes().unwrap()[0], b'x');

@@ -20,7 +20,7 @@ mod client;
 mod lanes;
 mod service;
 
-pub use client::{Blocks, RemoteDisk};
+pub use client::{BlockAllocator, RemoteDisk};
 pub use service::{CHAIN_BOUNDS, serve};
 
 use draconis_exchange::contract::Refusal;
@@ -31,14 +31,14 @@ use crate::{Error, Extent};
 fn refusal(error: &Error) -> Refusal {
     match error {
         Error::Io { errno: rustix::io::Errno::NOSPC, .. } => Refusal::NoSpace,
-        Error::Io { .. } | Error::Short { .. } | Error::Elsewhere(_) => Refusal::Io,
+        Error::Io { .. } | Error::ShortRead { .. } | Error::Remote(_) => Refusal::Io,
         Error::OutOfRange { .. } | Error::Misaligned { .. } => Refusal::Invalid,
         // Of a disk that said that it could be written, this means that it stopped.
         Error::ReadOnly | Error::Stopped => Refusal::ReadOnly,
-        Error::Gone => Refusal::Gone,
+        Error::ServiceEnded => Refusal::Gone,
         Error::Away(_) => Refusal::Timeout,
-        Error::TooMuch { .. } => Refusal::Quota,
-        Error::NoTicket(_) => Refusal::NotFound,
+        Error::ChainTooLarge { .. } => Refusal::Quota,
+        Error::UnknownTicket(_) => Refusal::NotFound,
     }
 }
 
@@ -47,7 +47,7 @@ fn error(why: Refusal, what: &'static str, extent: Extent) -> Error {
     use rustix::io::Errno;
     match why {
         Refusal::ReadOnly => Error::Stopped,
-        Refusal::Gone => Error::Gone,
+        Refusal::Gone => Error::ServiceEnded,
         Refusal::Timeout => Error::Away("the disk does not take what is written yet".into()),
         Refusal::Io => Error::Io { what, extent, errno: Errno::IO },
         other => Error::Io { what, extent, errno: other.errno() },

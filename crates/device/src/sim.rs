@@ -35,4 +35,4 @@ pub use clock::Clock;
 pub use disk::{SimDisk, Statistics};
 pub use hdd::{Hdd, HddParameters};
 pub use ssd::{Ssd, SsdParameters};
-pub use timing::{Done, Kind, Model, Request, Timing, Work};
+pub use timing::{Completion, Model, Request, RequestKind, Timing, WorkCounters};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use draconis_exchange::heap::Block;
 
 use crate::{
-    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Terms,
-    Ticket, Urgency,
+    ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
+    SubmitOptions, Ticket, Urgency,
 };
 
 /// A disk that does what another does, but for the calls that it has of its own: it is a [`Disk`]
@@ -53,7 +53,7 @@ pub trait ForwardingDisk: Send + Sync {
 
     /// As [`Disk::room_bytes`].
     fn room_bytes(&self) -> u64 {
-        self.disk().room_bytes()
+        self.disk().max_len_bytes()
     }
 
     /// As [`Disk::chain_bounds`].
@@ -71,14 +71,14 @@ pub trait ForwardingDisk: Send + Sync {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         self.disk().submit_with(chain, after, terms)
     }
 
     /// As [`Disk::settle`].
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().settle(ticket)
+        self.disk().wait_visible(ticket)
     }
 
     /// As [`Disk::can_be_away`].
@@ -93,12 +93,12 @@ pub trait ForwardingDisk: Send + Sync {
 
     /// As [`Disk::gather`].
     fn gather(&self) {
-        self.disk().gather();
+        self.disk().wait_commit_interval();
     }
 
     /// As [`Disk::wait`].
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait(ticket)
+        self.disk().wait_durable(ticket)
     }
 
     /// As [`Disk::discard`].
@@ -126,7 +126,7 @@ impl<T: ForwardingDisk> Disk for T {
         ForwardingDisk::properties(self)
     }
 
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         ForwardingDisk::room_bytes(self)
     }
 
@@ -143,19 +143,19 @@ impl<T: ForwardingDisk> Disk for T {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        ForwardingDisk::submit_with(self, chain, after, Terms::default())
+        ForwardingDisk::submit_with(self, chain, after, SubmitOptions::default())
     }
 
     fn submit_with(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         ForwardingDisk::submit_with(self, chain, after, terms)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         ForwardingDisk::settle(self, ticket)
     }
 
@@ -167,11 +167,11 @@ impl<T: ForwardingDisk> Disk for T {
         ForwardingDisk::trouble(self)
     }
 
-    fn gather(&self) {
+    fn wait_commit_interval(&self) {
         ForwardingDisk::gather(self);
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         ForwardingDisk::wait(self, ticket)
     }
 

@@ -18,13 +18,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::ioctl;
 
 use crate::elevator::{Elevator, Request};
-use crate::raw::{Gathered, RawFile};
+use crate::raw::{RawFile, VectoredWrite};
 use crate::{Extent, Promise, ReadAnswer};
 
 /// Requests in flight at once: where the disks we measured are close to their best. A
@@ -60,7 +60,7 @@ struct State {
 #[derive(Debug)]
 struct InFlight {
     at: Extent,
-    memory: Private,
+    memory: PrivateBuffer,
     promise: Promise<ReadAnswer>,
 }
 
@@ -87,8 +87,8 @@ impl Ring {
 
     pub(crate) fn read(&self, request: Request) {
         // A ring needs private memory that the kernel can fill as it is.
-        if request.into.bytes().is_none() || !self.shared.file.aligned(request.at) {
-            request.promise.keep(self.shared.file.read(request.at, request.into));
+        if request.into.bytes().is_none() || !self.shared.file.is_aligned(request.at) {
+            request.promise.fulfil(self.shared.file.read(request.at, request.into));
             return;
         }
         let mut state = self.shared.lock();
@@ -141,7 +141,7 @@ impl Shared {
                 // The kernel never saw it: answer in this thread instead.
                 if let Some(read) = state.in_flight.remove(&id) {
                     let answer = self.file.read(read.at, Block::from(read.memory));
-                    read.promise.keep(answer);
+                    read.promise.fulfil(answer);
                 }
                 return Err(errno);
             }
@@ -220,7 +220,7 @@ pub(crate) struct WriteRing {
 
 /// Memory that a ring's kernel side holds on to: registered buffer 0.
 struct Pool {
-    memory: Private,
+    memory: PrivateBuffer,
     /// Slots that are free.
     free: Vec<usize>,
 }
@@ -231,7 +231,7 @@ const SLOT_BYTES: usize = 16 << 10;
 impl Pool {
     /// None where the system does not let us hold so much memory.
     fn start(ring: &IoUring) -> Option<Self> {
-        let mut memory = Private::new(DEPTH * SLOT_BYTES);
+        let mut memory = PrivateBuffer::new(DEPTH * SLOT_BYTES);
         let parts = [std::io::IoSliceMut::new(&mut memory)];
         // SAFETY: `IoSliceMut` is laid out as `iovec`. The memory lives as long as the ring:
         // see the fields of `WriteRing`.
@@ -249,7 +249,7 @@ impl Pool {
     }
 
     /// Copies a run into a free slot, if it fits and there is one; the slot.
-    fn take(&mut self, run: &Gathered<'_>) -> Option<usize> {
+    fn take(&mut self, run: &VectoredWrite<'_>) -> Option<usize> {
         if run.at.len_bytes > SLOT_BYTES as u64 {
             return None;
         }
@@ -276,7 +276,7 @@ impl WriteRing {
 
     /// Writes all of `writes`, several at once and in no order; says of each whether it was
     /// written whole. They are for the file that the ring was set up for.
-    pub(crate) fn write(&mut self, writes: &[Gathered<'_>]) -> Vec<bool> {
+    pub(crate) fn write(&mut self, writes: &[VectoredWrite<'_>]) -> Vec<bool> {
         let mut done = vec![false; writes.len()];
         let mut slots = vec![None; writes.len()];
         let (mut next, mut flying) = (0, 0);
@@ -318,7 +318,7 @@ impl WriteRing {
     }
 
     /// A run as a request: out of its slot, or from where it lies.
-    fn entry(&self, run: &Gathered<'_>, slot: Option<usize>) -> squeue::Entry {
+    fn entry(&self, run: &VectoredWrite<'_>, slot: Option<usize>) -> squeue::Entry {
         let at = run.at.start_bytes;
         match slot.zip(self.pool.as_ref()) {
             Some((slot, pool)) => {
@@ -365,7 +365,7 @@ impl InFlight {
         let whole = usize::try_from(result).is_ok_and(|got| got == block.len());
         // Short or failed: asking again in this thread tells what is the matter.
         let answer = if whole { Ok(block) } else { file.read(self.at, block) };
-        self.promise.keep(answer);
+        self.promise.fulfil(answer);
     }
 }
 
@@ -397,7 +397,7 @@ mod tests {
             // More than there are slots, in several parts, some too long for one.
             let parts: Vec<Vec<u8>> = (0..300).map(|n| vec![n as u8; 512 + n % 9 * 2560]).collect();
             for _ in 0..3 {
-                let gathered = (0u64..).zip(&parts).map(|(nth, bytes)| Gathered {
+                let gathered = (0u64..).zip(&parts).map(|(nth, bytes)| VectoredWrite {
                     at: Extent::new(nth * 24_576, bytes.len() as u64),
                     parts: bytes.chunks(1024).map(IoSlice::new).collect(),
                 });

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use draconis_exchange::heap::Block;
 
 use crate::{
-    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Terms, Ticket, Urgency,
+    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, SubmitOptions, Ticket,
+    Urgency,
 };
 
 /// The bytes of `extent` of another disk, from zero.
-pub struct View {
+pub struct SubDisk {
     disk: Arc<dyn Disk>,
     extent: Extent,
 }
 
-impl View {
+impl SubDisk {
     /// Shows `extent` of `disk`.
     ///
     /// # Errors
@@ -38,7 +39,7 @@ impl View {
     }
 }
 
-impl crate::ForwardingDisk for View {
+impl crate::ForwardingDisk for SubDisk {
     type Below = dyn Disk;
 
     fn disk(&self) -> &Self::Below {
@@ -51,7 +52,7 @@ impl crate::ForwardingDisk for View {
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = Disk::properties(self).check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         // Within the view, so the sum is within the disk.
         let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
@@ -66,16 +67,16 @@ impl crate::ForwardingDisk for View {
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if let Err(error) = Disk::properties(self).check_chain(&chain) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
             write.at_bytes += self.extent.start_bytes;
         }
         self.disk().submit_with(chain, after, terms).map_err(|mut refused| {
-            let groups = refused.goods.iter_mut().flatten();
+            let groups = refused.payload.iter_mut().flatten();
             for write in groups.flat_map(|group| &mut group.writes) {
                 write.at_bytes -= self.extent.start_bytes;
             }
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_view_shows_its_part_and_no_more() {
-        let view = View::new(disk(), Extent::new(1024, 2048)).unwrap();
+        let view = SubDisk::new(disk(), Extent::new(1024, 2048)).unwrap();
         let got = view.read_now(Extent::new(512, 512), Block::private(512)).unwrap();
         assert_eq!(got.bytes().unwrap()[0], 3);
         for (start, len) in [(2048, 512), (u64::MAX - 511, 512), (1536, 1024)] {
@@ -110,29 +111,29 @@ mod tests {
             let refused = view.read_now(Extent::new(start, len), block).unwrap_err();
             assert!(matches!(refused.error, Error::OutOfRange { len_bytes: 2048, .. }));
         }
-        assert!(View::new(disk(), Extent::new(8192, 512)).is_err());
-        assert!(View::from_offset(disk(), 8193).is_err());
+        assert!(SubDisk::new(disk(), Extent::new(8192, 512)).is_err());
+        assert!(SubDisk::from_offset(disk(), 8193).is_err());
     }
 
     #[test]
     fn a_view_writes_inside_itself() {
         let disk = disk();
-        let view = View::from_offset(disk.clone(), 4096).unwrap();
+        let view = SubDisk::from_offset(disk.clone(), 4096).unwrap();
         let group =
             |at_bytes| Group { writes: vec![Write { at_bytes, block: Block::private(512) }] };
         let ticket = view.submit(group(512), &[]).unwrap();
-        view.wait(ticket).unwrap();
+        view.wait_durable(ticket).unwrap();
         let got = disk.read_now(Extent::new(4096, 1536), Block::private(1536)).unwrap();
         let got = got.into_private();
         assert_eq!((got[0], got[512], got[1024]), (8, 0, 10));
         let refused = view.submit(group(4096), &[]).unwrap_err();
-        assert_eq!(refused.goods.unwrap().writes[0].at_bytes, 4096);
+        assert_eq!(refused.payload.unwrap().writes[0].at_bytes, 4096);
     }
 
     #[test]
     fn a_view_discards_inside_itself() {
         let disk = disk();
-        let view = View::from_offset(disk.clone(), 4096).unwrap();
+        let view = SubDisk::from_offset(disk.clone(), 4096).unwrap();
         view.discard(&[Extent::new(512, 512)], &[]).unwrap();
         let error = view.discard(&[Extent::new(3584, 1024)], &[]).unwrap_err();
         assert_eq!(error, Error::OutOfRange { extent: Extent::new(3584, 1024), len_bytes: 4096 });

@@ -38,7 +38,7 @@ const RUN_WRITES: usize = 1024;
 
 /// Waiting groups of up to so many bytes are left to their waiters, or to the next
 /// tick of the thread.
-const LAZY_BYTES: u64 = 64 << 10;
+const WAKE_THRESHOLD_BYTES: u64 = 64 << 10;
 /// How often the thread looks by itself while there is something to do now and then.
 const TICK: Duration = Duration::from_millis(1);
 /// Ticks without a group after which it sleeps until it is woken.
@@ -78,7 +78,7 @@ struct State {
     durable: u64,
     writing: bool,
     flushing: bool,
-    thread: Thread,
+    thread: ThreadState,
     /// How many sleep until something changes.
     sleepers: usize,
     discards: VecDeque<Discard>,
@@ -90,7 +90,7 @@ struct State {
 
 /// What the thread does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Thread {
+enum ThreadState {
     /// Writes, or is about to look.
     #[default]
     Busy,
@@ -135,7 +135,7 @@ impl Writer {
         // Without a thread every submit is refused as stopped.
         if let Err(error) = &thread {
             log::error!("no thread to write with: {error}");
-            shared.lock().failed = Some(Error::Gone);
+            shared.lock().failed = Some(Error::ServiceEnded);
         }
         Self { shared, thread: thread.ok() }
     }
@@ -145,12 +145,12 @@ impl Writer {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let refuse = |chain, error| Err(Refused { goods: Some(chain), error });
+        let refuse = |chain, error| Err(Refused { payload: Some(chain), error });
         let bytes = ChainBounds::of(&chain).bytes;
         let mut state = self.shared.lock();
         let newest = after.iter().copied().max().unwrap_or(Ticket(0));
         if newest.0 > state.given {
-            return refuse(chain, Error::NoTicket(newest));
+            return refuse(chain, Error::UnknownTicket(newest));
         }
         while (state.is_full(bytes) || state.is_discarding(&chain)) && state.failed.is_none() {
             state = self.shared.sleep(state);
@@ -178,7 +178,7 @@ impl Writer {
         let mut state = self.shared.lock();
         let newest = after.iter().copied().max().unwrap_or(Ticket(0));
         if newest.0 > state.given {
-            return Err(Error::NoTicket(newest));
+            return Err(Error::UnknownTicket(newest));
         }
         if can && state.failed.is_none() {
             let whole = extents.iter().filter_map(|extent| extent.whole_units(DISCARD_UNIT_BYTES));
@@ -198,7 +198,7 @@ impl Writer {
             if state.reached(ticket, state.written)? {
                 return Ok(());
             }
-            state = self.shared.help(state);
+            state = self.shared.write_or_sleep(state);
         }
     }
 
@@ -210,7 +210,7 @@ impl Writer {
             }
             state = match state.written >= ticket.0 {
                 true => self.shared.flush(state),
-                false => self.shared.help(state),
+                false => self.shared.write_or_sleep(state),
             };
         }
     }
@@ -239,7 +239,7 @@ impl Shared {
     }
 
     /// Tells all who sleep, and the thread if it is needed: each costs a system call.
-    fn tell(&self, state: &mut State) {
+    fn notify(&self, state: &mut State) {
         if state.sleepers > 0 {
             self.changed.notify_all();
         }
@@ -249,12 +249,12 @@ impl Shared {
     /// Wakes the thread if there is something for it that cannot wait for a tick.
     fn wake_thread(&self, state: &mut State) {
         let is_awaited = match state.thread {
-            Thread::Busy => false,
-            Thread::Dozing => state.queued_bytes > LAZY_BYTES,
-            Thread::Asleep => !state.queue.is_empty() || state.has_due_discard(),
+            ThreadState::Busy => false,
+            ThreadState::Dozing => state.queued_bytes > WAKE_THRESHOLD_BYTES,
+            ThreadState::Asleep => !state.queue.is_empty() || state.has_due_discard(),
         };
         if is_awaited {
-            state.thread = Thread::Busy;
+            state.thread = ThreadState::Busy;
             self.work.notify_one();
         }
     }
@@ -262,26 +262,26 @@ impl Shared {
     /// The thread has nothing to do: it dozes for a tick, and after some of them sleeps.
     fn doze<'a>(&self, mut state: MutexGuard<'a, State>, idle: &mut u32) -> MutexGuard<'a, State> {
         let given = state.given;
-        state.thread = if *idle < IDLE_TICKS { Thread::Dozing } else { Thread::Asleep };
+        state.thread = if *idle < IDLE_TICKS { ThreadState::Dozing } else { ThreadState::Asleep };
         let mut state = match state.thread {
-            Thread::Dozing => {
+            ThreadState::Dozing => {
                 let dozed = self.work.wait_timeout(state, TICK);
                 dozed.unwrap_or_else(PoisonError::into_inner).0
             }
             _ => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
-        state.thread = Thread::Busy;
+        state.thread = ThreadState::Busy;
         *idle = if state.given == given { *idle + 1 } else { 0 };
         state
     }
 
     /// Writes what is next instead of sleeping: waking the thread that writes costs more
     /// than a small write.
-    fn help<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn write_or_sleep<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if state.writing || state.queue.is_empty() {
             self.sleep(state)
         } else {
-            self.advance(state)
+            self.process_first(state)
         }
     }
 
@@ -301,7 +301,7 @@ impl Shared {
             Ok(()) => state.durable = state.durable.max(covered),
             Err(error) => state.stop(error),
         }
-        self.tell(&mut state);
+        self.notify(&mut state);
         state
     }
 
@@ -313,7 +313,7 @@ impl Shared {
             state = match (state.queue.is_empty(), state.writing, discard) {
                 (_, _, Some(extent)) => self.discard(state, extent),
                 (true, _, None) if state.closing => return,
-                (false, false, None) => self.advance(state),
+                (false, false, None) => self.process_first(state),
                 _ => self.doze(state, &mut idle),
             };
         }
@@ -336,13 +336,13 @@ impl Shared {
         }
         let mut state = self.lock();
         state.discarding = None;
-        self.tell(&mut state);
+        self.notify(&mut state);
         state
     }
 
     /// Writes the first group that waits, or flushes what it follows. No other thread writes
     /// meanwhile.
-    fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn process_first<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let durable = state.durable;
         let Some(Queued { group, bytes, .. }) =
             state.queue.pop_front_if(|next: &mut Queued| next.follows <= durable)
@@ -361,7 +361,7 @@ impl Shared {
             Ok(()) => state.written += 1,
             Err(error) => state.stop(error),
         }
-        self.tell(&mut state);
+        self.notify(&mut state);
         state
     }
 
@@ -399,7 +399,7 @@ impl State {
     /// all before it is not what `follows` is for: that they are durable is.
     fn take(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
         if !self.discards.is_empty() {
-            self.discards.retain(|discard| !goes_to(&chain, discard.extent));
+            self.discards.retain(|discard| !touches_extent(&chain, discard.extent));
         }
         let mut tickets = Vec::with_capacity(chain.len());
         for group in chain {
@@ -414,7 +414,7 @@ impl State {
     }
 
     fn is_discarding(&self, chain: &[Group]) -> bool {
-        self.discarding.is_some_and(|extent| goes_to(chain, extent))
+        self.discarding.is_some_and(|extent| touches_extent(chain, extent))
     }
 
     /// The first discard whose time has come.
@@ -431,7 +431,7 @@ impl State {
     /// whatever fails later.
     fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
         match &self.failed {
-            _ if ticket.0 > self.given => Err(Error::NoTicket(ticket)),
+            _ if ticket.0 > self.given => Err(Error::UnknownTicket(ticket)),
             _ if ticket.0 <= self.durable => Ok(true),
             Some(error) => Err(error.clone()),
             None => Ok(ticket.0 <= count),
@@ -481,7 +481,7 @@ fn run_len(writes: &[&Write]) -> usize {
 }
 
 /// Whether any write of `chain` touches `extent`.
-fn goes_to(chain: &[Group], extent: Extent) -> bool {
+fn touches_extent(chain: &[Group], extent: Extent) -> bool {
     let writes = chain.iter().flat_map(|group| &group.writes);
     writes
         .map(|write| Extent::new(write.at_bytes, write.block.len() as u64))

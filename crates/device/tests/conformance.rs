@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use draconis_device::sim::{Clock, Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
 use draconis_device::{
-    Atomic, CrashOptions, Crashes, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions, Group,
-    MemoryDisk, Pending, Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, Terms, Ticket,
-    Urgency, View, Write, conform, serve,
+    Atomic, CrashOptions, CrashStates, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions,
+    Group, MemoryDisk, Pending, Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, SubDisk,
+    SubmitOptions, Ticket, Urgency, Write, conform, serve,
 };
-use draconis_exchange::channel::process::{self, Plan, Session};
+use draconis_exchange::channel::process::{self, Session, SessionConfig};
 use draconis_exchange::channel::{self, Client, Server};
 use draconis_exchange::contract::disk::{self, Submit};
 use draconis_exchange::contract::{List, Refusal};
@@ -87,7 +87,7 @@ fn view(write: bool) -> Option<Subject> {
     let around = [&[0xee; 1024][..], &contents(), &[0xee; 512]].concat();
     std::fs::write(image.path(), around).unwrap();
     let disk = FileDisk::open(image.path(), FileOptions { write, ..PLAIN }).unwrap();
-    subject(View::new(Arc::new(disk), Extent::new(1024, LEN as u64)).unwrap(), image)
+    subject(SubDisk::new(Arc::new(disk), Extent::new(1024, LEN as u64)).unwrap(), image)
 }
 fn fault(write: bool) -> Option<Subject> {
     let (disk, image) = under(write);
@@ -98,7 +98,7 @@ fn record(write: bool) -> Option<Subject> {
     subject(RecordDisk::new(disk), image)
 }
 fn crash(write: bool) -> Option<Subject> {
-    let state = Crashes::new(contents(), vec![], CrashOptions::default()).next().unwrap();
+    let state = CrashStates::new(contents(), vec![], CrashOptions::default()).next().unwrap();
     write.then(|| subject(state.disk, ()))?
 }
 fn shared(write: bool) -> Option<Subject> {
@@ -184,9 +184,9 @@ conform! {
 fn the_suite_is_whole() {
     // As many as are listed above.
     assert_eq!(conform::CHECKS.len(), 13);
-    conform::all(|| MemoryDisk::new(vec![0x55; LEN], 512));
+    conform::check_all(|| MemoryDisk::new(vec![0x55; LEN], 512));
     // Larger sectors, and a length that is no round number of anything.
-    conform::all(|| MemoryDisk::new(vec![0x55; 301 * 4096 + 5], 4096));
+    conform::check_all(|| MemoryDisk::new(vec![0x55; 301 * 4096 + 5], 4096));
 }
 
 /// A disk that breaks one promise at a time.
@@ -200,7 +200,7 @@ impl Disk for Liar {
         let len = into.len();
         let answer = self.0.read(at, into, urgency).wait().unwrap();
         Pending::ready(match (self.1, answer) {
-            (0, Err(refused)) => Err(Refused { goods: None, ..refused }),
+            (0, Err(refused)) => Err(Refused { payload: None, ..refused }),
             (1, Ok(_)) if urgency == Urgency::Ahead => Ok(Block::private(len)),
             (_, answer) => answer,
         })
@@ -218,7 +218,7 @@ impl Disk for Liar {
                 return self
                     .0
                     .submit_chain(chain, after)
-                    .map_err(|_| Refused { goods: None, error: Error::Gone });
+                    .map_err(|_| Refused { payload: None, error: Error::ServiceEnded });
             }
             6 => {
                 return self
@@ -230,11 +230,11 @@ impl Disk for Liar {
         }
         self.0.submit_chain(chain, after)
     }
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.0.settle(ticket)
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        self.0.wait_visible(ticket)
     }
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        if self.1 == 7 { Ok(()) } else { self.0.wait(ticket) }
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
+        if self.1 == 7 { Ok(()) } else { self.0.wait_durable(ticket) }
     }
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         let wide = |at: &Extent| Extent::new(at.start_bytes, at.len_bytes + 512);
@@ -250,7 +250,7 @@ impl Disk for Liar {
 fn the_suite_finds_each_lie() {
     for lie in 0..10 {
         let liar = || Liar(MemoryDisk::new(vec![0; LEN], 512), lie);
-        let run = std::panic::catch_unwind(|| conform::all(liar));
+        let run = std::panic::catch_unwind(|| conform::check_all(liar));
         assert!(run.is_err(), "lie {lie} was believed");
     }
 }
@@ -283,7 +283,7 @@ fn a_disk_for_reading_refuses_groups(make: Make) {
     assert!(disk.properties().read_only);
     let refused = disk.submit(group(&[(0, 512, 9)]), &[]).unwrap_err();
     assert_eq!(refused.error, Error::ReadOnly);
-    assert_eq!(refused.goods.unwrap().writes.len(), 1);
+    assert_eq!(refused.payload.unwrap().writes.len(), 1);
     assert!(read(disk, 0, LEN) == contents());
 }
 
@@ -303,16 +303,16 @@ fn more_than_a_remote_disk_takes_at_once_is_refused_before_it_is_sent() {
     assert!(bounds.writes >= 1 << 16 && bounds.bytes >= 64 << 20, "{bounds}");
     let groups = |count| (0..count).map(|_| Group::default()).collect();
     let refused = disk.submit_chain(groups(bounds.groups + 1), &[]).unwrap_err();
-    assert_eq!(refused.error, Error::TooMuch { bounds });
-    assert_eq!(refused.goods.unwrap().len(), bounds.groups + 1);
+    assert_eq!(refused.error, Error::ChainTooLarge { bounds });
+    assert_eq!(refused.payload.unwrap().len(), bounds.groups + 1);
     let tickets = disk.submit_chain(groups(bounds.groups), &[]).unwrap();
-    disk.wait(tickets[bounds.groups - 1]).unwrap();
+    disk.wait_durable(tickets[bounds.groups - 1]).unwrap();
     let mut many = Group::default();
     for _ in 0..bounds.writes {
         many.writes.push(Write { at_bytes: 0, block: Block::private(512) });
     }
     let ticket = disk.submit(many, &[]).unwrap();
-    disk.wait(ticket).unwrap();
+    disk.wait_durable(ticket).unwrap();
 }
 
 #[test]
@@ -328,19 +328,19 @@ fn a_disk_whose_service_is_killed_says_so() {
     for urgency in [Urgency::Now, Urgency::Ahead].repeat(4) {
         let answer = disk.read(Extent::new(0, 512), Block::private(512), urgency).wait().unwrap();
         let refused = answer.unwrap_err();
-        assert_eq!((refused.error, refused.goods.unwrap().len()), (Error::Gone, 512));
+        assert_eq!((refused.error, refused.payload.unwrap().len()), (Error::ServiceEnded, 512));
     }
     let refused = disk.submit(group(&[(0, 512, 1)]), &[]).unwrap_err();
-    assert_eq!((refused.error, refused.goods.unwrap().writes.len()), (Error::Gone, 1));
-    assert_eq!(disk.wait(Ticket(1)), Err(Error::Gone));
+    assert_eq!((refused.error, refused.payload.unwrap().writes.len()), (Error::ServiceEnded, 1));
+    assert_eq!(disk.wait_durable(Ticket(1)), Err(Error::ServiceEnded));
 }
 
 #[test]
 fn errors_of_the_disk_come_through() {
-    use draconis_device::{Fault, Hits};
+    use draconis_device::{Fault, FaultTarget};
     let disk = FaultDisk::new(MemoryDisk::new(contents(), 512));
-    disk.add(Hits::Reads(Extent::new(512, 512)), Fault::Fail);
-    disk.add(Hits::Writes(Extent::new(1024, 512)), Fault::Fail);
+    disk.add(FaultTarget::Reads(Extent::new(512, 512)), Fault::Fail);
+    disk.add(FaultTarget::Writes(Extent::new(1024, 512)), Fault::Fail);
     let (clients, servers) = (0..LANES).map(|_| channel::pair::<disk::Disk>()).unzip();
     std::thread::scope(|scope| {
         let served = scope.spawn(|| serve(&disk, servers, PATIENCE));
@@ -348,11 +348,11 @@ fn errors_of_the_disk_come_through() {
         assert_eq!(read(&remote, 0, 512)[0], 0);
         let refused = remote.read_now(Extent::new(0, 1024), filled(1024, 5)).unwrap_err();
         assert!(matches!(refused.error, Error::Io { what: "read", .. }), "{}", refused.error);
-        assert_eq!(refused.goods.unwrap().len(), 1024);
+        assert_eq!(refused.payload.unwrap().len(), 1024);
         let both = group(&[(0, 512, 1), (1024, 512, 1)]);
         let refused = remote.submit(both, &[]).unwrap_err();
         assert!(matches!(refused.error, Error::Io { what: "write", .. }), "{}", refused.error);
-        assert_eq!(refused.goods.unwrap().writes[1].block.bytes(), Some(&[1; 512][..]));
+        assert_eq!(refused.payload.unwrap().writes[1].block.bytes(), Some(&[1; 512][..]));
         assert_eq!(read(&remote, 1024, 512)[0], 2);
         drop(remote);
         assert_eq!(served.join().unwrap(), Ok(()));
@@ -371,7 +371,7 @@ impl draconis_device::ForwardingDisk for Gated {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let tickets = self.disk().submit_chain(chain, after)?;
         terms.wait(self, &tickets)?;
@@ -380,7 +380,7 @@ impl draconis_device::ForwardingDisk for Gated {
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         let open = self.2.wait_while(self.1.lock().unwrap(), |open| !*open).unwrap();
         drop(open);
-        self.disk().wait(ticket)
+        self.disk().wait_durable(ticket)
     }
 }
 
@@ -394,7 +394,7 @@ fn a_waiter_for_a_flush_holds_up_no_other_request() {
         let first = remote.submit(group(&[(0, 512, 1)]), &[]).unwrap();
         std::thread::scope(|scope| {
             let waiters: Vec<_> =
-                (0..2 * LANES).map(|_| scope.spawn(|| remote.wait(first))).collect();
+                (0..2 * LANES).map(|_| scope.spawn(|| remote.wait_durable(first))).collect();
             for round in 0..20 {
                 remote.submit(group(&[(512, 512, round)]), &[first]).unwrap();
                 assert_eq!(read(&remote, 512, 512)[0], round);
@@ -471,11 +471,11 @@ impl Drop for Reaped {
 }
 
 /// Little room, so that large requests travel in pieces and wait for each other.
-fn plan() -> Plan {
+fn plan() -> SessionConfig {
     let classes = [(4 << 10, 8), (64 << 10, 2)];
     let classes: Vec<_> = classes.map(|(slot_bytes, slots)| Class { slot_bytes, slots }).into();
-    Plan {
-        fixed_lanes: LANES,
+    SessionConfig {
+        static_lanes: LANES,
         host_lanes: 0,
         guest_lanes: 0,
         host: classes.clone(),

@@ -42,7 +42,7 @@ fn fill(disk: &FileDisk, extent: Extent, byte: u8) {
     let mut block = Block::private(extent.len_bytes as usize);
     block.copy_in(0, &vec![byte; extent.len_bytes as usize]);
     let group = Group { writes: vec![Write { at_bytes: extent.start_bytes, block }] };
-    disk.wait(disk.submit(group, &[]).unwrap()).unwrap();
+    disk.wait_durable(disk.submit(group, &[]).unwrap()).unwrap();
 }
 
 fn first_byte(disk: &FileDisk, at: u64) -> u8 {

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use draconis_device::sim::{
-    Clock, Done, Hdd, HddParameters, Kind, Request, SimDisk, Ssd, SsdParameters, Statistics, Timing,
+    Clock, Completion, Hdd, HddParameters, Request, RequestKind, SimDisk, Ssd, SsdParameters,
+    Statistics, Timing,
 };
 use draconis_device::{
-    CrashOptions, Crashes, Disk, Extent, Group, Pending, ReadAnswer, RecordDisk, Ticket, Urgency,
-    Write,
+    CrashOptions, CrashStates, Disk, Extent, Group, Pending, ReadAnswer, RecordDisk, Ticket,
+    Urgency, Write,
 };
 use draconis_exchange::heap::Block;
 
@@ -56,10 +57,10 @@ fn time_stands_still_without_a_waiter() {
         assert!(then > 1000);
         assert_eq!(other.wait().unwrap().unwrap().into_private()[0], 0);
         assert!(clock.now_ns() < 2 * then + 20_000_000);
-        disk.settle(ticket).unwrap();
-        disk.wait(ticket).unwrap();
+        disk.wait_visible(ticket).unwrap();
+        disk.wait_durable(ticket).unwrap();
         let then = clock.now_ns();
-        disk.wait(ticket).unwrap();
+        disk.wait_durable(ticket).unwrap();
         assert_eq!(clock.now_ns(), then, "what is done needs no waiting");
     }
 }
@@ -88,7 +89,7 @@ fn several_disks_go_by_one_clock() {
     assert!(clock.now_ns() < 1_000_000 && !far.is_ready());
     for round in 0..2000 {
         let ticket = put(&quick, round * 4096, 4096, 1);
-        quick.wait(ticket).unwrap();
+        quick.wait_durable(ticket).unwrap();
     }
     assert!(far.is_ready(), "{} ns", clock.now_ns());
 }
@@ -99,10 +100,10 @@ fn order_costs_a_flush_where_there_is_something_to_flush() {
         let chain = (0..3).map(|nth| group(nth * 4096, 4096, 1)).collect();
         let tickets = disk.submit_chain(chain, &[]).unwrap();
         let free = put(&disk, MIB, 4096, 1);
-        disk.wait(tickets[2]).unwrap();
-        disk.wait(tickets[0]).unwrap();
+        disk.wait_durable(tickets[2]).unwrap();
+        disk.wait_durable(tickets[0]).unwrap();
         assert_eq!(disk.statistics().flushes, flushes);
-        disk.wait(free).unwrap();
+        disk.wait_durable(free).unwrap();
         // It was behind the chain and may have been there in time for its last flush.
         assert!(disk.statistics().flushes <= flushes + 1);
     }
@@ -112,8 +113,8 @@ fn order_costs_a_flush_where_there_is_something_to_flush() {
 fn waiters_share_a_flush_and_none_is_needless() {
     let (disk, _) = SimDisk::hdd(64 * MIB, 1);
     let tickets: Vec<_> = (0..100).map(|nth| put(&disk, nth * 4096, 4096, 1)).collect();
-    disk.wait(tickets[99]).unwrap();
-    tickets.iter().for_each(|ticket| disk.wait(*ticket).unwrap());
+    disk.wait_durable(tickets[99]).unwrap();
+    tickets.iter().for_each(|ticket| disk.wait_durable(*ticket).unwrap());
     assert_eq!(disk.statistics().flushes, 1);
 }
 
@@ -122,7 +123,7 @@ fn neighbours_in_a_group_are_one_request() {
     let (disk, _) = SimDisk::ssd(64 * MIB, 1);
     let writes = (0..64).rev().map(|nth| write(nth * 512, 512, nth as u8)).collect();
     let ticket = disk.submit(Group { writes }, &[]).unwrap();
-    disk.wait(ticket).unwrap();
+    disk.wait_durable(ticket).unwrap();
     let Statistics { writes, written_bytes, .. } = disk.statistics();
     assert_eq!((writes, written_bytes), (1, 64 * 512));
     assert_eq!(get(&*disk, 512 * 33, 512)[0], 33);
@@ -154,7 +155,7 @@ fn run(disk: &SimDisk, rounds: u64) -> (u64, u64) {
             5..9 => flying.push(ask(disk, at, 4096)),
             _ => {
                 let ticket = put(disk, at, 512, 9);
-                disk.wait(ticket).unwrap();
+                disk.wait_durable(ticket).unwrap();
                 flying.drain(..).for_each(|answer| drop(answer.wait()));
             }
         }
@@ -194,7 +195,7 @@ fn a_power_cut_keeps_what_is_durable_and_any_sector_of_the_rest() {
     for (disk, _) in both() {
         put(&disk, 0, 8192, 1);
         let ticket = put(&disk, 4096, 4096, 2);
-        disk.wait(ticket).unwrap();
+        disk.wait_durable(ticket).unwrap();
         let volatile = disk.properties().rotational;
         let before = put(&disk, 0, 1024, 3);
         put(&disk, 512, 1024, 4);
@@ -218,7 +219,7 @@ fn a_power_cut_keeps_what_is_durable_and_any_sector_of_the_rest() {
         assert_eq!(got, [vec![1, 3], vec![1, 3, 4], vec![1, 4], vec![1]], "{volatile}");
         // The disk itself did not notice.
         assert_eq!(get(&*disk, 0, 512)[0], 3);
-        disk.wait(before).unwrap();
+        disk.wait_durable(before).unwrap();
         assert_eq!(get(&*disk.crash(7), 0, 512)[0], 3);
     }
 }
@@ -227,7 +228,7 @@ fn a_power_cut_keeps_what_is_durable_and_any_sector_of_the_rest() {
 fn what_a_device_calls_done_without_a_flush_may_be_lost_only_where_it_is_volatile() {
     for (disk, _) in both() {
         let ticket = put(&disk, 0, 512, 1);
-        disk.settle(ticket).unwrap();
+        disk.wait_visible(ticket).unwrap();
         let lost = (0..40).filter(|seed| get(&*disk.crash(*seed), 0, 512)[0] == 0).count();
         assert_eq!(lost > 0, disk.properties().rotational, "{lost}");
     }
@@ -238,7 +239,7 @@ fn a_recorded_run_has_states() {
     let disk = RecordDisk::new(SimDisk::hdd(64 * MIB, 1).0);
     let ticket = disk.submit(group(0, 1024, 1), &[]).unwrap();
     disk.submit(group(0, 512, 2), &[ticket]).unwrap();
-    let crashes = Crashes::new(vec![0; 4096], disk.take(), CrashOptions::default());
+    let crashes = CrashStates::new(vec![0; 4096], disk.take(), CrashOptions::default());
     assert!(crashes.count() >= 5);
 }
 
@@ -249,7 +250,7 @@ fn a_terabyte_takes_the_memory_of_what_is_in_it() {
             put(&disk, nth << 34, 8192, 1);
         }
         let last = put(&disk, (1 << 40) - 4096, 4096, 0);
-        disk.wait(last).unwrap();
+        disk.wait_durable(last).unwrap();
         disk.discard(&[Extent::new(1 << 39, 1 << 39)], &[last]).unwrap();
         disk.idle();
         assert!(clock.now_ns() > 0 && disk.memory_bytes() <= 128 * 4096);
@@ -285,7 +286,7 @@ fn a_cache_that_survives_makes_waiting_cheap() {
         let disk = SimDisk::new(disk, &Clock::new());
         (0..100).for_each(|nth| {
             let ticket = put(&disk, nth * 512, 512, 1);
-            disk.wait(ticket).unwrap();
+            disk.wait_durable(ticket).unwrap();
         });
         disk.clock().now_ns() / 100_000
     };
@@ -317,7 +318,7 @@ fn a_hard_disk_chooses_what_is_near_and_reads_on() {
 
 /// Asks for anything at any time, and drives the device to the end of it: what was asked
 /// when, and what was done when.
-fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Done>) {
+fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Completion>) {
     let mut x = seed;
     let mut chance = |end: u64| {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -327,15 +328,18 @@ fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Done>)
     let (mut asked, mut done, mut now_ns) = (vec![], vec![], 0);
     for id in 0..2500u64 {
         let kind = match chance(20) {
-            0..8 => Kind::Read,
-            8..17 => Kind::Write,
-            17..19 => Kind::Flush,
-            _ => Kind::Discard,
+            0..8 => RequestKind::Read,
+            8..17 => RequestKind::Write,
+            17..19 => RequestKind::Flush,
+            _ => RequestKind::Discard,
         };
         let len = 512 << chance(12);
         let at = Extent::new(chance((64 * MIB - len) / 512) * 512, len);
-        let request =
-            Request { id, kind, at: if kind == Kind::Flush { Extent::new(0, 0) } else { at } };
+        let request = Request {
+            id,
+            kind,
+            at: if kind == RequestKind::Flush { Extent::new(0, 0) } else { at },
+        };
         // Now and then it is left alone; it is never given more than it takes.
         let until_ns = now_ns + if chance(30) == 0 { 40_000_000 } else { chance(100_000) };
         while let Some(next) = timing.next_ns()
@@ -379,7 +383,7 @@ fn a_device_does_everything_once_and_in_its_time() {
         let mut ids: Vec<_> = done.iter().map(|one| one.id).collect();
         ids.sort_unstable();
         assert!(ids.iter().copied().eq(0..asked.len() as u64), "{device:?}");
-        for Done { at_ns, id } in &done {
+        for Completion { at_ns, id } in &done {
             assert!(*at_ns > asked[*id as usize].1, "done before it was asked for");
         }
         // A copy that lost its power has nothing to do.
@@ -404,13 +408,13 @@ fn what_is_flushed_is_on_the_platters() {
         for nth in 0..round {
             // No two touch.
             let at = Extent::new((round * 37 + nth * 1009) % 1500 * 8192, 4096);
-            take(&mut device, now_ns, Kind::Write, at);
+            take(&mut device, now_ns, RequestKind::Write, at);
         }
         let before = device.work().programmed_bytes;
-        let flush = take(&mut device, now_ns, Kind::Flush, Extent::new(0, 0));
+        let flush = take(&mut device, now_ns, RequestKind::Flush, Extent::new(0, 0));
         // Behind the flush, and not in its way.
-        take(&mut device, now_ns, Kind::Write, Extent::new(40 * MIB + round * 8192, 4096));
-        while !done.iter().any(|it: &Done| it.id == flush) {
+        take(&mut device, now_ns, RequestKind::Write, Extent::new(40 * MIB + round * 8192, 4096));
+        while !done.iter().any(|it: &Completion| it.id == flush) {
             now_ns = device.next_ns().expect("it goes on");
             device.advance(now_ns, &mut done);
         }

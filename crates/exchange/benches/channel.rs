@@ -17,14 +17,14 @@ use std::{
 
 use draconis_exchange::{
     channel::{
-        self, Caller,
-        process::{self, Plan, Session},
+        self, RpcClient,
+        process::{self, Session, SessionConfig},
     },
     contract::{
         Attributes, Refusal,
-        file::{self, CHUNK_BYTES, File, FileServer, Reader},
+        file::{self, CHUNK_BYTES, CachingReader, File, FileServer},
     },
-    heap::{Block, Private, arena::Class},
+    heap::{Block, PrivateBuffer, arena::Class},
 };
 use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
@@ -113,7 +113,7 @@ fn print(title: &str, rows: &[Row]) {
 }
 
 /// One typed read over `caller`; the buffer goes round with it.
-fn read(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) {
+fn read(caller: &mut RpcClient<File>, buffer: &mut Option<Block>, len: u32) {
     let block = buffer.take().expect("the last reply returned it");
     let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
     match caller.call(message) {
@@ -128,7 +128,7 @@ fn over_threads(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
         pin(mode.peer_cpu);
         file::serve(server, &Filler, PATIENCE)
     });
-    let mut caller = Caller::new(client, PATIENCE);
+    let mut caller = RpcClient::new(client, PATIENCE);
     let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| Some(Block::private(size))).collect();
     let rows = measure(labels(what, sizes), mode, |i| {
         read(&mut caller, &mut buffers[i], sizes[i].1);
@@ -143,10 +143,10 @@ fn labels(what: &str, sizes: &[(usize, u32)]) -> Vec<String> {
     sizes.iter().map(|&(size, len)| format!("{what}, {size} B {}", done(len))).collect()
 }
 
-fn plan() -> Plan {
+fn plan() -> SessionConfig {
     let class = |slot_bytes| Class { slot_bytes, slots: 8 };
-    Plan {
-        fixed_lanes: 1,
+    SessionConfig {
+        static_lanes: 1,
         host_lanes: 0,
         guest_lanes: 0,
         host: vec![class(4096), class(65536), class(1 << 20)],
@@ -158,7 +158,7 @@ fn child(cpu: usize) -> (Arc<Session>, Child) {
     child_of(&plan(), cpu)
 }
 
-fn child_of(plan: &Plan, cpu: usize) -> (Arc<Session>, Child) {
+fn child_of(plan: &SessionConfig, cpu: usize) -> (Arc<Session>, Child) {
     let (offer, socket) = process::offer(plan).expect("a session");
     let child = Command::new(std::env::current_exe().expect("our own path"))
         .env(CHILD, cpu.to_string())
@@ -182,15 +182,15 @@ fn serve_as_child(cpu: usize) {
 /// own: the copy that a call makes, messages, and what is kept.
 fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
     let chunks = FILL.len() / CHUNK_BYTES as usize;
-    let plan = Plan { host: vec![Class { slot_bytes: CHUNK_BYTES, slots: 10 }], ..plan() };
+    let plan = SessionConfig { host: vec![Class { slot_bytes: CHUNK_BYTES, slots: 10 }], ..plan() };
     let readers = [0, chunks].map(|chunks| {
         let (session, child) = child_of(&plan, mode.peer_cpu);
         let client = session.client::<File>(0).expect("lane 0");
         let blocks = move |len| session.block(len);
-        (Reader::new(client, PATIENCE, chunks, blocks), child)
+        (CachingReader::new(client, PATIENCE, chunks, blocks), child)
     });
     let [(mut each, mut one), (mut kept, mut other)] = readers;
-    let mut into = Private::new(size);
+    let mut into = PrivateBuffer::new(size);
     let mut at = 0;
     let labels = ["copied", "a message for each 128 KiB", "kept"];
     let labels = labels.map(|what| format!("{size} B, {what}")).to_vec();
@@ -211,7 +211,7 @@ fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
 
 fn over_processes(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
     let (session, mut child) = child(mode.peer_cpu);
-    let mut caller = Caller::new(session.client::<File>(0).expect("lane 0"), PATIENCE);
+    let mut caller = RpcClient::new(session.client::<File>(0).expect("lane 0"), PATIENCE);
     let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| session.block(size)).collect();
     let rows = measure(labels(what, sizes), mode, |i| {
         read(&mut caller, &mut buffers[i], sizes[i].1);

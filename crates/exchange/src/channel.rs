@@ -31,19 +31,19 @@ use std::{
 };
 
 use crate::contract::{
-    Awaiting, Call, Contract, Open, Refusal, Replied, Request, State, Violation,
-    fsm::{Fsm, Sender, kind},
+    Awaiting, Call, CallResult, Contract, ReceivingState, Refusal, Request, State, Violation,
+    fsm::{Fsm, Sender, type_hash},
     wire::{Field, LaneName, Packer, Unpacker, Wire},
 };
 
-pub use lane::LaneEnd;
+pub use lane::LaneEndpoint;
 pub use thread::pair;
-pub use told::Teller;
+pub use told::ChangeNotifier;
 
 /// Why there is no answer. The end that says it is used up; what was on its way comes
 /// home when the peer lets go of it or is confirmed dead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Lost {
+pub enum ChannelError {
     /// The peer closed its end or died.
     #[error("the peer closed the channel")]
     Closed,
@@ -55,23 +55,23 @@ pub enum Lost {
     Violation(#[from] Violation),
     /// A private block was sent and the exchange heap had no room for its bytes.
     #[error("the exchange heap has no room")]
-    NoRoom,
+    HeapFull,
 }
 
-impl From<Lost> for Refusal {
-    fn from(lost: Lost) -> Self {
+impl From<ChannelError> for Refusal {
+    fn from(lost: ChannelError) -> Self {
         match lost {
-            Lost::Closed => Refusal::Gone,
-            Lost::Timeout => Refusal::Timeout,
-            Lost::Violation(_) => Refusal::Io,
-            Lost::NoRoom => Refusal::Quota,
+            ChannelError::Closed => Refusal::Gone,
+            ChannelError::Timeout => Refusal::Timeout,
+            ChannelError::Violation(_) => Refusal::Io,
+            ChannelError::HeapFull => Refusal::Quota,
         }
     }
 }
 
 /// What may arrive next.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn {
+pub struct ExpectedState {
     /// The contract's table.
     pub table: &'static Fsm,
     /// The state the channel is in.
@@ -80,12 +80,12 @@ pub struct Turn {
     pub peer: Sender,
 }
 
-impl Turn {
+impl ExpectedState {
     /// Where message `tag` leads.
     ///
     /// # Errors
     /// [`Violation::Tag`] or [`Violation::State`].
-    pub fn admit(&self, tag: u32) -> Result<u8, Violation> {
+    pub fn next_state(&self, tag: u32) -> Result<u8, Violation> {
         let message = self.table.messages.get(tag as usize).ok_or(Violation::Tag(tag))?;
         // A table has at most 256 messages.
         self.table.next(self.state, tag as u8, self.peer).ok_or(Violation::State {
@@ -96,7 +96,7 @@ impl Turn {
 }
 
 /// A transport: moves messages of one channel.
-pub trait Link<Tx, Rx>: Send {
+pub trait Transport<Tx, Rx>: Send {
     /// Sends `message`. Trouble shows in the next receive.
     fn send(&mut self, message: Tx);
 
@@ -104,39 +104,39 @@ pub trait Link<Tx, Rx>: Send {
     ///
     /// # Errors
     /// Why there is none.
-    fn receive(&mut self, turn: &Turn, deadline: Instant) -> Result<Rx, Lost>;
+    fn receive(&mut self, turn: &ExpectedState, deadline: Instant) -> Result<Rx, ChannelError>;
 
     /// Waits until a message or trouble is there, which `receive` then tells.
     ///
     /// # Errors
     /// [`Lost::Timeout`].
-    fn wait(&mut self, deadline: Instant) -> Result<(), Lost>;
+    fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError>;
 
     /// How often the server's side has told of a change, if it tells.
     ///
     /// # Errors
     /// That the server is lost.
-    fn told(&self) -> Result<Option<u64>, Lost>;
+    fn change_count(&self) -> Result<Option<u64>, ChannelError>;
 
     /// What tells the client, at the server's end.
-    fn teller(&self) -> Teller;
+    fn change_notifier(&self) -> ChangeNotifier;
 
     /// Gives the lane away, if this link is one end of a lane that no peer has yet.
-    fn give(self: Box<Self>) -> Option<LaneName> {
+    fn into_lane_name(self: Box<Self>) -> Option<LaneName> {
         None
     }
 }
 
 /// An end without its types: a link and the state it is in.
-pub struct Core<Tx, Rx> {
-    link: Box<dyn Link<Tx, Rx>>,
-    turn: Turn,
+pub struct RawEndpoint<Tx, Rx> {
+    link: Box<dyn Transport<Tx, Rx>>,
+    turn: ExpectedState,
 }
 
-impl<Tx: Wire, Rx: Wire> Core<Tx, Rx> {
+impl<Tx: Wire, Rx: Wire> RawEndpoint<Tx, Rx> {
     /// An end of `link` in the contract's first state, hearing from `peer`.
-    pub fn new(link: Box<dyn Link<Tx, Rx>>, table: &'static Fsm, peer: Sender) -> Self {
-        Self { link, turn: Turn { table, state: table.start, peer } }
+    pub fn new(link: Box<dyn Transport<Tx, Rx>>, table: &'static Fsm, peer: Sender) -> Self {
+        Self { link, turn: ExpectedState { table, state: table.start, peer } }
     }
 
     fn send(&mut self, message: Tx) {
@@ -153,25 +153,25 @@ impl<Tx: Wire, Rx: Wire> Core<Tx, Rx> {
         self.link.send(message);
     }
 
-    fn receive(&mut self, deadline: Instant) -> Result<Rx, Lost> {
+    fn receive(&mut self, deadline: Instant) -> Result<Rx, ChannelError> {
         if self.turn.table.is_final(self.turn.state) {
-            return Err(Lost::Closed);
+            return Err(ChannelError::Closed);
         }
         let message = self.link.receive(&self.turn, deadline)?;
-        self.turn.state = self.turn.admit(u32::from(message.tag()))?;
+        self.turn.state = self.turn.next_state(u32::from(message.tag()))?;
         Ok(message)
     }
 }
 
-impl<Tx, Rx> fmt::Debug for Core<Tx, Rx> {
+impl<Tx, Rx> fmt::Debug for RawEndpoint<Tx, Rx> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.turn.table.states[usize::from(self.turn.state)];
         write!(f, "{} in {state}", self.turn.table.name)
     }
 }
 
-type ClientCore<C> = Core<<C as Contract>::ToServer, <C as Contract>::ToClient>;
-type ServerCore<C> = Core<<C as Contract>::ToClient, <C as Contract>::ToServer>;
+type ClientCore<C> = RawEndpoint<<C as Contract>::ToServer, <C as Contract>::ToClient>;
+type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
 /// The end that asks, in state `S`.
 #[must_use = "dropping an end closes the channel"]
@@ -232,7 +232,11 @@ impl<C: Contract, S: State<Contract = C>> Client<C, S> {
     ///
     /// # Errors
     /// Why there is no reply; the channel is closed then.
-    pub fn call<M>(self, message: M, deadline: Instant) -> Result<(Replied<M>, Self), Lost>
+    pub fn call<M>(
+        self,
+        message: M,
+        deadline: Instant,
+    ) -> Result<(CallResult<M>, Self), ChannelError>
     where
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
     {
@@ -250,16 +254,16 @@ impl<C: Contract, S> Client<C, S> {
     ///
     /// # Errors
     /// The server is lost. One that died is so after some milliseconds at the latest.
-    pub fn told(&self) -> Result<Option<u64>, Lost> {
-        self.core.link.told()
+    pub fn told(&self) -> Result<Option<u64>, ChannelError> {
+        self.core.link.change_count()
     }
 }
 
 impl<C: Contract, S> Server<C, S> {
     /// Tells the client at the other end without a message, from now on: of each change of what
     /// it was, and will be, answered.
-    pub fn teller(&self) -> Teller {
-        self.core.link.teller()
+    pub fn teller(&self) -> ChangeNotifier {
+        self.core.link.change_notifier()
     }
 }
 
@@ -268,7 +272,7 @@ impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     ///
     /// # Errors
     /// Why there is none; the channel is closed then.
-    pub fn receive(mut self, deadline: Instant) -> Result<Reply<M>, Lost> {
+    pub fn receive(mut self, deadline: Instant) -> Result<Reply<M>, ChannelError> {
         let message = self.core.receive(deadline)?;
         // The table admits nothing but this request's replies in this state.
         Ok(match M::reply(message).expect("the table admitted another request's reply") {
@@ -282,19 +286,19 @@ impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     ///
     /// # Errors
     /// [`Lost::Timeout`].
-    pub fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
+    pub fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         self.core.link.wait(deadline)
     }
 }
 
-impl<C: Contract, S: Open<Contract = C>> Server<C, S> {
+impl<C: Contract, S: ReceivingState<Contract = C>> Server<C, S> {
     /// Waits for what the client says next.
     ///
     /// # Errors
     /// Why it says nothing; the channel is closed then.
-    pub fn receive(mut self, deadline: Instant) -> Result<S::Received, Lost> {
+    pub fn receive(mut self, deadline: Instant) -> Result<S::Received, ChannelError> {
         let message = self.core.receive(deadline)?;
-        Ok(S::received(message, self.core))
+        Ok(S::decode_received(message, self.core))
     }
 
     /// Waits until [`Server::receive`] would not wait, and keeps the end if the deadline
@@ -302,22 +306,22 @@ impl<C: Contract, S: Open<Contract = C>> Server<C, S> {
     ///
     /// # Errors
     /// [`Lost::Timeout`].
-    pub fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
+    pub fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         self.core.link.wait(deadline)
     }
 }
 
 impl<C: Contract, M: Call<Contract = C>> Server<C, Awaiting<M>> {
     /// Sends the Ack of `request`, which returns its goods; what it gives away stays here.
-    pub fn ack(mut self, request: M, answer: M::Answer) -> (Server<C, M::AckTo>, M::Given) {
-        let (ack, given) = request.grant(answer);
+    pub fn ack(mut self, request: M, answer: M::Answer) -> (Server<C, M::AckTo>, M::Retained) {
+        let (ack, given) = request.into_ack(answer);
         self.core.send(ack.into());
         (self.core.into(), given)
     }
 
     /// Sends the Nak of `request`, which returns all of it.
-    pub fn nak(mut self, request: M, why: M::Why) -> Server<C, M::NakTo> {
-        self.core.send(request.refuse(why).into());
+    pub fn nak(mut self, request: M, why: M::Reason) -> Server<C, M::NakTo> {
+        self.core.send(request.into_nak(why).into());
         self.core.into()
     }
 }
@@ -331,13 +335,13 @@ impl<C: Contract> Server<C> {
     /// client that closed is no error.
     pub fn serve(
         mut self,
-        patience: Duration,
+        timeout: Duration,
         mut answer: impl FnMut(C::ToServer) -> Option<C::ToClient>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ChannelError> {
         loop {
-            let message = match self.core.receive(after(patience)) {
+            let message = match self.core.receive(deadline_after(timeout)) {
                 Ok(message) => message,
-                Err(Lost::Closed) => return Ok(()),
+                Err(ChannelError::Closed) => return Ok(()),
                 Err(lost) => return Err(lost),
             };
             if let Some(reply) = answer(message) {
@@ -348,25 +352,25 @@ impl<C: Contract> Server<C> {
 }
 
 /// The deadline after `patience`, which may be as long as [`Duration::MAX`].
-pub(crate) fn after(patience: Duration) -> Instant {
+pub(crate) fn deadline_after(patience: Duration) -> Instant {
     let now = Instant::now();
-    now.checked_add(patience).unwrap_or(now + CENTURY)
+    now.checked_add(patience).unwrap_or(now + NO_DEADLINE)
 }
 
 /// For ever, as far as a deadline can say it.
-const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const NO_DEADLINE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A client that calls again and again in one state, with one patience for all calls.
 ///
 /// Once a call is lost the channel is closed and every further call answers
 /// [`Lost::Closed`].
 #[derive(Debug)]
-pub struct Caller<C: Contract, S = <C as Contract>::Start> {
+pub struct RpcClient<C: Contract, S = <C as Contract>::Start> {
     end: Option<Client<C, S>>,
     patience: Duration,
 }
 
-impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
+impl<C: Contract, S: State<Contract = C>> RpcClient<C, S> {
     /// Calls over `end`, waiting `patience` for each reply.
     pub fn new(end: Client<C, S>, patience: Duration) -> Self {
         Self { end: Some(end), patience }
@@ -376,18 +380,18 @@ impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
     ///
     /// # Errors
     /// Why there is none.
-    pub fn call<M>(&mut self, message: M) -> Result<Replied<M>, Lost>
+    pub fn call<M>(&mut self, message: M) -> Result<CallResult<M>, ChannelError>
     where
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
     {
-        let end = self.end.take().ok_or(Lost::Closed)?;
-        let (reply, end) = end.call(message, after(self.patience))?;
+        let end = self.end.take().ok_or(ChannelError::Closed)?;
+        let (reply, end) = end.call(message, deadline_after(self.patience))?;
         self.end = Some(end);
         Ok(reply)
     }
 
     /// The end, unless a call was lost.
-    pub fn into_end(self) -> Option<Client<C, S>> {
+    pub fn into_client(self) -> Option<Client<C, S>> {
         self.end
     }
 }
@@ -396,13 +400,13 @@ impl<C: Contract, S: State<Contract = C>> Caller<C, S> {
 /// it has no other user.
 impl<C: Contract> Field for Server<C> {
     // By name: a contract may carry ends of itself. The fingerprint travels with the end.
-    const KIND: u64 = kind("Server", &[kind(C::NAME, &[])]);
-    const BYTES_MAX: usize = 12;
-    const ENDS: bool = true;
+    const TYPE_HASH: u64 = type_hash("Server", &[type_hash(C::NAME, &[])]);
+    const MAX_BYTES: usize = 12;
+    const HAS_ENDPOINTS: bool = true;
 
     fn pack(self, into: &mut Packer<'_>) {
-        let lane = self.core.link.give();
-        let name = into.goods().end(lane);
+        let lane = self.core.link.into_lane_name();
+        let name = into.attachments().endpoint(lane);
         name.pack(into);
         C::FINGERPRINT.pack(into);
     }

@@ -15,6 +15,8 @@ mod types;
 pub mod volume;
 pub mod wire;
 
-pub use text::{Awaiting, Call, Contract, Open, Owed, Replied, Request, State};
+pub use text::{
+    Awaiting, Call, CallResult, Contract, PendingReply, ReceivingState, Request, State,
+};
 pub use types::*;
 pub use wire::{List, Violation};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 static BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// So many bytes are copied.
-pub fn count(bytes: usize) {
+pub fn record(bytes: usize) {
     if cfg!(debug_assertions) {
         BYTES.fetch_add(bytes as u64, Relaxed);
     }

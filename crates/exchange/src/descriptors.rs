@@ -15,7 +15,7 @@ use rustix::{
 };
 
 /// Most descriptors of one message, as Linux has it.
-pub const FDS_MAX: usize = 253;
+pub const MAX_FDS: usize = 253;
 
 /// What one message brought.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Received {
     /// The descriptors; they close on exec.
     pub fds: Vec<OwnedFd>,
     /// Whether nothing of the message was cut off.
-    pub whole: bool,
+    pub is_complete: bool,
 }
 
 /// Sends `bytes`, at least one, and with them `fds`.
@@ -33,7 +33,7 @@ pub struct Received {
 /// # Errors
 /// What the socket says; [`Errno::INVAL`] for more than [`FDS_MAX`] descriptors.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::INVAL);
@@ -47,7 +47,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(
 /// # Errors
 /// What the socket says.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Result<Received> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let got = loop {
@@ -64,7 +64,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Result<
         }
     }
     let whole = !got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC);
-    Ok(Received { len: got.bytes, fds, whole })
+    Ok(Received { len: got.bytes, fds, is_complete: whole })
 }
 
 #[cfg(test)]
@@ -75,17 +75,17 @@ mod tests {
     #[test]
     fn descriptors_arrive_with_their_bytes() {
         let (one, other) = UnixDatagram::pair().unwrap();
-        let fds = [one.as_fd(); FDS_MAX];
+        let fds = [one.as_fd(); MAX_FDS];
         send(&one, b"ab", &fds).unwrap();
         send(&one, b"abc", &[]).unwrap();
         let mut bytes = [0; 2];
         let got = receive(&other, &mut bytes, RecvFlags::empty()).unwrap();
-        assert_eq!((got.len, got.fds.len(), got.whole, &bytes), (2, FDS_MAX, true, b"ab"));
+        assert_eq!((got.len, got.fds.len(), got.is_complete, &bytes), (2, MAX_FDS, true, b"ab"));
         let cut = receive(&other, &mut bytes, RecvFlags::empty()).unwrap();
-        assert_eq!((cut.len, cut.fds.len(), cut.whole), (2, 0, false));
+        assert_eq!((cut.len, cut.fds.len(), cut.is_complete), (2, 0, false));
         let none = receive(&other, &mut bytes, RecvFlags::DONTWAIT).unwrap_err();
         assert_eq!(none, Errno::AGAIN);
-        let too_many = [one.as_fd(); FDS_MAX + 1];
+        let too_many = [one.as_fd(); MAX_FDS + 1];
         assert_eq!(send(&one, b"a", &too_many), Err(Errno::INVAL));
     }
 }

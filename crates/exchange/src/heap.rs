@@ -13,11 +13,11 @@ mod private;
 mod rooms;
 mod spare;
 
-use arena::Held;
-use lent::Lent;
-pub use lent::Piece;
-pub use private::{ALIGN_BYTES, Private};
-pub use rooms::{Room, Rooms};
+use arena::OwnedSlot;
+pub use lent::SharedSlice;
+use lent::SliceList;
+pub use private::{ALIGN_BYTES, PrivateBuffer};
+pub use rooms::{PagePool, PoolBuffer};
 
 use crate::copies;
 
@@ -28,26 +28,26 @@ use crate::copies;
 /// so there is no way to borrow them: copy with [`Block::copy_out`], or turn the block into
 /// [`Private`] memory first.
 #[derive(Debug)]
-pub struct Block(Memory);
+pub struct Block(BlockStorage);
 
 #[derive(Debug)]
-enum Memory {
-    Private(Private),
-    Slot(Held),
-    Lent(Lent),
-    Beside(rooms::Lent),
+enum BlockStorage {
+    Private(PrivateBuffer),
+    Slot(OwnedSlot),
+    Lent(SliceList),
+    Beside(rooms::PoolSlice),
 }
 
 impl Block {
     /// A block of `len` zero bytes in private memory.
     pub fn private(len: usize) -> Self {
-        Self(Memory::Private(Private::new(len)))
+        Self(BlockStorage::Private(PrivateBuffer::new(len)))
     }
 
     /// Room for `len` bytes, without memory: who fills it lends pieces with [`Block::put`],
     /// or writes, and it becomes private memory.
-    pub fn vacant(len: usize) -> Self {
-        Self(Memory::Lent(Lent::new(len)))
+    pub fn unallocated(len: usize) -> Self {
+        Self(BlockStorage::Lent(SliceList::new(len)))
     }
 
     /// The block, and an empty one in its place: for a server that passes on what it is lent.
@@ -59,10 +59,10 @@ impl Block {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Memory::Private(memory) => memory.len(),
-            Memory::Slot(slot) => slot.len(),
-            Memory::Lent(lent) => lent.len,
-            Memory::Beside(beside) => beside.len(),
+            BlockStorage::Private(memory) => memory.len(),
+            BlockStorage::Slot(slot) => slot.len(),
+            BlockStorage::Lent(lent) => lent.len,
+            BlockStorage::Beside(beside) => beside.len(),
         }
     }
 
@@ -75,13 +75,15 @@ impl Block {
     pub fn copy_out(&self, at_bytes: usize, into: &mut [u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(into.len());
         if n > 0 {
-            copies::count(n);
+            copies::record(n);
             let into = &mut into[..n];
             match &self.0 {
-                Memory::Private(memory) => into.copy_from_slice(&memory[at_bytes..at_bytes + n]),
-                Memory::Slot(slot) => slot.copy_out(at_bytes, into),
-                Memory::Lent(lent) => lent.copy_out(at_bytes, into),
-                Memory::Beside(beside) => beside.copy_out(at_bytes, into),
+                BlockStorage::Private(memory) => {
+                    into.copy_from_slice(&memory[at_bytes..at_bytes + n])
+                }
+                BlockStorage::Slot(slot) => slot.copy_out(at_bytes, into),
+                BlockStorage::Lent(lent) => lent.copy_out(at_bytes, into),
+                BlockStorage::Beside(beside) => beside.copy_out(at_bytes, into),
             }
         }
         n
@@ -91,10 +93,10 @@ impl Block {
     pub fn copy_in(&mut self, at_bytes: usize, from: &[u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(from.len());
         if n > 0 {
-            copies::count(n);
+            copies::record(n);
             match &mut self.0 {
-                Memory::Slot(slot) => slot.copy_in(at_bytes, &from[..n]),
-                _ => self.own()[at_bytes..at_bytes + n].copy_from_slice(&from[..n]),
+                BlockStorage::Slot(slot) => slot.copy_in(at_bytes, &from[..n]),
+                _ => self.make_private()[at_bytes..at_bytes + n].copy_from_slice(&from[..n]),
             }
         }
         n
@@ -104,11 +106,11 @@ impl Block {
     /// both are shared.
     pub fn copy_from(&mut self, at_bytes: usize, from: &Block, from_at: usize, len: usize) {
         match (&from.0, &mut self.0) {
-            (Memory::Private(bytes), _) => {
+            (BlockStorage::Private(bytes), _) => {
                 let bytes = bytes.get(from_at..).unwrap_or_default();
                 self.copy_in(at_bytes, &bytes[..len.min(bytes.len())]);
             }
-            (Memory::Lent(lent), Memory::Slot(_)) => {
+            (BlockStorage::Lent(lent), BlockStorage::Slot(_)) => {
                 let mut skip = from_at;
                 let mut done = 0;
                 for piece in lent.pieces() {
@@ -118,13 +120,13 @@ impl Block {
                     done += self.copy_in(at_bytes + done, &bytes[..n]);
                 }
             }
-            (_, Memory::Slot(_)) => {
+            (_, BlockStorage::Slot(_)) => {
                 let mut bytes = vec![0; len];
                 let n = from.copy_out(from_at, &mut bytes);
                 self.copy_in(at_bytes, &bytes[..n]);
             }
             _ => {
-                let room = self.own().get_mut(at_bytes..).unwrap_or_default();
+                let room = self.make_private().get_mut(at_bytes..).unwrap_or_default();
                 let n = len.min(room.len());
                 from.copy_out(from_at, &mut room[..n]);
             }
@@ -133,9 +135,9 @@ impl Block {
 
     /// Puts `piece` into the block at `at_bytes`: as it is where a vacant block is filled
     /// from its start, by a copy elsewhere. Returns how many bytes fitted.
-    pub fn put(&mut self, at_bytes: usize, piece: Piece) -> usize {
+    pub fn put_slice(&mut self, at_bytes: usize, piece: SharedSlice) -> usize {
         let copied = match &mut self.0 {
-            Memory::Lent(lent) => match lent.push(at_bytes, piece) {
+            BlockStorage::Lent(lent) => match lent.push(at_bytes, piece) {
                 Ok(n) => return n,
                 Err(piece) => piece,
             },
@@ -146,19 +148,19 @@ impl Block {
 
     /// What lies in the block from its start on, without a copy: all of private memory, the
     /// pieces that were lent, nothing of shared memory.
-    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
         let (private, lent) = match &self.0 {
-            Memory::Private(memory) => (Some(&memory[..]), &[][..]),
-            Memory::Slot(_) | Memory::Beside(_) => (None, &[][..]),
-            Memory::Lent(lent) => (None, lent.pieces()),
+            BlockStorage::Private(memory) => (Some(&memory[..]), &[][..]),
+            BlockStorage::Slot(_) | BlockStorage::Beside(_) => (None, &[][..]),
+            BlockStorage::Lent(lent) => (None, lent.pieces()),
         };
         private.into_iter().chain(lent.iter().map(|piece| &piece[..]))
     }
 
     /// The pieces that were lent; none of a block with memory of its own.
-    pub fn lent(&self) -> &[Piece] {
+    pub fn shared_slices(&self) -> &[SharedSlice] {
         match &self.0 {
-            Memory::Lent(lent) => lent.pieces(),
+            BlockStorage::Lent(lent) => lent.pieces(),
             _ => &[],
         }
     }
@@ -166,7 +168,7 @@ impl Block {
     /// The bytes, if this block is private memory.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.0 {
-            Memory::Private(memory) => Some(memory),
+            BlockStorage::Private(memory) => Some(memory),
             _ => None,
         }
     }
@@ -174,62 +176,62 @@ impl Block {
     /// The bytes, if this block is private memory or can become that: not if it is shared.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match &self.0 {
-            Memory::Slot(_) => None,
-            _ => Some(self.own()),
+            BlockStorage::Slot(_) => None,
+            _ => Some(self.make_private()),
         }
     }
 
     /// Makes it private memory: no copy if it was, else one copy, and what it was goes home.
-    pub fn own(&mut self) -> &mut Private {
-        if !matches!(self.0, Memory::Private(_)) {
+    pub fn make_private(&mut self) -> &mut PrivateBuffer {
+        if !matches!(self.0, BlockStorage::Private(_)) {
             *self = self.take().into_private().into();
         }
         match &mut self.0 {
-            Memory::Private(memory) => memory,
+            BlockStorage::Private(memory) => memory,
             _ => unreachable!("made private above"),
         }
     }
 
     /// Private memory with the block's contents: no copy if it was private,
     /// else one copy, and the block goes home.
-    pub fn into_private(self) -> Private {
+    pub fn into_private(self) -> PrivateBuffer {
         let block = match self.0 {
-            Memory::Private(memory) => return memory,
+            BlockStorage::Private(memory) => return memory,
             // Nothing was put there yet.
-            Memory::Lent(lent) if lent.filled() == 0 => return Private::new(lent.len),
+            BlockStorage::Lent(lent) if lent.filled() == 0 => return PrivateBuffer::new(lent.len),
             shared => Self(shared),
         };
-        let mut memory = Private::unset(block.len());
+        let mut memory = PrivateBuffer::new_uninitialized(block.len());
         block.copy_out(0, &mut memory);
         memory
     }
 
     /// The slot behind the block, or the block itself.
-    pub(crate) fn into_slot(self) -> Result<Held, Self> {
+    pub(crate) fn into_slot(self) -> Result<OwnedSlot, Self> {
         match self.0 {
-            Memory::Slot(slot) => Ok(slot),
+            BlockStorage::Slot(slot) => Ok(slot),
             _ => Err(self),
         }
     }
 
     /// How many of its bytes have been said.
-    fn filled(&self) -> usize {
+    fn filled_len(&self) -> usize {
         match &self.0 {
-            Memory::Lent(lent) => lent.filled(),
+            BlockStorage::Lent(lent) => lent.filled(),
             _ => self.len(),
         }
     }
 }
 
-impl From<Private> for Block {
-    fn from(memory: Private) -> Self {
-        Self(Memory::Private(memory))
+impl From<PrivateBuffer> for Block {
+    fn from(memory: PrivateBuffer) -> Self {
+        Self(BlockStorage::Private(memory))
     }
 }
 
-impl From<Held> for Block {
-    fn from(slot: Held) -> Self {
-        Self(Memory::Slot(slot))
+impl From<OwnedSlot> for Block {
+    fn from(slot: OwnedSlot) -> Self {
+        Self(BlockStorage::Slot(slot))
     }
 }
 
@@ -238,10 +240,10 @@ mod tests {
     use super::*;
 
     fn lent(pieces: &[&'static [u8]], len: usize) -> Block {
-        let mut block = Block::vacant(len);
+        let mut block = Block::unallocated(len);
         let mut at = 0;
         for piece in pieces {
-            at += block.put(at, Piece::new(*piece));
+            at += block.put_slice(at, SharedSlice::new(*piece));
         }
         block
     }
@@ -250,7 +252,7 @@ mod tests {
     fn lent_pieces_are_seen_and_not_copied() {
         let data: &'static [u8] = b"the cache's own";
         let block = lent(&[&data[..4], &data[4..]], 20);
-        let seen: Vec<_> = block.pieces().map(<[u8]>::as_ptr).collect();
+        let seen: Vec<_> = block.slices().map(<[u8]>::as_ptr).collect();
         assert_eq!(seen, [data.as_ptr(), data[4..].as_ptr()]);
         assert!(block.bytes().is_none() && block.len() == 20);
         let mut bytes = [1; 9];
@@ -262,13 +264,13 @@ mod tests {
     #[test]
     fn what_is_not_put_at_the_end_is_copied() {
         let mut block = lent(&[b"ab"], 6);
-        assert_eq!(block.put(4, Piece::new(*b"efgh")), 2);
+        assert_eq!(block.put_slice(4, SharedSlice::new(*b"efgh")), 2);
         assert_eq!(block.bytes(), Some(&b"ab\0\0ef"[..]));
         let mut block = lent(&[b"abc"], 3);
-        assert_eq!(block.put(3, Piece::new(*b"d")), 0, "no room");
+        assert_eq!(block.put_slice(3, SharedSlice::new(*b"d")), 0, "no room");
         block.copy_in(1, b"X");
         assert_eq!(block.bytes(), Some(&b"aXc"[..]));
-        assert_eq!(Block::vacant(3).bytes_mut(), Some(&mut [0; 3][..]));
+        assert_eq!(Block::unallocated(3).bytes_mut(), Some(&mut [0; 3][..]));
     }
 
     #[test]
@@ -289,7 +291,7 @@ mod tests {
 
     impl Block {
         fn own_block(mut self) -> Self {
-            self.own();
+            self.make_private();
             self
         }
     }

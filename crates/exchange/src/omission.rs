@@ -5,15 +5,15 @@
 //! that on to its workers.
 
 /// The variable of the environment that names omissions, separated by commas.
-pub const VARIABLE: &str = "DRACONIS_BREAK";
+pub const FAULTS_VARIABLE: &str = "DRACONIS_BREAK";
 
 /// Something that a mount does and that its exactness needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Omission {
+pub enum InjectedFault {
     /// The kernel drops its pages behind an asynchronous direct write.
-    OldPages,
+    StalePages,
     /// It asks for attributes again once flags have changed.
-    TimeOfFlags,
+    StaleCtimeAfterFlags,
     /// Privileges go before another's write.
     Privileges,
     /// Immutable and append-only files are not opened for writing.
@@ -43,9 +43,9 @@ pub enum Omission {
     /// An extended attribute that must be new is.
     NewXattr,
     /// Times that cannot be said become the nearest that can.
-    FarTimes,
+    ClampedTimes,
     /// A file without a name can get one.
-    FirstName,
+    LinkTmpfile,
     /// A change is in the log before its answer is given.
     LogFirst,
     /// Changes that only the log has are made again.
@@ -53,35 +53,35 @@ pub enum Omission {
     /// Each with the inode that it had.
     SameInode,
     /// Answers that were not given are kept for when they are asked for again.
-    KeptAnswers,
+    PendingReplies,
     /// What has no name stays for those who have it open.
-    OpenNameless,
+    KeepOpenOrphans,
     /// What has no name is noted for the next worker.
-    NamelessNoted,
+    RecordOrphans,
     /// The kernel is asked to send again what a worker had in hand, as it can since Linux 6.9.
     Resend,
     /// A worker lives on that is asked for the name [`DEADLY`].
-    NoDeadlyName,
+    SurviveCrashingName,
 }
 
 /// See [`Omission::NoDeadlyName`].
-pub const DEADLY: &[u8] = b"deadly";
+pub const CRASHING_NAME: &[u8] = b"deadly";
 
-impl Omission {
+impl InjectedFault {
     /// Those that show when a worker dies.
-    pub const OF_DEATHS: [Self; 6] = [
+    pub const VISIBLE_ON_RESTART: [Self; 6] = [
         Self::LogFirst,
         Self::Repeats,
         Self::SameInode,
-        Self::KeptAnswers,
-        Self::OpenNameless,
-        Self::NamelessNoted,
+        Self::PendingReplies,
+        Self::KeepOpenOrphans,
+        Self::RecordOrphans,
     ];
 
     /// Those that show in single calls.
     pub const ALL: [Self; 18] = [
-        Self::OldPages,
-        Self::TimeOfFlags,
+        Self::StalePages,
+        Self::StaleCtimeAfterFlags,
         Self::Privileges,
         Self::OpenFlags,
         Self::AccessTime,
@@ -96,8 +96,8 @@ impl Omission {
         Self::AppendOnly,
         Self::GroupOfParent,
         Self::NewXattr,
-        Self::FarTimes,
-        Self::FirstName,
+        Self::ClampedTimes,
+        Self::LinkTmpfile,
     ];
 
     /// Whether it is left out.
@@ -113,7 +113,7 @@ impl Omission {
         use std::sync::OnceLock;
         static MADE: OnceLock<Vec<String>> = OnceLock::new();
         let made = MADE.get_or_init(|| {
-            let names = std::env::var(VARIABLE).unwrap_or_default();
+            let names = std::env::var(FAULTS_VARIABLE).unwrap_or_default();
             names.split(',').map(str::to_string).collect()
         });
         made.iter().any(|made| *made == format!("{self:?}"))
@@ -121,11 +121,11 @@ impl Omission {
 }
 
 /// The variable of the environment that names where a worker lingers.
-pub const LINGER: &str = "DRACONIS_LINGER";
+pub const DELAY_VARIABLE: &str = "DRACONIS_LINGER";
 
 /// Where a worker lingers over each request, so that one that is killed dies there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Point {
+pub enum DelayPoint {
     /// A request was read.
     Read,
     /// What it changes is changed, in memory.
@@ -138,7 +138,7 @@ pub enum Point {
     Committed,
 }
 
-impl Point {
+impl DelayPoint {
     /// All of them, in the order in which a request passes them.
     pub const ALL: [Self; 5] =
         [Self::Read, Self::Applied, Self::Logged, Self::Answered, Self::Committed];
@@ -153,7 +153,7 @@ impl Point {
     pub fn pass(self) {
         use std::sync::OnceLock;
         static AT: OnceLock<Option<String>> = OnceLock::new();
-        let at = AT.get_or_init(|| std::env::var(LINGER).ok());
+        let at = AT.get_or_init(|| std::env::var(DELAY_VARIABLE).ok());
         if at.as_ref().is_some_and(|at| *at == format!("{self:?}")) {
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
@@ -162,6 +162,7 @@ impl Point {
 
 /// What a worker's environment needs to leave out, and to linger at, the same.
 pub fn environment() -> impl Iterator<Item = (&'static str, String)> {
-    let names = if cfg!(feature = "omissions") { &[VARIABLE, LINGER][..] } else { &[] };
+    let names =
+        if cfg!(feature = "omissions") { &[FAULTS_VARIABLE, DELAY_VARIABLE][..] } else { &[] };
     names.iter().filter_map(|name| Some((*name, std::env::var(name).ok()?)))
 }

@@ -32,7 +32,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// A mapping of a sealed memfd.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedMemory {
     start: NonNull<u8>,
     len: usize,
     memory: OwnedFd,
@@ -40,11 +40,11 @@ pub struct Shared {
 
 // SAFETY: the mapping belongs to the process, not to a thread; every access goes through
 // atomics or through copies that tolerate concurrent writers.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedMemory {}
 
-impl Shared {
+impl SharedMemory {
     /// `len` zero bytes that can be given to another process.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Shared {
     ///
     /// # Errors
     /// [`Violation::Memory`]: not sealed, another size than `len`, or not to be mapped.
-    pub fn adopt(memory: OwnedFd, len: usize) -> Result<Self, Violation> {
+    pub fn map_peer(memory: OwnedFd, len: usize) -> Result<Self, Violation> {
         let seals =
             fs::fcntl_get_seals(&memory).map_err(|_| Violation::Memory("it is no memfd"))?;
         if !seals.contains(SEALS) {
@@ -98,7 +98,7 @@ impl Shared {
     ///
     /// # Panics
     /// When `at` is not a multiple of 4 within the memory: our own layout is wrong.
-    pub fn word(&self, at: usize) -> &AtomicU32 {
+    pub fn atomic_u32(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at < self.len && self.len - at >= 4);
         // SAFETY: in bounds and aligned, checked above (the mapping starts on a page);
         // an atomic may be written by anyone at any time.
@@ -109,7 +109,7 @@ impl Shared {
     ///
     /// # Panics
     /// When `at` is not a multiple of 8 within the memory: our own layout is wrong.
-    pub fn long(&self, at: usize) -> &AtomicU64 {
+    pub fn atomic_u64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at < self.len && self.len - at >= 8);
         // SAFETY: as in `word`.
         unsafe { self.start.add(at).cast().as_ref() }
@@ -136,7 +136,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl SharedMemory {
     /// Has pages there and mapped for writing, all with one system call: what is in them stays.
     /// Pages that are touched one by one cost some microseconds each in a virtual machine.
     ///
@@ -188,13 +188,13 @@ impl Shared {
     }
 }
 
-impl AsFd for Shared {
+impl AsFd for SharedMemory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: `map` made exactly this mapping, and no reference into it outlives self.
         let unmapped = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
@@ -277,8 +277,9 @@ mod tests {
 
     #[test]
     fn both_mappings_see_the_same_bytes() {
-        let ours = Shared::new(8192).unwrap();
-        let theirs = Shared::adopt(ours.as_fd().try_clone_to_owned().unwrap(), 8192).unwrap();
+        let ours = SharedMemory::new(8192).unwrap();
+        let theirs =
+            SharedMemory::map_peer(ours.as_fd().try_clone_to_owned().unwrap(), 8192).unwrap();
         ours.copy_in(4090, b"across a page");
         let mut bytes = [0; 13];
         theirs.copy_out(4090, &mut bytes);
@@ -287,7 +288,7 @@ mod tests {
 
     #[test]
     fn copies_of_every_length_and_place_are_whole_and_no_more() {
-        let shared = Shared::new(8192).unwrap();
+        let shared = SharedMemory::new(8192).unwrap();
         let bytes: Vec<u8> = (0..700).map(|at| (at % 251) as u8 + 1).collect();
         for len in (0..300).chain([511, 512, 513, 640, 699]) {
             for (at, skip) in [(0, 0), (1, 0), (4095, 3), (31, 64), (77, 13)] {
@@ -308,7 +309,7 @@ mod tests {
 
     #[test]
     fn memory_that_could_change_its_size_is_refused() {
-        let adopt = |memory| Shared::adopt(memory, 4096).unwrap_err();
+        let adopt = |memory| SharedMemory::map_peer(memory, 4096).unwrap_err();
         for seals in [SealFlags::empty(), SealFlags::SHRINK, SEALS - SealFlags::SEAL] {
             assert_eq!(adopt(memfd(4096, seals)), Violation::Memory("it is not sealed"));
         }

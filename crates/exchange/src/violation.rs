@@ -35,7 +35,7 @@ pub enum Violation {
     /// What the peer gives lies at this byte of a memory that does not have all of it, or is
     /// nothing.
     #[error("nothing that can be given lies at byte {0} of the memory beside")]
-    Place(u32),
+    PoolRange(u32),
     /// No lane has this number, or it is taken.
     #[error("lane {0} cannot be bound")]
     Lane(u32),

@@ -9,10 +9,10 @@ use common::{
     transport::{Lanes, Processes, Role, Threads, Transport, play_if_child},
 };
 use draconis_exchange::{
-    channel::{Caller, Lost},
+    channel::{ChannelError, RpcClient},
     contract::{
         List, Node, Refusal,
-        directory::{self, Directory, Records},
+        directory::{self, Directory, EntryReader},
         disk::{self, Disk},
         file::{self, File},
         tree,
@@ -60,9 +60,9 @@ conform! {
     }
 }
 
-fn with_tree<T: Transport>(test: impl FnOnce(&T, &mut Caller<Directory>)) {
+fn with_tree<T: Transport>(test: impl FnOnce(&T, &mut RpcClient<Directory>)) {
     let (transport, client) = T::start::<Directory>(Role::Tree);
-    let mut caller = Caller::new(client, PATIENCE);
+    let mut caller = RpcClient::new(client, PATIENCE);
     test(&transport, &mut caller);
     drop(caller);
     transport.finish();
@@ -121,8 +121,8 @@ fn links_are_reparsed_by_the_client_up_to_a_bound<T: Transport>() {
 fn a_bound_directory_answers_and_lists<T: Transport>() {
     with_tree::<T>(|transport, root| {
         let (client, server) = transport.pair::<Directory>();
-        let room = transport.block(tree::PATH_MAX_BYTES);
-        let end = directory::End::Directory(server);
+        let room = transport.block(tree::MAX_PATH_BYTES);
+        let end = directory::Endpoint::Directory(server);
         let (attributes, _) = tree::bind(root, Node::ROOT, b"dir", room, end).unwrap();
         let (reply, client) = client
             .call(directory::Lookup { parent: attributes.node, name: name("loop") }, soon())
@@ -137,7 +137,7 @@ fn a_bound_directory_answers_and_lists<T: Transport>() {
         };
         let (reply, _) = client.call(message, soon()).unwrap();
         let ack = reply.unwrap();
-        let names: Vec<_> = Records::new(&ack.buffer, ack.len)
+        let names: Vec<_> = EntryReader::new(&ack.buffer, ack.len)
             .unwrap()
             .map(|entry| String::from_utf8(entry.unwrap().name.as_bytes().to_vec()).unwrap())
             .collect();
@@ -153,7 +153,7 @@ fn a_refused_end_comes_back<T: Transport>() {
             room.copy_in(0, path);
             directory::Bind { from: Node::ROOT, path: room, len: path.len() as u32, end }
         };
-        let end = directory::End::File(server);
+        let end = directory::Endpoint::File(server);
         let nak = directory.call(bind(b"nothing", end)).unwrap().unwrap_err();
         // The same end, once more, to something that is there.
         directory.call(bind(b"hello", nak.end)).unwrap().unwrap();
@@ -195,12 +195,12 @@ fn read<T: Transport>(transport: &T) -> file::Read {
 fn a_reply_that_was_sent_is_heard_before_the_closing<T: Transport>() {
     for after in [1, 3] {
         let (transport, client) = T::start::<File>(Role::CloseAfter(after));
-        let mut caller = Caller::new(client, PATIENCE);
+        let mut caller = RpcClient::new(client, PATIENCE);
         for _ in 0..after {
             assert_eq!(caller.call(read(&transport)).unwrap().unwrap_err().why, Refusal::Io);
         }
-        assert_eq!(caller.call(read(&transport)).unwrap_err(), Lost::Closed);
-        assert_eq!(caller.call(read(&transport)).unwrap_err(), Lost::Closed);
+        assert_eq!(caller.call(read(&transport)).unwrap_err(), ChannelError::Closed);
+        assert_eq!(caller.call(read(&transport)).unwrap_err(), ChannelError::Closed);
         transport.finish();
     }
 }
@@ -211,10 +211,10 @@ fn an_unread_request_comes_home<T: Transport>() {
     // The end travels in a request that the server drops unread, and closes then.
     let waiting = client.send(read(&transport));
     let path = transport.block(4096);
-    let end = directory::End::File(server);
+    let end = directory::Endpoint::File(server);
     let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
-    assert_eq!(directory.call(bind, soon()).unwrap_err(), Lost::Closed);
-    assert_eq!(waiting.receive(soon()).unwrap_err(), Lost::Closed);
+    assert_eq!(directory.call(bind, soon()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(waiting.receive(soon()).unwrap_err(), ChannelError::Closed);
     transport.finish();
 }
 
@@ -225,10 +225,10 @@ fn a_request_to_a_closed_server_comes_home<T: Transport>() {
     let (client, server) = transport.pair::<File>();
     let waiting = client.send(read(&transport));
     let path = transport.block(4096);
-    let end = directory::End::File(server);
+    let end = directory::Endpoint::File(server);
     let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
-    assert_eq!(directory.call(bind, soon()).unwrap_err(), Lost::Closed);
-    assert_eq!(waiting.receive(soon()).unwrap_err(), Lost::Closed);
+    assert_eq!(directory.call(bind, soon()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(waiting.receive(soon()).unwrap_err(), ChannelError::Closed);
     transport.finish();
 }
 
@@ -238,8 +238,8 @@ fn a_silent_server_is_given_up_and_its_late_reply_comes_home<T: Transport>() {
     let mut waiting = client.send(read(&transport));
     // Told long after the deadline it would be told of the reply.
     let until = Instant::now() + Duration::from_millis(20);
-    assert_eq!(waiting.wait(until), Err(Lost::Timeout));
-    assert_eq!(waiting.receive(Instant::now()).unwrap_err(), Lost::Timeout);
+    assert_eq!(waiting.wait(until), Err(ChannelError::Timeout));
+    assert_eq!(waiting.receive(Instant::now()).unwrap_err(), ChannelError::Timeout);
     std::thread::sleep(Duration::from_millis(400));
     transport.finish();
 }
@@ -300,13 +300,13 @@ macro_rules! dies {
         let ($transport, $client) = <$T>::start::<$C>(Role::DieAt($answered));
         let $client = $first;
         let told = $client.send($message).receive(soon()).map(drop);
-        assert_eq!(told, Err(Lost::Closed), "{}", stringify!($message));
+        assert_eq!(told, Err(ChannelError::Closed), "{}", stringify!($message));
         $transport.finish();
     )*};
 }
 
 fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
-    use draconis_exchange::contract::{AttributeChange, AttributeName, Reservation};
+    use draconis_exchange::contract::{AttributeChange, AttributeName, FallocateMode};
     let (node, parent, name) = (Node(9), Node::ROOT, name("x"));
     let attribute = AttributeName::new(b"user.x/y").unwrap();
     dies! { T, File, t, 1, |client| client.call(read(&t), soon()).unwrap().1;
@@ -314,7 +314,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
         file::Write {
             buffer: t.block(4096), buffer_offset: 0, offset: 0, len: 1, clear_privileges: true,
         },
-        file::Reserve { offset: 0, len: 1, how: Reservation::PunchHole },
+        file::Fallocate { offset: 0, len: 1, how: FallocateMode::PunchHole },
         file::GetAttributes {},
         file::Seek { offset: 0, hole: true },
         file::Sync { data_only: true },
@@ -348,10 +348,10 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
     }
     dies! { T, Directory, t, 0, |client| client;
         directory::Bind {
-            from: node, path: t.block(10), len: 0, end: directory::End::File(t.pair().1),
+            from: node, path: t.block(10), len: 0, end: directory::Endpoint::File(t.pair().1),
         },
         directory::Bind {
-            from: node, path: t.block(10), len: 0, end: directory::End::Directory(t.pair().1),
+            from: node, path: t.block(10), len: 0, end: directory::Endpoint::Directory(t.pair().1),
         },
         directory::Lookup { parent, name },
         directory::GetAttributes { node },

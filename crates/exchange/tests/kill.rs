@@ -9,11 +9,11 @@ use common::{
     transport::{expect_all_home, play_if_child, spawn},
 };
 use draconis_exchange::{
-    channel::{Caller, Lost},
+    channel::{ChannelError, RpcClient},
     contract::{
         Node,
         directory::Directory,
-        file::{self, Failed, File, Reader},
+        file::{self, CachingReader, File, ReadError},
         tree,
     },
 };
@@ -29,7 +29,7 @@ const SERVE: &str = "Directory tree 0";
 #[test]
 fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
     let (session, mut child) = spawn(SERVE);
-    let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
     let ends = session.pair::<File>().unwrap();
     let (mut hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
     child.kill().unwrap();
@@ -37,7 +37,7 @@ fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
     let buffer = session.block(4096).unwrap();
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
     // By its death: a deadline would be `Timeout`.
-    assert_eq!(hello.call(read).unwrap_err(), Lost::Closed);
+    assert_eq!(hello.call(read).unwrap_err(), ChannelError::Closed);
     assert!(session.is_dead());
     expect_all_home(&session);
 }
@@ -45,12 +45,12 @@ fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
 #[test]
 fn what_is_kept_of_a_peer_that_dies_is_soon_used_no_more() {
     let (session, mut child) = spawn(SERVE);
-    let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
     let ends = session.pair::<File>().unwrap();
     let (hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
     let blocks = session.clone();
     let mut hello =
-        Reader::new(hello.into_end().unwrap(), PATIENCE, 1, move |len| blocks.block(len));
+        CachingReader::new(hello.into_client().unwrap(), PATIENCE, 1, move |len| blocks.block(len));
     let mut into = [0; 20];
     for _ in 0..100 {
         assert_eq!(hello.read(7, &mut into), Ok(5));
@@ -60,7 +60,7 @@ fn what_is_kept_of_a_peer_that_dies_is_soon_used_no_more() {
     child.wait().unwrap();
     // No message is sent: it is looked for.
     let lost = std::iter::repeat_with(|| hello.read(7, &mut into)).find_map(Result::err);
-    assert_eq!(lost, Some(Failed::Lost(Lost::Closed)));
+    assert_eq!(lost, Some(ReadError::Lost(ChannelError::Closed)));
     drop((hello, directory));
     session.wait_for_death(soon()).unwrap();
     expect_all_home(&session);
@@ -73,8 +73,8 @@ fn a_hung_peer_is_given_up_killed_and_its_slots_come_home_after_its_death() {
     let buffer = session.block(4096).unwrap();
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
     let lost = client.call(read, Instant::now() + Duration::from_millis(300)).unwrap_err();
-    assert_eq!(lost, Lost::Timeout);
-    assert_eq!(session.audit().away_bytes, 4096, "the peer may still write there");
+    assert_eq!(lost, ChannelError::Timeout);
+    assert_eq!(session.audit().exported_bytes, 4096, "the peer may still write there");
     child.kill().unwrap();
     session.wait_for_death(soon()).unwrap();
     expect_all_home(&session);
@@ -88,7 +88,7 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let kill_after = Duration::from_micros(seed >> 50);
         let (session, mut child) = spawn(SERVE);
-        let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
         let ends = session.pair::<File>().unwrap();
         let (mut hello, _) =
             tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
@@ -108,7 +108,7 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
         };
         killer.join().unwrap();
         // By its death: a deadline would be `Timeout`.
-        assert_eq!(told, Lost::Closed);
+        assert_eq!(told, ChannelError::Closed);
         drop((hello, directory));
         session.wait_for_death(soon()).unwrap();
         expect_all_home(&session);
@@ -119,7 +119,7 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
 fn clients_on_several_lanes_are_all_told_and_nothing_is_lost_between_them() {
     for round in 0..10 {
         let (session, mut child) = spawn(SERVE);
-        let mut directory = Caller::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
         let mut open = || {
             let ends = session.pair::<File>().unwrap();
             tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap().0
@@ -140,7 +140,9 @@ fn clients_on_several_lanes_are_all_told_and_nothing_is_lost_between_them() {
                         };
                         match hello.call(read) {
                             Ok(reply) => assert_eq!(reply.unwrap().len, 12),
-                            Err(lost) => return assert_eq!(lost, Lost::Closed, "call {calls}"),
+                            Err(lost) => {
+                                return assert_eq!(lost, ChannelError::Closed, "call {calls}");
+                            }
                         }
                     }
                 });

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{PATIENCE, soon, transport::expect_all_home};
-use draconis_exchange::channel::process::{self, Plan};
-use draconis_exchange::channel::{self, Client, Lost, Server, Teller};
+use draconis_exchange::channel::process::{self, SessionConfig};
+use draconis_exchange::channel::{self, ChangeNotifier, ChannelError, Client, Server};
 use draconis_exchange::contract::file::{
-    self, CHUNK_BYTES, Failed, File, FileServer, GetAttributes, Reader,
+    self, CHUNK_BYTES, CachingReader, File, FileServer, GetAttributes, ReadError,
 };
 use draconis_exchange::contract::{Attributes, Refusal};
 use draconis_exchange::heap::{Block, arena::Class};
@@ -30,7 +30,7 @@ const SLOTS: u32 = 6;
 #[derive(Default)]
 struct Content {
     bytes: Mutex<Vec<u8>>,
-    teller: Mutex<Option<Teller>>,
+    teller: Mutex<Option<ChangeNotifier>>,
     /// How many messages came, and how many bytes they asked for.
     reads: AtomicUsize,
     asked: AtomicUsize,
@@ -48,7 +48,7 @@ impl Content {
         let mut bytes = self.bytes.lock().unwrap();
         change(&mut bytes);
         if let Some(teller) = &*self.teller.lock().unwrap() {
-            teller.tell();
+            teller.notify_change();
         }
     }
 
@@ -85,22 +85,31 @@ type Blocks = Box<dyn Fn(usize) -> Option<Block> + Send>;
 
 /// Has `test` read `content` over each transport, with a reader that keeps so many chunks; if
 /// `tells`, the server says so.
-fn with_reader(content: &Arc<Content>, chunks: usize, tells: bool, test: impl Fn(&mut Reader)) {
+fn with_reader(
+    content: &Arc<Content>,
+    chunks: usize,
+    tells: bool,
+    test: impl Fn(&mut CachingReader),
+) {
     let serve = |client: Client<File>, server: Server<File>, blocks: Blocks| {
         *content.teller.lock().unwrap() = tells.then(|| server.teller());
         content.messages();
         let served = content.clone();
         let peer = std::thread::spawn(move || file::serve(server, &*served, PATIENCE));
-        test(&mut Reader::new(client, PATIENCE, chunks, blocks));
+        test(&mut CachingReader::new(client, PATIENCE, chunks, blocks));
         peer.join().unwrap().unwrap();
-        assert!(content.teller.lock().unwrap().iter().all(|teller| !teller.tell()), "it is closed");
+        assert!(
+            content.teller.lock().unwrap().iter().all(|teller| !teller.notify_change()),
+            "it is closed"
+        );
     };
     let (client, server) = channel::pair::<File>();
-    serve(client, server, Box::new(|len| Some(Block::vacant(len))));
+    serve(client, server, Box::new(|len| Some(Block::unallocated(len))));
 
     let class = |slot_bytes, slots| Class { slot_bytes, slots };
     let host = vec![class(16 << 10, 1), class(CHUNK_BYTES, SLOTS)];
-    let plan = Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
+    let plan =
+        SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
     let (offer, socket) = process::offer(&plan).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
     let guest = process::accept(&socket, soon()).unwrap();
@@ -111,7 +120,7 @@ fn with_reader(content: &Arc<Content>, chunks: usize, tells: bool, test: impl Fn
 }
 
 #[track_caller]
-fn expect(reader: &mut Reader, content: &Content, offset: u64, len: usize) {
+fn expect(reader: &mut CachingReader, content: &Content, offset: u64, len: usize) {
     let mut into = vec![0xaa; len];
     let read = reader.read(offset, &mut into).unwrap();
     let bytes = content.bytes.lock().unwrap();
@@ -148,7 +157,7 @@ fn what_was_read_is_read_again_without_a_message() {
 fn a_file_of_whole_chunks_that_fits_is_kept_as_a_whole() {
     let content = Content::new(4 * CHUNK as usize);
     with_reader(&content, 4, true, |reader| {
-        let pass = |reader: &mut Reader| {
+        let pass = |reader: &mut CachingReader| {
             (0..4).for_each(|nth| expect(reader, &content, nth * CHUNK, CHUNK as usize));
         };
         pass(reader);
@@ -232,8 +241,8 @@ fn a_refusal_is_told_where_it_belongs_and_ends_nothing() {
         // The chunk behind it is asked for ahead.
         expect(reader, &content, 0, CHUNK as usize);
         expect(reader, &content, CHUNK - 4096, 4096);
-        assert_eq!(reader.read(CHUNK, &mut [0; 9]), Err(Failed::Refused(Refusal::Io)));
-        assert_eq!(reader.read(CHUNK - 4, &mut [0; 9]), Err(Failed::Refused(Refusal::Io)));
+        assert_eq!(reader.read(CHUNK, &mut [0; 9]), Err(ReadError::Refused(Refusal::Io)));
+        assert_eq!(reader.read(CHUNK - 4, &mut [0; 9]), Err(ReadError::Refused(Refusal::Io)));
         expect(reader, &content, CHUNK - 4, 4);
     });
 }
@@ -268,9 +277,9 @@ fn readers_beside_one_who_changes_see_whole_states_that_grow() {
 fn a_server_that_has_gone_is_told_of() {
     let (client, server) = channel::pair::<File>();
     let _ = server.teller();
-    let mut reader = Reader::new(client, PATIENCE, 4, |len| Some(Block::vacant(len)));
+    let mut reader = CachingReader::new(client, PATIENCE, 4, |len| Some(Block::unallocated(len)));
     drop(server);
     for _ in 0..2 {
-        assert_eq!(reader.read(0, &mut [0; 9]), Err(Failed::Lost(Lost::Closed)));
+        assert_eq!(reader.read(0, &mut [0; 9]), Err(ReadError::Lost(ChannelError::Closed)));
     }
 }

@@ -576,7 +576,7 @@ impl Read {
         match self.pending.wait() {
             Some(Ok(block)) => Ok(block),
             Some(Err(refused)) => Err(Error::Io(refused.error)),
-            None => Err(Error::Io(draconis_device::Error::Gone)),
+            None => Err(Error::Io(draconis_device::Error::ServiceEnded)),
         }
     }
 }

@@ -43,7 +43,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use crate::blocks::Store;
 use crate::blocks::role::Role as BlockRole;
@@ -150,7 +150,7 @@ struct Check<'a> {
     /// Their inodes.
     kept: ahead::Kept,
     /// Memory of requests that are done; a few for each thread.
-    buffers: Mutex<Vec<Private>>,
+    buffers: Mutex<Vec<PrivateBuffer>>,
     /// How often each block of attributes is referred to.
     attribute_blocks: Mutex<HashMap<u64, Shared>>,
     /// How encrypted inodes are.

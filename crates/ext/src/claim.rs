@@ -244,7 +244,7 @@ impl Claim {
         block.copy_in(0, &bytes);
         let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
         let ticket = self.disk.submit(group, &[]).map_err(|refused| Error::Io(refused.error))?;
-        Ok(self.disk.wait(ticket)?)
+        Ok(self.disk.wait_durable(ticket)?)
     }
 }
 

@@ -8,7 +8,7 @@ mod hashed;
 mod linear;
 pub(crate) mod names;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::blocks::data::Data;
 use crate::blocks::role::Role;
@@ -34,7 +34,7 @@ pub struct Entry<'a> {
     /// What it names.
     pub inode: InodeNumber,
     /// The kind of the inode, where the directory knows.
-    pub kind: Option<Kind>,
+    pub kind: Option<FileType>,
     /// The place after this entry.
     pub next: Cookie,
 }

@@ -122,7 +122,7 @@ impl Error {
             Self::Misuse(_) | Self::NotExt => Refusal::Invalid,
             Self::Unsupported { .. } => Refusal::NotSupported,
             Self::Corrupt { .. } => Refusal::Corrupt,
-            Self::Io(draconis_device::Error::Gone) => Refusal::Gone,
+            Self::Io(draconis_device::Error::ServiceEnded) => Refusal::Gone,
             Self::Io(_) => Refusal::Io,
             Self::NotFound => Refusal::NotFound,
             Self::NotADirectory => Refusal::NotADirectory,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::blocks::data::{Chunk, Data};
 use crate::blocks::{CHUNK_BYTES, Key, Part, Plan};
@@ -51,8 +51,8 @@ impl Volume {
 
     fn piece_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
         match inode.kind {
-            Kind::File => self.contents(inode, offset, len),
-            Kind::Directory => Err(Error::IsADirectory),
+            FileType::File => self.contents(inode, offset, len),
+            FileType::Directory => Err(Error::IsADirectory),
             _ => Err(Error::Misuse("only files have contents")),
         }
     }
@@ -177,7 +177,7 @@ impl Volume {
                 }
             }
         }
-        Ok(Plan { len, parts, clustered: inode.kind == Kind::File })
+        Ok(Plan { len, parts, clustered: inode.kind == FileType::File })
     }
 
     /// Starts to read the first blocks of a directory that will be listed soon, most
@@ -185,7 +185,7 @@ impl Volume {
     pub fn will_list(&self, number: InodeNumber) {
         let _reading = self.reading();
         let Ok(inode) = self.node(number) else { return };
-        if inode.kind != Kind::Directory || inode.is_inline() {
+        if inode.kind != FileType::Directory || inode.is_inline() {
             return;
         }
         if self.writing.is_none() {
@@ -349,7 +349,8 @@ impl Volume {
     /// device's. `None` without blocks, or if the map cannot be read.
     pub fn first_block(&self, inode: &Inode) -> Option<FsBlock> {
         (!inode.is_inline() && inode.fast_target(&self.super_).is_none()).then_some(())?;
-        matches!(inode.kind, Kind::File | Kind::Directory | Kind::Symlink).then_some(())?;
+        matches!(inode.kind, FileType::File | FileType::Directory | FileType::Symlink)
+            .then_some(())?;
         map::first_block(inode)
     }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use draconis_device::{Disk, FileDisk, FileOptions};
-use draconis_exchange::contract::{Access, AttributeChange, Attributes, Kind, Time};
+use draconis_exchange::contract::{Access, AttributeChange, Attributes, FileType, Time};
 
 use crate::mkfs::{self, Contents, Node, Target, Tree, What};
 use crate::{
@@ -44,7 +44,7 @@ pub struct FileSystem {
 pub struct DirEntry {
     path: PathBuf,
     name: OsString,
-    kind: Kind,
+    kind: FileType,
 }
 
 impl DirEntry {
@@ -59,7 +59,7 @@ impl DirEntry {
     }
 
     /// What it is; a symbolic link is one.
-    pub fn file_type(&self) -> Kind {
+    pub fn file_type(&self) -> FileType {
         self.kind
     }
 }
@@ -150,7 +150,7 @@ impl FileSystem {
     /// The name is there, or what is above it is not.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
-        self.make(path, Kind::Directory, 0o755, b"").map_err(|error| about(path, error))
+        self.make(path, FileType::Directory, 0o755, b"").map_err(|error| about(path, error))
     }
 
     /// Makes a directory, and those above it; one that is there is no error.
@@ -164,13 +164,13 @@ impl FileSystem {
         for above in path.ancestors().filter(|above| !above.as_os_str().is_empty()) {
             match self.find(above, Follow::Yes).and_then(|found| self.volume.inode(found)) {
                 Err(Error::NotFound) => missing.push(above),
-                Ok(found) if found.kind == Kind::Directory => break,
+                Ok(found) if found.kind == FileType::Directory => break,
                 Ok(_) => return Err(about(above, Error::NotADirectory)),
                 Err(error) => return Err(about(above, error)),
             }
         }
         for path in missing.into_iter().rev() {
-            match self.make(path, Kind::Directory, 0o755, b"") {
+            match self.make(path, FileType::Directory, 0o755, b"") {
                 // Another thread made it meanwhile, or it is named twice, as in `a/b/../b`.
                 Err(Error::Exists) if self.metadata(path).is_ok() => {}
                 made => made.map_err(|error| about(path, error))?,
@@ -189,7 +189,7 @@ impl FileSystem {
             let inode = self.volume.resolve_or_create(
                 self.volume.root(),
                 bytes(path)?,
-                &node(Kind::File, 0o644, b""),
+                &node(FileType::File, 0o644, b""),
             )?;
             self.volume.hold(inode);
             let written = self.replace(inode, contents);
@@ -300,7 +300,7 @@ impl FileSystem {
     /// The name is there, or there is no room.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let (target, link) = (original.as_ref().as_os_str().as_bytes(), link.as_ref());
-        self.make(link, Kind::Symlink, 0o777, target).map_err(|error| about(link, error))
+        self.make(link, FileType::Symlink, 0o777, target).map_err(|error| about(link, error))
     }
 
     /// Where a symbolic link leads.
@@ -348,7 +348,7 @@ impl FileSystem {
         named.map_err(|error| about(path, error))
     }
 
-    fn make(&self, path: &Path, kind: Kind, mode: u32, target: &[u8]) -> Result<()> {
+    fn make(&self, path: &Path, kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
         let new = node(kind, mode, target);
         self.volume.create_by_path(self.volume.root(), bytes(path)?, &new).map(drop)
     }
@@ -356,8 +356,8 @@ impl FileSystem {
     /// The same inode, if it is a regular file.
     fn file(&self, inode: InodeNumber) -> Result<InodeNumber> {
         match self.volume.inode(inode)?.kind {
-            Kind::File => Ok(inode),
-            Kind::Directory => Err(Error::IsADirectory),
+            FileType::File => Ok(inode),
+            FileType::Directory => Err(Error::IsADirectory),
             _ => Err(Error::Misuse("not a regular file")),
         }
     }
@@ -391,7 +391,7 @@ impl FileSystem {
             return Err(error);
         }
         found.sort_by(|a, b| a.0.cmp(&b.0));
-        let entry = |(name, inode, kind): (Vec<u8>, InodeNumber, Option<Kind>)| {
+        let entry = |(name, inode, kind): (Vec<u8>, InodeNumber, Option<FileType>)| {
             let kind = match kind {
                 Some(kind) => kind,
                 None => self.volume.inode(inode)?.kind,
@@ -472,7 +472,7 @@ fn bytes(path: &Path) -> Result<&[u8]> {
 }
 
 /// Something new of root's.
-fn node(kind: Kind, mode: u32, target: &[u8]) -> NewNode<'_> {
+fn node(kind: FileType, mode: u32, target: &[u8]) -> NewNode<'_> {
     NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target }
 }
 

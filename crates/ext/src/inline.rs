@@ -3,7 +3,7 @@
 //! Law: a place in such a directory is a byte of it, as in any other; `.` and `..`, which have no
 //! bytes there, come at places 0 and 1, before the first entry at 4.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::Data;
@@ -98,7 +98,7 @@ impl Volume {
         for (name, inode, next) in two {
             let next = Cookie(next);
             let found = inode
-                .map(|inode| Entry { name, inode, kind: Some(Kind::Directory), next })
+                .map(|inode| Entry { name, inode, kind: Some(FileType::Directory), next })
                 .map_err(|error| Damage { error, next });
             if dots && from < next && !visit(found) {
                 return Ok(());

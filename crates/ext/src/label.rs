@@ -40,5 +40,5 @@ pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
     sector.copy_in(0, bytes.get(..SECTOR_BYTES).unwrap_or_default());
     let write = Write { at_bytes: OFFSET_BYTES, block: sector };
     let ticket = disk.submit(Group { writes: vec![write] }, &[]);
-    Ok(disk.wait(ticket.map_err(|refused| Error::Io(refused.error))?)?)
+    Ok(disk.wait_durable(ticket.map_err(|refused| Error::Io(refused.error))?)?)
 }

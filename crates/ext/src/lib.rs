@@ -96,7 +96,7 @@ mod whole;
 mod xattr;
 
 pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
-pub use draconis_exchange::contract::{AttributeChange, Attributes, Kind, SetTime, Time};
+pub use draconis_exchange::contract::{AttributeChange, Attributes, FileType, SetTime, Time};
 
 pub use blocks::DeviceStatistics;
 pub use blocks::data::Data;
@@ -114,5 +114,5 @@ pub use path::{Follow, split};
 pub use redo::finish;
 pub use takeover::{Made, Predecessor, Witness};
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
-pub use volume::{Info, Options, Space, Statistics, Volume};
+pub use volume::{Info, Options, StatFs, Statistics, Volume};
 pub use whole::settle;

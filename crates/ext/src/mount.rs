@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Properties};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::alloc::Groups;
 use crate::blocks::data::Data;
@@ -190,7 +190,7 @@ impl Transaction<'_> {
                 (_, mode, _) => {
                     let (word, bit) = place_of(inode);
                     living.get_mut(word).into_iter().for_each(|word| *word |= bit);
-                    if Kind::from_mode(mode.into()) == Some(Kind::Directory) {
+                    if FileType::from_mode(mode.into()) == Some(FileType::Directory) {
                         dirs.push(inode);
                     }
                 }

@@ -27,9 +27,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_device::Disk;
-pub use draconis_exchange::contract::{Access, AccessTimes, Reservation as Reserve};
-use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
-use draconis_exchange::heap::Piece;
+pub use draconis_exchange::contract::{Access, AccessTimes, FallocateMode as Reserve};
+use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
+use draconis_exchange::heap::SharedSlice;
 
 use crate::blocks::data::Data;
 use crate::format::inode::flags;
@@ -55,7 +55,7 @@ pub struct Writing {
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode<'a> {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FileType,
     /// Permission bits; setuid, setgid and sticky among them.
     pub mode: u32,
     /// Owner.
@@ -211,7 +211,7 @@ impl Volume {
                 || has & flags::APPEND != 0 && !access.append);
         match forbidden {
             true => Err(Error::NotPermitted),
-            false if inode.kind == Kind::File && inode.is_encrypted() => Err(Error::NoKey),
+            false if inode.kind == FileType::File && inode.is_encrypted() => Err(Error::NoKey),
             false => Ok(()),
         }
     }
@@ -289,7 +289,12 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::write`].
-    pub fn write_lent(&self, inode: InodeNumber, offset: u64, bytes: &Piece) -> Result<usize> {
+    pub fn write_lent(
+        &self,
+        inode: InodeNumber,
+        offset: u64,
+        bytes: &SharedSlice,
+    ) -> Result<usize> {
         self.write_some(inode, offset, bytes, Some(&Data::lent(bytes.clone())))
     }
 

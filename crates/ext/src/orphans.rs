@@ -10,7 +10,7 @@
 //! Law: an orphan is given back when its last user goes, when the volume is closed, or at the
 //! next mount.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::blocks::role::Role;
 use crate::format::features::ReadOnlyCompatible;
@@ -139,7 +139,7 @@ impl Transaction<'_> {
     fn end_cut(&mut self, inode: InodeNumber) -> Result<()> {
         // A cut that was not finished: everything behind the end goes, but for what seals a file.
         let node = self.node(inode)?;
-        if node.kind == Kind::File && node.flags & flags::VERITY == 0 {
+        if node.kind == FileType::File && node.flags & flags::VERITY == 0 {
             self.resize(&node, node.size_bytes)?;
         }
         Ok(())

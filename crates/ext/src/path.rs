@@ -1,6 +1,6 @@
 //! Paths: names, `..` and symbolic links, with a bound on the latter.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::format::inode::Inode;
 use crate::format::nokey;
@@ -43,7 +43,7 @@ impl Volume {
                 return Ok(next);
             }
             let inode = self.inode(next)?;
-            if inode.kind != Kind::Symlink {
+            if inode.kind != FileType::Symlink {
                 at = next;
                 continue;
             }
@@ -60,7 +60,7 @@ impl Volume {
             }
             names.extend(components(&target));
         }
-        if slash_at_end && self.inode(at)?.kind != Kind::Directory {
+        if slash_at_end && self.inode(at)?.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
         Ok(at)
@@ -133,7 +133,7 @@ impl Volume {
                     made => return made,
                 },
                 // A link that leads nowhere: what it leads to is made.
-                Ok(link) if self.inode(link)?.kind == Kind::Symlink => {
+                Ok(link) if self.inode(link)?.kind == FileType::Symlink => {
                     path = self.read_link(link)?;
                     at = dir;
                 }
@@ -159,7 +159,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read_link`].
     pub fn read_link_of(&self, inode: &Inode) -> Result<Vec<u8>> {
-        if inode.kind != Kind::Symlink {
+        if inode.kind != FileType::Symlink {
             return Err(Error::Misuse("only symbolic links have a target"));
         }
         let corrupt = |what| Error::Corrupt { what, inode: Some(inode.number), block: None };

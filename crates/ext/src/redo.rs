@@ -67,7 +67,7 @@ impl<'a> Writer<'a> {
     /// Reads blocks as they were handed over last.
     pub(crate) fn read(&self, at: FsBlock, blocks: u64) -> Result<Vec<u8>> {
         if let Some(last) = self.last {
-            self.disk.settle(last)?;
+            self.disk.wait_visible(last)?;
         }
         read(self.disk, self.at_bytes(at), blocks.saturating_mul(self.block_bytes.into()))
     }
@@ -107,7 +107,7 @@ impl<'a> Writer<'a> {
     pub(crate) fn wait(&mut self) -> Result<()> {
         self.under_way = 0;
         if let Some(last) = self.last.take() {
-            self.disk.wait(last)?;
+            self.disk.wait_durable(last)?;
             self.after = vec![last];
         }
         Ok(())

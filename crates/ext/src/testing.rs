@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 
 use crate::mkfs::{self, Contents, Node, Target, Tree, What};
 use crate::{AccessTimes, NewNode, Options, Volume, Writing};
 
 pub(crate) const FILE: NewNode<'_> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 struct Nothing;
 

@@ -225,7 +225,7 @@ fn write_sector(disk: &dyn Disk, raw: &mut RawSuperblock) -> Result<()> {
     sector.copy_in(0, raw.as_bytes().get(..index(SECTOR_BYTES)).unwrap_or_default());
     let write = Write { at_bytes: OFFSET_BYTES, block: sector };
     let ticket = disk.submit(Group { writes: vec![write] }, &[]);
-    Ok(disk.wait(ticket.map_err(|refused| refused.error)?)?)
+    Ok(disk.wait_durable(ticket.map_err(|refused| refused.error)?)?)
 }
 
 /// All that is to be done.

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use draconis_device::{Disk, Extent};
 use draconis_exchange::contract::Attributes;
-pub use draconis_exchange::contract::Space;
+pub use draconis_exchange::contract::StatFs;
 use draconis_exchange::heap::Block;
 use parking_lot::RwLockReadGuard;
 
@@ -103,7 +103,7 @@ pub struct Info {
     /// Length of the volume in bytes.
     pub len_bytes: u64,
     /// Blocks, groups and inodes, used and free.
-    pub space: Space,
+    pub space: StatFs,
     /// Blocks kept for the superuser.
     pub reserved_blocks: u64,
     /// Groups.
@@ -290,13 +290,13 @@ impl Volume {
     }
 
     /// What `statfs` shows.
-    pub fn space(&self) -> Space {
+    pub fn space(&self) -> StatFs {
         let super_ = &self.super_;
         let writer = self.reading();
         let (free_blocks, free_inodes) = writer
             .as_ref()
             .map_or((super_.free_blocks, u64::from(super_.free_inodes)), |writer| writer.free());
-        Space {
+        StatFs {
             block_bytes: super_.block_bytes,
             blocks: super_.blocks.saturating_sub(self.overhead()),
             free_blocks,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::storm::{Choose, Storm};
 use draconis_device::{Event, MemoryDisk, Random, RecordDisk};
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
 use draconis_ext::{AccessTimes, NewNode, Options, Renaming, Whiteout, Writing};
 
@@ -58,7 +58,7 @@ impl Digest {
 /// What the storm does not do: files without names, and whiteouts.
 fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
     let file =
-        NewNode { kind: Kind::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
+        NewNode { kind: FileType::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let root = storm.volume.root();
     match choose(24) {
         0 => {
@@ -83,7 +83,7 @@ fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
         }
         2 => {
             // Directories inside each other, and out again.
-            let directory = NewNode { kind: Kind::Directory, mode: 0o700, ..file };
+            let directory = NewNode { kind: FileType::Directory, mode: 0o700, ..file };
             let mut dirs = vec![root];
             for depth in 0..choose(50) {
                 let name = if depth == 0 { format!("deep {nth}") } else { "d".to_owned() };

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Image, run};
 use draconis_device::{
-    CrashOptions, Crashes, Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk,
+    CrashOptions, CrashStates, Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk,
 };
-use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
+use draconis_exchange::contract::{AttributeChange, FileType, SetTime, Time};
 use draconis_ext::{
     Access, AccessTimes, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Whiteout,
     Writing, XattrSet,
@@ -28,8 +28,8 @@ fn writing() -> Writing {
 }
 
 const FILE: NewNode<'_> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const DIRECTORY: NewNode<'_> = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const DIRECTORY: NewNode<'_> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
 
 fn memory(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
     let image = Image::make(None, size, arguments)?;
@@ -72,7 +72,7 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     let events = disk.take();
     let options = CrashOptions { seed: 1, subsets: 4, exhaustive_sectors: 0 };
     let (mut states, mut changed) = (0, 0);
-    for crash in Crashes::new(base.clone(), events, options) {
+    for crash in CrashStates::new(base.clone(), events, options) {
         let bytes = crash.disk.to_bytes();
         states += 1;
         if bytes[2048..] != base[2048..] {
@@ -277,7 +277,7 @@ fn limits_change_nothing() {
     assert_eq!(volume.write(file, most - 1, b"xy"), Ok(1));
     let change = AttributeChange { size_bytes: Some(most + 1), ..AttributeChange::default() };
     assert_eq!(volume.set_attributes(file, &change), Err(Error::TooLarge));
-    assert_eq!(volume.reserve(file, most, 1, Reserve::Extend), Err(Error::TooLarge));
+    assert_eq!(volume.reserve(file, most, 1, Reserve::Allocate), Err(Error::TooLarge));
     let names = 31_998;
     let before = volume.attributes(dir).unwrap();
     for nth in 0..3 {
@@ -512,7 +512,7 @@ fn a_whiteout_takes_the_place_of_what_moved() {
             volume.rename_with_whiteout(root, from, to_dir, to, Renaming::Replace, owner).unwrap();
             assert_eq!(volume.lookup(to_dir, to), Ok(file));
             let left = volume.attributes(volume.lookup(root, from).unwrap()).unwrap();
-            assert_eq!((left.kind, left.device), (Kind::CharDevice, (0, 0)));
+            assert_eq!((left.kind, left.device), (FileType::CharDevice, (0, 0)));
             assert_eq!((left.uid, left.gid, left.mode & 0o7777, left.links), (7, 8, 0, 1));
         }
     }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use common::storm::writing;
 use common::{Image, run};
 use draconis_device::{FileDisk, FileOptions};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{NewNode, Options, Volume};
 
 const FILE: NewNode<'static> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 /// The same directories each time.
 fn with_seed<'a>(arguments: &[&'a str]) -> Vec<&'a str> {

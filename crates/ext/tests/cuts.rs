@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::Image;
 use common::spoil::{bases, rounds};
 use common::storm::Storm;
-use draconis_device::{CrashOptions, Crashes, MemoryDisk, Random, RecordDisk};
+use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
 use draconis_ext::Options;
 
 const STEPS: u64 = 14;
@@ -28,7 +28,7 @@ fn storms_that_are_cut_off_are_mended() {
         }
         storm.end();
         let options = CrashOptions { seed, subsets: 4, exhaustive_sectors: 0 };
-        for crash in Crashes::new(base.clone(), disk.take(), options) {
+        for crash in CrashStates::new(base.clone(), disk.take(), options) {
             if random.below(SAMPLE) == 0 {
                 let image = Image::of(&crash.disk.to_bytes());
                 let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();

@@ -190,7 +190,7 @@ impl Disk for Counted {
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         if self.reads.fetch_add(1, Ordering::Relaxed) >= MOST_READS {
-            return Pending::ready(Err(Refused { goods: Some(into), error: DiskError::Stopped }));
+            return Pending::ready(Err(Refused { payload: Some(into), error: DiskError::Stopped }));
         }
         self.disk.read(at, into, urgency)
     }
@@ -200,14 +200,14 @@ impl Disk for Counted {
         chain: Vec<Group>,
         _: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+        Err(Refused { payload: Some(chain), error: DiskError::ReadOnly })
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::UnknownTicket(ticket))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::UnknownTicket(ticket))
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::Image;
 use common::compare::{self, Beside};
-use draconis_exchange::contract::{Kind, Refusal};
+use draconis_exchange::contract::{FileType, Refusal};
 use draconis_ext::{Access, Cookie, Error, InodeNumber};
 
 /// The kernel encrypts whatever is new below a mount with this option.
@@ -153,5 +153,5 @@ fn a_directory_that_is_also_folded_says_the_hashes_of_its_entries() {
         true
     };
     volume.entries(dir, Cookie::default(), false, visit).unwrap();
-    assert_eq!(kinds, vec![Some(Kind::File); 5]);
+    assert_eq!(kinds, vec![Some(FileType::File); 5]);
 }

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use common::storm::writing;
 use common::{Image, run, skipped, spoil, tree};
-use draconis_device::{CrashOptions, Crashes, MemoryDisk, Random, RecordDisk};
-use draconis_exchange::contract::Kind;
+use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
+use draconis_exchange::contract::FileType;
 use draconis_ext::format::checksum::Checksum;
 use draconis_ext::{Cookie, InodeNumber, Options, Place, Volume};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -193,11 +193,11 @@ fn seen_by_us(volume: &Volume) -> Seen {
         for (name, inode) in found {
             let facts = volume.attributes(inode).unwrap();
             let (links, bytes) = match facts.kind {
-                Kind::Directory => {
+                FileType::Directory => {
                     left.push((format!("{name}/"), inode));
                     (0, vec![])
                 }
-                Kind::Symlink => (1, vec![]),
+                FileType::Symlink => (1, vec![]),
                 _ => {
                     let mut bytes = vec![0; facts.size_bytes as usize];
                     assert_eq!(volume.read_into(inode, 0, &mut bytes).unwrap(), bytes.len());
@@ -320,7 +320,7 @@ fn a_recovery_that_is_cut_off_is_made_again() {
         drop(volume);
         let options = CrashOptions { seed: 1, subsets: 6, exhaustive_sectors: 2 };
         let mut states = 0;
-        for crash in Crashes::new(bytes, disk.take(), options) {
+        for crash in CrashStates::new(bytes, disk.take(), options) {
             states += 1;
             if states % 4 != 0 {
                 continue;

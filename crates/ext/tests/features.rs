@@ -11,15 +11,15 @@ use std::sync::Arc;
 use common::storm::writing;
 use common::{HASH_SEED, Image, compare, run, skipped, tree};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, Kind, Refusal};
+use draconis_exchange::contract::{AttributeChange, FileType, Refusal};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{
     Access, Error, Follow, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, XattrSet,
 };
 
 const FILE: NewNode<'static> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const DIRECTORY: NewNode<'static> = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
 
 fn disk(image: &Image) -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512))
@@ -68,7 +68,7 @@ fn a_sealed_file_keeps_its_contents_and_goes_whole() {
     assert_eq!(volume.may_open(sealed, access), Err(Error::NotPermitted));
     assert_eq!(volume.write(sealed, 0, b"x"), Err(Error::NotPermitted));
     assert_eq!(volume.set_attributes(sealed, &cut(0)).map(drop), Err(Error::NotPermitted));
-    for how in [Reserve::Extend, Reserve::PunchHole] {
+    for how in [Reserve::Allocate, Reserve::PunchHole] {
         assert_eq!(volume.reserve(sealed, 0, 4096, how), Err(Error::NotPermitted));
     }
     let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
@@ -208,7 +208,7 @@ fn a_hole_in_what_is_inside_its_inode_is_zeros_and_the_rest_stays() {
     let how = [
         ("/hole", Reserve::PunchHole),
         ("/zeros", Reserve::ZeroRange { keep_size: true }),
-        ("/long", Reserve::Extend),
+        ("/long", Reserve::Allocate),
     ];
     for (path, how) in how {
         assert!(volume.inode(number(&volume, path)).unwrap().is_inline());
@@ -368,8 +368,10 @@ fn without_a_key_names_go_and_none_comes() {
     });
     let Some((dir_name, dir)) = dir else { return skipped("the kernel encrypted nothing") };
     let names = compare::names(&volume, dir);
-    let (name, file) =
-        names.iter().find(|(_, inode)| volume.inode(**inode).unwrap().kind == Kind::File).unwrap();
+    let (name, file) = names
+        .iter()
+        .find(|(_, inode)| volume.inode(**inode).unwrap().kind == FileType::File)
+        .unwrap();
     let plain = volume.create(root, b"plain", &FILE);
     let locked = Err(Error::NoKey);
     assert_eq!(volume.create(dir, b"new", &FILE).map(drop), locked);
@@ -390,7 +392,7 @@ fn without_a_key_names_go_and_none_comes() {
     let _ = plain;
     for (name, inode) in &names {
         match volume.inode(*inode).unwrap().kind {
-            Kind::Directory => volume.remove_directory(dir, name).unwrap(),
+            FileType::Directory => volume.remove_directory(dir, name).unwrap(),
             _ => volume.unlink(dir, name).unwrap(),
         }
     }

@@ -12,13 +12,13 @@ use draconis_device::{
     Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, ReadAnswer, Refused, Ticket,
     Urgency, Write,
 };
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
 use draconis_ext::{NewNode, Options, Volume};
 
 const THREADS: u64 = 16;
 const FILE: NewNode<'_> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 /// A disk whose flushes take their time: one goes on at once, and it covers what was written
 /// when it began. What follows something is written once that is durable.
@@ -91,11 +91,11 @@ impl Disk for SlowFlush {
         Ok(tickets)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk.settle(ticket)
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        self.disk.wait_visible(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         let mut line = self.lock();
         while line.durable < ticket.0 {
             if line.is_flushing {
@@ -120,7 +120,7 @@ impl Disk for SlowFlush {
             self.changed.notify_all();
         }
         drop(line);
-        self.disk.wait(ticket)
+        self.disk.wait_durable(ticket)
     }
 }
 

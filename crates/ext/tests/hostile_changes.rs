@@ -13,7 +13,7 @@ use common::spoil::{
 use common::storm::{Outcome, Storm, writing};
 use common::{Image, exercise, tree};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::grow::{Growth, Target};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
 
@@ -189,11 +189,12 @@ fn contents(image: &[u8]) -> HashMap<InodeNumber, Vec<u8>> {
         let _ = volume.entries(dir, Cookie::default(), false, |entry| {
             let Ok(entry) = entry else { return true };
             let Ok(inode) = volume.inode(entry.inode) else { return true };
-            if seen.insert(entry.inode) && inode.kind == Kind::Directory {
+            if seen.insert(entry.inode) && inode.kind == FileType::Directory {
                 dirs.push(entry.inode);
             }
             let mut bytes = vec![0; inode.size_bytes.min(200_000) as usize];
-            if inode.kind == Kind::File && volume.read_into(entry.inode, 0, &mut bytes).is_ok() {
+            if inode.kind == FileType::File && volume.read_into(entry.inode, 0, &mut bytes).is_ok()
+            {
                 found.insert(entry.inode, bytes);
             }
             true
@@ -235,7 +236,7 @@ fn names_and_attributes(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut found = vec![];
     for number in (2..40).map(InodeNumber) {
         let Ok(inode) = volume.inode(number) else { continue };
-        if inode.kind == Kind::Directory {
+        if inode.kind == FileType::Directory {
             for run in volume.map(number, 0).unwrap_or_default() {
                 if let draconis_ext::Place::At(at) = run.place {
                     let at = at.0 as usize * block;
@@ -280,7 +281,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
     let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
     let volume = Volume::open_for_writing(disk.clone(), exercise::options(), writing()).unwrap();
     let new =
-        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+        NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let start = Instant::now();
     for nth in 0..20 {
         let name = format!("hole {nth}").into_bytes();
@@ -330,8 +331,14 @@ fn a_directory_whose_map_leads_in_circles_is_changed_all_the_same() {
     let volume = Volume::open_for_writing(disk, exercise::options(), writing()).unwrap();
     let dir = volume.lookup(volume.root(), b"dir").unwrap();
     for nth in 0..60 {
-        let new =
-            NewNode { kind: Kind::Fifo, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+        let new = NewNode {
+            kind: FileType::Fifo,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            device: (0, 0),
+            target: b"",
+        };
         volume.create(dir, format!("a name of some length {nth}").as_bytes(), &new).unwrap();
     }
     volume.sync().unwrap();

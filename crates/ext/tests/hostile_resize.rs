@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::Image;
 use common::spoil::{assert_memory_stayed_small, rounds, small_tree, spoil, structures};
-use draconis_device::{CrashOptions, Crashes, Disk, MemoryDisk, Random, RecordDisk};
+use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::Time;
 use draconis_ext::grow::Growth;
 use draconis_ext::shrink::Shrinking;
@@ -104,7 +104,7 @@ fn damaged_logs_end() {
     let target = draconis_ext::shrink::Target { disk: &recorded, now: NOW, progress: &|_| () };
     shrinking.write(&target).unwrap();
     let options = CrashOptions { seed: 7, subsets: 1, exhaustive_sectors: 1 };
-    let crashes = Crashes::new(base.clone(), recorded.take(), options);
+    let crashes = CrashStates::new(base.clone(), recorded.take(), options);
     let is_cut = |bytes: &Vec<u8>| bytes[1024 + 0x63] & 0x80 != 0;
     let cut = crashes.map(|crash| crash.disk.to_bytes()).find(is_cut).unwrap();
     let head = u32::from_le_bytes(cut[1024 + 0x188..1024 + 0x18C].try_into().unwrap());

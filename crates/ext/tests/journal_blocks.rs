@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::storm::writing;
 use common::{Image, run, tree};
 use draconis_device::{Event, MemoryDisk, RecordDisk};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, Incompatible, MAGIC, RawJournalSuperblock};
 use draconis_ext::{Error, InodeNumber, NewNode, Options, Place, Volume};
@@ -18,7 +18,7 @@ use draconis_ext::{Error, InodeNumber, NewNode, Options, Place, Volume};
 const BLOCK: usize = 1024;
 const SECTOR: usize = 512;
 const FILE: NewNode<'_> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 /// A volume of blocks of 1 KiB with a journal of as many as there can be few.
 fn base(size: &str, arguments: &[&str]) -> Option<Vec<u8>> {

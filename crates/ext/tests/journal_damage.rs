@@ -16,7 +16,7 @@ use std::sync::Arc;
 use common::storm::writing;
 use common::{Image, skipped, tree};
 use draconis_device::{Disk, Group, MemoryDisk, Random, Write};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, What, check};
 use draconis_ext::format::jbd2::blocks::header;
@@ -25,7 +25,7 @@ use draconis_ext::{Error, InodeNumber, NewNode, Options, Place, Volume};
 
 const BLOCK: usize = 1024;
 const FILE: NewNode<'_> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 /// Of the bits that are not in the first bytes of a block, one in so many is flipped.
 const ONE_IN: u64 = 397;
 /// Bytes whose bits are all flipped.
@@ -79,7 +79,7 @@ fn dirty(row: &Row) -> Option<Vec<u8>> {
         volume.write(file, 0, &tree::pattern(name.len() as u64, 700)).unwrap();
     };
     make(b"early");
-    let dir = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+    let dir = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
     volume.create(root, b"directory", &dir).unwrap();
     volume.sync().unwrap();
     make(b"between");
@@ -98,7 +98,7 @@ fn flip(disk: &MemoryDisk, bytes: &mut [u8], at: usize, bit: usize) {
     block.copy_in(0, &bytes[start..start + 512]);
     let writes = vec![Write { at_bytes: start as u64, block }];
     let ticket = disk.submit(Group { writes }, &[]).map_err(|refused| refused.error).unwrap();
-    disk.wait(ticket).unwrap();
+    disk.wait_durable(ticket).unwrap();
 }
 
 /// What the bits of a block of the log are summed or recognised by.

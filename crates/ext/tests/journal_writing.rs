@@ -12,9 +12,9 @@ use common::spoil::{rounds, small_tree};
 use common::storm::{Storm, writing};
 use common::{Image, run};
 use draconis_device::{
-    CrashDisk, CrashOptions, Crashes, Disk, Event, MemoryDisk, Random, RecordDisk,
+    CrashDisk, CrashOptions, CrashStates, Disk, Event, MemoryDisk, Random, RecordDisk,
 };
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
 use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, check};
 
@@ -22,7 +22,7 @@ use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volu
 const SAMPLE: u64 = 60;
 
 const FILE: NewNode<'_> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 /// Features of journals: compatible, incompatible.
 const KINDS: [(u32, u32); 5] = [(0, 0), (1, 0), (0, 8), (0, 0x10), (0, 0x12)];
@@ -78,9 +78,9 @@ fn is_whole(left: &Arc<CrashDisk>, sampled: bool, what: &str) {
     }
 }
 
-fn cuts(base: &[u8], events: Vec<Event>, seed: u64) -> Crashes {
+fn cuts(base: &[u8], events: Vec<Event>, seed: u64) -> CrashStates {
     let options = CrashOptions { seed, subsets: 6, exhaustive_sectors: 3 };
-    Crashes::new(base.to_vec(), events, options)
+    CrashStates::new(base.to_vec(), events, options)
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn wear(volume: &Volume, rounds: std::ops::Range<u64>, synced: &dyn Fn(u64)) {
     let root = volume.root();
     for round in rounds {
         let dir = volume
-            .create(root, b"dir", &NewNode { kind: Kind::Directory, mode: 0o755, ..FILE })
+            .create(root, b"dir", &NewNode { kind: FileType::Directory, mode: 0o755, ..FILE })
             .unwrap();
         for nth in 0..30 {
             let name = format!("{nth:0100}");
@@ -261,7 +261,7 @@ fn what_is_left_is_recovered_by_all_to_the_same() {
         wear(&volume, 0..40, &|_| {});
         let events = disk.take();
         let options = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
-        let all: Vec<_> = Crashes::new(base.clone(), events, options).collect();
+        let all: Vec<_> = CrashStates::new(base.clone(), events, options).collect();
         let last = all.last().unwrap();
         let bytes = last.disk.to_bytes();
         is_whole(&last.disk, false, "the last");
@@ -333,7 +333,7 @@ fn a_volume_that_is_left_alone_has_an_empty_log() {
             is_left_alone(&volume);
             events.extend(disk.take());
             let options = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
-            let last = Crashes::new(base.clone(), events.clone(), options).last().unwrap();
+            let last = CrashStates::new(base.clone(), events.clone(), options).last().unwrap();
             let image = Image::of(&last.disk.to_bytes());
             let header = run("dumpe2fs", &["-h", image.path()]).unwrap();
             // It is in use all the same.
@@ -491,7 +491,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
         // What was freed may be given out then.
         volume.sync().unwrap();
         let file = volume.create(volume.root(), name, &FILE).unwrap();
-        volume.reserve(file, 0, len, Reserve::Extend).unwrap();
+        volume.reserve(file, 0, len, Reserve::Allocate).unwrap();
         volume.sync().unwrap();
         file
     };
@@ -515,7 +515,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     let file = large(&volume, b"cut");
     volume.reserve(file, 5 << 20, 200 << 20, Reserve::PunchHole).unwrap();
     volume.sync().unwrap();
-    volume.reserve(file, 0, len, Reserve::Extend).unwrap();
+    volume.reserve(file, 0, len, Reserve::Allocate).unwrap();
     let change = AttributeChange { size_bytes: Some(100), ..AttributeChange::default() };
     volume.set_attributes(file, &change).unwrap();
     assert_eq!(volume.inode(file).unwrap().size_bytes, 100);
@@ -549,7 +549,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     disk.mark(4);
     drop(volume);
     let options = CrashOptions { seed: 1, subsets: 1, exhaustive_sectors: 0 };
-    let states = Crashes::new(base, disk.take(), options);
+    let states = CrashStates::new(base, disk.take(), options);
     let within = states.filter(|crash| matches!(crash.marks().last(), Some(1 | 3)));
     let (mut all, mut seen) = (0, 0);
     for crash in within {

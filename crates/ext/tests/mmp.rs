@@ -13,14 +13,14 @@ use std::time::Duration;
 use common::storm::writing;
 use common::{Image, run};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::grow::Growth;
 use draconis_ext::shrink::Shrinking;
 use draconis_ext::tune::{Changes, tune};
 use draconis_ext::{Claim, Claiming, Error, NewNode, Options, Volume, settle};
 
 const FILE: NewNode<'static> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 
 fn image(features: &str) -> Option<Image> {

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use draconis_ext::{FileSystem, Kind, MemoryDisk, mkfs};
+use draconis_ext::{FileSystem, FileType, MemoryDisk, mkfs};
 
 fn judged(image: &Path) {
     let found = std::process::Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
@@ -53,10 +53,13 @@ fn what_was_done_by_path_is_there_when_the_image_is_opened_again() {
     assert_eq!(fs.read_to_string("/a/link").unwrap(), "two");
     assert_eq!(fs.read_link("/a/link").unwrap(), Path::new("text"));
     assert_eq!(fs.metadata("/plain/same").unwrap().links, 2);
-    assert_eq!(fs.metadata("/a/link").unwrap().kind, Kind::File);
-    assert_eq!(fs.symlink_metadata("/a/link").unwrap().kind, Kind::Symlink);
+    assert_eq!(fs.metadata("/a/link").unwrap().kind, FileType::File);
+    assert_eq!(fs.symlink_metadata("/a/link").unwrap().kind, FileType::Symlink);
     let listed = fs.read_dir("/a").unwrap();
-    assert_eq!((listed[2].path(), listed[2].file_type()), (Path::new("/a/link"), Kind::Symlink));
+    assert_eq!(
+        (listed[2].path(), listed[2].file_type()),
+        (Path::new("/a/link"), FileType::Symlink)
+    );
     let modified = fs.metadata("/a/text").unwrap().modified.seconds;
     assert!(modified > 1_700_000_000, "no clock: {modified}");
     assert_eq!(fs.write("/a/text", "3").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::{Image, run};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, Kind, Reservation, Time};
+use draconis_exchange::contract::{AttributeChange, FallocateMode, FileType, Time};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Result, Volume, Writing,
 };
@@ -32,11 +32,11 @@ fn disk_of(image: &Image) -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512))
 }
 
-const fn node(kind: Kind, uid: u32) -> NewNode<'static> {
+const fn node(kind: FileType, uid: u32) -> NewNode<'static> {
     NewNode { kind, mode: 0o755, uid, gid: uid, device: (0, 0), target: b"" }
 }
 
-fn make(volume: &Volume, dir: InodeNumber, name: &str, kind: Kind) -> InodeNumber {
+fn make(volume: &Volume, dir: InodeNumber, name: &str, kind: FileType) -> InodeNumber {
     volume.create(dir, name.as_bytes(), &node(kind, 3)).unwrap()
 }
 
@@ -61,8 +61,8 @@ fn projects_are_handed_down_and_not_crossed() {
     let root = volume.root();
     let seven = volume.lookup(root, b"seven").unwrap();
     let eight = volume.lookup(root, b"eight").unwrap();
-    let below = make(&volume, seven, "below", Kind::Directory);
-    let file = make(&volume, below, "file", Kind::File);
+    let below = make(&volume, seven, "below", FileType::Directory);
+    let file = make(&volume, below, "file", FileType::File);
     volume.write(file, 0, &[7; 50_000]).unwrap();
     for inode in [below, file] {
         assert_eq!(volume.inode(inode).unwrap().project(), 7);
@@ -72,7 +72,7 @@ fn projects_are_handed_down_and_not_crossed() {
     assert_eq!(volume.link(file, eight, b"file"), Err(Error::OtherProject));
     rename(below, b"file", root).unwrap();
     assert_eq!(volume.inode(file).unwrap().project(), 7, "it takes its project along");
-    let other = make(&volume, root, "other", Kind::File);
+    let other = make(&volume, root, "other", FileType::File);
     assert_eq!(volume.inode(other).unwrap().project(), 0);
     assert_eq!(rename(root, b"other", seven), Err(Error::OtherProject));
     volume.close().unwrap();
@@ -100,7 +100,7 @@ fn of_inodes(volume: &Volume, dir: InodeNumber, sums: &mut BTreeMap<u32, [u64; 2
         .unwrap();
     for inode in below {
         let attributes = volume.attributes(inode).unwrap();
-        if inode != dir && attributes.kind == Kind::Directory {
+        if inode != dir && attributes.kind == FileType::Directory {
             of_inodes(volume, inode, sums);
             continue;
         }
@@ -133,13 +133,13 @@ fn quotas_of_clusters_are_what_inodes_say() {
     for nth in 0..300 {
         let uid = random.below(20) as u32;
         let name = format!("{}", random.below(100));
-        let made = volume.create(volume.root(), name.as_bytes(), &node(Kind::File, uid));
+        let made = volume.create(volume.root(), name.as_bytes(), &node(FileType::File, uid));
         let file = made.or_else(|_| volume.lookup(volume.root(), name.as_bytes())).unwrap();
         volume.write(file, random.below(500_000), &[1; 9000]).unwrap();
         let size_bytes = Some(random.below(300_000));
         let change = AttributeChange { uid: Some(uid), size_bytes, ..AttributeChange::default() };
         volume.set_attributes(file, &change).unwrap();
-        let hole = Reservation::PunchHole;
+        let hole = FallocateMode::PunchHole;
         volume.reserve(file, random.below(100_000), 1 + random.below(50_000), hole).unwrap();
         if nth % 4 == 0 {
             volume.unlink(volume.root(), name.as_bytes()).unwrap();
@@ -175,7 +175,7 @@ fn exercise(volume: &Volume, random: &mut Random) {
             _ => random.below(1 << 32) as u32,
         };
         let name = format!("made {}", random.below(20));
-        let made = volume.create(volume.root(), name.as_bytes(), &node(Kind::File, uid));
+        let made = volume.create(volume.root(), name.as_bytes(), &node(FileType::File, uid));
         if let Ok(file) = made.or_else(|_| volume.lookup(volume.root(), name.as_bytes())) {
             let _ = volume.write(file, u64::from(nth) * 5000, &[1; 3000]);
             let gid = Some(random.below(1000) as u32);
@@ -202,7 +202,7 @@ fn spoilt_files_of_quotas_end_no_change_badly() {
         let disk = disk_of(&image);
         let volume = open(&disk).unwrap();
         for uid in 1..40 {
-            make(&volume, volume.root(), &format!("{uid}"), Kind::File);
+            make(&volume, volume.root(), &format!("{uid}"), FileType::File);
             let file = volume.lookup(volume.root(), format!("{uid}").as_bytes()).unwrap();
             let change = AttributeChange { uid: Some(uid), ..AttributeChange::default() };
             volume.set_attributes(file, &change).unwrap();

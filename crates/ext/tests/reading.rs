@@ -13,7 +13,7 @@ use draconis_device::{
     Disk, Error as DiskError, Event, Extent, Group, MemoryDisk, Pending, Promise, Properties,
     ReadAnswer, RecordDisk, Refused, Ticket, Urgency, pending,
 };
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, check};
 use draconis_ext::{Cookie, Damage, Entry, Error, InodeNumber, Options, Place, Volume};
@@ -46,7 +46,7 @@ impl Later {
             for (at, block, promise) in requests {
                 std::thread::sleep(Duration::from_micros(100));
                 mine.flying.fetch_sub(at.len_bytes, Ordering::Relaxed);
-                promise.keep(disk.read_now(at, block));
+                promise.fulfil(disk.read_now(at, block));
             }
         });
         Arc::new(Self {
@@ -80,8 +80,8 @@ impl Disk for Later {
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.counts.bytes.fetch_add(at.len_bytes, Ordering::Relaxed);
         if self.is_bad(at) {
-            let error = DiskError::Short { extent: at, got_bytes: 0 };
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            let error = DiskError::ShortRead { extent: at, got_bytes: 0 };
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         if urgency == Urgency::Now {
             return self.memory.read(at, into, urgency);
@@ -102,15 +102,15 @@ impl Disk for Later {
         chain: Vec<Group>,
         _: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { goods: Some(chain), error: DiskError::ReadOnly })
+        Err(Refused { payload: Some(chain), error: DiskError::ReadOnly })
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::UnknownTicket(ticket))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::NoTicket(ticket))
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
+        Err(DiskError::UnknownTicket(ticket))
     }
 }
 
@@ -299,7 +299,7 @@ fn directories_that_were_shown_are_on_their_way() {
                 volume.entries(dir, Cookie(0), false, visit).unwrap();
             };
             list(volume.root(), &mut |inode| {
-                if volume.attributes(inode).unwrap().kind == Kind::Directory {
+                if volume.attributes(inode).unwrap().kind == FileType::Directory {
                     directories.push(inode);
                     if is_told {
                         volume.will_list(inode);

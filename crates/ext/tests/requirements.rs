@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::storm::writing;
 use common::{Image, run, tree};
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::grow::{Growth, Target};
 use draconis_ext::tune::{Changes, Error, tune};
 use draconis_ext::{NewNode, Options, Volume, XattrSet, mkfs};
@@ -17,7 +17,7 @@ use draconis_ext::{NewNode, Options, Volume, XattrSet, mkfs};
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const MIB: u64 = 1 << 20;
 const FILE: NewNode<'_> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const REVISION_0: &[&str] = &["-t", "ext2", "-r", "0", "-b", "1024"];
 
 fn revision_0() -> Option<Vec<u8>> {

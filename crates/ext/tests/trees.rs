@@ -13,13 +13,13 @@ use std::sync::Arc;
 use common::storm::writing;
 use common::{Image, compare, run};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::format::inode::flags;
 use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Volume};
 
 const FILE: NewNode<'static> =
-    NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const DIRECTORY: NewNode<'static> = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+    NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
 
 /// Steps of each walk, and names that it may have at a time; where names fold, every name that is
 /// not there is looked for in the whole directory.

@@ -5,7 +5,7 @@ mod common;
 use common::compare::{self, Beside};
 use common::{Image, run, spoil};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::format::quota::Kind as Quota;
 use draconis_ext::tune::{Changes, Error, Reserved, tune};
 use draconis_ext::{InodeNumber, NewNode, Options, Volume};
@@ -281,10 +281,10 @@ fn an_index_of_two_levels_gets_room_for_checksums() {
     let writing = common::storm::writing();
     let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing).unwrap();
     let node = |kind| NewNode { kind, mode: 0o755, uid: 0, gid: 0, device: (0, 0), target: b"" };
-    let dir = volume.create(volume.root(), b"large", &node(Kind::Directory)).unwrap();
+    let dir = volume.create(volume.root(), b"large", &node(FileType::Directory)).unwrap();
     for nth in 0..1500 {
         let name = format!("{:0>92}", nth * 7919 % 1500);
-        volume.create(dir, name.as_bytes(), &node(Kind::File)).unwrap();
+        volume.create(dir, name.as_bytes(), &node(FileType::File)).unwrap();
     }
     let names = compare::names(&volume, dir);
     volume.close().unwrap();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use common::compare::{self, Beside};
 use common::{Image, Mount, run};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, Kind, Time};
+use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{
     AccessTimes, Error, Follow, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
     XattrSet,
@@ -39,7 +39,7 @@ fn judge(image: &Image, what: &str) {
 /// One change.
 #[derive(Debug)]
 enum Step {
-    Make(String, Kind),
+    Make(String, FileType),
     Write(String, u64, Vec<u8>),
     Cut(String, u64),
     Punch(String, u64, u64),
@@ -108,9 +108,9 @@ fn step(random: &mut Random, life: Life) -> Step {
     };
     let name = |random: &mut Random| format!("user.{}", random.below(4));
     match random.below(20) {
-        0..3 => Step::Make(path(random), Kind::File),
-        3..5 => Step::Make(path(random), Kind::Directory),
-        5 => Step::Make(path(random), Kind::Symlink),
+        0..3 => Step::Make(path(random), FileType::File),
+        3..5 => Step::Make(path(random), FileType::Directory),
+        5 => Step::Make(path(random), FileType::Symlink),
         6..8 => {
             let offset = if random.below(2) == 0 { 0 } else { random.below(300) };
             Step::Write(path(random), offset, bytes(random, 200))
@@ -132,8 +132,8 @@ fn by_the_kernel(top: &Path, step: &Step) -> std::io::Result<()> {
     let at = |path: &String| top.join(path);
     let file = |path: &String| File::options().write(true).open(at(path));
     match step {
-        Step::Make(path, Kind::Directory) => fs::create_dir(at(path)),
-        Step::Make(path, Kind::Symlink) => symlink(TARGET, at(path)),
+        Step::Make(path, FileType::Directory) => fs::create_dir(at(path)),
+        Step::Make(path, FileType::Symlink) => symlink(TARGET, at(path)),
         Step::Make(path, _) => File::create_new(at(path)).map(drop),
         Step::Write(path, offset, bytes) => {
             not_through_links(&at(path))?;
@@ -172,7 +172,7 @@ fn by_us(volume: &Volume, top: InodeNumber, step: &Step) -> Result<(), Error> {
     let file = |path: &String| {
         let number = at(path)?;
         match volume.inode(number)?.kind {
-            Kind::File => Ok(number),
+            FileType::File => Ok(number),
             _ => Err(Error::IsADirectory),
         }
     };
@@ -185,11 +185,11 @@ fn by_us(volume: &Volume, top: InodeNumber, step: &Step) -> Result<(), Error> {
         Step::Make(path, kind) => {
             let (dir, name) = parted(path)?;
             let mode = match kind {
-                Kind::Directory => 0o755,
-                Kind::Symlink => 0o777,
+                FileType::Directory => 0o755,
+                FileType::Symlink => 0o777,
                 _ => 0o644,
             };
-            let target = if *kind == Kind::Symlink { TARGET.as_bytes() } else { b"" };
+            let target = if *kind == FileType::Symlink { TARGET.as_bytes() } else { b"" };
             let new = NewNode { kind: *kind, mode, uid: 0, gid: 0, device: (0, 0), target };
             volume.create(dir, name.as_bytes(), &new).map(drop)
         }
@@ -222,7 +222,7 @@ fn by_us(volume: &Volume, top: InodeNumber, step: &Step) -> Result<(), Error> {
         }
         Step::Set(path, name, value) => {
             let number = at(path)?;
-            if !matches!(volume.inode(number)?.kind, Kind::File | Kind::Directory) {
+            if !matches!(volume.inode(number)?.kind, FileType::File | FileType::Directory) {
                 return Err(Error::NotPermitted);
             }
             volume.set_xattr(number, name.as_bytes(), value, XattrSet::Any, false)
@@ -293,8 +293,8 @@ fn all_contents(volume: &Volume, dir: InodeNumber, into: &mut BTreeMap<InodeNumb
     for inode in compare::names(volume, dir).into_values() {
         let found = volume.inode(inode).unwrap();
         match found.kind {
-            Kind::Directory => all_contents(volume, inode, into),
-            Kind::File => {
+            FileType::Directory => all_contents(volume, inode, into),
+            FileType::File => {
                 let mut bytes = vec![0; found.size_bytes as usize];
                 assert_eq!(volume.read_into(inode, 0, &mut bytes).unwrap(), bytes.len());
                 into.insert(inode, bytes);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use common::compare::{self, Beside};
 use common::{Image, run};
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, Kind, Time};
+use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
     XattrSet,
@@ -209,9 +209,9 @@ fn step(volume: &Volume, model: &mut Model) -> String {
     match what {
         0..30 => {
             let kind = match model.random.below(10) {
-                0..5 => Kind::File,
-                5..8 => Kind::Directory,
-                _ => Kind::Symlink,
+                0..5 => FileType::File,
+                5..8 => FileType::Directory,
+                _ => FileType::Symlink,
             };
             let len = if model.random.below(2) == 0 { 20 } else { 300 };
             let target = vec![b't'; len];
@@ -222,11 +222,11 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 Ok(made) => {
                     assert!(there.is_none(), "{shown}");
                     let id = model.nodes.len();
-                    let links = if kind == Kind::Directory { 2 } else { 1 };
-                    let bytes = if kind == Kind::Symlink { target.clone() } else { vec![] };
+                    let links = if kind == FileType::Directory { 2 } else { 1 };
+                    let bytes = if kind == FileType::Symlink { target.clone() } else { vec![] };
                     let kind = match kind {
-                        Kind::File => FILE,
-                        Kind::Directory => DIR,
+                        FileType::File => FILE,
+                        FileType::Directory => DIR,
                         _ => LINK,
                     };
                     model.nodes.push(Node {
@@ -381,7 +381,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             let file = number(&model.nodes[id]);
             let (offset, len) = (model.random.below(100_000), model.random.below(60_000) + 1);
             let how = match model.random.below(5) {
-                0 => Reserve::Extend,
+                0 => Reserve::Allocate,
                 1 => Reserve::KeepSize,
                 2 => Reserve::PunchHole,
                 3 => Reserve::ZeroRange { keep_size: true },
@@ -573,8 +573,8 @@ fn a_directory_of_many_names() {
     let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
     let volume = open(&disk);
     let new =
-        NewNode { kind: Kind::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-    let dir = NewNode { kind: Kind::Directory, ..new };
+        NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
+    let dir = NewNode { kind: FileType::Directory, ..new };
     let many = volume.create(volume.root(), b"many", &dir).unwrap();
     let count = 60_000;
     for nth in 0..count {
@@ -690,7 +690,7 @@ fn quotas_of_many_users() {
         let mut made = Vec::new();
         for nth in 0..2000u32 {
             let uid = random.below(1 << 32) as u32;
-            let kind = Kind::File;
+            let kind = FileType::File;
             let new = NewNode { kind, mode: 0o644, uid, gid: nth, device: (0, 0), target: b"" };
             let name = format!("file {nth}");
             let file = volume.create(volume.root(), name.as_bytes(), &new).unwrap();

@@ -8,7 +8,7 @@ use common::recorder::Heir;
 use common::tree::Memory;
 use common::{with_heir, with_kernel};
 use draconis_exchange::contract::recorder::Outcome;
-use draconis_exchange::contract::{Kept, Kind, Refusal};
+use draconis_exchange::contract::{FileType, Kept, Refusal};
 
 const EINVAL: i32 = 22;
 const EPERM: i32 = 1;
@@ -29,7 +29,7 @@ fn what_is_written_is_read_in_any_lengths() {
     with_kernel(&tree, |kernel| {
         let file = kernel.create(1, "file").unwrap_err();
         assert_eq!(file, ENOSYS, "opening needs no message here, so making does not open");
-        let file = tree.add(1, b"file", Kind::File);
+        let file = tree.add(1, b"file", FileType::File);
         let mut expected = vec![];
         // Some lengths twice and more, so that they are expected, and others after them.
         for (nth, len) in [1024, 1024, 1024, 1024, 7, 7, 7, 65536, 65536, 65536, 1024, 0, 131_072]
@@ -55,7 +55,7 @@ fn what_is_written_is_read_in_any_lengths() {
 #[test]
 fn a_write_from_the_cache_is_written_whole() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         tree.state().write_most = Some(1000);
         for nth in 0..4u64 {
@@ -73,7 +73,7 @@ fn a_write_from_the_cache_is_written_whole() {
 #[test]
 fn a_direct_write_beside_pages_is_told_before_it_is_answered() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         kernel.write(file, 0, &[1; 8192], DIRECT).unwrap();
         assert!(kernel.notices.is_empty(), "there are no pages yet");
@@ -100,7 +100,7 @@ fn write_request(unique: u64, file: u64, offset: u64, bytes: &[u8], flags: u32) 
 #[test]
 fn every_change_that_is_replayed_has_its_answer() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     let flags = {
         let mut body = [0; 40];
         body[12..16].copy_from_slice(&0x4008_6602_u32.to_ne_bytes());
@@ -156,7 +156,7 @@ fn every_change_that_is_replayed_has_its_answer() {
 #[test]
 fn a_change_that_cannot_be_replayed_contradicts_the_log() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     tree.state().write_most = Some(10);
     let written = |bytes| Some(Outcome { errno: 0, written_bytes: bytes });
     let heir = Heir::of(vec![
@@ -172,7 +172,7 @@ fn a_change_that_cannot_be_replayed_contradicts_the_log() {
 #[test]
 fn a_direct_write_is_done_when_its_answer_is_sent() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     let heir = Heir::default();
     with_heir(&tree, &heir, |kernel| {
         kernel.write(file, 0, &[1; 4096], DIRECT).unwrap();
@@ -188,7 +188,7 @@ fn a_direct_write_is_done_when_its_answer_is_sent() {
 #[test]
 fn names_are_counted_and_forgotten() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         for _ in 0..2 {
             let entry = kernel.lookup(1, "file").unwrap();
@@ -220,7 +220,7 @@ fn plus(mut bytes: &[u8]) -> Vec<(u64, u64, String)> {
 fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
     let tree = Memory::new();
     for nth in 0..40 {
-        tree.add(1, format!("name {nth:02}").as_bytes(), Kind::File);
+        tree.add(1, format!("name {nth:02}").as_bytes(), FileType::File);
     }
     let mut found = vec![];
     with_kernel(&tree, |kernel| {
@@ -252,7 +252,7 @@ fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
 #[test]
 fn opening_says_what_the_kernel_may_keep() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     let open = |kernel: &mut Kernel| kernel.ask(OPEN, file, &[0; 8]).map(|it| word(&it, 8));
     with_kernel(&tree, |kernel| {
         assert_eq!(open(kernel), Err(ENOSYS), "never again");
@@ -273,7 +273,7 @@ fn opening_says_what_the_kernel_may_keep() {
 #[test]
 fn attributes_are_set_and_read_at_the_length_that_is_asked() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     let get = |kernel: &mut Kernel, name: &str, room: u32| {
         kernel.ask(GETXATTR, file, &[&words(&[room, 0])[..], name.as_bytes(), b"\0"].concat())
     };
@@ -294,7 +294,7 @@ fn attributes_are_set_and_read_at_the_length_that_is_asked() {
 #[test]
 fn flags_are_changed_and_the_kernel_told() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         let ioctl = |command: u32, flags: u32| words(&[0, 0, 0, command, 0, 0, 4, 4, flags]);
         kernel.ask(IOCTL, file, &ioctl(0x4008_6602, 0x10)).unwrap();
@@ -331,7 +331,7 @@ fn random(seed: &mut u64) -> u64 {
 #[test]
 fn messages_that_make_no_sense_do_no_harm() {
     let tree = Memory::new();
-    let file = tree.add(1, b"file", Kind::File);
+    let file = tree.add(1, b"file", FileType::File);
     // What changes nothing here may be asked for; the others would not be answered at all.
     let asked = [LOOKUP, GETATTR, MKDIR, UNLINK, OPEN, READ, FSYNC, SETXATTR, GETXATTR];
     let more = [INIT, OPENDIR, CREATE, IOCTL, READDIRPLUS];

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use draconis_device::{Crash, CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
+use draconis_device::{CrashOptions, CrashState, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
 use draconis_ext::{AccessTimes, Options, Volume, Writing};
@@ -192,7 +192,7 @@ fn cut(
 ) -> anyhow::Result<Tally> {
     let Run { image, events, failed } = record(workload, image, seed, protocol)?;
     let is_atomic = protocol == Protocol::Atomic;
-    let states = if is_atomic { Crashes::of_atomic } else { Crashes::new };
+    let states = if is_atomic { CrashStates::of_atomic } else { CrashStates::new };
     let crashes = states(image, events, arguments.options(seed));
     let mut tally = judge_all(workload, seed, crashes, arguments)?;
     if let Some(error) = failed {
@@ -243,7 +243,7 @@ fn record(
 fn judge_all(
     workload: &dyn Workload,
     seed: u64,
-    crashes: Crashes,
+    crashes: CrashStates,
     arguments: &CrashArguments,
 ) -> anyhow::Result<Tally> {
     let crashes = Mutex::new(crashes.zip(1..));
@@ -301,9 +301,15 @@ impl CrashArguments {
 }
 
 /// Says what is wrong with the first bad state of a run.
-fn tell(workload: &dyn Workload, seed: u64, number: u64, crash: &Crash, violation: &Violation) {
+fn tell(
+    workload: &dyn Workload,
+    seed: u64,
+    number: u64,
+    crash: &CrashState,
+    violation: &Violation,
+) {
     let name = workload.name();
-    let Crash { durable, written, cut, .. } = crash;
+    let CrashState { durable, written, cut, .. } = crash;
     println!(
         "{name} seed {seed} state {number} ({cut:?}, durable {}, written {}): {violation}",
         durable.0, written.0
@@ -418,7 +424,7 @@ mod tests {
                 let run = record(&*workload, image, 1, Protocol::Store);
                 set(Settings::USUAL);
                 let Run { image, events, .. } = run.unwrap();
-                let crashes = Crashes::new(image, events, arguments.options(1));
+                let crashes = CrashStates::new(image, events, arguments.options(1));
                 judge_all(&*workload, 1, crashes, &arguments).unwrap().violations
             });
             assert!(found.iter().any(|violations| *violations > 0), "without {without:?}");
@@ -432,7 +438,7 @@ mod tests {
             let workload = make(1, 40);
             let image = image(SHAPES[0], 1).unwrap();
             let Run { image, events, .. } = record(&*workload, image, 1, Protocol::Atomic).unwrap();
-            let crashes = Crashes::new(image, events, few().options(1));
+            let crashes = CrashStates::new(image, events, few().options(1));
             let arguments = CrashArguments { atomic: true, ..few() };
             assert!(judge_all(&*workload, 1, crashes, &arguments).unwrap().violations > 0);
         }
@@ -447,7 +453,7 @@ mod tests {
             let Run { image, mut events, .. } =
                 record(&*workload, image, 1, Protocol::Ordered).unwrap();
             spoil(&mut events);
-            let crashes = Crashes::new(image, events, few().options(1));
+            let crashes = CrashStates::new(image, events, few().options(1));
             judge_all(&*workload, 1, crashes, &few()).unwrap().violations
         };
         let unordered = |events: &mut Vec<Event>| {
@@ -503,7 +509,7 @@ mod tests {
                 if omission.leave_out(&mut events, &log) == 0 {
                     continue;
                 }
-                let crashes = Crashes::new(image, events, arguments.options(seed));
+                let crashes = CrashStates::new(image, events, arguments.options(seed));
                 found += judge_all(&*workload, seed, crashes, &arguments).unwrap().violations;
                 if found > 0 {
                     break;

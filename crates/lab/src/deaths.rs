@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use draconis_device::Random;
-use draconis_exchange::omission::{LINGER, Omission, Point, VARIABLE};
+use draconis_exchange::omission::{DELAY_VARIABLE, DelayPoint, FAULTS_VARIABLE, InjectedFault};
 use draconis_service::protocol::{self, MountStatus, Reply, Request, Status};
 use rustix::process::{Pid, Signal};
 
@@ -57,7 +57,7 @@ pub struct DeathsArguments {
     /// Where workers linger over each request, so that they die there: read, applied, logged,
     /// answered or committed. Only programs that tests build can.
     #[arg(long, value_parser = point)]
-    linger: Option<Point>,
+    linger: Option<DelayPoint>,
     /// A command of the shell that runs in a directory of the mount again and again, beside the
     /// clients, and must succeed; may be repeated. Half of the runs are killed.
     #[arg(long = "with", value_name = "COMMAND")]
@@ -73,8 +73,8 @@ pub struct DeathsArguments {
     draconis: Option<PathBuf>,
 }
 
-fn point(name: &str) -> Result<Point, String> {
-    let mut all = Point::ALL.into_iter();
+fn point(name: &str) -> Result<DelayPoint, String> {
+    let mut all = DelayPoint::ALL.into_iter();
     all.find(|point| format!("{point:?}").eq_ignore_ascii_case(name)).ok_or_else(|| {
         "read, applied, logged, answered and committed are what a request passes".into()
     })
@@ -118,13 +118,13 @@ impl Shared {
 /// A mount of a volume that is made for it, with a manager of its own.
 struct TestMount {
     draconis: PathBuf,
-    omission: Option<Omission>,
-    linger: Option<Point>,
+    omission: Option<InjectedFault>,
+    linger: Option<DelayPoint>,
     dir: tempfile::TempDir,
 }
 
 impl TestMount {
-    fn new(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Result<Self> {
+    fn new(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow::Result<Self> {
         let beside = || -> anyhow::Result<PathBuf> {
             let own = std::env::current_exe()?;
             Ok(own.parent().unwrap_or(Path::new("")).join("draconis"))
@@ -149,8 +149,8 @@ impl TestMount {
     fn draconis(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.draconis);
         command.env("DRACONIS_RUNTIME_DIR", self.path("run")).args(arguments);
-        command.envs(self.omission.map(|omission| (VARIABLE, format!("{omission:?}"))));
-        command.envs(self.linger.map(|point| (LINGER, format!("{point:?}"))));
+        command.envs(self.omission.map(|omission| (FAULTS_VARIABLE, format!("{omission:?}"))));
+        command.envs(self.linger.map(|point| (DELAY_VARIABLE, format!("{point:?}"))));
         command
     }
 
@@ -221,7 +221,7 @@ pub fn run(arguments: &DeathsArguments) -> anyhow::Result<()> {
 }
 
 /// The same, of a program that leaves something out.
-fn judge(arguments: &DeathsArguments, omission: Option<Omission>) -> anyhow::Result<()> {
+fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow::Result<()> {
     let stand = TestMount::new(arguments, omission)?;
     stand.mount(arguments.options.as_deref())?;
     let shared = Shared {

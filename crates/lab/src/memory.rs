@@ -6,14 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use draconis_exchange::contract::directory::{
-    self, DirectoryServer, Entries, RENAME_EXCHANGE, RENAME_NO_REPLACE,
+    self, DirectoryServer, EntryWriter, RENAME_EXCHANGE, RENAME_NO_REPLACE,
 };
 use draconis_exchange::contract::file::{self, FileServer};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
-    Attributes, Kind, Name, Node, Refusal, Reservation, SetTime, Space, Time, without_privileges,
+    Attributes, FallocateMode, FileType, Name, Node, Refusal, SetTime, StatFs, Time,
+    clear_suid_sgid,
 };
-use draconis_exchange::heap::{Block, Piece};
+use draconis_exchange::heap::{Block, SharedSlice};
 
 /// What the blocks of a file are counted in, in bytes.
 const BLOCK_BYTES: u64 = 4096;
@@ -124,14 +125,14 @@ impl Nodes {
         }
         self.next += 1;
         let now = now();
-        let kind = Kind::from_mode(mode).ok_or(Refusal::Invalid)?;
+        let kind = FileType::from_mode(mode).ok_or(Refusal::Invalid)?;
         let size_bytes = if let What::Link(target) = &what { target.len() as u64 } else { 0 };
         let attributes = Attributes {
             node: Node(self.next),
             generation: 1,
             kind,
             mode,
-            links: if kind == Kind::Directory { 2 } else { 1 },
+            links: if kind == FileType::Directory { 2 } else { 1 },
             uid: owner.0,
             gid: owner.1,
             device,
@@ -146,7 +147,7 @@ impl Nodes {
             created: Some(now),
         };
         self.names(parent)?.add(name, attributes.node.0);
-        if kind == Kind::Directory {
+        if kind == FileType::Directory {
             self.get_mut(parent)?.attributes.links += 1;
         }
         let object = Object { attributes, holds: 0, xattrs: BTreeMap::new(), what };
@@ -158,7 +159,7 @@ impl Nodes {
     /// One name less.
     fn drop_link(&mut self, node: Node) -> Done<()> {
         let object = self.get_mut(node)?;
-        let links = if object.attributes.kind == Kind::Directory { 2 } else { 1 };
+        let links = if object.attributes.kind == FileType::Directory { 2 } else { 1 };
         object.attributes.links = object.attributes.links.saturating_sub(links);
         object.attributes.changed = now();
         if object.attributes.links == 0 && object.holds == 0 {
@@ -184,7 +185,7 @@ impl Nodes {
     }
 
     fn is_directory(&self, node: Node) -> bool {
-        self.get(node).is_ok_and(|object| object.attributes.kind == Kind::Directory)
+        self.get(node).is_ok_and(|object| object.attributes.kind == FileType::Directory)
     }
 
     /// Gives `node` the name it has now; directories know their parent.
@@ -233,8 +234,8 @@ impl Nodes {
         let (change, a) = (&m.change, &mut object.attributes);
         let mode = change.mode.map_or(a.mode, |mode| a.kind.mode_bits() | (mode & 0o7777));
         a.mode = match change.clear_privileges {
-            Some(caller) if a.kind != Kind::Directory => {
-                without_privileges(mode, a.gid, Some(caller))
+            Some(caller) if a.kind != FileType::Directory => {
+                clear_suid_sgid(mode, a.gid, Some(caller))
             }
             _ => mode,
         };
@@ -265,7 +266,7 @@ impl Memory {
         let attributes = Attributes {
             node: Node::ROOT,
             generation: 1,
-            kind: Kind::Directory,
+            kind: FileType::Directory,
             mode: 0o041_777,
             links: 2,
             uid: 0,
@@ -315,12 +316,12 @@ impl DirectoryServer for Memory {
     fn enumerate(&self, request: &mut directory::Enumerate) -> Done<u32> {
         let mut nodes = self.lock();
         let names = std::mem::take(nodes.names(request.node)?);
-        let mut entries = Entries::new(&mut request.buffer);
+        let mut entries = EntryWriter::new(&mut request.buffer);
         let mut full = false;
         for (age, name) in names.by_age.range(request.cookie + 1..) {
             let node = Node(names.by_name.get(name).map_or(0, |(node, _)| *node));
             let Ok(object) = nodes.get(node) else { continue };
-            let entry = directory::Entry {
+            let entry = directory::DirEntry {
                 cookie: *age,
                 node,
                 kind: Some(object.attributes.kind),
@@ -359,8 +360,8 @@ impl DirectoryServer for Memory {
     }
 
     fn create(&self, request: &mut directory::Create) -> Done<Attributes> {
-        let what = match Kind::from_mode(request.mode) {
-            Some(Kind::File) => What::File(vec![]),
+        let what = match FileType::from_mode(request.mode) {
+            Some(FileType::File) => What::File(vec![]),
             _ => What::Other,
         };
         let (mode, owner) = (request.mode & !request.umask, (request.uid, request.gid));
@@ -368,7 +369,7 @@ impl DirectoryServer for Memory {
     }
 
     fn make_directory(&self, request: &mut directory::MakeDirectory) -> Done<Attributes> {
-        let mode = Kind::Directory.mode_bits() | (request.mode & 0o7777 & !request.umask);
+        let mode = FileType::Directory.mode_bits() | (request.mode & 0o7777 & !request.umask);
         let what = What::Directory(Names { parent: request.parent.0, ..Names::default() });
         let owner = (request.uid, request.gid);
         self.lock().make(request.parent, &request.name, mode, owner, (0, 0), what)
@@ -457,8 +458,8 @@ impl Tree for Memory {
         MemoryFile { tree: self, node }
     }
 
-    fn space(&self) -> Space {
-        Space {
+    fn statfs(&self) -> StatFs {
+        StatFs {
             block_bytes: BLOCK_BYTES as u32,
             blocks: 1 << 30,
             free_blocks: 1 << 29,
@@ -474,13 +475,13 @@ impl Tree for Memory {
         true
     }
 
-    fn hold(&self, node: Node) {
+    fn add_user(&self, node: Node) {
         if let Ok(object) = self.lock().get_mut(node) {
             object.holds += 1;
         }
     }
 
-    fn release(&self, node: Node, users: u64) {
+    fn remove_users(&self, node: Node, users: u64) {
         let mut nodes = self.lock();
         let Ok(object) = nodes.get_mut(node) else { return };
         object.holds = object.holds.saturating_sub(users);
@@ -498,7 +499,7 @@ pub struct MemoryFile<'a> {
 
 impl FileServer for MemoryFile<'_> {
     fn read(&self, request: &mut file::Read) -> Done<u32> {
-        if !request.fits() {
+        if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
         let nodes = self.tree.lock();
@@ -514,7 +515,8 @@ impl FileServer for MemoryFile<'_> {
         let end = at + len;
         at += request.buffer.copy_in(at, there);
         while at < end {
-            at += request.buffer.put(at, Piece::new(&ZEROS[..ZEROS.len().min(end - at)]));
+            at +=
+                request.buffer.put_slice(at, SharedSlice::new(&ZEROS[..ZEROS.len().min(end - at)]));
         }
         Ok(len as u32)
     }
@@ -535,7 +537,7 @@ impl FileServer for MemoryFile<'_> {
         a.size_bytes = a.size_bytes.max(end);
         a.blocks_512 = a.size_bytes.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
         if request.clear_privileges {
-            a.mode = without_privileges(a.mode, a.gid, None);
+            a.mode = clear_suid_sgid(a.mode, a.gid, None);
         }
         (a.modified, a.changed) = (now(), now());
         Ok(request.len)
@@ -545,19 +547,19 @@ impl FileServer for MemoryFile<'_> {
         self.tree.attributes(self.node)
     }
 
-    fn reserve(&self, request: &mut file::Reserve) -> Done<()> {
+    fn fallocate(&self, request: &mut file::Fallocate) -> Done<()> {
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
         let What::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
         let end = request.offset.checked_add(request.len).ok_or(Refusal::TooLarge)?;
         let grows = matches!(
             request.how,
-            Reservation::Extend | Reservation::ZeroRange { keep_size: false }
+            FallocateMode::Allocate | FallocateMode::ZeroRange { keep_size: false }
         );
         if grows {
             object.attributes.size_bytes = object.attributes.size_bytes.max(end);
         }
-        if matches!(request.how, Reservation::PunchHole | Reservation::ZeroRange { .. }) {
+        if matches!(request.how, FallocateMode::PunchHole | FallocateMode::ZeroRange { .. }) {
             let end = (end as usize).min(bytes.len());
             if let Some(range) = bytes.get_mut((request.offset as usize).min(end)..end) {
                 range.fill(0);

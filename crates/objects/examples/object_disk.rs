@@ -59,18 +59,18 @@ fn measure(name: &str, disk: &dyn Disk) -> Result<(), draconis_device::Error> {
     for at in (0..DISK_BYTES).step_by(1 << 20) {
         last = Some(submit(at, 1 << 20, 1)?);
     }
-    last.map_or(Ok(()), |last| disk.wait(last))?;
+    last.map_or(Ok(()), |last| disk.wait_durable(last))?;
     let filled = began.elapsed();
     let began = Instant::now();
     for nth in 0..OVERWRITES {
         last = Some(submit(at(), BLOCK_BYTES, nth as u8)?);
     }
-    last.map_or(Ok(()), |last| disk.wait(last))?;
+    last.map_or(Ok(()), |last| disk.wait_durable(last))?;
     let written = began.elapsed();
     let began = Instant::now();
     for nth in 0..WAITED {
         let ticket = submit(at(), BLOCK_BYTES, nth as u8)?;
-        disk.wait(ticket)?;
+        disk.wait_durable(ticket)?;
     }
     let waited = began.elapsed();
     let began = Instant::now();

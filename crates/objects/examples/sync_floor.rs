@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use draconis_device::{Disk, FileDisk, FileOptions};
-use draconis_exchange::heap::Private;
+use draconis_exchange::heap::PrivateBuffer;
 use draconis_objects::kv::Kv;
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 use rustix::fs::{FallocateFlags, OFlags};
@@ -90,7 +90,7 @@ fn file(path: &Path, made: Made) -> Result<File, Failure> {
         Made::Sparse => {}
         Made::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN)?,
         Made::Written => {
-            let zeros = Private::new(1 << 20);
+            let zeros = PrivateBuffer::new(1 << 20);
             (0..LEN >> 20).try_for_each(|nth| file.write_all_at(&zeros, nth << 20))?;
         }
     }
@@ -115,7 +115,7 @@ fn store(path: &Path, made: Made, uring: bool) -> Result<Kv, Failure> {
 
 /// What one takes, in the mean of a turn.
 fn write_and_flush(file: &File, first: u64) -> Result<f64, Failure> {
-    let mut bytes = Private::new(4096);
+    let mut bytes = PrivateBuffer::new(4096);
     bytes.fill(7);
     let began = Instant::now();
     for nth in first..first + PUTS {

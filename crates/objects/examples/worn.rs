@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use draconis_device::sim::{Clock, SimDisk};
-use draconis_device::{Disk, Extent, View};
+use draconis_device::{Disk, Extent, SubDisk};
 use draconis_objects::{
     Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
 };
@@ -218,7 +218,7 @@ impl Worn {
             let (clock, before) = (cut.clock().clone(), cut.statistics());
             let (began, since) = (Instant::now(), clock.now_ns());
             let len = cut.properties().len_bytes;
-            let view = View::new(cut.clone(), Extent::new(0, len))?;
+            let view = SubDisk::new(cut.clone(), Extent::new(0, len))?;
             let store = Store::open(Arc::new(view), &OpenOptions::default())?;
             let after = cut.statistics();
             println!(

@@ -62,7 +62,7 @@ struct Given {
 
 impl Given {
     fn check(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
-        if ticket.0 > self.last { Err(DiskError::NoTicket(ticket)) } else { Ok(()) }
+        if ticket.0 > self.last { Err(DiskError::UnknownTicket(ticket)) } else { Ok(()) }
     }
 
     /// Names a group that the store took.
@@ -141,7 +141,7 @@ impl ObjectDisk {
         let got =
             self.store.read(*id, at.start_bytes, into).map_err(|error| said("read", at, error))?;
         if (got as u64) < at.len_bytes {
-            return Err(DiskError::Short { extent: at, got_bytes: got as u64 });
+            return Err(DiskError::ShortRead { extent: at, got_bytes: got as u64 });
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ fn said(what: &'static str, extent: Extent, error: Error) -> DiskError {
     let errno = match error {
         Error::Device(error) => return error,
         Error::Stopped(_) => return DiskError::Stopped,
-        Error::NoObject(_) => return DiskError::Gone,
+        Error::NoObject(_) => return DiskError::ServiceEnded,
         Error::NoSpace { .. } => Errno::NOSPC,
         Error::Corrupt { .. } => Errno::BADMSG,
         Error::NotAStore(_) | Error::Disk(_) => Errno::IO,
@@ -197,7 +197,7 @@ impl Disk for ObjectDisk {
         _: Urgency,
     ) -> Pending<ReadAnswer> {
         if let Err(error) = self.properties.check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let done = match into.bytes_mut() {
             Some(bytes) => self.fill(at, bytes),
@@ -210,7 +210,7 @@ impl Disk for ObjectDisk {
         };
         Pending::ready(match done {
             Ok(()) => Ok(into),
-            Err(error) => Err(Refused { goods: Some(into), error }),
+            Err(error) => Err(Refused { payload: Some(into), error }),
         })
     }
 
@@ -224,7 +224,7 @@ impl Disk for ObjectDisk {
             false => self.properties.check_chain(&chain),
         };
         if let Err(error) = checked {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let id = self.place.read();
         let group = Self::group_of(*id, &chain);
@@ -232,7 +232,7 @@ impl Disk for ObjectDisk {
         // each other anyway, so `after` has only to be checked.
         let mut given = self.given.lock();
         if let Some(error) = after.iter().find_map(|&ticket| given.check(ticket).err()) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let bytes = group.len_bytes() as u64;
         match self.store.submit(group, &[]) {
@@ -246,16 +246,16 @@ impl Disk for ObjectDisk {
                     Extent::new(write.at_bytes, write.block.len() as u64)
                 });
                 let error = said("write", extent, refused.error);
-                Err(Refused { goods: Some(chain), error })
+                Err(Refused { payload: Some(chain), error })
             }
         }
     }
 
-    fn settle(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
+    fn wait_visible(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
         self.given.lock().check(ticket)
     }
 
-    fn wait(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
+    fn wait_durable(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
         let stored = {
             let given = self.given.lock();
             given.check(ticket)?;

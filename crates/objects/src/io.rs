@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
-use draconis_exchange::heap::Private;
+use draconis_exchange::heap::PrivateBuffer;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
@@ -128,7 +128,7 @@ impl Io {
         while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX * 4
             && let Some((ticket, _)) = queue.front()
         {
-            self.disk.settle(*ticket)?;
+            self.disk.wait_visible(*ticket)?;
             self.drop_first(&mut queue);
         }
         Ok(())
@@ -139,7 +139,7 @@ impl Io {
         while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX {
             let first = self.queue.lock().front().map(|(ticket, _)| *ticket);
             let Some(ticket) = first else { break };
-            self.disk.settle(ticket)?;
+            self.disk.wait_visible(ticket)?;
             self.settled(ticket);
         }
         Ok(())
@@ -148,7 +148,7 @@ impl Io {
     /// Waits until everything up to `ticket` is durable, for as long as the disk is away.
     pub fn wait_long(&self, ticket: DiskTicket) -> Result<()> {
         loop {
-            match self.disk.wait(ticket) {
+            match self.disk.wait_durable(ticket) {
                 Err(draconis_device::Error::Away(_)) => {}
                 waited => return Ok(waited?),
             }
@@ -189,25 +189,35 @@ impl Io {
     }
 
     /// Reads whole pages from the disk.
-    pub fn direct(&self, at: u64, len: usize) -> Result<Private> {
-        match self.disk.read_now(Extent::new(at, len as u64), Private::unset(len).into()) {
+    pub fn direct(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
+        match self
+            .disk
+            .read_now(Extent::new(at, len as u64), PrivateBuffer::new_uninitialized(len).into())
+        {
             Ok(block) => Ok(block.into_private()),
             Err(refused) => Err(refused.error.into()),
         }
     }
 
     /// Reads whole pages as [`Io::direct`] does, in parts that are under way together where it is long.
-    pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<Private> {
+    pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
         if len <= PART {
             return self.direct(at, len);
         }
         let parts = (0..len).step_by(PART).map(|from| {
             let part = PART.min(len - from);
             let extent = Extent::new(at + from as u64, part as u64);
-            (from, self.disk.read(extent, Private::unset(part).into(), Urgency::Ahead))
+            (
+                from,
+                self.disk.read(
+                    extent,
+                    PrivateBuffer::new_uninitialized(part).into(),
+                    Urgency::Ahead,
+                ),
+            )
         });
         let parts: Vec<_> = parts.collect();
-        let mut all = Private::unset(len);
+        let mut all = PrivateBuffer::new_uninitialized(len);
         for (from, read) in parts {
             match read.wait() {
                 Some(Ok(block)) => {
@@ -215,7 +225,7 @@ impl Io {
                     all[from..from + block.len()].copy_from_slice(&block);
                 }
                 Some(Err(refused)) => return Err(refused.error.into()),
-                None => return Err(draconis_device::Error::Gone.into()),
+                None => return Err(draconis_device::Error::ServiceEnded.into()),
             }
         }
         Ok(all)
@@ -237,7 +247,7 @@ impl Io {
     }
 
     /// Reads pages, and what is around them if that is to be kept too; where it begins.
-    fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, Private)> {
+    fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, PrivateBuffer)> {
         let (from, to) = if keeps { self.around((start, end)) } else { (start, end) };
         match self.direct(from, to.saturating_sub(from) as usize) {
             // What cannot be read may be what was not asked for.
@@ -493,7 +503,7 @@ impl Io {
         &self,
         mut places: Vec<(usize, u64, u64)>,
         gap: u64,
-    ) -> impl Iterator<Item = (u64, Private, Vec<usize>)> {
+    ) -> impl Iterator<Item = (u64, PrivateBuffer, Vec<usize>)> {
         places.sort_unstable_by_key(|&(_, at, _)| at);
         let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
         for (nth, at, behind) in places {
@@ -520,7 +530,7 @@ impl Io {
             .into_iter()
             .map(|(from, to, members)| {
                 self.misses.fetch_add(1, Ordering::Relaxed);
-                let into = Private::unset((to - from) as usize).into();
+                let into = PrivateBuffer::new_uninitialized((to - from) as usize).into();
                 let extent = Extent::new(from, to - from);
                 (from, members, self.disk.read(extent, into, Urgency::Ahead))
             })

@@ -32,7 +32,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use draconis_device::{Disk, Extent, Group, Ticket, Urgency, Write};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use crate::{Error, LayoutKind, Profile, Result};
 
@@ -367,7 +367,7 @@ impl Probe<'_> {
 
     /// Bytes that no disk can make shorter.
     fn noise(&mut self, len: u64) -> Block {
-        let mut bytes = Private::unset(len as usize);
+        let mut bytes = PrivateBuffer::new_uninitialized(len as usize);
         for word in bytes.chunks_mut(8) {
             self.random = crate::codec::mix(self.random);
             word.copy_from_slice(&self.random.to_le_bytes()[..word.len()]);
@@ -392,7 +392,7 @@ impl Probe<'_> {
     }
 
     fn wait_all(&self) -> Result<()> {
-        self.last.map_or(Ok(()), |ticket| self.disk.wait(ticket)).map_err(Error::Device)
+        self.last.map_or(Ok(()), |ticket| self.disk.wait_durable(ticket)).map_err(Error::Device)
     }
 
     /// Writes the region in order, as far as time lasts; bytes a second. The rest of the
@@ -410,7 +410,7 @@ impl Probe<'_> {
             if flying.len() > 8
                 && let Some(first) = flying.pop_front()
             {
-                self.disk.settle(first)?;
+                self.disk.wait_visible(first)?;
             }
             done += LONG_BYTES;
         }
@@ -434,7 +434,7 @@ impl Probe<'_> {
         loop {
             while flying.len() < depth && asked < most {
                 let at = next(self, asked);
-                let block = Block::from(Private::unset(len as usize));
+                let block = Block::from(PrivateBuffer::new_uninitialized(len as usize));
                 flying.push_back(self.disk.read(Extent::new(at, len), block, Urgency::Ahead));
                 asked += 1;
             }
@@ -442,7 +442,7 @@ impl Probe<'_> {
             match first.wait() {
                 Some(Ok(_)) => done += 1,
                 Some(Err(refused)) => return Err(refused.error.into()),
-                None => return Err(draconis_device::Error::Gone.into()),
+                None => return Err(draconis_device::Error::ServiceEnded.into()),
             }
             if self.now() - start > STEP_NS {
                 // What is in flight is waited for, and not counted.
@@ -488,7 +488,7 @@ impl Probe<'_> {
 
     fn read_once(&self, at: u64) -> Result<u64> {
         let before = self.now();
-        let block = Block::from(Private::unset(SHORT_BYTES as usize));
+        let block = Block::from(PrivateBuffer::new_uninitialized(SHORT_BYTES as usize));
         let read = self.disk.read_now(Extent::new(at, SHORT_BYTES), block);
         read.map_err(|refused| Error::Device(refused.error))?;
         Ok(self.now() - before)
@@ -590,7 +590,7 @@ impl Probe<'_> {
             if flying.len() > 4
                 && let Some(first) = flying.pop_front()
             {
-                self.disk.settle(first)?;
+                self.disk.wait_visible(first)?;
             }
         }
     }

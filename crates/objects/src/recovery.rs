@@ -88,7 +88,7 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
     let group = draconis_device::Group { writes: wipe(&*disk) };
     if !group.writes.is_empty() && !is_left_out(Omission::Wipe) {
         let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
-        disk.wait(ticket)?;
+        disk.wait_durable(ticket)?;
     }
     for _ in 0..core.log.layout.streams() {
         let places = core.log.segments.take(0).zip(core.log.segments.take(0));
@@ -142,13 +142,13 @@ pub(crate) fn open_what_is_left(
     if newest < agree.len() {
         // A crash came between them: before there is a newer one, all are this one.
         let ticket = core.checkpoints.write_copies(&mut core.log, [1, 0])?;
-        core.log.io.disk.wait(ticket)?;
+        core.log.io.disk.wait_durable(ticket)?;
     }
     if !is_left_out(Omission::Incarnation) {
         core.checkpoints.superblock.incarnation =
             core.checkpoints.superblock.incarnation.saturating_add(1);
         let ticket = core.checkpoints.write_superblock(&mut core.log)?;
-        core.log.io.disk.wait(ticket)?;
+        core.log.io.disk.wait_durable(ticket)?;
     }
     core.checkpoints.superblock.log_incarnation = core.checkpoints.superblock.incarnation;
     core.log.incarnation = core.checkpoints.superblock.incarnation;

@@ -272,7 +272,7 @@ impl Store {
     /// Hands over the open commit if the ticket is in it, and waits without the lock.
     fn flush_for(&self, ticket: Ticket) -> Result<()> {
         // What others submit meanwhile is in the same commit.
-        self.io.disk.gather();
+        self.io.disk.wait_commit_interval();
         let (seq, disk_ticket) = {
             let mut core = self.core.write();
             if core.log.batch.seq == ticket.0
@@ -287,7 +287,7 @@ impl Store {
         };
         let waited = match crate::hooks::is_left_out(crate::hooks::Omission::Flush) {
             true => Ok(()),
-            false => self.io.disk.wait(disk_ticket),
+            false => self.io.disk.wait_durable(disk_ticket),
         };
         let mut core = self.core.write();
         match waited {

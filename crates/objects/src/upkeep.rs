@@ -80,7 +80,7 @@ impl Need {
             Self::Nodes(nodes) => io.load_ahead(&nodes),
             Self::Bytes(reading, to) => reading.lock().wait(to),
             Self::Settled(ticket) => {
-                return io.disk.settle(ticket).ok().map(|()| Granted::Settled(ticket));
+                return io.disk.wait_visible(ticket).ok().map(|()| Granted::Settled(ticket));
             }
             Self::Durable(ticket) => {
                 return io.wait_long(ticket).ok().map(|()| Granted::Durable(ticket));

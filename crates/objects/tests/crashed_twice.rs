@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, Crashes, Disk, Extent, MemoryDisk, RecordDisk, Urgency};
+use draconis_device::{CrashOptions, CrashStates, Disk, Extent, MemoryDisk, RecordDisk, Urgency};
 use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::torture::Shape;
@@ -25,7 +25,7 @@ fn crashes(image: Vec<u8>) -> impl Iterator<Item = Vec<u8>> {
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image.clone(), 512)));
     drop(Store::open(disk.clone(), &OpenOptions::default()).unwrap());
     let options = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
-    Crashes::new(image, disk.take(), options).map(|crash| crash.disk.to_bytes())
+    CrashStates::new(image, disk.take(), options).map(|crash| crash.disk.to_bytes())
 }
 
 #[test]

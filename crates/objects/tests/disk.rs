@@ -39,7 +39,7 @@ fn made(layout: LayoutKind) -> ObjectDisk {
 #[test]
 fn objects_are_disks_like_any_other() {
     for layout in [LayoutKind::Log, LayoutKind::Cow] {
-        conform::all(|| made(layout));
+        conform::check_all(|| made(layout));
     }
 }
 
@@ -66,12 +66,12 @@ fn a_chain_without_room_is_refused_whole() {
     small.writes[0].block.copy_in(0, &[7; 512]);
     let refused = disk.submit_chain(vec![small, group(4096, 32 << 20)], &[]).unwrap_err();
     assert!(refused.error.to_string().contains("No space"), "{}", refused.error);
-    assert_eq!(refused.goods.unwrap().len(), 2);
+    assert_eq!(refused.payload.unwrap().len(), 2);
     let read = disk.read_now(Extent::new(0, 512), Block::private(512)).unwrap();
     assert_eq!(read.bytes().unwrap(), [0; 512]);
     // The next one is taken.
     let ticket = disk.submit(group(0, 512), &[]).unwrap();
-    assert_eq!(disk.wait(ticket), Ok(()));
+    assert_eq!(disk.wait_durable(ticket), Ok(()));
 }
 
 #[test]
@@ -114,14 +114,14 @@ fn what_is_discarded_reads_as_zeros_and_takes_no_room() {
         let ticket = disk.submit(group, &[]).unwrap();
         let all_but_ends = Extent::new(at + 100, (1 << 20) - 200);
         disk.discard(&[all_but_ends], &[ticket]).unwrap();
-        disk.wait(ticket).unwrap();
+        disk.wait_durable(ticket).unwrap();
         let bytes = read(&disk, at, 1 << 20);
         assert!(bytes[..512].iter().chain(&bytes[(1 << 20) - 512..]).all(|it| *it == round + 1));
         assert!(bytes[512..(1 << 20) - 512].iter().all(|it| *it == 0));
     }
     let later = draconis_device::Ticket(1000);
     let whole = Extent::new(0, 512);
-    assert_eq!(disk.discard(&[whole], &[later]), Err(DiskError::NoTicket(later)));
+    assert_eq!(disk.discard(&[whole], &[later]), Err(DiskError::UnknownTicket(later)));
     let beyond = Extent::new(64 << 20, 512);
     assert!(matches!(disk.discard(&[beyond], &[]), Err(DiskError::OutOfRange { .. })));
     drop((disk, store));

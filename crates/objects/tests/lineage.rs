@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use draconis_device::{
-    CrashOptions, Crashes, Disk, Extent, Group as DiskGroup, MemoryDisk, RecordDisk, Write,
+    CrashOptions, CrashStates, Disk, Extent, Group as DiskGroup, MemoryDisk, RecordDisk, Write,
 };
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::torture::Random;
 use draconis_objects::{
@@ -79,7 +79,7 @@ fn change(disk: &ObjectDisk, dice: &mut Random, bytes: &mut [u8]) {
             continue;
         }
         dice.fill(&mut bytes[from..from + len]);
-        let mut block = Private::unset(len);
+        let mut block = PrivateBuffer::new_uninitialized(len);
         block.copy_from_slice(&bytes[from..from + len]);
         let write = Write { at_bytes: from as u64, block: Block::from(block) };
         disk.submit(DiskGroup { writes: vec![write] }, &[]).unwrap();
@@ -248,7 +248,7 @@ fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
             }
             recorded.mark(1);
             let options = CrashOptions { seed, subsets: 4, exhaustive_sectors: 0 };
-            for crash in Crashes::new(image, recorded.take(), options) {
+            for crash in CrashStates::new(image, recorded.take(), options) {
                 check(crash.disk.clone());
                 let after = open(crash.disk.clone());
                 let is = shown(&after);

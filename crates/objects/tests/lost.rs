@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use draconis_device::sim::SimDisk;
 use draconis_device::{Disk, Extent, Group as DiskGroup, Write};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_objects::{CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store};
 
 const LEN: u64 = 256 << 20;
@@ -42,7 +42,7 @@ fn a_segment_that_is_lost_is_missed() {
             let disk = whole.fork();
             let write = Write { at_bytes: start, block: Block::private(SEGMENT as usize) };
             let ticket = disk.submit(DiskGroup { writes: vec![write] }, &[]).unwrap();
-            disk.wait(ticket).unwrap();
+            disk.wait_durable(ticket).unwrap();
             match Store::open(disk, &OpenOptions::default()) {
                 Err(_) => refused += 1,
                 Ok(store) => {
@@ -61,6 +61,8 @@ fn a_segment_that_is_lost_is_missed() {
 }
 
 fn is_frame(disk: &SimDisk, at: u64) -> bool {
-    let page = disk.read_now(Extent::new(at, 4096), Private::unset(4096).into()).unwrap();
+    let page = disk
+        .read_now(Extent::new(at, 4096), PrivateBuffer::new_uninitialized(4096).into())
+        .unwrap();
     page.into_private().starts_with(b"DrFr")
 }

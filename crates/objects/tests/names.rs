@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, Crashes, Disk, MemoryDisk, RecordDisk};
+use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
 use draconis_objects::{
@@ -142,7 +142,7 @@ fn after_a_power_cut_names_and_objects_are_there_together() {
     drop(store);
     let options = CrashOptions { seed: 5, subsets: 4, exhaustive_sectors: 0 };
     let mut states = 0;
-    for crash in Crashes::new(image, disk.take(), options) {
+    for crash in CrashStates::new(image, disk.take(), options) {
         let report = check(crash.disk.clone());
         assert!(report.is_clean(), "{:?}: {:?}", crash.cut, report.damage);
         let store = open(crash.disk.clone());

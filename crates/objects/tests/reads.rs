@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::sim::SimDisk;
-use draconis_device::{Disk, Extent, Fault, FaultDisk, Hits, MemoryDisk};
+use draconis_device::{Disk, Extent, Fault, FaultDisk, FaultTarget, MemoryDisk};
 use draconis_exchange::heap::Block;
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
@@ -92,7 +92,7 @@ fn rot_that_was_read_along_harms_no_other_read() {
     let place = place_of(&*faults, 501);
     for fault in [Fault::Flip { bit: 3 }, Fault::Fail] {
         let store = open(faults.clone(), 64 << 20);
-        faults.add(Hits::Reads(place), fault);
+        faults.add(FaultTarget::Reads(place), fault);
         read(&store, id, 500).unwrap();
         let refused = read(&store, id, 501);
         assert!(matches!(refused, Err(Error::Corrupt { .. } | Error::Device(_))), "{refused:?}");
@@ -101,7 +101,7 @@ fn rot_that_was_read_along_harms_no_other_read() {
     }
     // What memory has of it is wrong, the disk is right by now.
     let store = open(faults.clone(), 64 << 20);
-    faults.add(Hits::Reads(place), Fault::Flip { bit: 3 });
+    faults.add(FaultTarget::Reads(place), Fault::Flip { bit: 3 });
     read(&store, id, 500).unwrap();
     faults.heal();
     read(&store, id, 501).unwrap();

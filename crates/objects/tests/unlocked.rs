@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
 use draconis_device::{
-    Answer, Disk, Error, Extent, Group as DiskGroup, MemoryDisk, Pending, ReadAnswer, Refused,
-    Terms, Ticket, Urgency,
+    DeferredAnswer, Disk, Error, Extent, Group as DiskGroup, MemoryDisk, Pending, ReadAnswer,
+    Refused, SubmitOptions, Ticket, Urgency,
 };
 use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
@@ -56,7 +56,7 @@ struct Late {
     seen: Arc<Seen>,
 }
 
-impl Answer<ReadAnswer> for Late {
+impl DeferredAnswer<ReadAnswer> for Late {
     fn is_ready(&self) -> bool {
         false
     }
@@ -75,14 +75,17 @@ impl draconis_device::ForwardingDisk for Watch {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        Pending::run(Late { answer: self.disk().read(at, into, urgency), seen: self.seen.clone() })
+        Pending::deferred(Late {
+            answer: self.disk().read(at, into, urgency),
+            seen: self.seen.clone(),
+        })
     }
 
     fn submit_with(
         &self,
         chain: Vec<DiskGroup>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
         let tickets = self.disk().submit_chain(chain, after)?;
         terms.wait(self, &tickets)?;
@@ -91,12 +94,12 @@ impl draconis_device::ForwardingDisk for Watch {
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         self.seen.waits("what reads see");
-        self.disk().settle(ticket)
+        self.disk().wait_visible(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.seen.waits("what is durable");
-        self.disk().wait(ticket)
+        self.disk().wait_durable(ticket)
     }
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use draconis_device::{Claim, claim, claim_at_once};
+use draconis_device::{LockMode, lock_file, try_lock_file};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -128,7 +128,7 @@ impl Claimed {
         if !read_only {
             match open(volume, OFlags::RDWR) {
                 Ok(disk) => {
-                    claim_as(volume, &disk, Claim::Alone)?;
+                    claim_as(volume, &disk, LockMode::Exclusive)?;
                     let image =
                         again(&disk, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
                     let backing = again(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
@@ -142,7 +142,7 @@ impl Claimed {
             }
         }
         let image = open(volume, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
-        claim_as(volume, &image, Claim::Shared)?;
+        claim_as(volume, &image, LockMode::Shared)?;
         let source = Source::File { image, disk: None };
         Ok(Self { source, note, keep: Keep { backing: None, guard } })
     }
@@ -239,7 +239,7 @@ pub(crate) fn behind(
 }
 
 fn claim_behind(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
-    match claim(&fd, Claim::Shared) {
+    match lock_file(&fd, LockMode::Shared) {
         Ok(()) => Ok(fd),
         Err(Errno::WOULDBLOCK) => {
             Err(format!("{} is in use by another mount or tool", file.display()))
@@ -287,8 +287,8 @@ fn guard(volume: &Path) -> Result<Option<OwnedFd>, NotOpened> {
     })
 }
 
-fn claim_as(volume: &Path, fd: &OwnedFd, how: Claim) -> Result<(), NotOpened> {
-    claim_at_once(fd, how).map_err(|errno| match errno {
+fn claim_as(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), NotOpened> {
+    try_lock_file(fd, how).map_err(|errno| match errno {
         Errno::WOULDBLOCK => {
             NotOpened::InUse(format!("{} is in use by another mount or tool", volume.display()))
         }

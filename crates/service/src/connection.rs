@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use draconis_exchange::notices::{self, Notices};
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::InjectedFault;
 use rustix::fs::{Mode, OFlags};
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
@@ -68,7 +68,8 @@ impl Relays {
 pub(crate) fn resends() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy();
-    !Omission::Resend.is_made() && version(&release).is_none_or(|version| version >= RESENDS_FROM)
+    !InjectedFault::Resend.is_made()
+        && version(&release).is_none_or(|version| version >= RESENDS_FROM)
 }
 
 /// Major and minor number of a release such as `6.1.0-27-amd64`.

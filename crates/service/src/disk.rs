@@ -18,10 +18,10 @@ use draconis_device::{
     Disk, Error, Extent, FileDisk, FileOptions, OpenedFile, Pending, Properties, ReadAnswer,
     Refused, RemoteDisk, Urgency, serve,
 };
-use draconis_exchange::channel::process::{Plan, Session};
+use draconis_exchange::channel::process::{Session, SessionConfig};
 use draconis_exchange::contract::disk;
 use draconis_exchange::heap::arena::Class;
-use draconis_exchange::heap::{Block, Rooms};
+use draconis_exchange::heap::{Block, PagePool};
 use rustix::io::Errno;
 
 use crate::marked::Marked;
@@ -33,8 +33,8 @@ pub(crate) const LANES: u32 = 6;
 const PATIENCE: Duration = Duration::MAX;
 
 /// Adds what a worker that writes needs to the plan of its session, behind its other lanes.
-pub(crate) fn plan(plan: &mut Plan) {
-    plan.fixed_lanes += LANES;
+pub(crate) fn plan(plan: &mut SessionConfig) {
+    plan.static_lanes += LANES;
     plan.guest = vec![
         Class { slot_bytes: 4 << 10, slots: 128 },
         Class { slot_bytes: 64 << 10, slots: 16 },
@@ -128,16 +128,16 @@ pub(crate) fn split_disk(
     reads: FileDisk,
     session: &Arc<Session>,
     first: u32,
-    rooms: &Arc<Rooms>,
+    rooms: &Arc<PagePool>,
 ) -> Result<SplitDisk, Error> {
     let lanes = first..first + LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
     if ends.is_empty() {
-        return Err(Error::Gone);
+        return Err(Error::ServiceEnded);
     }
     let blocks = session.clone();
     let writes = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)?;
-    let writes = writes.lending(rooms.clone());
+    let writes = writes.with_shared_memory(rooms.clone());
     Ok(SplitDisk { reads, writes })
 }
 
@@ -165,9 +165,9 @@ impl draconis_device::ForwardingDisk for SplitDisk {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        let bounds = Properties { len_bytes: Disk::room_bytes(self), ..self.reads.properties() };
+        let bounds = Properties { len_bytes: Disk::max_len_bytes(self), ..self.reads.properties() };
         if let Err(error) = bounds.check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         self.reads.read(at, into, urgency)
     }
@@ -184,8 +184,8 @@ mod tests {
     use draconis_exchange::channel::process::{accept, offer};
     use draconis_exchange::contract::{Contract, Violation};
     use draconis_exchange::descriptors;
-    use draconis_exchange::heap::Piece;
-    use draconis_exchange::shm::Shared;
+    use draconis_exchange::heap::SharedSlice;
+    use draconis_exchange::shm::SharedMemory;
     use rustix::net::RecvFlags;
     use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -202,10 +202,10 @@ mod tests {
 
     /// The service of the disk in `file`, its session, what the worker takes that up with, and the
     /// memory beside. Both ends of the session live here: each is the other's peer.
-    fn served(file: &Path) -> (DiskService, Arc<Session>, OwnedFd, Arc<Shared>) {
+    fn served(file: &Path) -> (DiskService, Arc<Session>, OwnedFd, Arc<SharedMemory>) {
         let writable = File::options().read(true).write(true).open(file).unwrap();
-        let mut all = Plan {
-            fixed_lanes: 1,
+        let mut all = SessionConfig {
+            static_lanes: 1,
             host_lanes: 0,
             guest_lanes: 0,
             host: vec![Class { slot_bytes: 4096, slots: 1 }],
@@ -215,7 +215,7 @@ mod tests {
         let (offer, socket) = offer(&all).unwrap();
         let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
         let memory = crate::oplog::memory().unwrap();
-        host.know(memory.clone());
+        host.register_pool(memory.clone());
         (serve_disk(writable.into(), &host, 1, false).unwrap(), host, socket, memory)
     }
 
@@ -229,7 +229,7 @@ mod tests {
         let reads = FileDisk::open(file.path(), how).unwrap();
         let theirs = crate::oplog::adopt(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let log = crate::oplog::OpLog::new(theirs, 1).unwrap();
-        guest.know(log.memory().clone());
+        guest.register_pool(log.memory().clone());
         let disk = split_disk(reads, &guest, 1, log.rooms()).unwrap();
         assert!(!disk.properties().read_only && disk.properties().len_bytes == 8 << 20);
         let chain = vec![
@@ -237,8 +237,8 @@ mod tests {
             group(&[(1 << 20, 3 << 20, 3), (512, 512, 4)]),
         ];
         let tickets = disk.submit_chain(chain, &[]).unwrap();
-        disk.settle(tickets[0]).unwrap();
-        disk.wait(tickets[1]).unwrap();
+        disk.wait_visible(tickets[0]).unwrap();
+        disk.wait_durable(tickets[1]).unwrap();
         let byte = |at: u64| {
             let extent = Extent::new(at & !511, 512);
             let block = disk.read_now(extent, Block::private(512)).unwrap();
@@ -249,16 +249,19 @@ mod tests {
             [1, 4, 1, 2, 0, 3, 3, 0]
         );
         // Out of rooms: three pieces, of which two lie one behind the other on both sides.
-        let mut room = log.rooms().take(3 << 20).unwrap();
+        let mut room = log.rooms().allocate(3 << 20).unwrap();
         room.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 1024) as u8);
         let (sent, room) = (room.to_vec(), Arc::new(room));
-        let mut block = Block::vacant(5 << 20);
+        let mut block = Block::unallocated(5 << 20);
         for part in [0..700 << 10, 700 << 10..2 << 20, 0..3 << 20] {
             let at = if part.start == 0 && part.end == 3 << 20 { 2 << 20 } else { part.start };
-            assert_eq!(block.put(at, Piece::of(room.clone(), part.clone())), part.len());
+            assert_eq!(
+                block.put_slice(at, SharedSlice::from_owner(room.clone(), part.clone())),
+                part.len()
+            );
         }
         let ticket = disk.submit(Group { writes: vec![Write { at_bytes: 1 << 20, block }] }, &[]);
-        disk.settle(ticket.unwrap()).unwrap();
+        disk.wait_visible(ticket.unwrap()).unwrap();
         let extent = Extent::new(1 << 20, 5 << 20);
         let block = disk.read_now(extent, Block::private(5 << 20)).unwrap();
         let expected = [&sent[..2 << 20], &sent[..]].concat();
@@ -352,7 +355,7 @@ mod tests {
             liar.submit(2, &[good, lie]);
             liar.close();
             service.join();
-            assert_eq!(host.blame(), Some(Violation::Place(place)), "{lie:?}");
+            assert_eq!(host.violation(), Some(Violation::PoolRange(place)), "{lie:?}");
             assert!(std::fs::read(file.path()).unwrap() == before, "{lie:?}");
         }
         // What the disk does not have is refused, and is no breach; nor is it one that two writes
@@ -365,7 +368,7 @@ mod tests {
         liar.submit(3, &[(4096, 8192, 1024), (8192, 8192 + 512, 512)]);
         liar.close();
         service.join();
-        assert_eq!(host.blame(), None);
+        assert_eq!(host.violation(), None);
         let mut after = before;
         after[4096..5120].fill(0xee);
         after[8192..8704].fill(0xee);

@@ -23,10 +23,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use draconis_device::{
-    Claim, Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, RemoteDisk, Terms, Ticket,
-    Urgency, claim, serve,
+    Disk, Error, Extent, Group, LockMode, Pending, ReadAnswer, Refused, RemoteDisk, SubmitOptions,
+    Ticket, Urgency, lock_file, serve,
 };
-use draconis_exchange::channel::process::{Plan, Session, accept, offer};
+use draconis_exchange::channel::process::{Session, SessionConfig, accept, offer};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
@@ -151,7 +151,7 @@ pub fn claim_beside(directory: &Directory, address: &str) -> Result<File, String
     let cannot = |error| format!("{address}: {}", crate::sentence(&error));
     let file = stand_in(&directory.stores(), address).map_err(cannot)?;
     // One that has just ended may still be about to go.
-    match claim(&file, Claim::Shared) {
+    match lock_file(&file, LockMode::Shared) {
         Err(rustix::io::Errno::WOULDBLOCK) => {
             Err(format!("{address} is in use: disks in it are mounted here; unmount them first"))
         }
@@ -250,7 +250,7 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
     let mut text = vec![0; MESSAGE_BYTES];
     let got = descriptors::receive(&control, &mut text, RecvFlags::empty());
     let mut got = got.map_err(|_| not_started)?;
-    let text = text.get(..got.len).filter(|_| got.whole).ok_or(not_started)?;
+    let text = text.get(..got.len).filter(|_| got.is_complete).ok_or(not_started)?;
     let opening: Opening = serde_json::from_slice(text).map_err(|_| not_started)?;
     let user = got.fds.pop().ok_or(not_started)?;
     let hosted = elsewhere.open(&opening).and_then(|disk| {
@@ -286,8 +286,8 @@ impl Hosted {
     /// # Errors
     /// What the system says.
     pub(crate) fn new(disk: Arc<dyn Disk>, user: OwnedFd) -> std::io::Result<(Self, OwnedFd)> {
-        let mut plan = Plan {
-            fixed_lanes: 0,
+        let mut plan = SessionConfig {
+            static_lanes: 0,
             host_lanes: 0,
             guest_lanes: 0,
             host: vec![Class { slot_bytes: 4096, slots: 1 }],
@@ -335,7 +335,7 @@ impl Telling {
         if matches!(error, Error::Away(_)) {
             return log::warn!("{error}");
         }
-        if matches!(error, Error::Elsewhere(_)) && self.failure.set(error.to_string()).is_ok() {
+        if matches!(error, Error::Remote(_)) && self.failure.set(error.to_string()).is_ok() {
             log::error!("{error}");
         }
     }
@@ -351,8 +351,8 @@ impl draconis_device::ForwardingDisk for Telling {
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         // The lane that asks would wait at once.
         let answer = self.disk().read(at, into, urgency).wait();
-        let answer = answer.unwrap_or(Err(Refused { goods: None, error: Error::Gone }));
-        if let Err(Refused { error: error @ Error::Elsewhere(_), .. }) = &answer {
+        let answer = answer.unwrap_or(Err(Refused { payload: None, error: Error::ServiceEnded }));
+        if let Err(Refused { error: error @ Error::Remote(_), .. }) = &answer {
             log::error!("{error}");
         }
         Pending::ready(answer)
@@ -362,7 +362,7 @@ impl draconis_device::ForwardingDisk for Telling {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         self.disk()
             .submit_with(chain, after, terms)
@@ -370,17 +370,17 @@ impl draconis_device::ForwardingDisk for Telling {
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().settle(ticket).inspect_err(|error| self.tell(error))
+        self.disk().wait_visible(ticket).inspect_err(|error| self.tell(error))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait(ticket).inspect_err(|error| self.tell(error))
+        self.disk().wait_durable(ticket).inspect_err(|error| self.tell(error))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use draconis_device::claim_at_once;
+    use draconis_device::try_lock_file;
 
     use super::*;
 
@@ -398,10 +398,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mount = stand_in(dir.path(), "s3://b/p").unwrap();
         let other = stand_in(dir.path(), "s3://b/p").unwrap();
-        claim_at_once(&mount, Claim::Alone).unwrap();
-        claim_at_once(&other, Claim::Shared).unwrap_err();
-        claim_at_once(stand_in(dir.path(), "s3://b/q").unwrap(), Claim::Shared).unwrap();
+        try_lock_file(&mount, LockMode::Exclusive).unwrap();
+        try_lock_file(&other, LockMode::Shared).unwrap_err();
+        try_lock_file(stand_in(dir.path(), "s3://b/q").unwrap(), LockMode::Shared).unwrap();
         drop(mount);
-        claim_at_once(&other, Claim::Shared).unwrap();
+        try_lock_file(&other, LockMode::Shared).unwrap();
     }
 }

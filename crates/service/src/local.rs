@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_device::{FileDisk, FileOptions};
-use draconis_exchange::channel::{self, Caller};
+use draconis_exchange::channel::{self, RpcClient};
 use draconis_exchange::contract::directory::Directory;
 use draconis_exchange::contract::tree;
 
@@ -101,7 +101,7 @@ impl Local {
     ///
     /// # Errors
     /// What the system says when it has no thread left.
-    pub fn directory(&self) -> std::io::Result<Caller<Directory>> {
+    pub fn directory(&self) -> std::io::Result<RpcClient<Directory>> {
         let (client, server) = channel::pair();
         let Self { tree, patience } = self.clone();
         std::thread::Builder::new().name("volume".into()).spawn(move || {
@@ -109,7 +109,7 @@ impl Local {
                 log::info!("a client of the volume was lost: {lost}");
             }
         })?;
-        Ok(Caller::new(client, self.patience))
+        Ok(RpcClient::new(client, self.patience))
     }
 
     /// The volume itself, for what contracts do not say.

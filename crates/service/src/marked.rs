@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use draconis_device::{Disk, Group, Refused, Terms, Ticket};
+use draconis_device::{Disk, Group, Refused, SubmitOptions, Ticket};
 
 /// See the head of the file.
 pub(crate) struct Marked<D> {
@@ -29,7 +29,7 @@ impl<D: Disk> draconis_device::ForwardingDisk for Marked<D> {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let tickets = self.disk().submit_chain(chain, after)?;
         // It is taken whatever comes of the wait.

@@ -30,11 +30,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome};
+use draconis_exchange::contract::recorder::{Deferred, LoggedRequest, Outcome, RequestData};
 use draconis_exchange::contract::{Node, Time};
-use draconis_exchange::heap::{ALIGN_BYTES, Room, Rooms};
-use draconis_exchange::omission::{Omission, Point};
-use draconis_exchange::shm::Shared;
+use draconis_exchange::heap::{ALIGN_BYTES, PagePool, PoolBuffer};
+use draconis_exchange::omission::{DelayPoint, InjectedFault};
+use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
 use nameless::Nameless;
@@ -119,13 +119,13 @@ pub(crate) const MEMORY_BYTES: usize = NAMELESS_AT + nameless::BYTES + ROOMS_BYT
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn adopt(memory: OwnedFd) -> Result<Arc<Shared>, String> {
-    Shared::adopt(memory, MEMORY_BYTES).map(Arc::new).map_err(|why| why.to_string())
+pub(crate) fn adopt(memory: OwnedFd) -> Result<Arc<SharedMemory>, String> {
+    SharedMemory::map_peer(memory, MEMORY_BYTES).map(Arc::new).map_err(|why| why.to_string())
 }
 
 /// Has the first of its rooms mapped, which a worker reads a request into: a thousandth of a second
 /// that no client waits for where it is done before.
-pub(crate) fn map_first_room(memory: &Shared) {
+pub(crate) fn map_first_room(memory: &SharedMemory) {
     let rooms = MEMORY_BYTES - ROOMS_BYTES;
     if let Err(errno) = memory.populate(rooms..rooms + FIRST_ROOM_BYTES) {
         log::debug!("the first room is mapped when it is needed: {errno}");
@@ -136,26 +136,27 @@ pub(crate) fn map_first_room(memory: &Shared) {
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn memory() -> std::io::Result<Arc<Shared>> {
-    let memory = Shared::new(MEMORY_BYTES)?;
-    memory.long(FORMAT_AT).store(FORMAT, Ordering::Relaxed);
+pub(crate) fn memory() -> std::io::Result<Arc<SharedMemory>> {
+    let memory = SharedMemory::new(MEMORY_BYTES)?;
+    memory.atomic_u64(FORMAT_AT).store(FORMAT, Ordering::Relaxed);
     Ok(Arc::new(memory))
 }
 
 /// The requests that a worker had in hand when it died.
-pub(crate) fn in_hand(memory: &Shared) -> Vec<u64> {
-    let hands = (0..HANDS).map(|hand| memory.long(HANDS_AT + 8 * hand).swap(0, Ordering::Relaxed));
+pub(crate) fn in_hand(memory: &SharedMemory) -> Vec<u64> {
+    let hands =
+        (0..HANDS).map(|hand| memory.atomic_u64(HANDS_AT + 8 * hand).swap(0, Ordering::Relaxed));
     hands.filter(|unique| *unique != 0).collect()
 }
 
 /// The epoch of the last worker for which what the disk has taken of its changes can matter.
-pub(crate) fn noted(memory: &Shared) -> u64 {
-    memory.long(NOTED_AT).load(Ordering::Relaxed)
+pub(crate) fn noted(memory: &SharedMemory) -> u64 {
+    memory.atomic_u64(NOTED_AT).load(Ordering::Relaxed)
 }
 
 /// Whether the volume was clean when it was first opened, if it was.
-pub(crate) fn was_clean(memory: &Shared) -> Option<bool> {
-    match memory.long(CLEAN_AT).load(Ordering::Relaxed) {
+pub(crate) fn was_clean(memory: &SharedMemory) -> Option<bool> {
+    match memory.atomic_u64(CLEAN_AT).load(Ordering::Relaxed) {
         0 => None,
         word => Some(word == 2),
     }
@@ -168,8 +169,8 @@ pub struct Nonsense(&'static str);
 
 /// See the head of the file.
 pub(crate) struct OpLog {
-    memory: Arc<Shared>,
-    rooms: Arc<Rooms>,
+    memory: Arc<SharedMemory>,
+    rooms: Arc<PagePool>,
     epoch: u64,
     /// The disk has taken all changes of this epoch up to here.
     taken: AtomicU64,
@@ -183,7 +184,7 @@ struct Ring {
     tail: u64,
     head: u64,
     /// Those that entries have, by the entries' places.
-    rooms: VecDeque<(u64, Arc<Room>)>,
+    rooms: VecDeque<(u64, Arc<PoolBuffer>)>,
 }
 
 impl OpLog {
@@ -192,14 +193,14 @@ impl OpLog {
     /// # Errors
     /// What is wrong with the memory.
     #[allow(unsafe_code)]
-    pub(crate) fn new(memory: Arc<Shared>, epoch: u64) -> Result<Self, String> {
-        if memory.long(FORMAT_AT).load(Ordering::Relaxed) != FORMAT {
+    pub(crate) fn new(memory: Arc<SharedMemory>, epoch: u64) -> Result<Self, String> {
+        if memory.atomic_u64(FORMAT_AT).load(Ordering::Relaxed) != FORMAT {
             return Err("the log of the mount has another format".into());
         }
         if epoch == 1 {
-            memory.long(NOTED_AT).store(1, Ordering::Relaxed);
+            memory.atomic_u64(NOTED_AT).store(1, Ordering::Relaxed);
         }
-        let ends = memory.long(ENDS_AT).load(Ordering::Relaxed);
+        let ends = memory.atomic_u64(ENDS_AT).load(Ordering::Relaxed);
         let (tail, used) = (ends >> 32, (ends as u32).wrapping_sub((ends >> 32) as u32));
         let tail = tail * UNIT_BYTES;
         let (head, rooms) = (tail + u64::from(used) * UNIT_BYTES, VecDeque::new());
@@ -207,7 +208,7 @@ impl OpLog {
         let part = MEMORY_BYTES - ROOMS_BYTES..MEMORY_BYTES;
         // SAFETY: the keeper writes to the head only; of the workers one lives at a time, and of
         // a living one this is the only log.
-        let rooms = unsafe { Rooms::new(memory.clone(), part) };
+        let rooms = unsafe { PagePool::new(memory.clone(), part) };
         let (taken, hands) = (AtomicU64::new(0), AtomicU32::new(0));
         let nameless = Nameless::new(&memory, epoch == 1);
         Ok(Self { memory, rooms, epoch, taken, ring, hands, nameless })
@@ -215,7 +216,7 @@ impl OpLog {
 
     /// Notes whether the volume was clean before it was opened.
     pub(crate) fn note_clean(&self, clean: bool) {
-        self.memory.long(CLEAN_AT).store(1 + u64::from(clean), Ordering::Relaxed);
+        self.memory.atomic_u64(CLEAN_AT).store(1 + u64::from(clean), Ordering::Relaxed);
     }
 
     /// The inodes that the workers before have left without a name, and others; nothing if there
@@ -229,7 +230,10 @@ impl OpLog {
     ///
     /// # Errors
     /// [`Nonsense`].
-    pub(crate) fn take_over(&self, taken: (u64, u64)) -> Result<Vec<(Inherited, Made)>, Nonsense> {
+    pub(crate) fn take_over(
+        &self,
+        taken: (u64, u64),
+    ) -> Result<Vec<(LoggedRequest, Made)>, Nonsense> {
         let mut ring = self.ring();
         let Ring { tail, head, .. } = *ring;
         if head - tail > RING_BYTES {
@@ -251,7 +255,7 @@ impl OpLog {
             }
             at += len;
         }
-        self.memory.long(NOTED_AT).store(self.epoch, Ordering::Release);
+        self.memory.atomic_u64(NOTED_AT).store(self.epoch, Ordering::Release);
         // Those of the newest epoch are repetitions of the oldest entries there were.
         found.sort_by_key(|(epoch, number, ..)| (std::cmp::Reverse(*epoch), *number));
         Ok(found.into_iter().map(|(.., entry, made)| (entry, made)).collect())
@@ -262,8 +266,8 @@ impl OpLog {
         at: u64,
         len: u64,
         taken: (u64, u64),
-        contents: Option<&Room>,
-    ) -> Result<(u64, u64, Inherited, Made), Nonsense> {
+        contents: Option<&PoolBuffer>,
+    ) -> Result<(u64, u64, LoggedRequest, Made), Nonsense> {
         let word = |field| self.word(at, field).load(Ordering::Relaxed);
         let long = |field| self.long(at, field).load(Ordering::Relaxed);
         let (epoch, number) = (long(EPOCH), long(NUMBER));
@@ -300,37 +304,37 @@ impl OpLog {
         let now = Time { seconds: long(SECONDS) as i64, nanoseconds };
         let moved = Some(word(MOVED)).filter(|moved| *moved != 0).map(InodeNumber);
         let made = Made { now, inode: (inode != 0).then_some(file), moved };
-        let inherited = Inherited {
-            at,
+        let inherited = LoggedRequest {
+            position: at,
             unique: long(UNIQUE),
             request,
-            made: made.inode.map(|made| Node(made.inode.into())),
+            created: made.inode.map(|made| Node(made.inode.into())),
             outcome,
-            taken: is_taken,
+            is_accepted: is_taken,
             answered: flags & ANSWERED != 0,
         };
         Ok((epoch, number, inherited, made))
     }
 
     /// What the entry at `at` says of its contents, held again.
-    fn claim_room(&self, at: u64) -> Result<Option<Arc<Room>>, Nonsense> {
+    fn claim_room(&self, at: u64) -> Result<Option<Arc<PoolBuffer>>, Nonsense> {
         let word = |field| self.word(at, field).load(Ordering::Relaxed) as usize;
         let len = word(DATA_LEN);
         if len == 0 {
             return Ok(None);
         }
         let place = word(DATA_PAGE).checked_mul(ALIGN_BYTES).ok_or(Nonsense("a room"))?;
-        let room = self.rooms.claim(place, len).ok_or(Nonsense("a room"))?;
+        let room = self.rooms.allocate_at(place, len).ok_or(Nonsense("a room"))?;
         Ok(Some(Arc::new(room)))
     }
 
     /// Rooms for contents.
-    pub(crate) fn rooms(&self) -> &Arc<Rooms> {
+    pub(crate) fn rooms(&self) -> &Arc<PagePool> {
         &self.rooms
     }
 
     /// The memory of the log.
-    pub(crate) fn memory(&self) -> &Arc<Shared> {
+    pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
 
@@ -354,7 +358,7 @@ impl OpLog {
     pub(crate) fn begin(
         &self,
         unique: u64,
-        changing: Option<(&[u8], Contents<'_>)>,
+        changing: Option<(&[u8], RequestData<'_>)>,
         make_room: impl Fn() -> bool,
     ) {
         self.hand().store(unique, Ordering::Relaxed);
@@ -402,7 +406,7 @@ impl OpLog {
     }
 
     fn answered(&self, at: u64) {
-        if Omission::LogFirst.is_made() && self.long(at, EPOCH).load(Ordering::Relaxed) != 0 {
+        if InjectedFault::LogFirst.is_made() && self.long(at, EPOCH).load(Ordering::Relaxed) != 0 {
             std::thread::sleep(std::time::Duration::from_millis(2));
             self.word(at, STATE).store(CHANGED, Ordering::Release);
         }
@@ -439,10 +443,10 @@ impl OpLog {
     }
 
     /// Puts an entry into the ring, if there is room for it.
-    fn append(&self, unique: u64, bytes: &[u8], contents: Contents<'_>) -> Option<u64> {
+    fn append(&self, unique: u64, bytes: &[u8], contents: RequestData<'_>) -> Option<u64> {
         let (parts, room) = match contents {
-            Contents::Bytes(more) => ([bytes, more], None),
-            Contents::Room(room) => ([bytes, &[]], Some(room)),
+            RequestData::Bytes(more) => ([bytes, more], None),
+            RequestData::Room(room) => ([bytes, &[]], Some(room)),
         };
         let mut ring = self.ring();
         self.trim(&mut ring);
@@ -469,7 +473,7 @@ impl OpLog {
         self.word(at, FLAGS).store(0, Ordering::Relaxed);
         self.word(at, ERRNO).store(0, Ordering::Relaxed);
         self.word(at, REQUEST_LEN).store(request_len as u32, Ordering::Relaxed);
-        let page = room.map_or(0, |room| room.place() / ALIGN_BYTES);
+        let page = room.map_or(0, |room| room.offset() / ALIGN_BYTES);
         self.word(at, DATA_PAGE).store(page as u32, Ordering::Relaxed);
         self.word(at, DATA_LEN).store(room.map_or(0, |room| room.len()) as u32, Ordering::Relaxed);
         let mut place = self.place(at) + REQUEST;
@@ -522,7 +526,7 @@ impl OpLog {
     fn put_ends(&self, ring: &Ring) {
         let units = |at: u64| u64::from((at / UNIT_BYTES) as u32);
         let ends = units(ring.tail) << 32 | units(ring.head);
-        self.memory.long(ENDS_AT).store(ends, Ordering::Release);
+        self.memory.atomic_u64(ENDS_AT).store(ends, Ordering::Release);
     }
 
     fn len_of(&self, at: u64) -> Option<u64> {
@@ -536,11 +540,11 @@ impl OpLog {
     }
 
     fn word(&self, at: u64, field: usize) -> &AtomicU32 {
-        self.memory.word(self.place(at) + field)
+        self.memory.atomic_u32(self.place(at) + field)
     }
 
     fn long(&self, at: u64, field: usize) -> &AtomicU64 {
-        self.memory.long(self.place(at) + field)
+        self.memory.atomic_u64(self.place(at) + field)
     }
 
     /// Where the calling thread says what it has in hand.
@@ -550,7 +554,7 @@ impl OpLog {
             HAND.set(Some(hand));
             hand
         });
-        self.memory.long(HANDS_AT + 8 * hand)
+        self.memory.atomic_u64(HANDS_AT + 8 * hand)
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -561,7 +565,7 @@ impl OpLog {
 impl Witness for OpLog {
     fn changed(&self, number: u64, made: Made) {
         let Some(at) = ENTRY.get() else { return };
-        Point::Applied.pass();
+        DelayPoint::Applied.pass();
         if let Some(file) = made.inode {
             self.word(at, MADE_INODE).store(file.inode, Ordering::Relaxed);
             self.word(at, MADE_GENERATION).store(file.generation, Ordering::Relaxed);
@@ -573,20 +577,20 @@ impl Witness for OpLog {
         self.word(at, NANOSECONDS).store(made.now.nanoseconds, Ordering::Relaxed);
         self.long(at, NUMBER).store(number, Ordering::Relaxed);
         self.long(at, EPOCH).store(self.epoch, Ordering::Release);
-        if !Omission::LogFirst.is_made() {
+        if !InjectedFault::LogFirst.is_made() {
             self.word(at, STATE).store(CHANGED, Ordering::Release);
         }
-        Point::Logged.pass();
+        DelayPoint::Logged.pass();
     }
 
     fn taken(&self, number: u64) {
-        Point::Committed.pass();
+        DelayPoint::Committed.pass();
         self.taken.fetch_max(number, Ordering::Release);
         self.nameless.taken(&self.memory, number);
     }
 
     fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
-        if !Omission::NamelessNoted.is_made() {
+        if !InjectedFault::RecordOrphans.is_made() {
             self.nameless.add(&self.memory, number, inode, all);
         }
     }

@@ -18,15 +18,15 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::channel::process::{Plan, Session, offer};
-use draconis_exchange::channel::{Client, Lost, Reply};
+use draconis_exchange::channel::process::{Session, SessionConfig, offer};
+use draconis_exchange::channel::{ChannelError, Client, Reply};
 use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::volume::{self, Volume};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::Class;
 use draconis_exchange::omission;
-use draconis_exchange::shm::Shared;
+use draconis_exchange::shm::SharedMemory;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -61,10 +61,15 @@ pub(crate) const VOLUME_LANE: u32 = 0;
 pub(crate) const DISK_LANE: u32 = 1;
 
 /// One lane for the volume contract, and the blocks that carry its texts.
-fn plan(writable: bool) -> Plan {
+fn plan(writable: bool) -> SessionConfig {
     let texts = Class { slot_bytes: TEXT_BYTES, slots: 2 };
-    let mut plan =
-        Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host: vec![texts], guest: vec![] };
+    let mut plan = SessionConfig {
+        static_lanes: 1,
+        host_lanes: 0,
+        guest_lanes: 0,
+        host: vec![texts],
+        guest: vec![],
+    };
     if writable {
         disk::plan(&mut plan);
     }
@@ -203,7 +208,7 @@ impl Worker {
     pub(crate) fn start(
         source: &Source,
         behind: &[OwnedFd],
-        log: &Arc<Shared>,
+        log: &Arc<SharedMemory>,
         start: &Start,
     ) -> Result<Self, StartError> {
         Self::prepare(source, behind, log, &start.options)?.open(start)
@@ -216,7 +221,7 @@ impl Worker {
     pub(crate) fn prepare(
         source: &Source,
         behind: &[OwnedFd],
-        log: &Arc<Shared>,
+        log: &Arc<SharedMemory>,
         options: &MountOptions,
     ) -> Result<Ready, StartError> {
         let (control, theirs) = UnixStream::pair()?;
@@ -254,7 +259,7 @@ impl Worker {
         let (session, disk) = match source {
             Source::File { image, disk } => {
                 let session = given(image.as_fd())?;
-                session.know(log.clone());
+                session.register_pool(log.clone());
                 let disk = disk.as_ref().map(|disk| {
                     let discards = options.discard == Some(true);
                     disk::serve_disk(disk.try_clone()?, &session, DISK_LANE, discards)
@@ -309,7 +314,7 @@ impl Worker {
                 self.read_only = ack.mounted.read_only;
             }
             Reply::Nak(nak, _) => {
-                return Err(refused(nak.why.why, &nak.options, nak.why.said_bytes));
+                return Err(refused(nak.why.why, &nak.options, nak.why.message_bytes));
             }
         }
         Ok(())
@@ -338,8 +343,8 @@ impl Worker {
     /// # Errors
     /// [`Fault`]; after one it cannot be asked again.
     pub fn status(&mut self, deadline: Instant) -> Result<WorkerStatus, Fault> {
-        let volume = self.volume.take().ok_or(Fault(Lost::Closed))?;
-        let text = self.text.take().ok_or(Fault(Lost::Closed))?;
+        let volume = self.volume.take().ok_or(Fault(ChannelError::Closed))?;
+        let text = self.text.take().ok_or(Fault(ChannelError::Closed))?;
         let (buffer, len) = match volume.send(volume::Status { buffer: text }).receive(deadline) {
             Ok(Reply::Ack(ack, volume)) => {
                 self.volume = Some(volume);
@@ -362,7 +367,7 @@ impl Worker {
     /// # Errors
     /// [`Fault`], or that it could not.
     pub fn close(&mut self, deadline: Instant) -> Result<(), Fault> {
-        let volume = self.volume.take().ok_or(Fault(Lost::Closed))?;
+        let volume = self.volume.take().ok_or(Fault(ChannelError::Closed))?;
         let sent = volume.send(volume::Unmount {});
         match sent.receive(deadline).map_err(Fault)? {
             Reply::Ack(..) => Ok(()),
@@ -471,12 +476,12 @@ fn text_of(block: &Block, len: u32) -> Vec<u8> {
 /// Why a worker did not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Fault(Lost);
+pub struct Fault(ChannelError);
 
 impl Fault {
     /// Whether it might still be there, but does not answer.
     pub fn is_timeout(&self) -> bool {
-        !matches!(self.0, Lost::Closed)
+        !matches!(self.0, ChannelError::Closed)
     }
 }
 

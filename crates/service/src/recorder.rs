@@ -6,9 +6,11 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome, Recorder};
-use draconis_exchange::heap::Room;
-use draconis_exchange::omission::Omission;
+use draconis_exchange::contract::recorder::{
+    Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
+};
+use draconis_exchange::heap::PoolBuffer;
+use draconis_exchange::omission::InjectedFault;
 use draconis_ext::{InodeNumber, Made};
 use serde::{Deserialize, Serialize};
 
@@ -117,12 +119,12 @@ impl WorkerRecorder {
     }
 }
 
-impl Recorder for WorkerRecorder {
-    fn room(&self, len: usize) -> Option<Room> {
-        self.log.rooms().take(len)
+impl RequestLog for WorkerRecorder {
+    fn allocate_buffer(&self, len: usize) -> Option<PoolBuffer> {
+        self.log.rooms().allocate(len)
     }
 
-    fn begin(&self, unique: u64, changing: Option<(&[u8], Contents<'_>)>) {
+    fn begin_request(&self, unique: u64, changing: Option<(&[u8], RequestData<'_>)>) {
         if changing.is_some() && self.is_pressed() {
             match self.helper.get().filter(|_| !self.log.is_nearly_full()) {
                 Some(helper) => helper.unpark(),
@@ -139,7 +141,7 @@ impl Recorder for WorkerRecorder {
         self.log.decided(outcome);
     }
 
-    fn done(&self) {
+    fn finish_request(&self) {
         self.log.done();
     }
 
@@ -151,61 +153,61 @@ impl Recorder for WorkerRecorder {
         self.log.deferred_done(deferred);
     }
 
-    fn refuses(&self, unique: u64) -> bool {
+    fn is_quarantined(&self, unique: u64) -> bool {
         self.refused.contains(&unique)
     }
 
-    fn refused(&self, what: String) {
+    fn report_quarantined(&self, what: String) {
         log::error!("{what} is refused: workers died over it");
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
-    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
+    fn unfinished_requests(&self) -> Result<Option<Vec<LoggedRequest>>, String> {
         if self.epoch <= 1 {
             return Ok(None);
         }
         let found = self.log.take_over(self.taken).map_err(|why| why.to_string())?;
         let mut left = self.left();
-        left.extend(found.iter().map(|(inherited, made)| (inherited.at, *made)));
+        left.extend(found.iter().map(|(inherited, made)| (inherited.position, *made)));
         Ok(Some(found.into_iter().map(|(inherited, _)| inherited).collect()))
     }
 
-    fn repeat(&self, inherited: &Inherited, work: &mut dyn FnMut()) {
-        let made = self.left().get(&inherited.at).copied();
+    fn replay(&self, inherited: &LoggedRequest, work: &mut dyn FnMut()) {
+        let made = self.left().get(&inherited.position).copied();
         let Some(tree) = self.tree() else { return };
-        tree.volume().repeat(made.map(|made| match Omission::SameInode.is_made() {
+        tree.volume().repeat(made.map(|made| match InjectedFault::SameInode.is_made() {
             true => Made { inode: None, ..made },
             false => made,
         }));
-        self.log.repeat(inherited.at, inherited.unique, work);
+        self.log.repeat(inherited.position, inherited.unique, work);
         tree.volume().repeat(None);
         self.keep_repeated();
     }
 
-    fn contradicted(&self, why: &str) {
+    fn fail_replay(&self, why: &str) {
         if let Some(tree) = self.tree() {
             tree.volume().contradict(&format!("the worker before left what cannot be: {why}"));
         }
     }
 
-    fn settled(&self) {
+    fn end_replay(&self) {
         let left = std::mem::take(&mut *self.left());
         self.log.settle(left.into_keys());
     }
 
-    fn nameless(&self) -> Vec<Node> {
+    fn orphans(&self) -> Vec<Node> {
         let all = self.tree().map(|tree| tree.volume().nameless()).unwrap_or_default();
         all.into_iter().map(|inode| Node(inode.0.into())).collect()
     }
 
-    fn is_nameless(&self, node: Node) -> bool {
+    fn is_orphan(&self, node: Node) -> bool {
         let inode = InodeNumber::from_node(node).filter(|_| self.epoch > 1);
         let tree = self.tree().zip(inode);
         tree.is_some_and(|(tree, inode)| tree.volume().is_nameless(inode))
     }
 
     fn release(&self, nodes: &[Node]) {
-        nodes.iter().for_each(|node| self.give_back(*node));
+        nodes.iter().for_each(|node| self.release_orphan(*node));
         if let Some(tree) = self.tree() {
             // Space that is freed can be used once that is durable. What fails here fails again
             // when the space is asked for.
@@ -213,7 +215,7 @@ impl Recorder for WorkerRecorder {
         }
     }
 
-    fn give_back(&self, node: Node) {
+    fn release_orphan(&self, node: Node) {
         if let (Some(tree), Some(inode)) = (self.tree(), InodeNumber::from_node(node)) {
             tree.volume().give_back(inode);
         }

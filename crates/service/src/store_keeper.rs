@@ -271,7 +271,7 @@ fn receive<T: for<'de> Deserialize<'de>>(
 ) -> std::io::Result<(T, Vec<OwnedFd>)> {
     let mut bytes = [0; MESSAGE_BYTES];
     let got = descriptors::receive(socket, &mut bytes, RecvFlags::empty())?;
-    let text = bytes.get(..got.len).filter(|text| !text.is_empty() && got.whole);
+    let text = bytes.get(..got.len).filter(|text| !text.is_empty() && got.is_complete);
     let text = text.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     Ok((serde_json::from_slice(text)?, got.fds))
 }

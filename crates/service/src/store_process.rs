@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use draconis_device::{Disk, RemoteDisk};
-use draconis_exchange::channel::process::{Plan, Session, introduce};
+use draconis_exchange::channel::process::{Session, SessionConfig, broker};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::arena::Class;
@@ -181,8 +181,8 @@ impl StoreProcess {
         read_only: bool,
         guest: BorrowedFd<'_>,
     ) -> Result<Attached, StoreError> {
-        let mut plan = Plan {
-            fixed_lanes: 0,
+        let mut plan = SessionConfig {
+            static_lanes: 0,
             host_lanes: 0,
             guest_lanes: 0,
             host: vec![Class { slot_bytes: 4096, slots: 1 }],
@@ -190,7 +190,7 @@ impl StoreProcess {
         };
         add_disk(&mut plan);
         let (host, socket) =
-            introduce(&plan, self.pidfd.as_fd(), guest).map_err(std::io::Error::from)?;
+            broker(&plan, self.pidfd.as_fd(), guest).map_err(std::io::Error::from)?;
         let how = if read_only { ATTACH_READ_ONLY } else { ATTACH };
         let question = [&[how], name.as_bytes()].concat();
         if question.len() > MESSAGE_BYTES {
@@ -297,7 +297,7 @@ impl StoreProcess {
 pub fn disk_of(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
     let ends: Vec<_> = (0..LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
     if ends.is_empty() {
-        return Err(draconis_device::Error::Gone);
+        return Err(draconis_device::Error::ServiceEnded);
     }
     let blocks = session.clone();
     let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)?;

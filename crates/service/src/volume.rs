@@ -21,7 +21,7 @@ use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::channel::Server;
 use draconis_exchange::contract::file::File;
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{AccessTimes, Attributes, Kind, Node, Refusal, Space, Time};
+use draconis_exchange::contract::{AccessTimes, Attributes, FileType, Node, Refusal, StatFs, Time};
 use draconis_ext::{Claim, Claiming, InodeNumber, Options, Predecessor, Volume, Witness, Writing};
 
 use crate::options::MountOptions;
@@ -510,27 +510,27 @@ impl Tree for VolumeTree {
         VolumeFile::new(self, node)
     }
 
-    fn space(&self) -> Space {
+    fn statfs(&self) -> StatFs {
         let space = self.volume.space();
         let blocks = if self.minix_df { self.volume.superblock().blocks } else { space.blocks };
-        Space { blocks, ..space }
+        StatFs { blocks, ..space }
     }
 
     fn is_writable(&self) -> bool {
         self.writing
     }
 
-    fn decides_opening(&self, kind: Kind) -> bool {
+    fn handles_open(&self, kind: FileType) -> bool {
         // Files may be immutable or append-only; times of access are kept of both.
         let keeps_times = self.volume.access_times() != AccessTimes::Never;
-        self.writing && (kind == Kind::File || keeps_times && !self.no_directory_atime)
+        self.writing && (kind == FileType::File || keeps_times && !self.no_directory_atime)
     }
 
-    fn is_short_of_room(&self) -> bool {
+    fn is_low_on_space(&self) -> bool {
         self.writing && self.volume.is_short_of_room()
     }
 
-    fn tell_of_changes(&self, end: &Server<File>) {
+    fn notify_changes_to(&self, end: &Server<File>) {
         // What nothing changes is told of once: that it will be.
         let teller = end.teller();
         if self.writing {
@@ -538,7 +538,7 @@ impl Tree for VolumeTree {
         }
     }
 
-    fn hold(&self, node: Node) {
+    fn add_user(&self, node: Node) {
         if self.writing
             && let Ok(inode) = inode(node)
         {
@@ -546,7 +546,7 @@ impl Tree for VolumeTree {
         }
     }
 
-    fn release(&self, node: Node, users: u64) {
+    fn remove_users(&self, node: Node, users: u64) {
         if self.writing
             && let Ok(inode) = inode(node)
         {

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_exchange::channel::process::{Session, accept};
-use draconis_exchange::contract::recorder::Recorder;
+use draconis_exchange::contract::recorder::RequestLog;
 use draconis_exchange::contract::volume::{
-    self, Mount, Mounted, NotMounted, Status, Unmount, Volume, VolumeServer,
+    self, Mount, MountError, MountedVolume, Status, Unmount, Volume, VolumeServer,
 };
 use draconis_exchange::contract::{Refusal, tree::Tree};
 use draconis_exchange::notices::Notices;
-use draconis_exchange::shm::Shared;
+use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{Predecessor, Volume as ExtVolume};
 
 use crate::disk::split_disk;
@@ -54,7 +54,7 @@ pub trait Serve: Send + Sync + 'static {
         connection: OwnedFd,
         notices: &Notices,
         tree: &VolumeTree,
-        recorder: &dyn Recorder,
+        recorder: &dyn RequestLog,
     ) -> std::io::Result<()>;
     /// Requests answered so far.
     fn requests(&self) -> u64;
@@ -134,7 +134,7 @@ struct Given {
     image: Image,
     /// What the image differs from, the nearest first.
     behind: Vec<OpenedFile>,
-    log: Arc<Shared>,
+    log: Arc<SharedMemory>,
 }
 
 /// Where the volume is.
@@ -229,7 +229,7 @@ impl<S: Serve> Control<S> {
         let disk: Arc<dyn Disk> = match image {
             Image::File(file) if options.read_only => Arc::new(file.start()),
             Image::File(file) => {
-                self.session.know(log.memory().clone());
+                self.session.register_pool(log.memory().clone());
                 let file = file.growing().map_err(OpenError::Length)?.start();
                 let split = split_disk(file, &self.session, DISK_LANE, log.rooms());
                 Arc::new(split.map_err(OpenError::Disk)?)
@@ -374,15 +374,15 @@ fn wait_for_a_pause(volume: &ExtVolume, mut changes: u64, period: Duration) {
 }
 
 impl<S: Serve> VolumeServer for Control<S> {
-    fn mount(&self, request: &mut Mount) -> Result<Mounted, NotMounted> {
+    fn mount(&self, request: &mut Mount) -> Result<MountedVolume, MountError> {
         let mut text = vec![0; (request.len as usize).min(request.options.len())];
         request.options.copy_out(0, &mut text);
         let mut refuse = |why, said: &str| {
             let said_bytes = request.options.copy_in(0, said.as_bytes()) as u32;
-            NotMounted { why, said_bytes }
+            MountError { why, message_bytes: said_bytes }
         };
         let tree = self.open(&text).map_err(|error| refuse(error.refusal(), &error.to_string()))?;
-        let mounted = Mounted { space: tree.space(), read_only: tree.read_only() };
+        let mounted = MountedVolume { space: tree.statfs(), read_only: tree.read_only() };
         self.tree.set(tree).map_err(|_| refuse(Refusal::Busy, "mounted already"))?;
         Ok(mounted)
     }

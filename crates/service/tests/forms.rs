@@ -12,14 +12,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use draconis_device::{FileOptions, OpenedFile};
-use draconis_exchange::channel::process::{Plan, accept, offer};
-use draconis_exchange::channel::{self, Caller, Client, Lost, Server};
+use draconis_exchange::channel::process::{SessionConfig, accept, offer};
+use draconis_exchange::channel::{self, ChannelError, Client, RpcClient, Server};
 use draconis_exchange::contract::directory::{
-    self, Directory, Enumerate, GetXattr, Lookup, ReadLink, Records, Unlink,
+    self, Directory, EntryReader, Enumerate, GetXattr, Lookup, ReadLink, Unlink,
 };
-use draconis_exchange::contract::file::{self, File, Reader, Seek};
+use draconis_exchange::contract::file::{self, CachingReader, File, Seek};
 use draconis_exchange::contract::{
-    AttributeChange, AttributeName, Attributes, Kind, Name, Node, Refusal, tree,
+    AttributeChange, AttributeName, Attributes, FileType, Name, Node, Refusal, tree,
 };
 use draconis_exchange::heap::Block;
 use draconis_service::local::Local;
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A way to a volume, and the goods that travel it without a copy.
 struct Form {
-    directory: Caller<Directory>,
+    directory: RpcClient<Directory>,
     pair: Box<dyn Fn() -> (Client<File>, Server<File>)>,
     block: Box<dyn Fn(usize) -> Block>,
     /// For those who can do with fewer.
@@ -55,19 +55,19 @@ fn thread(image: &Path) -> Form {
         directory: local.directory().unwrap(),
         pair: Box::new(channel::pair),
         block: Box::new(Block::private),
-        spare: Arc::new(|len| Some(Block::vacant(len))),
+        spare: Arc::new(|len| Some(Block::unallocated(len))),
         child: None,
     }
 }
 
 fn process(image: &Path) -> Form {
-    let (offer, socket) = offer(&Plan::default()).unwrap();
+    let (offer, socket) = offer(&SessionConfig::default()).unwrap();
     let child = common::child("worker", image).stdin(socket).spawn().unwrap();
     let pid = Pid::from_child(&child);
     let session = offer.start(pidfd_open(pid, PidfdFlags::empty()).unwrap());
     let (lanes, heap, spare) = (session.clone(), session.clone(), session.clone());
     Form {
-        directory: Caller::new(session.client(0).unwrap(), PATIENCE),
+        directory: RpcClient::new(session.client(0).unwrap(), PATIENCE),
         // A lane is free again once its server has noticed that it was closed.
         pair: Box::new(move || {
             let until = Instant::now() + PATIENCE;
@@ -189,7 +189,7 @@ impl Form {
             if ack.len == 0 {
                 return found;
             }
-            for entry in Records::new(&ack.buffer, ack.len).unwrap() {
+            for entry in EntryReader::new(&ack.buffer, ack.len).unwrap() {
                 let entry = entry.unwrap();
                 cookie = entry.cookie;
                 let name = String::from_utf8(entry.name.as_bytes().to_vec()).unwrap();
@@ -199,7 +199,7 @@ impl Form {
         }
     }
 
-    fn open(&mut self, path: &str) -> Result<(Caller<File>, Attributes), Refusal> {
+    fn open(&mut self, path: &str) -> Result<(RpcClient<File>, Attributes), Refusal> {
         let ends = (self.pair)();
         tree::open(&mut self.directory, Node::ROOT, path.as_bytes(), ends, PATIENCE)
     }
@@ -212,7 +212,7 @@ impl Form {
     }
 }
 
-fn read_all(file: &mut Caller<File>, mut buffer: Block) -> Vec<u8> {
+fn read_all(file: &mut RpcClient<File>, mut buffer: Block) -> Vec<u8> {
     let mut bytes = vec![];
     loop {
         let offset = bytes.len() as u64;
@@ -264,11 +264,11 @@ fn everything_is_found_and_read(make: Make) {
                 continue;
             }
             let bytes = match attributes.kind {
-                Kind::Directory => {
+                FileType::Directory => {
                     stack.push((path.clone(), attributes.node));
                     vec![]
                 }
-                Kind::Symlink => {
+                FileType::Symlink => {
                     let buffer = (form.block)(4096);
                     let asked = form.directory.call(ReadLink { node: attributes.node, buffer });
                     let ack = asked.unwrap().unwrap();
@@ -354,10 +354,10 @@ fn a_reader_that_keeps_what_it_read_reads_the_same(make: Make) {
     let mut form = make(&volume.image());
     for path in ["hello", "deep/long", "sparse"] {
         let expected = std::fs::read(volume.top().join(path)).unwrap();
-        let end = form.open(path).unwrap().0.into_end().unwrap();
+        let end = form.open(path).unwrap().0.into_client().unwrap();
         let blocks = form.spare.clone();
         // More than there are blocks for, in a session.
-        let mut reader = Reader::new(end, PATIENCE, 16, move |len| blocks(len));
+        let mut reader = CachingReader::new(end, PATIENCE, 16, move |len| blocks(len));
         for len in [expected.len() + 9, 1, 4000, 77_777] {
             // Not all of them byte by byte.
             let most = if len == 1 { 300 } else { expected.len() };
@@ -377,7 +377,7 @@ fn a_client_that_closes_ends_it(make: Make) {
     let (mut hello, _) = form.open("hello").unwrap();
     let (other, _) = channel::pair();
     let Some(root) =
-        std::mem::replace(&mut form.directory, Caller::new(other, PATIENCE)).into_end()
+        std::mem::replace(&mut form.directory, RpcClient::new(other, PATIENCE)).into_client()
     else {
         panic!("the channel is lost");
     };
@@ -390,7 +390,7 @@ fn a_client_that_closes_ends_it(make: Make) {
         assert!(child.wait().unwrap().success());
     }
     let again = form.directory.call(directory::GetAttributes { node: Node::ROOT });
-    assert_eq!(again.unwrap_err(), Lost::Closed);
+    assert_eq!(again.unwrap_err(), ChannelError::Closed);
 }
 
 #[test]
@@ -420,8 +420,8 @@ fn a_volume_is_changed_through_channels() {
     // Who reads it elsewhere, and keeps what was read, sees each change at once.
     let pair = channel::pair();
     let (end, _) = tree::open(&mut directory, Node::ROOT, b"new", pair, PATIENCE).unwrap();
-    let end = end.into_end().unwrap();
-    let mut reader = Reader::new(end, PATIENCE, 4, |len| Some(Block::vacant(len)));
+    let end = end.into_client().unwrap();
+    let mut reader = CachingReader::new(end, PATIENCE, 4, |len| Some(Block::unallocated(len)));
     for round in 0..40u8 {
         let mut into = [0; 9];
         for _ in 0..3 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use draconis_access::populate::{LeftOut, Source};
 use draconis_access::walk::segments;
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
 use draconis_ext::{Inode, InodeNumber, Volume};
 
@@ -106,7 +106,7 @@ impl Scan<'_> {
         let volume = self.files.volume;
         let inode = volume.inode(number)?;
         if let Some(first) = self.seen.get(&number) {
-            if inode.kind == Kind::Directory {
+            if inode.kind == FileType::Directory {
                 bail!("a directory with two names; draconis check shows the damage");
             }
             self.tree.link(dir, name, *first)?;
@@ -115,13 +115,13 @@ impl Scan<'_> {
         let attributes = volume.attributes_of(&inode);
         let (major, minor) = attributes.device;
         let what = match inode.kind {
-            Kind::Directory => What::Directory,
-            Kind::Symlink => What::Symlink(volume.read_link_of(&inode)?),
-            Kind::CharDevice => What::CharDevice(major, minor),
-            Kind::BlockDevice => What::BlockDevice(major, minor),
-            Kind::Fifo => What::Fifo,
-            Kind::Socket => What::Socket,
-            Kind::File => {
+            FileType::Directory => What::Directory,
+            FileType::Symlink => What::Symlink(volume.read_link_of(&inode)?),
+            FileType::CharDevice => What::CharDevice(major, minor),
+            FileType::BlockDevice => What::BlockDevice(major, minor),
+            FileType::Fifo => What::Fifo,
+            FileType::Socket => What::Socket,
+            FileType::File => {
                 let source = self.files.files.len() as u64;
                 self.files.files.push(inode.clone());
                 let data = segments(volume, &inode).collect::<Result<_, _>>()?;
@@ -145,7 +145,7 @@ impl Scan<'_> {
         }
         let id = self.tree.add(dir, name, node)?;
         self.seen.insert(number, id);
-        Ok((inode.kind == Kind::Directory).then_some((id, number)))
+        Ok((inode.kind == FileType::Directory).then_some((id, number)))
     }
 
     fn attributes(&mut self, node: &mut Node, inode: &Inode, name: &[u8]) -> anyhow::Result<()> {

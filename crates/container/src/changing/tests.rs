@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{
-    CrashOptions, Crashes, Disk, Extent, Group, MemoryDisk, Properties, Random, RecordDisk,
-    Refused, Terms, Ticket, Write, conform,
+    CrashOptions, CrashStates, Disk, Extent, Group, MemoryDisk, Properties, Random, RecordDisk,
+    Refused, SubmitOptions, Ticket, Write, conform,
 };
 use draconis_exchange::heap::Block;
 
@@ -43,7 +43,7 @@ impl Growing {
 
     /// The file as it is opened next.
     fn again(&self) -> Arc<Self> {
-        Arc::new(Self::new(self.bytes(), self.room_bytes()))
+        Arc::new(Self::new(self.bytes(), self.max_len_bytes()))
     }
 }
 
@@ -66,7 +66,7 @@ impl draconis_device::ForwardingDisk for Growing {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         for write in chain.iter().flat_map(|group| &group.writes) {
             let end = write.at_bytes + write.block.len() as u64;
@@ -78,7 +78,7 @@ impl draconis_device::ForwardingDisk for Growing {
 
 /// All that a disk has room for.
 fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
-    let len = disk.room_bytes();
+    let len = disk.max_len_bytes();
     let read = disk.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
     read.into_private().to_vec()
 }
@@ -188,7 +188,7 @@ fn a_disk_in_an_image_keeps_the_promises_of_disks() {
                 continue;
             }
             let mut files: Vec<Arc<Growing>> = vec![];
-            conform::all(|| {
+            conform::check_all(|| {
                 let mut bytes = image.clone();
                 if !grows {
                     // What is behind the image on a device is not known.
@@ -251,7 +251,7 @@ fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() 
                 expected[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
                 let ticket = write(&*disk, at, &bytes);
                 if round % 5 == 0 {
-                    disk.wait(ticket).unwrap();
+                    disk.wait_durable(ticket).unwrap();
                 }
                 if round == 20 {
                     image.as_ref().unwrap().rest().unwrap();
@@ -377,12 +377,12 @@ fn a_power_cut_loses_nothing_that_was_durable() {
             last = disk.submit(group, after).unwrap();
             history.extend(written.into_iter().map(|(at, with)| (last.0, at, with)));
             if round % 7 == 6 {
-                disk.wait(last).unwrap();
+                disk.wait_durable(last).unwrap();
             }
         }
         drop(disk);
         let few = CrashOptions { subsets: 6, ..CrashOptions::default() };
-        let crashes = Crashes::new(start, file.take(), few);
+        let crashes = CrashStates::new(start, file.take(), few);
         let mut states = 0;
         for crash in crashes {
             states += 1;
@@ -419,7 +419,7 @@ fn a_power_cut_loses_nothing_that_was_durable() {
             let next = open_for_writing(file.clone(), &[], 7);
             let next = next.unwrap_or_else(|error| panic!("{what}: {error}")).disk;
             let ticket = write(&*next, MIB + 512, &[1; 512]);
-            next.wait(ticket).unwrap();
+            next.wait_durable(ticket).unwrap();
             drop(next);
             if is_judged {
                 let mut found = found;
@@ -447,14 +447,14 @@ fn a_power_cut_finds_a_whole_log() {
         .map(|nth| {
             let ticket = write(&*disk, nth * MIB + 512, &[nth as u8 + 1; 512]);
             if nth % 3 == 0 {
-                disk.wait(ticket).unwrap();
+                disk.wait_durable(ticket).unwrap();
             }
             ticket
         })
         .collect();
     drop(disk);
     let few = CrashOptions { subsets: 1, exhaustive_sectors: 0, ..CrashOptions::default() };
-    for (state, crash) in Crashes::new(start, file.take(), few).enumerate() {
+    for (state, crash) in CrashStates::new(start, file.take(), few).enumerate() {
         let what = format!("state {state}, {:?}", crash.cut);
         if state % 3 != 0 {
             continue;
@@ -551,19 +551,19 @@ fn what_contradicts_itself_or_is_not_known_is_not_changed() {
 
 #[test]
 fn after_a_failed_write_nothing_is_written_and_what_was_is_read() {
-    use draconis_device::{Fault, FaultDisk, Hits};
+    use draconis_device::{Fault, FaultDisk, FaultTarget};
     let dir = tempfile::tempdir().unwrap();
     let Some(image) = made(dir.path(), &[], "3M", &["write -P 1 0 200k"]) else { return };
     let file = Arc::new(FaultDisk::new(Growing::new(image, 16 * MIB)));
     let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
     let ticket = write(&*disk, 0, &[2; 512]);
-    disk.wait(ticket).unwrap();
-    file.add(Hits::Writes(Extent::new(0, u64::MAX)), Fault::Break { kept_writes: 0 });
+    disk.wait_durable(ticket).unwrap();
+    file.add(FaultTarget::Writes(Extent::new(0, u64::MAX)), Fault::Break { kept_writes: 0 });
     let group = Group { writes: vec![Write { at_bytes: MIB, block: filled(&[3; 4096]) }] };
-    let tried = disk.submit(group, &[]).map(|ticket| disk.wait(ticket));
+    let tried = disk.submit(group, &[]).map(|ticket| disk.wait_durable(ticket));
     assert!(!matches!(tried, Ok(Ok(()))));
     let group = Group { writes: vec![Write { at_bytes: 2 * MIB, block: filled(&[4; 4096]) }] };
-    let tried = disk.submit(group, &[]).map(|ticket| disk.wait(ticket));
+    let tried = disk.submit(group, &[]).map(|ticket| disk.wait_durable(ticket));
     assert!(!matches!(tried, Ok(Ok(()))));
     let read = disk.read_now(Extent::new(0, 1024), Block::private(1024)).unwrap();
     assert_eq!(read.bytes().map(|bytes| (bytes[0], bytes[512])), Some((2, 1)));

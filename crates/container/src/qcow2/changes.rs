@@ -112,7 +112,7 @@ impl Changes {
         let bytes: Vec<u8> = entries.iter().copied().flat_map(u64::to_be_bytes).collect();
         let ticket = out.submit(vec![vec![(place, bytes)]])?;
         // It is read here from now on.
-        out.file.disk().settle(ticket)?;
+        out.file.disk().wait_visible(ticket)?;
         out.follow(ticket);
         self.lead_to_second(nth, place);
         self.counts.let_go(old, self.map.cluster());
@@ -148,7 +148,7 @@ impl Changes {
         if !self.seconds.contains_key(&nth) {
             self.forget_one();
             if let Some(ticket) = self.unsettled {
-                file.disk().settle(ticket)?;
+                file.disk().wait_visible(ticket)?;
                 self.unsettled = None;
             }
             let entries = table(file, self.second_at(nth), self.per_table())?;

@@ -280,7 +280,7 @@ impl Refcounts {
         match self.in_session && left < self.take_next / 4 {
             // That there is no room is told to who needs it.
             true => self.take_ahead(out).or_else(|error| match error {
-                Error::Disk(error) if error.is_of_space() => Ok(()),
+                Error::Disk(error) if error.is_no_space() => Ok(()),
                 other => Err(other),
             }),
             false => Ok(()),

@@ -13,7 +13,7 @@
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use draconis_device::{Disk, Extent, Properties, View};
+use draconis_device::{Disk, Extent, Properties, SubDisk};
 
 use super::{NONE, SECTOR, Vmdk, number};
 use crate::filled::{Fill, Filled};
@@ -92,7 +92,7 @@ pub(crate) fn open(
 /// Bytes of a file that lie there as they are.
 fn flat(disk: &Arc<dyn Disk>, at: u64, len_bytes: u64) -> Result<Source, Error> {
     let extent = Extent::new(at.saturating_mul(SECTOR), len_bytes);
-    let view = View::new(disk.clone(), extent);
+    let view = SubDisk::new(disk.clone(), extent);
     Ok(Source::new(Arc::new(view.map_err(|_| SHORT)?)))
 }
 

@@ -13,11 +13,11 @@ const TRY_EVERY: Duration = Duration::from_millis(3);
 
 /// Who may use a disk beside us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Claim {
+pub enum LockMode {
     /// Others may read too.
     Shared,
     /// No other user: what a mount and a writer take.
-    Alone,
+    Exclusive,
 }
 
 /// Claims the file or device for as long as the open file lives. What was closed a moment ago is
@@ -25,25 +25,25 @@ pub enum Claim {
 ///
 /// # Errors
 /// `EWOULDBLOCK` if there is a claim that does not go with this one.
-pub fn claim(fd: impl AsFd, how: Claim) -> rustix::io::Result<()> {
+pub fn lock_file(fd: impl AsFd, how: LockMode) -> rustix::io::Result<()> {
     let tries = CLOSING_WAIT.as_millis() / TRY_EVERY.as_millis();
     for _ in 0..tries {
-        match claim_at_once(&fd, how) {
+        match try_lock_file(&fd, how) {
             Err(Errno::WOULDBLOCK) => std::thread::sleep(TRY_EVERY),
             claimed => return claimed,
         }
     }
-    claim_at_once(fd, how)
+    try_lock_file(fd, how)
 }
 
 /// As [`claim`], without waiting.
 ///
 /// # Errors
 /// As [`claim`].
-pub fn claim_at_once(fd: impl AsFd, how: Claim) -> rustix::io::Result<()> {
+pub fn try_lock_file(fd: impl AsFd, how: LockMode) -> rustix::io::Result<()> {
     let operation = match how {
-        Claim::Shared => FlockOperation::NonBlockingLockShared,
-        Claim::Alone => FlockOperation::NonBlockingLockExclusive,
+        LockMode::Shared => FlockOperation::NonBlockingLockShared,
+        LockMode::Exclusive => FlockOperation::NonBlockingLockExclusive,
     };
     rustix::fs::flock(fd, operation)
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use draconis_exchange::heap::Private;
+use draconis_exchange::heap::PrivateBuffer;
 use rustix::fs::{OFlags, StatxFlags};
 use rustix::io::Errno;
 
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 const DIRECT_ALIGN_BYTES: u32 = 4096;
 
 /// Switches direct I/O on if the file takes it; returns the alignment its requests need.
-pub(crate) fn go_direct(fd: &OwnedFd) -> u32 {
+pub(crate) fn enable_direct_io(fd: &OwnedFd) -> u32 {
     match try_direct(fd) {
         Ok(align_bytes) => align_bytes,
         Err(errno) => {
@@ -23,13 +23,13 @@ pub(crate) fn go_direct(fd: &OwnedFd) -> u32 {
 fn try_direct(fd: &OwnedFd) -> rustix::io::Result<u32> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT)?;
-    let align_bytes = match told_alignment(fd) {
+    let align_bytes = match statx_alignment(fd) {
         // The kernel says that this file does no direct I/O, whatever the flag says.
         Some(0) => Err(Errno::OPNOTSUPP),
         Some(told) if told.is_power_of_two() && told <= 1 << 16 => Ok(told),
         _ => Ok(DIRECT_ALIGN_BYTES),
     };
-    let mut probe = Private::new(DIRECT_ALIGN_BYTES as usize);
+    let mut probe = PrivateBuffer::new(DIRECT_ALIGN_BYTES as usize);
     let tried = align_bytes.and_then(|align_bytes| {
         rustix::io::pread(fd, &mut probe[..], 0)?;
         Ok(align_bytes)
@@ -41,7 +41,7 @@ fn try_direct(fd: &OwnedFd) -> rustix::io::Result<u32> {
 }
 
 /// What `statx` tells of direct I/O: memory and offset alignment (Linux 6.1).
-fn told_alignment(fd: &OwnedFd) -> Option<u32> {
+fn statx_alignment(fd: &OwnedFd) -> Option<u32> {
     let flags = rustix::fs::AtFlags::EMPTY_PATH;
     let told = rustix::fs::statx(fd, c"", flags, StatxFlags::DIOALIGN).ok()?;
     (told.stx_mask & StatxFlags::DIOALIGN.bits() != 0)

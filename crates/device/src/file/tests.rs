@@ -1,6 +1,6 @@
 use std::io::Write as _;
 
-use super::told::queue_says;
+use super::told::read_queue_attribute;
 use super::*;
 use crate::Write;
 use crate::uring::discard_blocks;
@@ -74,8 +74,8 @@ fn groups_are_written_in_order_and_survive_reopening() {
         let first = Group { writes: vec![write(512, 0xaa), write(98_816, 0xbb)] };
         let first = disk.submit(first, &[]).unwrap();
         let second = disk.submit(Group { writes: vec![write(1024, 0xcc)] }, &[first]).unwrap();
-        disk.wait(second).unwrap();
-        disk.wait(first).unwrap();
+        disk.wait_durable(second).unwrap();
+        disk.wait_durable(first).unwrap();
         drop(disk);
         let bytes = std::fs::read(file.path()).unwrap();
         assert_eq!(bytes.len(), 100_000);
@@ -109,7 +109,7 @@ fn order_costs_a_flush_where_it_is_asked_for_and_only_there() {
             ticket
         };
         let settled = |ticket| {
-            disk.settle(ticket).unwrap();
+            disk.wait_visible(ticket).unwrap();
             ticket
         };
         let first = costs(0, &|| settled(disk.submit(small(), &[]).unwrap()));
@@ -124,12 +124,12 @@ fn order_costs_a_flush_where_it_is_asked_for_and_only_there() {
             let tickets = disk.submit_chain(chain(), &[third]).unwrap();
             settled(tickets[2]);
             // Durable by the chain's own flush.
-            disk.wait(tickets[0]).unwrap();
-            disk.wait(tickets[1]).unwrap();
+            disk.wait_durable(tickets[0]).unwrap();
+            disk.wait_durable(tickets[1]).unwrap();
             tickets[2]
         });
         let wait = |ticket| {
-            disk.wait(ticket).unwrap();
+            disk.wait_durable(ticket).unwrap();
             ticket
         };
         costs(1, &|| wait(last));
@@ -143,13 +143,13 @@ fn concurrent_waiters_share_flushes() {
     let file = image(100_000);
     let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
     let ticket = disk.submit(group(&[(0, 512, 1)]), &[]).unwrap();
-    disk.settle(ticket).unwrap();
+    disk.wait_visible(ticket).unwrap();
     let barrier = std::sync::Barrier::new(8);
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 barrier.wait();
-                disk.wait(ticket).unwrap();
+                disk.wait_durable(ticket).unwrap();
             });
         }
     });
@@ -185,19 +185,19 @@ fn nothing_follows_what_failed() {
         file.set_len(8192).unwrap();
         fcntl_add_seals(&file, SealFlags::GROW).unwrap();
         let first = disk.submit(group(&[(0, 4096, 1)]), &[]).unwrap();
-        disk.wait(first).unwrap();
+        disk.wait_durable(first).unwrap();
         let at = [4096, 8192, 0, 4096].into_iter();
         let chain = at.zip(2..).map(|(at, byte)| group(&[(at, 4096, byte)])).collect();
         let tickets = disk.submit_chain(chain, &[first]).unwrap();
         for &ticket in tickets[1..].iter().rev() {
-            assert!(matches!(disk.wait(ticket), Err(Error::Io { what: "write", .. })));
-            assert!(matches!(disk.settle(ticket), Err(Error::Io { what: "write", .. })));
+            assert!(matches!(disk.wait_durable(ticket), Err(Error::Io { what: "write", .. })));
+            assert!(matches!(disk.wait_visible(ticket), Err(Error::Io { what: "write", .. })));
         }
         // What was durable stays so: the chain's own flush covered its first group.
-        assert_eq!((disk.wait(first), disk.wait(tickets[0])), (Ok(()), Ok(())));
+        assert_eq!((disk.wait_durable(first), disk.wait_durable(tickets[0])), (Ok(()), Ok(())));
         let refused = disk.submit(group(&[(0, 512, 9)]), &[]).unwrap_err();
         assert_eq!(refused.error, Error::Stopped);
-        assert_eq!(disk.wait(Ticket(6)), Err(Error::NoTicket(Ticket(6))));
+        assert_eq!(disk.wait_durable(Ticket(6)), Err(Error::UnknownTicket(Ticket(6))));
         drop(disk);
         let mut bytes = vec![0; 8192];
         rustix::io::pread(&file, &mut bytes[..], 0).unwrap();
@@ -218,7 +218,7 @@ fn neighbours_go_as_one_and_land_where_they_belong() {
         let overlapping = [(1000 << 10, 8192, 1), (1004 << 10, 8192, 2), (1002 << 10, 4096, 3)];
         let chain = vec![group(&scattered), group(&blocks), group(&overlapping)];
         let tickets = disk.submit_chain(chain, &[]).unwrap();
-        disk.wait(tickets[2]).unwrap();
+        disk.wait_durable(tickets[2]).unwrap();
         let bytes = std::fs::read(file.path()).unwrap();
         for n in 0..1500 {
             let expected = if n % 700 == 3 { n as u8 } else { 0xa0 };
@@ -238,7 +238,7 @@ fn a_refused_request_returns_its_block() {
     let options = FileOptions { write: false, direct: true, uring: false };
     let disk = FileDisk::open(file.path(), options).unwrap();
     let refused = disk.read_now(Extent::new(4096, 512), Block::private(512)).unwrap_err();
-    assert_eq!(refused.goods.unwrap().len(), 512);
+    assert_eq!(refused.payload.unwrap().len(), 512);
     assert!(matches!(refused.error, Error::OutOfRange { .. }));
     let refused = disk.read_now(Extent::new(1, 512), Block::private(512)).unwrap_err();
     assert!(matches!(refused.error, Error::Misaligned { .. }));
@@ -255,7 +255,7 @@ fn a_file_that_shrank_is_an_error_not_a_signal() {
         let at = Extent::new(0, 1 << 16);
         for urgency in [Urgency::Now, Urgency::Ahead] {
             let answer = disk.read(at, Block::private(1 << 16), urgency).wait().unwrap();
-            assert!(matches!(answer.unwrap_err().error, Error::Short { .. }));
+            assert!(matches!(answer.unwrap_err().error, Error::ShortRead { .. }));
         }
         file.as_file().set_len(1 << 16).unwrap();
     }
@@ -281,7 +281,7 @@ fn a_file_that_ends_inside_of_a_sector_is_read_to_its_end() {
         }
         file.as_file().set_len(4700).unwrap();
         let short = disk.read_now(Extent::new(4608, 512), Block::private(512));
-        assert!(matches!(short.unwrap_err().error, Error::Short { .. }));
+        assert!(matches!(short.unwrap_err().error, Error::ShortRead { .. }));
         file.as_file().set_len(5000).unwrap();
         std::os::unix::fs::FileExt::write_all_at(file.as_file(), &expected[..5000], 0).unwrap();
     }
@@ -310,9 +310,9 @@ fn a_disk_in_use_is_refused() {
 fn a_file_is_written_in_blocks_of_its_file_system() {
     let file = image(8192);
     let block = rustix::fs::fstatvfs(&file).unwrap().f_frsize;
-    let unit = written_unit_bytes(&file).unwrap();
+    let unit = write_unit_bytes(&file).unwrap();
     assert!(u64::from(unit) >= block.min(16 << 10) && unit.is_power_of_two(), "{unit}");
-    assert_eq!(queue_says(rustix::fs::makedev(0, 0), "physical_block_size"), None);
+    assert_eq!(read_queue_attribute(rustix::fs::makedev(0, 0), "physical_block_size"), None);
 }
 
 #[test]
@@ -347,16 +347,16 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
     let first = write(0);
     let beyond = disk.discard(&[Extent::new(1 << 20, 1)], &[]).unwrap_err();
     assert!(matches!(beyond, Error::OutOfRange { .. }));
-    assert_eq!(disk.discard(&[], &[Ticket(7)]), Err(Error::NoTicket(Ticket(7))));
+    assert_eq!(disk.discard(&[], &[Ticket(7)]), Err(Error::UnknownTicket(Ticket(7))));
     disk.discard(&[Extent::new(65536, 65536), Extent::new(100, 9000)], &[first]).unwrap();
     disk.discard(&[Extent::new(512 << 10, 65536)], &[first]).unwrap();
     // Nothing is flushed for a hint, and it waits for what it follows: long enough for
     // a thread that would not.
-    disk.settle(first).unwrap();
+    disk.wait_visible(first).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!((disk.flushes(), std::fs::read(file.path()).unwrap()[65536]), (0, 7));
     let kept = write(520 << 10);
-    disk.wait(kept).unwrap();
+    disk.wait_durable(kept).unwrap();
     drop(disk);
     let bytes = std::fs::read(file.path()).unwrap();
     let byte = |at: usize| bytes[at];
@@ -381,12 +381,12 @@ fn a_file_that_grows_is_as_long_as_what_was_written() {
         let disk = open().growing().unwrap().start();
         assert_eq!(disk.properties().len_bytes, 5120);
         let stands_by = open();
-        assert!(disk.room_bytes() > 1 << 60);
+        assert!(disk.max_len_bytes() > 1 << 60);
         let mut block = Block::private(1024);
         block.copy_in(0, &[7; 1024]);
         let group = Group { writes: vec![Write { at_bytes: 1 << 20, block }] };
         let ticket = disk.submit(group, &[]).unwrap();
-        disk.wait(ticket).unwrap();
+        disk.wait_durable(ticket).unwrap();
         let read = |at: u64, len: usize| {
             let read = disk.read_now(Extent::new(at, len as u64), Block::private(len));
             read.unwrap().into_private()

@@ -30,7 +30,8 @@ pub(crate) fn is_file(fd: &OwnedFd) -> bool {
 pub(crate) fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
-        return queue_says(stat.st_rdev, "discard_max_bytes").is_some_and(|bytes| bytes > 0);
+        return read_queue_attribute(stat.st_rdev, "discard_max_bytes")
+            .is_some_and(|bytes| bytes > 0);
     }
     let behind = len_bytes.next_multiple_of(DISCARD_UNIT_BYTES);
     rustix::fs::fallocate(fd, PUNCH, behind, DISCARD_UNIT_BYTES).is_ok()
@@ -42,21 +43,22 @@ pub(crate) fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
 /// stripe, which is no unit). A file has its file system's blocks besides.
 ///
 /// None where there is no answer, as of memory and the network.
-pub fn written_unit_bytes(fd: impl std::os::fd::AsFd) -> Option<u32> {
+pub fn write_unit_bytes(fd: impl std::os::fd::AsFd) -> Option<u32> {
     const MOST: u64 = 16 << 10;
     let stat = rustix::fs::fstat(&fd).ok()?;
     let (device, block) = match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => (stat.st_rdev, None),
         _ => (stat.st_dev, rustix::fs::fstatvfs(&fd).ok().map(|system| system.f_frsize)),
     };
-    let queue = ["physical_block_size", "optimal_io_size"].map(|name| queue_says(device, name));
+    let queue =
+        ["physical_block_size", "optimal_io_size"].map(|name| read_queue_attribute(device, name));
     let told = queue.into_iter().chain([block]).flatten();
     let unit = told.filter(|bytes| bytes.is_power_of_two() && *bytes <= MOST).max()?;
     u32::try_from(unit).ok()
 }
 
 /// A number that the kernel tells of a block device's queue.
-pub(super) fn queue_says(device: rustix::fs::Dev, name: &str) -> Option<u64> {
+pub(super) fn read_queue_attribute(device: rustix::fs::Dev, name: &str) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     // A partition has its queue in the directory of the whole device.
     let said = ["queue", "../queue"].iter().find_map(|queue| {

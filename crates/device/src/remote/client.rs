@@ -3,33 +3,33 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use draconis_exchange::channel::{Client, Lost};
+use draconis_exchange::channel::{ChannelError, Client};
 use draconis_exchange::contract::disk::{
-    self, AFTER_MAX, Discard, ENDS_MAX, EXTENTS_MAX, Read, Reserve, Settle, Submit, WRITES_MAX,
-    Wait,
+    self, Discard, EXTENTS_MAX, MAX_DEPENDENCIES, MAX_GROUP_ENDS, MAX_WRITES, Read, Reserve,
+    Settle, Submit, Wait,
 };
 use draconis_exchange::contract::{List, Refusal};
-use draconis_exchange::heap::{Block, Rooms};
+use draconis_exchange::heap::{Block, PagePool};
 
 use super::error;
-use super::lanes::{Lane, Lanes, Need};
+use super::lanes::{Lane, LanePool, Priority};
 use crate::elevator::{Elevator, Request};
-use crate::readers::{Readers, Reads};
+use crate::readers::{ReadHandler, ReaderThreads};
 use crate::{
     Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    Terms, Ticket, Urgency, Write, pending,
+    SubmitOptions, Ticket, Urgency, Write, pending,
 };
 
 /// Gives blocks that cross to the server, of a length in bytes, while there are any:
 /// `session.block(len)`.
-pub type Blocks = Box<dyn Fn(usize) -> Option<Block> + Send + Sync>;
+pub type BlockAllocator = Box<dyn Fn(usize) -> Option<Block> + Send + Sync>;
 
 /// The most that one message carries by way of shared blocks, in bytes.
 const PART_BYTES: usize = 256 << 10;
 /// The most that one message carries by way of what lies beside, in bytes.
-const BESIDE_BYTES: usize = 1 << 20;
+const MAX_LENT_BYTES: usize = 1 << 20;
 /// How often, a millisecond apart, a request looks for room in the exchange heap.
-const ROOM_LOOKS: u32 = 10_000;
+const HEAP_RETRIES: u32 = 10_000;
 
 /// A disk on the other side of the disk contract.
 ///
@@ -38,17 +38,17 @@ const ROOM_LOOKS: u32 = 10_000;
 /// no more than half of the lanes.
 pub struct RemoteDisk {
     shared: Arc<Shared>,
-    readers: Readers<Shared>,
+    readers: ReaderThreads<Shared>,
     can_be_away: bool,
 }
 
 struct Shared {
     properties: Properties,
     bounds: ChainBounds,
-    lanes: Lanes,
-    blocks: Option<Blocks>,
+    lanes: LanePool,
+    blocks: Option<BlockAllocator>,
     /// What is written from there is not copied into blocks.
-    rooms: OnceLock<Arc<Rooms>>,
+    rooms: OnceLock<Arc<PagePool>>,
 }
 
 impl RemoteDisk {
@@ -61,14 +61,15 @@ impl RemoteDisk {
     /// [`Error::Gone`] when there is no answer, or the answer makes no sense.
     pub fn new(
         ends: Vec<Client<disk::Disk>>,
-        blocks: Option<Blocks>,
+        blocks: Option<BlockAllocator>,
         patience: Duration,
     ) -> Result<Self, Error> {
         let readers = ends.len().saturating_sub(1).max(1);
-        let lanes = Lanes::new(ends, patience);
-        let asked = lanes.lend(Need::Now)?.call(disk::Properties {});
-        let told = asked.map_err(|_| Error::Gone)?.map_err(|_| Error::Gone)?.properties;
-        let properties = properties(&told).ok_or(Error::Gone)?;
+        let lanes = LanePool::new(ends, patience);
+        let asked = lanes.acquire(Priority::Now)?.call(disk::Properties {});
+        let told =
+            asked.map_err(|_| Error::ServiceEnded)?.map_err(|_| Error::ServiceEnded)?.properties;
+        let properties = properties(&told).ok_or(Error::ServiceEnded)?;
         let bounds = ChainBounds {
             groups: told.chain_groups_max as usize,
             writes: told.chain_writes_max as usize,
@@ -76,7 +77,7 @@ impl RemoteDisk {
         };
         let rooms = OnceLock::new();
         let shared = Arc::new(Shared { properties, bounds, lanes, blocks, rooms });
-        let readers = Readers::new(shared.clone(), readers);
+        let readers = ReaderThreads::new(shared.clone(), readers);
         Ok(Self { shared, readers, can_be_away: false })
     }
 
@@ -89,7 +90,7 @@ impl RemoteDisk {
     /// Names what lies in `rooms` by its place instead of copying it: the server knows their
     /// memory, too.
     #[must_use]
-    pub fn lending(self, rooms: Arc<Rooms>) -> Self {
+    pub fn with_shared_memory(self, rooms: Arc<PagePool>) -> Self {
         // The first stays.
         let _ = self.shared.rooms.set(rooms);
         self
@@ -122,10 +123,10 @@ impl Disk for RemoteDisk {
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.shared.properties.check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         if urgency == Urgency::Now {
-            return Pending::ready(self.shared.read(at, into, Need::Now));
+            return Pending::ready(self.shared.read(at, into, Priority::Now));
         }
         let (promise, answer) = pending();
         self.readers.read(Request { at, into, promise });
@@ -145,36 +146,36 @@ impl Disk for RemoteDisk {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.submit_with(chain, after, Terms::default())
+        self.submit_with(chain, after, SubmitOptions::default())
     }
 
     fn submit_with(
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if chain.is_empty() {
             return Ok(vec![]);
         }
         match self.shared.submit(&mut chain, after, terms) {
             Ok(first) => Ok((first..).take(chain.len()).map(Ticket).collect()),
-            Err(Failed::Refused(error)) => Err(Refused { goods: Some(chain), error }),
-            Err(Failed::Lost) => {
+            Err(SubmitFailure::Refused(error)) => Err(Refused { payload: Some(chain), error }),
+            Err(SubmitFailure::Lost) => {
                 let goods = self.shared.blocks.is_some().then_some(chain);
-                Err(Refused { goods, error: Error::Gone })
+                Err(Refused { payload: goods, error: Error::ServiceEnded })
             }
         }
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        let mut lane = self.shared.lanes.lend(Need::Long)?;
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        let mut lane = self.shared.lanes.acquire(Priority::Long)?;
         let answer = lane.call(Settle { ticket: ticket.0 });
         answered(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        let mut lane = self.shared.lanes.lend(Need::Long)?;
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
+        let mut lane = self.shared.lanes.acquire(Priority::Long)?;
         let answer = lane.call(Wait { ticket: ticket.0 });
         answered(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
     }
@@ -191,7 +192,7 @@ impl Disk for RemoteDisk {
         let none: Option<&[Extent]> = extents.is_empty().then_some(&[]);
         for some in extents.chunks(EXTENTS_MAX).chain(none) {
             let extents = list(some.iter().map(|it| (it.start_bytes, it.len_bytes)).collect());
-            let mut lane = self.shared.lanes.lend(Need::Now)?;
+            let mut lane = self.shared.lanes.acquire(Priority::Now)?;
             let answer = lane.call(Discard { extents, after: last.map(|ticket| ticket.0) });
             let answer = answer.map(|reply| reply.map(drop).map_err(|nak| nak.why));
             answered(answer, last.unwrap_or(Ticket(0)))?;
@@ -200,26 +201,29 @@ impl Disk for RemoteDisk {
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        let mut lane = self.shared.lanes.lend(Need::Now)?;
+        let mut lane = self.shared.lanes.acquire(Priority::Now)?;
         match lane.call(Reserve { bytes }) {
             Ok(Ok(ack)) => Ok(ack.bytes),
             Ok(Err(nak)) => Err(error(nak.why, "reserve", Extent::new(0, bytes))),
-            Err(_) => Err(Error::Gone),
+            Err(_) => Err(Error::ServiceEnded),
         }
     }
 }
 
 /// What the answer to a question about `ticket` says.
-fn answered(answer: Result<Result<(), Refusal>, Lost>, ticket: Ticket) -> Result<(), Error> {
+fn answered(
+    answer: Result<Result<(), Refusal>, ChannelError>,
+    ticket: Ticket,
+) -> Result<(), Error> {
     match answer {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(Refusal::NotFound)) => Err(Error::NoTicket(ticket)),
+        Ok(Err(Refusal::NotFound)) => Err(Error::UnknownTicket(ticket)),
         Ok(Err(why)) => Err(error(why, "flush", Extent::new(0, 0))),
-        Err(_) => Err(Error::Gone),
+        Err(_) => Err(Error::ServiceEnded),
     }
 }
 
-impl Reads for Shared {
+impl ReadHandler for Shared {
     fn take(elevator: &mut Elevator) -> Vec<Request> {
         elevator.pop().into_iter().collect()
     }
@@ -230,62 +234,67 @@ impl Reads for Shared {
 
     fn answer(&self, requests: Vec<Request>) {
         for Request { at, into, promise } in requests {
-            promise.keep(self.read(at, into, Need::Ahead));
+            promise.fulfil(self.read(at, into, Priority::Ahead));
         }
     }
 }
 
 /// Why a chain was not taken.
-enum Failed {
+enum SubmitFailure {
     /// It is whole again.
     Refused(Error),
     /// With the server; blocks that had been sent are gone.
     Lost,
 }
 
-impl From<Error> for Failed {
+impl From<Error> for SubmitFailure {
     fn from(error: Error) -> Self {
-        Failed::Refused(error)
+        SubmitFailure::Refused(error)
     }
 }
 
 impl Shared {
-    fn read(&self, at: Extent, mut into: Block, need: Need) -> ReadAnswer {
-        let urgent = need == Need::Now;
-        let mut lane = match self.lanes.lend(need) {
+    fn read(&self, at: Extent, mut into: Block, need: Priority) -> ReadAnswer {
+        let urgent = need == Priority::Now;
+        let mut lane = match self.lanes.acquire(need) {
             Ok(lane) => lane,
-            Err(error) => return Err(Refused { goods: Some(into), error }),
+            Err(error) => return Err(Refused { payload: Some(into), error }),
         };
         if let Some(blocks) = &self.blocks {
             let sector = self.properties.sector_bytes as usize;
             return match read_by_copy(&mut lane, blocks, sector, at, &mut into, urgent) {
                 Ok(()) => Ok(into),
-                Err(error) => Err(Refused { goods: Some(into), error }),
+                Err(error) => Err(Refused { payload: Some(into), error }),
             };
         }
         match lane.call(Read { at_bytes: at.start_bytes, buffer: into, urgent }) {
             Ok(Ok(ack)) => Ok(ack.buffer),
             Ok(Err(nak)) => {
                 let error = error(nak.why, "read", at);
-                Err(Refused { goods: Some(nak.buffer), error })
+                Err(Refused { payload: Some(nak.buffer), error })
             }
-            Err(_) => Err(Refused { goods: None, error: Error::Gone }),
+            Err(_) => Err(Refused { payload: None, error: Error::ServiceEnded }),
         }
     }
 
     /// Sends a chain part by part over one lane; returns the ticket of its first group.
-    fn submit(&self, chain: &mut [Group], tickets: &[Ticket], terms: Terms) -> Result<u64, Failed> {
+    fn submit(
+        &self,
+        chain: &mut [Group],
+        tickets: &[Ticket],
+        terms: SubmitOptions,
+    ) -> Result<u64, SubmitFailure> {
         if self.properties.read_only {
             return Err(Error::ReadOnly.into());
         }
         self.properties.check_chain(chain)?;
         if !ChainBounds::of(chain).is_within(self.bounds) {
-            return Err(Error::TooMuch { bounds: self.bounds }.into());
+            return Err(Error::ChainTooLarge { bounds: self.bounds }.into());
         }
-        let mut lane = self.lanes.lend(Need::Now)?;
+        let mut lane = self.lanes.acquire(Priority::Now)?;
         let (mark, durable) = (terms.mark, terms.durable.map(|place| place as u32));
         let mut follows = tickets.iter().map(|ticket| ticket.0);
-        let mut place = Place::default();
+        let mut place = ChainCursor::default();
         loop {
             let part = match &self.blocks {
                 None => Ok(place.move_part(chain)),
@@ -302,12 +311,12 @@ impl Shared {
                     return Err(error.into());
                 }
             };
-            let after: Vec<_> = follows.by_ref().take(AFTER_MAX).collect();
+            let after: Vec<_> = follows.by_ref().take(MAX_DEPENDENCIES).collect();
             let more = place.group < chain.len() || follows.len() > 0;
-            let Part { blocks, ends, origins } = part;
+            let ChainFragment { blocks, ends, origins } = part;
             let (blocks, ends, after) = (list(blocks), list(ends), list(after));
             let sent = Submit { blocks, ends, after, mark, durable, more };
-            let answered = lane.call(sent).map_err(|_| Failed::Lost)?;
+            let answered = lane.call(sent).map_err(|_| SubmitFailure::Lost)?;
             let (blocks, first) = match answered {
                 Ok(ack) => (ack.blocks, Ok(ack.first)),
                 Err(nak) => (nak.blocks, Err(nak.why)),
@@ -323,7 +332,7 @@ impl Shared {
                 // The newest is the one that can be unknown.
                 Err(Refusal::NotFound) => {
                     let newest = tickets.iter().max().copied().unwrap_or(Ticket(0));
-                    return Err(Error::NoTicket(newest).into());
+                    return Err(Error::UnknownTicket(newest).into());
                 }
                 Err(why) => {
                     let whole = Extent::new(0, self.properties.len_bytes);
@@ -332,7 +341,7 @@ impl Shared {
                 // A ticket before the end, or none at the end: not a server to go on with.
                 Ok(_) => {
                     lane.close();
-                    return Err(Error::Gone.into());
+                    return Err(Error::ServiceEnded.into());
                 }
             }
         }
@@ -341,7 +350,7 @@ impl Shared {
 
 /// How much of a chain was sent.
 #[derive(Default)]
-struct Place {
+struct ChainCursor {
     group: usize,
     write: usize,
     /// Bytes of that write.
@@ -350,22 +359,22 @@ struct Place {
 
 /// What one message carries of a chain.
 #[derive(Default)]
-struct Part {
+struct ChainFragment {
     blocks: Vec<(u64, Block)>,
     ends: Vec<u32>,
     /// Group and write of each block, if it was moved.
     origins: Vec<(usize, usize)>,
 }
 
-impl Place {
+impl ChainCursor {
     /// The next write of which something is to be sent; passes ends of groups, which go
     /// into `part` as long as it takes them.
-    fn next_write(&mut self, chain: &[Group], part: &mut Part) -> bool {
+    fn next_write(&mut self, chain: &[Group], part: &mut ChainFragment) -> bool {
         while let Some(group) = chain.get(self.group) {
             match group.writes.get(self.write) {
                 Some(write) if write.block.is_empty() => self.write += 1,
-                Some(_) => return part.blocks.len() < WRITES_MAX,
-                None if part.ends.len() == ENDS_MAX => return false,
+                Some(_) => return part.blocks.len() < MAX_WRITES,
+                None if part.ends.len() == MAX_GROUP_ENDS => return false,
                 None => {
                     part.ends.push(part.blocks.len() as u32);
                     *self = Self { group: self.group + 1, ..Self::default() };
@@ -376,8 +385,8 @@ impl Place {
     }
 
     /// Takes the next blocks out of the chain; they return with the answer.
-    fn move_part(&mut self, chain: &mut [Group]) -> Part {
-        let mut part = Part::default();
+    fn move_part(&mut self, chain: &mut [Group]) -> ChainFragment {
+        let mut part = ChainFragment::default();
         while self.next_write(chain, &mut part) {
             let write = &mut chain[self.group].writes[self.write];
             part.blocks.push((write.at_bytes, write.block.take()));
@@ -392,18 +401,18 @@ impl Place {
     fn copy_part(
         &mut self,
         chain: &[Group],
-        blocks: &Blocks,
-        rooms: Option<&Rooms>,
+        blocks: &BlockAllocator,
+        rooms: Option<&PagePool>,
         sector_bytes: u32,
-    ) -> Result<Part, Error> {
-        let mut part = Part::default();
+    ) -> Result<ChainFragment, Error> {
+        let mut part = ChainFragment::default();
         let (mut bytes, mut beside) = (0, 0);
-        while bytes < PART_BYTES && beside < BESIDE_BYTES && self.next_write(chain, &mut part) {
+        while bytes < PART_BYTES && beside < MAX_LENT_BYTES && self.next_write(chain, &mut part) {
             let writes = &chain[self.group].writes[self.write..];
             let at_bytes = writes[0].at_bytes + self.skip as u64;
             let lent = rooms.and_then(|rooms| {
-                let (at, len) = lent_run(rooms, writes, self.skip, BESIDE_BYTES - beside)?;
-                rooms.lent(at, len)
+                let (at, len) = lent_run(rooms, writes, self.skip, MAX_LENT_BYTES - beside)?;
+                rooms.block_at(at, len)
             });
             if let Some(block) = lent {
                 self.pass(writes, block.len());
@@ -416,7 +425,7 @@ impl Place {
                 false => blocks(want),
                 true => {
                     let at = Extent::new(at_bytes, want as u64);
-                    let room = room(blocks, sector_bytes as usize, want);
+                    let room = allocate_block(blocks, sector_bytes as usize, want);
                     Some(room.ok_or_else(|| no_room("write", at))?)
                 }
             };
@@ -465,7 +474,12 @@ impl Place {
 
 /// How much of `writes`, of the first from `skip` on, lies in rooms in one piece as it does on the
 /// disk, and where: at most `most` bytes.
-fn lent_run(rooms: &Rooms, writes: &[Write], skip: usize, most: usize) -> Option<(usize, usize)> {
+fn lent_run(
+    rooms: &PagePool,
+    writes: &[Write],
+    skip: usize,
+    most: usize,
+) -> Option<(usize, usize)> {
     let mut found: Option<(usize, usize)> = None;
     let (mut skip, mut end) = (skip, writes.first()?.at_bytes);
     'run: for write in writes.iter().take_while(|write| {
@@ -474,14 +488,14 @@ fn lent_run(rooms: &Rooms, writes: &[Write], skip: usize, most: usize) -> Option
         joins
     }) {
         let mut left = write.block.len();
-        for piece in write.block.lent() {
+        for piece in write.block.shared_slices() {
             left = left.saturating_sub(piece.len());
             let bytes = piece.get(skip..).unwrap_or_default();
             skip = skip.saturating_sub(piece.len());
             if bytes.is_empty() {
                 continue;
             }
-            let Some(place) = rooms.place_of(bytes) else { break 'run };
+            let Some(place) = rooms.offset_of(bytes) else { break 'run };
             let (at, len) = found.unwrap_or((place, 0));
             if place != at + len || len >= most {
                 break 'run;
@@ -522,7 +536,7 @@ fn list<T, const MAX: usize>(values: Vec<T>) -> List<T, MAX> {
 /// Reads into blocks that cross, and copies from them.
 fn read_by_copy(
     lane: &mut Lane<'_>,
-    blocks: &Blocks,
+    blocks: &BlockAllocator,
     sector: usize,
     at: Extent,
     into: &mut Block,
@@ -532,13 +546,13 @@ fn read_by_copy(
     while done < into.len() {
         let start_bytes = at.start_bytes + done as u64;
         let want = (into.len() - done).min(PART_BYTES);
-        let buffer = room(blocks, sector, want).ok_or_else(|| no_room("read", at))?;
+        let buffer = allocate_block(blocks, sector, want).ok_or_else(|| no_room("read", at))?;
         let len = buffer.len();
         let read = Read { at_bytes: start_bytes, buffer, urgent };
         let buffer = match lane.call(read) {
             Ok(Ok(ack)) => ack.buffer,
             Ok(Err(nak)) => return Err(error(nak.why, "read", at)),
-            Err(_) => return Err(Error::Gone),
+            Err(_) => return Err(Error::ServiceEnded),
         };
         into.copy_from(done, &buffer, 0, len);
         done += len;
@@ -548,8 +562,8 @@ fn read_by_copy(
 
 /// A block of `want` bytes or, where there is none so large, of a power-of-two part of
 /// them that is whole sectors.
-fn room(blocks: &Blocks, sector: usize, want: usize) -> Option<Block> {
-    for _ in 0..ROOM_LOOKS {
+fn allocate_block(blocks: &BlockAllocator, sector: usize, want: usize) -> Option<Block> {
+    for _ in 0..HEAP_RETRIES {
         let smaller =
             std::iter::successors(Some(want.next_power_of_two() / 2), |len| Some(len / 2))
                 .take_while(|len| *len >= sector);

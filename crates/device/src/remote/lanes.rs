@@ -11,16 +11,16 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use draconis_exchange::channel::{Caller, Client};
+use draconis_exchange::channel::{Client, RpcClient};
 use draconis_exchange::contract::disk::Disk;
 
 use crate::Error;
 
 /// The lanes, and who waits for one.
-pub(super) struct Lanes {
+pub(super) struct LanePool {
     state: Mutex<State>,
     changed: Condvar,
-    patience: Duration,
+    timeout: Duration,
 }
 
 struct State {
@@ -35,7 +35,7 @@ struct State {
 
 /// How soon a request needs its lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Priority {
     /// Before all others.
     Now,
     /// Once no request is more urgent, and leaving one lane to those that will be.
@@ -46,49 +46,49 @@ pub(super) enum Need {
 
 /// A lane lent to one request.
 pub(super) struct Lane<'a> {
-    lanes: &'a Lanes,
-    caller: Option<Caller<Disk>>,
-    need: Need,
+    lanes: &'a LanePool,
+    caller: Option<RpcClient<Disk>>,
+    need: Priority,
 }
 
 impl State {
     /// Whether a request may have a lane now.
-    fn is_due(&self, need: Need) -> bool {
+    fn is_due(&self, need: Priority) -> bool {
         let left_to_others = match need {
-            Need::Now => 0,
-            Need::Ahead | Need::Long => self.urgent + usize::from(self.open > 1),
+            Priority::Now => 0,
+            Priority::Ahead | Priority::Long => self.urgent + usize::from(self.open > 1),
         };
         let long_max = (self.open / 2).max(1);
-        self.idle.len() > left_to_others && (need != Need::Long || self.long < long_max)
+        self.idle.len() > left_to_others && (need != Priority::Long || self.long < long_max)
     }
 }
 
-impl Lanes {
+impl LanePool {
     pub(super) fn new(ends: Vec<Client<Disk>>, patience: Duration) -> Self {
         let state = State { open: ends.len(), idle: ends, urgent: 0, long: 0 };
-        Self { state: Mutex::new(state), changed: Condvar::new(), patience }
+        Self { state: Mutex::new(state), changed: Condvar::new(), timeout: patience }
     }
 
     /// Waits for a lane; [`Error::Gone`] once all are lost.
-    pub(super) fn lend(&self, need: Need) -> Result<Lane<'_>, Error> {
+    pub(super) fn acquire(&self, need: Priority) -> Result<Lane<'_>, Error> {
         let mut state = self.lock();
-        let urgent = usize::from(need == Need::Now);
+        let urgent = usize::from(need == Priority::Now);
         state.urgent += urgent;
         let end = loop {
             if state.open == 0 {
-                break Err(Error::Gone);
+                break Err(Error::ServiceEnded);
             }
             if state.is_due(need) {
-                break state.idle.pop().ok_or(Error::Gone);
+                break state.idle.pop().ok_or(Error::ServiceEnded);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         state.urgent -= urgent;
-        state.long += usize::from(need == Need::Long && end.is_ok());
+        state.long += usize::from(need == Priority::Long && end.is_ok());
         drop(state);
         // Fewer urgent requests wait: another may have a lane now.
         self.changed.notify_all();
-        Ok(Lane { lanes: self, caller: Some(Caller::new(end?, self.patience)), need })
+        Ok(Lane { lanes: self, caller: Some(RpcClient::new(end?, self.timeout)), need })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -104,24 +104,24 @@ impl Lane<'_> {
 }
 
 impl std::ops::Deref for Lane<'_> {
-    type Target = Caller<Disk>;
-    fn deref(&self) -> &Caller<Disk> {
+    type Target = RpcClient<Disk>;
+    fn deref(&self) -> &RpcClient<Disk> {
         // Taken by `close` and `drop` only.
         self.caller.as_ref().expect("a lane that was given back")
     }
 }
 
 impl std::ops::DerefMut for Lane<'_> {
-    fn deref_mut(&mut self) -> &mut Caller<Disk> {
+    fn deref_mut(&mut self) -> &mut RpcClient<Disk> {
         self.caller.as_mut().expect("a lane that was given back")
     }
 }
 
 impl Drop for Lane<'_> {
     fn drop(&mut self) {
-        let end = self.caller.take().and_then(Caller::into_end);
+        let end = self.caller.take().and_then(RpcClient::into_client);
         let mut state = self.lanes.lock();
-        state.long -= usize::from(self.need == Need::Long);
+        state.long -= usize::from(self.need == Priority::Long);
         match end {
             Some(end) => state.idle.push(end),
             None => state.open -= 1,

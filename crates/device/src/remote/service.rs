@@ -6,15 +6,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use draconis_exchange::channel::{Lost, Server};
+use draconis_exchange::channel::{ChannelError, Server};
 use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::disk::{
     self, DiskProperties, DiskServer, Read, Settle, Submit, Wait,
 };
-use draconis_exchange::heap::{ALIGN_BYTES, Block, Private};
+use draconis_exchange::heap::{ALIGN_BYTES, Block, PrivateBuffer};
 
 use super::refusal;
-use crate::{Atomic, ChainBounds, Disk, Extent, Group, Properties, Terms, Ticket, Urgency, Write};
+use crate::{
+    Atomic, ChainBounds, Disk, Extent, Group, Properties, SubmitOptions, Ticket, Urgency, Write,
+};
 
 /// The most that a client may send as one chain.
 pub const CHAIN_BOUNDS: ChainBounds =
@@ -39,17 +41,17 @@ pub fn serve(
     disk: &dyn Disk,
     ends: Vec<Server<disk::Disk>>,
     patience: Duration,
-) -> Result<(), Lost> {
+) -> Result<(), ChannelError> {
     let service = Service::new(disk);
     thread::scope(|scope| {
         let service = &service;
         let serve = |end| {
             scope.spawn(move || {
-                disk::serve(end, &Lane { service, parts: RefCell::default() }, patience)
+                disk::serve(end, &ServedLane { service, parts: RefCell::default() }, patience)
             })
         };
         let lanes: Vec<_> = ends.into_iter().map(serve).collect();
-        let joined = lanes.into_iter().map(|lane| lane.join().unwrap_or(Err(Lost::Closed)));
+        let joined = lanes.into_iter().map(|lane| lane.join().unwrap_or(Err(ChannelError::Closed)));
         // All are joined before the first trouble is told.
         joined.collect::<Vec<_>>().into_iter().collect()
     })
@@ -77,14 +79,14 @@ struct Tickets {
 }
 
 /// One end of the contract.
-struct Lane<'a> {
+struct ServedLane<'a> {
     service: &'a Service<'a>,
-    parts: RefCell<Parts>,
+    parts: RefCell<ChainAssembly>,
 }
 
 /// What has come of a chain so far.
 #[derive(Default)]
-struct Parts {
+struct ChainAssembly {
     /// Groups that have ended, and their memory.
     chain: Vec<(Group, u64)>,
     /// The group that goes on.
@@ -101,13 +103,13 @@ struct Needs {
     held_bytes: u64,
 }
 
-impl DiskServer for Lane<'_> {
+impl DiskServer for ServedLane<'_> {
     fn properties(&self, _: &mut disk::Properties) -> Result<DiskProperties, Refusal> {
         let ours = self.service.disk.properties();
         let bounds = self.service.bounds();
         Ok(DiskProperties {
             // A disk that grows: a client that does not read it for itself knows no other.
-            len_bytes: self.service.disk.room_bytes(),
+            len_bytes: self.service.disk.max_len_bytes(),
             sector_bytes: ours.sector_bytes,
             best_io_bytes: ours.best_io_bytes,
             rotational: ours.rotational,
@@ -129,7 +131,7 @@ impl DiskServer for Lane<'_> {
         let answer = self.service.disk.read(at, request.buffer.take(), urgency).wait();
         let (goods, read) = match answer {
             Some(Ok(buffer)) => (Some(buffer), Ok(())),
-            Some(Err(refused)) => (refused.goods, Err(refusal(&refused.error))),
+            Some(Err(refused)) => (refused.payload, Err(refusal(&refused.error))),
             None => (None, Err(Refusal::Gone)),
         };
         // A disk that loses a block answers for it with another of that length.
@@ -154,7 +156,7 @@ impl DiskServer for Lane<'_> {
         Ok(Some(first))
     }
 
-    fn settle(&self, request: &mut Settle) -> Result<(), Refusal> {
+    fn wait_visible(&self, request: &mut Settle) -> Result<(), Refusal> {
         self.service.settle(request.ticket)
     }
 
@@ -179,7 +181,7 @@ impl DiskServer for Lane<'_> {
     }
 }
 
-impl Parts {
+impl ChainAssembly {
     /// Copies what `m` brings, if it may be written and the chain stays within bounds.
     fn add(&mut self, service: &Service<'_>, m: &Submit) -> Result<(), Refusal> {
         if service.disk.properties().read_only {
@@ -221,12 +223,12 @@ impl Parts {
             let (run, behind) = writes.split_at(run_len(writes));
             let extent = extent_of(run)?;
             let len = usize::try_from(extent.len_bytes).map_err(|_| Refusal::Invalid)?;
-            let room = service.disk.room_bytes();
+            let room = service.disk.max_len_bytes();
             let properties = Properties { len_bytes: room, ..service.disk.properties() };
             properties.check(extent, len).map_err(|error| refusal(&error))?;
             self.count(service, len)?;
             // All of it is overwritten.
-            let mut copy = Private::unset(len);
+            let mut copy = PrivateBuffer::new_uninitialized(len);
             let mut at = 0;
             for (_, block) in run {
                 at += block.copy_out(0, &mut copy[at..]);
@@ -283,12 +285,12 @@ impl<'a> Service<'a> {
     }
 
     /// Gives the disk a whole chain; returns the name of its first group.
-    fn apply(&self, parts: Parts, mark: u64) -> Result<u64, Refusal> {
+    fn apply(&self, parts: ChainAssembly, mark: u64) -> Result<u64, Refusal> {
         self.make_room(parts.chain.len(), parts.needs.held_bytes)?;
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let after = self.lock().find_all(&parts.after)?;
         let (chain, bytes): (Vec<_>, Vec<_>) = parts.chain.into_iter().unzip();
-        let submitted = self.disk.submit_with(chain, &after, Terms { mark, durable: None });
+        let submitted = self.disk.submit_with(chain, &after, SubmitOptions { mark, durable: None });
         let tickets = submitted.map_err(|refused| refusal(&refused.error))?;
         let mut ours = self.lock();
         let first = ours.given + 1;
@@ -300,7 +302,7 @@ impl<'a> Service<'a> {
     fn make_room(&self, groups: usize, bytes: u64) -> Result<(), Refusal> {
         loop {
             // Not in the loop's head: the lock would be held while it waits.
-            let in_the_way = self.lock().in_the_way(groups, bytes);
+            let in_the_way = self.lock().blocking_ticket(groups, bytes);
             match in_the_way {
                 Some((ticket, Until::Settled)) => self.settle(ticket)?,
                 Some((ticket, Until::Durable)) => self.wait_long(ticket)?,
@@ -321,14 +323,14 @@ impl<'a> Service<'a> {
 
     fn settle(&self, ticket: u64) -> Result<(), Refusal> {
         let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
-        self.disk.settle(ours).map_err(|error| refusal(&error))?;
+        self.disk.wait_visible(ours).map_err(|error| refusal(&error))?;
         self.lock().settled_to(ticket);
         Ok(())
     }
 
     fn wait(&self, ticket: u64) -> Result<(), Refusal> {
         let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
-        self.disk.wait(ours).map_err(|error| refusal(&error))?;
+        self.disk.wait_durable(ours).map_err(|error| refusal(&error))?;
         let mut tickets = self.lock();
         tickets.settled_to(ticket);
         tickets.forget_to(ticket);
@@ -356,7 +358,7 @@ impl Tickets {
     }
 
     /// What must be waited for before there is room for so much more.
-    fn in_the_way(&self, groups: usize, bytes: u64) -> Option<(u64, Until)> {
+    fn blocking_ticket(&self, groups: usize, bytes: u64) -> Option<(u64, Until)> {
         if self.unsettled_bytes > 0 && self.unsettled_bytes + bytes > LIVE_BYTES_MAX {
             return Some((self.settled + 1, Until::Settled));
         }
@@ -394,8 +396,8 @@ mod tests {
     use super::*;
     use crate::{Event, MemoryDisk, RecordDisk};
 
-    fn lane_of<'a>(service: &'a Service<'a>) -> Lane<'a> {
-        Lane { service, parts: RefCell::default() }
+    fn lane_of<'a>(service: &'a Service<'a>) -> ServedLane<'a> {
+        ServedLane { service, parts: RefCell::default() }
     }
 
     /// One write, and the end of its group unless more is to come.
@@ -526,8 +528,8 @@ mod tests {
         assert_eq!(lane.submit(&mut writes(&[], &[], &[], false)).unwrap_err(), Refusal::Invalid);
         assert!(groups().is_empty());
         assert_eq!(lane.submit(&mut part(0, 3, &[3], false)).unwrap(), Some(4));
-        assert!(lane.settle(&mut Settle { ticket: 4 }).is_ok());
-        assert_eq!(lane.settle(&mut Settle { ticket: 5 }).unwrap_err(), Refusal::NotFound);
+        assert!(lane.wait_visible(&mut Settle { ticket: 4 }).is_ok());
+        assert_eq!(lane.wait_visible(&mut Settle { ticket: 5 }).unwrap_err(), Refusal::NotFound);
     }
 
     #[test]

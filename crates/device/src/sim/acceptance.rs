@@ -225,10 +225,10 @@ impl Load {
             if flying.len() >= depth
                 && let Some(oldest) = flying.pop_front()
             {
-                let _ = self.disk.settle(oldest);
+                let _ = self.disk.wait_visible(oldest);
             }
         }
-        flying.back().map(|last| self.disk.wait(*last));
+        flying.back().map(|last| self.disk.wait_durable(*last));
         let took_s = self.now_s();
         (count as f64 / took_s, took_s / count as f64 * 1e6)
     }
@@ -247,7 +247,7 @@ impl Load {
             if flying.len() >= 128
                 && let Some(oldest) = flying.pop_front()
             {
-                let _ = self.disk.settle(oldest);
+                let _ = self.disk.wait_visible(oldest);
             }
         }
         let (took_s, after) = (self.now_s() - begin.0, self.disk.statistics());
@@ -261,7 +261,7 @@ impl Load {
         let mut begin_s = 0.0;
         for nth in 0..=count {
             let ticket = self.submit(Extent::new((1 << 20) + nth * bytes, bytes));
-            let _ = self.disk.wait(ticket);
+            let _ = self.disk.wait_durable(ticket);
             if nth == 0 {
                 begin_s = self.now_s();
             }
@@ -292,10 +292,10 @@ impl Load {
             }
             tickets.push(self.submit(at));
             if let Some(before) = tickets.len().checked_sub(4) {
-                let _ = self.disk.settle(tickets[before]);
+                let _ = self.disk.wait_visible(tickets[before]);
             }
         }
-        tickets.last().map(|last| self.disk.wait(*last));
+        tickets.last().map(|last| self.disk.wait_durable(*last));
         within.len_bytes as f64 / self.now_s() / 1e6
     }
 }

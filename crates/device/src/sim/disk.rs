@@ -19,12 +19,13 @@ use draconis_exchange::heap::Block;
 use super::image::Image;
 use super::undo::{Undo, Undone};
 use super::{
-    Clock, Done, Hdd, HddParameters, Kind, Model, Request, Ssd, SsdParameters, Timing, Work,
+    Clock, Completion, Hdd, HddParameters, Model, Request, RequestKind, Ssd, SsdParameters, Timing,
+    WorkCounters,
 };
 use crate::Random;
 use crate::{
-    Answer, Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer,
-    Refused, Ticket, Urgency,
+    Atomic, ChainBounds, DeferredAnswer, Disk, Error, Extent, Group, Pending, Properties,
+    ReadAnswer, Refused, Ticket, Urgency,
 };
 
 /// What is written whole or not at all, in bytes.
@@ -59,7 +60,7 @@ pub struct Statistics {
     /// Discards that are done.
     pub discards: u64,
     /// What the device did for them.
-    pub work: Work,
+    pub work: WorkCounters,
     /// A hash of what was done and when: two runs with one seed have the same.
     pub trace: u64,
 }
@@ -84,9 +85,9 @@ struct Core {
     urgent: VecDeque<Request>,
     usual: VecDeque<Request>,
     in_device: usize,
-    asked: HashMap<u64, Asked>,
+    asked: HashMap<u64, OutstandingRequest>,
     queue: VecDeque<Queued>,
-    flying: VecDeque<Flying>,
+    flying: VecDeque<InFlightGroup>,
     unwritten_bytes: u64,
     discards: VecDeque<(u64, Extent)>,
     /// Tickets given out, given to the device, written, durable: none overtakes the one before.
@@ -96,12 +97,12 @@ struct Core {
     durable: u64,
     flushing: bool,
     statistics: Statistics,
-    done: Vec<Done>,
+    done: Vec<Completion>,
 }
 
 /// What a request is for.
 #[derive(Debug)]
-struct Asked {
+struct OutstandingRequest {
     request: Request,
     purpose: Purpose,
 }
@@ -124,7 +125,7 @@ struct Queued {
 
 /// A group that the device has.
 #[derive(Debug)]
-struct Flying {
+struct InFlightGroup {
     ticket: u64,
     bytes: u64,
     left: usize,
@@ -239,7 +240,7 @@ impl SimDisk {
             debug_assert!(stepped, "a device that forgot a request");
             self.clock.advance_to(core.device_ns);
             if !stepped {
-                return Err(Error::Gone);
+                return Err(Error::ServiceEnded);
             }
         }
         Ok(())
@@ -265,7 +266,7 @@ impl Disk for SimDisk {
 
     fn read(&self, at: Extent, mut into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.properties().check(at, into.len()) {
-            return Pending::ready(Err(Refused { goods: Some(into), error }));
+            return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let mut core = self.lock();
         core.catch_up();
@@ -277,10 +278,10 @@ impl Disk for SimDisk {
                 into.copy_in(0, &bytes);
             }
         }
-        let id = core.ask(Kind::Read, at, Purpose::Read, urgency);
+        let id = core.ask(RequestKind::Read, at, Purpose::Read, urgency);
         core.pump();
         drop(core);
-        Pending::run(ReadLater { core: self.core.clone(), id, block: into })
+        Pending::deferred(ReadLater { core: self.core.clone(), id, block: into })
     }
 
     fn submit_chain(
@@ -288,13 +289,13 @@ impl Disk for SimDisk {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let refuse = |chain, error| Err(Refused { goods: Some(chain), error });
+        let refuse = |chain, error| Err(Refused { payload: Some(chain), error });
         if let Err(error) = self.properties().check_chain(&chain) {
             return refuse(chain, error);
         }
         let newest = after.iter().copied().max().unwrap_or(Ticket(0));
         if newest.0 > self.lock().given {
-            return refuse(chain, Error::NoTicket(newest));
+            return refuse(chain, Error::UnknownTicket(newest));
         }
         let bytes = ChainBounds::of(&chain).bytes;
         // An empty queue is never too full, and a group in it is written sooner or later.
@@ -305,11 +306,11 @@ impl Disk for SimDisk {
         Ok(tickets)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         self.run(|core| core.reached(ticket, core.written))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.run(|core| {
             let durable = core.reached(ticket, core.durable)?;
             if !durable && core.written >= ticket.0 {
@@ -325,7 +326,7 @@ impl Disk for SimDisk {
         let mut core = self.lock();
         core.catch_up();
         if newest.0 > core.given {
-            return Err(Error::NoTicket(newest));
+            return Err(Error::UnknownTicket(newest));
         }
         if self.model.discards {
             let whole = extents.iter().filter_map(|extent| extent.whole_units(SECTOR_BYTES));
@@ -344,7 +345,7 @@ struct ReadLater {
     block: Block,
 }
 
-impl Answer<ReadAnswer> for ReadLater {
+impl DeferredAnswer<ReadAnswer> for ReadLater {
     fn is_ready(&self) -> bool {
         let mut core = lock(&self.core);
         core.catch_up();
@@ -413,14 +414,14 @@ impl Core {
         true
     }
 
-    fn ask(&mut self, kind: Kind, at: Extent, purpose: Purpose, urgency: Urgency) -> u64 {
+    fn ask(&mut self, kind: RequestKind, at: Extent, purpose: Purpose, urgency: Urgency) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         let request = Request { id, kind, at };
-        self.asked.insert(id, Asked { request, purpose });
+        self.asked.insert(id, OutstandingRequest { request, purpose });
         match (urgency, kind) {
             // It covers what is done already, so it need not wait for what is not.
-            (_, Kind::Flush) => self.urgent.push_front(request),
+            (_, RequestKind::Flush) => self.urgent.push_front(request),
             (Urgency::Now, _) => self.urgent.push_back(request),
             (Urgency::Ahead, _) => self.usual.push_back(request),
         }
@@ -453,9 +454,9 @@ impl Core {
         let Some(Queued { bytes, runs, .. }) = self.queue.pop_front() else { return };
         self.started += 1;
         let ticket = self.started;
-        self.flying.push_back(Flying { ticket, bytes, left: runs.len() });
+        self.flying.push_back(InFlightGroup { ticket, bytes, left: runs.len() });
         for at in runs {
-            self.ask(Kind::Write, at, Purpose::Write { ticket }, Urgency::Ahead);
+            self.ask(RequestKind::Write, at, Purpose::Write { ticket }, Urgency::Ahead);
         }
         self.land();
     }
@@ -465,7 +466,12 @@ impl Core {
         if !self.flushing {
             self.flushing = true;
             let covers = self.written;
-            self.ask(Kind::Flush, Extent::new(0, 0), Purpose::Flush { covers }, Urgency::Now);
+            self.ask(
+                RequestKind::Flush,
+                Extent::new(0, 0),
+                Purpose::Flush { covers },
+                Urgency::Now,
+            );
             self.pump();
         }
     }
@@ -480,12 +486,14 @@ impl Core {
         self.discards = later;
         for (_, extent) in now {
             self.image.clear(extent);
-            self.ask(Kind::Discard, extent, Purpose::Discard, Urgency::Ahead);
+            self.ask(RequestKind::Discard, extent, Purpose::Discard, Urgency::Ahead);
         }
     }
 
-    fn finish(&mut self, done: Done) {
-        let Some(Asked { request, purpose }) = self.asked.remove(&done.id) else { return };
+    fn finish(&mut self, done: Completion) {
+        let Some(OutstandingRequest { request, purpose }) = self.asked.remove(&done.id) else {
+            return;
+        };
         self.in_device -= 1;
         let statistics = &mut self.statistics;
         for word in [done.id, request.kind as u64, done.at_ns] {
@@ -576,7 +584,7 @@ impl Core {
     /// Whether `count` says what is to be known of `ticket`.
     fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
         if ticket.0 > self.given {
-            return Err(Error::NoTicket(ticket));
+            return Err(Error::UnknownTicket(ticket));
         }
         Ok(ticket.0 <= count)
     }

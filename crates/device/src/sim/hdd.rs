@@ -24,8 +24,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use self::cache::{Dirty, ReadCache};
-use self::geometry::{Geometry, Place};
-use super::{Done, Kind, Model, Request, Timing, Work};
+use self::geometry::{Geometry, PhysicalPosition};
+use super::{Completion, Model, Request, RequestKind, Timing, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
@@ -83,11 +83,11 @@ pub struct Hdd {
     parameters: HddParameters,
     geometry: Geometry,
     /// Where the head is: on the track of this byte, which is behind the last one used.
-    head: Place,
+    head: PhysicalPosition,
     head_byte: u64,
     busy: Option<Busy>,
     /// Since when the head reads on.
-    reads_on: Option<ReadsOn>,
+    reads_on: Option<HeadReadAhead>,
     queue: Vec<Waiting>,
     /// Writes for which the cache has no room.
     outside: VecDeque<Request>,
@@ -95,8 +95,8 @@ pub struct Hdd {
     dirty: VecDeque<Generation>,
     known: ReadCache,
     link_ns: u64,
-    done: BinaryHeap<Reverse<Done>>,
-    work: Work,
+    done: BinaryHeap<Reverse<Completion>>,
+    work: WorkCounters,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,7 @@ struct Busy {
 
 /// The head has `from` under it at `since_ns`, and goes on to `to`.
 #[derive(Clone, Copy, Debug)]
-struct ReadsOn {
+struct HeadReadAhead {
     from: u64,
     to: u64,
     since_ns: u64,
@@ -193,7 +193,7 @@ impl Hdd {
             known: ReadCache::default(),
             link_ns: 0,
             done: BinaryHeap::new(),
-            work: Work::default(),
+            work: WorkCounters::default(),
         }
     }
 
@@ -207,15 +207,15 @@ impl Hdd {
         &self.parameters
     }
 
-    fn is_done(&mut self, id: u64, at_ns: u64) {
-        self.done.push(Reverse(Done { at_ns, id }));
+    fn complete(&mut self, id: u64, at_ns: u64) {
+        self.done.push(Reverse(Completion { at_ns, id }));
     }
 
     /// A request that memory answers is done once its bytes went over the link.
-    fn is_done_by_link(&mut self, now_ns: u64, Request { id, at, .. }: Request) {
+    fn complete_after_transfer(&mut self, now_ns: u64, Request { id, at, .. }: Request) {
         let takes_ns = at.len_bytes * 1_000_000_000 / self.parameters.link_bytes_per_s;
         self.link_ns = self.link_ns.max(now_ns) + takes_ns;
-        self.is_done(id, self.link_ns + self.parameters.command_ns);
+        self.complete(id, self.link_ns + self.parameters.command_ns);
     }
 
     fn dirty_bytes(&self) -> u64 {
@@ -232,13 +232,13 @@ impl Hdd {
         if let Some(open) = self.dirty.back_mut() {
             open.dirty.add(request.at);
         }
-        self.is_done_by_link(now_ns, request);
+        self.complete_after_transfer(now_ns, request);
     }
 
     fn take_flush(&mut self, now_ns: u64, id: u64) {
         let empties = self.busy.is_some_and(|busy| busy.request.is_none());
         if self.dirty_bytes() == 0 && !empties {
-            self.is_done(id, now_ns + self.parameters.command_ns);
+            self.complete(id, now_ns + self.parameters.command_ns);
             return;
         }
         if let Some(open) = self.dirty.back_mut() {
@@ -252,14 +252,14 @@ impl Hdd {
         while self.dirty.len() > 1 && self.dirty[0].dirty.is_empty() {
             let flushes = self.dirty.pop_front().map(|out| out.flushes).unwrap_or_default();
             for id in flushes {
-                self.is_done(id, now_ns + self.parameters.command_ns);
+                self.complete(id, now_ns + self.parameters.command_ns);
             }
         }
     }
 
     /// What came by while the head read on is known.
     fn look_back(&mut self, now_ns: u64) {
-        if let Some(ReadsOn { from, to, since_ns }) = self.reads_on {
+        if let Some(HeadReadAhead { from, to, since_ns }) = self.reads_on {
             let passed = self.geometry.passed_bytes(from, to, since_ns, now_ns.max(since_ns));
             self.known.add(from, passed);
         }
@@ -274,9 +274,9 @@ impl Hdd {
             let end = request.at.start_bytes + request.at.len_bytes;
             let is_dirty = || self.dirty.iter().any(|it| it.dirty.holds(request.at));
             let is_known = self.known.known_until(request.at.start_bytes) >= end;
-            if request.kind == Kind::Read && (is_known || is_dirty()) {
+            if request.kind == RequestKind::Read && (is_known || is_dirty()) {
                 self.queue.remove(nth);
-                self.is_done_by_link(now_ns, request);
+                self.complete_after_transfer(now_ns, request);
             } else {
                 nth += 1;
             }
@@ -286,14 +286,14 @@ impl Hdd {
     /// Where the mechanics would have to begin for a request.
     fn starts_at(&self, request: &Request) -> u64 {
         match request.kind {
-            Kind::Read => self.known.known_until(request.at.start_bytes),
+            RequestKind::Read => self.known.known_until(request.at.start_bytes),
             _ => request.at.start_bytes,
         }
     }
 
     /// When the head would have `byte` under it; without a seek if it reads on and comes by.
     fn reached_ns(&self, byte: u64, now_ns: u64, writes: bool) -> u64 {
-        if let Some(ReadsOn { from, to, since_ns }) = self.reads_on
+        if let Some(HeadReadAhead { from, to, since_ns }) = self.reads_on
             && !writes
             && (from..=to).contains(&byte)
         {
@@ -312,7 +312,7 @@ impl Hdd {
         })
     }
 
-    fn head_now(&self, now_ns: u64) -> Place {
+    fn head_now(&self, now_ns: u64) -> PhysicalPosition {
         match self.reads_on {
             Some(_) => self.geometry.place(self.passed(now_ns).min(self.last_byte())),
             None => self.head,
@@ -342,7 +342,7 @@ impl Hdd {
                 (taken.unwrap_or(Extent::new(start, 0)), None)
             }
         };
-        let writes = request.is_none_or(|request| request.kind == Kind::Write);
+        let writes = request.is_none_or(|request| request.kind == RequestKind::Write);
         let reached_ns = self.reached_ns(at.start_bytes, now_ns, writes);
         let before = self.head_now(now_ns);
         if before.cylinder != self.geometry.place(at.start_bytes).cylinder {
@@ -367,7 +367,7 @@ impl Hdd {
             return Some(Choice::Queued(nth));
         }
         let queued = self.queue.iter().enumerate().map(|(nth, Waiting { request, .. })| {
-            let writes = request.kind == Kind::Write;
+            let writes = request.kind == RequestKind::Write;
             let reached_ns = self.reached_ns(self.starts_at(request), now_ns, writes);
             (reached_ns, Choice::Queued(nth))
         });
@@ -388,12 +388,12 @@ impl Hdd {
         self.head = self.geometry.place((end.max(1) - 1).min(self.last_byte()));
         match request {
             Some(request) => {
-                self.is_done(request.id, until_ns + self.parameters.command_ns);
-                if request.kind == Kind::Read {
+                self.complete(request.id, until_ns + self.parameters.command_ns);
+                if request.kind == RequestKind::Read {
                     self.known.add(at.start_bytes, end);
                     let to =
                         (end + self.parameters.read_ahead_bytes).min(self.parameters.len_bytes);
-                    self.reads_on = Some(ReadsOn { from: end, to, since_ns: until_ns });
+                    self.reads_on = Some(HeadReadAhead { from: end, to, since_ns: until_ns });
                 }
             }
             None => {
@@ -421,10 +421,14 @@ impl Timing for Hdd {
 
     fn take(&mut self, now_ns: u64, request: Request) {
         match request.kind {
-            Kind::Write if self.parameters.volatile_cache => self.take_write(now_ns, request),
-            Kind::Read | Kind::Write => self.queue.push(Waiting { request, since_ns: now_ns }),
-            Kind::Flush => self.take_flush(now_ns, request.id),
-            Kind::Discard => self.is_done(request.id, now_ns + self.parameters.command_ns),
+            RequestKind::Write if self.parameters.volatile_cache => {
+                self.take_write(now_ns, request)
+            }
+            RequestKind::Read | RequestKind::Write => {
+                self.queue.push(Waiting { request, since_ns: now_ns })
+            }
+            RequestKind::Flush => self.take_flush(now_ns, request.id),
+            RequestKind::Discard => self.complete(request.id, now_ns + self.parameters.command_ns),
         }
         self.start(now_ns);
     }
@@ -435,7 +439,7 @@ impl Timing for Hdd {
         [done, busy].into_iter().flatten().min()
     }
 
-    fn advance(&mut self, to_ns: u64, done: &mut Vec<Done>) {
+    fn advance(&mut self, to_ns: u64, done: &mut Vec<Completion>) {
         loop {
             while let Some(busy) = self.busy.filter(|busy| busy.until_ns <= to_ns) {
                 self.finish(busy);
@@ -461,7 +465,7 @@ impl Timing for Hdd {
         (self.head, self.head_byte, self.link_ns) = (self.geometry.place(0), 0, now_ns);
     }
 
-    fn work(&self) -> Work {
+    fn work(&self) -> WorkCounters {
         self.work
     }
 

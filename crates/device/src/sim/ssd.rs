@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 
 use self::ftl::{Ftl, Op, Shape};
-use super::{Done, Kind, Model, Request, Timing, Work};
+use super::{Completion, Model, Request, RequestKind, Timing, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
@@ -88,10 +88,10 @@ pub struct Ssd {
     dies: Vec<Server>,
     channels: Vec<Server>,
     buffer: Buffer,
-    done: BinaryHeap<Reverse<Done>>,
+    done: BinaryHeap<Reverse<Completion>>,
     /// What the translation asked for; kept for its memory.
     ops: Vec<Op>,
-    work: Work,
+    work: WorkCounters,
 }
 
 /// Something that does one thing after the other.
@@ -170,7 +170,7 @@ impl Ssd {
             buffer: Buffer::default(),
             done: BinaryHeap::new(),
             ops: vec![],
-            work: Work::default(),
+            work: WorkCounters::default(),
         }
     }
 
@@ -227,7 +227,7 @@ impl Ssd {
     fn carry(&mut self, now_ns: u64, from_ns: u64, bytes: u64) -> u64 {
         let takes_ns = |bytes| ns(bytes, self.parameters.read_bytes_per_s);
         let last_ns = takes_ns(bytes.min(self.parameters.page_bytes.into()));
-        self.link.usual(now_ns, takes_ns(bytes)).max(from_ns + last_ns)
+        self.link.schedule_background(now_ns, takes_ns(bytes)).max(from_ns + last_ns)
     }
 
     fn read(&mut self, start_ns: u64, at: Extent) -> u64 {
@@ -243,14 +243,14 @@ impl Ssd {
                 _ => {
                     let tenth = self.parameters.read_ns / 10;
                     let takes = self.parameters.read_ns - tenth + self.dice.below(2 * tenth + 1);
-                    self.dies[die].urgent(start_ns, takes, self.parameters.suspend_ns)
+                    self.dies[die].schedule_urgent(start_ns, takes, self.parameters.suspend_ns)
                 }
             };
             unit_before = Some((unit, there_ns));
             let page_bytes = u64::from(self.parameters.page_bytes).min(at.len_bytes);
             let takes = self.channel_ns(page_bytes);
             let channel = die % self.channels.len();
-            end_ns = end_ns.max(self.channels[channel].urgent(there_ns, takes, 0));
+            end_ns = end_ns.max(self.channels[channel].schedule_urgent(there_ns, takes, 0));
         }
         self.carry(start_ns, end_ns, at.len_bytes) + self.parameters.read_fixed_ns
     }
@@ -279,7 +279,8 @@ impl Ssd {
             }
         }
         let takes_ns = ns(at.len_bytes, self.parameters.write_bytes_per_s);
-        self.intake.usual(start_ns, takes_ns).max(room_ns) + self.parameters.write_fixed_ns
+        self.intake.schedule_background(start_ns, takes_ns).max(room_ns)
+            + self.parameters.write_fixed_ns
     }
 
     /// Pages that the buffer holds, and how many of them may wait.
@@ -324,13 +325,13 @@ impl Ssd {
 
     fn fetch(&mut self, now_ns: u64, unit: u64) {
         let die = self.die_of(unit);
-        self.dies[die].usual(now_ns, self.parameters.read_ns);
+        self.dies[die].schedule_background(now_ns, self.parameters.read_ns);
     }
 
     fn channel_out(&mut self, now_ns: u64, unit: u64, pages: u64) -> u64 {
         let takes = self.channel_ns(pages * u64::from(self.parameters.page_bytes));
         let channel = self.die_of(unit) % self.channels.len();
-        self.channels[channel].usual(now_ns, takes)
+        self.channels[channel].schedule_background(now_ns, takes)
     }
 
     fn program(&mut self, now_ns: u64, unit: u64, pages: u64) -> u64 {
@@ -339,7 +340,7 @@ impl Ssd {
         self.work.programmed_bytes += pages * u64::from(self.parameters.page_bytes);
         // The die takes its next unit while it works on one, so it does not wait for the
         // channel as long as it has any.
-        self.dies[die].usual(now_ns, self.parameters.program_ns).max(there_ns)
+        self.dies[die].schedule_background(now_ns, self.parameters.program_ns).max(there_ns)
     }
 
     fn erase(&mut self, now_ns: u64, first_unit: u64, units: u64) {
@@ -349,7 +350,7 @@ impl Ssd {
             let takes =
                 self.parameters.erase_ns * share / u64::from(self.parameters.units_per_block);
             let die = self.die_of(first_unit + nth);
-            self.dies[die].usual(now_ns, takes);
+            self.dies[die].schedule_background(now_ns, takes);
             self.work.erases += 1;
         }
     }
@@ -395,21 +396,21 @@ impl Timing for Ssd {
     }
 
     fn take(&mut self, now_ns: u64, Request { id, kind, at }: Request) {
-        let start_ns = self.controller.usual(now_ns, self.parameters.command_ns);
+        let start_ns = self.controller.schedule_background(now_ns, self.parameters.command_ns);
         let at_ns = match kind {
-            Kind::Read => self.read(start_ns, at),
-            Kind::Write => self.write(start_ns, at),
-            Kind::Flush => self.flush(start_ns),
-            Kind::Discard => self.discard(start_ns, at),
+            RequestKind::Read => self.read(start_ns, at),
+            RequestKind::Write => self.write(start_ns, at),
+            RequestKind::Flush => self.flush(start_ns),
+            RequestKind::Discard => self.discard(start_ns, at),
         };
-        self.done.push(Reverse(Done { at_ns, id }));
+        self.done.push(Reverse(Completion { at_ns, id }));
     }
 
     fn next_ns(&self) -> Option<u64> {
         self.done.peek().map(|Reverse(done)| done.at_ns)
     }
 
-    fn advance(&mut self, to_ns: u64, done: &mut Vec<Done>) {
+    fn advance(&mut self, to_ns: u64, done: &mut Vec<Completion>) {
         while self.next_ns().is_some_and(|next| next <= to_ns) {
             done.extend(self.done.pop().map(|Reverse(done)| done));
         }
@@ -428,9 +429,9 @@ impl Timing for Ssd {
         }
     }
 
-    fn work(&self) -> Work {
+    fn work(&self) -> WorkCounters {
         let busy_ns = self.dies.iter().map(|die| die.busy_ns).max().unwrap_or(0);
-        Work { busy_ns, ..self.work }
+        WorkCounters { busy_ns, ..self.work }
     }
 
     fn fork(&self) -> Box<dyn Timing> {
@@ -440,14 +441,14 @@ impl Timing for Ssd {
 
 impl Server {
     /// Works behind everything else.
-    fn usual(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
+    fn schedule_background(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
         self.usual_ns = self.usual_ns.max(now_ns) + takes_ns;
         self.busy_ns += takes_ns;
         self.usual_ns
     }
 
     /// Works behind what is as urgent; puts the rest off.
-    fn urgent(&mut self, from_ns: u64, takes_ns: u64, suspend_ns: u64) -> u64 {
+    fn schedule_urgent(&mut self, from_ns: u64, takes_ns: u64, suspend_ns: u64) -> u64 {
         let mut start_ns = from_ns.max(self.urgent_ns);
         if self.usual_ns > start_ns {
             start_ns += suspend_ns;

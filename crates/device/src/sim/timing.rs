@@ -4,7 +4,7 @@ use crate::Extent;
 
 /// What a device is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum RequestKind {
     /// Read an extent.
     Read,
     /// Write an extent: done when it is in the cache, if the device has one with room.
@@ -21,14 +21,14 @@ pub struct Request {
     /// The name by which it is said to be done; ascends.
     pub id: u64,
     /// What is asked.
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// Where; of a flush nothing.
     pub at: Extent,
 }
 
 /// A request that is done.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Done {
+pub struct Completion {
     /// When, in virtual ns.
     pub at_ns: u64,
     /// Which.
@@ -54,7 +54,7 @@ pub struct Model {
 
 /// What a device did, counted from its making.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Work {
+pub struct WorkCounters {
     /// Times that the head went to another track to begin a request.
     pub seeks: u64,
     /// Bytes that went to flash, moved ones included; of a hard disk, to the platters.
@@ -87,13 +87,13 @@ pub trait Timing: Send + std::fmt::Debug {
     fn next_ns(&self) -> Option<u64>;
 
     /// Lets everything happen up to and at `to_ns`; appends what is done by that.
-    fn advance(&mut self, to_ns: u64, done: &mut Vec<Done>);
+    fn advance(&mut self, to_ns: u64, done: &mut Vec<Completion>);
 
     /// Power is cut at `now_ns` and comes back: queue and volatile caches are empty.
     fn power_cut(&mut self, now_ns: u64);
 
     /// What it did so far.
-    fn work(&self) -> Work;
+    fn work(&self) -> WorkCounters;
 
     /// A device in the same condition.
     fn fork(&self) -> Box<dyn Timing>;

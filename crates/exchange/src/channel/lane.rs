@@ -17,27 +17,34 @@ use std::{
     time::Instant,
 };
 
-use super::{Core, Link, Lost, Server, Teller, Turn, process::Session, spin::Spin};
+use super::{
+    ChangeNotifier, ChannelError, ExpectedState, RawEndpoint, Server, Transport, process::Session,
+    spin::SpinBudget,
+};
 use crate::{
     contract::{
         Contract, Violation,
         fsm::Sender,
-        wire::{GoodsIn, GoodsOut, LINE_BYTES, LaneName, Packer, Unpacker, Wire},
+        wire::{
+            ExportAttachments, ImportAttachments, LaneName, MAX_MESSAGE_BYTES, Packer, Unpacker,
+            Wire,
+        },
     },
     heap::{Block, arena::BlockName},
 };
 
 /// Bytes from one line to the next; an odd number of pairs of cache lines.
-pub(super) const LINE_STRIDE: usize = 17 * 128;
+pub(super) const MAILBOX_STRIDE: usize = 17 * 128;
 pub(super) const PAYLOAD_AT: usize = 8;
-const ASLEEP_AT: usize = 2048;
+const SLEEPING_AT: usize = 2048;
 const CLOSED_AT: usize = 2112;
 pub(super) const FINGERPRINT_AT: usize = 2120;
-pub(super) const TOLD_AT: usize = 2128;
-const _: () = assert!(PAYLOAD_AT + LINE_BYTES <= ASLEEP_AT && TOLD_AT + 8 <= LINE_STRIDE);
+pub(super) const CHANGE_COUNT_AT: usize = 2128;
+const _: () =
+    assert!(PAYLOAD_AT + MAX_MESSAGE_BYTES <= SLEEPING_AT && CHANGE_COUNT_AT + 8 <= MAILBOX_STRIDE);
 
 /// More rings than this without a message, in one receive, are an attack.
-const RINGS_MAX: u32 = 100_000;
+const MAX_EMPTY_WAKEUPS: u32 = 100_000;
 
 /// The first word of a line: everything that must change at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,23 +73,23 @@ fn closed_bits(epoch: u16, got: u16) -> u64 {
 }
 
 /// What the peer wrote when it closed: how many of our messages it had read.
-fn closed_word(place: Place, session: &Session) -> Option<u16> {
-    let at = place.incoming() * LINE_STRIDE + CLOSED_AT;
-    let bits = session.shared().long(at).load(SeqCst);
+fn closed_word(place: LaneSide, session: &Session) -> Option<u16> {
+    let at = place.incoming() * MAILBOX_STRIDE + CLOSED_AT;
+    let bits = session.shared().atomic_u64(at).load(SeqCst);
     (bits >> 16 == closed_bits(place.epoch, 0) >> 16).then_some(bits as u16)
 }
 
 /// Which end of a lane, and so which of its two lines is which.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct LaneSide {
     pub(super) lane: u32,
     pub(super) epoch: u16,
     pub(super) side: Sender,
 }
 
-impl Place {
+impl LaneSide {
     /// Number of the line this end writes; also of the bell it rings.
-    fn out(self) -> usize {
+    fn outgoing(self) -> usize {
         self.lane as usize * 2 + usize::from(self.side == Sender::Server)
     }
 
@@ -96,37 +103,37 @@ impl Place {
         closed_word(self, session).is_some()
     }
 
-    pub(super) fn name(self) -> u32 {
+    pub(super) fn to_bits(self) -> u32 {
         u32::from(self.epoch) << 16 | self.lane
     }
 }
 
 /// The reading half: no message types, so that it can outlive its link.
-pub(super) struct Reader {
-    place: Place,
+pub(super) struct LaneReceiver {
+    place: LaneSide,
     line_at: usize,
     received: u16,
     fingerprint: u64,
-    copy: Box<[u8; LINE_BYTES]>,
+    copy: Box<[u8; MAX_MESSAGE_BYTES]>,
 }
 
-impl Reader {
-    fn new(place: Place, fingerprint: u64) -> Self {
-        let line_at = place.incoming() * LINE_STRIDE;
-        Self { place, line_at, received: 0, fingerprint, copy: Box::new([0; LINE_BYTES]) }
+impl LaneReceiver {
+    fn new(place: LaneSide, fingerprint: u64) -> Self {
+        let line_at = place.incoming() * MAILBOX_STRIDE;
+        Self { place, line_at, received: 0, fingerprint, copy: Box::new([0; MAX_MESSAGE_BYTES]) }
     }
 
     /// The head of a message that was not taken yet.
-    fn look(&self, session: &Session) -> Result<Option<Head>, Violation> {
+    fn peek(&self, session: &Session) -> Result<Option<Head>, Violation> {
         // Sequentially consistent: a sleeper looks after it has said that it sleeps.
-        let head = Head::from_bits(session.shared().long(self.line_at).load(SeqCst));
+        let head = Head::from_bits(session.shared().atomic_u64(self.line_at).load(SeqCst));
         if head.epoch != self.place.epoch || head.seq == self.received {
             return Ok(None);
         }
         if head.seq != self.received.wrapping_add(1) {
             return Err(Violation::Turn);
         }
-        if usize::from(head.len) > LINE_BYTES {
+        if usize::from(head.len) > MAX_MESSAGE_BYTES {
             return Err(Violation::Length(head.len.into()));
         }
         Ok(Some(head))
@@ -137,24 +144,25 @@ impl Reader {
     }
 
     /// Copies the message out, so that its sender cannot change it any more.
-    fn take(&mut self, session: &Session, head: Head) -> Result<(), Violation> {
+    fn copy_message(&mut self, session: &Session, head: Head) -> Result<(), Violation> {
         let shared = session.shared();
         if self.received == 0 {
-            let theirs = shared.long(self.line_at + FINGERPRINT_AT).load(Relaxed);
+            let theirs = shared.atomic_u64(self.line_at + FINGERPRINT_AT).load(Relaxed);
             if theirs != self.fingerprint {
                 return Err(Violation::Fingerprint);
             }
         }
         let words = usize::from(head.len).div_ceil(8);
         for (i, into) in self.copy.as_chunks_mut::<8>().0[..words].iter_mut().enumerate() {
-            *into = shared.long(self.line_at + PAYLOAD_AT + i * 8).load(Relaxed).to_ne_bytes();
+            *into =
+                shared.atomic_u64(self.line_at + PAYLOAD_AT + i * 8).load(Relaxed).to_ne_bytes();
         }
         self.received = head.seq;
         Ok(())
     }
 
     fn unpack<Rx: Wire>(&self, session: &Arc<Session>, head: Head) -> Result<Rx, Violation> {
-        let mut goods = Arrived { session };
+        let mut goods = AttachmentReceiver { session };
         let mut unpacker = Unpacker::new(&self.copy[..usize::from(head.len)], &mut goods);
         // The table has admitted the tag, so it is below 256.
         let message = Rx::unpack(head.tag as u8, &mut unpacker)?;
@@ -165,33 +173,33 @@ impl Reader {
 
 /// A request whose client has gone: its goods must still come home, in a late reply or,
 /// if it stays unread, out of its own line.
-pub(super) struct Orphan {
-    reader: Reader,
-    awaits: Turn,
-    request: Sent,
-    reclaim: Reclaim,
+pub(super) struct AbandonedRequest {
+    reader: LaneReceiver,
+    awaits: ExpectedState,
+    request: SentMessage,
+    reclaim: ReclaimOps,
 }
 
 /// A message as it was packed.
-struct Sent {
+struct SentMessage {
     head: Head,
-    bytes: Box<[u8; LINE_BYTES]>,
+    bytes: Box<[u8; MAX_MESSAGE_BYTES]>,
 }
 
-impl Orphan {
+impl AbandonedRequest {
     pub(super) fn lane(&self) -> u32 {
         self.reader.place.lane
     }
 
     /// Looks for the reply; whether there is nothing more to wait for.
-    pub(super) fn settle(&mut self, session: &Arc<Session>) -> bool {
+    pub(super) fn try_reclaim(&mut self, session: &Arc<Session>) -> bool {
         // Read before looking: a reply that was sent before closing is there.
         let closed = self.reader.closed(session);
-        match (self.reader.look(session), closed) {
+        match (self.reader.peek(session), closed) {
             (Ok(Some(head)), _) => {
-                let admitted = self.awaits.admit(head.tag.into()).is_ok();
-                if admitted && self.reader.take(session, head).is_ok() {
-                    (self.reclaim.drain)(&self.reader, session, head);
+                let admitted = self.awaits.next_state(head.tag.into()).is_ok();
+                if admitted && self.reader.copy_message(session, head).is_ok() {
+                    (self.reclaim.drop_received)(&self.reader, session, head);
                 }
                 true
             }
@@ -208,137 +216,137 @@ impl Orphan {
 }
 
 /// One end of a lane, as a link.
-pub(super) struct LaneLink {
+pub(super) struct LaneTransport {
     session: Arc<Session>,
-    reader: Reader,
+    reader: LaneReceiver,
     out_at: usize,
     /// The last message, to take it back should it stay unread.
-    sent: Sent,
-    failed: Option<Lost>,
+    sent: SentMessage,
+    failed: Option<ChannelError>,
     /// The turn in which an answer is awaited.
-    awaits: Option<Turn>,
-    spin: Spin,
+    awaits: Option<ExpectedState>,
+    spin: SpinBudget,
     table: &'static crate::contract::fsm::Fsm,
     /// Knows the types of the messages, to reclaim their goods.
-    reclaim: Reclaim,
+    reclaim: ReclaimOps,
     given: bool,
-    teller: OnceLock<Teller>,
+    teller: OnceLock<ChangeNotifier>,
 }
 
 /// How to reclaim the goods of messages whose types are known to the link only.
 #[derive(Clone, Copy)]
-struct Reclaim {
-    drain: fn(&Reader, &Arc<Session>, Head),
-    unsend: fn(&Arc<Session>, &[u8], Head),
+struct ReclaimOps {
+    drop_received: fn(&LaneReceiver, &Arc<Session>, Head),
+    cancel_send: fn(&Arc<Session>, &[u8], Head),
 }
 
-impl Reclaim {
-    fn take_back(self, session: &Arc<Session>, sent: &Sent) {
-        (self.unsend)(session, &sent.bytes[..usize::from(sent.head.len)], sent.head);
+impl ReclaimOps {
+    fn take_back(self, session: &Arc<Session>, sent: &SentMessage) {
+        (self.cancel_send)(session, &sent.bytes[..usize::from(sent.head.len)], sent.head);
     }
 
     fn of<Tx: Wire, Rx: Wire>() -> Self {
         Self {
-            drain: |reader, session, head| drop(reader.unpack::<Rx>(session, head)),
-            unsend: |session, bytes, head| {
-                let mut goods = NeverSent { session };
+            drop_received: |reader, session, head| drop(reader.unpack::<Rx>(session, head)),
+            cancel_send: |session, bytes, head| {
+                let mut goods = AttachmentReturner { session };
                 drop(Tx::unpack(head.tag as u8, &mut Unpacker::new(bytes, &mut goods)));
             },
         }
     }
 }
 
-impl LaneLink {
-    pub(super) fn new<C: Contract>(session: &Arc<Session>, place: Place) -> Self {
+impl LaneTransport {
+    pub(super) fn new<C: Contract>(session: &Arc<Session>, place: LaneSide) -> Self {
         // One message a line: a contract that queues more does not fit a lane.
         const { assert!(C::QUEUE == 1, "a lane holds one message each way") };
-        let out_at = place.out() * LINE_STRIDE;
-        session.shared().long(out_at + FINGERPRINT_AT).store(C::FINGERPRINT, Relaxed);
+        let out_at = place.outgoing() * MAILBOX_STRIDE;
+        session.shared().atomic_u64(out_at + FINGERPRINT_AT).store(C::FINGERPRINT, Relaxed);
         Self {
             session: session.clone(),
-            reader: Reader::new(place, C::FINGERPRINT),
+            reader: LaneReceiver::new(place, C::FINGERPRINT),
             out_at,
-            sent: Sent {
+            sent: SentMessage {
                 head: Head { seq: 0, epoch: place.epoch, tag: 0, len: 0 },
-                bytes: Box::new([0; LINE_BYTES]),
+                bytes: Box::new([0; MAX_MESSAGE_BYTES]),
             },
             failed: None,
             awaits: None,
-            spin: Spin::new(),
+            spin: SpinBudget::new(),
             table: C::TABLE,
             reclaim: match place.side {
-                Sender::Client => Reclaim::of::<C::ToServer, C::ToClient>(),
-                Sender::Server => Reclaim::of::<C::ToClient, C::ToServer>(),
+                Sender::Client => ReclaimOps::of::<C::ToServer, C::ToClient>(),
+                Sender::Server => ReclaimOps::of::<C::ToClient, C::ToServer>(),
             },
             given: false,
             teller: OnceLock::new(),
         }
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> LaneSide {
         self.reader.place
     }
 
     fn write(&self) {
         let shared = self.session.shared();
-        let Sent { head, bytes } = &self.sent;
+        let SentMessage { head, bytes } = &self.sent;
         let words = usize::from(head.len).div_ceil(8);
         for (i, word) in bytes.as_chunks::<8>().0[..words].iter().enumerate() {
             let at = self.out_at + PAYLOAD_AT + i * 8;
-            shared.long(at).store(u64::from_ne_bytes(*word), Relaxed);
+            shared.atomic_u64(at).store(u64::from_ne_bytes(*word), Relaxed);
         }
-        shared.long(self.out_at).store(head.to_bits(), SeqCst);
-        self.wake();
+        shared.atomic_u64(self.out_at).store(head.to_bits(), SeqCst);
+        self.signal_peer();
     }
 
-    fn wake(&self) {
-        if self.session.shared().word(self.out_at + ASLEEP_AT).load(SeqCst) != 0 {
-            self.session.ring(self.place().out());
+    fn signal_peer(&self) {
+        if self.session.shared().atomic_u32(self.out_at + SLEEPING_AT).load(SeqCst) != 0 {
+            self.session.signal(self.place().outgoing());
         }
     }
 
     /// Whether `receive` has something to tell.
-    fn ready(&self) -> bool {
-        !matches!(self.reader.look(&self.session), Ok(None))
+    fn is_ready(&self) -> bool {
+        !matches!(self.reader.peek(&self.session), Ok(None))
             || self.reader.closed(&self.session).is_some()
     }
 
-    fn sleep(&self, deadline: Instant) -> Result<(), Lost> {
-        let asleep = self.session.shared().word(self.reader.line_at + ASLEEP_AT);
+    fn sleep(&self, deadline: Instant) -> Result<(), ChannelError> {
+        let asleep = self.session.shared().atomic_u32(self.reader.line_at + SLEEPING_AT);
         asleep.store(1, SeqCst);
         let result = self.sleep_until_ready(deadline);
         asleep.store(0, Relaxed);
         result
     }
 
-    fn sleep_until_ready(&self, deadline: Instant) -> Result<(), Lost> {
-        for _ in 0..RINGS_MAX {
-            if self.ready() || self.session.is_dead() || self.session.blame().is_some() {
+    fn sleep_until_ready(&self, deadline: Instant) -> Result<(), ChannelError> {
+        for _ in 0..MAX_EMPTY_WAKEUPS {
+            if self.is_ready() || self.session.is_dead() || self.session.violation().is_some() {
                 return Ok(());
             }
             self.session.wait(self.place().incoming(), deadline)?;
         }
-        Err(self.session.accuse(Violation::Flood).into())
+        Err(self.session.record_violation(Violation::Flood).into())
     }
 
     /// The message that is there, if any, judged.
-    fn take<Rx: Wire>(&mut self, turn: &Turn) -> Result<Option<Rx>, Violation> {
-        let Some(head) = self.reader.look(&self.session)? else { return Ok(None) };
-        self.reader.take(&self.session, head)?;
-        turn.admit(head.tag.into())?;
+    fn take<Rx: Wire>(&mut self, turn: &ExpectedState) -> Result<Option<Rx>, Violation> {
+        let Some(head) = self.reader.peek(&self.session)? else { return Ok(None) };
+        self.reader.copy_message(&self.session, head)?;
+        turn.next_state(head.tag.into())?;
         self.reader.unpack(&self.session, head).map(Some)
     }
 
-    fn set_awaiting(&mut self, turn: Option<Turn>) {
+    fn set_awaiting(&mut self, turn: Option<ExpectedState>) {
         self.session.count_awaiting(self.awaits.is_some(), turn.is_some());
         self.awaits = turn;
     }
 }
 
-impl<Tx: Wire, Rx: Wire> Link<Tx, Rx> for LaneLink {
+impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
     fn send(&mut self, message: Tx) {
         let tag = message.tag();
-        let mut goods = Leaving { session: &self.session, failed: None };
+        let mut goods = AttachmentSender { session: &self.session, failed: None };
         let mut packer = Packer::new(&mut self.sent.bytes, &mut goods);
         message.pack(&mut packer);
         // A line is shorter than 2^16 bytes.
@@ -354,18 +362,18 @@ impl<Tx: Wire, Rx: Wire> Link<Tx, Rx> for LaneLink {
         if self.place().side == Sender::Client {
             // One step per message, in the messages' order.
             let state = self.table.steps[usize::from(tag)].to;
-            let turn = Turn { table: self.table, state, peer: Sender::Server };
+            let turn = ExpectedState { table: self.table, state, peer: Sender::Server };
             self.set_awaiting(Some(turn));
         }
         self.write();
     }
 
-    fn receive(&mut self, turn: &Turn, deadline: Instant) -> Result<Rx, Lost> {
+    fn receive(&mut self, turn: &ExpectedState, deadline: Instant) -> Result<Rx, ChannelError> {
         if let Some(lost) = self.failed {
             return Err(lost);
         }
         loop {
-            if let Some(violation) = self.session.blame() {
+            if let Some(violation) = self.session.violation() {
                 return Err(violation.into());
             }
             // Read before looking: what was said before closing or dying is still heard.
@@ -375,50 +383,51 @@ impl<Tx: Wire, Rx: Wire> Link<Tx, Rx> for LaneLink {
                     self.set_awaiting(None);
                     return Ok(message);
                 }
-                Ok(None) if gone => return Err(Lost::Closed),
-                Ok(None) => Link::<Tx, Rx>::wait(self, deadline)?,
-                Err(violation) => return Err(self.session.accuse(violation).into()),
+                Ok(None) if gone => return Err(ChannelError::Closed),
+                Ok(None) => Transport::<Tx, Rx>::wait(self, deadline)?,
+                Err(violation) => return Err(self.session.record_violation(violation).into()),
             }
         }
     }
 
-    fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
+    fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         let mut spin = std::mem::take(&mut self.spin);
-        let there = spin.until(|| self.ready());
+        let there = spin.spin_until(|| self.is_ready());
         self.spin = spin;
         if there { Ok(()) } else { self.sleep(deadline) }
     }
 
-    fn told(&self) -> Result<Option<u64>, Lost> {
-        if let Some(violation) = self.session.blame() {
+    fn change_count(&self) -> Result<Option<u64>, ChannelError> {
+        if let Some(violation) = self.session.violation() {
             return Err(violation.into());
         }
-        if self.reader.closed(&self.session).is_some() || !self.session.lives() {
-            return Err(Lost::Closed);
+        if self.reader.closed(&self.session).is_some() || !self.session.is_peer_alive() {
+            return Err(ChannelError::Closed);
         }
-        let told = self.session.shared().long(self.reader.line_at + TOLD_AT).load(Acquire);
+        let told =
+            self.session.shared().atomic_u64(self.reader.line_at + CHANGE_COUNT_AT).load(Acquire);
         // What an end before this one told is nothing.
         Ok(Some(told).filter(|told| told >> 48 == u64::from(self.place().epoch)))
     }
 
-    fn teller(&self) -> Teller {
-        let at = self.out_at + TOLD_AT;
+    fn change_notifier(&self) -> ChangeNotifier {
+        let at = self.out_at + CHANGE_COUNT_AT;
         let first = u64::from(self.place().epoch) << 48;
-        self.teller.get_or_init(|| Teller::of_lane(&self.session, at, first)).clone()
+        self.teller.get_or_init(|| ChangeNotifier::for_lane(&self.session, at, first)).clone()
     }
 
-    fn give(mut self: Box<Self>) -> Option<LaneName> {
+    fn into_lane_name(mut self: Box<Self>) -> Option<LaneName> {
         let unused = self.sent.head.seq == 0 && self.reader.received == 0;
         if self.place().side == Sender::Client || !unused {
             return None;
         }
         self.given = true;
-        let name = self.place().name();
+        let name = self.place().to_bits();
         Some(LaneName { session: Arc::as_ptr(&self.session) as usize, lane: name })
     }
 }
 
-impl Drop for LaneLink {
+impl Drop for LaneTransport {
     fn drop(&mut self) {
         if self.given {
             return;
@@ -429,60 +438,65 @@ impl Drop for LaneLink {
         let session = self.session.clone();
         // A request that arrived and was not looked at: its goods go home.
         if self.place().side == Sender::Server
-            && let Ok(Some(head)) = self.reader.look(&session)
+            && let Ok(Some(head)) = self.reader.peek(&session)
             && usize::from(head.tag) < self.table.messages.len()
-            && self.reader.take(&session, head).is_ok()
+            && self.reader.copy_message(&session, head).is_ok()
         {
-            (self.reclaim.drain)(&self.reader, &session, head);
+            (self.reclaim.drop_received)(&self.reader, &session, head);
         }
         // Its maker uses a lane again once the server says that it closed: by then our
         // own table must say so, too.
         if self.place().side == Sender::Server {
-            session.end_dropped(self.place());
+            session.on_endpoint_dropped(self.place());
         }
         let bits = closed_bits(self.place().epoch, self.reader.received);
-        session.shared().long(self.out_at + CLOSED_AT).store(bits, SeqCst);
-        self.wake();
+        session.shared().atomic_u64(self.out_at + CLOSED_AT).store(bits, SeqCst);
+        self.signal_peer();
         if self.awaits.is_some() {
-            self.leave_orphan();
+            self.abandon_request();
         }
         self.set_awaiting(None);
         // And not before a late reply has an owner that looks for it.
         if self.place().side == Sender::Client {
-            session.end_dropped(self.place());
+            session.on_endpoint_dropped(self.place());
         }
-        session.settle();
+        session.reclaim_lost();
     }
 }
 
-impl LaneLink {
+impl LaneTransport {
     /// Leaves the request to the session, which looks for its late reply.
-    fn leave_orphan(&mut self) {
+    fn abandon_request(&mut self) {
         let Some(awaits) = self.awaits else { return };
         let place = self.place();
-        let reader = std::mem::replace(&mut self.reader, Reader::new(place, 0));
+        let reader = std::mem::replace(&mut self.reader, LaneReceiver::new(place, 0));
         let head = self.sent.head;
-        let bytes = std::mem::replace(&mut self.sent.bytes, Box::new([0; LINE_BYTES]));
-        let request = Sent { head, bytes };
-        self.session.adopt(Orphan { reader, awaits, request, reclaim: self.reclaim });
+        let bytes = std::mem::replace(&mut self.sent.bytes, Box::new([0; MAX_MESSAGE_BYTES]));
+        let request = SentMessage { head, bytes };
+        self.session.add_abandoned(AbandonedRequest {
+            reader,
+            awaits,
+            request,
+            reclaim: self.reclaim,
+        });
     }
 }
 
 /// An end that arrived in a message.
-pub struct LaneEnd {
+pub struct LaneEndpoint {
     session: Arc<Session>,
-    place: Place,
+    place: LaneSide,
 }
 
-impl LaneEnd {
-    pub(super) fn new(session: &Arc<Session>, place: Place) -> Self {
+impl LaneEndpoint {
+    pub(super) fn new(session: &Arc<Session>, place: LaneSide) -> Self {
         Self { session: session.clone(), place }
     }
 
     /// The server's end of contract `C`.
     pub fn server<C: Contract>(self) -> Server<C> {
-        let link = LaneLink::new::<C>(&self.session, self.place);
-        Core::new(Box::new(link), C::TABLE, Sender::Client).into()
+        let link = LaneTransport::new::<C>(&self.session, self.place);
+        RawEndpoint::new(Box::new(link), C::TABLE, Sender::Client).into()
     }
 }
 
@@ -491,28 +505,28 @@ const NO_BLOCK: BlockName = BlockName { slot: u32::MAX, generation: 0, len: 0 };
 const NO_LANE: u32 = u32::MAX;
 
 /// Gives the goods of a message away.
-struct Leaving<'a> {
+struct AttachmentSender<'a> {
     session: &'a Arc<Session>,
-    failed: Option<Lost>,
+    failed: Option<ChannelError>,
 }
 
-impl GoodsOut for Leaving<'_> {
+impl ExportAttachments for AttachmentSender<'_> {
     fn block(&mut self, block: Block) -> BlockName {
-        self.session.heap().give(block).unwrap_or_else(|| {
-            self.failed = Some(Lost::NoRoom);
+        self.session.heap().export(block).unwrap_or_else(|| {
+            self.failed = Some(ChannelError::HeapFull);
             NO_BLOCK
         })
     }
 
-    fn end(&mut self, lane: Option<LaneName>) -> u32 {
+    fn endpoint(&mut self, lane: Option<LaneName>) -> u32 {
         match lane {
             Some(name) if name.session == Arc::as_ptr(self.session) as usize => {
-                self.session.end_given(name.lane);
+                self.session.on_endpoint_sent(name.lane);
                 name.lane
             }
             // An end of another session, or one in use: it cannot go over this one.
             _ => {
-                self.failed = Some(Lost::Closed);
+                self.failed = Some(ChannelError::Closed);
                 NO_LANE
             }
         }
@@ -520,35 +534,35 @@ impl GoodsOut for Leaving<'_> {
 }
 
 /// Claims the goods of a message that arrived.
-struct Arrived<'a> {
+struct AttachmentReceiver<'a> {
     session: &'a Arc<Session>,
 }
 
-impl GoodsIn for Arrived<'_> {
+impl ImportAttachments for AttachmentReceiver<'_> {
     fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
-        self.session.heap().arrived(name)
+        self.session.heap().import(name)
     }
 
-    fn end(&mut self, lane: u32) -> Result<LaneEnd, Violation> {
-        let place = self.session.end_arrived(lane)?;
-        Ok(LaneEnd::new(self.session, place))
+    fn end(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
+        let place = self.session.on_endpoint_received(lane)?;
+        Ok(LaneEndpoint::new(self.session, place))
     }
 }
 
 /// Takes the goods back of an unread message.
-struct NeverSent<'a> {
+struct AttachmentReturner<'a> {
     session: &'a Arc<Session>,
 }
 
-impl GoodsIn for NeverSent<'_> {
+impl ImportAttachments for AttachmentReturner<'_> {
     fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
-        let taken = self.session.heap().take_back(name);
+        let taken = self.session.heap().cancel_export(name);
         // What is not there to be taken back was never given.
         Ok(taken.map_or_else(|| Block::private(0), Block::from))
     }
 
-    fn end(&mut self, lane: u32) -> Result<LaneEnd, Violation> {
-        let place = self.session.end_taken_back(lane)?;
-        Ok(LaneEnd::new(self.session, place))
+    fn end(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
+        let place = self.session.on_endpoint_returned(lane)?;
+        Ok(LaneEndpoint::new(self.session, place))
     }
 }

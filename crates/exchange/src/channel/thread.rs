@@ -15,8 +15,8 @@ use std::{
 };
 
 use super::{
-    Client, Core, Link, Lost, Server, Teller, Turn,
-    spin::Spin,
+    ChangeNotifier, ChannelError, Client, ExpectedState, RawEndpoint, Server, Transport,
+    spin::SpinBudget,
     sync::{Arc, AtomicU32, Cell, Futex, fence},
 };
 use crate::contract::{Contract, fsm::Sender};
@@ -26,17 +26,17 @@ pub fn pair<C: Contract>() -> (Client<C>, Server<C>) {
     let asks = Arc::new(Mailbox::new(C::QUEUE));
     let answers = Arc::new(Mailbox::new(C::QUEUE));
     let count = real::Arc::new(AtomicU64::new(0));
-    let client = ThreadLink::new(asks.clone(), answers.clone(), count.clone());
-    let server = ThreadLink::new(answers, asks, count);
+    let client = ThreadTransport::new(asks.clone(), answers.clone(), count.clone());
+    let server = ThreadTransport::new(answers, asks, count);
     (
-        Core::new(Box::new(client), C::TABLE, Sender::Server).into(),
-        Core::new(Box::new(server), C::TABLE, Sender::Client).into(),
+        RawEndpoint::new(Box::new(client), C::TABLE, Sender::Server).into(),
+        RawEndpoint::new(Box::new(server), C::TABLE, Sender::Client).into(),
     )
 }
 
 /// A message's place. Its own cache lines: the flag and a small message move as one.
 #[repr(align(128))]
-struct Slot<T> {
+struct MailboxCell<T> {
     full: AtomicU32,
     message: Cell<Option<T>>,
 }
@@ -45,7 +45,7 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
 struct Mailbox<T> {
-    slots: Box<[Slot<T>]>,
+    slots: Box<[MailboxCell<T>]>,
     /// What the receiver sleeps on.
     bell: Futex,
     /// Set once, when the sender has gone.
@@ -59,7 +59,7 @@ unsafe impl<T: Send> Sync for Mailbox<T> {}
 
 impl<T> Mailbox<T> {
     fn new(len: usize) -> Self {
-        let slot = || Slot { full: AtomicU32::new(0), message: Cell::new(None) };
+        let slot = || MailboxCell { full: AtomicU32::new(0), message: Cell::new(None) };
         Self {
             slots: (0..len).map(|_| slot()).collect(),
             bell: Futex::new(AWAKE),
@@ -82,13 +82,13 @@ impl<T> Mailbox<T> {
     }
 
     /// Sleeps until slot `at` is full, the sender has gone, or the deadline has passed.
-    fn sleep(&self, at: usize, deadline: Instant) -> Result<(), Lost> {
+    fn sleep(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         let result = self.sleep_until_ready(at, deadline);
         self.bell.word.swap(AWAKE, AcqRel);
         result
     }
 
-    fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), Lost> {
+    fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         loop {
             // Swapped, not stored: what a bell holds is the last word of either side.
             self.bell.word.swap(ASLEEP, AcqRel);
@@ -96,30 +96,31 @@ impl<T> Mailbox<T> {
             if self.ready(at) {
                 return Ok(());
             }
-            let left = deadline.checked_duration_since(Instant::now()).ok_or(Lost::Timeout)?;
+            let left =
+                deadline.checked_duration_since(Instant::now()).ok_or(ChannelError::Timeout)?;
             self.bell.wait(ASLEEP, left);
         }
     }
 }
 
-struct ThreadLink<Tx, Rx> {
+struct ThreadTransport<Tx, Rx> {
     to: Arc<Mailbox<Tx>>,
     from: Arc<Mailbox<Rx>>,
     send_at: usize,
     receive_at: usize,
-    spin: Spin,
+    spin: SpinBudget,
     /// How often the server told of a change; 0 of one that does not.
     count: real::Arc<AtomicU64>,
-    teller: real::OnceLock<Teller>,
+    teller: real::OnceLock<ChangeNotifier>,
 }
 
-impl<Tx, Rx> ThreadLink<Tx, Rx> {
+impl<Tx, Rx> ThreadTransport<Tx, Rx> {
     fn new(to: Arc<Mailbox<Tx>>, from: Arc<Mailbox<Rx>>, count: real::Arc<AtomicU64>) -> Self {
         let teller = real::OnceLock::new();
-        Self { to, from, send_at: 0, receive_at: 0, spin: Spin::new(), count, teller }
+        Self { to, from, send_at: 0, receive_at: 0, spin: SpinBudget::new(), count, teller }
     }
 
-    fn take(&mut self) -> Option<Rx> {
+    fn take_message(&mut self) -> Option<Rx> {
         let slot = &self.from.slots[self.receive_at];
         if slot.full.load(Acquire) == 0 {
             return None;
@@ -132,7 +133,7 @@ impl<Tx, Rx> ThreadLink<Tx, Rx> {
     }
 }
 
-impl<Tx: Send, Rx: Send> Link<Tx, Rx> for ThreadLink<Tx, Rx> {
+impl<Tx: Send, Rx: Send> Transport<Tx, Rx> for ThreadTransport<Tx, Rx> {
     fn send(&mut self, message: Tx) {
         let slot = &self.to.slots[self.send_at];
         assert_eq!(slot.full.load(Acquire), 0, "the contract's queue bound does not hold");
@@ -143,32 +144,32 @@ impl<Tx: Send, Rx: Send> Link<Tx, Rx> for ThreadLink<Tx, Rx> {
         self.to.ring();
     }
 
-    fn receive(&mut self, _turn: &Turn, deadline: Instant) -> Result<Rx, Lost> {
-        if let Some(message) = self.take() {
+    fn receive(&mut self, _turn: &ExpectedState, deadline: Instant) -> Result<Rx, ChannelError> {
+        if let Some(message) = self.take_message() {
             return Ok(message);
         }
         self.wait(deadline)?;
-        self.take().ok_or(Lost::Closed)
+        self.take_message().ok_or(ChannelError::Closed)
     }
 
-    fn wait(&mut self, deadline: Instant) -> Result<(), Lost> {
+    fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         let (from, at) = (&self.from, self.receive_at);
-        if self.spin.until(|| from.ready(at)) { Ok(()) } else { from.sleep(at, deadline) }
+        if self.spin.spin_until(|| from.ready(at)) { Ok(()) } else { from.sleep(at, deadline) }
     }
 
-    fn told(&self) -> Result<Option<u64>, Lost> {
+    fn change_count(&self) -> Result<Option<u64>, ChannelError> {
         match self.from.closed.load(Acquire) {
             0 => Ok(Some(self.count.load(Acquire)).filter(|count| *count > 0)),
-            _ => Err(Lost::Closed),
+            _ => Err(ChannelError::Closed),
         }
     }
 
-    fn teller(&self) -> Teller {
-        self.teller.get_or_init(|| Teller::of_thread(&self.count)).clone()
+    fn change_notifier(&self) -> ChangeNotifier {
+        self.teller.get_or_init(|| ChangeNotifier::for_thread(&self.count)).clone()
     }
 }
 
-impl<Tx, Rx> Drop for ThreadLink<Tx, Rx> {
+impl<Tx, Rx> Drop for ThreadTransport<Tx, Rx> {
     fn drop(&mut self) {
         if let Some(teller) = self.teller.get() {
             teller.close();
@@ -176,7 +177,7 @@ impl<Tx, Rx> Drop for ThreadLink<Tx, Rx> {
         self.to.closed.store(1, Release);
         self.to.ring();
         // What arrived and was not looked at goes home now, not when the peer closes too.
-        while self.take().is_some() {}
+        while self.take_message().is_some() {}
     }
 }
 
@@ -187,16 +188,16 @@ mod loom_model {
 
     use super::*;
 
-    fn links() -> (ThreadLink<u32, u32>, ThreadLink<u32, u32>) {
+    fn links() -> (ThreadTransport<u32, u32>, ThreadTransport<u32, u32>) {
         let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
         let count = real::Arc::default();
-        let client = ThreadLink::new(there.clone(), back.clone(), real::Arc::clone(&count));
-        (client, ThreadLink::new(back, there, count))
+        let client = ThreadTransport::new(there.clone(), back.clone(), real::Arc::clone(&count));
+        (client, ThreadTransport::new(back, there, count))
     }
 
-    fn turn() -> Turn {
+    fn turn() -> ExpectedState {
         let table = <crate::contract::file::File as Contract>::TABLE;
-        Turn { table, state: 0, peer: Sender::Client }
+        ExpectedState { table, state: 0, peer: Sender::Client }
     }
 
     /// Three switches at places of loom's choice, beside those that waiting forces: all of
@@ -246,9 +247,9 @@ mod loom_model {
         model(|| {
             let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
             let count = real::Arc::default;
-            let mut client: ThreadLink<_, u32> =
-                ThreadLink::new(there.clone(), back.clone(), count());
-            let server: ThreadLink<u32, _> = ThreadLink::new(back, there, count());
+            let mut client: ThreadTransport<_, u32> =
+                ThreadTransport::new(there.clone(), back.clone(), count());
+            let server: ThreadTransport<u32, _> = ThreadTransport::new(back, there, count());
             let goods = loom::sync::Arc::new(());
             let sent = goods.clone();
             let hand = loom::thread::spawn(move || drop(server));

@@ -21,54 +21,54 @@ use super::process::Session;
 
 /// For how many milliseconds a peer that was seen alive is held to be: about as long, and no
 /// longer than a tick of the clock more, what a dead one answered may be used.
-pub(super) const LOOK_MS: u64 = 10;
+pub(super) const LIVENESS_CACHE_MS: u64 = 10;
 
 /// The server's hand on the count of one channel. It outlives the end, and does nothing then.
 #[derive(Clone, Debug)]
-pub struct Teller(Arc<Mutex<Option<Count>>>);
+pub struct ChangeNotifier(Arc<Mutex<Option<CounterState>>>);
 
 #[derive(Debug)]
-struct Count {
+struct CounterState {
     /// Only this side's own number is believed: what is shared can be written by the client.
     count: u64,
-    word: Word,
+    word: CounterCell,
 }
 
 #[derive(Debug)]
-enum Word {
+enum CounterCell {
     Lane { session: Arc<Session>, at: usize },
     Here(Arc<AtomicU64>),
 }
 
-impl Word {
+impl CounterCell {
     fn get(&self) -> &AtomicU64 {
         match self {
-            Self::Lane { session, at } => session.shared().long(*at),
+            Self::Lane { session, at } => session.shared().atomic_u64(*at),
             Self::Here(count) => count,
         }
     }
 }
 
-impl Teller {
+impl ChangeNotifier {
     /// Counts on from `first` in the word at `at`, which is not 0.
-    pub(super) fn of_lane(session: &Arc<Session>, at: usize, first: u64) -> Self {
-        Self::begin(first, Word::Lane { session: session.clone(), at })
+    pub(super) fn for_lane(session: &Arc<Session>, at: usize, first: u64) -> Self {
+        Self::begin(first, CounterCell::Lane { session: session.clone(), at })
     }
 
-    pub(super) fn of_thread(count: &Arc<AtomicU64>) -> Self {
-        Self::begin(1, Word::Here(count.clone()))
+    pub(super) fn for_thread(count: &Arc<AtomicU64>) -> Self {
+        Self::begin(1, CounterCell::Here(count.clone()))
     }
 
-    fn begin(count: u64, word: Word) -> Self {
+    fn begin(count: u64, word: CounterCell) -> Self {
         word.get().store(count, SeqCst);
-        Self(Arc::new(Mutex::new(Some(Count { count, word }))))
+        Self(Arc::new(Mutex::new(Some(CounterState { count, word }))))
     }
 
     /// Says that what was answered before may not be so any more; whether there is a client that
     /// can hear it.
-    pub fn tell(&self) -> bool {
+    pub fn notify_change(&self) -> bool {
         let mut count = self.lock();
-        let Some(Count { count, word }) = &mut *count else { return false };
+        let Some(CounterState { count, word }) = &mut *count else { return false };
         *count += 1;
         word.get().store(*count, SeqCst);
         true
@@ -84,7 +84,7 @@ impl Teller {
         *self.lock() = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Count>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CounterState>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

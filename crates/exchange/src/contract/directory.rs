@@ -8,19 +8,19 @@
 
 mod entries;
 
-pub use entries::{Entries, Entry, Records};
+pub use entries::{DirEntry, EntryReader, EntryWriter};
 
 use super::{
-    Access, AttributeChange, AttributeName, Attributes, Kept, Kind, Name, Node, Refusal,
+    Access, AttributeChange, AttributeName, Attributes, FileType, Kept, Name, Node, Refusal,
     file::File,
-    fsm::kind,
+    fsm::type_hash,
     wire::{Field, Packer, Unpacker, Violation},
 };
 use crate::{channel::Server, heap::Block};
 
 /// The end of a new channel that a `Bind` gives away: the server's, made by the client.
 #[derive(Debug)]
-pub enum End {
+pub enum Endpoint {
     /// For a file, or anything else that has bytes.
     File(Server<File>),
     /// For a directory.
@@ -29,7 +29,7 @@ pub enum End {
 
 /// Why a `Bind` did not bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotBound {
+pub enum BindError {
     /// It was refused.
     Refused(Refusal),
     /// The path goes on elsewhere. `path` now holds a new path of `len` bytes: bind to
@@ -41,13 +41,13 @@ pub enum NotBound {
         /// How much of it names the place to bind at.
         prefix_len: u32,
         /// Whether a symbolic link was found: these are counted, mounts are not.
-        link_found: bool,
+        is_symlink: bool,
     },
 }
 
-impl From<Refusal> for NotBound {
+impl From<Refusal> for BindError {
     fn from(why: Refusal) -> Self {
-        NotBound::Refused(why)
+        BindError::Refused(why)
     }
 }
 
@@ -67,9 +67,9 @@ crate::contract! {
             /// Binds `end` to what the first `len` bytes of `path` name, walked from
             /// `from`; a leading `/` starts at the root of the volume, an empty path is
             /// `from` itself.
-            call bind: Bind (path: Block) { from: Node, len: u32 } giving (end: End)
+            call bind: Bind (path: Block) { from: Node, len: u32 } giving (end: Endpoint)
                 -> AckBind { attributes: Attributes } => Ready
-                 | NakBind why NotBound => Ready, or NotSupported;
+                 | NakBind why BindError => Ready, or NotSupported;
 
             /// The attributes of what `name` names in `parent`. `.` and `..` are names, and `.`
             /// is one of any node: its own.
@@ -121,7 +121,7 @@ crate::contract! {
 
             /// Makes a file without a name, as `Create` would in `parent`. It lives for as long
             /// as it has users, or until `Link` names it.
-            call create_unnamed: CreateUnnamed {
+            call create_tmpfile: CreateTmpfile {
                 parent: Node, mode: u32, umask: u32, uid: u32, gid: u32
             }
                 -> AckCreateUnnamed { attributes: Attributes } => Ready
@@ -205,17 +205,18 @@ crate::contract! {
     }
 }
 
-impl Field for End {
-    const KIND: u64 = kind("End", &[Server::<File>::KIND, Server::<Directory>::KIND]);
-    const BYTES_MAX: usize = 1 + Server::<File>::BYTES_MAX;
-    const ENDS: bool = true;
+impl Field for Endpoint {
+    const TYPE_HASH: u64 =
+        type_hash("End", &[Server::<File>::TYPE_HASH, Server::<Directory>::TYPE_HASH]);
+    const MAX_BYTES: usize = 1 + Server::<File>::MAX_BYTES;
+    const HAS_ENDPOINTS: bool = true;
     fn pack(self, into: &mut Packer<'_>) {
         match self {
-            End::File(end) => {
+            Endpoint::File(end) => {
                 into.put(&[0]);
                 end.pack(into);
             }
-            End::Directory(end) => {
+            Endpoint::Directory(end) => {
                 into.put(&[1]);
                 end.pack(into);
             }
@@ -223,23 +224,23 @@ impl Field for End {
     }
     fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
         match from.take()? {
-            [0] => Field::unpack(from).map(End::File),
-            [1] => Field::unpack(from).map(End::Directory),
+            [0] => Field::unpack(from).map(Endpoint::File),
+            [1] => Field::unpack(from).map(Endpoint::Directory),
             _ => Err(Violation::Value("End")),
         }
     }
 }
 
-impl Field for NotBound {
-    const KIND: u64 = kind("NotBound", &[Refusal::KIND]);
-    const BYTES_MAX: usize = 10;
+impl Field for BindError {
+    const TYPE_HASH: u64 = type_hash("NotBound", &[Refusal::TYPE_HASH]);
+    const MAX_BYTES: usize = 10;
     fn pack(self, into: &mut Packer<'_>) {
         match self {
-            NotBound::Refused(why) => {
+            BindError::Refused(why) => {
                 into.put(&[0]);
                 why.pack(into);
             }
-            NotBound::Reparse { len, prefix_len, link_found } => {
+            BindError::Reparse { len, prefix_len, is_symlink: link_found } => {
                 into.put(&[1]);
                 len.pack(into);
                 prefix_len.pack(into);
@@ -249,20 +250,20 @@ impl Field for NotBound {
     }
     fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
         match from.take()? {
-            [0] => Field::unpack(from).map(NotBound::Refused),
-            [1] => Ok(NotBound::Reparse {
+            [0] => Field::unpack(from).map(BindError::Refused),
+            [1] => Ok(BindError::Reparse {
                 len: Field::unpack(from)?,
                 prefix_len: Field::unpack(from)?,
-                link_found: Field::unpack(from)?,
+                is_symlink: Field::unpack(from)?,
             }),
             _ => Err(Violation::Value("NotBound")),
         }
     }
 }
 
-impl Entry {
+impl DirEntry {
     /// The entry that a lookup's answer makes.
-    pub fn new(cookie: u64, name: Name, kind: Kind, node: Node) -> Self {
+    pub fn new(cookie: u64, name: Name, kind: FileType, node: Node) -> Self {
         Self { cookie, node, kind: Some(kind), name, attributes: None }
     }
 }

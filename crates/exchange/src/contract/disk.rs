@@ -8,11 +8,11 @@ use super::{List, Refusal};
 use crate::heap::Block;
 
 /// Most writes in one `Submit`; a larger group travels in several parts.
-pub const WRITES_MAX: usize = 64;
+pub const MAX_WRITES: usize = 64;
 /// Most groups that end in one `Submit`.
-pub const ENDS_MAX: usize = 16;
+pub const MAX_GROUP_ENDS: usize = 16;
 /// Most tickets in one `Submit`; a chain that follows more names them in several parts.
-pub const AFTER_MAX: usize = 16;
+pub const MAX_DEPENDENCIES: usize = 16;
 
 /// Most extents in one `Discard`.
 pub const EXTENTS_MAX: usize = 64;
@@ -75,9 +75,9 @@ crate::contract! {
             /// the server remembers the `mark` of its last part, unless that is 0; and it answers
             /// that part only when the group of the chain that its `durable` counts, from 0 on,
             /// is durable: submitting and waiting in one message.
-            call submit: Submit (blocks: List<(u64, Block), WRITES_MAX>) {
-                ends: List<u32, ENDS_MAX>,
-                after: List<u64, AFTER_MAX>,
+            call submit: Submit (blocks: List<(u64, Block), MAX_WRITES>) {
+                ends: List<u32, MAX_GROUP_ENDS>,
+                after: List<u64, MAX_DEPENDENCIES>,
                 mark: u64,
                 durable: Option<u32>,
                 more: bool,
@@ -86,7 +86,7 @@ crate::contract! {
                  | NakSubmit why Refusal => Ready, or ReadOnly;
 
             /// Returns once every read sees the group `ticket`; it is not durable for that.
-            call settle: Settle { ticket: u64 }
+            call wait_visible: Settle { ticket: u64 }
                 -> AckSettle {} => Ready
                  | NakSettle why Refusal => Ready, or ReadOnly;
 

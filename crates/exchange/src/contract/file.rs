@@ -8,9 +8,9 @@
 
 mod reader;
 
-pub use reader::{CHUNK_BYTES, Failed, Reader};
+pub use reader::{CHUNK_BYTES, CachingReader, ReadError};
 
-use super::{Attributes, Refusal, Reservation};
+use super::{Attributes, FallocateMode, Refusal};
 use crate::heap::Block;
 
 crate::contract! {
@@ -53,7 +53,7 @@ crate::contract! {
                  | NakSeek why Refusal => Ready, or NotSupported;
 
             /// Gives blocks to the `len` bytes from `offset`, or takes them away.
-            call reserve: Reserve { offset: u64, len: u64, how: Reservation }
+            call fallocate: Fallocate { offset: u64, len: u64, how: FallocateMode }
                 -> AckReserve {} => Ready
                  | NakReserve why Refusal => Ready, or NotSupported;
 
@@ -72,7 +72,7 @@ crate::contract! {
 
 impl Read {
     /// Whether the request stays within its buffer and within 64 bits of file.
-    pub fn fits(&self) -> bool {
+    pub fn is_in_bounds(&self) -> bool {
         fits(&self.buffer, self.buffer_offset, self.offset, self.len)
     }
 }

@@ -48,7 +48,7 @@ pub struct MessageInfo {
 
 /// `tag` leads from state `from` to state `to`.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct Transition {
     /// Where it may be sent: an index of [`Fsm::states`].
     pub from: u8,
     /// What: an index of [`Fsm::messages`].
@@ -59,7 +59,7 @@ pub struct Step {
 
 /// A request with its two replies, as indices of [`Fsm::messages`].
 #[derive(Clone, Copy, Debug)]
-pub struct Family {
+pub struct CallTags {
     /// The request.
     pub request: u8,
     /// The answer when it was done.
@@ -78,9 +78,9 @@ pub struct Fsm {
     /// Every message.
     pub messages: &'static [MessageInfo],
     /// Every step.
-    pub steps: &'static [Step],
+    pub steps: &'static [Transition],
     /// Every request that is answered.
-    pub families: &'static [Family],
+    pub families: &'static [CallTags],
     /// Where a channel begins.
     pub start: u8,
 }
@@ -119,7 +119,7 @@ impl Fsm {
         true
     }
 
-    const fn sender_of(&self, step: &Step) -> Sender {
+    const fn sender_of(&self, step: &Transition) -> Sender {
         self.messages[step.tag as usize].sender
     }
 
@@ -129,14 +129,14 @@ impl Fsm {
     /// When one side can send for ever without hearing from the other. Evaluated at
     /// compile time, so such a contract does not compile.
     pub const fn queue_bound(&self) -> usize {
-        let client = self.longest_run(Sender::Client);
-        let server = self.longest_run(Sender::Server);
+        let client = self.max_run(Sender::Client);
+        let server = self.max_run(Sender::Server);
         if client > server { client } else { server }
     }
 
     /// Longest path over the steps of one sender: relaxed once per state, after which
     /// anything that can still grow lies on a cycle of that sender's steps alone.
-    const fn longest_run(&self, sender: Sender) -> usize {
+    const fn max_run(&self, sender: Sender) -> usize {
         assert!(self.states.len() <= STATES_MAX, "a contract has too many states");
         let mut run = [0usize; STATES_MAX];
         let mut round = 0;
@@ -176,13 +176,13 @@ impl Fsm {
                 let field = &request[f];
                 if field.blocks {
                     assert!(
-                        holds(ack, field),
+                        contains_field(ack, field),
                         "a block of a request is lost: its Ack must return it"
                     );
                 }
                 if field.blocks || field.ends {
                     assert!(
-                        holds(nak, field),
+                        contains_field(nak, field),
                         "a request's goods are lost: its Nak must return them"
                     );
                 }
@@ -240,7 +240,7 @@ const fn max(of: &[usize]) -> usize {
     most
 }
 
-const fn holds(fields: &[FieldInfo], wanted: &FieldInfo) -> bool {
+const fn contains_field(fields: &[FieldInfo], wanted: &FieldInfo) -> bool {
     let mut i = 0;
     while i < fields.len() {
         if fields[i].kind == wanted.kind && same(fields[i].name, wanted.name) {
@@ -304,7 +304,7 @@ const fn hash_u64(mut hash: u64, n: u64) -> u64 {
 }
 
 /// The hash of a field's type: its name, and the hashes of what it is made of.
-pub const fn kind(name: &str, parts: &[u64]) -> u64 {
+pub const fn type_hash(name: &str, parts: &[u64]) -> u64 {
     let mut hash = hash_str(HASH_START, name);
     let mut i = 0;
     while i < parts.len() {
@@ -321,7 +321,7 @@ mod tests {
     const ASK: MessageInfo = MessageInfo { name: "Ask", sender: Sender::Client, fields: &[] };
     const TELL: MessageInfo = MessageInfo { name: "Tell", sender: Sender::Server, fields: &[] };
 
-    fn fsm(steps: &'static [Step]) -> Fsm {
+    fn fsm(steps: &'static [Transition]) -> Fsm {
         Fsm {
             name: "Test",
             states: &["A", "B", "C"],
@@ -334,12 +334,13 @@ mod tests {
 
     #[test]
     fn the_queue_is_as_long_as_the_longest_run_of_one_side() {
-        let ping_pong = fsm(&[Step { from: 0, tag: 0, to: 1 }, Step { from: 1, tag: 1, to: 0 }]);
+        let ping_pong =
+            fsm(&[Transition { from: 0, tag: 0, to: 1 }, Transition { from: 1, tag: 1, to: 0 }]);
         assert_eq!(ping_pong.queue_bound(), 1);
         let two_asks = fsm(&[
-            Step { from: 0, tag: 0, to: 1 },
-            Step { from: 1, tag: 0, to: 2 },
-            Step { from: 2, tag: 1, to: 0 },
+            Transition { from: 0, tag: 0, to: 1 },
+            Transition { from: 1, tag: 0, to: 2 },
+            Transition { from: 2, tag: 1, to: 0 },
         ]);
         assert_eq!(two_asks.queue_bound(), 2);
     }
@@ -347,12 +348,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "no bound")]
     fn a_cycle_of_one_side_has_no_bound() {
-        fsm(&[Step { from: 0, tag: 0, to: 1 }, Step { from: 1, tag: 0, to: 0 }]).queue_bound();
+        fsm(&[Transition { from: 0, tag: 0, to: 1 }, Transition { from: 1, tag: 0, to: 0 }])
+            .queue_bound();
     }
 
     #[test]
     fn every_state_and_message_and_sender_has_its_answer() {
-        let table = fsm(&[Step { from: 0, tag: 0, to: 1 }, Step { from: 1, tag: 1, to: 2 }]);
+        let table =
+            fsm(&[Transition { from: 0, tag: 0, to: 1 }, Transition { from: 1, tag: 1, to: 2 }]);
         for state in 0..4 {
             for tag in 0..4 {
                 for sender in [Sender::Client, Sender::Server] {
@@ -370,11 +373,11 @@ mod tests {
 
     #[test]
     fn the_fingerprint_tells_names_and_steps_apart() {
-        let a = fsm(&[Step { from: 0, tag: 0, to: 1 }]);
-        let b = fsm(&[Step { from: 0, tag: 0, to: 2 }]);
+        let a = fsm(&[Transition { from: 0, tag: 0, to: 1 }]);
+        let b = fsm(&[Transition { from: 0, tag: 0, to: 2 }]);
         let c = Fsm { name: "Other", ..a };
         assert_ne!(a.fingerprint(), b.fingerprint());
         assert_ne!(a.fingerprint(), c.fingerprint());
-        assert_eq!(a.fingerprint(), fsm(&[Step { from: 0, tag: 0, to: 1 }]).fingerprint());
+        assert_eq!(a.fingerprint(), fsm(&[Transition { from: 0, tag: 0, to: 1 }]).fingerprint());
     }
 }

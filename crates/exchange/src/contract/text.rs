@@ -7,7 +7,7 @@ use super::{
     fsm::{FieldInfo, Fsm},
     wire::{Field, Wire},
 };
-use crate::channel::{Core, Server};
+use crate::channel::{RawEndpoint, Server};
 
 // Sending allocates nothing, so messages stand unboxed in the enums: large variants are
 // meant.
@@ -41,18 +41,18 @@ pub trait State: 'static {
 }
 
 /// A state named in the text: the client speaks.
-pub trait Open: State {
+pub trait ReceivingState: State {
     /// What can arrive at a server here, each with the end in the state it leads to.
     type Received;
     /// Sorts an arrived message.
-    fn received(
+    fn decode_received(
         message: <Self::Contract as Contract>::ToServer,
         end: ServerCore<Self::Contract>,
     ) -> Self::Received;
 }
 
 /// The untyped half of a [`Server`].
-pub type ServerCore<C> = Core<<C as Contract>::ToClient, <C as Contract>::ToServer>;
+pub type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
 /// The state after request `M`: the server owes one of its two replies.
 #[derive(Debug)]
@@ -82,9 +82,9 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     /// What a server says when it was done.
     type Answer;
     /// What a server says when it was not.
-    type Why: From<Refusal>;
+    type Reason: From<Refusal>;
     /// What stays with a server that has done it: an end, or nothing.
-    type Given;
+    type Retained;
     /// The reply when it was done: the goods, and the answer.
     type Ack: Into<<Self::Contract as Contract>::ToClient> + Debug;
     /// The reply when it was not: the goods, what was to be given, and the reason.
@@ -96,32 +96,38 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     /// Index of the awaiting state.
     const AWAITING: u8;
     /// The Ack, and what stays here.
-    fn grant(self, answer: Self::Answer) -> (Self::Ack, Self::Given);
+    fn into_ack(self, answer: Self::Answer) -> (Self::Ack, Self::Retained);
     /// The Nak.
-    fn refuse(self, why: Self::Why) -> Self::Nak;
+    fn into_nak(self, why: Self::Reason) -> Self::Nak;
     /// Sorts an arrived reply; `None` if it answers something else.
-    fn reply(message: <Self::Contract as Contract>::ToClient) -> Option<Replied<Self>>;
+    fn reply(message: <Self::Contract as Contract>::ToClient) -> Option<CallResult<Self>>;
     /// The reply that says `answered`. An end that was given and not kept is closed.
-    fn answered(
+    fn into_reply(
         self,
-        answered: Result<Self::Answer, Self::Why>,
+        answered: Result<Self::Answer, Self::Reason>,
     ) -> <Self::Contract as Contract>::ToClient {
         match answered {
-            Ok(answer) => self.grant(answer).0.into(),
-            Err(why) => self.refuse(why).into(),
+            Ok(answer) => self.into_ack(answer).0.into(),
+            Err(why) => self.into_nak(why).into(),
         }
     }
 }
 
 /// The reply to request `M`, as its client sees it.
-pub type Replied<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
+pub type CallResult<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
 
 /// Hands an arrived request to a server that owes `M`'s replies.
-pub type Owed<M> = Server<<M as Request>::Contract, Awaiting<M>>;
+pub type PendingReply<M> = Server<<M as Request>::Contract, Awaiting<M>>;
 
 /// Describes a field of type `T`.
 pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
-    FieldInfo { name, kind: T::KIND, blocks: T::BLOCKS, ends: T::ENDS, bytes_max: T::BYTES_MAX }
+    FieldInfo {
+        name,
+        kind: T::TYPE_HASH,
+        blocks: T::HAS_BLOCKS,
+        ends: T::HAS_ENDPOINTS,
+        bytes_max: T::MAX_BYTES,
+    }
 }
 
 /// Turns a contract's text into types.
@@ -317,7 +323,7 @@ macro_rules! contract {
             pub struct $N {
                 $($(#[doc = "As it was sent."] pub $g: $gt,)*)?
                 $(#[doc = "As it was sent."] pub $e: $et,)?
-                /// Why.
+                /// Reason.
                 pub why: $why,
             }
         )*
@@ -347,7 +353,7 @@ macro_rules! contract {
                 #[derive(Debug)]
                 #[allow(missing_docs, clippy::large_enum_variant)]
                 pub enum $S {
-                    $($R(super::$R, $crate::contract::Owed<super::$R>),)*
+                    $($R(super::$R, $crate::contract::PendingReply<super::$R>),)*
                     $($T(super::$T, $crate::channel::Server<super::$C, super::$TTo>),)*
                 }
             )*
@@ -377,7 +383,7 @@ macro_rules! contract {
             match message {
                 $($(ToServer::$R(mut request) => {
                     let answered = server.$method(&mut request);
-                    Some($crate::contract::Call::answered(request, answered))
+                    Some($crate::contract::Call::into_reply(request, answered))
                 })*
                 $(ToServer::$T(m) => {
                     server.$tmethod(m);
@@ -390,12 +396,12 @@ macro_rules! contract {
         /// contract.
         ///
         /// # Errors
-        /// Why the client was lost; a client that closed is no error.
+        /// Reason the client was lost; a client that closed is no error.
         pub fn serve<S: $Trait + ?Sized>(
             end: $crate::channel::Server<$C>,
             server: &S,
             patience: ::std::time::Duration,
-        ) -> Result<(), $crate::channel::Lost> {
+        ) -> Result<(), $crate::channel::ChannelError> {
             end.serve(patience, |message| answer(server, message))
         }
 
@@ -452,13 +458,13 @@ macro_rules! contract {
                     )*],
                     steps: &[$(
                         $(
-                            fsm::Step { from: StateId::$S as u8, tag: Tag::$R as u8, to: StateId::$R as u8 },
-                            fsm::Step { from: StateId::$R as u8, tag: Tag::$A as u8, to: StateId::$ATo as u8 },
-                            fsm::Step { from: StateId::$R as u8, tag: Tag::$N as u8, to: StateId::$NTo as u8 },
+                            fsm::Transition { from: StateId::$S as u8, tag: Tag::$R as u8, to: StateId::$R as u8 },
+                            fsm::Transition { from: StateId::$R as u8, tag: Tag::$A as u8, to: StateId::$ATo as u8 },
+                            fsm::Transition { from: StateId::$R as u8, tag: Tag::$N as u8, to: StateId::$NTo as u8 },
                         )*
-                        $(fsm::Step { from: StateId::$S as u8, tag: Tag::$T as u8, to: StateId::$TTo as u8 },)*
+                        $(fsm::Transition { from: StateId::$S as u8, tag: Tag::$T as u8, to: StateId::$TTo as u8 },)*
                     )*],
-                    families: &[$($(fsm::Family {
+                    families: &[$($(fsm::CallTags {
                         request: Tag::$R as u8,
                         ack: Tag::$A as u8,
                         nak: Tag::$N as u8,
@@ -469,7 +475,7 @@ macro_rules! contract {
 
             // Evaluated even where no channel is made.
             const _: usize = <$C as text::Contract>::QUEUE;
-            const _: () = <$C as text::Contract>::FSM.check(wire::LINE_BYTES);
+            const _: () = <$C as text::Contract>::FSM.check(wire::MAX_MESSAGE_BYTES);
 
             $(
                 impl text::State for $S {
@@ -477,10 +483,10 @@ macro_rules! contract {
                     const ID: u8 = StateId::$S as u8;
                 }
 
-                impl text::Open for $S {
+                impl text::ReceivingState for $S {
                     type Received = received::$S;
                     #[allow(unused_variables)]
-                    fn received(message: ToServer, end: text::ServerCore<$C>) -> received::$S {
+                    fn decode_received(message: ToServer, end: text::ServerCore<$C>) -> received::$S {
                         match message {
                             $(ToServer::$R(m) => received::$S::$R(m, end.into()),)*
                             $(ToServer::$T(m) => received::$S::$T(m, end.into()),)*
@@ -514,17 +520,17 @@ macro_rules! contract {
                     #[allow(unused_parens, unused_variables)]
                     impl text::Call for $R {
                         type Answer = ($($at)?);
-                        type Why = $why;
-                        type Given = ($($et)?);
+                        type Reason = $why;
+                        type Retained = ($($et)?);
                         type Ack = $A;
                         type Nak = $N;
                         type AckTo = $ATo;
                         type NakTo = $NTo;
                         const AWAITING: u8 = StateId::$R as u8;
-                        fn grant(self, answer: Self::Answer) -> ($A, Self::Given) {
+                        fn into_ack(self, answer: Self::Answer) -> ($A, Self::Retained) {
                             ($A { $($($g: self.$g,)*)? $($a: answer,)? }, ($(self.$e)?))
                         }
-                        fn refuse(self, why: $why) -> $N {
+                        fn into_nak(self, why: $why) -> $N {
                             $N { $($($g: self.$g,)*)? $($e: self.$e,)? why }
                         }
                         fn reply(message: ToClient) -> Option<Result<$A, $N>> {
@@ -631,14 +637,14 @@ macro_rules! contract {
         $($meta)*
         ///
         /// # Errors
-        /// Why it was not done.
+        /// Reason it was not done.
         fn $method(&self, request: &mut $R) -> Result<($($answer)?), $why>;
     };
     (@method { $($meta:tt)* } $method:ident $R:ident ($($answer:ty)?) ($why:ty) $default:ident) => {
         $($meta)*
         ///
         /// # Errors
-        /// Why it was not done.
+        /// Reason it was not done.
         fn $method(&self, request: &mut $R) -> Result<($($answer)?), $why> {
             let _ = request;
             Err($crate::contract::Refusal::$default.into())

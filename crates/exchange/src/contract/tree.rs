@@ -7,12 +7,12 @@ use std::{
 };
 
 use super::{
-    Attributes, Call, Kind, Name, Node, Refusal, Space,
-    directory::{self, Bind, Directory, DirectoryServer, End, Lookup, NotBound},
+    Attributes, Call, FileType, Name, Node, Refusal, StatFs,
+    directory::{self, Bind, BindError, Directory, DirectoryServer, Endpoint, Lookup},
     file::{self, FileServer},
 };
 use crate::{
-    channel::{Caller, Client, Lost, Server},
+    channel::{ChannelError, Client, RpcClient, Server},
     contract::file::File,
     heap::Block,
 };
@@ -28,7 +28,7 @@ pub trait Tree: DirectoryServer {
     fn file(&self, node: Node) -> Self::File<'_>;
 
     /// What `statfs` tells.
-    fn space(&self) -> Space;
+    fn statfs(&self) -> StatFs;
 
     /// Whether anything can be changed.
     fn is_writable(&self) -> bool {
@@ -37,20 +37,20 @@ pub trait Tree: DirectoryServer {
 
     /// Whether a change may have to wait until others have released what they hold
     /// ([`Tree::release`]): who has a request of that kind lets others be answered meanwhile.
-    fn is_short_of_room(&self) -> bool {
+    fn is_low_on_space(&self) -> bool {
         false
     }
 
     /// Whether `Open` may answer anything but yes, for files or for directories. A client
     /// that is told no opens without asking, for as long as it lives.
-    fn decides_opening(&self, kind: Kind) -> bool {
+    fn handles_open(&self, kind: FileType) -> bool {
         let _ = kind;
         false
     }
 
     /// Tells the client of `end` of each change from now on, so that it may keep what it was
     /// answered: [`Server::teller`]. A tree that does not is asked again for everything.
-    fn tell_of_changes(&self, end: &Server<File>) {
+    fn notify_changes_to(&self, end: &Server<File>) {
         let _ = end;
     }
 
@@ -66,12 +66,12 @@ pub trait Tree: DirectoryServer {
 
     /// One more user of `node`, who may ask for it by number: it lives on without a name
     /// until all of them have gone. A tree that never changes has nothing to do.
-    fn hold(&self, node: Node) {
+    fn add_user(&self, node: Node) {
         let _ = node;
     }
 
     /// So many of those who held `node` have gone.
-    fn release(&self, node: Node, users: u64) {
+    fn remove_users(&self, node: Node, users: u64) {
         let _ = (node, users);
     }
 }
@@ -88,7 +88,7 @@ pub enum Walked {
         /// Where in the path its name begins.
         name_at: usize,
         /// Where in the path the rest begins, after the name and its slashes.
-        rest_at: usize,
+        rest_offset: usize,
     },
 }
 
@@ -107,19 +107,19 @@ pub fn walk<T: DirectoryServer + ?Sized>(
     let mut here = tree.get_attributes(&mut directory::GetAttributes { node: start })?;
     let mut at = 0;
     while let Some((name_at, rest_at)) = next_name(path, at) {
-        if here.kind != Kind::Directory {
+        if here.kind != FileType::Directory {
             return Err(Refusal::NotADirectory);
         }
         let end = path[name_at..rest_at].iter().position(|&b| b == b'/');
         let name = Name::new(&path[name_at..end.map_or(rest_at, |end| name_at + end)])?;
         here = tree.lookup(&mut Lookup { parent: here.node, name })?;
         let last = rest_at == path.len() && !path.ends_with(b"/");
-        if here.kind == Kind::Symlink && (follow_last || !last) {
-            return Ok(Walked::Link { link: here.node, name_at, rest_at });
+        if here.kind == FileType::Symlink && (follow_last || !last) {
+            return Ok(Walked::Link { link: here.node, name_at, rest_offset: rest_at });
         }
         at = rest_at;
     }
-    if path.ends_with(b"/") && here.kind != Kind::Directory {
+    if path.ends_with(b"/") && here.kind != FileType::Directory {
         return Err(Refusal::NotADirectory);
     }
     Ok(Walked::At(here))
@@ -144,7 +144,7 @@ pub fn serve<T: Tree + Sync + ?Sized>(
     end: Server<Directory>,
     tree: &T,
     patience: Duration,
-) -> Result<(), Lost> {
+) -> Result<(), ChannelError> {
     thread::scope(|scope| serve_in(scope, end, tree, patience))
 }
 
@@ -153,15 +153,15 @@ fn serve_in<'scope, 'env, T: Tree + Sync + ?Sized>(
     end: Server<Directory>,
     tree: &'env T,
     patience: Duration,
-) -> Result<(), Lost> {
+) -> Result<(), ChannelError> {
     end.serve(patience, |message| match message {
         directory::ToServer::Bind(mut bind) => Some(match resolve(tree, &mut bind) {
             Ok(attributes) => {
-                let (ack, end) = bind.grant(attributes);
-                start(scope, end, tree, attributes.node, patience);
+                let (ack, end) = bind.into_ack(attributes);
+                spawn_server(scope, end, tree, attributes.node, patience);
                 ack.into()
             }
-            Err(why) => bind.refuse(why).into(),
+            Err(why) => bind.into_nak(why).into(),
         }),
         other => directory::answer(tree, other),
     })
@@ -169,22 +169,22 @@ fn serve_in<'scope, 'env, T: Tree + Sync + ?Sized>(
 
 /// Starts a thread that serves a bound end. A client that is lost there, or a request that
 /// the tree panics at, closes that end and no other.
-fn start<'scope, 'env, T: Tree + Sync + ?Sized>(
+fn spawn_server<'scope, 'env, T: Tree + Sync + ?Sized>(
     scope: &'scope thread::Scope<'scope, 'env>,
-    end: End,
+    end: Endpoint,
     tree: &'env T,
     node: Node,
     patience: Duration,
 ) {
-    tree.hold(node);
+    tree.add_user(node);
     let serve = move || {
-        let _held = Held { tree, node };
+        let _held = NodeUser { tree, node };
         match end {
-            End::File(end) => {
-                tree.tell_of_changes(&end);
+            Endpoint::File(end) => {
+                tree.notify_changes_to(&end);
                 file::serve(end, &tree.file(node), patience)
             }
-            End::Directory(end) => serve_in(scope, end, tree, patience),
+            Endpoint::Directory(end) => serve_in(scope, end, tree, patience),
         }
     };
     // The tree is shared with other threads as it is: that is its locks' matter already.
@@ -192,41 +192,44 @@ fn start<'scope, 'env, T: Tree + Sync + ?Sized>(
 }
 
 /// A bound end is a user of its node, however it is closed.
-struct Held<'a, T: Tree + ?Sized> {
+struct NodeUser<'a, T: Tree + ?Sized> {
     tree: &'a T,
     node: Node,
 }
 
-impl<T: Tree + ?Sized> Drop for Held<'_, T> {
+impl<T: Tree + ?Sized> Drop for NodeUser<'_, T> {
     fn drop(&mut self) {
-        self.tree.release(self.node, 1);
+        self.tree.remove_users(self.node, 1);
     }
 }
 
 /// What a path names, if the end is of its kind.
-fn resolve<T: DirectoryServer + ?Sized>(tree: &T, bind: &mut Bind) -> Result<Attributes, NotBound> {
+fn resolve<T: DirectoryServer + ?Sized>(
+    tree: &T,
+    bind: &mut Bind,
+) -> Result<Attributes, BindError> {
     let len = bind.len as usize;
-    if len > PATH_MAX_BYTES || len > bind.path.len() {
+    if len > MAX_PATH_BYTES || len > bind.path.len() {
         return Err(Refusal::Invalid.into());
     }
     let mut path = vec![0; len];
     bind.path.copy_out(0, &mut path);
     let attributes = match walk(tree, bind.from, &path, true)? {
         Walked::At(attributes) => attributes,
-        Walked::Link { link, name_at, rest_at } => {
+        Walked::Link { link, name_at, rest_offset: rest_at } => {
             return Err(reparse(tree, link, &path, name_at, rest_at, &mut bind.path));
         }
     };
     match (&bind.end, attributes.kind) {
-        (End::Directory(_), Kind::Directory) => Ok(attributes),
-        (End::Directory(_), _) => Err(Refusal::NotADirectory.into()),
-        (End::File(_), Kind::Directory) => Err(Refusal::IsADirectory.into()),
-        (End::File(_), _) => Ok(attributes),
+        (Endpoint::Directory(_), FileType::Directory) => Ok(attributes),
+        (Endpoint::Directory(_), _) => Err(Refusal::NotADirectory.into()),
+        (Endpoint::File(_), FileType::Directory) => Err(Refusal::IsADirectory.into()),
+        (Endpoint::File(_), _) => Ok(attributes),
     }
 }
 
 /// Longest path, in bytes, as Linux has it.
-pub const PATH_MAX_BYTES: usize = 4096;
+pub const MAX_PATH_BYTES: usize = 4096;
 
 /// Writes the path with the link's target in the link's place.
 fn reparse<T: DirectoryServer + ?Sized>(
@@ -236,13 +239,13 @@ fn reparse<T: DirectoryServer + ?Sized>(
     name_at: usize,
     rest_at: usize,
     into: &mut Block,
-) -> NotBound {
-    let mut asked = directory::ReadLink { node: link, buffer: Block::private(PATH_MAX_BYTES) };
+) -> BindError {
+    let mut asked = directory::ReadLink { node: link, buffer: Block::private(MAX_PATH_BYTES) };
     let len = match tree.read_link(&mut asked) {
         Ok(len) => len as usize,
         Err(why) => return why.into(),
     };
-    let mut target = vec![0; len.min(PATH_MAX_BYTES)];
+    let mut target = vec![0; len.min(MAX_PATH_BYTES)];
     asked.buffer.copy_out(0, &mut target);
     let mut new = if target.starts_with(b"/") { Vec::new() } else { path[..name_at].to_vec() };
     new.extend_from_slice(&target);
@@ -251,14 +254,14 @@ fn reparse<T: DirectoryServer + ?Sized>(
         new.push(b'/');
         new.extend_from_slice(&path[rest_at..]);
     }
-    if new.len() > PATH_MAX_BYTES || into.copy_in(0, &new) < new.len() {
+    if new.len() > MAX_PATH_BYTES || into.copy_in(0, &new) < new.len() {
         return Refusal::NameTooLong.into();
     }
-    NotBound::Reparse { len: new.len() as u32, prefix_len, link_found: true }
+    BindError::Reparse { len: new.len() as u32, prefix_len, is_symlink: true }
 }
 
 /// How many symbolic links a bind follows.
-pub const LINKS_MAX: u32 = 40;
+pub const MAX_SYMLINKS: u32 = 40;
 
 /// Binds `end` to `path`, and follows reparses that stay within the directory's volume.
 ///
@@ -268,17 +271,17 @@ pub const LINKS_MAX: u32 = 40;
 /// The refusal: of the server, [`Refusal::TooManyLinks`] after [`LINKS_MAX`] links, or
 /// that the server was lost. The path block is lost with the server only.
 pub fn bind(
-    directory: &mut Caller<Directory>,
+    directory: &mut RpcClient<Directory>,
     from: Node,
     path: &[u8],
     mut room: Block,
-    mut end: End,
+    mut end: Endpoint,
 ) -> Result<(Attributes, Block), (Refusal, Option<Block>)> {
-    if path.len() > PATH_MAX_BYTES || room.copy_in(0, path) < path.len() {
+    if path.len() > MAX_PATH_BYTES || room.copy_in(0, path) < path.len() {
         return Err((Refusal::NameTooLong, Some(room)));
     }
     let mut len = path.len() as u32;
-    for _ in 0..=LINKS_MAX {
+    for _ in 0..=MAX_SYMLINKS {
         let message = Bind { from, path: room, len, end };
         let nak = match directory.call(message) {
             Ok(Ok(ack)) => return Ok((ack.attributes, ack.path)),
@@ -287,9 +290,9 @@ pub fn bind(
         };
         (room, end) = (nak.path, nak.end);
         match nak.why {
-            NotBound::Refused(why) => return Err((why, Some(room))),
-            NotBound::Reparse { len: new, .. } if new as usize <= room.len() => len = new,
-            NotBound::Reparse { .. } => return Err((Refusal::Invalid, Some(room))),
+            BindError::Refused(why) => return Err((why, Some(room))),
+            BindError::Reparse { len: new, .. } if new as usize <= room.len() => len = new,
+            BindError::Reparse { .. } => return Err((Refusal::Invalid, Some(room))),
         }
     }
     Err((Refusal::TooManyLinks, Some(room)))
@@ -303,15 +306,15 @@ pub fn bind(
 /// # Errors
 /// As [`bind`].
 pub fn open(
-    directory: &mut Caller<Directory>,
+    directory: &mut RpcClient<Directory>,
     from: Node,
     path: &[u8],
     (client, server): (Client<File>, Server<File>),
     patience: Duration,
-) -> Result<(Caller<File>, Attributes), Refusal> {
-    let room = Block::private(PATH_MAX_BYTES);
-    match bind(directory, from, path, room, End::File(server)) {
-        Ok((attributes, _)) => Ok((Caller::new(client, patience), attributes)),
+) -> Result<(RpcClient<File>, Attributes), Refusal> {
+    let room = Block::private(MAX_PATH_BYTES);
+    match bind(directory, from, path, room, Endpoint::File(server)) {
+        Ok((attributes, _)) => Ok((RpcClient::new(client, patience), attributes)),
         Err((why, _)) => Err(why),
     }
 }

@@ -14,7 +14,7 @@ impl Node {
 /// What kind of object a node is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
-pub enum Kind {
+pub enum FileType {
     /// A regular file.
     File = 1,
     /// A directory.
@@ -35,42 +35,42 @@ pub enum Kind {
 /// may not keep its privileges: no setuid, and no setgid where the group may execute.
 /// Without that setgid is a mark of mandatory locks, and stays unless `caller` is known to
 /// be neither the superuser nor in the group.
-pub const fn without_privileges(mode: u32, group: u32, caller: Option<Caller>) -> u32 {
+pub const fn clear_suid_sgid(mode: u32, group: u32, caller: Option<Credentials>) -> u32 {
     const SETUID: u32 = 0o4000;
     const SETGID: u32 = 0o2000;
     const GROUP_EXECUTES: u32 = 0o0010;
     let outside = match caller {
-        Some(Caller { uid, gid }) => uid != 0 && gid != group,
+        Some(Credentials { uid, gid }) => uid != 0 && gid != group,
         None => false,
     };
     let clears_group = mode & GROUP_EXECUTES != 0 || outside;
     if clears_group { mode & !(SETUID | SETGID) } else { mode & !SETUID }
 }
 
-impl Kind {
+impl FileType {
     /// The file type bits of `st_mode` for this kind.
     pub const fn mode_bits(self) -> u32 {
         match self {
-            Kind::Fifo => 0o010000,
-            Kind::CharDevice => 0o020000,
-            Kind::Directory => 0o040000,
-            Kind::BlockDevice => 0o060000,
-            Kind::File => 0o100000,
-            Kind::Symlink => 0o120000,
-            Kind::Socket => 0o140000,
+            FileType::Fifo => 0o010000,
+            FileType::CharDevice => 0o020000,
+            FileType::Directory => 0o040000,
+            FileType::BlockDevice => 0o060000,
+            FileType::File => 0o100000,
+            FileType::Symlink => 0o120000,
+            FileType::Socket => 0o140000,
         }
     }
 
     /// The kind with this number.
     pub const fn from_number(number: u32) -> Option<Self> {
         Some(match number {
-            1 => Kind::File,
-            2 => Kind::Directory,
-            3 => Kind::CharDevice,
-            4 => Kind::BlockDevice,
-            5 => Kind::Fifo,
-            6 => Kind::Socket,
-            7 => Kind::Symlink,
+            1 => FileType::File,
+            2 => FileType::Directory,
+            3 => FileType::CharDevice,
+            4 => FileType::BlockDevice,
+            5 => FileType::Fifo,
+            6 => FileType::Socket,
+            7 => FileType::Symlink,
             _ => return None,
         })
     }
@@ -78,13 +78,13 @@ impl Kind {
     /// The kind that the file type bits of `mode` name.
     pub const fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170000 {
-            0o010000 => Kind::Fifo,
-            0o020000 => Kind::CharDevice,
-            0o040000 => Kind::Directory,
-            0o060000 => Kind::BlockDevice,
-            0o100000 => Kind::File,
-            0o120000 => Kind::Symlink,
-            0o140000 => Kind::Socket,
+            0o010000 => FileType::Fifo,
+            0o020000 => FileType::CharDevice,
+            0o040000 => FileType::Directory,
+            0o060000 => FileType::BlockDevice,
+            0o100000 => FileType::File,
+            0o120000 => FileType::Symlink,
+            0o140000 => FileType::Socket,
             _ => return None,
         })
     }
@@ -107,7 +107,7 @@ pub struct Attributes {
     /// Changes when the node's number is used again for another object.
     pub generation: u32,
     /// Kind; agrees with the type bits of `mode`.
-    pub kind: Kind,
+    pub kind: FileType,
     /// `st_mode`: type, setuid, setgid, sticky and permission bits.
     pub mode: u32,
     /// Hard links.
@@ -167,12 +167,12 @@ pub struct AttributeChange {
     pub changed: Option<SetTime>,
     /// Take privileges away: the change is made by a caller who may not keep them. See
     /// [`without_privileges`].
-    pub clear_privileges: Option<Caller>,
+    pub clear_privileges: Option<Credentials>,
 }
 
 /// The process that asks for a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Caller {
+pub struct Credentials {
     /// Its user.
     pub uid: u32,
     /// Its group; of other groups that it may be in nothing is known.
@@ -237,10 +237,10 @@ impl AccessTimes {
 
 /// How `Reserve` changes the space of a file, as fallocate(2) has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reservation {
+pub enum FallocateMode {
     /// Blocks for the range, which read as zero where there were none; the file grows if
     /// the range ends beyond it.
-    Extend,
+    Allocate,
     /// The same, and the length stays.
     KeepSize,
     /// The range reads as zero and takes no space; the length stays.
@@ -254,7 +254,7 @@ pub enum Reservation {
 
 /// What `statfs` tells of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Space {
+pub struct StatFs {
     /// Size of the blocks counted here, in bytes.
     pub block_bytes: u32,
     /// All blocks.
@@ -275,16 +275,16 @@ pub struct Space {
 
 /// One name of a path: 1 to 255 bytes, none of them `/` or NUL.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Name(Short);
+pub struct Name(InlineBytes);
 
 /// The name of an extended attribute: 1 to 255 bytes, none of them NUL. Unlike a name of a
 /// path it may hold `/`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct AttributeName(Short);
+pub struct AttributeName(InlineBytes);
 
 impl Name {
     /// Longest name, in bytes.
-    pub const MAX_BYTES: usize = Short::MAX_BYTES;
+    pub const MAX_BYTES: usize = InlineBytes::MAX_BYTES;
 
     /// Takes `name` if it is one.
     ///
@@ -292,7 +292,7 @@ impl Name {
     /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
     /// holding `/` or NUL.
     pub fn new(name: &[u8]) -> Result<Self, Refusal> {
-        Short::without(name, b"/\0").map(Self)
+        InlineBytes::without(name, b"/\0").map(Self)
     }
 
     /// The bytes of the name.
@@ -303,7 +303,7 @@ impl Name {
 
 impl AttributeName {
     /// Longest name, in bytes.
-    pub const MAX_BYTES: usize = Short::MAX_BYTES;
+    pub const MAX_BYTES: usize = InlineBytes::MAX_BYTES;
 
     /// Takes `name` if it is one.
     ///
@@ -311,7 +311,7 @@ impl AttributeName {
     /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
     /// holding NUL.
     pub fn new(name: &[u8]) -> Result<Self, Refusal> {
-        Short::without(name, b"\0").map(Self)
+        InlineBytes::without(name, b"\0").map(Self)
     }
 
     /// The bytes of the name.
@@ -334,12 +334,12 @@ impl fmt::Debug for AttributeName {
 
 /// 1 to 255 bytes in place.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Short {
+struct InlineBytes {
     len: u8,
-    bytes: [u8; Short::MAX_BYTES],
+    bytes: [u8; InlineBytes::MAX_BYTES],
 }
 
-impl Short {
+impl InlineBytes {
     const MAX_BYTES: usize = 255;
 
     fn without(name: &[u8], forbidden: &[u8]) -> Result<Self, Refusal> {
@@ -515,11 +515,11 @@ mod tests {
     #[test]
     fn privileges_are_taken_from_those_outside() {
         for (mode, left) in [(0o106755, 0o100755), (0o102644, 0o102644), (0o104600, 0o100600)] {
-            assert_eq!(without_privileges(mode, 5, None), left, "{mode:o}");
-            let member = Some(Caller { uid: 1, gid: 5 });
-            assert_eq!(without_privileges(mode, 5, member), left, "{mode:o}");
-            let outsider = Some(Caller { uid: 1, gid: 6 });
-            assert_eq!(without_privileges(mode, 5, outsider) & 0o6000, 0, "{mode:o}");
+            assert_eq!(clear_suid_sgid(mode, 5, None), left, "{mode:o}");
+            let member = Some(Credentials { uid: 1, gid: 5 });
+            assert_eq!(clear_suid_sgid(mode, 5, member), left, "{mode:o}");
+            let outsider = Some(Credentials { uid: 1, gid: 6 });
+            assert_eq!(clear_suid_sgid(mode, 5, outsider) & 0o6000, 0, "{mode:o}");
         }
     }
 

@@ -6,30 +6,30 @@
 //!                                          NakUnmount, Status┴────┘
 //! ```
 
-use super::{Refusal, Space};
+use super::{Refusal, StatFs};
 use crate::heap::Block;
 
 /// What a mounted volume is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mounted {
+pub struct MountedVolume {
     /// What `statfs` will tell.
-    pub space: Space,
+    pub space: StatFs,
     /// Whether nothing can be written.
     pub read_only: bool,
 }
 
 /// Why a volume was not mounted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NotMounted {
+pub struct MountError {
     /// The reason.
     pub why: Refusal,
     /// Length of the explanation that was left in the options' block, in bytes.
-    pub said_bytes: u32,
+    pub message_bytes: u32,
 }
 
-impl From<Refusal> for NotMounted {
+impl From<Refusal> for MountError {
     fn from(why: Refusal) -> Self {
-        Self { why, said_bytes: 0 }
+        Self { why, message_bytes: 0 }
     }
 }
 
@@ -41,8 +41,8 @@ crate::contract! {
             /// Mounts the volume. `len` bytes of `options` are its options as text.
             /// A refusal leaves an explanation there, in UTF-8: see [`NotMounted`].
             call mount: Mount (options: Block) { len: u32 }
-                -> AckMount { mounted: Mounted } => Running
-                 | NakMount why NotMounted => Done;
+                -> AckMount { mounted: MountedVolume } => Running
+                 | NakMount why MountError => Done;
         }
         /// The volume is mounted.
         state Running {

@@ -12,28 +12,28 @@
 //! names in a [`Violation`].
 
 use super::{
-    Access, AttributeChange, AttributeName, Attributes, Caller, Kept, Kind, Name, Node, Refusal,
-    Reservation, SetTime, Space, Time,
+    Access, AttributeChange, AttributeName, Attributes, Credentials, FallocateMode, FileType, Kept,
+    Name, Node, Refusal, SetTime, StatFs, Time,
     disk::DiskProperties,
-    fsm::kind,
-    volume::{Mounted, NotMounted},
+    fsm::type_hash,
+    volume::{MountError, MountedVolume},
 };
 use crate::heap::{Block, arena::BlockName};
 pub use crate::violation::Violation;
 
 /// The most bytes a packed message may take.
-pub const LINE_BYTES: usize = 1984;
+pub const MAX_MESSAGE_BYTES: usize = 1984;
 
 /// Takes the blocks and ends of a message that leaves.
-pub trait GoodsOut {
+pub trait ExportAttachments {
     /// Gives a block away; returns its name on the wire.
     fn block(&mut self, block: Block) -> BlockName;
     /// Gives an end away that sits on a lane; returns its name.
-    fn end(&mut self, lane: Option<LaneName>) -> u32;
+    fn endpoint(&mut self, lane: Option<LaneName>) -> u32;
 }
 
 /// Finds the blocks and ends that an arriving message names.
-pub trait GoodsIn {
+pub trait ImportAttachments {
     /// Claims the block that the peer gives.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ pub trait GoodsIn {
     ///
     /// # Errors
     /// [`Violation::Lane`].
-    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEnd, Violation>;
+    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation>;
 }
 
 /// A lane of one session, with how often it was used.
@@ -57,14 +57,17 @@ pub struct LaneName {
 
 /// Writes fields into a line's private image.
 pub struct Packer<'a> {
-    bytes: &'a mut [u8; LINE_BYTES],
+    bytes: &'a mut [u8; MAX_MESSAGE_BYTES],
     used: usize,
-    goods: &'a mut dyn GoodsOut,
+    goods: &'a mut dyn ExportAttachments,
 }
 
 impl<'a> Packer<'a> {
     /// Starts an empty line in `bytes`.
-    pub fn new(bytes: &'a mut [u8; LINE_BYTES], goods: &'a mut dyn GoodsOut) -> Self {
+    pub fn new(
+        bytes: &'a mut [u8; MAX_MESSAGE_BYTES],
+        goods: &'a mut dyn ExportAttachments,
+    ) -> Self {
         Self { bytes, used: 0, goods }
     }
 
@@ -80,7 +83,7 @@ impl<'a> Packer<'a> {
     }
 
     /// The taker of goods.
-    pub fn goods(&mut self) -> &mut dyn GoodsOut {
+    pub fn attachments(&mut self) -> &mut dyn ExportAttachments {
         self.goods
     }
 }
@@ -88,12 +91,12 @@ impl<'a> Packer<'a> {
 /// Reads fields from the private copy of a line.
 pub struct Unpacker<'a> {
     bytes: &'a [u8],
-    goods: &'a mut dyn GoodsIn,
+    goods: &'a mut dyn ImportAttachments,
 }
 
 impl<'a> Unpacker<'a> {
     /// Reads `bytes` from their start.
-    pub fn new(bytes: &'a [u8], goods: &'a mut dyn GoodsIn) -> Self {
+    pub fn new(bytes: &'a [u8], goods: &'a mut dyn ImportAttachments) -> Self {
         Self { bytes, goods }
     }
 
@@ -120,7 +123,7 @@ impl<'a> Unpacker<'a> {
     }
 
     /// The finder of goods.
-    pub fn goods(&mut self) -> &mut dyn GoodsIn {
+    pub fn goods(&mut self) -> &mut dyn ImportAttachments {
         self.goods
     }
 
@@ -136,13 +139,13 @@ impl<'a> Unpacker<'a> {
 /// What a field of a message can be.
 pub trait Field: Sized {
     /// Tells types apart in a fingerprint.
-    const KIND: u64;
+    const TYPE_HASH: u64;
     /// The most bytes it takes in a line.
-    const BYTES_MAX: usize;
+    const MAX_BYTES: usize;
     /// Whether it holds blocks: every reply must return them.
-    const BLOCKS: bool = false;
+    const HAS_BLOCKS: bool = false;
     /// Whether it holds ends of channels: a refusal must return them.
-    const ENDS: bool = false;
+    const HAS_ENDPOINTS: bool = false;
     /// Appends itself.
     fn pack(self, into: &mut Packer<'_>);
     /// Reads itself.
@@ -168,8 +171,8 @@ pub trait Wire: Sized {
 macro_rules! numbers {
     ($($t:ident)*) => {$(
         impl Field for $t {
-            const KIND: u64 = kind(stringify!($t), &[]);
-            const BYTES_MAX: usize = size_of::<$t>();
+            const TYPE_HASH: u64 = type_hash(stringify!($t), &[]);
+            const MAX_BYTES: usize = size_of::<$t>();
             fn pack(self, into: &mut Packer<'_>) {
                 into.put(&self.to_le_bytes());
             }
@@ -183,8 +186,8 @@ macro_rules! numbers {
 numbers!(u8 u16 u32 u64 i64);
 
 impl Field for bool {
-    const KIND: u64 = kind("bool", &[]);
-    const BYTES_MAX: usize = 1;
+    const TYPE_HASH: u64 = type_hash("bool", &[]);
+    const MAX_BYTES: usize = 1;
     fn pack(self, into: &mut Packer<'_>) {
         into.put(&[u8::from(self)]);
     }
@@ -198,10 +201,10 @@ impl Field for bool {
 }
 
 impl<T: Field> Field for Option<T> {
-    const KIND: u64 = kind("Option", &[T::KIND]);
-    const BYTES_MAX: usize = 1 + T::BYTES_MAX;
-    const BLOCKS: bool = T::BLOCKS;
-    const ENDS: bool = T::ENDS;
+    const TYPE_HASH: u64 = type_hash("Option", &[T::TYPE_HASH]);
+    const MAX_BYTES: usize = 1 + T::MAX_BYTES;
+    const HAS_BLOCKS: bool = T::HAS_BLOCKS;
+    const HAS_ENDPOINTS: bool = T::HAS_ENDPOINTS;
     fn pack(self, into: &mut Packer<'_>) {
         into.put(&[u8::from(self.is_some())]);
         if let Some(value) = self {
@@ -214,10 +217,10 @@ impl<T: Field> Field for Option<T> {
 }
 
 impl<A: Field, B: Field> Field for (A, B) {
-    const KIND: u64 = kind("pair", &[A::KIND, B::KIND]);
-    const BYTES_MAX: usize = A::BYTES_MAX + B::BYTES_MAX;
-    const BLOCKS: bool = A::BLOCKS || B::BLOCKS;
-    const ENDS: bool = A::ENDS || B::ENDS;
+    const TYPE_HASH: u64 = type_hash("pair", &[A::TYPE_HASH, B::TYPE_HASH]);
+    const MAX_BYTES: usize = A::MAX_BYTES + B::MAX_BYTES;
+    const HAS_BLOCKS: bool = A::HAS_BLOCKS || B::HAS_BLOCKS;
+    const HAS_ENDPOINTS: bool = A::HAS_ENDPOINTS || B::HAS_ENDPOINTS;
     fn pack(self, into: &mut Packer<'_>) {
         self.0.pack(into);
         self.1.pack(into);
@@ -276,10 +279,10 @@ impl<T, const MAX: usize> std::ops::Deref for List<T, MAX> {
 }
 
 impl<T: Field, const MAX: usize> Field for List<T, MAX> {
-    const KIND: u64 = kind("List", &[T::KIND, MAX as u64]);
-    const BYTES_MAX: usize = 4 + MAX * T::BYTES_MAX;
-    const BLOCKS: bool = T::BLOCKS;
-    const ENDS: bool = T::ENDS;
+    const TYPE_HASH: u64 = type_hash("List", &[T::TYPE_HASH, MAX as u64]);
+    const MAX_BYTES: usize = 4 + MAX * T::MAX_BYTES;
+    const HAS_BLOCKS: bool = T::HAS_BLOCKS;
+    const HAS_ENDPOINTS: bool = T::HAS_ENDPOINTS;
     fn pack(self, into: &mut Packer<'_>) {
         (self.0.len() as u32).pack(into);
         for value in self.0 {
@@ -296,11 +299,11 @@ impl<T: Field, const MAX: usize> Field for List<T, MAX> {
 }
 
 impl Field for Block {
-    const KIND: u64 = kind("Block", &[]);
-    const BYTES_MAX: usize = 12;
-    const BLOCKS: bool = true;
+    const TYPE_HASH: u64 = type_hash("Block", &[]);
+    const MAX_BYTES: usize = 12;
+    const HAS_BLOCKS: bool = true;
     fn pack(self, into: &mut Packer<'_>) {
-        let BlockName { slot, generation, len } = into.goods().block(self);
+        let BlockName { slot, generation, len } = into.attachments().block(self);
         for word in [slot, generation, len] {
             word.pack(into);
         }
@@ -319,8 +322,8 @@ impl Field for Block {
 macro_rules! records {
     ($($t:ident { $($f:tt: $ft:ty),* })*) => {$(
         impl Field for $t {
-            const KIND: u64 = kind(stringify!($t), &[$(<$ft as Field>::KIND),*]);
-            const BYTES_MAX: usize = 0 $(+ <$ft as Field>::BYTES_MAX)*;
+            const TYPE_HASH: u64 = type_hash(stringify!($t), &[$(<$ft as Field>::TYPE_HASH),*]);
+            const MAX_BYTES: usize = 0 $(+ <$ft as Field>::MAX_BYTES)*;
             fn pack(self, into: &mut Packer<'_>) {
                 $(self.$f.pack(into);)*
             }
@@ -333,32 +336,32 @@ macro_rules! records {
 
 records! {
     Node { 0: u64 }
-    Space {
+    StatFs {
         block_bytes: u32, blocks: u64, free_blocks: u64, available_blocks: u64,
         inodes: u64, free_inodes: u64, name_bytes_max: u32, id: u64
     }
     Attributes {
-        node: Node, generation: u32, kind: Kind, mode: u32, links: u32, uid: u32, gid: u32,
+        node: Node, generation: u32, kind: FileType, mode: u32, links: u32, uid: u32, gid: u32,
         device: (u32, u32), size_bytes: u64, blocks_512: u64, block_size_bytes: u32, flags: u32,
         no_xattrs: bool, accessed: Time, modified: Time, changed: Time, created: Option<Time>
     }
     AttributeChange {
         mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size_bytes: Option<u64>,
         accessed: Option<SetTime>, modified: Option<SetTime>, changed: Option<SetTime>,
-        clear_privileges: Option<Caller>
+        clear_privileges: Option<Credentials>
     }
-    Caller { uid: u32, gid: u32 }
+    Credentials { uid: u32, gid: u32 }
     DiskProperties {
         len_bytes: u64, sector_bytes: u32, best_io_bytes: u32, rotational: bool, read_only: bool,
         atomic: u32, discards: bool, chain_groups_max: u32, chain_writes_max: u32, chain_bytes_max: u64
     }
-    Mounted { space: Space, read_only: bool }
-    NotMounted { why: Refusal, said_bytes: u32 }
+    MountedVolume { space: StatFs, read_only: bool }
+    MountError { why: Refusal, message_bytes: u32 }
 }
 
 impl Field for Time {
-    const KIND: u64 = kind("Time", &[]);
-    const BYTES_MAX: usize = 12;
+    const TYPE_HASH: u64 = type_hash("Time", &[]);
+    const MAX_BYTES: usize = 12;
     fn pack(self, into: &mut Packer<'_>) {
         self.seconds.pack(into);
         self.nanoseconds.pack(into);
@@ -370,8 +373,8 @@ impl Field for Time {
 }
 
 impl Field for SetTime {
-    const KIND: u64 = kind("SetTime", &[]);
-    const BYTES_MAX: usize = 1 + Time::BYTES_MAX;
+    const TYPE_HASH: u64 = type_hash("SetTime", &[]);
+    const MAX_BYTES: usize = 1 + Time::MAX_BYTES;
     fn pack(self, into: &mut Packer<'_>) {
         match self {
             SetTime::Now => None,
@@ -384,33 +387,33 @@ impl Field for SetTime {
     }
 }
 
-impl Field for Reservation {
-    const KIND: u64 = kind("Reservation", &[]);
-    const BYTES_MAX: usize = 1;
+impl Field for FallocateMode {
+    const TYPE_HASH: u64 = type_hash("Reservation", &[]);
+    const MAX_BYTES: usize = 1;
     fn pack(self, into: &mut Packer<'_>) {
         into.put(&[match self {
-            Reservation::Extend => 0,
-            Reservation::KeepSize => 1,
-            Reservation::PunchHole => 2,
-            Reservation::ZeroRange { keep_size: false } => 3,
-            Reservation::ZeroRange { keep_size: true } => 4,
+            FallocateMode::Allocate => 0,
+            FallocateMode::KeepSize => 1,
+            FallocateMode::PunchHole => 2,
+            FallocateMode::ZeroRange { keep_size: false } => 3,
+            FallocateMode::ZeroRange { keep_size: true } => 4,
         }]);
     }
     fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
         Ok(match from.take()? {
-            [0] => Reservation::Extend,
-            [1] => Reservation::KeepSize,
-            [2] => Reservation::PunchHole,
-            [3] => Reservation::ZeroRange { keep_size: false },
-            [4] => Reservation::ZeroRange { keep_size: true },
+            [0] => FallocateMode::Allocate,
+            [1] => FallocateMode::KeepSize,
+            [2] => FallocateMode::PunchHole,
+            [3] => FallocateMode::ZeroRange { keep_size: false },
+            [4] => FallocateMode::ZeroRange { keep_size: true },
             _ => return Err(Violation::Value("Reservation")),
         })
     }
 }
 
 impl Field for Access {
-    const KIND: u64 = kind("Access", &[]);
-    const BYTES_MAX: usize = 3;
+    const TYPE_HASH: u64 = type_hash("Access", &[]);
+    const MAX_BYTES: usize = 3;
     fn pack(self, into: &mut Packer<'_>) {
         for bit in [self.read, self.write, self.append] {
             bit.pack(into);
@@ -426,8 +429,8 @@ impl Field for Access {
 }
 
 impl Field for Kept {
-    const KIND: u64 = kind("Kept", &[]);
-    const BYTES_MAX: usize = 1;
+    const TYPE_HASH: u64 = type_hash("Kept", &[]);
+    const MAX_BYTES: usize = 1;
     fn pack(self, into: &mut Packer<'_>) {
         into.put(&[match self {
             Kept::Valid => 0,
@@ -445,20 +448,20 @@ impl Field for Kept {
     }
 }
 
-impl Field for Kind {
-    const KIND: u64 = kind("Kind", &[]);
-    const BYTES_MAX: usize = 4;
+impl Field for FileType {
+    const TYPE_HASH: u64 = type_hash("Kind", &[]);
+    const MAX_BYTES: usize = 4;
     fn pack(self, into: &mut Packer<'_>) {
         (self as u32).pack(into);
     }
     fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-        Kind::from_number(u32::unpack(from)?).ok_or(Violation::Value("Kind"))
+        FileType::from_number(u32::unpack(from)?).ok_or(Violation::Value("Kind"))
     }
 }
 
 impl Field for Refusal {
-    const KIND: u64 = kind("Refusal", &[Refusal::ALL.len() as u64]);
-    const BYTES_MAX: usize = 4;
+    const TYPE_HASH: u64 = type_hash("Refusal", &[Refusal::ALL.len() as u64]);
+    const MAX_BYTES: usize = 4;
     fn pack(self, into: &mut Packer<'_>) {
         (self as u32).pack(into);
     }
@@ -471,8 +474,8 @@ impl Field for Refusal {
 macro_rules! names {
     ($($t:ident)*) => {$(
         impl Field for $t {
-            const KIND: u64 = kind(stringify!($t), &[]);
-            const BYTES_MAX: usize = 1 + $t::MAX_BYTES;
+            const TYPE_HASH: u64 = type_hash(stringify!($t), &[]);
+            const MAX_BYTES: usize = 1 + $t::MAX_BYTES;
             fn pack(self, into: &mut Packer<'_>) {
                 let bytes = self.as_bytes();
                 // A name has at most 255 bytes.
@@ -498,30 +501,30 @@ mod tests {
     /// Lends nothing: what is tested here carries no goods.
     struct Nothing;
 
-    impl GoodsOut for Nothing {
+    impl ExportAttachments for Nothing {
         fn block(&mut self, _: Block) -> BlockName {
             unreachable!()
         }
-        fn end(&mut self, _: Option<LaneName>) -> u32 {
+        fn endpoint(&mut self, _: Option<LaneName>) -> u32 {
             unreachable!()
         }
     }
 
-    impl GoodsIn for Nothing {
+    impl ImportAttachments for Nothing {
         fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
             Err(Violation::Slot(name.slot))
         }
-        fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEnd, Violation> {
+        fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation> {
             Err(Violation::Lane(lane))
         }
     }
 
     fn packed<T: Field>(value: T) -> Vec<u8> {
-        let (mut line, mut goods) = ([0; LINE_BYTES], Nothing);
+        let (mut line, mut goods) = ([0; MAX_MESSAGE_BYTES], Nothing);
         let mut packer = Packer::new(&mut line, &mut goods);
         value.pack(&mut packer);
         let used = packer.used();
-        assert!(used <= T::BYTES_MAX, "{used} bytes exceed {}", T::BYTES_MAX);
+        assert!(used <= T::MAX_BYTES, "{used} bytes exceed {}", T::MAX_BYTES);
         line[..used].to_vec()
     }
 
@@ -551,23 +554,23 @@ mod tests {
         goes_round(Name::new(&[b'x'; 255]).unwrap());
         goes_round(AttributeName::new(b"user.with/slash").unwrap());
         goes_round(Time { seconds: -1, nanoseconds: 999_999_999 });
-        goes_round(Space { block_bytes: 1, free_inodes: u64::MAX, ..Space::default() });
+        goes_round(StatFs { block_bytes: 1, free_inodes: u64::MAX, ..StatFs::default() });
         goes_round(AttributeChange {
             mode: Some(0o7777),
             size_bytes: Some(u64::MAX),
             accessed: Some(SetTime::Now),
             modified: Some(SetTime::To(Time { seconds: 1, nanoseconds: 2 })),
             changed: Some(SetTime::To(Time { seconds: -3, nanoseconds: 4 })),
-            clear_privileges: Some(Caller { uid: 1, gid: 2 }),
+            clear_privileges: Some(Credentials { uid: 1, gid: 2 }),
             ..AttributeChange::default()
         });
         for keep_size in [false, true] {
-            goes_round(Reservation::ZeroRange { keep_size });
+            goes_round(FallocateMode::ZeroRange { keep_size });
         }
-        for how in [Reservation::Extend, Reservation::KeepSize, Reservation::PunchHole] {
+        for how in [FallocateMode::Allocate, FallocateMode::KeepSize, FallocateMode::PunchHole] {
             goes_round(how);
         }
-        assert!(unpacked::<Reservation>(&[5]).is_err());
+        assert!(unpacked::<FallocateMode>(&[5]).is_err());
         for kept in [Kept::Valid, Kept::Stale, Kept::Never] {
             goes_round(kept);
         }
@@ -575,14 +578,14 @@ mod tests {
         goes_round(Access { read: true, write: false, append: true });
         assert!(unpacked::<Access>(&[0, 2, 0]).is_err());
         Refusal::ALL.into_iter().for_each(goes_round);
-        (1..=7).filter_map(Kind::from_number).for_each(goes_round);
+        (1..=7).filter_map(FileType::from_number).for_each(goes_round);
     }
 
     #[test]
     fn impossible_values_are_named() {
         assert_eq!(unpacked::<bool>(&[2]), Err(Violation::Value("bool")));
         assert_eq!(unpacked::<Option<u8>>(&[7, 0]), Err(Violation::Value("bool")));
-        assert_eq!(unpacked::<Kind>(&[8, 0, 0, 0]), Err(Violation::Value("Kind")));
+        assert_eq!(unpacked::<FileType>(&[8, 0, 0, 0]), Err(Violation::Value("Kind")));
         assert_eq!(unpacked::<Refusal>(&[0; 4]), Err(Violation::Value("Refusal")));
         let late = [&[0; 8][..], &1_000_000_000u32.to_le_bytes()].concat();
         assert_eq!(unpacked::<Time>(&late), Err(Violation::Value("Time")));

@@ -24,8 +24,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::*},
 };
 
-use super::{Block, Memory, rooms};
-use crate::{shm::Shared, violation::Violation};
+use super::{Block, BlockStorage, rooms};
+use crate::{shm::SharedMemory, violation::Violation};
 
 /// A block's name on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,10 +39,10 @@ pub struct BlockName {
 }
 
 /// Names no slot: what lies beside, at the byte that the generation says.
-const BESIDE: u32 = u32::MAX;
+const POOL_SLOT: u32 = u32::MAX;
 
 /// Last generation of a slot.
-const GENERATION_MAX: u32 = (1 << 31) - 1;
+const MAX_GENERATION: u32 = (1 << 31) - 1;
 
 /// Slots of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ pub struct Class {
 
 /// Where a slot is, in this side's eyes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum SlotState {
     Free,
     Held,
     Away,
@@ -65,7 +65,7 @@ enum Place {
 /// One entry of the table, packed into 64 bits: place 2, generation 31, length 31.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Entry {
-    place: Place,
+    place: SlotState,
     generation: u32,
     len: u32,
 }
@@ -77,10 +77,10 @@ impl Entry {
 
     const fn from_bits(bits: u64) -> Self {
         let place = match bits >> 62 {
-            0 => Place::Free,
-            1 => Place::Held,
-            2 => Place::Away,
-            _ => Place::Retired,
+            0 => SlotState::Free,
+            1 => SlotState::Held,
+            2 => SlotState::Away,
+            _ => SlotState::Retired,
         };
         let mask = (1 << 31) - 1;
         Self { place, generation: (bits >> 31 & mask) as u32, len: (bits & mask) as u32 }
@@ -92,7 +92,7 @@ struct Slot {
     at: usize,
     bytes: u32,
     /// Whether this side hands it out.
-    home: bool,
+    is_own: bool,
     entry: AtomicU64,
 }
 
@@ -126,13 +126,13 @@ impl FreeList {
 /// One side's view of the slots that two processes share.
 #[derive(Debug)]
 pub struct Arena {
-    shared: Arc<Shared>,
+    shared: Arc<SharedMemory>,
     /// One word per slot, where the side that is not its home says that it let go.
-    let_go_at: usize,
+    release_words_at: usize,
     slots: Box<[Slot]>,
     free: Box<[FreeList]>,
     /// A memory that both sides know of, which one of them writes.
-    beside: OnceLock<Arc<Shared>>,
+    pool_memory: OnceLock<Arc<SharedMemory>>,
 }
 
 /// Where the bytes of one side's slots are. They add up to what the arena has.
@@ -143,7 +143,7 @@ pub struct Audit {
     /// In blocks that this side holds.
     pub held_bytes: u64,
     /// With the peer.
-    pub away_bytes: u64,
+    pub exported_bytes: u64,
     /// In slots that are used up.
     pub retired_bytes: u64,
     /// The peer's slots that this side holds; not part of the sum.
@@ -153,7 +153,7 @@ pub struct Audit {
 impl Audit {
     /// All bytes at home.
     pub fn total_bytes(&self) -> u64 {
-        self.free_bytes + self.held_bytes + self.away_bytes + self.retired_bytes
+        self.free_bytes + self.held_bytes + self.exported_bytes + self.retired_bytes
     }
 }
 
@@ -176,7 +176,7 @@ impl Arena {
     /// The view of the side whose slots are `ours`, over memory that holds the "let go"
     /// words at `let_go_at` and the slots at `slots_at`, the host's classes first.
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<SharedMemory>,
         let_go_at: usize,
         slots_at: usize,
         host: &[Class],
@@ -188,12 +188,12 @@ impl Arena {
         let mut at = slots_at;
         for (classes, home) in [(host, we_are_host), (guest, !we_are_host)] {
             for class in classes {
-                let place = if home { Place::Free } else { Place::Away };
+                let place = if home { SlotState::Free } else { SlotState::Away };
                 let entry = Entry { place, generation: 0, len: 0 };
                 let first = slots.len() as u32;
                 for _ in 0..class.slots {
                     let entry = AtomicU64::new(entry.to_bits());
-                    slots.push(Slot { at, bytes: class.slot_bytes, home, entry });
+                    slots.push(Slot { at, bytes: class.slot_bytes, is_own: home, entry });
                     at += class.slot_bytes as usize;
                 }
                 if home {
@@ -206,25 +206,31 @@ impl Arena {
             .into_iter()
             .map(|(slot_bytes, free)| FreeList { slot_bytes, free: Mutex::new(free) })
             .collect();
-        Self { shared, let_go_at, slots: slots.into(), free, beside: OnceLock::new() }
+        Self {
+            shared,
+            release_words_at: let_go_at,
+            slots: slots.into(),
+            free,
+            pool_memory: OnceLock::new(),
+        }
     }
 
     /// A block of `len` bytes, from the smallest slot that holds it; its contents are
     /// whatever its last owner left. `None` when all that would hold it are in use.
     pub fn block(self: &Arc<Self>, len: usize) -> Option<Block> {
-        self.lend(len).map(Block::from)
+        self.allocate(len).map(Block::from)
     }
 
-    fn lend(self: &Arc<Self>, len: usize) -> Option<Held> {
+    fn allocate(self: &Arc<Self>, len: usize) -> Option<OwnedSlot> {
         let index = self.pop(len).or_else(|| {
-            self.collect();
+            self.collect_released();
             self.pop(len)
         })?;
         let slot = &self.slots[index as usize];
         let generation = slot.load().generation;
         // A slot is smaller than 2^30 bytes, and `len` fits it.
-        slot.store(Entry { place: Place::Held, generation, len: len as u32 });
-        Some(Held::new(self, index, len as u32))
+        slot.store(Entry { place: SlotState::Held, generation, len: len as u32 });
+        Some(OwnedSlot::new(self, index, len as u32))
     }
 
     fn pop(&self, len: usize) -> Option<u32> {
@@ -241,114 +247,114 @@ impl Arena {
         }
     }
 
-    fn let_go_word(&self, index: u32) -> &std::sync::atomic::AtomicU32 {
-        self.shared.word(self.let_go_at + index as usize * 4)
+    fn release_word(&self, index: u32) -> &std::sync::atomic::AtomicU32 {
+        self.shared.atomic_u32(self.release_words_at + index as usize * 4)
     }
 
     /// Gives a block to the peer; returns its name. Private memory, and slots of other
     /// arenas, are copied into a slot of this one first; `None` if there is no room.
-    pub(crate) fn give(self: &Arc<Self>, block: Block) -> Option<BlockName> {
-        if let (Memory::Beside(lent), Some(memory)) = (&block.0, self.beside.get())
+    pub(crate) fn export(self: &Arc<Self>, block: Block) -> Option<BlockName> {
+        if let (BlockStorage::Beside(lent), Some(memory)) = (&block.0, self.pool_memory.get())
             && let Some(generation) = lent.place_in(memory)
         {
-            return Some(BlockName { slot: BESIDE, generation, len: lent.len() as u32 });
+            return Some(BlockName { slot: POOL_SLOT, generation, len: lent.len() as u32 });
         }
         match block.into_slot() {
-            Ok(held) if held.can_go_over(self) => Some(self.hand_over(held)),
-            Ok(held) => self.copied(&held.into()).map(|held| self.hand_over(held)),
-            Err(private) => self.copied(&private).map(|held| self.hand_over(held)),
+            Ok(held) if held.is_exportable(self) => Some(self.mark_exported(held)),
+            Ok(held) => self.copy_into_slot(&held.into()).map(|held| self.mark_exported(held)),
+            Err(private) => self.copy_into_slot(&private).map(|held| self.mark_exported(held)),
         }
     }
 
-    fn copied(self: &Arc<Self>, block: &Block) -> Option<Held> {
-        let mut held = self.lend(block.len())?;
+    fn copy_into_slot(self: &Arc<Self>, block: &Block) -> Option<OwnedSlot> {
+        let mut held = self.allocate(block.len())?;
         let mut piece = [0; 4096];
-        for at in (0..block.filled()).step_by(piece.len()) {
+        for at in (0..block.filled_len()).step_by(piece.len()) {
             let n = block.copy_out(at, &mut piece);
             held.copy_in(at, &piece[..n]);
         }
         Some(held)
     }
 
-    fn hand_over(&self, mut held: Held) -> BlockName {
+    fn mark_exported(&self, mut held: OwnedSlot) -> BlockName {
         held.arena = None;
         let slot = &self.slots[held.index as usize];
         let mut entry = slot.load();
-        debug_assert_eq!(entry.place, Place::Held);
-        if slot.home {
+        debug_assert_eq!(entry.place, SlotState::Held);
+        if slot.is_own {
             entry.generation += 1;
         }
         let len = held.len;
-        slot.store(Entry { place: Place::Away, len, ..entry });
+        slot.store(Entry { place: SlotState::Away, len, ..entry });
         BlockName { slot: held.index, generation: entry.generation, len }
     }
 
     /// Takes what the peer gives: a slot, or a part of what lies beside.
-    pub(crate) fn arrived(self: &Arc<Self>, name: BlockName) -> Result<Block, Violation> {
-        match self.beside.get().filter(|_| name.slot == BESIDE) {
-            Some(memory) => rooms::Lent::found(memory, name.generation, name.len)
-                .map(|lent| Block(Memory::Beside(lent)))
-                .ok_or(Violation::Place(name.generation)),
-            None => self.claim(name).map(Block::from),
+    pub(crate) fn import(self: &Arc<Self>, name: BlockName) -> Result<Block, Violation> {
+        match self.pool_memory.get().filter(|_| name.slot == POOL_SLOT) {
+            Some(memory) => rooms::PoolSlice::from_peer(memory, name.generation, name.len)
+                .map(|lent| Block(BlockStorage::Beside(lent)))
+                .ok_or(Violation::PoolRange(name.generation)),
+            None => self.import_slot(name).map(Block::from),
         }
     }
 
     /// Tells of a memory that the other side maps, too, and one of both writes. Once; both say it
     /// before anything in it is given.
-    pub(crate) fn know(&self, memory: Arc<Shared>) {
+    pub(crate) fn register_pool(&self, memory: Arc<SharedMemory>) {
         // The first stays.
-        let _ = self.beside.set(memory);
+        let _ = self.pool_memory.set(memory);
     }
 
     /// Takes a slot that the peer gives.
-    pub(crate) fn claim(self: &Arc<Self>, name: BlockName) -> Result<Held, Violation> {
+    pub(crate) fn import_slot(self: &Arc<Self>, name: BlockName) -> Result<OwnedSlot, Violation> {
         let index = name.slot;
         let slot = self.slots.get(index as usize).ok_or(Violation::Slot(index))?;
         let entry = slot.load();
-        if entry.place != Place::Away {
+        if entry.place != SlotState::Away {
             return Err(Violation::Owner(index));
         }
-        let fresh = if slot.home {
+        let fresh = if slot.is_own {
             name.generation == entry.generation
         } else {
-            name.generation > entry.generation && name.generation <= GENERATION_MAX
+            name.generation > entry.generation && name.generation <= MAX_GENERATION
         };
         if !fresh {
             return Err(Violation::Generation(index));
         }
-        if name.len > slot.bytes || (slot.home && name.len != entry.len) {
+        if name.len > slot.bytes || (slot.is_own && name.len != entry.len) {
             return Err(Violation::BlockLength(index));
         }
-        let held = Entry { place: Place::Held, generation: name.generation, len: name.len };
+        let held = Entry { place: SlotState::Held, generation: name.generation, len: name.len };
         // Two lanes may be offered the same slot at once; one of them is a lie.
         if !slot.swap(entry, held) {
             return Err(Violation::Owner(index));
         }
-        Ok(Held::new(self, index, name.len))
+        Ok(OwnedSlot::new(self, index, name.len))
     }
 
     /// Takes back what [`Arena::give`] gave in a message that was never sent.
-    pub(crate) fn take_back(self: &Arc<Self>, name: BlockName) -> Option<Held> {
+    pub(crate) fn cancel_export(self: &Arc<Self>, name: BlockName) -> Option<OwnedSlot> {
         let slot = self.slots.get(name.slot as usize)?;
-        let given = Entry { place: Place::Away, generation: name.generation, len: name.len };
-        let held = Entry { place: Place::Held, ..given };
-        slot.swap(given, held).then(|| Held::new(self, name.slot, name.len))
+        let given = Entry { place: SlotState::Away, generation: name.generation, len: name.len };
+        let held = Entry { place: SlotState::Held, ..given };
+        slot.swap(given, held).then(|| OwnedSlot::new(self, name.slot, name.len))
     }
 
-    fn let_go(&self, index: u32) {
+    fn release_slot(&self, index: u32) {
         let slot = &self.slots[index as usize];
         let entry = slot.load();
-        if slot.home {
+        if slot.is_own {
             self.free(index, entry);
         } else {
-            slot.store(Entry { place: Place::Away, ..entry });
-            self.let_go_word(index).store(entry.generation, Release);
+            slot.store(Entry { place: SlotState::Away, ..entry });
+            self.release_word(index).store(entry.generation, Release);
         }
     }
 
     fn free(&self, index: u32, from: Entry) {
-        let retire = from.generation >= GENERATION_MAX - 1;
-        let place = if retire { Place::Retired } else { Place::Free };
+        let retire = from.generation >= MAX_GENERATION - 1;
+        let place = if retire { SlotState::Retired } else { SlotState::Free };
         let to = Entry { place, generation: from.generation, len: 0 };
         if self.slots[index as usize].swap(from, to) && !retire {
             self.push(index);
@@ -356,20 +362,20 @@ impl Arena {
     }
 
     /// Frees the slots that the peer says it let go.
-    fn collect(&self) {
-        self.free_away(|index, entry| self.let_go_word(index).load(Acquire) == entry.generation);
+    fn collect_released(&self) {
+        self.free_away(|index, entry| self.release_word(index).load(Acquire) == entry.generation);
     }
 
     /// Frees all slots that are with the peer. Only after its death is confirmed.
-    pub(crate) fn reclaim(&self) {
+    pub(crate) fn reclaim_exported(&self) {
         self.free_away(|_, _| true);
     }
 
     fn free_away(&self, which: impl Fn(u32, Entry) -> bool) {
-        for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.home) {
+        for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_own) {
             // There are at most 2^32 slots: names count them so.
             let (index, entry) = (index as u32, slot.load());
-            if entry.place == Place::Away && which(index, entry) {
+            if entry.place == SlotState::Away && which(index, entry) {
                 self.free(index, entry);
             }
         }
@@ -377,17 +383,17 @@ impl Arena {
 
     /// Where every byte is.
     pub fn audit(&self) -> Audit {
-        self.collect();
+        self.collect_released();
         let mut audit = Audit::default();
         for slot in &self.slots {
             let bytes = u64::from(slot.bytes);
-            match (slot.load().place, slot.home) {
-                (Place::Free, _) => audit.free_bytes += bytes,
-                (Place::Retired, _) => audit.retired_bytes += bytes,
-                (Place::Held, true) => audit.held_bytes += bytes,
-                (Place::Away, true) => audit.away_bytes += bytes,
-                (Place::Held, false) => audit.borrowed_bytes += bytes,
-                (Place::Away, false) => {}
+            match (slot.load().place, slot.is_own) {
+                (SlotState::Free, _) => audit.free_bytes += bytes,
+                (SlotState::Retired, _) => audit.retired_bytes += bytes,
+                (SlotState::Held, true) => audit.held_bytes += bytes,
+                (SlotState::Away, true) => audit.exported_bytes += bytes,
+                (SlotState::Held, false) => audit.borrowed_bytes += bytes,
+                (SlotState::Away, false) => {}
             }
         }
         audit
@@ -395,7 +401,7 @@ impl Arena {
 }
 
 /// A slot that a block of this side holds. Dropped, it goes home.
-pub(crate) struct Held {
+pub(crate) struct OwnedSlot {
     /// `None` only once the slot was given away.
     arena: Option<Arc<Arena>>,
     index: u32,
@@ -403,7 +409,7 @@ pub(crate) struct Held {
     len: u32,
 }
 
-impl Held {
+impl OwnedSlot {
     fn new(arena: &Arc<Arena>, index: u32, len: u32) -> Self {
         Self { arena: Some(arena.clone()), index, at: arena.slots[index as usize].at, len }
     }
@@ -412,9 +418,9 @@ impl Held {
         self.len as usize
     }
 
-    fn can_go_over(&self, arena: &Arc<Arena>) -> bool {
+    fn is_exportable(&self, arena: &Arc<Arena>) -> bool {
         self.arena.as_ref().is_some_and(|mine| Arc::ptr_eq(mine, arena))
-            && arena.slots[self.index as usize].load().generation < GENERATION_MAX
+            && arena.slots[self.index as usize].load().generation < MAX_GENERATION
     }
 
     /// Copies `into.len()` bytes at `at`; the block has checked that they are there.
@@ -432,16 +438,16 @@ impl Held {
     }
 }
 
-impl std::fmt::Debug for Held {
+impl std::fmt::Debug for OwnedSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "slot {}, {} bytes", self.index, self.len)
     }
 }
 
-impl Drop for Held {
+impl Drop for OwnedSlot {
     fn drop(&mut self) {
         if let Some(arena) = self.arena.take() {
-            arena.let_go(self.index);
+            arena.release_slot(self.index);
         }
     }
 }
@@ -455,7 +461,7 @@ mod tests {
 
     fn sides() -> (Arc<Arena>, Arc<Arena>) {
         let (words, bytes) = layout_bytes(&[&CLASSES, &[]]).unwrap();
-        let shared = Arc::new(Shared::new(words + bytes).unwrap());
+        let shared = Arc::new(SharedMemory::new(words + bytes).unwrap());
         let side = |host| Arc::new(Arena::new(shared.clone(), 0, words, &CLASSES, &[], host));
         (side(true), side(false))
     }
@@ -465,7 +471,7 @@ mod tests {
     #[track_caller]
     fn expect(arena: &Arena, free: u64, held: u64, away: u64) {
         let audit = arena.audit();
-        assert_eq!((audit.free_bytes, audit.held_bytes, audit.away_bytes), (free, held, away));
+        assert_eq!((audit.free_bytes, audit.held_bytes, audit.exported_bytes), (free, held, away));
         assert_eq!(audit.total_bytes(), TOTAL);
     }
 
@@ -474,15 +480,15 @@ mod tests {
         let (home, peer) = sides();
         let mut block = home.block(10).unwrap();
         block.copy_in(0, b"there");
-        let name = home.give(block).unwrap();
+        let name = home.export(block).unwrap();
         expect(&home, TOTAL - 4096, 0, 4096);
-        let mut there = Block::from(peer.claim(name).unwrap());
+        let mut there = Block::from(peer.import_slot(name).unwrap());
         assert_eq!(peer.audit().borrowed_bytes, 4096);
         let mut bytes = [0; 5];
         there.copy_out(0, &mut bytes);
         assert_eq!(&bytes, b"there");
         there.copy_in(0, b"again");
-        let back = Block::from(home.claim(peer.give(there).unwrap()).unwrap());
+        let back = Block::from(home.import_slot(peer.export(there).unwrap()).unwrap());
         assert_eq!(&back.into_private()[..5], b"again");
         expect(&home, TOTAL, 0, 0);
     }
@@ -490,9 +496,9 @@ mod tests {
     #[test]
     fn a_block_that_the_peer_drops_comes_home() {
         let (home, peer) = sides();
-        let name = home.give(home.block(8000).unwrap()).unwrap();
+        let name = home.export(home.block(8000).unwrap()).unwrap();
         assert!(home.block(8000).is_none(), "the only large slot is away");
-        drop(peer.claim(name).unwrap());
+        drop(peer.import_slot(name).unwrap());
         assert!(home.block(8000).is_some());
         expect(&home, TOTAL, 0, 0);
     }
@@ -500,18 +506,18 @@ mod tests {
     #[test]
     fn a_dead_peers_blocks_come_home_only_by_reclaim() {
         let (home, peer) = sides();
-        let name = home.give(home.block(1).unwrap()).unwrap();
-        std::mem::forget(peer.claim(name));
+        let name = home.export(home.block(1).unwrap()).unwrap();
+        std::mem::forget(peer.import_slot(name));
         expect(&home, TOTAL - 4096, 0, 4096);
-        home.reclaim();
+        home.reclaim_exported();
         expect(&home, TOTAL, 0, 0);
-        assert_eq!(home.claim(name).unwrap_err(), Violation::Owner(0));
+        assert_eq!(home.import_slot(name).unwrap_err(), Violation::Owner(0));
     }
 
     #[test]
     fn names_that_are_not_the_peers_to_give_are_refused() {
         let (home, peer) = sides();
-        let name = home.give(home.block(100).unwrap()).unwrap();
+        let name = home.export(home.block(100).unwrap()).unwrap();
         let cases = [
             (BlockName { slot: 99, ..name }, Violation::Slot(99)),
             (BlockName { slot: 1, ..name }, Violation::Owner(1)),
@@ -520,41 +526,45 @@ mod tests {
             (BlockName { len: 101, ..name }, Violation::BlockLength(0)),
         ];
         for (lie, violation) in cases {
-            assert_eq!(home.claim(lie).unwrap_err(), violation);
+            assert_eq!(home.import_slot(lie).unwrap_err(), violation);
         }
-        let there = peer.claim(name).unwrap();
-        assert_eq!(peer.claim(name).unwrap_err(), Violation::Owner(0), "given twice");
+        let there = peer.import_slot(name).unwrap();
+        assert_eq!(peer.import_slot(name).unwrap_err(), Violation::Owner(0), "given twice");
         drop(there);
-        assert_eq!(peer.claim(name).unwrap_err(), Violation::Generation(0), "replayed");
+        assert_eq!(peer.import_slot(name).unwrap_err(), Violation::Generation(0), "replayed");
         let long = BlockName { generation: 7, len: 4097, slot: 0 };
-        assert_eq!(peer.claim(long).unwrap_err(), Violation::BlockLength(0));
+        assert_eq!(peer.import_slot(long).unwrap_err(), Violation::BlockLength(0));
     }
 
     #[test]
     fn what_lies_beside_is_found_where_the_memory_is_and_nowhere_else() {
         let (home, peer) = sides();
-        let name = |at, len| BlockName { slot: BESIDE, generation: at, len };
-        assert_eq!(home.arrived(name(0, 1)).unwrap_err(), Violation::Slot(BESIDE), "none is known");
-        let memory = Arc::new(Shared::new(2 * 4096).unwrap());
-        [&home, &peer].into_iter().for_each(|side| side.know(memory.clone()));
+        let name = |at, len| BlockName { slot: POOL_SLOT, generation: at, len };
+        assert_eq!(
+            home.import(name(0, 1)).unwrap_err(),
+            Violation::Slot(POOL_SLOT),
+            "none is known"
+        );
+        let memory = Arc::new(SharedMemory::new(2 * 4096).unwrap());
+        [&home, &peer].into_iter().for_each(|side| side.register_pool(memory.clone()));
         memory.copy_in(4090, b"here");
         for (at, len) in
             [(8192, 1), (8191, 2), (0, 8193), (1, u32::MAX), (u32::MAX, u32::MAX), (100, 0)]
         {
-            let refused = home.arrived(name(at, len)).unwrap_err();
-            assert_eq!(refused, Violation::Place(at), "{at} {len}");
+            let refused = home.import(name(at, len)).unwrap_err();
+            assert_eq!(refused, Violation::PoolRange(at), "{at} {len}");
         }
         for (at, len) in [(0, 8192), (8191, 1), (4090, 4), (4090, 4)] {
-            assert_eq!(home.arrived(name(at, len)).unwrap().len(), len as usize);
+            assert_eq!(home.import(name(at, len)).unwrap().len(), len as usize);
         }
-        assert_eq!(&home.arrived(name(4090, 4)).unwrap().into_private()[..], b"here");
+        assert_eq!(&home.import(name(4090, 4)).unwrap().into_private()[..], b"here");
         expect(&home, TOTAL, 0, 0);
     }
 
     #[test]
     fn a_slot_whose_generations_are_used_up_retires() {
         let (home, _) = sides();
-        let worn = Entry { place: Place::Free, generation: GENERATION_MAX - 1, len: 0 };
+        let worn = Entry { place: SlotState::Free, generation: MAX_GENERATION - 1, len: 0 };
         home.slots[0].store(worn);
         assert_eq!(Entry::from_bits(worn.to_bits()), worn);
         drop(home.block(1).unwrap());
@@ -567,10 +577,10 @@ mod tests {
         let (home, peer) = sides();
         let mut private = Block::private(5000);
         private.copy_in(4990, b"the end");
-        let name = home.give(private).unwrap();
+        let name = home.export(private).unwrap();
         let mut bytes = [0; 7];
-        Block::from(peer.claim(name).unwrap()).copy_out(4990, &mut bytes);
+        Block::from(peer.import_slot(name).unwrap()).copy_out(4990, &mut bytes);
         assert_eq!(&bytes, b"the end");
-        assert!(home.give(Block::private(8193)).is_none());
+        assert!(home.export(Block::private(8193)).is_none());
     }
 }

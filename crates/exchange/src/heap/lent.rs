@@ -7,12 +7,12 @@ use std::sync::Arc;
 /// A part of data that its owner keeps for as long as a piece of it lives: of a cache, or of
 /// what a client sent. It can be read by all who have a clone, and changed by none of them.
 #[derive(Clone)]
-pub struct Piece {
+pub struct SharedSlice {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
     range: Range<usize>,
 }
 
-impl Piece {
+impl SharedSlice {
     /// All bytes of `owner`.
     pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let range = 0..owner.as_ref().len();
@@ -20,7 +20,7 @@ impl Piece {
     }
 
     /// The bytes of `owner` in `range`, as far as it has them.
-    pub fn of(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Self {
+    pub fn from_owner(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Self {
         let end = range.end.min((*owner).as_ref().len());
         Self { range: range.start.min(end)..end, owner }
     }
@@ -35,20 +35,20 @@ impl Piece {
     }
 }
 
-impl std::ops::Deref for Piece {
+impl std::ops::Deref for SharedSlice {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         (*self.owner).as_ref().get(self.range.clone()).unwrap_or_default()
     }
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for SharedSlice {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl fmt::Debug for Piece {
+impl fmt::Debug for SharedSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Piece({} bytes)", self.range.len())
     }
@@ -56,19 +56,23 @@ impl fmt::Debug for Piece {
 
 /// Room for a block's bytes, filled from its start with pieces.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct SliceList {
     pub(super) len: usize,
     filled: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<SharedSlice>,
 }
 
-impl Lent {
+impl SliceList {
     pub(super) fn new(len: usize) -> Self {
         Self { len, filled: 0, pieces: Vec::new() }
     }
 
     /// Puts `piece` behind the others, if that is where it belongs and it fits.
-    pub(super) fn push(&mut self, at_bytes: usize, piece: Piece) -> Result<usize, Piece> {
+    pub(super) fn push(
+        &mut self,
+        at_bytes: usize,
+        piece: SharedSlice,
+    ) -> Result<usize, SharedSlice> {
         let n = piece.len();
         if at_bytes != self.filled || n > self.len - self.filled {
             return Err(piece);
@@ -78,7 +82,7 @@ impl Lent {
         Ok(n)
     }
 
-    pub(super) fn pieces(&self) -> &[Piece] {
+    pub(super) fn pieces(&self) -> &[SharedSlice] {
         &self.pieces
     }
 

@@ -15,12 +15,12 @@ pub const ALIGN_BYTES: usize = 4096;
 pub(super) struct Page([u8; ALIGN_BYTES]);
 
 /// Memory of this process alone: page-aligned.
-pub struct Private {
+pub struct PrivateBuffer {
     pages: Vec<Page>,
     len: usize,
 }
 
-impl Private {
+impl PrivateBuffer {
     /// `len` zero bytes.
     pub fn new(len: usize) -> Self {
         match spare::take(len.div_ceil(ALIGN_BYTES)) {
@@ -33,7 +33,7 @@ impl Private {
     }
 
     /// `len` bytes that hold whatever was there before: for who overwrites all of them.
-    pub fn unset(len: usize) -> Self {
+    pub fn new_uninitialized(len: usize) -> Self {
         match spare::take(len.div_ceil(ALIGN_BYTES)) {
             Some(pages) => Self { pages, len },
             None => Self::zeroed(len),
@@ -42,7 +42,7 @@ impl Private {
 
     /// Makes it `len` bytes long, if it is longer. Its memory stays as large, and serves the
     /// next block of that size.
-    pub fn shorten(&mut self, len: usize) {
+    pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
@@ -58,32 +58,32 @@ impl Private {
     }
 }
 
-impl Drop for Private {
+impl Drop for PrivateBuffer {
     fn drop(&mut self) {
         spare::put(std::mem::take(&mut self.pages));
     }
 }
 
-impl std::ops::Deref for Private {
+impl std::ops::Deref for PrivateBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         &self.pages.as_slice().as_bytes()[..self.len]
     }
 }
 
-impl std::ops::DerefMut for Private {
+impl std::ops::DerefMut for PrivateBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.pages.as_mut_slice().as_mut_bytes()[..self.len]
     }
 }
 
-impl AsRef<[u8]> for Private {
+impl AsRef<[u8]> for PrivateBuffer {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl fmt::Debug for Private {
+impl fmt::Debug for PrivateBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Private({} bytes)", self.len)
     }

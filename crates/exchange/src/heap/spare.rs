@@ -10,25 +10,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::private::{ALIGN_BYTES, Page};
 
 /// Sizes that are kept, in pages: 64 KiB to 1 MiB.
-const KEPT_PAGES: std::ops::RangeInclusive<usize> = 16..=256;
+const CACHED_PAGE_COUNTS: std::ops::RangeInclusive<usize> = 16..=256;
 /// The most that is kept, in pages: 32 MiB.
-const PAGES_MAX: usize = (32 << 20) / ALIGN_BYTES;
+const MAX_CACHED_PAGES: usize = (32 << 20) / ALIGN_BYTES;
 
-struct Spare {
+struct BufferCache {
     /// The one that was put here last is last.
     memory: VecDeque<Vec<Page>>,
     pages: usize,
 }
 
-static SPARE: Mutex<Spare> = Mutex::new(Spare { memory: VecDeque::new(), pages: 0 });
+static SPARE: Mutex<BufferCache> = Mutex::new(BufferCache { memory: VecDeque::new(), pages: 0 });
 
-fn lock() -> MutexGuard<'static, Spare> {
+fn lock() -> MutexGuard<'static, BufferCache> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Memory of exactly `pages` pages, with what was in it.
 pub(super) fn take(pages: usize) -> Option<Vec<Page>> {
-    if !KEPT_PAGES.contains(&pages) {
+    if !CACHED_PAGE_COUNTS.contains(&pages) {
         return None;
     }
     let mut spare = lock();
@@ -39,14 +39,14 @@ pub(super) fn take(pages: usize) -> Option<Vec<Page>> {
 
 /// Keeps `memory`, if it is of a size that is kept; the oldest goes if there is too much.
 pub(super) fn put(memory: Vec<Page>) {
-    if !KEPT_PAGES.contains(&memory.len()) {
+    if !CACHED_PAGE_COUNTS.contains(&memory.len()) {
         return;
     }
     let mut old = vec![];
     let mut spare = lock();
     spare.pages += memory.len();
     spare.memory.push_back(memory);
-    while spare.pages > PAGES_MAX {
+    while spare.pages > MAX_CACHED_PAGES {
         let Some(oldest) = spare.memory.pop_front() else { break };
         spare.pages -= oldest.len();
         // Freed once the lock is.
@@ -57,7 +57,7 @@ pub(super) fn put(memory: Vec<Page>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Private;
+    use super::super::PrivateBuffer;
     use super::*;
 
     // Other tests use the same spare memory at the same time, so a size of its own each.
@@ -65,22 +65,22 @@ mod tests {
     #[test]
     fn memory_is_used_again_and_new_memory_is_zero() {
         let len = 77 * ALIGN_BYTES - 5;
-        let mut first = Private::new(len);
+        let mut first = PrivateBuffer::new(len);
         first.fill(9);
         let at = first.as_ptr();
         drop(first);
-        let again = Private::unset(len);
+        let again = PrivateBuffer::new_uninitialized(len);
         assert_eq!((again.as_ptr(), again.len()), (at, len));
         drop(again);
-        assert!(Private::new(len).iter().all(|byte| *byte == 0));
+        assert!(PrivateBuffer::new(len).iter().all(|byte| *byte == 0));
     }
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let many: Vec<_> = (0..200).map(|_| Private::new(81 * ALIGN_BYTES)).collect();
+        let many: Vec<_> = (0..200).map(|_| PrivateBuffer::new(81 * ALIGN_BYTES)).collect();
         drop(many);
         let spare = lock();
-        assert!(spare.pages <= PAGES_MAX);
+        assert!(spare.pages <= MAX_CACHED_PAGES);
         assert_eq!(spare.pages, spare.memory.iter().map(Vec::len).sum::<usize>());
     }
 }

@@ -2,8 +2,8 @@
 
 use draconis_exchange::channel::Server;
 use draconis_exchange::contract::{
-    Attributes, Kind, Node, Refusal, Space, Time,
-    directory::{self, DirectoryServer, Entries, Entry},
+    Attributes, FileType, Node, Refusal, StatFs, Time,
+    directory::{self, DirEntry, DirectoryServer, EntryWriter},
     file::{self, File, FileServer},
     tree::Tree,
 };
@@ -17,17 +17,17 @@ struct Object {
     node: u64,
     parent: u64,
     name: &'static str,
-    kind: Kind,
+    kind: FileType,
     bytes: &'static [u8],
 }
 
 const OBJECTS: [Object; 6] = [
-    Object { node: 1, parent: 1, name: "", kind: Kind::Directory, bytes: b"" },
-    Object { node: 2, parent: 1, name: "hello", kind: Kind::File, bytes: b"Hello, tree!" },
-    Object { node: 3, parent: 1, name: "dir", kind: Kind::Directory, bytes: b"" },
-    Object { node: 4, parent: 1, name: "link", kind: Kind::Symlink, bytes: b"dir/loop" },
-    Object { node: 5, parent: 3, name: "loop", kind: Kind::Symlink, bytes: b"../hello" },
-    Object { node: 6, parent: 1, name: "self", kind: Kind::Symlink, bytes: b"self" },
+    Object { node: 1, parent: 1, name: "", kind: FileType::Directory, bytes: b"" },
+    Object { node: 2, parent: 1, name: "hello", kind: FileType::File, bytes: b"Hello, tree!" },
+    Object { node: 3, parent: 1, name: "dir", kind: FileType::Directory, bytes: b"" },
+    Object { node: 4, parent: 1, name: "link", kind: FileType::Symlink, bytes: b"dir/loop" },
+    Object { node: 5, parent: 3, name: "loop", kind: FileType::Symlink, bytes: b"../hello" },
+    Object { node: 6, parent: 1, name: "self", kind: FileType::Symlink, bytes: b"self" },
 ];
 
 fn object(node: Node) -> Result<&'static Object, Refusal> {
@@ -78,9 +78,9 @@ impl DirectoryServer for Memory {
     }
 
     fn enumerate(&self, request: &mut directory::Enumerate) -> Result<u32, Refusal> {
-        let mut entries = Entries::new(&mut request.buffer);
+        let mut entries = EntryWriter::new(&mut request.buffer);
         for o in OBJECTS.iter().filter(|o| o.parent == request.node.0 && o.node != 1) {
-            let mut entry = Entry::new(o.node, name(o.name), o.kind, Node(o.node));
+            let mut entry = DirEntry::new(o.node, name(o.name), o.kind, Node(o.node));
             entry.attributes = request.with_attributes.then(|| attributes(o));
             if o.node > request.cookie && !entries.push(&entry) {
                 break;
@@ -99,7 +99,7 @@ pub struct MemoryFile(Node);
 
 impl FileServer for MemoryFile {
     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
-        if !request.fits() {
+        if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
         let bytes = object(self.0).map_or(&b""[..], |o| o.bytes);
@@ -118,11 +118,11 @@ impl Tree for Memory {
     fn file(&self, node: Node) -> MemoryFile {
         MemoryFile(node)
     }
-    fn tell_of_changes(&self, end: &Server<File>) {
+    fn notify_changes_to(&self, end: &Server<File>) {
         // There are none.
         let _ = end.teller();
     }
-    fn space(&self) -> Space {
-        Space { block_bytes: 4096, name_bytes_max: 255, ..Space::default() }
+    fn statfs(&self) -> StatFs {
+        StatFs { block_bytes: 4096, name_bytes_max: 255, ..StatFs::default() }
     }
 }

@@ -11,15 +11,15 @@ use std::{
 use draconis_exchange::{
     channel::{
         self, Client, Server,
-        process::{self, Plan, Session},
+        process::{self, Session, SessionConfig},
     },
     contract::{
-        Attributes, Contract, Refusal, Space,
+        Attributes, Contract, Refusal, StatFs,
         directory::{self, Directory, DirectoryServer},
         disk::{self, Disk, DiskServer},
         file::{self, File, FileServer},
         tree,
-        volume::{self, Mounted, NotMounted, Volume, VolumeServer},
+        volume::{self, MountError, MountedVolume, Volume, VolumeServer},
     },
     heap::Block,
 };
@@ -82,8 +82,8 @@ impl DiskServer for Refuser {
 }
 
 impl VolumeServer for Refuser {
-    fn mount(&self, _: &mut volume::Mount) -> Result<Mounted, NotMounted> {
-        Ok(Mounted { space: Space::default(), read_only: true })
+    fn mount(&self, _: &mut volume::Mount) -> Result<MountedVolume, MountError> {
+        Ok(MountedVolume { space: StatFs::default(), read_only: true })
     }
     fn status(&self, _: &mut volume::Status) -> Result<u32, Refusal> {
         Err(Refusal::Io)
@@ -179,7 +179,7 @@ pub trait Transport: Sized {
 }
 
 fn session_of_one() -> (Arc<Session>, Arc<Session>) {
-    let (offer, socket) = process::offer(&Plan::default()).unwrap();
+    let (offer, socket) = process::offer(&SessionConfig::default()).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
     (host, process::accept(&socket, soon()).unwrap())
 }
@@ -283,7 +283,7 @@ impl Transport for Processes {
 
 /// Starts this test binary as a peer; its standard input is the session's socket.
 pub fn spawn(role: &str) -> (Arc<Session>, Child) {
-    let (offer, socket) = process::offer(&Plan::default()).unwrap();
+    let (offer, socket) = process::offer(&SessionConfig::default()).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, role)

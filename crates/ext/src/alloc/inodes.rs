@@ -5,7 +5,7 @@
     reason = "computes with counts and numbers of inodes, which have 32 bits"
 )]
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::{Group, bits, is_all, mark};
 use crate::blocks::role::Role;
@@ -41,7 +41,7 @@ impl Transaction<'_> {
     }
 
     /// Takes an inode for something that gets a name in `dir`; the one that a repeated change had.
-    pub(crate) fn inode_for(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
+    pub(crate) fn inode_for(&mut self, dir: InodeNumber, kind: FileType) -> Result<InodeNumber> {
         let inode = match self.repeated_inode() {
             None => self.allocate_inode(dir, kind)?,
             Some(inode) => {
@@ -74,20 +74,25 @@ impl Transaction<'_> {
     }
 
     /// Takes an inode near `dir`.
-    pub(crate) fn allocate_inode(&mut self, dir: InodeNumber, kind: Kind) -> Result<InodeNumber> {
+    pub(crate) fn allocate_inode(
+        &mut self,
+        dir: InodeNumber,
+        kind: FileType,
+    ) -> Result<InodeNumber> {
         if self.writer.groups.free_inodes == 0 {
             return Err(Error::NoSpace);
         }
         let (own_group, _) = self.writer.groups.place_of_inode(dir).ok_or(Error::NotFound)?;
         let groups = self.volume.super_.groups;
-        let first = if kind == Kind::Directory { self.spread(dir, own_group)? } else { own_group };
+        let first =
+            if kind == FileType::Directory { self.spread(dir, own_group)? } else { own_group };
         // Files: their directory's group, then ever farther ones, then any.
         let hops = (0..31u32).map(|hop| (1u32 << hop) - 1).take_while(|hop| *hop < groups);
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
         for number in order {
             let Some(group) = self.writer.groups.get(number) else { continue };
             if group.said.free_inodes == 0
-                || (kind == Kind::File && group.said.free_clusters == 0 && number != first)
+                || (kind == FileType::File && group.said.free_clusters == 0 && number != first)
             {
                 continue;
             }
@@ -109,7 +114,7 @@ impl Transaction<'_> {
     fn allocate_inode_in(
         &mut self,
         number: u32,
-        kind: Kind,
+        kind: FileType,
         wanted: Option<u32>,
     ) -> Result<Option<InodeNumber>> {
         let per_group = self.volume.super_.inodes_per_group;
@@ -144,7 +149,7 @@ impl Transaction<'_> {
     }
 
     /// Takes this inode, if it is free; whether it was.
-    pub(crate) fn take_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<bool> {
+    pub(crate) fn take_inode(&mut self, inode: InodeNumber, kind: FileType) -> Result<bool> {
         let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
         self.prepare_group(number)?;
         let role = Role::InodeBitmap(number);
@@ -157,7 +162,13 @@ impl Transaction<'_> {
         Ok(is_free)
     }
 
-    fn mark_inode(&mut self, number: u32, at: u32, bitmap_at: FsBlock, kind: Kind) -> Result<()> {
+    fn mark_inode(
+        &mut self,
+        number: u32,
+        at: u32,
+        bitmap_at: FsBlock,
+        kind: FileType,
+    ) -> Result<()> {
         self.may_wait = true;
         self.initialise(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
@@ -167,9 +178,9 @@ impl Transaction<'_> {
             mark(&mut search.inodes, at, 1, true);
         }
         group.said.free_inodes = group.said.free_inodes.saturating_sub(1);
-        group.said.directories += u32::from(kind == Kind::Directory);
+        group.said.directories += u32::from(kind == FileType::Directory);
         group.changed = true;
-        self.writer.groups.directories += u64::from(kind == Kind::Directory);
+        self.writer.groups.directories += u64::from(kind == FileType::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
         self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
@@ -196,7 +207,7 @@ impl Transaction<'_> {
     }
 
     /// Gives an inode back that no name leads to any more.
-    pub(crate) fn free_inode(&mut self, inode: InodeNumber, kind: Kind) -> Result<()> {
+    pub(crate) fn free_inode(&mut self, inode: InodeNumber, kind: FileType) -> Result<()> {
         let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
         self.prepare_group(number)?;
         let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
@@ -204,10 +215,10 @@ impl Transaction<'_> {
         let group = self.writer.groups.get_mut(number)?;
         group.said.free_inodes += 1;
         group.said.directories =
-            group.said.directories.saturating_sub(u32::from(kind == Kind::Directory));
+            group.said.directories.saturating_sub(u32::from(kind == FileType::Directory));
         group.changed = true;
         self.writer.groups.free_inodes += 1;
-        let fewer = u64::from(kind == Kind::Directory);
+        let fewer = u64::from(kind == FileType::Directory);
         self.writer.groups.directories = self.writer.groups.directories.saturating_sub(fewer);
         self.writer.groups.drop_window(inode.0);
         let used = self.change(bitmap_at, Role::InodeBitmap(number), |bits| {

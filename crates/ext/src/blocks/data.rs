@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use draconis_exchange::heap::Piece;
+use draconis_exchange::heap::SharedSlice;
 
 use crate::blocks::pool::Memory;
 use crate::cache::Weigh;
@@ -96,7 +96,7 @@ impl Data {
     }
 
     /// All of what is lent.
-    pub(crate) fn lent(piece: Piece) -> Self {
+    pub(crate) fn lent(piece: SharedSlice) -> Self {
         let range = 0..piece.len();
         Self { chunk: Chunk::new(Memory::Lent(piece), range.clone()), range }
     }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use draconis_exchange::heap::{ALIGN_BYTES, Block, Piece, Private};
+use draconis_exchange::heap::{ALIGN_BYTES, Block, PrivateBuffer, SharedSlice};
 
 use crate::units::index;
 
@@ -25,7 +25,7 @@ pub(crate) struct Pool {
 struct Shelf {
     len: usize,
     most: usize,
-    free: Mutex<Vec<Private>>,
+    free: Mutex<Vec<PrivateBuffer>>,
 }
 
 impl Pool {
@@ -51,7 +51,7 @@ impl Pool {
         used.map_or_else(|| Block::private(len), Block::from)
     }
 
-    fn give(&self, memory: Private) {
+    fn give(&self, memory: PrivateBuffer) {
         let Some(shelf) = self.shelf(memory.len()) else { return };
         let mut free = shelf.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() < shelf.most {
@@ -64,11 +64,11 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) enum Memory {
     /// As the device filled it: whole pages, which go back to their pool.
-    Pages(Private, Weak<Pool>),
+    Pages(PrivateBuffer, Weak<Pool>),
     /// Exactly as long as what it holds.
     Exact(Box<[u8]>),
     /// Memory of another, who has counted it: to be read only.
-    Lent(Piece),
+    Lent(SharedSlice),
 }
 
 /// From this length on memory stays as the device filled it, in bytes. Less is copied to
@@ -79,7 +79,7 @@ const PAGES_FROM_BYTES: usize = 128 << 10;
 impl Memory {
     /// What the device filled; `range` is all that is wanted of it, and where it is now.
     pub(crate) fn filled(
-        memory: Private,
+        memory: PrivateBuffer,
         range: Range<usize>,
         pool: &Arc<Pool>,
     ) -> (Self, Range<usize>) {
@@ -95,7 +95,7 @@ impl Memory {
     /// `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
         if len >= PAGES_FROM_BYTES {
-            return Self::Pages(Private::new(len), Weak::new());
+            return Self::Pages(PrivateBuffer::new(len), Weak::new());
         }
         Self::Exact(vec![0; len].into_boxed_slice())
     }
@@ -136,7 +136,7 @@ impl Drop for Memory {
         if let Self::Pages(memory, pool) = self
             && let Some(pool) = pool.upgrade()
         {
-            pool.give(std::mem::replace(memory, Private::new(0)));
+            pool.give(std::mem::replace(memory, PrivateBuffer::new(0)));
         }
     }
 }

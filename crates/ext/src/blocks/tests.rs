@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 
 use super::data::Data;
 use super::role::{Role, Sums};
@@ -42,7 +42,7 @@ fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
             assert_eq!(volume.xattr(file, b"user.a").unwrap(), [1; 500]);
             assert_eq!(volume.read(file, 20 * 3000, 900).unwrap()[..], [7; 900]);
         }
-        let directory = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+        let directory = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
         let dir = volume.create(root, &name("dir", 0), &directory).unwrap();
         for nth in 0..200 {
             let file = volume.create(dir, &name("file", nth), &FILE).unwrap();
@@ -53,7 +53,7 @@ fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
             }
         }
         let target = [b't'; 300];
-        let link = NewNode { kind: Kind::Symlink, target: &target, ..FILE };
+        let link = NewNode { kind: FileType::Symlink, target: &target, ..FILE };
         let link = volume.create(dir, b"link", &link).unwrap();
         assert_eq!(volume.read_link(link).unwrap()[..], target);
         volume.rename(dir, &name("file", 3), root, &name("out", 3), Renaming::Replace).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
 use super::blocks::Claim;
@@ -175,7 +175,7 @@ pub(super) fn values(check: &Check<'_>) -> Result<()> {
         let slot = entries::slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
         let is_value =
-            raw.i_flags.get() & flags::EA_INODE != 0 && inodes::kind(raw) == Some(Kind::File);
+            raw.i_flags.get() & flags::EA_INODE != 0 && inodes::kind(raw) == Some(FileType::File);
         let value_hash = raw.i_atime.get();
         for value in users {
             let fits = value.hash == 0

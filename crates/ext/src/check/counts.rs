@@ -1,6 +1,6 @@
 //! Passes 4 and 5: link counts, bitmaps, and the counters of groups and superblock.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
 use super::bits::{Bits, ones};
@@ -36,7 +36,7 @@ pub(super) fn links(check: &Check<'_>, lost: &[u32]) -> Result<()> {
         if many && note.is_directory() && links == 1 && names >= MANY_LINKS {
             continue;
         }
-        let is_empty = raw.i_blocks_lo.get() == 0 && inodes::kind(raw) == Some(Kind::File);
+        let is_empty = raw.i_blocks_lo.get() == 0 && inodes::kind(raw) == Some(FileType::File);
         let what = match names {
             0 if is_empty => What::UnattachedEmpty,
             0 => What::Unattached,

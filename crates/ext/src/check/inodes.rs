@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::PoisonError;
 
 use draconis_device::{Extent, Urgency};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -118,7 +118,7 @@ pub(super) fn each(
             at = at.saturating_add(REQUEST_BYTES);
         }
         let Some(read) = pending.pop_front() else { break };
-        let gone = Error::Io(draconis_device::Error::Gone);
+        let gone = Error::Io(draconis_device::Error::ServiceEnded);
         let block = read.wait().ok_or(gone)?.map_err(|refused| Error::Io(refused.error))?;
         let bytes = block.into_private();
         let slot_bytes = index(super_.inode_bytes.into());
@@ -159,14 +159,14 @@ pub(super) fn mapped<'s>(check: &Check<'_>, number: u32, slot: &'s [u8]) -> Opti
 pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
     raw.i_flags.get() & flags::INLINE_DATA == 0
         && match kind(raw) {
-            Some(Kind::File | Kind::Directory) => true,
-            Some(Kind::Symlink) => !is_fast(check, raw),
+            Some(FileType::File | FileType::Directory) => true,
+            Some(FileType::Symlink) => !is_fast(check, raw),
             _ => false,
         }
 }
 
-pub(super) fn kind(raw: &RawInode) -> Option<Kind> {
-    Kind::from_mode(raw.i_mode.get().into())
+pub(super) fn kind(raw: &RawInode) -> Option<FileType> {
+    FileType::from_mode(raw.i_mode.get().into())
 }
 
 /// Whether a symbolic link has its target in the place of its pointers: it has no block
@@ -232,7 +232,7 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
             return Ok(());
         }
         Role::Root => {
-            if kind != Some(Kind::Directory) || links == 0 {
+            if kind != Some(FileType::Directory) || links == 0 {
                 complain(What::RootMissing);
             }
             if died != 0 {
@@ -245,12 +245,12 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
         }
         Role::Journal => journal(check, number, raw)?,
         Role::Hidden => {
-            if kind != Some(Kind::File) || links == 0 {
+            if kind != Some(FileType::File) || links == 0 {
                 complain(What::ReservedInode);
             }
         }
         Role::Reserved => {
-            let fits = mode == 0 || number == 5 && kind != Some(Kind::Directory) || number == 7;
+            let fits = mode == 0 || number == 5 && kind != Some(FileType::Directory) || number == 7;
             if !fits {
                 complain(What::ReservedInode);
             }
@@ -279,7 +279,7 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     }
     let mut outside = (0, 0);
     check.notes.put(number, kind, links);
-    if kind == Some(Kind::Directory) {
+    if kind == Some(FileType::Directory) {
         check.directories.lock().unwrap_or_else(PoisonError::into_inner).push(number);
         check.kept.put(number, slot);
     }
@@ -309,10 +309,10 @@ fn never(check: &Check<'_>, role: Role, number: u32, mode: u16) -> u32 {
 }
 
 /// Fields that say more than this volume's features allow.
-fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Kind>) {
+fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
     let super_ = &check.super_;
     let set = raw.i_flags.get();
-    let directory = kind == Some(Kind::Directory);
+    let directory = kind == Some(FileType::Directory);
     let mut wrong = 0;
     for (feature, flag) in [
         (Incompatible::EXTENTS, flags::EXTENTS),
@@ -414,7 +414,7 @@ fn contents(
     check: &Check<'_>,
     number: u32,
     slot: &[u8],
-    kind: Option<Kind>,
+    kind: Option<FileType>,
     role: Role,
     mut claim: Claim<'_, '_>,
 ) -> Result<()> {
@@ -443,7 +443,7 @@ fn contents(
 }
 
 /// The size of what is inside its inode.
-fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<Kind>) {
+fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
     let Some(value) = attributes::inline_data(slot) else {
         check.log.add(Complaint::new(What::InlineData).inode(number));
@@ -452,7 +452,7 @@ fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<Kind>) {
     let there = (INLINE_BYTES as u64).saturating_add(value.len() as u64);
     let size = size(raw);
     let fits = match kind {
-        Some(Kind::File) => size <= there,
+        Some(FileType::File) => size <= there,
         _ => size == there,
     };
     if !fits {
@@ -462,9 +462,9 @@ fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<Kind>) {
 }
 
 /// Whether what looks like a tree of extents is said to be one.
-fn extent_flag(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Kind>) {
+fn extent_flag(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
     let mapped = flags::EXTENTS | flags::INLINE_DATA;
-    let may_have = matches!(kind, Some(Kind::File | Kind::Directory))
+    let may_have = matches!(kind, Some(FileType::File | FileType::Directory))
         && check.super_.incompatible.contains(Incompatible::EXTENTS)
         && raw.i_flags.get() & mapped == 0;
     if may_have && extent::Node::check(raw.i_block.as_bytes(), None).is_ok() {
@@ -476,7 +476,7 @@ fn block_count(
     check: &Check<'_>,
     number: u32,
     raw: &RawInode,
-    kind: Option<Kind>,
+    kind: Option<FileType>,
     claim: &Claim<'_, '_>,
 ) {
     extent_flag(check, number, raw, kind);
@@ -506,7 +506,7 @@ fn lengths(
     check: &Check<'_>,
     number: u32,
     raw: &RawInode,
-    kind: Option<Kind>,
+    kind: Option<FileType>,
     claim: &Claim<'_, '_>,
 ) -> Result<()> {
     let block_bytes = u64::from(check.super_.block_bytes);
@@ -520,7 +520,7 @@ fn lengths(
         check.log.add(complaint.found(size).expected(whole));
     };
     match kind {
-        Some(Kind::Directory) => {
+        Some(FileType::Directory) => {
             let size = u64::from(raw.i_size_lo.get());
             if !claim.skipped && (size != whole || whole == 0) {
                 wrong_size();
@@ -529,7 +529,7 @@ fn lengths(
                 complain(What::DirectoryUnwritten);
             }
         }
-        Some(Kind::File) => {
+        Some(FileType::File) => {
             let extents = raw.i_flags.get() & flags::EXTENTS != 0;
             // Blocks may be kept behind the end if they were never written.
             let last = if extents { claim.last_written } else { claim.last };
@@ -544,8 +544,10 @@ fn lengths(
             }
         }
         None if size > reach(check, raw) => wrong_size(),
-        Some(Kind::Symlink) if !is_symlink(check, raw, claim)? => complain(What::Symlink),
-        Some(Kind::CharDevice | Kind::BlockDevice | Kind::Fifo | Kind::Socket) if size != 0 => {
+        Some(FileType::Symlink) if !is_symlink(check, raw, claim)? => complain(What::Symlink),
+        Some(FileType::CharDevice | FileType::BlockDevice | FileType::Fifo | FileType::Socket)
+            if size != 0 =>
+        {
             complain(What::SpecialSize);
         }
         _ => {}
@@ -592,7 +594,7 @@ fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
         }
     }
     let mut first = First(None);
-    let there = kind(raw) == Some(Kind::File) && raw.i_links_count.get() != 0;
+    let there = kind(raw) == Some(FileType::File) && raw.i_links_count.get() != 0;
     if there {
         walk(check, number, raw, &mut first)?;
     }

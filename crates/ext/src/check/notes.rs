@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::units::index;
 
@@ -34,7 +34,7 @@ impl Notes {
     }
 
     /// Says that `inode` is in use.
-    pub(super) fn put(&self, inode: u32, kind: Option<Kind>, links: u16) {
+    pub(super) fn put(&self, inode: u32, kind: Option<FileType>, links: u16) {
         let kind = file_type(kind) << 28;
         if let Some(word) = self.word(inode) {
             word.store(USED | kind | ZERO.wrapping_add(u32::from(links)), Ordering::Relaxed);
@@ -83,16 +83,16 @@ impl Note {
 }
 
 /// What directory entries say of a kind.
-fn file_type(kind: Option<Kind>) -> u32 {
+fn file_type(kind: Option<FileType>) -> u32 {
     match kind {
         None => 0,
-        Some(Kind::File) => 1,
-        Some(Kind::Directory) => 2,
-        Some(Kind::CharDevice) => 3,
-        Some(Kind::BlockDevice) => 4,
-        Some(Kind::Fifo) => 5,
-        Some(Kind::Socket) => 6,
-        Some(Kind::Symlink) => 7,
+        Some(FileType::File) => 1,
+        Some(FileType::Directory) => 2,
+        Some(FileType::CharDevice) => 3,
+        Some(FileType::BlockDevice) => 4,
+        Some(FileType::Fifo) => 5,
+        Some(FileType::Socket) => 6,
+        Some(FileType::Symlink) => 7,
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn names_are_counted_against_links() {
         let notes = Notes::new(3);
-        notes.put(3, Some(Kind::Directory), 2);
+        notes.put(3, Some(FileType::Directory), 2);
         assert!(notes.get(3).is_directory() && !notes.get(3).is_even());
         notes.name(3);
         notes.name(3);

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
 use super::blocks::walk;
@@ -73,7 +73,7 @@ pub(super) fn file(check: &Check<'_>) -> Result<Vec<u32>> {
     let slot = entries::slot(check, number)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { return Ok(named) };
     let mut blocks = Blocks { found: vec![], most: check.super_.blocks };
-    if inodes::kind(raw) == Some(Kind::File) {
+    if inodes::kind(raw) == Some(FileType::File) {
         walk(check, number, raw, &mut blocks)?;
     }
     let block_bytes = u64::from(check.super_.block_bytes);

@@ -17,8 +17,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use draconis_device::{ChainBounds, Disk, Extent, Group, Terms, Ticket, Write};
-use draconis_exchange::heap::{Block, Piece};
+use draconis_device::{ChainBounds, Disk, Extent, Group, SubmitOptions, Ticket, Write};
+use draconis_exchange::heap::{Block, SharedSlice};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::protocol::Stage;
@@ -189,7 +189,7 @@ impl Outbox {
         // More than that, so that not each change asks.
         let asked = self.disk.reserve(needed.saturating_add(AHEAD_BYTES));
         let kept = asked.or_else(|_| self.disk.reserve(needed)).map_err(|error| {
-            match error.is_of_space() {
+            match error.is_no_space() {
                 true => Error::NoSpace,
                 false => Error::Io(error),
             }
@@ -269,7 +269,7 @@ impl Outbox {
             After::Everything => sent.last,
         };
         let durable = chain.needed.filter(|_| and_wait);
-        let tickets = self.submit(groups, after, Terms { mark: number, durable })?;
+        let tickets = self.submit(groups, after, SubmitOptions { mark: number, durable })?;
         self.unsent_bytes.fetch_sub(bytes, Ordering::Relaxed);
         let kept = self.kept_bytes.load(Ordering::Relaxed);
         if kept != u64::MAX {
@@ -303,7 +303,7 @@ impl Outbox {
         &self,
         chain: Vec<Group>,
         after: Option<Ticket>,
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>> {
         let bounds = self.bounds();
         let mut after = after;
@@ -323,7 +323,8 @@ impl Outbox {
             let is_last = chain.peek().is_none();
             // Of another piece's group it is waited for the first of this one.
             let durable = terms.durable.map(|place| place.saturating_sub(tickets.len()));
-            let piece_terms = if is_last { Terms { durable, ..terms } } else { Terms::default() };
+            let piece_terms =
+                if is_last { SubmitOptions { durable, ..terms } } else { SubmitOptions::default() };
             let submitted = self.disk.submit_with(piece, after.as_slice(), piece_terms);
             tickets.extend(submitted.map_err(|refused| Error::Io(refused.error))?);
             after = tickets.last().copied();
@@ -352,9 +353,9 @@ impl Outbox {
         if run.is_empty() {
             return None;
         }
-        let mut block = Block::vacant(run.len().saturating_mul(self.block_bytes));
+        let mut block = Block::unallocated(run.len().saturating_mul(self.block_bytes));
         for (nth, data) in run.drain(..).enumerate() {
-            block.put(nth.saturating_mul(self.block_bytes), Piece::new(data.clone()));
+            block.put_slice(nth.saturating_mul(self.block_bytes), SharedSlice::new(data.clone()));
         }
         Some(Write { at_bytes: start.saturating_mul(self.block_bytes as u64), block })
     }
@@ -404,7 +405,7 @@ impl Outbox {
             flight.map(|flight| flight.last)
         };
         let Some(last) = last else { return Ok(vec![]) };
-        self.disk.settle(last)?;
+        self.disk.wait_visible(last)?;
         Ok(self.landed(&mut self.sent.lock(), last))
     }
 
@@ -423,7 +424,7 @@ impl Outbox {
             landed(flights, freed);
             return Ok(());
         }
-        let waited = self.disk.wait(ticket);
+        let waited = self.disk.wait_durable(ticket);
         if waited.is_ok() {
             let (flights, freed) = self.durable(&mut self.sent.lock(), ticket);
             landed(flights, freed);

@@ -12,7 +12,7 @@
     reason = "computes with numbers of the builder's own, all far below their limits"
 )]
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::format::dirent::{BlockWriter, Shape, record_bytes};
 use crate::format::hash::Hash;
@@ -24,7 +24,7 @@ use crate::units::index;
 pub(crate) struct Name<'a> {
     pub(crate) name: &'a [u8],
     pub(crate) inode: u32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: FileType,
 }
 
 /// How the directories of a volume look.
@@ -51,8 +51,8 @@ const SPARE: usize = 8;
 /// Builds the directory `own`, whose parent is `parent`, of these names.
 pub(crate) fn build(own: u32, parent: u32, names: &[Name<'_>], style: Style) -> Built {
     let dots = [
-        Name { name: b".", inode: own, kind: Kind::Directory },
-        Name { name: b"..", inode: parent, kind: Kind::Directory },
+        Name { name: b".", inode: own, kind: FileType::Directory },
+        Name { name: b"..", inode: parent, kind: FileType::Directory },
     ];
     let room = style.shape.names_bytes();
     let one: usize = dots.iter().chain(names).map(|it| record_bytes(it.name.len())).sum();
@@ -178,7 +178,7 @@ mod tests {
 
     fn build_with(names: &[Vec<u8>], levels: u8) -> Built {
         let names: Vec<Name<'_>> =
-            names.iter().map(|name| Name { name, inode: 12, kind: Kind::File }).collect();
+            names.iter().map(|name| Name { name, inode: 12, kind: FileType::File }).collect();
         let hash = Hash::of_version(1, false, Seed::new([1; 4])).unwrap();
         let style = Style {
             shape: Shape { block_bytes: 1024, filetype: true, sums: false },

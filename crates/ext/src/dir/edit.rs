@@ -26,7 +26,7 @@
 pub(crate) mod index;
 pub(crate) mod repack;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::format::dirent::{self, HEAD_BYTES, Shape, record_bytes, record_len};
 use crate::format::{put16, put32};
@@ -46,7 +46,7 @@ pub(crate) struct Found {
     /// What it names.
     pub(crate) inode: InodeNumber,
     /// The kind of the inode, where the entry knows.
-    pub(crate) kind: Option<Kind>,
+    pub(crate) kind: Option<FileType>,
 }
 
 /// A place for a new name.
@@ -296,7 +296,7 @@ pub(crate) fn insert(
     block: &mut [u8],
     room: &Room,
     inode: InodeNumber,
-    kind: Kind,
+    kind: FileType,
     name: &[u8],
     filetype: bool,
 ) -> Result<()> {
@@ -312,7 +312,7 @@ pub(crate) fn hide(
     block: &mut [u8],
     room: &Room,
     inode: InodeNumber,
-    kind: Kind,
+    kind: FileType,
     name: &[u8],
     filetype: bool,
 ) -> Result<()> {
@@ -394,7 +394,7 @@ pub(crate) fn set_inode(
     block: &mut [u8],
     at: usize,
     inode: InodeNumber,
-    kind: Kind,
+    kind: FileType,
     filetype: bool,
 ) -> Result<()> {
     named(block, at)?;

@@ -7,7 +7,7 @@
 //! Law: the chain ends exactly at the end of the block; an entry that breaks it damages
 //! the rest of this block and no other.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::features::Incompatible;
 use super::superblock::Superblock;
@@ -27,7 +27,7 @@ pub struct Dirent<'a> {
     /// What it names.
     pub inode: InodeNumber,
     /// The kind of the inode, where the entry knows.
-    pub kind: Option<Kind>,
+    pub kind: Option<FileType>,
     /// The name: 1 to 255 bytes, any but `/` and NUL.
     pub name: &'a [u8],
 }
@@ -135,15 +135,15 @@ pub(crate) fn record_len(raw: u16, block_bytes: usize) -> usize {
 }
 
 /// The kind that a number in an entry stands for.
-pub(crate) const fn kind(file_type: u8) -> Option<Kind> {
+pub(crate) const fn kind(file_type: u8) -> Option<FileType> {
     Some(match file_type {
-        1 => Kind::File,
-        2 => Kind::Directory,
-        3 => Kind::CharDevice,
-        4 => Kind::BlockDevice,
-        5 => Kind::Fifo,
-        6 => Kind::Socket,
-        7 => Kind::Symlink,
+        1 => FileType::File,
+        2 => FileType::Directory,
+        3 => FileType::CharDevice,
+        4 => FileType::BlockDevice,
+        5 => FileType::Fifo,
+        6 => FileType::Socket,
+        7 => FileType::Symlink,
         _ => return None,
     })
 }
@@ -154,15 +154,15 @@ pub const fn record_bytes(name_bytes: usize) -> usize {
 }
 
 /// The number that stands for a kind in an entry.
-pub const fn kind_number(kind: Kind) -> u8 {
+pub const fn kind_number(kind: FileType) -> u8 {
     match kind {
-        Kind::File => 1,
-        Kind::Directory => 2,
-        Kind::CharDevice => 3,
-        Kind::BlockDevice => 4,
-        Kind::Fifo => 5,
-        Kind::Socket => 6,
-        Kind::Symlink => 7,
+        FileType::File => 1,
+        FileType::Directory => 2,
+        FileType::CharDevice => 3,
+        FileType::BlockDevice => 4,
+        FileType::Fifo => 5,
+        FileType::Socket => 6,
+        FileType::Symlink => 7,
     }
 }
 
@@ -228,7 +228,7 @@ impl BlockWriter {
     }
 
     /// Adds an entry; `false` if it does not fit and belongs in the next block.
-    pub fn push(&mut self, inode: u32, kind: Kind, name: &[u8]) -> bool {
+    pub fn push(&mut self, inode: u32, kind: FileType, name: &[u8]) -> bool {
         let len = record_bytes(name.len());
         let Ok(name_len) = u8::try_from(name.len()) else { return false };
         if self.bytes.len().saturating_add(len) > self.block_bytes {

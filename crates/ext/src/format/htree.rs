@@ -7,7 +7,7 @@
 //! To those who read a directory straight through, both look like blocks without names
 //! (the root holds `.` and `..`).
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::dirent::Shape;
 use super::hash::{Hash, Seed};
@@ -151,7 +151,7 @@ pub fn root(
     shape: Shape,
 ) -> Option<Vec<u8>> {
     let len = crate::units::index(shape.block_bytes.into());
-    let kind = if shape.filetype { dirent::kind_number(Kind::Directory) } else { 0 };
+    let kind = if shape.filetype { dirent::kind_number(FileType::Directory) } else { 0 };
     let mut block = own.to_le_bytes().to_vec();
     block.extend([12, 0, 1, kind, b'.', 0, 0, 0]);
     block.extend(parent.to_le_bytes());

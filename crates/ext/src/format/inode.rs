@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use draconis_exchange::contract::{Attributes, Kind, Time};
-use draconis_exchange::omission::Omission;
+use draconis_exchange::contract::{Attributes, FileType, Time};
+use draconis_exchange::omission::InjectedFault;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -118,7 +118,7 @@ pub struct Inode {
     /// Its number.
     pub number: InodeNumber,
     /// What it is.
-    pub kind: Kind,
+    pub kind: FileType,
     /// Length in bytes.
     pub size_bytes: u64,
     /// `i_flags`, all of them.
@@ -169,7 +169,7 @@ impl Inode {
     /// # Errors
     /// [`Error::NotADirectory`]; [`Error::Unsupported`] as [`Inode::readable`].
     pub(crate) fn as_directory(self: Arc<Self>) -> Result<Arc<Self>> {
-        if self.kind != Kind::Directory {
+        if self.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
         self.readable()?;
@@ -184,7 +184,7 @@ impl Inode {
         let corrupt = |what| Error::Corrupt { what, inode: Some(number), block: None };
         let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
         let mode = raw.i_mode.get();
-        let kind = Kind::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
+        let kind = FileType::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
         let extra = Extra::of(bytes).ok_or(corrupt("inode: extra size"))?;
         let attribute_block = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
             true => u64::from(raw.i_file_acl_high.get()) << 32,
@@ -270,7 +270,7 @@ impl Inode {
 
     /// Whether blocks of a device may belong to it.
     pub(crate) fn has_map(&self, super_: &Superblock) -> bool {
-        matches!(self.kind, Kind::File | Kind::Directory | Kind::Symlink)
+        matches!(self.kind, FileType::File | FileType::Directory | FileType::Symlink)
             && !self.is_inline()
             && self.fast_target(super_).is_none()
     }
@@ -304,7 +304,7 @@ impl Inode {
     pub fn fast_target(&self, super_: &Superblock) -> Option<Vec<u8>> {
         // A fast link has no data block; the only block it may own is its attributes'.
         let len = usize::try_from(self.size_bytes).ok()?;
-        let fast = self.kind == Kind::Symlink && len < size_of_val(&self.pointers);
+        let fast = self.kind == FileType::Symlink && len < size_of_val(&self.pointers);
         let cluster =
             u64::from(super_.block_bytes >> 9).saturating_mul(super_.cluster_blocks.into());
         let attributes = self.attribute_block.map_or(0, |_| cluster);
@@ -343,14 +343,14 @@ impl Inode {
     /// How long it is to those who have no key: an encrypted target is as long as it is shown.
     fn shown_bytes(&self) -> u64 {
         match (self.kind, self.is_encrypted()) {
-            (Kind::Symlink, true) => nokey::target_bytes(self.size_bytes),
+            (FileType::Symlink, true) => nokey::target_bytes(self.size_bytes),
             _ => self.size_bytes,
         }
     }
 
     /// Linux says that a file inside its inode has sectors, lest it be taken for a hole.
     fn shown_sectors(&self) -> u64 {
-        let inside = self.kind == Kind::File && self.is_inline();
+        let inside = self.kind == FileType::File && self.is_inline();
         let sectors = if inside { self.size_bytes.div_ceil(512) } else { 0 };
         self.stat.blocks_512.saturating_add(sectors)
     }
@@ -358,7 +358,7 @@ impl Inode {
     /// Major and minor number of a device: 8 bits each in the first pointer, or 12 and
     /// 20 bits in the second.
     fn device(&self) -> (u32, u32) {
-        if !matches!(self.kind, Kind::CharDevice | Kind::BlockDevice) {
+        if !matches!(self.kind, FileType::CharDevice | FileType::BlockDevice) {
             return (0, 0);
         }
         let [old, new, ..] = self.pointers;
@@ -377,7 +377,7 @@ impl Inode {
         let unread = [(flags::COMPRESSED, "needs: compression")];
         match unread.into_iter().find(|(flag, _)| self.flags & flag != 0) {
             Some((_, feature)) => Err(Error::Unsupported { feature: feature.to_owned() }),
-            None if self.is_encrypted() && self.kind == Kind::File => Err(Error::NoKey),
+            None if self.is_encrypted() && self.kind == FileType::File => Err(Error::NoKey),
             None => Ok(()),
         }
     }
@@ -601,7 +601,7 @@ const SECONDS_MAX: i64 = 0x3_7FFF_FFFF;
 
 /// The nearest time from the first that can be said up to `last`, as Linux clamps it.
 fn within(time: Time, last: i64) -> Time {
-    if Omission::FarTimes.is_made() {
+    if InjectedFault::ClampedTimes.is_made() {
         return time;
     }
     let seconds = time.seconds.clamp(i32::MIN.into(), last);
@@ -634,10 +634,10 @@ fn time(low: u32, extra: u32) -> Time {
 }
 
 /// Size in bytes; the high half counts for files, and for directories with `large_dir`.
-fn size(raw: &RawInode, kind: Kind, super_: &Superblock) -> Option<u64> {
+fn size(raw: &RawInode, kind: FileType, super_: &Superblock) -> Option<u64> {
     let high = match kind {
-        Kind::File => raw.i_size_high.get(),
-        Kind::Directory if super_.incompatible.contains(Incompatible::LARGEDIR) => {
+        FileType::File => raw.i_size_high.get(),
+        FileType::Directory if super_.incompatible.contains(Incompatible::LARGEDIR) => {
             raw.i_size_high.get()
         }
         _ => 0,

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 
 use super::log::Log;
 use super::recovery::{Damage, Source};
@@ -235,7 +235,7 @@ impl Transaction<'_> {
         let new = Slot::of(&mut copy)?;
         let (mode, links, generation) = (new.mode(), new.links(), new.generation());
         let (flags, attributes) = (new.flags(), new.attribute_block());
-        let kind = Kind::from_mode(mode.into()).ok_or_else(damaged)?;
+        let kind = FileType::from_mode(mode.into()).ok_or_else(damaged)?;
         let was_linked = self.read_slot(number, |it| it.links() > 0)?;
         if self.is_used(number)? {
             let before = self.read_slot(number, |it| (it.generation(), it.flags()))?;
@@ -274,10 +274,10 @@ impl Transaction<'_> {
         }
         let parent = self.peek(dir)?;
         let kind = self.peek(inode)?.kind;
-        if parent.kind != Kind::Directory || dir == inode {
+        if parent.kind != FileType::Directory || dir == inode {
             return Err(Error::corrupt("journal: name of a fast commit").of_inode(dir));
         }
-        let is_dir = kind == Kind::Directory;
+        let is_dir = kind == FileType::Directory;
         if is_dir && is_first && self.mapped(inode, 0)?.is_none() {
             self.begin_directory(inode, dir)?;
         }
@@ -330,7 +330,7 @@ impl Transaction<'_> {
         if !self.is_used(inode)? {
             return Ok(());
         }
-        let is_dir = self.peek(inode)?.kind == Kind::Directory;
+        let is_dir = self.peek(inode)?.kind == FileType::Directory;
         if is_dir {
             self.count_subdirectory(dir, false)?;
         }

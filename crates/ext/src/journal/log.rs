@@ -234,7 +234,7 @@ impl Sender<'_> {
 
     fn wait(&self) -> Result<()> {
         match self.last {
-            Some(last) => Ok(self.disk.wait(last)?),
+            Some(last) => Ok(self.disk.wait_durable(last)?),
             None => Ok(()),
         }
     }

@@ -77,7 +77,7 @@ impl Disk for Replayed {
         let renewed =
             self.disk.read_now(at, into).and_then(|mut block| match self.renew(at, &mut block) {
                 Ok(()) => Ok(block),
-                Err(error) => Err(Refused { goods: Some(block), error }),
+                Err(error) => Err(Refused { payload: Some(block), error }),
             });
         Pending::ready(renewed)
     }
@@ -87,14 +87,14 @@ impl Disk for Replayed {
         chain: Vec<Group>,
         _: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { goods: Some(chain), error: Error::ReadOnly })
+        Err(Refused { payload: Some(chain), error: Error::ReadOnly })
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::NoTicket(ticket))
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::UnknownTicket(ticket))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::NoTicket(ticket))
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::UnknownTicket(ticket))
     }
 }

@@ -53,7 +53,7 @@ impl Scratch {
                 let mut kept = self.kept.lock();
                 kept.insert(first.saturating_add(nth as u64), Data::owned(bytes));
                 if kept.len() > self.most {
-                    return Err(Error::Gone);
+                    return Err(Error::ServiceEnded);
                 }
             }
         }
@@ -102,20 +102,20 @@ impl Disk for Scratch {
         _: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         if self.is_done.load(Ordering::Relaxed) {
-            return Err(Refused { goods: Some(chain), error: Error::ReadOnly });
+            return Err(Refused { payload: Some(chain), error: Error::ReadOnly });
         }
         if let Err(error) = chain.iter().try_for_each(|group| self.keep(group)) {
-            return Err(Refused { goods: Some(chain), error });
+            return Err(Refused { payload: Some(chain), error });
         }
         let next = |_: &Group| Ticket(self.tickets.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
         Ok(chain.iter().map(next).collect())
     }
 
-    fn settle(&self, _: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, _: Ticket) -> Result<(), Error> {
         Ok(())
     }
 
-    fn wait(&self, _: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, _: Ticket) -> Result<(), Error> {
         Ok(())
     }
 }

@@ -66,7 +66,7 @@ pub(super) fn parts(bytes: &[u8]) -> ([u32; POINTERS], &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use draconis_exchange::contract::Kind;
+    use draconis_exchange::contract::FileType;
 
     #[test]
     fn directories_are_as_long_as_was_counted() {
@@ -75,7 +75,7 @@ mod tests {
         for count in 0..=names.len() {
             let names = &names[..count];
             let list: Vec<Name<'_>> =
-                names.iter().map(|name| Name { name, inode: 12, kind: Kind::File }).collect();
+                names.iter().map(|name| Name { name, inode: 12, kind: FileType::File }).collect();
             let bytes = directory(2, &list, true);
             assert_eq!(bytes.len() as u64, directory_bytes(names.iter().map(Vec::len)));
             assert_eq!(bytes.len() == POINTER_BYTES, count <= 2, "12 and 40 of 56 bytes");

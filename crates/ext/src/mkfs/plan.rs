@@ -15,7 +15,7 @@ mod pieces;
 
 use std::collections::HashMap;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use cursor::Cursor;
 use measure::{Needs, measure};
@@ -559,7 +559,7 @@ impl<'a> Placing<'a> {
             }
         };
         *self.inodes.get_mut(index(placed.node.into()))? = placed.inode;
-        if node.what.kind() == Kind::File {
+        if node.what.kind() == FileType::File {
             self.blocks.keep_together(placed.blocks);
         }
         let first = self.runs.len();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use draconis_exchange::contract::{Kind, Time};
+use draconis_exchange::contract::{FileType, Time};
 
 use super::values::Value;
 use super::{Error, Result};
@@ -101,15 +101,15 @@ impl What {
     }
 
     /// The kind.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> FileType {
         match self {
-            Self::Directory => Kind::Directory,
-            Self::File { .. } => Kind::File,
-            Self::Symlink(_) => Kind::Symlink,
-            Self::CharDevice(..) => Kind::CharDevice,
-            Self::BlockDevice(..) => Kind::BlockDevice,
-            Self::Fifo => Kind::Fifo,
-            Self::Socket => Kind::Socket,
+            Self::Directory => FileType::Directory,
+            Self::File { .. } => FileType::File,
+            Self::Symlink(_) => FileType::Symlink,
+            Self::CharDevice(..) => FileType::CharDevice,
+            Self::BlockDevice(..) => FileType::BlockDevice,
+            Self::Fifo => FileType::Fifo,
+            Self::Socket => FileType::Socket,
         }
     }
 }
@@ -178,13 +178,13 @@ impl Node {
     /// `i_mode`.
     pub(super) fn raw_mode(&self) -> u16 {
         let kind = match self.what.kind() {
-            Kind::Fifo => 0o010000,
-            Kind::CharDevice => 0o020000,
-            Kind::Directory => 0o040000,
-            Kind::BlockDevice => 0o060000,
-            Kind::File => 0o100000,
-            Kind::Symlink => 0o120000,
-            Kind::Socket => 0o140000,
+            FileType::Fifo => 0o010000,
+            FileType::CharDevice => 0o020000,
+            FileType::Directory => 0o040000,
+            FileType::BlockDevice => 0o060000,
+            FileType::File => 0o100000,
+            FileType::Symlink => 0o120000,
+            FileType::Socket => 0o140000,
         };
         kind | self.mode & 0o7777
     }

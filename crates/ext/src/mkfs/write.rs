@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use draconis_device::{Disk, Group, Ticket, Write};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 use zerocopy::IntoBytes;
 
 use super::hidden::{self, Purpose};
@@ -69,7 +69,7 @@ pub fn write(plan: &Plan<'_>, contents: &dyn Contents, target: &Target<'_>) -> R
     let primary = groups::write(plan, &mapped, &hidden, &writer)?;
     writer.sync()?;
     let ticket = writer.bytes(superblock::OFFSET_BYTES, primary.as_bytes())?;
-    Ok(target.disk.wait(ticket)?)
+    Ok(target.disk.wait_durable(ticket)?)
 }
 
 /// Writes the hidden files; returns their maps.
@@ -159,7 +159,7 @@ impl Writer<'_> {
         let ticket = self.target.disk.submit(Group { writes: batch }, &[]);
         let ticket = ticket.map_err(|refused| Error::Io(refused.error))?;
         if let Some(before) = before.replace(ticket) {
-            self.target.disk.settle(before)?;
+            self.target.disk.wait_visible(before)?;
         }
         (self.target.progress)(bytes);
         Ok(())
@@ -167,14 +167,14 @@ impl Writer<'_> {
 
     /// What was submitted up to this is durable.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
-        Ok(self.target.disk.wait(ticket)?)
+        Ok(self.target.disk.wait_durable(ticket)?)
     }
 
     /// Everything submitted so far is durable.
     fn sync(&self) -> Result<()> {
         let empty = self.target.disk.submit(Group::default(), &[]);
         let ticket = empty.map_err(|refused| Error::Io(refused.error))?;
-        Ok(self.target.disk.wait(ticket)?)
+        Ok(self.target.disk.wait_durable(ticket)?)
     }
 
     /// Takes away what others would know this disk by.
@@ -319,7 +319,7 @@ fn write_in_order(
         let mut done = 0;
         while done < run.len_bytes {
             let len = (run.len_bytes - done).min(REQUEST_BYTES);
-            let mut memory = Private::new(index(len.next_multiple_of(block_bytes)));
+            let mut memory = PrivateBuffer::new(index(len.next_multiple_of(block_bytes)));
             let Some(room) = memory.get_mut(..index(len)) else { break };
             read(run.at_bytes + done, room)?;
             held += memory.len() as u64;
@@ -370,17 +370,17 @@ fn throttle(
         (settled, windows.on_the_way.pass(PACE_BYTES, ticket, bytes))
     };
     if let Some(ticket) = settled {
-        writer.target.disk.settle(ticket)?;
+        writer.target.disk.wait_visible(ticket)?;
     }
     match durable {
-        Some(ticket) => Ok(writer.target.disk.wait(ticket)?),
+        Some(ticket) => Ok(writer.target.disk.wait_durable(ticket)?),
         None => Ok(()),
     }
 }
 
 fn fill(plan: &Plan<'_>, contents: &dyn Contents, request: Request) -> Result<Block> {
     let block_bytes = u64::from(plan.layout.super_.block_bytes);
-    let mut memory = Private::new(index(request.blocks * block_bytes));
+    let mut memory = PrivateBuffer::new(index(request.blocks * block_bytes));
     for (nth, what) in request.parts {
         let Some(room) = memory.get_mut(index(nth * block_bytes)..) else { continue };
         match what {

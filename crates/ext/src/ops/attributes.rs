@@ -3,8 +3,8 @@
 //! Law: a block of extended attributes is never changed where it lies: the new one is written
 //! first, and the inode leads to it then.
 
-use draconis_exchange::contract::{AttributeChange, Kind, SetTime};
-use draconis_exchange::omission::Omission;
+use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
+use draconis_exchange::omission::InjectedFault;
 
 use super::XattrSet;
 use crate::alloc::Request;
@@ -44,7 +44,7 @@ impl Transaction<'_> {
             || change.changed.is_some()
             || (change.accessed, change.modified) == (Some(SetTime::Now), Some(SetTime::Now));
         let sets = owns || !now || change.size_bytes.is_some();
-        if inode.flags & flags::APPEND != 0 && sets && !Omission::AppendOnly.is_made() {
+        if inode.flags & flags::APPEND != 0 && sets && !InjectedFault::AppendOnly.is_made() {
             return Err(Error::NotPermitted);
         }
         let (uid, gid) = inode.owner();
@@ -80,7 +80,7 @@ impl Transaction<'_> {
             }
             match change.changed {
                 Some(SetTime::To(time)) => it.set_time(Stamp::Changed, time),
-                None if Omission::ChangeTime.is_made() => {}
+                None if InjectedFault::ChangeTime.is_made() => {}
                 Some(SetTime::Now) | None => it.set_time(Stamp::Changed, now),
             }
         })
@@ -88,7 +88,7 @@ impl Transaction<'_> {
 
     /// The access list follows the mode.
     fn chmod_list(&mut self, inode: &Inode, mode: u32) -> Result<()> {
-        if inode.kind == Kind::Symlink || !inode.has_attributes() {
+        if inode.kind == FileType::Symlink || !inode.has_attributes() {
             return Ok(());
         }
         let Some(list) = self.list(inode, ACCESS)? else { return Ok(()) };
@@ -113,9 +113,9 @@ impl Transaction<'_> {
     }
 
     /// Mode and access lists of what is made in `parent`.
-    pub(crate) fn inherit(&self, parent: &Inode, kind: Kind, mode: u32) -> Result<Inherited> {
+    pub(crate) fn inherit(&self, parent: &Inode, kind: FileType, mode: u32) -> Result<Inherited> {
         let plain = Inherited { mode, attributes: Vec::new() };
-        if kind == Kind::Symlink || !parent.has_attributes() {
+        if kind == FileType::Symlink || !parent.has_attributes() {
             return Ok(plain);
         }
         let Some(default) = self.list(parent, DEFAULT)? else { return Ok(plain) };
@@ -129,7 +129,7 @@ impl Transaction<'_> {
         if let Some(access) = access {
             add(ACCESS, &access)?;
         }
-        if kind == Kind::Directory {
+        if kind == FileType::Directory {
             add(DEFAULT, &default)?;
         }
         Ok(Inherited { mode: mode.into(), attributes })
@@ -156,10 +156,10 @@ impl Transaction<'_> {
             self.put_attribute(&inode, name, value, how)?;
             return self.stamp(number, &[Stamp::Changed]);
         }
-        if inode.kind == Kind::Symlink {
+        if inode.kind == FileType::Symlink {
             return Err(Error::Unsupported { feature: "access lists of symbolic links".into() });
         }
-        if name == DEFAULT && inode.kind != Kind::Directory {
+        if name == DEFAULT && inode.kind != FileType::Directory {
             return Err(Error::Misuse("only directories have default access lists"));
         }
         let Some(list) = Acl::of_linux(value)? else {
@@ -353,8 +353,8 @@ impl Transaction<'_> {
     pub(crate) fn set_flags(&mut self, number: InodeNumber, wanted: u32) -> Result<()> {
         let inode = self.node(number)?;
         let fitting = match inode.kind {
-            Kind::Directory => !0,
-            Kind::File => !flags::OF_DIRECTORIES,
+            FileType::Directory => !0,
+            FileType::File => !flags::OF_DIRECTORIES,
             _ => flags::OF_ANYTHING,
         };
         let changed = (inode.flags ^ wanted) & flags::MODIFIABLE;
@@ -366,7 +366,7 @@ impl Transaction<'_> {
         if self.volume.super_.incompatible.contains(Incompatible::CASEFOLD) {
             settable |= flags::CASEFOLD;
         }
-        if changes_case && inode.kind != Kind::Directory {
+        if changes_case && inode.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
         let strange = wanted & !flags::NAMEABLE != 0

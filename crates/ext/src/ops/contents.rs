@@ -9,7 +9,7 @@
     reason = "computes with offsets below the largest file, which is checked first"
 )]
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::Reserve;
 use crate::blocks::data::Data;
@@ -185,8 +185,8 @@ impl Transaction<'_> {
     pub(crate) fn file(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
         let inode = self.node(number)?;
         match inode.kind {
-            Kind::File => {}
-            Kind::Directory => return Err(Error::IsADirectory),
+            FileType::File => {}
+            FileType::Directory => return Err(Error::IsADirectory),
             _ => return Err(Error::Misuse("only files have contents")),
         }
         inode.readable()?;
@@ -280,7 +280,7 @@ impl Transaction<'_> {
             self.put_contents(run.at, &lent.slice(index(from - offset)..index(end - offset)));
             return Ok(end);
         }
-        draconis_exchange::copies::count(part.len());
+        draconis_exchange::copies::record(part.len());
         let memory: Box<[u8]> = if exact {
             part.into()
         } else {

@@ -10,7 +10,7 @@
 //! attributes that were beside it stay where they are.
 //! Law 2: names are taken out and lead elsewhere inside the inode: that needs no space.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::blocks::data::Data;
 use crate::format::dirent::{BlockWriter, Dirents};
@@ -76,8 +76,8 @@ impl Transaction<'_> {
         let inside = self.inside(&dir)?;
         let of_dir = |error: Error| error.of_inode(number);
         let mut block = BlockWriter::new(self.shape());
-        block.push(number.0, Kind::Directory, b".");
-        block.push(inside.parent().map_err(of_dir)?.0, Kind::Directory, b"..");
+        block.push(number.0, FileType::Directory, b".");
+        block.push(inside.parent().map_err(of_dir)?.0, FileType::Directory, b"..");
         for part in inside.parts() {
             for entry in Dirents::of(part.entries, &self.volume.super_) {
                 let entry = entry.map_err(of_dir)?;

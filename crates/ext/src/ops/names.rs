@@ -13,8 +13,8 @@
     reason = "computes with blocks of a directory, which are fewer than 2^32"
 )]
 
-use draconis_exchange::contract::Kind;
-use draconis_exchange::omission::Omission;
+use draconis_exchange::contract::FileType;
+use draconis_exchange::omission::InjectedFault;
 
 use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
@@ -352,7 +352,7 @@ impl Transaction<'_> {
         place: Place,
         name: &[u8],
         inode: InodeNumber,
-        kind: Kind,
+        kind: FileType,
     ) -> Result<()> {
         self.record(Intent::Named { dir });
         let mut place = place;
@@ -504,7 +504,7 @@ impl Transaction<'_> {
         dir: InodeNumber,
         spot: DirentLocation,
         inode: InodeNumber,
-        kind: Kind,
+        kind: FileType,
     ) -> Result<()> {
         self.record(Intent::Named { dir });
         let kinds = self.has_kinds();
@@ -544,7 +544,7 @@ impl Transaction<'_> {
         let node = self.directory(dir)?;
         if node.is_inline() {
             let inode = self.inside(&node)?.parent().map_err(|error| error.of_inode(dir))?;
-            let kind = Some(Kind::Directory);
+            let kind = Some(FileType::Directory);
             let found = Found { at: 0, previous: None, inode, kind };
             return Ok(DirentLocation { site: DirentContainer::Parent, found });
         }
@@ -557,8 +557,8 @@ impl Transaction<'_> {
     /// The first block of a new directory.
     pub(crate) fn first_names(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
         let mut block = crate::format::dirent::BlockWriter::new(self.shape());
-        block.push(own.0, Kind::Directory, b".");
-        block.push(parent.0, Kind::Directory, b"..");
+        block.push(own.0, FileType::Directory, b".");
+        block.push(parent.0, FileType::Directory, b"..");
         block.finish()
     }
 
@@ -586,7 +586,7 @@ impl Transaction<'_> {
     }
 
     pub(crate) fn stamp_directory(&mut self, dir: InodeNumber) -> Result<()> {
-        if Omission::DirectoryTimes.is_made() {
+        if InjectedFault::DirectoryTimes.is_made() {
             return Ok(());
         }
         self.stamp(dir, &[Stamp::Modified, Stamp::Changed])

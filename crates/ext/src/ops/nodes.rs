@@ -10,8 +10,8 @@
 
 mod renames;
 
-use draconis_exchange::contract::Kind;
-use draconis_exchange::omission::Omission;
+use draconis_exchange::contract::FileType;
+use draconis_exchange::omission::InjectedFault;
 
 use super::attributes::Inherited;
 use super::names::{DirentLocation, NameLookup};
@@ -48,9 +48,9 @@ struct Planned {
 
 impl Planned {
     /// Blocks that something of this kind takes when it is made.
-    fn blocks(&self, kind: Kind) -> u64 {
+    fn blocks(&self, kind: FileType) -> u64 {
         let slow = matches!(self.target, Some(None));
-        u64::from(kind == Kind::Directory || slow) + u64::from(!self.attributes.is_empty())
+        u64::from(kind == FileType::Directory || slow) + u64::from(!self.attributes.is_empty())
     }
 
     const fn owner(&self, uid: u32) -> Owner {
@@ -60,7 +60,7 @@ impl Planned {
 
 impl Whiteout {
     fn node(self) -> NewNode<'static> {
-        let (kind, mode, device) = (Kind::CharDevice, 0, (0, 0));
+        let (kind, mode, device) = (FileType::CharDevice, 0, (0, 0));
         NewNode { kind, mode, uid: self.uid, gid: self.gid, device, target: &[] }
     }
 }
@@ -144,7 +144,7 @@ impl Transaction<'_> {
             Ok(_) => return Err(Error::Exists),
             Err(place) => place,
         };
-        let is_dir = new.kind == Kind::Directory;
+        let is_dir = new.kind == FileType::Directory;
         if is_dir {
             self.one_more_directory(&parent)?;
         }
@@ -176,7 +176,7 @@ impl Transaction<'_> {
     ) -> Result<InodeNumber> {
         let parent = self.changeable(dir, false)?;
         self.need_key(&parent)?;
-        if new.kind != Kind::File {
+        if new.kind != FileType::File {
             return Err(Error::Misuse("only a file can be made without a name"));
         }
         let birth = self.plan_inode(&parent, new)?;
@@ -194,17 +194,17 @@ impl Transaction<'_> {
     fn plan_inode(&self, parent: &Inode, new: &NewNode<'_>) -> Result<Planned> {
         let block_bytes = index(self.volume.super_.block_bytes.into());
         let target = match new.kind {
-            Kind::Symlink if new.target.is_empty() => return Err(Error::NotFound),
-            Kind::Symlink if new.target.len() >= block_bytes => return Err(Error::NameTooLong),
-            Kind::Symlink => Some(target_pointers(new.target)),
+            FileType::Symlink if new.target.is_empty() => return Err(Error::NotFound),
+            FileType::Symlink if new.target.len() >= block_bytes => return Err(Error::NameTooLong),
+            FileType::Symlink => Some(target_pointers(new.target)),
             _ => None,
         };
         let (_, parent_gid) = parent.owner();
         let parent_mode = parent.mode();
         let mut mode = new.mode & 0o7777;
-        let hands_down = parent_mode & 0o2000 != 0 && !Omission::GroupOfParent.is_made();
+        let hands_down = parent_mode & 0o2000 != 0 && !InjectedFault::GroupOfParent.is_made();
         let gid = if hands_down { parent_gid } else { new.gid };
-        if new.kind == Kind::Directory {
+        if new.kind == FileType::Directory {
             mode |= parent_mode & 0o2000;
         }
         let Inherited { mode, attributes } = self.inherit(parent, new.kind, mode)?;
@@ -242,20 +242,22 @@ impl Transaction<'_> {
         links: u16,
     ) -> Result<()> {
         let dir = parent.number;
-        let is_dir = new.kind == Kind::Directory;
+        let is_dir = new.kind == FileType::Directory;
         let privileged = self.is_privileged(new.uid);
         self.forget_access(number);
         self.record(Intent::Born { inode: number, parent: is_dir.then_some(dir) });
         let (now, generation) = (self.now, self.next_generation(number));
         self.writer.generation = generation;
         let inherited_flags = match new.kind {
-            Kind::Directory => parent.flags & (flags::INHERITED | flags::PROJECT | flags::CASEFOLD),
-            Kind::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
+            FileType::Directory => {
+                parent.flags & (flags::INHERITED | flags::PROJECT | flags::CASEFOLD)
+            }
+            FileType::File => parent.flags & flags::INHERITED & !flags::DIR_SYNC,
             _ => parent.flags & flags::INHERITED & (flags::NO_ATIME | flags::NO_DUMP),
         };
         // A target in the inode needs no map.
-        let is_mapped =
-            matches!(new.kind, Kind::File | Kind::Directory) || matches!(birth.target, Some(None));
+        let is_mapped = matches!(new.kind, FileType::File | FileType::Directory)
+            || matches!(birth.target, Some(None));
         let has_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         let of_map = if is_mapped && has_extents { flags::EXTENTS } else { 0 };
         let full_mode = u16::try_from(new.kind.mode_bits() | birth.mode).unwrap_or(0);
@@ -272,14 +274,14 @@ impl Transaction<'_> {
                 it.set_time(stamp, now);
             }
             match (new.kind, birth.target) {
-                (Kind::CharDevice | Kind::BlockDevice, _) => {
+                (FileType::CharDevice | FileType::BlockDevice, _) => {
                     it.set_pointers(device_pointers(new.device));
                 }
                 (_, Some(Some(fast))) => {
                     it.set_pointers(fast);
                     it.set_size(new.target.len() as u64);
                 }
-                (Kind::File | Kind::Directory | Kind::Symlink, _) if of_map != 0 => {
+                (FileType::File | FileType::Directory | FileType::Symlink, _) if of_map != 0 => {
                     it.set_pointers(empty_root());
                 }
                 _ => {}
@@ -312,7 +314,8 @@ impl Transaction<'_> {
     pub(crate) fn link(&mut self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
         let node = self.node(inode)?;
         let parent = self.changeable(dir, false)?;
-        if node.kind == Kind::Directory || node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+        if node.kind == FileType::Directory || node.flags & (flags::IMMUTABLE | flags::APPEND) != 0
+        {
             return Err(Error::NotPermitted);
         }
         if node.links() >= MOST_LINKS {
@@ -320,7 +323,7 @@ impl Transaction<'_> {
         }
         // Of those that it had before, the kernel knows which may have one.
         let may_have = self.writer.taken_over || self.writer.unnamed.contains(&inode.0);
-        let first = may_have && !Omission::FirstName.is_made();
+        let first = may_have && !InjectedFault::LinkTmpfile.is_made();
         if self.is_orphan(inode) && !first {
             return Err(Error::NotFound);
         }
@@ -338,7 +341,7 @@ impl Transaction<'_> {
             self.record(Intent::Born { inode, parent: None });
         }
         self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))?;
-        if !Omission::LinkTime.is_made() {
+        if !InjectedFault::LinkTime.is_made() {
             self.stamp(inode, &[Stamp::Changed])?;
         }
         self.record(Intent::Linked { inode });
@@ -353,7 +356,7 @@ impl Transaction<'_> {
         let Ok(spot) = self.seek(&parent, name)? else { return Err(Error::NotFound) };
         let inode = spot.found.inode;
         match self.node(inode) {
-            Ok(node) if node.kind == Kind::Directory => return Err(Error::IsADirectory),
+            Ok(node) if node.kind == FileType::Directory => return Err(Error::IsADirectory),
             Ok(node) if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 => {
                 return Err(Error::NotPermitted);
             }
@@ -382,7 +385,7 @@ impl Transaction<'_> {
     /// Sees to it that an inode can lose its last name without the device.
     fn have_for_death(&mut self, inode: &Inode) -> Result<()> {
         let has_users = self.has_users(inode.number);
-        let is_last = inode.links() <= 1 || inode.kind == Kind::Directory;
+        let is_last = inode.links() <= 1 || inode.kind == FileType::Directory;
         if is_last && !has_users { self.have_map(inode, 0) } else { Ok(()) }
     }
 
@@ -431,7 +434,7 @@ impl Transaction<'_> {
         let Ok(spot) = self.seek(&parent, name)? else { return Err(Error::NotFound) };
         let inode = spot.found.inode;
         let node = self.node(inode)?;
-        if node.kind != Kind::Directory {
+        if node.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {

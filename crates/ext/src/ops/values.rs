@@ -17,7 +17,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::blocks::data::Data;
 use crate::blocks::role::Role;
@@ -106,7 +106,7 @@ impl Transaction<'_> {
         let blocks = (new.value().len() as u64).div_ceil(block_bytes.into());
         let privileged = self.is_privileged(uid);
         self.need_blocks(blocks + MORE_BLOCKS, privileged)?;
-        let number = self.allocate_inode(inode.number, Kind::File)?;
+        let number = self.allocate_inode(inode.number, FileType::File)?;
         self.make_value(number, (uid, gid), new.value(), hash)?;
         if let Some(entry) = all.get_mut(place_of) {
             *entry = new.moved_to(number, hash);

@@ -5,7 +5,7 @@
     reason = "computes with blocks of a volume, far below 2^64"
 )]
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::Rework;
 use super::directories::Reforming;
@@ -30,11 +30,11 @@ impl Rework<'_> {
         if self.old.super_.quotas.contains(&node.number.0) {
             self.quota_files.insert(node.number.0, (node.size_bytes, pieces.to_vec()));
         }
-        if node.kind == Kind::Directory && self.reforming != Reforming::default() {
+        if node.kind == FileType::Directory && self.reforming != Reforming::default() {
             return self.reform(node, file, pieces);
         }
         let is_changed = !self.renumbered.is_empty() || self.reseals;
-        if node.kind == Kind::Directory && is_changed {
+        if node.kind == FileType::Directory && is_changed {
             self.blocks(Role::Directory(node.id()), Role::Directory(file), pieces)?;
             return Ok(None);
         }

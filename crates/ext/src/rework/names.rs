@@ -2,7 +2,7 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::Rework;
 use super::maps::number_at;
@@ -41,7 +41,7 @@ impl Rework<'_> {
 
     /// The same of a directory inside its inode.
     pub(super) fn names_inside(&self, node: &Inode, slot: &mut [u8]) -> Result<()> {
-        if node.kind != Kind::Directory || self.renumbered.is_empty() {
+        if node.kind != FileType::Directory || self.renumbered.is_empty() {
             return Ok(());
         }
         let mut slot = Slot::of(slot)?;

@@ -7,7 +7,7 @@ use draconis_device::{
     ChainBounds, Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, Random, ReadAnswer,
     Refused, Ticket, Urgency,
 };
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_exchange::heap::Block;
 
 use crate::testing::{FILE, disk, plain_disk, writing};
@@ -52,13 +52,13 @@ impl Disk for Watch {
         self.look(1);
         self.disk.submit_chain(chain, after)
     }
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         self.look(1);
-        self.disk.settle(ticket)
+        self.disk.wait_visible(ticket)
     }
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.look(1);
-        self.disk.wait(ticket)
+        self.disk.wait_durable(ticket)
     }
 }
 
@@ -81,7 +81,7 @@ fn the_disk_is_asked_without_the_gate() {
         let root = volume.root();
         for nth in 0..40u32 {
             let name = |what: &str, round: u32| format!("{what} {nth} {round}").into_bytes();
-            let directory = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+            let directory = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
             let dir = volume.create(root, &name("dir", round), &directory).unwrap();
             for file in 0..20 {
                 let file = volume.create(dir, format!("{file}").as_bytes(), &FILE).unwrap();
@@ -148,7 +148,7 @@ fn threads_with_small_caches_leave_a_sound_volume() {
 
 fn life(volume: &Volume, thread: u8) {
     let mut random = Random::new(thread.into());
-    let directory = NewNode { kind: Kind::Directory, mode: 0o755, ..FILE };
+    let directory = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
     let dir = volume.create(volume.root(), &[b'a' + thread], &directory).unwrap();
     let mut files: Vec<Option<(u8, usize)>> = vec![None; 12];
     for turn in 0..600u32 {

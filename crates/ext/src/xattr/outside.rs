@@ -8,7 +8,7 @@
 //! Law: a value is what was hashed, or an error of this attribute; no more than Linux hands out is
 //! read, whatever is claimed.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use crate::format::features::Incompatible;
 use crate::format::inode::Inode;
@@ -44,7 +44,7 @@ impl Volume {
             Err(Error::NotFound) => return Err(corrupt),
             inode => inode?,
         };
-        let fits = inode.is_value() && inode.kind == Kind::File && !inode.is_encrypted();
+        let fits = inode.is_value() && inode.kind == FileType::File && !inode.is_encrypted();
         if !fits || inode.size_bytes != u64::from(outside.len) {
             return Err(corrupt);
         }

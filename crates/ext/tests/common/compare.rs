@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Error, Follow, InodeNumber, Seek, Volume};
 use rustix::fs::SeekFrom;
 
@@ -105,15 +105,15 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         attributes(volume, number, path);
     }
     match ours.kind {
-        Kind::File if is_locked(path) => {
+        FileType::File if is_locked(path) => {
             assert_eq!(volume.read(number, 0, 10).unwrap_err(), Error::NoKey, "{shown}");
             assert_eq!(volume.seek(number, 0, Seek::Data), Err(Error::NoKey), "{shown}");
             assert_eq!(volume.map(number, 0), Err(Error::NoKey), "{shown}");
         }
-        Kind::File => {
+        FileType::File => {
             contents(volume, number, path);
         }
-        Kind::Symlink => {
+        FileType::Symlink => {
             let target = fs::read_link(path).unwrap();
             let expected = target.as_os_str().as_bytes();
             assert_eq!(volume.read_link(number).unwrap(), expected, "{shown}");

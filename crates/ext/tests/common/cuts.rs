@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
+use draconis_device::{CrashOptions, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
 use draconis_ext::{InodeNumber, Options, Volume};
 
 use super::compare::{self, Beside};
@@ -30,7 +30,7 @@ pub fn judge(bytes: &[u8], source: &Path, change: impl FnOnce(&dyn Disk)) -> Sta
     let options = CrashOptions { seed: 7, subsets: 3, exhaustive_sectors: 2 };
     let mut states = States::default();
     let mut seen = [0; 3];
-    for (nth, crash) in Crashes::new(bytes.to_vec(), events, options).enumerate() {
+    for (nth, crash) in CrashStates::new(bytes.to_vec(), events, options).enumerate() {
         let what = format!("{:?} {nth}", crash.cut);
         let left = crash.disk.to_bytes();
         let is_unfinished = left[1024 + 0x63] & 0x80 != 0;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Error, Follow, InodeNumber, Options, Seek, Volume};
 
 /// What came of it.
@@ -51,7 +51,10 @@ pub fn look(volume: &Volume) -> Outcome {
     while let Some(dir) = directories.pop() {
         for number in list(volume, dir, &mut outcome) {
             if known.insert(number)
-                && matches!(node(volume, number, &mut outcome, &mut reads), Some(Kind::Directory))
+                && matches!(
+                    node(volume, number, &mut outcome, &mut reads),
+                    Some(FileType::Directory)
+                )
             {
                 directories.push(number);
             }
@@ -109,7 +112,7 @@ fn node(
     number: InodeNumber,
     outcome: &mut Outcome,
     reads: &mut u64,
-) -> Option<Kind> {
+) -> Option<FileType> {
     let inode = match volume.inode(number) {
         Ok(inode) => inode,
         Err(_) => {
@@ -126,9 +129,10 @@ fn node(
         }
         Err(_) => outcome.errors += 1,
     }
-    outcome.errors += u64::from(volume.read_link(number).is_err() && inode.kind == Kind::Symlink);
+    outcome.errors +=
+        u64::from(volume.read_link(number).is_err() && inode.kind == FileType::Symlink);
     let _ = volume.first_block(&inode);
-    if inode.kind == Kind::File {
+    if inode.kind == FileType::File {
         contents(volume, number, attributes.size_bytes, outcome, reads);
     }
     Some(inode.kind)

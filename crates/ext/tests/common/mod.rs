@@ -59,11 +59,11 @@ impl Disk for Pread {
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
         let answer = self.properties().check(at, into.len()).and_then(|()| {
             let read = self.file.read_exact_at(into.bytes_mut().unwrap(), at.start_bytes);
-            read.map_err(|_| Error::Short { extent: at, got_bytes: 0 })
+            read.map_err(|_| Error::ShortRead { extent: at, got_bytes: 0 })
         });
         Pending::ready(match answer {
             Ok(()) => Ok(into),
-            Err(error) => Err(Refused { goods: Some(into), error }),
+            Err(error) => Err(Refused { payload: Some(into), error }),
         })
     }
 
@@ -72,15 +72,15 @@ impl Disk for Pread {
         chain: Vec<Group>,
         _: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { goods: Some(chain), error: Error::ReadOnly })
+        Err(Refused { payload: Some(chain), error: Error::ReadOnly })
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::NoTicket(ticket))
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::UnknownTicket(ticket))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::NoTicket(ticket))
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::UnknownTicket(ticket))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use draconis_device::Disk;
-use draconis_exchange::contract::{AttributeChange, Kind, SetTime, Time};
+use draconis_exchange::contract::{AttributeChange, FileType, SetTime, Time};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
     XattrSet,
@@ -92,7 +92,8 @@ impl Storm {
                 if self.names.len() >= MOST_NAMES {
                     return;
                 }
-                let is_dir = self.volume.inode(inode).is_ok_and(|it| it.kind == Kind::Directory);
+                let is_dir =
+                    self.volume.inode(inode).is_ok_and(|it| it.kind == FileType::Directory);
                 if is_dir && !self.dirs.contains(&inode) {
                     self.dirs.push(inode);
                 }
@@ -138,7 +139,7 @@ impl Storm {
                 self.touch([inode]);
                 let keep_size = choose(2) == 0;
                 let how = match choose(4) {
-                    0 => Reserve::Extend,
+                    0 => Reserve::Allocate,
                     1 => Reserve::KeepSize,
                     2 => Reserve::PunchHole,
                     _ => Reserve::ZeroRange { keep_size },
@@ -193,10 +194,10 @@ impl Storm {
         let (dir, name) = (self.dir(choose), new_name(choose));
         self.touch([dir]);
         let kind = match choose(8) {
-            0..4 => Kind::File,
-            4 | 5 => Kind::Directory,
-            6 => Kind::Symlink,
-            _ => Kind::CharDevice,
+            0..4 => FileType::File,
+            4 | 5 => FileType::Directory,
+            6 => FileType::Symlink,
+            _ => FileType::CharDevice,
         };
         let target = vec![b't'; 1 + choose(200) as usize];
         let new = NewNode {
@@ -205,12 +206,12 @@ impl Storm {
             uid: choose(2) as u32,
             gid: 0,
             device: (1, 3),
-            target: if kind == Kind::Symlink { &target } else { b"" },
+            target: if kind == FileType::Symlink { &target } else { b"" },
         };
         let made = self.volume.create(dir, &name, &new)?;
         self.touch([made]);
         self.names.push((dir, name, made));
-        if kind == Kind::Directory {
+        if kind == FileType::Directory {
             self.dirs.push(made);
         }
         Ok(())
@@ -230,7 +231,8 @@ impl Storm {
         if let Ok(there) = self.volume.lookup(to_dir, &to) {
             self.touch([there]);
         }
-        let is_dir = |inode| self.volume.inode(inode).is_ok_and(|it| it.kind == Kind::Directory);
+        let is_dir =
+            |inode| self.volume.inode(inode).is_ok_and(|it| it.kind == FileType::Directory);
         if self.calm && (is_dir(inode) || from_dir != to_dir) {
             return Ok(());
         }

@@ -12,9 +12,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use draconis_exchange::contract::{Attributes, Kind};
+use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Cookie, Error, InodeNumber, Seek, Volume};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType as HostType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use crate::ioctl;
@@ -128,8 +128,8 @@ impl Seen {
             let entry = entry.unwrap();
             let name = entry.file_name().to_bytes();
             let kind = match entry.file_type() {
-                FileType::Unknown => None,
-                kind => Kind::from_mode(kind.as_raw_mode()),
+                HostType::Unknown => None,
+                kind => FileType::from_mode(kind.as_raw_mode()),
             };
             self.name(path, name, entry.ino(), kind);
             if matches!(name, b"." | b"..") {
@@ -168,27 +168,27 @@ impl Seen {
         }
         .fields();
         kernel_attributes(path, &mut told);
-        let kind = FileType::from_raw_mode(stat.stx_mode.into());
+        let kind = HostType::from_raw_mode(stat.stx_mode.into());
         match kind {
-            FileType::RegularFile | FileType::Directory => {
+            HostType::RegularFile | HostType::Directory => {
                 match open(path, OFlags::RDONLY) {
                     Ok(file) => {
                         kernel_flags(&file, &mut told);
-                        if kind == FileType::RegularFile {
+                        if kind == HostType::RegularFile {
                             put(&mut told, "contents", kernel_contents(&file, stat.stx_size));
                         }
                     }
                     Err(_) => put(&mut told, "contents", REFUSED),
                 };
             }
-            FileType::Symlink => {
+            HostType::Symlink => {
                 let target = rustix::fs::readlink(path, Vec::new());
                 put(&mut told, "target", target.map_or(REFUSED.into(), |it| shown(it.as_bytes())));
             }
             _ => {}
         }
         self.nodes.insert(stat.stx_ino, told);
-        kind == FileType::Directory
+        kind == HostType::Directory
     }
 
     fn our_directory(&mut self, volume: &Volume, dir: InodeNumber, path: &[u8]) {
@@ -211,7 +211,7 @@ impl Seen {
         for (name, number, kind) in names {
             match volume.lookup(dir, &name) {
                 Ok(found) if found == number => {}
-                other => self.name(path, b"not looked up", 0, other.map(|_| Kind::File).ok()),
+                other => self.name(path, b"not looked up", 0, other.map(|_| FileType::File).ok()),
             }
             // Without an extra question each name is one that is not there.
             let mut absent = name.clone();
@@ -241,10 +241,10 @@ impl Seen {
             Err(error) => (Fields::from([("inode".into(), error.to_string())]), None),
         };
         self.nodes.insert(number.0.into(), told);
-        kind == Some(Kind::Directory)
+        kind == Some(FileType::Directory)
     }
 
-    fn name(&mut self, path: &[u8], name: &[u8], number: u64, kind: Option<Kind>) {
+    fn name(&mut self, path: &[u8], name: &[u8], number: u64, kind: Option<FileType>) {
         let twice = self.names.insert(join(path, name), (number, format!("{kind:?}")));
         if twice.is_some() {
             self.names.insert(join(&join(path, name), b"twice"), (number, String::new()));
@@ -422,8 +422,9 @@ fn our_fields(volume: &Volume, number: InodeNumber, attributes: &Attributes) -> 
     .fields();
     our_attributes(volume, number, attributes, &mut told);
     match attributes.kind {
-        Kind::File | Kind::Directory => {
-            let contents = (attributes.kind == Kind::File).then(|| our_contents(volume, number));
+        FileType::File | FileType::Directory => {
+            let contents =
+                (attributes.kind == FileType::File).then(|| our_contents(volume, number));
             if contents.as_deref() != Some(REFUSED) {
                 put(&mut told, "flags", format!("{:#x}", attributes.flags));
                 put(&mut told, "generation", attributes.generation.to_string());
@@ -432,7 +433,7 @@ fn our_fields(volume: &Volume, number: InodeNumber, attributes: &Attributes) -> 
                 put(&mut told, "contents", contents);
             }
         }
-        Kind::Symlink => match volume.read_link(number) {
+        FileType::Symlink => match volume.read_link(number) {
             Ok(target) => put(&mut told, "target", shown(target)),
             Err(error) => put(&mut told, "target", error.to_string()),
         },

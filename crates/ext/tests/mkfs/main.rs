@@ -10,7 +10,7 @@ use std::process::Command;
 
 use common::compare::Beside;
 use common::{Image, run};
-use draconis_device::{Fault, FaultDisk, FileDisk, FileOptions, Hits, MemoryDisk, Random};
+use draconis_device::{Fault, FaultDisk, FaultTarget, FileDisk, FileOptions, MemoryDisk, Random};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{
     self, Contents, Error, Inodes, Layout, Node, NodeId, Options, Plan, Target, Tree, What,
@@ -552,7 +552,7 @@ fn a_run_that_fails_leaves_no_volume() {
         let mut before = vec![0; 12 << 20];
         before[1080..1082].copy_from_slice(&[0x53, 0xEF]);
         let disk = FaultDisk::new(MemoryDisk::new(before, 512));
-        disk.add(Hits::Request(fails_at), Fault::Fail);
+        disk.add(FaultTarget::Request(fails_at), Fault::Fail);
         let target = Target { disk: &disk, zeroed: false, progress: &|_| {} };
         let done = mkfs::write(&plan, &made, &target);
         disk.heal();

@@ -106,14 +106,14 @@ impl Activity {
 
     /// For how long the request in hand has been worked on; zero when idle. Requests that
     /// wait for the disk do not count: how long that takes is not the server's fault.
-    pub fn busy(&self) -> Duration {
+    pub fn current_request_age(&self) -> Duration {
         match self.busy_since.load(Relaxed) {
             0 => Duration::ZERO,
             since => self.start.elapsed().saturating_sub(Duration::from_micros(since - 1)),
         }
     }
 
-    pub(super) fn read(&self, opcode: u32) {
+    pub(super) fn count_opcode(&self, opcode: u32) {
         let count = usize::try_from(opcode).ok().and_then(|opcode| self.by_opcode.get(opcode));
         count.unwrap_or(&self.by_opcode[0]).fetch_add(1, Relaxed);
     }
@@ -123,11 +123,11 @@ impl Activity {
         self.busy_since.store(now + 1, Relaxed);
     }
 
-    pub(super) fn idle(&self) {
+    pub(super) fn end_request(&self) {
         self.busy_since.store(0, Relaxed);
     }
 
-    pub(super) fn answered(&self) {
+    pub(super) fn count_reply(&self) {
         self.requests.fetch_add(1, Relaxed);
     }
 }
@@ -140,7 +140,7 @@ mod tests {
     fn requests_are_counted_by_name() {
         let activity = Activity::default();
         for opcode in [1, 1, 52, 7, 4096, u32::MAX] {
-            activity.read(opcode);
+            activity.count_opcode(opcode);
         }
         let counted = activity.by_opcode();
         assert_eq!(counted, BTreeMap::from([("lookup", 2), ("other", 3), ("statx", 1)]));

@@ -16,21 +16,21 @@ use draconis_exchange::contract::directory::{
     Create, GetAttributes, Link, MakeDirectory, RemoveDirectory, RemoveXattr, Rename,
     SetAttributes, SetFlags, SetXattr, Symlink, Unlink,
 };
-use draconis_exchange::contract::file::{FileServer, Reserve};
+use draconis_exchange::contract::file::{Fallocate, FileServer};
 use draconis_exchange::contract::recorder::Outcome;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
-    AttributeChange, AttributeName, Attributes, Kept, Kind, Name, Node, Refusal, Reservation,
+    AttributeChange, AttributeName, Attributes, FallocateMode, FileType, Kept, Name, Node, Refusal,
 };
 use draconis_exchange::heap::Block;
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::InjectedFault;
 use rustix::io::Errno;
 
 use super::opening;
 use super::raw::{self, Header};
 use super::reply::{self, Reply, ReplyBody};
 use super::request::{MAX_IO_BYTES, Request};
-use super::serve::{Server, answered, into_errno_or_enosys, reply_to};
+use super::serve::{Server, into_errno, into_errno_or_enosys, reply_to};
 
 /// A decoded request that changes the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(super) enum Change {
     RemoveXattr { name: AttributeName },
     Create(raw::Create),
     CreateUnnamed { mode: u32, umask: u32 },
-    Reserve { offset: u64, len: u64, how: Reservation },
+    Reserve { offset: u64, len: u64, how: FallocateMode },
     SetFlags { flags: u32 },
     SetExtendedFlags { xflags: u32 },
 }
@@ -104,7 +104,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         let change = Change::decode(header, request, MAX_IO_BYTES, self.has_setxattr_ext()).ok()?;
         let node = |node: Option<Node>| node.ok_or(Refusal::Io).and_then(|it| self.attributes(it));
         let named = |found: Result<Attributes, Refusal>| {
-            found.map(|it| reply::made(&it, self.entry_timeout_seconds(header.node)))
+            found.map(|it| reply::entry_reply(&it, self.entry_timeout_seconds(header.node)))
         };
         let body = match (change, outcome) {
             (
@@ -114,7 +114,11 @@ impl<T: Tree + Sync> Server<'_, T> {
             (Change::Link { node: linked, .. }, _) => named(node(Some(linked))),
             (Change::Create(_) | Change::CreateUnnamed { .. }, _) => node(made).map(|it| {
                 let entry_timeout = self.entry_timeout_seconds(header.node);
-                reply::create_reply(&it, entry_timeout, opening::flags(Kind::File, Kept::Valid))
+                reply::create_reply(
+                    &it,
+                    entry_timeout,
+                    opening::fopen_flags(FileType::File, Kept::Valid),
+                )
             }),
             (
                 Change::Unlink { .. }
@@ -139,7 +143,7 @@ impl<T: Tree + Sync> Server<'_, T> {
                 return Some(self.written(header, write, Ok(outcome.written_bytes)));
             }
         };
-        Some(Answer::new(header, answered(body)))
+        Some(Answer::new(header, into_errno(body)))
     }
 
     fn apply_change(&self, header: Header, change: Change, request: &mut Request) -> Answer {
@@ -202,16 +206,16 @@ impl<T: Tree + Sync> Server<'_, T> {
                 tree.remove_xattr(&mut RemoveXattr { node, name }).map(done)
             }
             Change::Reserve { offset, len, how } => {
-                tree.file(node).reserve(&mut Reserve { offset, len, how }).map(done)
+                tree.file(node).fallocate(&mut Fallocate { offset, len, how }).map(done)
             }
         };
-        Answer::new(header, answered(body))
+        Answer::new(header, into_errno(body))
     }
 
     /// The answer that gives a new name of a node to the kernel, which uses the node from now on.
     fn hold_made(&self, parent: Node, attributes: &Attributes) -> ReplyBody {
-        self.tree.hold(attributes.node);
-        reply::made(attributes, self.entry_timeout_seconds(parent))
+        self.tree.add_user(attributes.node);
+        reply::entry_reply(attributes, self.entry_timeout_seconds(parent))
     }
 
     fn entry_timeout_seconds(&self, directory: Node) -> u64 {
@@ -220,13 +224,14 @@ impl<T: Tree + Sync> Server<'_, T> {
 
     /// The answer to a write. A direct write leaves the kernel's pages outdated.
     fn written(&self, header: Header, write: raw::Write, written: Result<u32, Refusal>) -> Answer {
-        let body = answered(written.map(reply::written));
+        let body = into_errno(written.map(reply::write_reply));
         let mut answer = Answer::new(header, body);
         let Ok(len) = written else { return answer };
         answer.outcome.written_bytes = len;
         // Buffered writes announce beforehand that privileges go.
         answer.outdates_attributes = write.direct && write.clear_privileges;
-        let is_outdated = self.pages.may_contain(header.node) && !Omission::OldPages.is_made();
+        let is_outdated =
+            self.pages.may_contain(header.node) && !InjectedFault::StalePages.is_made();
         if write.direct && len > 0 && is_outdated {
             let notice = Reply::invalidate_pages(header.node, write.offset, len.into());
             answer.drop_pages = Some(notice);
@@ -252,8 +257,8 @@ impl<T: Tree + Sync> Server<'_, T> {
     fn set_flags(&self, header: Header, flags: Result<u32, Refusal>) -> Answer {
         let node = header.node;
         let set = flags.and_then(|flags| self.tree.set_flags(&mut SetFlags { node, flags }));
-        let outdates_attributes = set.is_ok() && !Omission::TimeOfFlags.is_made();
-        let body = answered(set.map(|_| reply::ioctl_empty_reply()));
+        let outdates_attributes = set.is_ok() && !InjectedFault::StaleCtimeAfterFlags.is_made();
+        let body = into_errno(set.map(|_| reply::ioctl_empty_reply()));
         Answer { outdates_attributes, ..Answer::new(header, body) }
     }
 

@@ -12,11 +12,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use draconis_exchange::contract::directory::{
-    Enumerate, GetAttributes, GetXattr, ListXattr, Lookup, ReadLink, Records,
+    EntryReader, Enumerate, GetAttributes, GetXattr, ListXattr, Lookup, ReadLink,
 };
 use draconis_exchange::contract::file::{FileServer, Seek};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{AttributeName, Attributes, Kind, Name, Node, Refusal, Time};
+use draconis_exchange::contract::{AttributeName, Attributes, FileType, Name, Node, Refusal, Time};
 use draconis_exchange::heap::Block;
 use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
@@ -73,10 +73,10 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
 
     /// The answer that gives a node out: the kernel knows it from now on.
     fn entry(&self, attributes: &Attributes) -> Entry {
-        self.tree.hold(attributes.node);
+        self.tree.add_user(attributes.node);
         let entry = entry(attributes);
         // The root has a number of its own where names lead, and one that the kernel knows.
-        if attributes.kind == Kind::Directory && self.root() == Some(attributes.node) {
+        if attributes.kind == FileType::Directory && self.root() == Some(attributes.node) {
             return Entry { inode: Node::ROOT.0, generation: 0, ..entry };
         }
         entry
@@ -117,7 +117,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         }
     }
 
-    fn give_back(&self, block: Block) {
+    fn recycle_buffer(&self, block: Block) {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         if buffers.len() < 4 {
             buffers.push(block);
@@ -126,7 +126,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
 
     /// `.` and `..`, which volumes do not show: the cookies 0 and 1 are theirs, and those
     /// of the volume come behind.
-    fn dots(
+    fn list_dot_entries(
         &self,
         inode: u64,
         offset: u64,
@@ -139,7 +139,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             let mut lookup = Lookup { parent: Node(inode), name: Name::new(dot).map_err(errno)? };
             let ino = self.tree.lookup(&mut lookup).map_err(errno)?.node.0;
             let entry =
-                DirEntry { ino, offset: at + 1, type_: libc_type(Kind::Directory), name: dot };
+                DirEntry { ino, offset: at + 1, type_: libc_type(FileType::Directory), name: dot };
             if add(entry)? == 0 {
                 return Ok(None);
             }
@@ -155,7 +155,9 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         with_attributes: bool,
         add: &mut dyn FnMut(DirEntry<'_>, Option<Attributes>) -> io::Result<usize>,
     ) -> io::Result<()> {
-        let Some(mut cookie) = self.dots(inode, offset, &mut |entry| add(entry, None))? else {
+        let Some(mut cookie) =
+            self.list_dot_entries(inode, offset, &mut |entry| add(entry, None))?
+        else {
             return Ok(());
         };
         let mut has_names = false;
@@ -168,9 +170,10 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
                 no_atime: handle == NO_ATIME,
             };
             let listed = self.tree.enumerate(&mut request);
-            let records = listed
-                .and_then(|len| Records::new(&request.buffer, len).map_err(|_| Refusal::Corrupt));
-            self.give_back(request.buffer);
+            let records = listed.and_then(|len| {
+                EntryReader::new(&request.buffer, len).map_err(|_| Refusal::Corrupt)
+            });
+            self.recycle_buffer(request.buffer);
             let records = match records {
                 // What was added is answered first; the next request meets the error.
                 Err(_) if has_names => return Ok(()),
@@ -195,7 +198,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
                 }
                 has_names = true;
                 if with_attributes && let Some(attributes) = record.attributes {
-                    self.tree.hold(attributes.node);
+                    self.tree.add_user(attributes.node);
                 }
             }
             if cookie == before {
@@ -206,7 +209,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
 }
 
 /// `DT_*` of a kind.
-fn libc_type(kind: Kind) -> u32 {
+fn libc_type(kind: FileType) -> u32 {
     kind.mode_bits() >> 12
 }
 
@@ -241,9 +244,9 @@ fn entry(attributes: &Attributes) -> Entry {
 }
 
 /// Gives the library's own zeroed answer to `statfs`, which has no other constructor.
-struct Nothing;
+struct DefaultStatfs;
 
-impl FileSystem for Nothing {
+impl FileSystem for DefaultStatfs {
     type Inode = u64;
     type Handle = u64;
 }
@@ -268,14 +271,14 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 
     fn forget(&self, _: &Context, inode: u64, count: u64) {
-        self.tree.release(Node(inode), count);
+        self.tree.remove_users(Node(inode), count);
     }
 
     fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
         let mut request = ReadLink { node: Node(inode), buffer: self.buffer(MAX_LINK_BYTES) };
         let len = self.tree.read_link(&mut request);
-        let target = len.map(|len| taken(&request.buffer, len));
-        self.give_back(request.buffer);
+        let target = len.map(|len| leading_bytes(&request.buffer, len));
+        self.recycle_buffer(request.buffer);
         target.map_err(errno)
     }
 
@@ -339,8 +342,8 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 
     fn statfs(&self, context: &Context, inode: u64) -> io::Result<statvfs64> {
-        let space = self.tree.space();
-        let mut answer = Nothing.statfs(context, inode)?;
+        let space = self.tree.statfs();
+        let mut answer = DefaultStatfs.statfs(context, inode)?;
         answer.f_bsize = space.block_bytes.into();
         answer.f_frsize = space.block_bytes.into();
         answer.f_blocks = space.blocks;
@@ -367,13 +370,13 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         if size == 0 {
             return Ok(GetxattrReply::Count(len));
         }
-        Ok(GetxattrReply::Value(taken(&request.buffer, len)))
+        Ok(GetxattrReply::Value(leading_bytes(&request.buffer, len)))
     }
 
     fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
         let mut request = ListXattr { node: Node(inode), buffer: Block::private(MAX_XATTR_BYTES) };
         let len = self.tree.list_xattr(&mut request).map_err(errno)?;
-        let mut names = taken(&request.buffer, len);
+        let mut names = leading_bytes(&request.buffer, len);
         if context.uid != 0 {
             names = without_trusted(&names);
         }
@@ -391,7 +394,7 @@ fn without_trusted(names: &[u8]) -> Vec<u8> {
     each.filter(|name| !name.starts_with(b"trusted.")).flatten().copied().collect()
 }
 
-fn taken(buffer: &Block, len: u32) -> Vec<u8> {
+fn leading_bytes(buffer: &Block, len: u32) -> Vec<u8> {
     let mut bytes = vec![0; (len as usize).min(buffer.len())];
     buffer.copy_out(0, &mut bytes);
     bytes

@@ -14,7 +14,7 @@ const PAGE_BYTES: u32 = 4096;
 /// Requests in flight that no process waits for; three quarters of it count as much.
 const MAX_BACKGROUND: u16 = u16::MAX;
 /// Length of the answer, in bytes.
-pub(super) const ANSWER_BYTES: usize = 64;
+pub(super) const INIT_OUT_BYTES: usize = 64;
 
 /// Reads of one file overlap.
 const ASYNC_READ: u64 = 1 << 0;
@@ -51,22 +51,22 @@ pub(super) struct Init {
     pub major: u32,
     pub max_read_ahead: u32,
     /// What the kernel can do.
-    pub capable: u64,
+    pub kernel_flags: u64,
 }
 
 impl Init {
     /// Reads it from what follows the header.
-    pub(super) fn of(body: &[u8]) -> Option<Self> {
+    pub(super) fn parse(body: &[u8]) -> Option<Self> {
         let word = |at: usize| body.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
         let mut capable = u64::from(word(12)?);
         if capable & INIT_EXT != 0 {
             capable |= u64::from(word(16)?) << 32;
         }
-        Some(Self { major: word(0)?, max_read_ahead: word(8)?, capable })
+        Some(Self { major: word(0)?, max_read_ahead: word(8)?, kernel_flags: capable })
     }
 
     /// What we want of what the kernel can do.
-    fn agreed(self, options: ServerOptions, writable: bool) -> u64 {
+    fn select_flags(self, options: ServerOptions, writable: bool) -> u64 {
         // Not ATOMIC_O_TRUNC: where opening needs no message, none would truncate.
         let mut wanted = ASYNC_READ
             | EXPORT_SUPPORT
@@ -92,12 +92,12 @@ impl Init {
                 wanted |= WRITEBACK_CACHE;
             }
         }
-        self.capable & wanted
+        self.kernel_flags & wanted
     }
 
     /// The answer, and what was agreed on; `None` for a protocol that is none of ours. A
     /// newer kernel asks again in our words.
-    pub(super) fn answer(
+    pub(super) fn negotiate(
         self,
         options: ServerOptions,
         writable: bool,
@@ -106,12 +106,12 @@ impl Init {
         if self.major < MAJOR {
             return None;
         }
-        let flags = if self.major == MAJOR { self.agreed(options, writable) } else { 0 };
+        let flags = if self.major == MAJOR { self.select_flags(options, writable) } else { 0 };
         answer.u32(MAJOR).u32(MINOR).u32(self.max_read_ahead).u32(flags as u32);
         answer.u16(MAX_BACKGROUND).u16(MAX_BACKGROUND / 4 * 3).u32(MAX_WRITE_BYTES);
         // Times in nanoseconds; pages of a request; no mappings of a device.
         answer.u32(1).u16((MAX_WRITE_BYTES / PAGE_BYTES) as u16).u16(0);
-        answer.u32((flags >> 32) as u32).pad(ANSWER_BYTES);
+        answer.u32((flags >> 32) as u32).pad(INIT_OUT_BYTES);
         Some((answer, Negotiated { setxattr_ext: flags & SETXATTR_EXT != 0 }))
     }
 }
@@ -130,8 +130,8 @@ mod tests {
     const KERNEL: u64 = u64::MAX;
 
     fn flags(init: Init, options: ServerOptions, writable: bool) -> u64 {
-        let (answer, _) = init.answer(options, writable).unwrap();
-        assert_eq!(answer.as_bytes().len(), ANSWER_BYTES);
+        let (answer, _) = init.negotiate(options, writable).unwrap();
+        assert_eq!(answer.as_bytes().len(), INIT_OUT_BYTES);
         let word = |at: usize| {
             u64::from(u32::from_ne_bytes(*answer.as_bytes()[at..].first_chunk().unwrap()))
         };
@@ -140,21 +140,21 @@ mod tests {
 
     #[test]
     fn what_the_kernel_cannot_do_is_not_asked_for() {
-        let of = |capable| Init { major: MAJOR, max_read_ahead: 1 << 17, capable };
-        let options = ServerOptions { permissions: true, write_back: true, no_polling: false };
+        let of = |capable| Init { major: MAJOR, max_read_ahead: 1 << 17, kernel_flags: capable };
+        let options = ServerOptions { permissions: true, write_back: true, busy_poll: false };
         assert_eq!(flags(of(0), options, true), 0);
         let all = flags(of(KERNEL), options, true);
         assert!(all & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT) > 0 && all & (1 << 3) == 0);
         let reading = flags(of(KERNEL), ServerOptions::default(), false);
         assert_eq!(reading & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT | DONT_MASK), 0);
-        let (_, agreed) = of(ASYNC_READ).answer(options, true).unwrap();
+        let (_, agreed) = of(ASYNC_READ).negotiate(options, true).unwrap();
         assert!(!agreed.setxattr_ext);
     }
 
     #[test]
     fn another_protocol_is_refused_or_asked_again() {
-        let of = |major| Init { major, max_read_ahead: 0, capable: KERNEL };
-        assert_eq!(of(6).answer(ServerOptions::default(), true), None);
+        let of = |major| Init { major, max_read_ahead: 0, kernel_flags: KERNEL };
+        assert_eq!(of(6).negotiate(ServerOptions::default(), true), None);
         assert_eq!(flags(of(8), ServerOptions::default(), true), 0);
     }
 
@@ -163,9 +163,9 @@ mod tests {
         let mut body = [0; 64];
         body[..4].copy_from_slice(&7_u32.to_ne_bytes());
         body[16..20].copy_from_slice(&(1_u32 << 7).to_ne_bytes());
-        assert_eq!(Init::of(&body).unwrap().capable, 0);
+        assert_eq!(Init::parse(&body).unwrap().kernel_flags, 0);
         body[12..16].copy_from_slice(&(INIT_EXT as u32).to_ne_bytes());
-        assert_eq!(Init::of(&body).unwrap().capable, INIT_EXT | HAS_RESEND);
-        assert_eq!(Init::of(&body[..18]), None);
+        assert_eq!(Init::parse(&body).unwrap().kernel_flags, INIT_EXT | HAS_RESEND);
+        assert_eq!(Init::parse(&body[..18]), None);
     }
 }

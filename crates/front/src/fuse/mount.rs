@@ -15,7 +15,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;
 
 /// Block size of a device that is a source: no less than that of any disk.
-const BLOCK_BYTES: u32 = 4096;
+const FUSEBLK_BLOCK_BYTES: u32 = 4096;
 
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,10 +52,10 @@ pub struct KernelOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// `/dev/fuse` is missing.
-    #[error("/dev/fuse: {}: load the fuse module, or use the commands that need no mount", sentence(.0))]
+    #[error("/dev/fuse: {}: load the fuse module, or use the commands that need no mount", error_text(.0))]
     NoFuse(rustix::io::Errno),
     /// The kernel refused.
-    #[error("{}: {}", .0.display(), sentence(.1))]
+    #[error("{}: {}", .0.display(), error_text(.1))]
     Kernel(PathBuf, rustix::io::Errno),
     /// It is in use.
     #[error("it is busy")]
@@ -132,7 +132,7 @@ fn mount_as_root(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountEr
     let (kind, source) = match &options.device {
         None => ("fuse", options.source.as_str().into()),
         Some(device) => {
-            data.push_str(&format!(",blksize={BLOCK_BYTES}"));
+            data.push_str(&format!(",blksize={FUSEBLK_BLOCK_BYTES}"));
             ("fuseblk", device.as_os_str().to_owned())
         }
     };
@@ -191,7 +191,7 @@ fn mount_with_fusermount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd,
 }
 
 /// What the system says, without its number.
-fn sentence(errno: &rustix::io::Errno) -> String {
+fn error_text(errno: &rustix::io::Errno) -> String {
     let text = std::io::Error::from(*errno).to_string();
     text.split(" (os error ").next().unwrap_or_default().to_string()
 }

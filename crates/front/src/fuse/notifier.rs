@@ -23,26 +23,26 @@ use draconis_exchange::contract::recorder::Deferred;
 use super::reply::Reply;
 
 /// Nodes that are told from each other: by their number, modulo this.
-const NODES: usize = 1 << 19;
+const FILTER_BITS: usize = 1 << 19;
 
 /// Which nodes the kernel may have pages of. It may say so of too many.
 pub(super) struct PageCacheFilter(Box<[AtomicU64]>);
 
 impl Default for PageCacheFilter {
     fn default() -> Self {
-        Self((0..NODES / 64).map(|_| AtomicU64::new(0)).collect())
+        Self((0..FILTER_BITS / 64).map(|_| AtomicU64::new(0)).collect())
     }
 }
 
 impl PageCacheFilter {
-    fn place(node: Node) -> (usize, u64) {
-        let nth = node.0 as usize % NODES;
+    fn word_and_bit(node: Node) -> (usize, u64) {
+        let nth = node.0 as usize % FILTER_BITS;
         (nth / 64, 1 << (nth % 64))
     }
 
     /// The kernel is about to get some.
     pub(super) fn insert(&self, node: Node) {
-        let (word, bit) = Self::place(node);
+        let (word, bit) = Self::word_and_bit(node);
         // Most often it is known.
         if self.0[word].load(Ordering::Relaxed) & bit == 0 {
             self.0[word].fetch_or(bit, Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl PageCacheFilter {
     }
 
     pub(super) fn may_contain(&self, node: Node) -> bool {
-        let (word, bit) = Self::place(node);
+        let (word, bit) = Self::word_and_bit(node);
         self.0[word].load(Ordering::Relaxed) & bit != 0
     }
 }

@@ -6,13 +6,13 @@
 //! kernel may do with the pages it has.
 
 use draconis_exchange::contract::directory::{
-    Create as CreateNode, CreateUnnamed, GetAttributes, Lookup, Open as OpenNode,
+    Create as CreateNode, CreateTmpfile, GetAttributes, Lookup, Open as OpenNode,
 };
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Access, Attributes, Kept, Kind, Node, Refusal};
+use draconis_exchange::contract::{Access, Attributes, FileType, Kept, Node, Refusal};
 
 use super::raw::{Create, Header};
-use super::reply::{ReplyBody, create_reply, entry_timeout_seconds, opened};
+use super::reply::{ReplyBody, create_reply, entry_timeout_seconds, open_reply};
 
 /// Reads and writes go past the kernel's pages.
 const FOPEN_DIRECT_IO: u32 = 1 << 0;
@@ -27,14 +27,14 @@ const FOPEN_NOFLUSH: u32 = 1 << 5;
 pub(super) const NO_ATIME: u64 = 1;
 
 /// What goes to the kernel, or why not.
-type Answer = Result<ReplyBody, Refusal>;
+type ReplyResult = Result<ReplyBody, Refusal>;
 
 /// How the kernel treats what it has opened.
-pub(super) fn flags(kind: Kind, kept: Kept) -> u32 {
+pub(super) fn fopen_flags(kind: FileType, kept: Kept) -> u32 {
     match (kind, kept) {
-        (Kind::Directory, Kept::Valid) => FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE,
-        (Kind::Directory, Kept::Stale) => FOPEN_CACHE_DIR,
-        (Kind::Directory, Kept::Never) => 0,
+        (FileType::Directory, Kept::Valid) => FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE,
+        (FileType::Directory, Kept::Stale) => FOPEN_CACHE_DIR,
+        (FileType::Directory, Kept::Never) => 0,
         (_, Kept::Valid) => FOPEN_NOFLUSH | FOPEN_KEEP_CACHE,
         (_, Kept::Stale) => FOPEN_NOFLUSH,
         (_, Kept::Never) => FOPEN_NOFLUSH | FOPEN_DIRECT_IO,
@@ -45,14 +45,14 @@ pub(super) fn flags(kind: Kind, kept: Kept) -> u32 {
 ///
 /// # Errors
 /// What the tree says; [`Refusal::NotSupported`] if it never decides.
-pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: bool) -> Answer {
-    let kind = if directory { Kind::Directory } else { Kind::File };
-    if !tree.decides_opening(kind) {
+pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: bool) -> ReplyResult {
+    let kind = if directory { FileType::Directory } else { FileType::File };
+    if !tree.handles_open(kind) {
         return Err(Refusal::NotSupported);
     }
     let kept = tree.open(&mut OpenNode { node, access })?;
     let handle = if access.read { 0 } else { NO_ATIME };
-    Ok(opened(handle, flags(kind, kept)))
+    Ok(open_reply(handle, fopen_flags(kind, kept)))
 }
 
 /// Makes a file and opens it.
@@ -60,8 +60,8 @@ pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: boo
 /// # Errors
 /// What the tree says; [`Refusal::NotSupported`] if opening needs no message: then making
 /// the file is one message, and closing it none.
-pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Answer {
-    if !tree.decides_opening(Kind::File) {
+pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> ReplyResult {
+    if !tree.handles_open(FileType::File) {
         return Err(Refusal::NotSupported);
     }
     let Create { name, mode, umask, access, exclusive } = create;
@@ -69,12 +69,12 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Answe
     let (uid, gid) = (header.uid, header.gid);
     let device = (0, 0);
     match tree.create(&mut CreateNode { parent, name, mode, umask, uid, gid, device }) {
-        Ok(made) => Ok(hold(tree, parent, &made, Kept::Valid)),
+        Ok(made) => Ok(entry_open_reply(tree, parent, &made, Kept::Valid)),
         // Made by another caller since the kernel looked.
         Err(Refusal::Exists) if !exclusive => {
             let found = tree.lookup(&mut Lookup { parent, name })?;
             let kept = tree.open(&mut OpenNode { node: found.node, access })?;
-            Ok(hold(tree, parent, &found, kept))
+            Ok(entry_open_reply(tree, parent, &found, kept))
         }
         Err(why) => Err(why),
     }
@@ -88,18 +88,23 @@ pub(super) fn create_unnamed<T: Tree>(
     tree: &T,
     header: Header,
     (mode, umask): (u32, u32),
-) -> Answer {
+) -> ReplyResult {
     let (parent, uid, gid) = (header.node, header.uid, header.gid);
-    let made = tree.create_unnamed(&mut CreateUnnamed { parent, mode, umask, uid, gid })?;
-    Ok(hold(tree, parent, &made, Kept::Valid))
+    let made = tree.create_tmpfile(&mut CreateTmpfile { parent, mode, umask, uid, gid })?;
+    Ok(entry_open_reply(tree, parent, &made, Kept::Valid))
 }
 
 /// The answer that gives a node out, made in `parent`: the kernel knows it from now on.
-fn hold<T: Tree>(tree: &T, parent: Node, attributes: &Attributes, kept: Kept) -> ReplyBody {
-    tree.hold(attributes.node);
+fn entry_open_reply<T: Tree>(
+    tree: &T,
+    parent: Node,
+    attributes: &Attributes,
+    kept: Kept,
+) -> ReplyBody {
+    tree.add_user(attributes.node);
     let directory = tree.get_attributes(&mut GetAttributes { node: parent });
     let name_seconds = directory.map_or(0, |directory| entry_timeout_seconds(&directory));
-    create_reply(attributes, name_seconds, flags(Kind::File, kept))
+    create_reply(attributes, name_seconds, fopen_flags(FileType::File, kept))
 }
 
 #[cfg(test)]
@@ -109,15 +114,18 @@ mod tests {
     #[test]
     fn what_is_kept_is_used_unless_reading_must_be_seen() {
         assert_eq!(
-            flags(Kind::File, Kept::Valid) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            fopen_flags(FileType::File, Kept::Valid) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
             FOPEN_KEEP_CACHE
         );
-        assert_eq!(flags(Kind::File, Kept::Stale) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO), 0);
         assert_eq!(
-            flags(Kind::File, Kept::Never) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            fopen_flags(FileType::File, Kept::Stale) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            0
+        );
+        assert_eq!(
+            fopen_flags(FileType::File, Kept::Never) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
             FOPEN_DIRECT_IO
         );
-        assert_eq!(flags(Kind::Directory, Kept::Stale), FOPEN_CACHE_DIR);
-        assert_eq!(flags(Kind::Directory, Kept::Never), 0);
+        assert_eq!(fopen_flags(FileType::Directory, Kept::Stale), FOPEN_CACHE_DIR);
+        assert_eq!(fopen_flags(FileType::Directory, Kept::Never), 0);
     }
 }

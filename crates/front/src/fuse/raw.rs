@@ -172,7 +172,7 @@ pub(super) fn c_string(bytes: &[u8]) -> Option<&[u8]> {
 }
 
 impl Header {
-    pub(super) fn of(request: &[u8]) -> Option<Self> {
+    pub(super) fn parse(request: &[u8]) -> Option<Self> {
         Some(Self {
             opcode: u32_at(request, 4)?,
             unique: u64_at(request, 8)?,
@@ -183,12 +183,12 @@ impl Header {
     }
 
     /// Whether the answer may take as long as a disk takes to flush.
-    pub(super) fn waits(self) -> bool {
+    pub(super) fn may_block(self) -> bool {
         self.opcode == SYNCFS
     }
 
     /// Whether it asks for a file to be made durable: with `true`, for its data alone.
-    pub(super) fn syncs(self, request: &[u8]) -> Option<bool> {
+    pub(super) fn sync_kind(self, request: &[u8]) -> Option<bool> {
         let flags = || u32_at(request, HEADER_BYTES + 8).unwrap_or_default();
         matches!(self.opcode, FSYNC | FSYNCDIR).then(|| flags() & FSYNC_FDATASYNC != 0)
     }
@@ -246,7 +246,7 @@ impl Header {
     }
 
     /// The nodes that the kernel has fewer users of from now on.
-    pub(super) fn forgotten(self, request: &[u8]) -> impl Iterator<Item = Node> {
+    pub(super) fn forgotten_nodes(self, request: &[u8]) -> impl Iterator<Item = Node> {
         let one = (self.opcode == FORGET).then_some(self.node);
         let body = request.get(HEADER_BYTES + 8..).filter(|_| self.opcode == BATCH_FORGET);
         let many = body.unwrap_or_default().chunks_exact(16);
@@ -254,7 +254,7 @@ impl Header {
     }
 
     /// Whether it may change the tree.
-    pub(super) fn changes(self, request: &[u8]) -> bool {
+    pub(super) fn is_mutation(self, request: &[u8]) -> bool {
         match self.opcode {
             SETATTR | SYMLINK | MKNOD | MKDIR | UNLINK | RMDIR | RENAME | LINK | WRITE
             | SETXATTR | REMOVEXATTR | CREATE | FALLOCATE | RENAME2 | TMPFILE => true,
@@ -266,7 +266,7 @@ impl Header {
     }
 
     /// Whether it brings contents.
-    pub(super) fn writes(self) -> bool {
+    pub(super) fn has_write_data(self) -> bool {
         self.opcode == WRITE
     }
 
@@ -281,7 +281,7 @@ impl Header {
     }
 
     /// Whether it asks where data is.
-    pub(super) fn seeks(self) -> bool {
+    pub(super) fn is_seek(self) -> bool {
         self.opcode == LSEEK
     }
 }
@@ -307,7 +307,7 @@ pub(super) fn access(flags: u32) -> Access {
 pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
     let body = request.get(HEADER_BYTES..)?;
     match header.opcode {
-        INIT => Init::of(body).map(Message::Init),
+        INIT => Init::parse(body).map(Message::Init),
         OPEN | OPENDIR => {
             let directory = header.opcode == OPENDIR;
             Some(Message::Open { directory, access: access(u32_at(body, 0)?) })
@@ -335,7 +335,7 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
 }
 
 /// The flags in their other form.
-pub(super) fn extended(flags: u32) -> u32 {
+pub(super) fn to_xflags(flags: u32) -> u32 {
     let xflags = XFLAG_MAP.iter().filter(|(flag, _)| flags & flag != 0);
     xflags.fold(0, |all, (_, xflag)| all | xflag)
 }
@@ -368,7 +368,7 @@ mod tests {
     }
 
     fn decoded(bytes: &[u8]) -> Option<Message> {
-        decode(Header::of(bytes)?, bytes)
+        decode(Header::parse(bytes)?, bytes)
     }
 
     #[test]
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn flags_have_two_forms() {
-        assert_eq!(extended(0x10 | 0x1000), 0x08);
+        assert_eq!(to_xflags(0x10 | 0x1000), 0x08);
         assert_eq!(apply_xflags(0x1000 | 0x20, 0x40), Some(0x1000 | 0x80));
         assert_eq!(apply_xflags(0, 0x200), None);
     }
@@ -410,7 +410,7 @@ mod tests {
             let mut body = [0; 40];
             body[20] = direct;
             let bytes = request(opcode, &body);
-            assert_eq!(Header::of(&bytes).unwrap().fills_pages(&bytes), fills, "{opcode}");
+            assert_eq!(Header::parse(&bytes).unwrap().fills_pages(&bytes), fills, "{opcode}");
         }
     }
 

@@ -64,7 +64,7 @@ impl ReplyBody {
     }
 
     /// No more than `room` bytes of it.
-    fn cut(&mut self, room: usize) -> &mut Self {
+    fn truncate(&mut self, room: usize) -> &mut Self {
         self.len = self.len.min(room);
         self
     }
@@ -82,15 +82,15 @@ impl Reply {
     /// there is an error.
     pub(super) fn new(unique: u64, errno: i32, answer: &[u8]) -> Self {
         let answer = if errno == 0 { answer } else { &[] };
-        Self::of(unique, -errno, answer)
+        Self::encode(unique, -errno, answer)
     }
 
     /// The notification that all requests that were read and not answered are wanted again.
     pub(super) fn resend() -> Self {
-        Self::of(0, RESEND, &[])
+        Self::encode(0, RESEND, &[])
     }
 
-    fn of(unique: u64, what: i32, body: &[u8]) -> Self {
+    fn encode(unique: u64, what: i32, body: &[u8]) -> Self {
         let len = HEADER_BYTES + body.len();
         let mut bytes = [0; HEADER_BYTES + MAX_BODY_BYTES];
         bytes[..4].copy_from_slice(&(len as u32).to_ne_bytes());
@@ -115,7 +115,7 @@ impl Reply {
     pub(super) fn invalidate_pages(node: Node, offset: u64, len: u64) -> Self {
         let mut body = ReplyBody::default();
         body.u64(node.0).u64(offset).u64(len);
-        Self::of(0, INVALIDATE_INODE, body.as_bytes())
+        Self::encode(0, INVALIDATE_INODE, body.as_bytes())
     }
 
     /// The notification that a node's attributes have changed. The kernel waits for nothing.
@@ -152,7 +152,7 @@ pub(super) fn statx(it: &Attributes) -> ReplyBody {
 }
 
 /// The answer to a write.
-pub(super) fn written(len: u32) -> ReplyBody {
+pub(super) fn write_reply(len: u32) -> ReplyBody {
     let mut answer = ReplyBody::default();
     answer.u32(len).u32(0);
     answer
@@ -161,7 +161,7 @@ pub(super) fn written(len: u32) -> ReplyBody {
 /// The answer to an ioctl that returns `value` in up to `room` bytes.
 pub(super) fn ioctl_u32_reply(value: u32, room: usize) -> ReplyBody {
     let mut answer = ioctl_empty_reply();
-    answer.u64(value.into()).cut(HEADER_BYTES + room);
+    answer.u64(value.into()).truncate(HEADER_BYTES + room);
     answer
 }
 
@@ -180,7 +180,7 @@ pub(super) fn ioctl_fsxattr_reply(xflags: u32, len: usize) -> ReplyBody {
 }
 
 /// The answer to opening.
-pub(super) fn opened(handle: u64, flags: u32) -> ReplyBody {
+pub(super) fn open_reply(handle: u64, flags: u32) -> ReplyBody {
     let mut answer = ReplyBody::default();
     push_open_out(&mut answer, handle, flags);
     answer
@@ -203,7 +203,7 @@ pub(super) fn create_reply(attributes: &Attributes, name_seconds: u64, flags: u3
 }
 
 /// The answer to making something, whose name the kernel may keep for so long.
-pub(super) fn made(attributes: &Attributes, name_seconds: u64) -> ReplyBody {
+pub(super) fn entry_reply(attributes: &Attributes, name_seconds: u64) -> ReplyBody {
     let mut answer = ReplyBody::default();
     push_entry_out(&mut answer, attributes, name_seconds);
     answer
@@ -242,7 +242,7 @@ fn push_attributes(into: &mut ReplyBody, it: &Attributes) {
 
 #[cfg(test)]
 mod tests {
-    use draconis_exchange::contract::Kind;
+    use draconis_exchange::contract::FileType;
 
     use super::*;
 
@@ -267,7 +267,7 @@ mod tests {
         let made = create_reply(&attributes(), CACHE_TIMEOUT_SECONDS, 7);
         assert_eq!(made.as_bytes().len(), 128 + 16);
         assert_eq!(made.as_bytes()[136], 7);
-        assert_eq!(opened(1, 3).as_bytes().len(), 16);
+        assert_eq!(open_reply(1, 3).as_bytes().len(), 16);
     }
 
     fn attributes() -> Attributes {
@@ -275,7 +275,7 @@ mod tests {
         Attributes {
             node: Node(12),
             generation: 9,
-            kind: Kind::File,
+            kind: FileType::File,
             mode: 0o100_600,
             links: 1,
             uid: 7,

@@ -15,10 +15,10 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use draconis_exchange::contract::file::{FileServer, Write};
-use draconis_exchange::contract::recorder::{Contents, Recorder};
+use draconis_exchange::contract::recorder::{RequestData, RequestLog};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Node, Refusal};
-use draconis_exchange::heap::{Block, Piece, Private, Room};
+use draconis_exchange::heap::{Block, PoolBuffer, PrivateBuffer, SharedSlice};
 use rustix::io::Errno;
 
 use super::raw::{self, Header, WRITE_DATA_AT};
@@ -26,10 +26,10 @@ use super::raw::{self, Header, WRITE_DATA_AT};
 /// Largest read or write of one request, in bytes: what the kernel allows without tuning.
 pub(super) const MAX_IO_BYTES: usize = 1 << 20;
 /// Room for the headers around it.
-const ROOM_BYTES: usize = 4096;
+const HEADER_SPACE_BYTES: usize = 4096;
 
 /// Lengths of writes that are expected again: whole blocks of any volume there is.
-const UNIT_BYTES: usize = 1024;
+const PREDICT_ALIGN_BYTES: usize = 1024;
 /// Shorter data is copied: a room takes whole pages.
 const POOL_MIN_BYTES: usize = 2048;
 /// From this length on memory comes in whole pages, which are used again.
@@ -45,11 +45,11 @@ pub(super) struct Request {
     /// The first bytes, up to where a write's data begins.
     head: [u8; WRITE_DATA_AT],
     /// Where the data of a write as expected arrives.
-    expected: Memory,
+    predicted: WriteBuffer,
     /// The data of a write as expected, in a vacant block.
     data: Option<Block>,
     /// The room that it lies in.
-    room: Option<Arc<Room>>,
+    pool_buffer: Option<Arc<PoolBuffer>>,
     /// How long the last write was, in bytes.
     last_write: usize,
 }
@@ -57,15 +57,15 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new() -> Self {
         // Zero pages until they are used.
-        let reply = vec![0; MAX_IO_BYTES + ROOM_BYTES];
+        let reply = vec![0; MAX_IO_BYTES + HEADER_SPACE_BYTES];
         Self {
-            block: Block::private(MAX_IO_BYTES + ROOM_BYTES),
+            block: Block::private(MAX_IO_BYTES + HEADER_SPACE_BYTES),
             len: 0,
             reply,
             head: [0; WRITE_DATA_AT],
-            expected: Memory::new(0),
+            predicted: WriteBuffer::new(0),
             data: None,
-            room: None,
+            pool_buffer: None,
             last_write: 0,
         }
     }
@@ -74,15 +74,15 @@ impl Request {
     pub(super) fn read(
         &mut self,
         fuse: impl AsFd,
-        recorder: Option<&dyn Recorder>,
+        recorder: Option<&dyn RequestLog>,
     ) -> Result<(), Errno> {
-        (self.data, self.room) = (None, None);
-        if !matches!(self.expected, Memory::Room(_))
-            && let Some(room) = recorder.and_then(|recorder| recorder.room(MAX_IO_BYTES))
+        (self.data, self.pool_buffer) = (None, None);
+        if !matches!(self.predicted, WriteBuffer::Room(_))
+            && let Some(room) = recorder.and_then(|recorder| recorder.allocate_buffer(MAX_IO_BYTES))
         {
-            self.expected = Memory::Room(room);
+            self.predicted = WriteBuffer::Room(room);
         }
-        let Self { block, head, expected, .. } = self;
+        let Self { block, head, predicted: expected, .. } = self;
         let block = block.bytes_mut().unwrap_or_default();
         let before = head.len() + expected.as_ref().len();
         let (_, rest) = block.split_at_mut_checked(before).unwrap_or_default();
@@ -95,25 +95,26 @@ impl Request {
     /// Lends what came as expected, or puts the request together.
     fn assemble(&mut self) {
         let len = self.len;
-        let writes = Header::of(&self.head[..len.min(WRITE_DATA_AT)]).is_some_and(Header::writes);
+        let writes =
+            Header::parse(&self.head[..len.min(WRITE_DATA_AT)]).is_some_and(Header::has_write_data);
         let data_len = len.saturating_sub(WRITE_DATA_AT);
-        let expected = self.expected.as_ref().len();
-        let lends = match self.expected {
-            Memory::Room(_) => (POOL_MIN_BYTES..=expected).contains(&data_len),
+        let expected = self.predicted.as_ref().len();
+        let lends = match self.predicted {
+            WriteBuffer::Room(_) => (POOL_MIN_BYTES..=expected).contains(&data_len),
             _ => data_len == expected && data_len > 0,
         };
         if writes && lends {
-            let mut data = Block::vacant(data_len);
-            match std::mem::replace(&mut self.expected, Memory::new(0)) {
-                Memory::Room(mut room) => {
+            let mut data = Block::unallocated(data_len);
+            match std::mem::replace(&mut self.predicted, WriteBuffer::new(0)) {
+                WriteBuffer::Room(mut room) => {
                     room.shorten(data_len);
                     let room = Arc::new(room);
-                    data.put(0, Piece::of(room.clone(), 0..data_len));
-                    self.room = Some(room);
+                    data.put_slice(0, SharedSlice::from_owner(room.clone(), 0..data_len));
+                    self.pool_buffer = Some(room);
                 }
                 memory => {
-                    data.put(0, Piece::new(memory));
-                    self.expected = Memory::new(expected);
+                    data.put_slice(0, SharedSlice::new(memory));
+                    self.predicted = WriteBuffer::new(expected);
                 }
             }
             self.data = Some(data);
@@ -121,19 +122,20 @@ impl Request {
             // Short, as a rule: no request but a write is long.
             let (head, behind) = (len.min(WRITE_DATA_AT), data_len.min(expected));
             self.block.copy_in(0, &self.head[..head]);
-            self.block.copy_in(head, &self.expected.as_ref()[..behind]);
+            self.block.copy_in(head, &self.predicted.as_ref()[..behind]);
         }
-        if writes && !matches!(self.expected, Memory::Room(_)) && self.room.is_none() {
-            let repeated = data_len == self.last_write && data_len.is_multiple_of(UNIT_BYTES);
+        if writes && !matches!(self.predicted, WriteBuffer::Room(_)) && self.pool_buffer.is_none() {
+            let repeated =
+                data_len == self.last_write && data_len.is_multiple_of(PREDICT_ALIGN_BYTES);
             if repeated && data_len != expected && data_len <= MAX_IO_BYTES {
-                self.expected = Memory::new(data_len);
+                self.predicted = WriteBuffer::new(data_len);
             }
             self.last_write = data_len;
         }
     }
 
     /// One that was read before.
-    pub(super) fn again(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut request = Self::new();
         request.len = request.block.copy_in(0, bytes);
         (request.len == bytes.len()).then_some(request)
@@ -145,11 +147,11 @@ impl Request {
     }
 
     /// All of it.
-    pub(super) fn parts(&self) -> (&[u8], Contents<'_>) {
-        let data = || self.data.as_ref().and_then(|data| data.pieces().next());
-        let contents = match &self.room {
-            Some(room) => Contents::Room(room),
-            None => Contents::Bytes(data().unwrap_or_default()),
+    pub(super) fn split(&self) -> (&[u8], RequestData<'_>) {
+        let data = || self.data.as_ref().and_then(|data| data.slices().next());
+        let contents = match &self.pool_buffer {
+            Some(room) => RequestData::Room(room),
+            None => RequestData::Bytes(data().unwrap_or_default()),
         };
         (self.bytes(), contents)
     }
@@ -226,19 +228,19 @@ impl Request {
 }
 
 /// Memory for the data of one write.
-enum Memory {
-    Room(Room),
+enum WriteBuffer {
+    Room(PoolBuffer),
     Small(Box<[u8]>),
-    PageCacheFilter(Private),
+    PageCacheFilter(PrivateBuffer),
 }
 
-impl Memory {
+impl WriteBuffer {
     /// `len` bytes, all of which are overwritten before they are read.
     fn new(len: usize) -> Self {
         if len < PAGES_MIN_BYTES {
             Self::Small(vec![0; len].into_boxed_slice())
         } else {
-            Self::PageCacheFilter(Private::unset(len))
+            Self::PageCacheFilter(PrivateBuffer::new_uninitialized(len))
         }
     }
 
@@ -251,7 +253,7 @@ impl Memory {
     }
 }
 
-impl AsRef<[u8]> for Memory {
+impl AsRef<[u8]> for WriteBuffer {
     fn as_ref(&self) -> &[u8] {
         match self {
             Self::Room(room) => room,
@@ -289,7 +291,7 @@ mod tests {
             let detached_len = request.detached_len();
             if detached_len > 0 {
                 let data = request.data.as_ref().unwrap();
-                assert!(data.pieces().collect::<Vec<_>>().concat() == body);
+                assert!(data.slices().collect::<Vec<_>>().concat() == body);
             }
             assert!(request.bytes() == &sent[..sent.len() - detached_len], "{len}");
             let sent_len = sent.len();

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::directory::SyncVolume;
 use draconis_exchange::contract::file::{FileServer, Read};
-use draconis_exchange::contract::recorder::Recorder;
+use draconis_exchange::contract::recorder::RequestLog;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::heap::Block;
 use draconis_exchange::notices::Notices;
-use draconis_exchange::omission::{Omission, Point};
+use draconis_exchange::omission::{DelayPoint, InjectedFault};
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -39,7 +39,7 @@ use super::opening;
 use super::raw::{self, Header, Message, UNIQUE_RESEND};
 use super::reply::{self, Reply, ReplyBody};
 use super::request::{MAX_IO_BYTES, Request};
-use super::syncs::{Sync as SyncRequest, SyncBatcher};
+use super::syncs::{SyncBatcher, SyncRequest};
 use super::takeover::PendingReplies;
 
 /// Most threads: all but one may wait for the disk.
@@ -55,7 +55,7 @@ pub struct ServerOptions {
     /// times, too; and that there is no space is told late.
     pub write_back: bool,
     /// Sleep until there is a request, instead of looking for the next one for a while.
-    pub no_polling: bool,
+    pub busy_poll: bool,
 }
 
 /// Serves a tree to the kernel.
@@ -68,9 +68,9 @@ pub struct Server<'a, T: Tree + Sync> {
     /// Of what was agreed on: see [`Negotiated`](super::init::Agreed).
     setxattr_ext: AtomicBool,
     /// What remembers requests for a server that comes after this one.
-    pub(super) recorder: Option<&'a dyn Recorder>,
+    pub(super) recorder: Option<&'a dyn RequestLog>,
     /// What servers before this one have done and not answered.
-    pub(super) answers: PendingReplies,
+    pub(super) pending_replies: PendingReplies,
     /// Sends the notices for which the kernel may wait.
     notices: Option<&'a Notices>,
 }
@@ -83,11 +83,20 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let setxattr_ext = AtomicBool::new(tree.is_writable());
         let (pages, answers) = (PageCacheFilter::default(), PendingReplies::default());
         let (recorder, notices) = (None, None);
-        Self { tree, options, server, pages, setxattr_ext, recorder, answers, notices }
+        Self {
+            tree,
+            options,
+            server,
+            pages,
+            setxattr_ext,
+            recorder,
+            pending_replies: answers,
+            notices,
+        }
     }
 
     /// Has requests remembered, and takes over what a server before this one has left.
-    pub fn with_recorder(self, recorder: &'a dyn Recorder) -> Self {
+    pub fn with_recorder(self, recorder: &'a dyn RequestLog) -> Self {
         Self { recorder: Some(recorder), ..self }
     }
 
@@ -127,7 +136,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         match late {
             NotifyTask::NotifyThenReply { both, deferred } => {
                 let [notice, reply] = *both;
-                taken(self.notify(&fuse, &notice, None));
+                log_send_error(self.notify(&fuse, &notice, None));
                 send_reply(&fuse, &reply);
                 if let (Some(recorder), Some(deferred)) = (self.recorder, deferred) {
                     recorder.deferred_done(deferred);
@@ -136,7 +145,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             NotifyTask::CheckOrphan(node) => {
                 let recorder = self.recorder.filter(|_| self.is_unused(&fuse, node, None));
                 if let Some(recorder) = recorder {
-                    recorder.give_back(node);
+                    recorder.release_orphan(node);
                 }
             }
         }
@@ -159,7 +168,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 
     /// Answers what is answered here.
-    fn answer(&self, link: &Link<'_>, header: Header, message: Message) {
+    fn answer(&self, link: &Connection<'_>, header: Header, message: Message) {
         let node = header.node;
         let answer = match message {
             Message::Init(init) => self.negotiate(init),
@@ -168,46 +177,48 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             }
             Message::Read(read) => return self.read(link, header, read),
             Message::GetFlags { room } => {
-                answered(self.attributes(node).map(|it| reply::ioctl_u32_reply(it.flags, room)))
+                into_errno(self.attributes(node).map(|it| reply::ioctl_u32_reply(it.flags, room)))
             }
-            Message::GetVersion { room } => answered(
+            Message::GetVersion { room } => into_errno(
                 self.attributes(node).map(|it| reply::ioctl_u32_reply(it.generation, room)),
             ),
             Message::GetExtended => {
                 let found = self.attributes(node);
                 let len = raw::FSXATTR_BYTES;
-                answered(found.map(|it| reply::ioctl_fsxattr_reply(raw::extended(it.flags), len)))
+                into_errno(
+                    found.map(|it| reply::ioctl_fsxattr_reply(raw::to_xflags(it.flags), len)),
+                )
             }
-            Message::Statx => answered(self.attributes(node).map(|it| reply::statx(&it))),
+            Message::Statx => into_errno(self.attributes(node).map(|it| reply::statx(&it))),
             Message::SyncVolume => {
-                answered(self.tree.sync_volume(&mut SyncVolume {}).map(|()| ReplyBody::default()))
+                into_errno(self.tree.sync_volume(&mut SyncVolume {}).map(|()| ReplyBody::default()))
             }
         };
         link.send_reply(&reply_to(header, answer));
     }
 
     fn negotiate(&self, init: Init) -> Result<ReplyBody, Errno> {
-        let answer = init.answer(self.options, self.tree.is_writable());
+        let answer = init.negotiate(self.options, self.tree.is_writable());
         let (answer, agreed) = answer.ok_or(Errno::PROTO)?;
         self.setxattr_ext.store(agreed.setxattr_ext, Ordering::Relaxed);
         Ok(answer)
     }
 
     /// Reads; what the tree lends goes to the kernel from where it is.
-    fn read(&self, link: &Link<'_>, header: Header, read: raw::Read) {
+    fn read(&self, link: &Connection<'_>, header: Header, read: raw::Read) {
         let mut request = Read {
-            buffer: Block::vacant(read.len as usize),
+            buffer: Block::unallocated(read.len as usize),
             buffer_offset: 0,
             offset: read.offset,
             len: read.len,
-            no_atime: read.no_atime && !Omission::NoAtime.is_made(),
+            no_atime: read.no_atime && !InjectedFault::NoAtime.is_made(),
         };
         // The kernel asks for no more at once.
         let told = match read.len as usize {
             ..=MAX_IO_BYTES => self.tree.file(header.node).read(&mut request),
             _ => Err(Refusal::Invalid),
         };
-        match told.and_then(|len| first(len, &request.buffer).ok_or(Refusal::Io)) {
+        match told.and_then(|len| leading_slices(len, &request.buffer).ok_or(Refusal::Io)) {
             Ok(data) => link.send_data(header.unique, &data),
             Err(why) => link.send_reply(&reply_to(header, Err(why.errno()))),
         }
@@ -220,10 +231,10 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
 }
 
 /// The first `len` bytes of a block, in pieces; `None` if they cannot be lent.
-fn first(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
+fn leading_slices(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
     let mut left = len as usize;
     let mut data = vec![];
-    for piece in block.pieces() {
+    for piece in block.slices() {
         let piece = piece.get(..left).unwrap_or(piece);
         left -= piece.len();
         data.push(piece);
@@ -232,7 +243,7 @@ fn first(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
 }
 
 /// What a refusal is to the kernel.
-pub(super) fn answered(answer: Result<ReplyBody, Refusal>) -> Result<ReplyBody, Errno> {
+pub(super) fn into_errno(answer: Result<ReplyBody, Refusal>) -> Result<ReplyBody, Errno> {
     answer.map_err(Refusal::errno)
 }
 
@@ -249,13 +260,13 @@ pub(super) fn reply_to(header: Header, answer: Result<ReplyBody, Errno>) -> Repl
 }
 
 /// The ways to the kernel.
-pub(super) struct Link<'l> {
+pub(super) struct Connection<'l> {
     pub(super) fuse: BorrowedFd<'l>,
     pub(super) notifier: &'l Notifier,
-    pub(super) recorder: Option<&'l dyn Recorder>,
+    pub(super) recorder: Option<&'l dyn RequestLog>,
 }
 
-impl Link<'_> {
+impl Connection<'_> {
     /// Sends the answer to a change, after the notices that go with it.
     pub(super) fn deliver(&self, header: Header, answer: Answer) {
         if answer.outdates_attributes {
@@ -276,17 +287,17 @@ impl Link<'_> {
         let head = Reply::data_header(unique, data.iter().map(|piece| piece.len()).sum());
         let data = data.iter().copied().filter(|piece| !piece.is_empty());
         let parts: Vec<_> = [&head[..]].into_iter().chain(data).map(IoSlice::new).collect();
-        taken(rustix::io::writev(self.fuse, &parts).map(drop));
+        log_send_error(rustix::io::writev(self.fuse, &parts).map(drop));
     }
 }
 
 /// Writes a reply or a notification of ours.
 pub(super) fn send_reply(fuse: impl AsFd, reply: &Reply) {
-    taken(rustix::io::write(fuse, reply.as_bytes()).map(drop));
+    log_send_error(rustix::io::write(fuse, reply.as_bytes()).map(drop));
 }
 
 /// Whether the kernel took a reply is of no consequence.
-fn taken(told: rustix::io::Result<()>) {
+fn log_send_error(told: rustix::io::Result<()>) {
     if let Err(error) = told {
         // The request was withdrawn, most often.
         log::debug!("a reply was not taken: {error}");
@@ -315,7 +326,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         notifier: &'s Notifier,
     ) -> Self {
         let (threads, followers) = (AtomicUsize::new(1), AtomicUsize::new(0));
-        let leader = Mutex::new(PollBudget::new(server.options.no_polling));
+        let leader = Mutex::new(PollBudget::new(server.options.busy_poll));
         let syncs = SyncBatcher::default();
         Self { server, fuse, activity, notifier, leader, threads, followers, syncs }
     }
@@ -331,7 +342,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                     Ok(()) if request.is_empty() => return Ok(()),
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
-                        poll_budget.wait(self.fuse)?;
+                        poll_budget.poll_or_sleep(self.fuse)?;
                         continue;
                     }
                     // Interrupted, or the request was withdrawn before we saw it.
@@ -341,28 +352,32 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                     Err(errno) => return Err(errno.into()),
                 }
                 poll_budget.record_arrival();
-                let Some(header) = Header::of(request.bytes()) else { continue };
-                self.activity.read(header.opcode);
+                let Some(header) = Header::parse(request.bytes()) else { continue };
+                self.activity.count_opcode(header.opcode);
                 if self.sends_pending_reply(header) {
                     continue;
                 }
-                self.server.answers.expect(self.server.recorder, header, self.notifier);
-                if let Some(data_only) = header.syncs(request.bytes()) {
+                self.server.pending_replies.note_request(
+                    self.server.recorder,
+                    header,
+                    self.notifier,
+                );
+                if let Some(data_only) = header.sync_kind(request.bytes()) {
                     if !self.enqueue_sync(SyncRequest { header, data_only }) {
                         continue;
                     }
                     if self.ensure_follower(scope) {
                         drop(poll_budget);
-                        self.sync();
+                        self.run_sync_batches();
                         break;
                     }
-                    self.sync();
+                    self.run_sync_batches();
                     continue;
                 }
-                let away = header.waits() || self.may_block(header, &request);
+                let away = header.may_block() || self.may_block(header, &request);
                 if away && self.ensure_follower(scope) {
                     drop(poll_budget);
-                    if header.seeks() {
+                    if header.is_seek() {
                         self.flush_kernel_pages(header, &request);
                     }
                     self.handle_request(header, &mut request);
@@ -370,7 +385,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                 }
                 self.activity.begin();
                 self.handle_request(header, &mut request);
-                self.activity.idle();
+                self.activity.end_request();
             }
         }
     }
@@ -378,33 +393,34 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     /// Sends the pending reply to a request that the kernel sent again, if there is one. The
     /// leader does so: a new request that another leader reads drops all pending replies.
     fn sends_pending_reply(&self, header: Header) -> bool {
-        let is_kept = header.is_resent() && self.server.answers.give(&self.link(), header);
+        let is_kept =
+            header.is_resent() && self.server.pending_replies.send_pending(&self.link(), header);
         if is_kept {
-            Point::Read.pass();
+            DelayPoint::Read.pass();
         }
         is_kept
     }
 
     /// Adds one to the syncs that wait; whether this thread has to see to them.
     fn enqueue_sync(&self, sync: SyncRequest) -> bool {
-        Point::Read.pass();
+        DelayPoint::Read.pass();
         let unique = sync.header.unique & !UNIQUE_RESEND;
-        match self.server.recorder.filter(|recorder| recorder.refuses(unique)) {
+        match self.server.recorder.filter(|recorder| recorder.is_quarantined(unique)) {
             Some(recorder) => {
-                recorder.refused(sync.header.describe());
+                recorder.report_quarantined(sync.header.describe());
                 send_reply(self.fuse, &reply_to(sync.header, Err(Errno::IO)));
                 false
             }
-            None => self.syncs.join(sync),
+            None => self.syncs.enqueue(sync),
         }
     }
 
     /// Answers syncs until none waits.
-    fn sync(&self) {
-        let mut syncs = self.syncs.take(0);
+    fn run_sync_batches(&self) {
+        let mut syncs = self.syncs.next_batch(0);
         while let Some(first) = syncs.first() {
             if let Some(recorder) = self.server.recorder {
-                recorder.begin(first.header.unique & !UNIQUE_RESEND, None);
+                recorder.begin_request(first.header.unique & !UNIQUE_RESEND, None);
             }
             let files: Vec<_> = syncs.iter().map(|it| (it.header.node, it.data_only)).collect();
             let done = self.server.tree.sync_files(&files);
@@ -416,13 +432,13 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                         into_errno_or_enosys(done.map(|()| ReplyBody::default())),
                     ),
                 );
-                self.activity.answered();
-                Point::Answered.pass();
+                self.activity.count_reply();
+                DelayPoint::Answered.pass();
             }
             if let Some(recorder) = self.server.recorder {
-                recorder.done();
+                recorder.finish_request();
             }
-            syncs = self.syncs.take(syncs.len());
+            syncs = self.syncs.next_batch(syncs.len());
         }
     }
 
@@ -431,7 +447,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     fn may_block(&self, header: Header, request: &Request) -> bool {
         let tree = self.server.tree;
         tree.is_writable()
-            && (header.seeks() || header.changes(request.bytes()) && tree.is_short_of_room())
+            && (header.is_seek() || header.is_mutation(request.bytes()) && tree.is_low_on_space())
     }
 
     fn become_leader(&self) -> MutexGuard<'_, PollBudget> {
@@ -467,7 +483,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     fn flush_kernel_pages(&self, header: Header, request: &Request) {
         if let Some(offset) = raw::seek_offset(request.bytes()) {
             let notice = Reply::invalidate_pages(header.node, offset, 0);
-            taken(self.server.notify(self.fuse, &notice, None));
+            log_send_error(self.server.notify(self.fuse, &notice, None));
         }
     }
 
@@ -475,20 +491,21 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     fn handle_request(&self, header: Header, request: &mut Request) {
         let Some(recorder) = self.server.recorder else { return self.execute(header, request) };
         let unique = header.unique & !UNIQUE_RESEND;
-        Point::Read.pass();
-        if recorder.refuses(unique) {
-            recorder.refused(header.describe());
+        DelayPoint::Read.pass();
+        if recorder.is_quarantined(unique) {
+            recorder.report_quarantined(header.describe());
             return send_reply(
                 self.fuse,
                 &Reply::new(header.unique, Errno::IO.raw_os_error(), &[]),
             );
         }
-        let changes = self.server.tree.is_writable() && header.changes(request.bytes());
-        recorder.begin(unique, changes.then(|| request.parts()));
+        let changes = self.server.tree.is_writable() && header.is_mutation(request.bytes());
+        recorder.begin_request(unique, changes.then(|| request.split()));
         self.execute(header, request);
-        Point::Answered.pass();
-        recorder.done();
-        for node in header.forgotten(request.bytes()).filter(|node| recorder.is_nameless(*node)) {
+        DelayPoint::Answered.pass();
+        recorder.finish_request();
+        for node in header.forgotten_nodes(request.bytes()).filter(|node| recorder.is_orphan(*node))
+        {
             self.notifier.send(NotifyTask::CheckOrphan(node));
         }
     }
@@ -499,7 +516,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
             server.pages.insert(header.node);
         }
         let link = self.link();
-        if header.changes(request.bytes()) {
+        if header.is_mutation(request.bytes()) {
             let answer = server.apply(header, request);
             if let Some(recorder) = server.recorder {
                 recorder.decided(answer.outcome);
@@ -511,12 +528,12 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                 None => self.handle_with_library(request),
             }
         }
-        self.activity.answered();
+        self.activity.count_reply();
     }
 
-    fn link(&self) -> Link<'_> {
+    fn link(&self) -> Connection<'_> {
         let (fuse, recorder) = (self.fuse.as_fd(), self.server.recorder);
-        Link { fuse, notifier: self.notifier, recorder }
+        Connection { fuse, notifier: self.notifier, recorder }
     }
 
     fn handle_with_library(&self, request: &mut Request) {
@@ -543,7 +560,7 @@ struct PollBudget {
     /// How long to look, at most.
     budget: Duration,
     /// The longest that is looked.
-    longest: Duration,
+    max_budget: Duration,
     /// Since when we look.
     since: Option<Instant>,
 }
@@ -557,7 +574,7 @@ const MIN_POLL: Duration = Duration::from_micros(2);
 impl PollBudget {
     fn new(no_polling: bool) -> Self {
         let longest = if no_polling { Duration::ZERO } else { MAX_POLL };
-        Self { budget: longest, longest, since: None }
+        Self { budget: longest, max_budget: longest, since: None }
     }
 
     /// A request came. Also after a sleep it is said whether looking would have paid, or
@@ -565,11 +582,11 @@ impl PollBudget {
     fn record_arrival(&mut self) {
         let Some(since) = self.since.take() else { return };
         let budget = if since.elapsed() <= MAX_POLL { self.budget * 2 } else { self.budget / 2 };
-        self.budget = budget.max(MIN_POLL).min(self.longest);
+        self.budget = budget.max(MIN_POLL).min(self.max_budget);
     }
 
     /// Returns when there may be a request.
-    fn wait(&mut self, fuse: impl AsFd) -> io::Result<()> {
+    fn poll_or_sleep(&mut self, fuse: impl AsFd) -> io::Result<()> {
         let since = *self.since.get_or_insert_with(Instant::now);
         if since.elapsed() < self.budget {
             // Another that wants this CPU goes first.

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use super::raw::Header;
 
 /// The longest that others are waited for.
-const WAIT_MAX: Duration = Duration::from_millis(1);
+const MAX_STRAGGLER_WAIT: Duration = Duration::from_millis(1);
 
 /// A request to make a file durable.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sync {
+pub(super) struct SyncRequest {
     pub header: Header,
     /// What is needed to read the contents back, and no more.
     pub data_only: bool,
@@ -41,20 +41,20 @@ pub(super) struct SyncBatcher {
 struct State {
     /// Whether a thread sees to them.
     has_runner: bool,
-    waiting: Vec<Sync>,
+    waiting: Vec<SyncRequest>,
     /// How many there were when the last ones were answered.
-    expected: usize,
+    last_batch_len: usize,
     /// When those were taken, and how long others are waited for now.
     since: Option<Instant>,
-    patience: Duration,
+    straggler_timeout: Duration,
 }
 
 impl SyncBatcher {
     /// One more; whether the caller has to see to it.
-    pub(super) fn join(&self, sync: Sync) -> bool {
+    pub(super) fn enqueue(&self, sync: SyncRequest) -> bool {
         let mut state = self.lock();
         state.waiting.push(sync);
-        if state.waiting.len() == state.expected {
+        if state.waiting.len() == state.last_batch_len {
             self.all_joined.notify_one();
         }
         !std::mem::replace(&mut state.has_runner, true)
@@ -62,22 +62,22 @@ impl SyncBatcher {
 
     /// All that wait, for the thread that sees to them and has answered so many since it asked
     /// last. It need not see to them any more once there are none.
-    pub(super) fn take(&self, answered: usize) -> Vec<Sync> {
+    pub(super) fn next_batch(&self, answered: usize) -> Vec<SyncRequest> {
         let mut state = self.lock();
         if let Some(since) = state.since.take() {
-            state.expected = answered + state.waiting.len();
-            state.patience = (since.elapsed() / 2).min(WAIT_MAX);
+            state.last_batch_len = answered + state.waiting.len();
+            state.straggler_timeout = (since.elapsed() / 2).min(MAX_STRAGGLER_WAIT);
         }
         if state.waiting.is_empty() {
             state.has_runner = false;
             return vec![];
         }
-        let patience = std::mem::take(&mut state.patience);
-        let is_short = |state: &mut State| state.waiting.len() < state.expected;
+        let patience = std::mem::take(&mut state.straggler_timeout);
+        let is_short = |state: &mut State| state.waiting.len() < state.last_batch_len;
         let waited = self.all_joined.wait_timeout_while(state, patience, is_short);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.since = Some(Instant::now());
-        state.expected = 0;
+        state.last_batch_len = 0;
         std::mem::take(&mut state.waiting)
     }
 
@@ -92,26 +92,26 @@ mod tests {
 
     use super::*;
 
-    fn sync(unique: u64) -> Sync {
+    fn sync(unique: u64) -> SyncRequest {
         let header = Header { opcode: 20, unique, node: Node(3), uid: 0, gid: 0 };
-        Sync { header, data_only: false }
+        SyncRequest { header, data_only: false }
     }
 
-    fn uniques(taken: &[Sync]) -> Vec<u64> {
+    fn uniques(taken: &[SyncRequest]) -> Vec<u64> {
         taken.iter().map(|sync| sync.header.unique).collect()
     }
 
     #[test]
     fn one_thread_at_a_time_sees_to_all_that_wait() {
         let syncs = SyncBatcher::default();
-        assert!(syncs.join(sync(1)));
-        assert_eq!(uniques(&syncs.take(0)), [1]);
-        assert!(!syncs.join(sync(2)) && !syncs.join(sync(3)));
-        assert_eq!(uniques(&syncs.take(1)), [2, 3]);
-        assert!(syncs.take(2).is_empty());
+        assert!(syncs.enqueue(sync(1)));
+        assert_eq!(uniques(&syncs.next_batch(0)), [1]);
+        assert!(!syncs.enqueue(sync(2)) && !syncs.enqueue(sync(3)));
+        assert_eq!(uniques(&syncs.next_batch(1)), [2, 3]);
+        assert!(syncs.next_batch(2).is_empty());
         // Two were answered, and one comes back: it does not wait for ever.
-        assert!(syncs.join(sync(4)));
-        assert_eq!(uniques(&syncs.take(0)), [4]);
-        assert!(syncs.take(1).is_empty());
+        assert!(syncs.enqueue(sync(4)));
+        assert_eq!(uniques(&syncs.next_batch(0)), [4]);
+        assert!(syncs.next_batch(1).is_empty());
     }
 }

@@ -18,9 +18,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::recorder::{Inherited, Outcome, Recorder};
+use draconis_exchange::contract::recorder::{LoggedRequest, Outcome, RequestLog};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::InjectedFault;
 use rustix::io::Errno;
 
 use super::change::Answer;
@@ -28,7 +28,7 @@ use super::notifier::{Notifier, NotifyTask};
 use super::raw::{Header, UNIQUE_RESEND};
 use super::reply::Reply;
 use super::request::Request;
-use super::serve::{Link, Server};
+use super::serve::{Connection, Server};
 
 /// How long the kernel may take to say whether it has a node, before requests are answered: it
 /// writes a file back before it forgets it, which wants answers.
@@ -38,7 +38,7 @@ const UNUSED_WAIT: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(super) struct PendingReplies {
     /// By the number of the request.
-    waiting: Mutex<HashMap<u64, Answer>>,
+    by_request: Mutex<HashMap<u64, Answer>>,
     /// Nodes without names that those speak of: the kernel may not have heard of them.
     unannounced_orphans: Mutex<Vec<Node>>,
     /// The kernel may ask for some.
@@ -51,11 +51,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl PendingReplies {
     /// Sends the answer that a request waits for. Returns whether there was one.
-    pub(super) fn give(&self, link: &Link<'_>, header: Header) -> bool {
-        if Omission::KeptAnswers.is_made() {
+    pub(super) fn send_pending(&self, link: &Connection<'_>, header: Header) -> bool {
+        if InjectedFault::PendingReplies.is_made() {
             return false;
         }
-        let Some(answer) = lock(&self.waiting).remove(&(header.unique & !UNIQUE_RESEND)) else {
+        let Some(answer) = lock(&self.by_request).remove(&(header.unique & !UNIQUE_RESEND)) else {
             return false;
         };
         // The kernel knows it by the number with which it asked now.
@@ -66,9 +66,9 @@ impl PendingReplies {
 
     /// A request was read: once it is a new one, no other answer will be asked for. What wants
     /// no answer has a queue of its own in the kernel.
-    pub(super) fn expect(
+    pub(super) fn note_request(
         &self,
-        recorder: Option<&dyn Recorder>,
+        recorder: Option<&dyn RequestLog>,
         header: Header,
         notifier: &Notifier,
     ) {
@@ -77,12 +77,12 @@ impl PendingReplies {
             return;
         }
         self.is_resend_possible.store(false, Ordering::Relaxed);
-        lock(&self.waiting).clear();
+        lock(&self.by_request).clear();
         let Some(recorder) = recorder else { return };
-        recorder.settled();
+        recorder.end_replay();
         let unannounced_orphans = std::mem::take(&mut *lock(&self.unannounced_orphans));
         let nameless =
-            recorder.nameless().into_iter().filter(|node| !unannounced_orphans.contains(node));
+            recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
         nameless.for_each(|node| notifier.send(NotifyTask::CheckOrphan(node)));
     }
 }
@@ -92,11 +92,11 @@ impl<T: Tree + Sync> Server<'_, T> {
     /// the kernel for what was not answered.
     pub(super) fn replay_oplog(&self, fuse: impl AsFd) {
         let Some(recorder) = self.recorder else { return };
-        let inherited = match recorder.inherited() {
+        let inherited = match recorder.unfinished_requests() {
             Ok(Some(inherited)) => inherited,
             Ok(None) => return,
             Err(why) => {
-                recorder.contradicted(&why);
+                recorder.fail_replay(&why);
                 vec![]
             }
         };
@@ -104,8 +104,8 @@ impl<T: Tree + Sync> Server<'_, T> {
         for (at, one) in inherited.iter().enumerate() {
             self.replay_entry(&fuse, recorder, one, &inherited[at + 1..]);
         }
-        self.answers.is_resend_possible.store(true, Ordering::Relaxed);
-        if Omission::Resend.is_made() {
+        self.pending_replies.is_resend_possible.store(true, Ordering::Relaxed);
+        if InjectedFault::Resend.is_made() {
             return;
         }
         match rustix::io::write(fuse, Reply::resend().as_bytes()) {
@@ -120,52 +120,52 @@ impl<T: Tree + Sync> Server<'_, T> {
     fn replay_entry(
         &self,
         fuse: impl AsFd,
-        recorder: &dyn Recorder,
-        inherited: &Inherited,
-        later: &[Inherited],
+        recorder: &dyn RequestLog,
+        inherited: &LoggedRequest,
+        later: &[LoggedRequest],
     ) {
         let request = &inherited.request;
-        let header = Header::of(request).filter(|header| header.changes(request));
+        let header = Header::parse(request).filter(|header| header.is_mutation(request));
         let Some(header) = header else {
-            return recorder.contradicted("its log has a request that changes nothing");
+            return recorder.fail_replay("its log has a request that changes nothing");
         };
-        if !inherited.taken && Omission::Repeats.is_made() {
+        if !inherited.is_accepted && InjectedFault::Repeats.is_made() {
             return;
         }
-        let answer = if inherited.taken {
-            self.rebuild_reply(header, request, inherited.made, inherited.outcome)
+        let answer = if inherited.is_accepted {
+            self.rebuild_reply(header, request, inherited.created, inherited.outcome)
         } else {
             self.replay(fuse, recorder, header, inherited, later)
         };
         let Some(answer) = answer.filter(|_| !inherited.answered) else { return };
-        if let Some(made) = inherited.made {
-            lock(&self.answers.unannounced_orphans).push(made);
+        if let Some(made) = inherited.created {
+            lock(&self.pending_replies.unannounced_orphans).push(made);
         }
-        lock(&self.answers.waiting).insert(inherited.unique, answer);
+        lock(&self.pending_replies.by_request).insert(inherited.unique, answer);
     }
 
     /// Applies a change again that the tree lacks; returns its answer.
     fn replay(
         &self,
         fuse: impl AsFd,
-        recorder: &dyn Recorder,
+        recorder: &dyn RequestLog,
         header: Header,
-        inherited: &Inherited,
-        later: &[Inherited],
+        inherited: &LoggedRequest,
+        later: &[LoggedRequest],
     ) -> Option<Answer> {
-        if recorder.refuses(inherited.unique) {
-            recorder.contradicted("a change that was made ends the worker that makes it again");
+        if recorder.is_quarantined(inherited.unique) {
+            recorder.fail_replay("a change that was made ends the worker that makes it again");
             return None;
         }
-        let Some(mut request) = Request::again(&inherited.request) else {
-            recorder.contradicted("its log has a request that is too long");
+        let Some(mut request) = Request::from_bytes(&inherited.request) else {
+            recorder.fail_replay("its log has a request that is too long");
             return None;
         };
-        if let Some(outcome) = inherited.outcome.filter(|_| header.writes()) {
+        if let Some(outcome) = inherited.outcome.filter(|_| header.has_write_data()) {
             request.shorten_write(outcome.written_bytes);
         }
         let mut answer = None;
-        recorder.repeat(inherited, &mut || {
+        recorder.replay(inherited, &mut || {
             let mut applied = self.apply(header, &mut request);
             if contradiction(header, inherited.outcome, applied.outcome).is_some() {
                 self.release_unused_orphans(&fuse, recorder, later);
@@ -178,7 +178,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         });
         let answer = answer?;
         if let Some(why) = contradiction(header, inherited.outcome, answer.outcome) {
-            recorder.contradicted(&why);
+            recorder.fail_replay(&why);
         }
         Some(answer)
     }
@@ -188,12 +188,12 @@ impl<T: Tree + Sync> Server<'_, T> {
     fn release_unused_orphans(
         &self,
         fuse: impl AsFd,
-        recorder: &dyn Recorder,
-        later: &[Inherited],
+        recorder: &dyn RequestLog,
+        later: &[LoggedRequest],
     ) {
-        let unannounced_orphans = lock(&self.answers.unannounced_orphans).clone();
+        let unannounced_orphans = lock(&self.pending_replies.unannounced_orphans).clone();
         let nodes =
-            recorder.nameless().into_iter().filter(|node| !unannounced_orphans.contains(node));
+            recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
         let forgotten = nodes.filter(|node| match next_use(later, *node) {
             NextUse::SameNode => false,
             NextUse::NewNode => true,
@@ -206,7 +206,7 @@ impl<T: Tree + Sync> Server<'_, T> {
     /// said within `wait` is in use.
     pub(super) fn is_unused(&self, fuse: impl AsFd, node: Node, wait: Option<Duration>) -> bool {
         let asked = self.notify(fuse, &Reply::invalidate_attributes(node), wait);
-        asked == Err(Errno::NOENT) || Omission::OpenNameless.is_made()
+        asked == Err(Errno::NOENT) || InjectedFault::KeepOpenOrphans.is_made()
     }
 }
 
@@ -219,14 +219,14 @@ enum NextUse {
     NewNode,
 }
 
-fn next_use(later: &[Inherited], node: Node) -> NextUse {
+fn next_use(later: &[LoggedRequest], node: Node) -> NextUse {
     later
         .iter()
         .find_map(|one| {
             if names(&one.request, node) {
                 Some(NextUse::SameNode)
             } else {
-                (one.made == Some(node)).then_some(NextUse::NewNode)
+                (one.created == Some(node)).then_some(NextUse::NewNode)
             }
         })
         .unwrap_or(NextUse::None)
@@ -234,7 +234,7 @@ fn next_use(later: &[Inherited], node: Node) -> NextUse {
 
 /// Whether a request names `node`.
 fn names(request: &[u8], node: Node) -> bool {
-    Header::of(request)
+    Header::parse(request)
         .is_some_and(|header| header.node == node || header.linked(request) == Some(node))
 }
 

@@ -3,12 +3,14 @@
 use std::sync::Mutex;
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::recorder::{Contents, Deferred, Inherited, Outcome, Recorder};
-use draconis_exchange::heap::Room;
+use draconis_exchange::contract::recorder::{
+    Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
+};
+use draconis_exchange::heap::PoolBuffer;
 
 #[derive(Default)]
 pub struct Heir {
-    pub inherited: Mutex<Vec<Inherited>>,
+    pub inherited: Mutex<Vec<LoggedRequest>>,
     /// What did not agree with the tree.
     pub contradictions: Mutex<Vec<String>>,
     /// Outcomes of changes, in their order.
@@ -19,31 +21,32 @@ pub struct Heir {
 
 impl Heir {
     pub fn of(requests: Vec<(Vec<u8>, Option<Outcome>)>) -> Self {
-        let inherited = requests.into_iter().zip(0..).map(|((request, outcome), at)| Inherited {
-            at,
-            unique: u64::from_ne_bytes(*request[8..].first_chunk().unwrap()),
-            request,
-            made: None,
-            outcome,
-            taken: false,
-            answered: false,
-        });
+        let inherited =
+            requests.into_iter().zip(0..).map(|((request, outcome), at)| LoggedRequest {
+                position: at,
+                unique: u64::from_ne_bytes(*request[8..].first_chunk().unwrap()),
+                request,
+                created: None,
+                outcome,
+                is_accepted: false,
+                answered: false,
+            });
         Self { inherited: Mutex::new(inherited.collect()), ..Self::default() }
     }
 }
 
-impl Recorder for Heir {
-    fn room(&self, _: usize) -> Option<Room> {
+impl RequestLog for Heir {
+    fn allocate_buffer(&self, _: usize) -> Option<PoolBuffer> {
         None
     }
 
-    fn begin(&self, _: u64, _: Option<(&[u8], Contents<'_>)>) {}
+    fn begin_request(&self, _: u64, _: Option<(&[u8], RequestData<'_>)>) {}
 
     fn decided(&self, outcome: Outcome) {
         self.decided.lock().unwrap().push(outcome);
     }
 
-    fn done(&self) {
+    fn finish_request(&self) {
         self.done.lock().unwrap().0 += 1;
     }
 
@@ -56,37 +59,37 @@ impl Recorder for Heir {
         self.done.lock().unwrap().1 += 1;
     }
 
-    fn refuses(&self, _: u64) -> bool {
+    fn is_quarantined(&self, _: u64) -> bool {
         false
     }
 
-    fn refused(&self, what: String) {
+    fn report_quarantined(&self, what: String) {
         panic!("{what}");
     }
 
-    fn inherited(&self) -> Result<Option<Vec<Inherited>>, String> {
+    fn unfinished_requests(&self) -> Result<Option<Vec<LoggedRequest>>, String> {
         Ok(Some(std::mem::take(&mut *self.inherited.lock().unwrap())))
     }
 
-    fn repeat(&self, _: &Inherited, work: &mut dyn FnMut()) {
+    fn replay(&self, _: &LoggedRequest, work: &mut dyn FnMut()) {
         work();
     }
 
-    fn contradicted(&self, why: &str) {
+    fn fail_replay(&self, why: &str) {
         self.contradictions.lock().unwrap().push(why.to_owned());
     }
 
-    fn settled(&self) {}
+    fn end_replay(&self) {}
 
-    fn nameless(&self) -> Vec<Node> {
+    fn orphans(&self) -> Vec<Node> {
         vec![]
     }
 
-    fn is_nameless(&self, _: Node) -> bool {
+    fn is_orphan(&self, _: Node) -> bool {
         false
     }
 
     fn release(&self, _: &[Node]) {}
 
-    fn give_back(&self, _: Node) {}
+    fn release_orphan(&self, _: Node) {}
 }

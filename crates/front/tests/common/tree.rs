@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
-use draconis_exchange::contract::directory::{self, DirectoryServer, Entries, Entry};
+use draconis_exchange::contract::directory::{self, DirEntry, DirectoryServer, EntryWriter};
 use draconis_exchange::contract::file::{self, FileServer};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, Kept, Kind, Name, Node, Refusal, Space, Time};
-use draconis_exchange::heap::Piece;
+use draconis_exchange::contract::{Attributes, FileType, Kept, Name, Node, Refusal, StatFs, Time};
+use draconis_exchange::heap::SharedSlice;
 
 #[derive(Default)]
 pub struct Memory(Mutex<State>);
@@ -27,7 +27,7 @@ pub struct State {
 
 pub struct Object {
     pub parent: u64,
-    pub kind: Kind,
+    pub kind: FileType,
     pub bytes: Vec<u8>,
     pub names: BTreeMap<Vec<u8>, u64>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -38,7 +38,7 @@ impl Memory {
     /// A tree of a root directory.
     pub fn new() -> Self {
         let tree = Self::default();
-        tree.add(0, b"", Kind::Directory);
+        tree.add(0, b"", FileType::Directory);
         tree
     }
 
@@ -47,7 +47,7 @@ impl Memory {
     }
 
     /// Adds a node; its number.
-    pub fn add(&self, parent: u64, name: &[u8], kind: Kind) -> u64 {
+    pub fn add(&self, parent: u64, name: &[u8], kind: FileType) -> u64 {
         let mut state = self.state();
         let node = state.nodes.len() as u64 + 1;
         let object = Object {
@@ -122,10 +122,10 @@ impl DirectoryServer for Memory {
     fn enumerate(&self, request: &mut directory::Enumerate) -> Result<u32, Refusal> {
         let state = self.state();
         let names = &state.get(request.node)?.names;
-        let mut entries = Entries::new(&mut request.buffer);
+        let mut entries = EntryWriter::new(&mut request.buffer);
         for (nth, (name, node)) in (1..).zip(names).skip(request.cookie as usize) {
             let attributes = state.attributes(Node(*node))?;
-            let mut entry = Entry::new(nth, Name::new(name)?, attributes.kind, Node(*node));
+            let mut entry = DirEntry::new(nth, Name::new(name)?, attributes.kind, Node(*node));
             entry.attributes = request.with_attributes.then_some(attributes);
             if !entries.push(&entry) {
                 break;
@@ -139,7 +139,7 @@ impl DirectoryServer for Memory {
         if self.state().get(request.parent)?.names.contains_key(name) {
             return Err(Refusal::Exists);
         }
-        let node = self.add(request.parent.0, name, Kind::File);
+        let node = self.add(request.parent.0, name, FileType::File);
         self.state().attributes(Node(node))
     }
 
@@ -178,23 +178,23 @@ impl Tree for Memory {
         MemoryFile { tree: self, node }
     }
 
-    fn space(&self) -> Space {
-        Space { block_bytes: 4096, name_bytes_max: 255, ..Space::default() }
+    fn statfs(&self) -> StatFs {
+        StatFs { block_bytes: 4096, name_bytes_max: 255, ..StatFs::default() }
     }
 
     fn is_writable(&self) -> bool {
         true
     }
 
-    fn decides_opening(&self, _: Kind) -> bool {
+    fn handles_open(&self, _: FileType) -> bool {
         self.state().opening.is_some()
     }
 
-    fn hold(&self, node: Node) {
+    fn add_user(&self, node: Node) {
         *self.state().holds.entry(node.0).or_default() += 1;
     }
 
-    fn release(&self, node: Node, users: u64) {
+    fn remove_users(&self, node: Node, users: u64) {
         *self.state().holds.entry(node.0).or_default() -= users as i64;
     }
 }
@@ -213,10 +213,10 @@ impl FileServer for MemoryFile<'_> {
         let wanted = bytes.get(request.offset as usize..end).unwrap_or_default();
         // In two pieces, as a cache would lend them; a short one is copied.
         let (first, second) = wanted.split_at(wanted.len() / 2);
-        let mut len = request.buffer.put(0, Piece::new(first.to_vec()));
+        let mut len = request.buffer.put_slice(0, SharedSlice::new(first.to_vec()));
         len += match second.len() {
             ..100 => request.buffer.copy_in(len, second),
-            _ => request.buffer.put(len, Piece::new(second.to_vec())),
+            _ => request.buffer.put_slice(len, SharedSlice::new(second.to_vec())),
         };
         Ok(len as u32)
     }

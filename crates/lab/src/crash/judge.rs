@@ -6,8 +6,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::Context;
-use draconis_device::{Crash, CrashOptions, Crashes, Disk, Event, MemoryDisk, RecordDisk};
-use draconis_exchange::contract::Kind;
+use draconis_device::{CrashOptions, CrashState, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
+use draconis_exchange::contract::FileType;
 use draconis_ext::check::{self, Complaint};
 use draconis_ext::{InodeNumber, NewNode, Volume};
 
@@ -79,7 +79,11 @@ impl<'a> Judge<'a> {
     }
 
     /// All promises that a state breaks; with `sampled`, `e2fsck` is asked too.
-    pub(super) fn judge(&self, crash: &Crash, sampled: bool) -> anyhow::Result<Vec<Violation>> {
+    pub(super) fn judge(
+        &self,
+        crash: &CrashState,
+        sampled: bool,
+    ) -> anyhow::Result<Vec<Violation>> {
         let mut violations = vec![];
         let disk: Arc<dyn Disk> = match self.protocol {
             Protocol::Store => {
@@ -192,7 +196,7 @@ impl Judge<'_> {
 
     /// Recovers the state on disk, as a mount does, and looks whether everything is there; the
     /// state is what is left then.
-    fn replay(&self, crash: &Crash) -> Result<(), String> {
+    fn replay(&self, crash: &CrashState) -> Result<(), String> {
         let disk: Arc<dyn Disk> = crash.disk.clone();
         Volume::open_for_writing(disk.clone(), small(), writing())
             .and_then(|volume| volume.close())
@@ -202,7 +206,7 @@ impl Judge<'_> {
 
     /// What e2fsck says once it recovered the state, and once we did: nothing. And whether the
     /// power can fail while we do.
-    fn recover(&self, crash: &Crash) -> anyhow::Result<Option<Violation>> {
+    fn recover(&self, crash: &CrashState) -> anyhow::Result<Option<Violation>> {
         let bytes = crash.disk.to_bytes();
         let record = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
         let ours = Volume::open_for_writing(record.clone(), small(), writing());
@@ -213,7 +217,7 @@ impl Judge<'_> {
         let is_write = |event: &&Event| matches!(event, Event::Group { .. });
         let written = events.iter().filter(is_write).count();
         let options = CrashOptions { seed: written as u64, subsets: 2, exhaustive_sectors: 0 };
-        for again in Crashes::new(bytes.clone(), events, options).step_by(5) {
+        for again in CrashStates::new(bytes.clone(), events, options).step_by(5) {
             if let Some(lost) = self.look(again.disk.clone(), crash.marks()) {
                 let why = format!("cut off in that ({:?}): {lost}", again.cut);
                 return Ok(Some(Violation::NotRecovered(why)));
@@ -289,7 +293,7 @@ fn snapshots(store: Vec<u8>) -> Option<Violation> {
 
 fn leave_a_file(volume: &Volume) -> draconis_ext::Result<()> {
     let new =
-        NewNode { kind: Kind::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
+        NewNode { kind: FileType::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let file = volume.create(InodeNumber::ROOT, LEFT.as_bytes(), &new)?;
     volume.write(file, 0, &[0; 5000])?;
     volume.sync()

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context;
 use draconis_device::{
-    Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Random, Refused, Terms,
-    Ticket,
+    Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Random, Refused,
+    SubmitOptions, Ticket,
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::mkfs;
@@ -147,11 +147,11 @@ impl draconis_device::ForwardingDisk for Kept {
         &self,
         chain: Vec<DiskGroup>,
         after: &[Ticket],
-        terms: Terms,
+        terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
         if let Err(error) = self.change_snapshots() {
-            let error = DiskError::Elsewhere(format!("snapshots: {error}").into());
-            return Err(Refused { goods: Some(chain), error });
+            let error = DiskError::Remote(format!("snapshots: {error}").into());
+            return Err(Refused { payload: Some(chain), error });
         }
         self.disk().submit_with(chain, after, terms)
     }

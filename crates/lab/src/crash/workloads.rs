@@ -11,7 +11,7 @@ mod saves;
 mod tree;
 
 use draconis_device::{MemoryDisk, RecordDisk};
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Follow, InodeNumber, NewNode, Volume};
 
 use draconis_device::Random;
@@ -117,9 +117,9 @@ fn create(
     volume: &Volume,
     dir: InodeNumber,
     name: &str,
-    kind: Kind,
+    kind: FileType,
 ) -> anyhow::Result<InodeNumber> {
-    let target: &[u8] = if kind == Kind::Symlink { b"somewhere" } else { b"" };
+    let target: &[u8] = if kind == FileType::Symlink { b"somewhere" } else { b"" };
     let new = NewNode { kind, mode: 0o755, uid: 1, gid: 1, device: (0, 0), target };
     Ok(volume.create(dir, name.as_bytes(), &new)?)
 }
@@ -134,7 +134,7 @@ fn write(volume: &Volume, file: InodeNumber, at: u64, bytes: &[u8]) -> anyhow::R
 
 /// All files, with the directories walked: `(path, inode, kind)`. Names that lead nowhere
 /// are passed: those a power cut may leave.
-fn walk(volume: &Volume) -> Result<Vec<(String, InodeNumber, Kind)>, String> {
+fn walk(volume: &Volume) -> Result<Vec<(String, InodeNumber, FileType)>, String> {
     let mut found = vec![];
     let mut left = vec![(String::new(), InodeNumber::ROOT)];
     while let Some((path, dir)) = left.pop() {
@@ -145,7 +145,7 @@ fn walk(volume: &Volume) -> Result<Vec<(String, InodeNumber, Kind)>, String> {
                     let path = format!("{path}/{}", entry.name.escape_ascii());
                     if let Ok(inode) = volume.inode(entry.inode) {
                         found.push((path.clone(), entry.inode, inode.kind));
-                        if inode.kind == Kind::Directory {
+                        if inode.kind == FileType::Directory {
                             left.push((path, entry.inode));
                         }
                     }

@@ -36,7 +36,7 @@ fn no_client_notices_that_a_worker_died() {
 
 #[test]
 fn no_client_notices_wherever_a_request_was() {
-    for (nth, point) in Point::ALL.into_iter().enumerate() {
+    for (nth, point) in DelayPoint::ALL.into_iter().enumerate() {
         let Some(arguments) = arguments(40, ["ext2", "ext4"][nth % 2]) else { return };
         judge(&DeathsArguments { linger: Some(point), ..arguments }, None).unwrap();
     }
@@ -44,7 +44,7 @@ fn no_client_notices_wherever_a_request_was() {
 
 #[test]
 fn what_is_left_out_is_noticed() {
-    for omission in Omission::OF_DEATHS {
+    for omission in InjectedFault::VISIBLE_ON_RESTART {
         let Some(arguments) = arguments(400, "ext2") else { return };
         let judged = judge(&arguments, Some(omission));
         assert!(judged.is_err(), "{omission:?} is not caught");

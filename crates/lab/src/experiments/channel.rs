@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use draconis_exchange::channel::{
-    self, Caller,
-    process::{self, Plan, Session},
+    self, RpcClient,
+    process::{self, Session, SessionConfig},
 };
 use draconis_exchange::contract::file::{self, File, FileServer};
 use draconis_exchange::contract::{Attributes, Refusal};
@@ -79,8 +79,8 @@ pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
 
 fn child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
     let class = |slot_bytes| Class { slot_bytes, slots: 4 };
-    let plan = Plan {
-        fixed_lanes: 1,
+    let plan = SessionConfig {
+        static_lanes: 1,
         host_lanes: 0,
         guest_lanes: 0,
         host: vec![class(4096), class(65536), class(MOST as u32)],
@@ -121,7 +121,7 @@ fn batches(round_trips: u64, mut once: impl FnMut() -> anyhow::Result<()>) -> an
     stats::median(&times[1..]).context("there are batches")
 }
 
-fn typed(caller: &mut Caller<File>, buffer: &mut Option<Block>, len: u32) -> anyhow::Result<()> {
+fn typed(caller: &mut RpcClient<File>, buffer: &mut Option<Block>, len: u32) -> anyhow::Result<()> {
     let block = buffer.take().context("the last reply returned it")?;
     let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
     match caller.call(message) {
@@ -161,7 +161,7 @@ impl Transport {
             pin::to(cpu);
             file::serve(server, &Idle, PATIENCE)
         });
-        let mut caller = Caller::new(client, PATIENCE);
+        let mut caller = RpcClient::new(client, PATIENCE);
         let mut times = vec![];
         for payload in payloads {
             let mut buffer = Some(Block::private(*payload));
@@ -177,7 +177,7 @@ impl Transport {
         let mut times = vec![];
         let mut measure = || -> anyhow::Result<()> {
             let client = session.client::<File>(0).context("lane 0")?;
-            let mut caller = Caller::new(client, PATIENCE);
+            let mut caller = RpcClient::new(client, PATIENCE);
             for payload in payloads {
                 let mut buffer = session.block(*payload);
                 times.push(batches(self.trips, || {

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::channel;
-use draconis_exchange::channel::process::{self, Plan, Session};
+use draconis_exchange::channel::process::{self, Session, SessionConfig};
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::file::{self, CHUNK_BYTES, File, FileServer, Reader};
+use draconis_exchange::contract::file::{self, CHUNK_BYTES, CachingReader, File, FileServer};
 use draconis_exchange::contract::tree::{Tree, Walked, walk};
 use draconis_exchange::heap::arena::Class;
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
 use draconis_service::volume::{self, VolumeTree};
@@ -70,7 +70,7 @@ pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     let tree = open(image)?;
     sandbox::confine(&Profile::Worker, None)?;
     let server = session.server::<File>(0).context("lane 0")?;
-    tree.tell_of_changes(&server);
+    tree.notify_changes_to(&server);
     let _ = file::serve(server, &tree.file(node(&tree)?), PATIENCE);
     Ok(())
 }
@@ -110,7 +110,7 @@ fn by_call<'a>(tree: &'a VolumeTree, node: Node) -> Ask<'a> {
     })
 }
 
-fn by_reader(mut reader: Reader) -> Ask<'static> {
+fn by_reader(mut reader: CachingReader) -> Ask<'static> {
     Box::new(move |offset, into| Ok(reader.read(offset, into)?))
 }
 
@@ -125,7 +125,8 @@ impl Worker {
         let class = |slot_bytes, slots| Class { slot_bytes, slots };
         // One more is on its way.
         let host = vec![class(4096, 2), class(16 << 10, 2), class(CHUNK_BYTES, chunks as u32 + 2)];
-        let plan = Plan { fixed_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
+        let plan =
+            SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
         let (offer, socket) = process::offer(&plan)?;
         let child = Command::new("/proc/self/exe")
             .arg("isolation-child")
@@ -137,10 +138,10 @@ impl Worker {
     }
 
     /// Reads of it, keeping that many chunks.
-    fn reader(&self, chunks: usize) -> anyhow::Result<Reader> {
+    fn reader(&self, chunks: usize) -> anyhow::Result<CachingReader> {
         let session = self.session.clone();
         let end = session.client::<File>(0).context("lane 0")?;
-        Ok(Reader::new(end, PATIENCE, chunks, move |len| session.block(len)))
+        Ok(CachingReader::new(end, PATIENCE, chunks, move |len| session.block(len)))
     }
 }
 
@@ -166,12 +167,12 @@ fn measure(
     let (client, server) = channel::pair::<File>();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            tree.tell_of_changes(&server);
+            tree.notify_changes_to(&server);
             // A reader that goes away is no loss.
             let _ = file::serve(server, &tree.file(at), PATIENCE);
         });
-        let vacant = |len| Some(Block::vacant(len));
-        let kept_by_thread = Reader::new(client, PATIENCE, all_chunks, vacant);
+        let vacant = |len| Some(Block::unallocated(len));
+        let kept_by_thread = CachingReader::new(client, PATIENCE, all_chunks, vacant);
         let counts = [0, FEW_CHUNKS, all_chunks];
         let workers = counts.map(|chunks| Worker::start(image, chunks));
         let [each, few, all] = workers;
@@ -186,7 +187,7 @@ fn measure(
         let mut samples = vec![];
         for len in requests {
             // Aligned, as what a call reads into.
-            let mut into = Private::new(*len as usize);
+            let mut into = PrivateBuffer::new(*len as usize);
             let mut times = ways.each_ref().map(|_| vec![]);
             for _ in 0..ROUNDS {
                 context.check()?;

@@ -12,7 +12,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::Context as _;
 use draconis_device::sim::{Clock as Virtual, SimDisk};
-use draconis_device::{Disk, Extent, View};
+use draconis_device::{Disk, Extent, SubDisk};
 use draconis_objects::{
     CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
@@ -75,7 +75,7 @@ impl Place {
         // As many segments as a store of that length needs for its reserves to be small.
         let segment_bytes = (bytes / 1024).next_power_of_two().clamp(1 << 20, 16 << 20) as u32;
         let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
-        let disk: Arc<dyn Disk> = Arc::new(View::new(self.disk.clone(), self.region)?);
+        let disk: Arc<dyn Disk> = Arc::new(SubDisk::new(self.disk.clone(), self.region)?);
         Store::create(disk.clone(), &CreateOptions { profile, id: self.id() })?;
         Ok(Store::open(disk, &OpenOptions { cache_bytes: 64 << 20, read_only: false })?)
     }
@@ -357,7 +357,7 @@ impl Experiment for Objects {
                 let cut = model.crash(context.seed);
                 drop(measuring);
                 let clock = cut.clock().clone();
-                let disk: Arc<dyn Disk> = Arc::new(View::new(cut, place.region)?);
+                let disk: Arc<dyn Disk> = Arc::new(SubDisk::new(cut, place.region)?);
                 let ns = time(&clock, || {
                     Ok(Store::open(disk.clone(), &OpenOptions::default()).map(drop)?)
                 })?;

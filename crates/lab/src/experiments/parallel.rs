@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::Extent;
-use draconis_device::sim::{Kind as Ask, Request, Timing};
+use draconis_device::sim::{Request, RequestKind as Ask, Timing};
 
 use super::{About, Experiment, Paper};
 use crate::buffer::Buffer;

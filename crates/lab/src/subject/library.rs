@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, bail};
 use draconis_device::{FileDisk, FileOptions};
-use draconis_exchange::contract::{Kind as NodeKind, Time};
+use draconis_exchange::contract::{FileType as NodeKind, Time};
 use draconis_ext::{
     AccessTimes, Follow, InodeNumber, NewNode, Options, Reserve, Statistics, Volume, Writing,
 };

@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 
 use draconis_device::Extent;
 use draconis_device::sim::{
-    self, Hdd, HddParameters, Kind as Ask, Request, SimDisk, Ssd, SsdParameters, Timing,
+    self, Hdd, HddParameters, Request, RequestKind as Ask, SimDisk, Ssd, SsdParameters, Timing,
 };
 
 use super::raw::Areas;
@@ -165,7 +165,7 @@ struct Host {
     timing: Box<dyn Timing>,
     clock: sim::Clock,
     next_id: u64,
-    done: Vec<sim::Done>,
+    done: Vec<sim::Completion>,
     /// Pages that are cached, by number.
     pages: BTreeSet<u64>,
     /// Runs of dirty sectors: first and one past the last.

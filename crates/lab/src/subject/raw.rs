@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, bail};
-use draconis_device::{Extent, FileOptions, OpenedFile, written_unit_bytes};
+use draconis_device::{Extent, FileOptions, OpenedFile, write_unit_bytes};
 use rustix::fs::OFlags;
 
 use super::counters::Device;
@@ -187,7 +187,7 @@ impl Subject for Raw {
             disk: Arc::new(opened.start()),
             clock: self.clock.clone(),
             region: Extent::new(start, bytes),
-            told_bytes: written_unit_bytes(&*self.file).unwrap_or(0),
+            told_bytes: write_unit_bytes(&*self.file).unwrap_or(0),
             // A file is as long as this run made it.
             len_bytes: self.is_device.then_some(len_bytes),
         }))

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use draconis_device::{Extent, Pending, ReadAnswer, Urgency};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use super::Check;
 use super::report::{Of, What};
@@ -108,7 +108,8 @@ impl Check<'_> {
             while flying.len() < depth && !rest.is_empty() {
                 let (extent, count) = self.request(rest);
                 let (these, others) = rest.split_at(count);
-                let block = Block::from(Private::unset(extent.len_bytes as usize));
+                let block =
+                    Block::from(PrivateBuffer::new_uninitialized(extent.len_bytes as usize));
                 let answer = self.core.log.io.disk.read(extent, block, Urgency::Ahead);
                 flying.push_back((extent.start_bytes, these, answer));
                 rest = others;

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use draconis_device::{Group, Ticket, Write};
-use draconis_exchange::heap::{Block, Private};
+use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use super::Log;
 use crate::hooks::{Omission, barrier_bytes, is_left_out};
@@ -197,8 +197,8 @@ impl Log {
             frame.stamp(header, self.tag, self.io.summer);
             // As large as the frame's own, which was used before: new memory is cleared page
             // by page, and that takes longer than copying.
-            let mut memory = Private::unset(frame.capacity());
-            memory.shorten(frame.len);
+            let mut memory = PrivateBuffer::new_uninitialized(frame.capacity());
+            memory.truncate(frame.len);
             memory.copy_from_slice(frame.bytes());
             self.counters.written_bytes += frame.len as u64;
             writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });

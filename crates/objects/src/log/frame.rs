@@ -14,7 +14,7 @@
 //! Law 3: `durable` is true when the frame is: every commit up to it was durable before the
 //! frame was given to the disk. Only later ones can have holes after a power cut.
 
-use draconis_exchange::heap::Private;
+use draconis_exchange::heap::PrivateBuffer;
 
 use crate::Error;
 use crate::codec::{Reader, Summer};
@@ -115,7 +115,7 @@ impl Header {
 pub(crate) struct Frame {
     /// First byte on the disk.
     pub at: u64,
-    bytes: Private,
+    bytes: PrivateBuffer,
     /// End of the last payload.
     used: usize,
     /// Where the gap before the first aligned payload begins and ends.
@@ -134,7 +134,7 @@ impl Frame {
     pub fn new(at: u64, capacity: usize) -> Self {
         Self {
             at,
-            bytes: Private::unset(capacity),
+            bytes: PrivateBuffer::new_uninitialized(capacity),
             used: HEADER,
             gap: (HEADER, HEADER),
             table: Table::new(at),
@@ -225,7 +225,7 @@ impl Frame {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub at: u64,
-    bytes: Private,
+    bytes: PrivateBuffer,
     pub len: usize,
     table_at: u32,
     table_len: u32,

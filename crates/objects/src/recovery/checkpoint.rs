@@ -86,7 +86,7 @@ impl Checkpoints {
             .submit_chain(chain.into(), &after)
             .map_err(|refused| Error::Device(refused.error))?;
         // The second pair is written behind a flush that made the first durable.
-        let ticket = *tickets.last().ok_or(Error::Device(draconis_device::Error::Gone))?;
+        let ticket = *tickets.last().ok_or(Error::Device(draconis_device::Error::ServiceEnded))?;
         log.sent.last = Some(ticket);
         Ok(ticket)
     }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use draconis_exchange::heap::Private;
+use draconis_exchange::heap::PrivateBuffer;
 
 use crate::Result;
 use crate::codec::{index, narrow};
@@ -50,7 +50,7 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
     // A stream cannot go through more segments than there are.
     for _ in 0..=geometry.segments {
         let start = geometry.start_of(segment);
-        let mut window: Option<(u32, Private)> = None;
+        let mut window: Option<(u32, PrivateBuffer)> = None;
         let before = out.len();
         while pos < geometry.segment_bytes {
             let Some((header, table)) = frame_at(core, start, pos, read_bytes, &mut window)? else {
@@ -99,7 +99,7 @@ fn frame_at(
     start: u64,
     pos: u32,
     read_bytes: usize,
-    window: &mut Option<(u32, Private)>,
+    window: &mut Option<(u32, PrivateBuffer)>,
 ) -> Result<Option<(Header, Vec<u8>)>> {
     let geometry = core.checkpoints.superblock.geometry;
     let at = start.saturating_add(u64::from(pos));

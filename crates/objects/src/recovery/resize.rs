@@ -153,7 +153,7 @@ impl Core {
 mod tests {
     use std::collections::BTreeMap;
 
-    use draconis_device::{CrashOptions, Crashes, MemoryDisk, Random, RecordDisk};
+    use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
 
     use super::*;
     use crate::check::CheckOptions;
@@ -204,7 +204,7 @@ mod tests {
                 Store::resize(disk.clone(), len).unwrap();
                 assert_eq!(look(&disk, &keys), len);
                 let options = CrashOptions { seed, subsets: 1, exhaustive_sectors: 0 };
-                for crash in Crashes::new(image, recorded.take(), options).step_by(29) {
+                for crash in CrashStates::new(image, recorded.take(), options).step_by(29) {
                     let found = look(&(crash.disk as Arc<dyn Disk>), &keys);
                     assert!([before, len].contains(&found), "{found}");
                 }

@@ -333,8 +333,8 @@ fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {
         .read(Extent::new(at, len), Block::private(index(len)), Urgency::Now)
         .wait()
         .unwrap_or(Err(draconis_device::Refused {
-            goods: None,
-            error: draconis_device::Error::Gone,
+            payload: None,
+            error: draconis_device::Error::ServiceEnded,
         }))
         .map_err(|refused| Error::Device(refused.error))?;
     Superblock::decode(&block.into_private(), at, properties.len_bytes)

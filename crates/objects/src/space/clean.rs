@@ -330,7 +330,7 @@ impl Core {
             if patience == MissPolicy::Asks {
                 return Ok(Step::Break(Need::Settled(ticket)));
             }
-            self.log.io.disk.settle(ticket)?;
+            self.log.io.disk.wait_visible(ticket)?;
         }
         let live = segment.held() as u64;
         let layout = &self.log.layout;

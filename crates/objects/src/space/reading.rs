@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 
 use draconis_device::{Extent, Pending, ReadAnswer, Refused, Urgency};
-use draconis_exchange::heap::Private;
+use draconis_exchange::heap::PrivateBuffer;
 
 use crate::io::Io;
 use crate::{Error, Result};
@@ -31,7 +31,7 @@ pub(crate) struct Reading {
     window: u32,
     /// Requests ahead of what is held.
     depth: usize,
-    held: Option<(u32, Private)>,
+    held: Option<(u32, PrivateBuffer)>,
     ahead: VecDeque<Ahead>,
     /// Bytes that are read by themselves.
     apart: Option<Ahead>,
@@ -67,7 +67,8 @@ impl Reading {
         let start = self.start;
         let asked = self.ahead.iter_mut().take_while(|ahead| to > start + u64::from(ahead.at));
         for ahead in asked.chain(&mut self.apart) {
-            let gone = || Err(Refused { goods: None, error: draconis_device::Error::Gone });
+            let gone =
+                || Err(Refused { payload: None, error: draconis_device::Error::ServiceEnded });
             let read = std::mem::replace(&mut ahead.read, Pending::ready(gone()));
             ahead.read = Pending::ready(read.wait().unwrap_or_else(gone));
         }
@@ -92,7 +93,11 @@ impl Reading {
             return self.get(io, from, len).map(|bytes| Some(bytes.to_vec()));
         }
         let extent = Extent::new(self.start + u64::from(first), u64::from(whole));
-        let read = io.disk.read(extent, Private::unset(whole as usize).into(), Urgency::Ahead);
+        let read = io.disk.read(
+            extent,
+            PrivateBuffer::new_uninitialized(whole as usize).into(),
+            Urgency::Ahead,
+        );
         self.apart = Some(Ahead { at: first, len: whole, read });
         Ok(None)
     }
@@ -162,7 +167,7 @@ impl Reading {
     fn ask(&mut self, io: &Io, at: u32) {
         let len = self.window.min(self.end - at);
         let extent = Extent::new(self.start + u64::from(at), u64::from(len));
-        let into = Private::unset(len as usize).into();
+        let into = PrivateBuffer::new_uninitialized(len as usize).into();
         self.ahead.push_back(Ahead { at, len, read: io.disk.read(extent, into, Urgency::Ahead) });
     }
 
@@ -199,8 +204,8 @@ impl Reading {
     }
 }
 
-fn joined(head: &[u8], tail: &[u8]) -> Private {
-    let mut both = Private::unset(head.len() + tail.len());
+fn joined(head: &[u8], tail: &[u8]) -> PrivateBuffer {
+    let mut both = PrivateBuffer::new_uninitialized(head.len() + tail.len());
     both[..head.len()].copy_from_slice(head);
     both[head.len()..].copy_from_slice(tail);
     both
@@ -232,11 +237,11 @@ mod tests {
         let geometry = Geometry::of(&profile, 8 << 20).unwrap();
         let start = geometry.start_of(2);
         let bytes: Vec<u8> = (0..SEGMENT as u64).map(|at| mix(at) as u8).collect();
-        let mut block = Private::unset(SEGMENT);
+        let mut block = PrivateBuffer::new_uninitialized(SEGMENT);
         block.copy_from_slice(&bytes);
         let group = Group { writes: vec![Write { at_bytes: start, block: block.into() }] };
         let ticket = disk.submit(group, &[]).unwrap();
-        disk.wait(ticket).unwrap();
+        disk.wait_durable(ticket).unwrap();
         let io = Io::new(disk, geometry, Summer(1), 1 << 20);
         let mut dice = 1u64;
         let mut below = |limit: usize| {

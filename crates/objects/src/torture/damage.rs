@@ -8,7 +8,7 @@
 use std::ops::RangeFull;
 use std::sync::Arc;
 
-use draconis_device::{Disk, Event, Extent, Fault, FaultDisk, Hits, MemoryDisk, RecordDisk};
+use draconis_device::{Disk, Event, Extent, Fault, FaultDisk, FaultTarget, MemoryDisk, RecordDisk};
 
 use super::run::{Actor, SMALL};
 use super::{Contents, History, Random, Recorded, Script, Settings, Shape, Violation, record};
@@ -346,12 +346,12 @@ fn try_fail(
     let all = Extent::new(0, shape.disk_bytes as u64);
     let kept_writes = dice.below(3) as usize;
     let (hits, fault) = match dice.below(6) {
-        0 => (Hits::Flushes, Fault::Fail),
-        1 => (Hits::Request(request), Fault::Fail),
-        2 => (Hits::Request(request), Fault::Break { kept_writes }),
-        3 => (Hits::Request(request), Fault::PowerCut { kept_writes }),
-        4 => (Hits::Reads(all), Fault::Flip { bit: dice.below(8) as u8 }),
-        _ => (Hits::Reads(all), Fault::Fail),
+        0 => (FaultTarget::Flushes, Fault::Fail),
+        1 => (FaultTarget::Request(request), Fault::Fail),
+        2 => (FaultTarget::Request(request), Fault::Break { kept_writes }),
+        3 => (FaultTarget::Request(request), Fault::PowerCut { kept_writes }),
+        4 => (FaultTarget::Reads(all), Fault::Flip { bit: dice.below(8) as u8 }),
+        _ => (FaultTarget::Reads(all), Fault::Fail),
     };
     faults.add(hits, fault);
     let mut harm = Harm { disks: 1, ..Harm::default() };

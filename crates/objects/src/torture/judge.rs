@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use draconis_device::{Crash, CrashOptions, Crashes, Disk, Event, RecordDisk};
+use draconis_device::{CrashOptions, CrashState, CrashStates, Disk, Event, RecordDisk};
 
 use super::run::{SMALL, key_of};
 use super::{Contents, History};
@@ -74,13 +74,18 @@ impl<'a> Judge<'a> {
     ///
     /// # Errors
     /// The first promise that is broken.
-    pub fn judge(&mut self, crash: &Crash, number: u64, effort: Effort) -> Result<u64, Violation> {
+    pub fn judge(
+        &mut self,
+        crash: &CrashState,
+        number: u64,
+        effort: Effort,
+    ) -> Result<u64, Violation> {
         let judged = AssertUnwindSafe(|| self.try_all(crash, number, effort));
         std::panic::catch_unwind(judged)
             .unwrap_or_else(|panic| Err(Violation::of_panic("judging", &*panic)))
     }
 
-    fn try_all(&self, crash: &Crash, number: u64, effort: Effort) -> Result<u64, Violation> {
+    fn try_all(&self, crash: &CrashState, number: u64, effort: Effort) -> Result<u64, Violation> {
         let is_due = |every: u64| every > 0 && number.is_multiple_of(every);
         let waited = crash.marks().last().map_or(0, |mark| *mark as usize);
         if is_due(effort.read_only) {
@@ -109,7 +114,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Opens and changes a state while the power is cut again.
-    fn cut_again(&self, crash: &Crash, number: u64, waited: usize) -> Result<u64, Violation> {
+    fn cut_again(&self, crash: &CrashState, number: u64, waited: usize) -> Result<u64, Violation> {
         let image = crash.disk.to_bytes();
         let disk = Arc::new(RecordDisk::new(crash.disk.clone()));
         let store = Store::open(disk.clone(), &SMALL).map_err(said("open"))?;
@@ -124,7 +129,7 @@ impl<'a> Judge<'a> {
         let mut states = 0;
         let events = disk.take();
         let told = tell(&events);
-        for again in Crashes::new(image, events, options) {
+        for again in CrashStates::new(image, events, options) {
             states += 1;
             let judged = (|| {
                 let store = Store::open(again.disk.clone(), &SMALL).map_err(said("open"))?;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, Crashes, Disk, MemoryDisk, RecordDisk};
+use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
 
 use super::run::{SMALL, bytes_of};
 use super::{Contents, Script, Settings, Shape, Tally, Violation, record};
@@ -90,7 +90,7 @@ fn making(
     let store = Store::open(Arc::new(MemoryDisk::new(bytes_of(&*disk), 512)), &SMALL);
     shows(&store.map_err(|error| Violation(format!("opening it: {error}")))?, None)?;
     let mut tally = Tally::default();
-    for crash in Crashes::new(image, disk.take(), options) {
+    for crash in CrashStates::new(image, disk.take(), options) {
         tally.states += 1;
         let is_made = !crash.marks().is_empty();
         let judged =

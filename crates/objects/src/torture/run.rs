@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, Crashes, Disk, Event, Extent, MemoryDisk, RecordDisk};
+use draconis_device::{CrashOptions, CrashStates, Disk, Event, Extent, MemoryDisk, RecordDisk};
 use draconis_exchange::heap::Block;
 
 use super::damage::Partly;
@@ -584,10 +584,10 @@ pub fn cut(
     let told = super::judge::tell(&events);
     let mut judge = Judge::new(&history, options.seed);
     let mut tally = Tally { full, checkpoints: worked.0, cleaned: worked.1, ..Tally::default() };
-    for crash in Crashes::new(image, events, options) {
+    for crash in CrashStates::new(image, events, options) {
         tally.states += 1;
         tally.second += judge.judge(&crash, tally.states, effort).map_err(|Violation(why)| {
-            let draconis_device::Crash { durable, written, cut, .. } = &crash;
+            let draconis_device::CrashState { durable, written, cut, .. } = &crash;
             Violation(format!(
                 "state {} ({cut:?}, durable {}, written {}): {why}\n{}",
                 tally.states,

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeFull;
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, Crashes, Disk, MemoryDisk, RecordDisk};
+use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
 use twox_hash::XxHash3_64;
 
 use super::history::read_object;
@@ -613,7 +613,8 @@ impl User {
         drop(self.store.take());
         let options = CrashOptions { seed, subsets: 3, exhaustive_sectors: 0 };
         let mut chosen: Vec<(Vec<u8>, usize)> = vec![];
-        for (nth, crash) in Crashes::new(image, self.disk.take(), options).take(150).enumerate() {
+        for (nth, crash) in CrashStates::new(image, self.disk.take(), options).take(150).enumerate()
+        {
             // Each of those so far is as likely as the others.
             let place = if nth < 2 { nth } else { self.dice.below(nth as u64 + 1) as usize };
             if place < 2 {

@@ -192,7 +192,7 @@ impl Keeper {
         let mut text = vec![0; TEXT_MAX_BYTES];
         let got = descriptors::receive(&socket, &mut text, RecvFlags::DONTWAIT)
             .map_err(|errno| format!("nothing was handed over: {errno}"))?;
-        let text = text.get(..got.len).filter(|_| got.whole && got.fds.len() >= FIXED);
+        let text = text.get(..got.len).filter(|_| got.is_complete && got.fds.len() >= FIXED);
         let text = text.ok_or("what was handed over is not whole")?;
         let state: State = serde_json::from_slice(text)
             .map_err(|error| format!("what was handed over makes no sense: {error}"))?;

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::shm::Shared;
+use draconis_exchange::shm::SharedMemory;
 use serde::{Deserialize, Serialize};
 
 use crate::claimed::Source;
@@ -38,7 +38,7 @@ pub(super) struct WorkerSupervision {
     source: Source,
     /// What a disk image differs from, the nearest first: read by each of them.
     behind: Vec<OwnedFd>,
-    log: Arc<Shared>,
+    log: Arc<SharedMemory>,
     options: MountOptions,
     epoch: u64,
     /// An epoch, and the last of its changes that the disk has taken.
@@ -89,7 +89,7 @@ impl WorkerSupervision {
     pub(super) fn resume(
         source: Source,
         behind: Vec<OwnedFd>,
-        log: Arc<Shared>,
+        log: Arc<SharedMemory>,
         past: SupervisionState,
     ) -> Self {
         let SupervisionState { options, epoch, taken, died_over, refused } = past;

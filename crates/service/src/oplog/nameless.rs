@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use draconis_exchange::shm::Shared;
+use draconis_exchange::shm::SharedMemory;
 use draconis_ext::InodeNumber;
 
 use super::{FILLED_AT, NAMELESS_AT};
@@ -45,25 +45,25 @@ struct Known {
 }
 
 /// All that workers before have left; nothing if there were too many.
-pub(super) fn all(memory: &Shared) -> Option<BTreeSet<InodeNumber>> {
+pub(super) fn all(memory: &SharedMemory) -> Option<BTreeSet<InodeNumber>> {
     let mut found = BTreeSet::new();
     for part in 0..2 {
         let count = count(memory, part);
         if count > MOST {
             return None;
         }
-        let inode = |nth| memory.word(place(part, nth)).load(Ordering::Relaxed);
+        let inode = |nth| memory.atomic_u32(place(part, nth)).load(Ordering::Relaxed);
         found.extend((0..count).map(|nth| InodeNumber(inode(nth))));
     }
     Some(found)
 }
 
-fn count(memory: &Shared, part: usize) -> u32 {
-    memory.word(NAMELESS_AT + part * PART_BYTES).load(Ordering::Acquire)
+fn count(memory: &SharedMemory, part: usize) -> u32 {
+    memory.atomic_u32(NAMELESS_AT + part * PART_BYTES).load(Ordering::Acquire)
 }
 
-fn set_count(memory: &Shared, part: usize, count: u32) {
-    memory.word(NAMELESS_AT + part * PART_BYTES).store(count, Ordering::Release);
+fn set_count(memory: &SharedMemory, part: usize, count: u32) {
+    memory.atomic_u32(NAMELESS_AT + part * PART_BYTES).store(count, Ordering::Release);
 }
 
 fn place(part: usize, nth: u32) -> usize {
@@ -72,8 +72,8 @@ fn place(part: usize, nth: u32) -> usize {
 
 impl Nameless {
     /// What the first worker of a mount knows, or one that follows another.
-    pub(super) fn new(memory: &Shared, is_first: bool) -> Self {
-        let filled = memory.long(FILLED_AT).load(Ordering::Acquire) as usize & 1;
+    pub(super) fn new(memory: &SharedMemory, is_first: bool) -> Self {
+        let filled = memory.atomic_u64(FILLED_AT).load(Ordering::Acquire) as usize & 1;
         let (there, turned_at, repeats) = (HashSet::new(), None, !is_first);
         Self(Mutex::new(Known { filled, there, turn_at: GROWTH, turned_at, repeats }))
     }
@@ -82,7 +82,7 @@ impl Nameless {
     /// by now.
     pub(super) fn add(
         &self,
-        memory: &Shared,
+        memory: &SharedMemory,
         number: u64,
         inode: InodeNumber,
         others: &dyn Fn() -> Vec<InodeNumber>,
@@ -102,7 +102,7 @@ impl Nameless {
     }
 
     /// The disk has taken all changes up to this one.
-    pub(super) fn taken(&self, memory: &Shared, number: u64) {
+    pub(super) fn taken(&self, memory: &SharedMemory, number: u64) {
         let mut known = self.known();
         if known.turned_at.is_some_and(|turned_at| turned_at <= number) {
             known.turned_at = None;
@@ -123,7 +123,7 @@ impl Nameless {
 impl Known {
     /// Fills the other part from now on, where there is nothing; else sees to it that there will
     /// be nothing.
-    fn turn(&mut self, memory: &Shared, number: u64, others: &dyn Fn() -> Vec<InodeNumber>) {
+    fn turn(&mut self, memory: &SharedMemory, number: u64, others: &dyn Fn() -> Vec<InodeNumber>) {
         self.turned_at = Some(number);
         let next = 1 - self.filled;
         if count(memory, next) != 0 {
@@ -137,19 +137,19 @@ impl Known {
                 put(memory, next, inode.0);
             }
         }
-        memory.long(FILLED_AT).store(next as u64, Ordering::Release);
+        memory.atomic_u64(FILLED_AT).store(next as u64, Ordering::Release);
         self.filled = next;
         self.turn_at = count(memory, next).saturating_add(GROWTH);
     }
 }
 
 /// Puts an inode into a part.
-fn put(memory: &Shared, part: usize, inode: u32) {
+fn put(memory: &SharedMemory, part: usize, inode: u32) {
     match count(memory, part) {
         TOO_MANY => {}
         count if count >= MOST => set_count(memory, part, TOO_MANY),
         count => {
-            memory.word(place(part, count)).store(inode, Ordering::Relaxed);
+            memory.atomic_u32(place(part, count)).store(inode, Ordering::Relaxed);
             set_count(memory, part, count + 1);
         }
     }
@@ -178,7 +178,7 @@ mod tests {
     }
 
     impl Model {
-        fn change(&mut self, log: &Nameless, memory: &Shared, (dies, inode): (bool, u32)) {
+        fn change(&mut self, log: &Nameless, memory: &SharedMemory, (dies, inode): (bool, u32)) {
             self.number += 1;
             if dies {
                 log.add(memory, self.number, InodeNumber(inode), &others(&self.memory));
@@ -189,7 +189,7 @@ mod tests {
         }
 
         /// The disk takes some of what has changed, of which the last `untold` are to be.
-        fn take(&mut self, log: &Nameless, memory: &Shared, count: usize, untold: usize) {
+        fn take(&mut self, log: &Nameless, memory: &SharedMemory, count: usize, untold: usize) {
             for (dies, inode) in self.changes.drain(..count) {
                 if dies {
                     self.disk.insert(inode)
@@ -201,7 +201,7 @@ mod tests {
             self.is_known(memory);
         }
 
-        fn is_known(&self, memory: &Shared) {
+        fn is_known(&self, memory: &SharedMemory) {
             let known = all(memory).unwrap();
             assert!(self.disk.iter().all(|inode| known.contains(&InodeNumber(*inode))));
         }

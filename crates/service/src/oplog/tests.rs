@@ -4,7 +4,7 @@ use draconis_device::Random;
 
 use super::*;
 
-fn again(memory: &Shared, epoch: u64) -> OpLog {
+fn again(memory: &SharedMemory, epoch: u64) -> OpLog {
     let memory = memory.as_fd().try_clone_to_owned().unwrap();
     OpLog::new(adopt(memory).unwrap(), epoch).unwrap()
 }
@@ -14,8 +14,8 @@ fn made(seconds: i64, inode: u32) -> Made {
     Made { now: Time { seconds, nanoseconds: 5 }, inode, moved: Some(InodeNumber(3)) }
 }
 
-fn all<'a>(bytes: &'a [u8], more: &'a [u8]) -> Option<(&'a [u8], Contents<'a>)> {
-    Some((bytes, Contents::Bytes(more)))
+fn all<'a>(bytes: &'a [u8], more: &'a [u8]) -> Option<(&'a [u8], RequestData<'a>)> {
+    Some((bytes, RequestData::Bytes(more)))
 }
 
 fn never() -> bool {
@@ -25,7 +25,7 @@ fn never() -> bool {
 /// Numbers of what is left.
 fn left(log: &OpLog, taken: (u64, u64)) -> Vec<(u64, bool, bool)> {
     let all = log.take_over(taken).unwrap().into_iter();
-    all.map(|(one, _)| (one.unique, one.taken, one.answered)).collect()
+    all.map(|(one, _)| (one.unique, one.is_accepted, one.answered)).collect()
 }
 
 #[test]
@@ -51,16 +51,16 @@ fn what_was_changed_is_found_by_the_next_worker() {
     let found = log.take_over((1, 1)).unwrap();
     let (first, how) = &found[0];
     assert_eq!((first.request.as_slice(), first.unique), (&b"head and data"[..], 10));
-    assert_eq!((first.made, *how), (Some(Node(12)), made(-7, 12)));
+    assert_eq!((first.created, *how), (Some(Node(12)), made(-7, 12)));
     assert_eq!(left(&log, (1, 1)), [(10, true, false), (11, false, true)]);
     // The second is made again, and this worker dies, too.
-    log.repeat(found[1].0.at, 11, &mut || log.changed(1, made(8, 0)));
+    log.repeat(found[1].0.position, 11, &mut || log.changed(1, made(8, 0)));
     assert_eq!((noted(&memory), was_clean(&memory)), (2, None));
     let log = again(&memory, 3);
     assert_eq!(left(&log, (2, 0)), [(11, false, true), (10, true, false)]);
     let log = again(&memory, 4);
     assert_eq!(left(&log, (2, 1)), [(11, true, true), (10, true, false)]);
-    log.settle(found.iter().map(|(one, _)| one.at));
+    log.settle(found.iter().map(|(one, _)| one.position));
     let log = again(&memory, 5);
     assert_eq!(left(&log, (2, 1)), []);
 }
@@ -87,7 +87,7 @@ fn the_next_worker_knows_how_a_change_ended() {
         let found = again(&memory, 2).take_over((1, 0)).unwrap();
         let (found, _) = found.last().unwrap();
         assert_eq!((found.unique, found.outcome), (unique, outcome));
-        assert_eq!(found.taken, unique == 12, "a change that failed is not replayed");
+        assert_eq!(found.is_accepted, unique == 12, "a change that failed is not replayed");
         assert_eq!(found.answered, unique == 12);
         if let Some(deferred) = deferred {
             log.deferred_done(deferred);
@@ -129,10 +129,10 @@ fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
     let memory = memory().unwrap();
     let log = again(&memory, 1);
     for unique in 1..=3 {
-        let mut room = log.rooms().take(5000).unwrap();
+        let mut room = log.rooms().allocate(5000).unwrap();
         room.fill(unique as u8);
         let room = Arc::new(room);
-        log.begin(unique, Some((b"write", Contents::Room(&room))), never);
+        log.begin(unique, Some((b"write", RequestData::Room(&room))), never);
         log.changed(unique, made(1, 0));
         log.done();
     }
@@ -148,9 +148,9 @@ fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
     assert_eq!(lens, [5, 5005], "what was taken is not done again");
     assert_eq!(found[1].0.request[5..], [3; 5000]);
     assert_eq!(log.rooms().used_bytes(), 2 * 8192);
-    assert_eq!(log.rooms().take(1).unwrap().place(), 0, "that of the first");
-    log.repeat(found[1].0.at, 3, &mut || log.changed(1, made(1, 0)));
-    log.settle(found.iter().map(|(one, _)| one.at));
+    assert_eq!(log.rooms().allocate(1).unwrap().offset(), 0, "that of the first");
+    log.repeat(found[1].0.position, 3, &mut || log.changed(1, made(1, 0)));
+    log.settle(found.iter().map(|(one, _)| one.position));
     log.taken(1);
     log.let_go();
     assert_eq!(log.rooms().used_bytes(), 0);
@@ -160,17 +160,17 @@ fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
 fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
     let memory = memory().unwrap();
     let log = again(&memory, 1);
-    let all_others = log.rooms().take(ROOMS_BYTES - 3 * 8192).unwrap();
+    let all_others = log.rooms().allocate(ROOMS_BYTES - 3 * 8192).unwrap();
     let contents = |unique: u64| [unique as u8; 5000];
     let mut in_rooms = 0;
     for unique in 1..=8 {
-        let room = log.rooms().take(5000).map(|mut room| {
+        let room = log.rooms().allocate(5000).map(|mut room| {
             room.copy_from_slice(&contents(unique));
             Arc::new(room)
         });
         in_rooms += u32::from(room.is_some());
         let bytes = contents(unique);
-        let said = room.as_ref().map_or(Contents::Bytes(&bytes), Contents::Room);
+        let said = room.as_ref().map_or(RequestData::Bytes(&bytes), RequestData::Room);
         log.begin(unique, Some((b"write", said)), never);
         log.changed(unique, made(1, 0));
         log.done();
@@ -191,7 +191,7 @@ fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
     log.let_go();
     drop(all_others);
     assert_eq!(log.rooms().used_bytes(), 0);
-    assert_eq!(log.rooms().take(ROOMS_BYTES).map(|room| room.place()), Some(0));
+    assert_eq!(log.rooms().allocate(ROOMS_BYTES).map(|room| room.offset()), Some(0));
 }
 
 #[test]
@@ -201,10 +201,10 @@ fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
     for round in 0..200 {
         let log = again(&memory, 1);
         for unique in 0..40 {
-            let room = log.rooms().take(unique as usize * 100).map(Arc::new);
+            let room = log.rooms().allocate(unique as usize * 100).map(Arc::new);
             let contents = match &room {
-                Some(room) if !room.is_empty() => Contents::Room(room),
-                _ => Contents::Bytes(b""),
+                Some(room) if !room.is_empty() => RequestData::Room(room),
+                _ => RequestData::Bytes(b""),
             };
             log.begin(unique, Some((&[7; 100], contents)), never);
             log.changed(unique + 1, made(1, 1));
@@ -212,14 +212,14 @@ fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
         }
         for _ in 0..=round % 9 {
             let near = random.below(HEAD_BYTES as u64 + 40 * 192) as usize & !3;
-            memory.word(near.max(8)).store(random.next_u64() as u32, Ordering::Relaxed);
+            memory.atomic_u32(near.max(8)).store(random.next_u64() as u32, Ordering::Relaxed);
         }
         if random.once_in(4) {
-            memory.long(ENDS_AT).store(random.next_u64(), Ordering::Relaxed);
+            memory.atomic_u64(ENDS_AT).store(random.next_u64(), Ordering::Relaxed);
         }
         let log = again(&memory, 1 + random.below(4));
         // Whatever it says.
         let _ = log.take_over((random.below(3), random.below(50)));
-        memory.long(ENDS_AT).store(0, Ordering::Relaxed);
+        memory.atomic_u64(ENDS_AT).store(0, Ordering::Relaxed);
     }
 }

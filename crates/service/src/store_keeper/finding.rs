@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use draconis_device::{Claim, claim_at_once};
+use draconis_device::{LockMode, try_lock_file};
 
 use super::{
     Answer, Ask, CLOSE_WAIT, Start, receive, send, sentence, socket_of, socket_of_address,
@@ -82,7 +82,7 @@ impl Wanted {
         let until = Instant::now() + FREE_WAIT;
         loop {
             let found = match UnixStream::connect(&self.socket) {
-                Err(_) if claim_at_once(&self.claim, Claim::Alone).is_ok() => {
+                Err(_) if try_lock_file(&self.claim, LockMode::Exclusive).is_ok() => {
                     // It has the claim from now on.
                     let started = self.start().map_err(|error| {
                         format!("cannot start a process for the store: {}", sentence(&error))

@@ -111,7 +111,7 @@ fn receive(control: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         return None;
     }
     // What was cut off is no question that is known.
-    bytes.truncate(if got.whole { got.len } else { 0 });
+    bytes.truncate(if got.is_complete { got.len } else { 0 });
     Some((bytes, got.fds))
 }
 

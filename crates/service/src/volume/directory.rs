@@ -4,16 +4,16 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::directory::{
-    Create, CreateUnnamed, DirectoryServer, Entries, Entry, Enumerate, GetAttributes, GetXattr,
-    Link, ListXattr, Lookup, MakeDirectory, Open, RENAME_EXCHANGE, RENAME_NO_REPLACE,
+    Create, CreateTmpfile, DirEntry, DirectoryServer, EntryWriter, Enumerate, GetAttributes,
+    GetXattr, Link, ListXattr, Lookup, MakeDirectory, Open, RENAME_EXCHANGE, RENAME_NO_REPLACE,
     RENAME_WHITEOUT, ReadLink, RemoveDirectory, RemoveXattr, Rename, SetAttributes, SetFlags,
     SetXattr, Symlink, SyncVolume, Unlink,
 };
 use draconis_exchange::contract::{
-    AccessTimes, Attributes, Kept, Kind, Name, Node, Refusal, without_privileges,
+    AccessTimes, Attributes, FileType, Kept, Name, Node, Refusal, clear_suid_sgid,
 };
 use draconis_exchange::heap::Block;
-use draconis_exchange::omission::{DEADLY, Omission};
+use draconis_exchange::omission::{CRASHING_NAME, InjectedFault};
 use draconis_ext::{Cookie, InodeNumber, NewNode, Renaming, Volume, Whiteout, XattrSet};
 
 use super::{VolumeTree, inode, refusal};
@@ -26,7 +26,8 @@ const XATTR_REPLACE: u32 = 2;
 
 impl DirectoryServer for VolumeTree {
     fn lookup(&self, request: &mut Lookup) -> Result<Attributes, Refusal> {
-        let deadly = Omission::NoDeadlyName.is_made() && request.name.as_bytes() == DEADLY;
+        let deadly = InjectedFault::SurviveCrashingName.is_made()
+            && request.name.as_bytes() == CRASHING_NAME;
         assert!(!deadly, "a name that ends its worker");
         let parent = inode(request.parent)?;
         let found = match request.name.as_bytes() {
@@ -67,8 +68,8 @@ impl DirectoryServer for VolumeTree {
     }
 
     fn create(&self, request: &mut Create) -> Result<Attributes, Refusal> {
-        let kind = Kind::from_mode(request.mode).ok_or(Refusal::Invalid)?;
-        if matches!(kind, Kind::Directory | Kind::Symlink) {
+        let kind = FileType::from_mode(request.mode).ok_or(Refusal::Invalid)?;
+        if matches!(kind, FileType::Directory | FileType::Symlink) {
             return Err(Refusal::Invalid);
         }
         let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
@@ -77,9 +78,9 @@ impl DirectoryServer for VolumeTree {
         self.make(request.parent, &request.name, &new)
     }
 
-    fn create_unnamed(&self, request: &mut CreateUnnamed) -> Result<Attributes, Refusal> {
+    fn create_tmpfile(&self, request: &mut CreateTmpfile) -> Result<Attributes, Refusal> {
         let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
-        let (kind, uid, gid) = (Kind::File, request.uid, request.gid);
+        let (kind, uid, gid) = (FileType::File, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
         let made = self.volume.create_unnamed(inode(request.parent)?, &new).map_err(refusal)?;
         self.attributes(made)
@@ -87,13 +88,15 @@ impl DirectoryServer for VolumeTree {
 
     fn open(&self, request: &mut Open) -> Result<Kept, Refusal> {
         let node = inode(request.node)?;
-        if !Omission::OpenFlags.is_made() {
+        if !InjectedFault::OpenFlags.is_made() {
             self.volume.may_open(node, request.access).map_err(refusal)?;
         }
         let read = request.access.read;
-        let listed = self.no_directory_atime && self.attributes(node)?.kind == Kind::Directory;
-        let due =
-            read && !listed && self.volume.is_access_due(node) && !Omission::AccessTime.is_made();
+        let listed = self.no_directory_atime && self.attributes(node)?.kind == FileType::Directory;
+        let due = read
+            && !listed
+            && self.volume.is_access_due(node)
+            && !InjectedFault::AccessTime.is_made();
         let strict = self.volume.access_times() == AccessTimes::Strict;
         Ok(match due {
             false => Kept::Valid,
@@ -104,14 +107,14 @@ impl DirectoryServer for VolumeTree {
 
     fn make_directory(&self, request: &mut MakeDirectory) -> Result<Attributes, Refusal> {
         let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
-        let (kind, uid, gid) = (Kind::Directory, request.uid, request.gid);
+        let (kind, uid, gid) = (FileType::Directory, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
         self.make(request.parent, &request.name, &new)
     }
 
     fn symlink(&self, request: &mut Symlink) -> Result<Attributes, Refusal> {
         let target = front_of(&request.target, request.len)?;
-        let (kind, mode, uid, gid) = (Kind::Symlink, 0o777, request.uid, request.gid);
+        let (kind, mode, uid, gid) = (FileType::Symlink, 0o777, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &target };
         self.make(request.parent, &request.name, &new)
     }
@@ -144,7 +147,7 @@ impl DirectoryServer for VolumeTree {
         };
         let (from, to) = (inode(request.from)?, inode(request.to)?);
         let (name, new_name) = (request.name.as_bytes(), request.new_name.as_bytes());
-        let plain = request.flags & RENAME_WHITEOUT == 0 || Omission::Whiteout.is_made();
+        let plain = request.flags & RENAME_WHITEOUT == 0 || InjectedFault::Whiteout.is_made();
         let renamed = if plain {
             self.volume.rename(from, name, to, new_name, how)
         } else {
@@ -161,8 +164,8 @@ impl DirectoryServer for VolumeTree {
         if change.clear_privileges.is_some() {
             let now = self.volume.attributes(node).map_err(refusal)?;
             let mode = change.mode.unwrap_or(now.mode);
-            let left = without_privileges(mode, now.gid, change.clear_privileges);
-            if now.kind != Kind::Directory && left != mode {
+            let left = clear_suid_sgid(mode, now.gid, change.clear_privileges);
+            if now.kind != FileType::Directory && left != mode {
                 change.mode = Some(left);
             }
         }
@@ -181,14 +184,14 @@ impl DirectoryServer for VolumeTree {
     fn set_xattr(&self, request: &mut SetXattr) -> Result<(), Refusal> {
         let how = match request.flags {
             0 => XattrSet::Any,
-            XATTR_CREATE if Omission::NewXattr.is_made() => XattrSet::Any,
+            XATTR_CREATE if InjectedFault::NewXattr.is_made() => XattrSet::Any,
             XATTR_CREATE => XattrSet::Create,
             XATTR_REPLACE => XattrSet::Replace,
             _ => return Err(Refusal::Invalid),
         };
         let value = front_of(&request.value, request.len)?;
         let (node, name) = (inode(request.node)?, request.name.as_bytes());
-        let clear_setgid = request.clear_setgid && !Omission::ListSetgid.is_made();
+        let clear_setgid = request.clear_setgid && !InjectedFault::ListSetgid.is_made();
         self.volume.set_xattr(node, name, &value, how, clear_setgid).map_err(refusal)?;
         self.contents_changed()
     }
@@ -210,7 +213,7 @@ impl VolumeTree {
     fn itself(&self, node: InodeNumber) -> Result<InodeNumber, Refusal> {
         let first = self.volume.superblock().first_inode;
         let named = node == InodeNumber::ROOT || node >= first;
-        let found = named && !Omission::Handles.is_made();
+        let found = named && !InjectedFault::Handles.is_made();
         if found { Ok(node) } else { Err(Refusal::NotFound) }
     }
 
@@ -218,7 +221,7 @@ impl VolumeTree {
         let dir = inode(request.node)?;
         let (cookie, with_attributes) = (Cookie(request.cookie), request.with_attributes);
         let dots = self.volume.options().dots;
-        let mut entries = Entries::new(&mut request.buffer);
+        let mut entries = EntryWriter::new(&mut request.buffer);
         let mut why = None;
         self.volume
             .entries(dir, cookie, dots, |found| {
@@ -232,7 +235,7 @@ impl VolumeTree {
                 };
                 // A name that is none cannot be asked for either: damage, but not of the rest.
                 let Ok(name) = Name::new(found.name) else { return true };
-                let entry = Entry {
+                let entry = DirEntry {
                     cookie: found.next.0,
                     node: Node(found.inode.0.into()),
                     kind: found.kind,
@@ -242,7 +245,7 @@ impl VolumeTree {
                         .flatten(),
                 };
                 let fits = entries.push(&entry);
-                if fits && with_attributes && found.kind == Some(Kind::Directory) {
+                if fits && with_attributes && found.kind == Some(FileType::Directory) {
                     self.volume.will_list(found.inode);
                 }
                 if !fits && entries.is_empty() {
@@ -274,7 +277,7 @@ impl VolumeTree {
     /// The permission bits of a new node: the umask takes some away, unless the directory
     /// has an ACL for that.
     fn permissions_in(&self, parent: Node, mode: u32, umask: u32) -> Result<u32, Refusal> {
-        if mode & umask == 0 || Omission::Umask.is_made() {
+        if mode & umask == 0 || InjectedFault::Umask.is_made() {
             return Ok(mode);
         }
         let parent = inode(parent)?;

@@ -1,11 +1,11 @@
 //! The file contract, served by a volume.
 
 use draconis_exchange::contract::file::{
-    FileServer, GetAttributes, Read, Reserve, Seek, Sync as SyncFile, Write,
+    Fallocate, FileServer, GetAttributes, Read, Seek, Sync as SyncFile, Write,
 };
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{AttributeChange, Attributes, Node, Refusal, without_privileges};
-use draconis_exchange::heap::Piece;
+use draconis_exchange::contract::{AttributeChange, Attributes, Node, Refusal, clear_suid_sgid};
+use draconis_exchange::heap::SharedSlice;
 use draconis_ext::InodeNumber;
 
 use super::{VolumeTree, inode, refusal};
@@ -28,7 +28,7 @@ impl<'a> VolumeFile<'a> {
 
 impl FileServer for VolumeFile<'_> {
     fn read(&self, request: &mut Read) -> Result<u32, Refusal> {
-        if !request.fits() {
+        if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
         let node = inode(self.node)?;
@@ -42,7 +42,7 @@ impl FileServer for VolumeFile<'_> {
                 break;
             }
             let at = (request.buffer_offset + done) as usize;
-            done += request.buffer.put(at, Piece::new(piece)) as u32;
+            done += request.buffer.put_slice(at, SharedSlice::new(piece)) as u32;
         }
         if !request.no_atime {
             self.tree.was_read(self.node);
@@ -60,7 +60,7 @@ impl FileServer for VolumeFile<'_> {
         }
         let (from, len) = (request.buffer_offset as usize, request.len as usize);
         let (volume, offset) = (&self.tree.volume, request.offset);
-        let written = match (request.buffer.lent(), request.buffer.bytes()) {
+        let written = match (request.buffer.shared_slices(), request.buffer.bytes()) {
             ([lent], _) if lent.len() >= from + len => {
                 volume.write_lent(node, offset, &lent.slice(from..from + len)).map_err(refusal)?
             }
@@ -83,8 +83,8 @@ impl FileServer for VolumeFile<'_> {
         self.tree.volume.seek(inode(self.node)?, request.offset, what).map_err(refusal)
     }
 
-    fn reserve(&self, request: &mut Reserve) -> Result<(), Refusal> {
-        let Reserve { offset, len, how } = *request;
+    fn fallocate(&self, request: &mut Fallocate) -> Result<(), Refusal> {
+        let Fallocate { offset, len, how } = *request;
         self.tree.volume.reserve(inode(self.node)?, offset, len, how).map_err(refusal)?;
         self.tree.contents_changed()
     }
@@ -119,7 +119,7 @@ impl VolumeFile<'_> {
     fn clear_privileges(&self, node: InodeNumber) -> Result<(), Refusal> {
         let volume = &self.tree.volume;
         let now = volume.attributes(node).map_err(refusal)?;
-        let left = without_privileges(now.mode, now.gid, None);
+        let left = clear_suid_sgid(now.mode, now.gid, None);
         if left == now.mode {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use draconis_container::{Error, Format, Image, open_for_writing, parts, signature};
-use draconis_device::{Disk, View, partition, partition_table};
+use draconis_device::{Disk, SubDisk, partition, partition_table};
 
 use super::OpenError;
 use crate::options::MountOptions;
@@ -55,16 +55,16 @@ fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
         let is_backup = partition_table(&*disk)?.is_backup;
-        return found(Arc::new(View::new(disk, extent)?), Some(number), is_backup);
+        return found(Arc::new(SubDisk::new(disk, extent)?), Some(number), is_backup);
     }
     if let Some(start) = options.offset_bytes {
-        return found(Arc::new(View::from_offset(disk, start)?), None, false);
+        return found(Arc::new(SubDisk::from_offset(disk, start)?), None, false);
     }
     match parts(&*disk) {
         None => found(disk, None, false),
         Some(parts) => match parts.volumes[..] {
             [only] => {
-                let view = View::new(disk, only.extent)?;
+                let view = SubDisk::new(disk, only.extent)?;
                 found(Arc::new(view), Some(only.number), parts.is_backup)
             }
             [] => Err(OpenError::Partitions(format!(

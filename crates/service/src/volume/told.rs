@@ -5,21 +5,21 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use draconis_exchange::channel::Teller;
+use draconis_exchange::channel::ChangeNotifier;
 use draconis_ext::{InodeNumber, Made, Witness};
 
 /// See the head of the file.
 #[derive(Default)]
 pub(super) struct Told {
-    clients: Mutex<Vec<Teller>>,
+    clients: Mutex<Vec<ChangeNotifier>>,
     next: OnceLock<Arc<dyn Witness>>,
 }
 
 impl Told {
     /// Tells a client from now on, until its channel is closed.
-    pub(super) fn tell(&self, client: Teller) {
+    pub(super) fn tell(&self, client: ChangeNotifier) {
         let mut clients = self.clients();
-        clients.retain(Teller::is_open);
+        clients.retain(ChangeNotifier::is_open);
         clients.push(client);
     }
 
@@ -28,7 +28,7 @@ impl Told {
         let _ = self.next.set(witness);
     }
 
-    fn clients(&self) -> MutexGuard<'_, Vec<Teller>> {
+    fn clients(&self) -> MutexGuard<'_, Vec<ChangeNotifier>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -38,14 +38,14 @@ impl Witness for Told {
         if let Some(next) = self.next.get() {
             next.changed(number, made);
         }
-        self.clients().retain(Teller::tell);
+        self.clients().retain(ChangeNotifier::notify_change);
     }
 
     fn broken_off(&self) {
         if let Some(next) = self.next.get() {
             next.broken_off();
         }
-        self.clients().retain(Teller::tell);
+        self.clients().retain(ChangeNotifier::notify_change);
     }
 
     fn taken(&self, number: u64) {

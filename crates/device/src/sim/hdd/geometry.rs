@@ -37,7 +37,7 @@ struct Zone {
 
 /// Where a byte is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct PhysicalPosition {
     pub(crate) cylinder: u64,
     pub(crate) head: u64,
     /// When it is under the head, in ns of a turn.
@@ -77,7 +77,7 @@ impl Geometry {
         geometry
     }
 
-    pub(crate) fn place(&self, byte: u64) -> Place {
+    pub(crate) fn place(&self, byte: u64) -> PhysicalPosition {
         let nth = self.zones.partition_point(|zone| zone.first_byte <= byte) - 1;
         let zone = self.zones[nth];
         let heads = u64::from(self.parameters.heads);
@@ -87,7 +87,7 @@ impl Geometry {
         let head = track % heads;
         let each = (heads - 1) * self.head_skew_ns + self.cylinder_skew_ns;
         let start_ns = cylinder * each + head * self.head_skew_ns;
-        Place {
+        PhysicalPosition {
             cylinder,
             head,
             angle_ns: (start_ns + offset * self.turn_ns / zone.track_bytes) % self.turn_ns,
@@ -97,7 +97,12 @@ impl Geometry {
     }
 
     /// How long the head takes from one track to another.
-    pub(crate) fn seek_ns(&self, from: &Place, to: &Place, writes: bool) -> u64 {
+    pub(crate) fn seek_ns(
+        &self,
+        from: &PhysicalPosition,
+        to: &PhysicalPosition,
+        writes: bool,
+    ) -> u64 {
         let it = &self.parameters;
         match from.cylinder.abs_diff(to.cylinder) {
             0 if from.head == to.head => 0,
@@ -117,14 +122,20 @@ impl Geometry {
     }
 
     /// How long until `place` comes by, for a head that is on its track.
-    fn turn_to_ns(&self, place: &Place, now_ns: u64) -> u64 {
+    fn turn_to_ns(&self, place: &PhysicalPosition, now_ns: u64) -> u64 {
         let angle_ns = (now_ns + self.phase_ns) % self.turn_ns;
         let wait_ns = (place.angle_ns + self.turn_ns - angle_ns) % self.turn_ns;
         if wait_ns + GRACE_NS >= self.turn_ns { 0 } else { wait_ns }
     }
 
     /// When `byte` is under the head that is at `from` now.
-    pub(crate) fn reached_ns(&self, from: &Place, byte: u64, now_ns: u64, writes: bool) -> u64 {
+    pub(crate) fn reached_ns(
+        &self,
+        from: &PhysicalPosition,
+        byte: u64,
+        now_ns: u64,
+        writes: bool,
+    ) -> u64 {
         let place = self.place(byte);
         let there_ns = now_ns + self.seek_ns(from, &place, writes);
         there_ns + self.turn_to_ns(&place, there_ns)

@@ -50,8 +50,8 @@ pub(crate) enum Op {
 #[derive(Clone, Debug)]
 pub(crate) struct Ftl {
     shape: Shape,
-    map: Table,
-    back: Table,
+    map: SparseTable,
+    back: SparseTable,
     /// Pages that each superblock holds.
     held: Vec<u32>,
     is_full: Vec<bool>,
@@ -113,8 +113,8 @@ impl Shape {
 impl Ftl {
     pub(crate) fn new(shape: Shape) -> Self {
         Self {
-            map: Table::new(shape.pages),
-            back: Table::new(shape.superblocks * shape.slots_per_superblock()),
+            map: SparseTable::new(shape.pages),
+            back: SparseTable::new(shape.superblocks * shape.slots_per_superblock()),
             held: vec![0; shape.superblocks as usize],
             is_full: vec![false; shape.superblocks as usize],
             free: (0..shape.superblocks).collect(),
@@ -310,11 +310,11 @@ impl Ftl {
 
 /// Numbers by number; parts to which nothing was put take no memory.
 #[derive(Clone, Debug)]
-struct Table(Vec<Option<Box<[u32; CHUNK]>>>);
+struct SparseTable(Vec<Option<Box<[u32; CHUNK]>>>);
 
 const CHUNK: usize = 4096;
 
-impl Table {
+impl SparseTable {
     fn new(len: u32) -> Self {
         Self(vec![None; (len as usize).div_ceil(CHUNK)])
     }

@@ -12,25 +12,31 @@ use rustix::fs::{self, MemfdFlags, SealFlags};
 use super::*;
 use crate::{
     channel::{
-        Caller,
-        lane::{FINGERPRINT_AT, Head, PAYLOAD_AT, TOLD_AT},
+        RpcClient,
+        lane::{CHANGE_COUNT_AT, FINGERPRINT_AT, Head, PAYLOAD_AT},
     },
     contract::{
         Attributes,
         directory::{self, Directory},
         disk::Disk,
-        file::{self, Failed, File, Reader},
+        file::{self, CachingReader, File, ReadError},
         volume::Volume,
-        wire::LINE_BYTES,
+        wire::MAX_MESSAGE_BYTES,
     },
 };
 
 const SLOTS: u32 = 3;
 const SLOT_BYTES: u32 = 4096;
 
-fn plan() -> Plan {
+fn plan() -> SessionConfig {
     let classes = vec![Class { slot_bytes: SLOT_BYTES, slots: SLOTS }];
-    Plan { fixed_lanes: 1, host_lanes: 1, guest_lanes: 1, host: classes.clone(), guest: classes }
+    SessionConfig {
+        static_lanes: 1,
+        host_lanes: 1,
+        guest_lanes: 1,
+        host: classes.clone(),
+        guest: classes,
+    }
 }
 
 fn soon() -> Instant {
@@ -54,10 +60,10 @@ const TO_CLIENT: usize = 1;
 
 /// Writes a line of lane 0 as the first message in it.
 fn forge<C: Contract>(session: &Session, line: usize, head: Head, payload: &[u8]) {
-    let at = line * LINE_STRIDE;
-    session.shared.long(at + FINGERPRINT_AT).store(C::FINGERPRINT, SeqCst);
+    let at = line * MAILBOX_STRIDE;
+    session.shared.atomic_u64(at + FINGERPRINT_AT).store(C::FINGERPRINT, SeqCst);
     session.shared.copy_in(at + PAYLOAD_AT, payload);
-    session.shared.long(at).store(head.to_bits(), SeqCst);
+    session.shared.atomic_u64(at).store(head.to_bits(), SeqCst);
 }
 
 fn first(tag: u16, payload: &[u8]) -> Head {
@@ -73,7 +79,7 @@ fn expect_sound(session: &Arc<Session>, away_slots: u32) {
     let audit = session.audit();
     assert_eq!(audit.total_bytes(), u64::from(SLOTS * SLOT_BYTES));
     assert_eq!((audit.held_bytes, audit.borrowed_bytes), (0, 0), "{audit:?}");
-    assert_eq!(audit.away_bytes, u64::from(away_slots * SLOT_BYTES), "{audit:?}");
+    assert_eq!(audit.exported_bytes, u64::from(away_slots * SLOT_BYTES), "{audit:?}");
 }
 
 /// Asks for a read of 100 bytes (slot 0, generation 1) and gets what `lie` writes.
@@ -85,8 +91,8 @@ fn reply_with(lie: impl FnOnce(&Session), expected: Violation) {
     let waiting =
         client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 100, no_atime: false });
     lie(&guest);
-    assert_eq!(waiting.receive(soon()).unwrap_err(), Lost::Violation(expected));
-    assert_eq!(host.blame(), Some(expected));
+    assert_eq!(waiting.receive(soon()).unwrap_err(), ChannelError::Violation(expected));
+    assert_eq!(host.violation(), Some(expected));
     // The slot stays with the liar until its death is confirmed.
     let claimed = matches!(expected, Violation::Value(_) | Violation::Length(28));
     expect_sound(&host, u32::from(!claimed));
@@ -114,8 +120,8 @@ fn a_forged_reply_is_named() {
 
     let jump = Head { seq: 2, ..first(ack_read, &good) };
     reply_with(send(jump, good.clone()), Violation::Turn);
-    let long = Head { len: LINE_BYTES as u16 + 1, ..first(ack_read, &good) };
-    reply_with(send(long, good.clone()), Violation::Length(LINE_BYTES as u32 + 1));
+    let long = Head { len: MAX_MESSAGE_BYTES as u16 + 1, ..first(ack_read, &good) };
+    reply_with(send(long, good.clone()), Violation::Length(MAX_MESSAGE_BYTES as u32 + 1));
     let short = Head { len: 11, ..first(ack_read, &good) };
     reply_with(send(short, good.clone()), Violation::Length(3));
     let surplus = [good.clone(), vec![0; 28]].concat();
@@ -174,7 +180,7 @@ fn a_forged_end_is_named() {
         let server = host.server::<Directory>(0).unwrap();
         forge::<Directory>(&guest, TO_SERVER, first(tag::<Directory>("Bind"), &payload), &payload);
         let lost = server.receive(soon()).unwrap_err();
-        assert_eq!(lost, Lost::Violation(violation));
+        assert_eq!(lost, ChannelError::Violation(violation));
         expect_sound(&host, 0);
     }
 }
@@ -185,9 +191,9 @@ fn one_breach_closes_every_lane() {
     let (other, _kept) = host.pair::<File>().unwrap();
     let server = host.server::<File>(0).unwrap();
     forge::<File>(&guest, TO_SERVER, first(77, &[]), &[]);
-    assert_eq!(server.receive(soon()).unwrap_err(), Lost::Violation(Violation::Tag(77)));
+    assert_eq!(server.receive(soon()).unwrap_err(), ChannelError::Violation(Violation::Tag(77)));
     let told = other.call(file::GetAttributes {}, soon()).unwrap_err();
-    assert_eq!(told, Lost::Violation(Violation::Tag(77)));
+    assert_eq!(told, ChannelError::Violation(Violation::Tag(77)));
 }
 
 #[test]
@@ -198,7 +204,7 @@ fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
     }
     let server = guest.server::<File>(0).unwrap();
     let hand = thread::spawn(move || file::serve(server, &Refuser, Duration::from_secs(20)));
-    let mut caller = Caller::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
+    let mut caller = RpcClient::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
     for _ in 0..100 {
         assert!(caller.call(file::GetAttributes {}).unwrap().is_err());
     }
@@ -218,7 +224,7 @@ fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
         let client = host.client::<File>(0).unwrap();
         let until = Instant::now() + Duration::from_millis(50);
         let told = client.call(file::GetAttributes {}, until);
-        assert_eq!(told.unwrap_err(), Lost::Timeout);
+        assert_eq!(told.unwrap_err(), ChannelError::Timeout);
         over.store(true, Relaxed);
     });
 }
@@ -241,14 +247,17 @@ fn a_flood_of_rings_ends_at_its_bound_or_at_the_deadline() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Relaxed) {
-                guest.ring(TO_CLIENT);
+                guest.signal(TO_CLIENT);
             }
         });
         let client = host.client::<File>(0).unwrap();
         let deadline = Instant::now() + Duration::from_secs(2);
         let lost = client.call(file::GetAttributes {}, deadline).unwrap_err();
         over.store(true, Relaxed);
-        assert!(matches!(lost, Lost::Timeout | Lost::Violation(Violation::Flood)), "{lost}");
+        assert!(
+            matches!(lost, ChannelError::Timeout | ChannelError::Violation(Violation::Flood)),
+            "{lost}"
+        );
     });
 }
 
@@ -268,7 +277,7 @@ fn a_message_that_changes_after_it_was_sent_is_judged_as_it_was_copied() {
                 let mut random = Random(seed);
                 let head = first(tag::<Directory>("Bind"), payload);
                 forge::<Directory>(guest, TO_SERVER, head, payload);
-                guest.ring(TO_SERVER);
+                guest.signal(TO_SERVER);
                 while !over.load(Relaxed) {
                     let at = random.next() as usize % payload.len();
                     let byte = [[payload[at]], [random.next() as u8]][random.next() as usize & 1];
@@ -283,7 +292,7 @@ fn a_message_that_changes_after_it_was_sent_is_judged_as_it_was_copied() {
                     drop(end.nak(request, Refusal::Io.into()));
                 }
                 Ok(other) => panic!("{other:?}"),
-                Err(Lost::Violation(_)) => {}
+                Err(ChannelError::Violation(_)) => {}
                 Err(lost) => panic!("{lost}"),
             }
         });
@@ -334,7 +343,10 @@ fn fuzz_server<C: Contract>(
             answer(message)
         });
         // Refused, told to close, or silent after a message that was good.
-        assert!(matches!(lost, Ok(()) | Err(Lost::Violation(_) | Lost::Timeout)), "{lost:?}");
+        assert!(
+            matches!(lost, Ok(()) | Err(ChannelError::Violation(_) | ChannelError::Timeout)),
+            "{lost:?}"
+        );
         expect_sound(&host, 0);
     }
     accepted
@@ -349,7 +361,7 @@ fn random_messages_are_refused_or_served_but_never_trusted() {
 }
 
 /// Sends `hello` and `fds` over a socket and accepts what comes out.
-fn accept_of(hello: &[u8], fds: &[BorrowedFd<'_>]) -> Lost {
+fn accept_of(hello: &[u8], fds: &[BorrowedFd<'_>]) -> ChannelError {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
         net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -363,29 +375,29 @@ fn a_hello_that_lies_is_refused() {
     let (offer, _socket) = offer(&plan()).unwrap();
     let me = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
     let hello = plan().to_bytes();
-    let bells: Vec<_> = offer.bells.iter().map(OwnedFd::as_fd).collect();
+    let bells: Vec<_> = offer.event_fds.iter().map(OwnedFd::as_fd).collect();
     let all = [&[offer.shared.as_fd(), me.as_fd()][..], &bells].concat();
-    let memory = |what| Lost::Violation(Violation::Memory(what));
-    let descriptors = |what| Lost::Violation(Violation::Descriptors(what));
-    assert_eq!(Plan::from_bytes(&hello).unwrap(), plan());
+    let memory = |what| ChannelError::Violation(Violation::Memory(what));
+    let descriptors = |what| ChannelError::Violation(Violation::Descriptors(what));
+    assert_eq!(SessionConfig::from_bytes(&hello).unwrap(), plan());
 
     let mut magic = hello;
     magic[0] ^= 1;
     assert_eq!(accept_of(&magic, &all), memory("the hello is malformed"));
     assert_eq!(
         accept_of(&hello[1..], &all),
-        Lost::Violation(Violation::Length(hello.len() as u32 - 1))
+        ChannelError::Violation(Violation::Length(hello.len() as u32 - 1))
     );
     assert_eq!(
         accept_of(&[&hello[..], &[0]].concat(), &all),
         descriptors("more than fit a message")
     );
-    for lanes in [LANES_MAX + 1, u32::MAX] {
-        let plan = Plan { host_lanes: lanes, ..plan() };
+    for lanes in [MAX_LANES + 1, u32::MAX] {
+        let plan = SessionConfig { host_lanes: lanes, ..plan() };
         assert_eq!(accept_of(&plan.to_bytes(), &all), memory("the plan exceeds its limits"));
     }
     for (slot_bytes, slots) in [(4095, 1), (0, 1), (1 << 20, 1 << 20), (1 << 31, 1)] {
-        let plan = Plan { host: vec![Class { slot_bytes, slots }], ..plan() };
+        let plan = SessionConfig { host: vec![Class { slot_bytes, slots }], ..plan() };
         assert_eq!(accept_of(&plan.to_bytes(), &all), memory("the plan exceeds its limits"));
     }
     let number = descriptors("another number than the plan needs");
@@ -411,15 +423,15 @@ fn a_hello_that_lies_is_refused() {
         net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .unwrap();
     let soon = Instant::now() + Duration::from_millis(10);
-    assert_eq!(accept(&theirs, soon).unwrap_err(), Lost::Timeout);
+    assert_eq!(accept(&theirs, soon).unwrap_err(), ChannelError::Timeout);
     drop(ours);
-    assert_eq!(accept(&theirs, self::soon()).unwrap_err(), Lost::Closed);
+    assert_eq!(accept(&theirs, self::soon()).unwrap_err(), ChannelError::Closed);
 }
 
-fn reader(host: &Arc<Session>) -> Reader {
+fn reader(host: &Arc<Session>) -> CachingReader {
     let blocks = host.clone();
     let end = host.client::<File>(0).unwrap();
-    Reader::new(end, Duration::from_secs(20), 1, move |len| blocks.block(len.min(4096)))
+    CachingReader::new(end, Duration::from_secs(20), 1, move |len| blocks.block(len.min(4096)))
 }
 
 /// Four bytes of 7, from every offset.
@@ -444,9 +456,9 @@ fn an_answer_longer_than_its_block_or_than_was_asked_ends_the_reader() {
         let head = first(tag::<File>("AckRead"), &payload);
         // Before it was asked: a peer may be early.
         forge::<File>(&guest, TO_CLIENT, head, &payload);
-        let lost = Lost::Violation(Violation::Value("AckRead"));
+        let lost = ChannelError::Violation(Violation::Value("AckRead"));
         for _ in 0..2 {
-            assert_eq!(reader.read(0, &mut [0; 100]), Err(Failed::Lost(lost)));
+            assert_eq!(reader.read(0, &mut [0; 100]), Err(ReadError::Lost(lost)));
         }
         drop(reader);
         host.dead.store(true, SeqCst);
@@ -469,7 +481,7 @@ fn a_peer_that_writes_to_what_is_kept_and_to_its_count_changes_bytes_and_nothing
             while !over.load(Relaxed) {
                 guest.shared.copy_in(slots_at + random.next() as usize % 4096, &[1]);
                 let told = [random.next(), 1 << 48 | random.next() & 1][random.next() as usize & 1];
-                guest.shared.long(LINE_STRIDE + TOLD_AT).store(told, Relaxed);
+                guest.shared.atomic_u64(MAILBOX_STRIDE + CHANGE_COUNT_AT).store(told, Relaxed);
             }
         });
         for _ in 0..3000 {
@@ -491,13 +503,13 @@ fn an_end_that_took_a_lane_over_is_not_told_of_by_the_one_before() {
     assert_eq!(client.told(), Ok(None));
     let teller = server.teller();
     let before = client.told().unwrap().unwrap();
-    assert!(teller.tell() && client.told().unwrap().unwrap() > before);
+    assert!(teller.notify_change() && client.told().unwrap().unwrap() > before);
     // One of the same lane of the session, used again.
     drop((client, server));
-    assert!(!teller.tell());
+    assert!(!teller.notify_change());
     let (client, server) = host.pair::<File>().unwrap();
     assert_eq!(client.told(), Ok(None), "what the one before told is nothing");
-    assert!(!teller.tell());
+    assert!(!teller.notify_change());
     assert_eq!(client.told(), Ok(None));
     let _ = server.teller();
     assert!(client.told().unwrap().is_some());
@@ -508,12 +520,12 @@ fn an_end_that_took_a_lane_over_is_not_told_of_by_the_one_before() {
 fn a_session_without_room_says_so_and_keeps_what_it_has() {
     let (host, guest) = sides();
     let _server = guest.server::<File>(0).unwrap();
-    let mut caller = Caller::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
+    let mut caller = RpcClient::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
     let held: Vec<_> = (0..SLOTS).map(|_| host.block(1).unwrap()).collect();
     assert!(host.block(1).is_none());
     let buffer = Block::private(10);
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 1, no_atime: false };
-    assert_eq!(caller.call(read).unwrap_err(), Lost::NoRoom);
+    assert_eq!(caller.call(read).unwrap_err(), ChannelError::HeapFull);
     drop(held);
     expect_sound(&host, 0);
     // One lane of the host's: the second channel has to wait for it.

@@ -10,31 +10,34 @@
 
 use crate::{
     contract::{
-        Attributes, Kind, Name, Node,
-        wire::{Field, GoodsIn, GoodsOut, LINE_BYTES, LaneName, Packer, Unpacker, Violation},
+        Attributes, FileType, Name, Node,
+        wire::{
+            ExportAttachments, Field, ImportAttachments, LaneName, MAX_MESSAGE_BYTES, Packer,
+            Unpacker, Violation,
+        },
     },
     heap::{Block, arena::BlockName},
 };
 
 /// One directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct DirEntry {
     /// Give this to `Enumerate` to go on behind the entry.
     pub cookie: u64,
     /// What the name names.
     pub node: Node,
     /// Its kind, where the directory records it.
-    pub kind: Option<Kind>,
+    pub kind: Option<FileType>,
     /// The name.
     pub name: Name,
     /// Its attributes, if they were asked for.
     pub attributes: Option<Attributes>,
 }
 
-impl Field for Entry {
-    const KIND: u64 = crate::contract::fsm::kind("Entry", &[Attributes::KIND]);
-    const BYTES_MAX: usize =
-        16 + <Option<Kind>>::BYTES_MAX + Name::BYTES_MAX + <Option<Attributes>>::BYTES_MAX;
+impl Field for DirEntry {
+    const TYPE_HASH: u64 = crate::contract::fsm::type_hash("Entry", &[Attributes::TYPE_HASH]);
+    const MAX_BYTES: usize =
+        16 + <Option<FileType>>::MAX_BYTES + Name::MAX_BYTES + <Option<Attributes>>::MAX_BYTES;
     fn pack(self, into: &mut Packer<'_>) {
         self.cookie.pack(into);
         self.node.pack(into);
@@ -48,7 +51,7 @@ impl Field for Entry {
             node: Field::unpack(from)?,
             kind: match u8::unpack(from)? {
                 0 => None,
-                n => Some(Kind::from_number(n.into()).ok_or(Violation::Value("Kind"))?),
+                n => Some(FileType::from_number(n.into()).ok_or(Violation::Value("Kind"))?),
             },
             name: Field::unpack(from)?,
             attributes: Field::unpack(from)?,
@@ -58,21 +61,21 @@ impl Field for Entry {
 
 /// Writes entries into the block of an `Enumerate`.
 #[derive(Debug)]
-pub struct Entries<'a> {
+pub struct EntryWriter<'a> {
     block: &'a mut Block,
     used: usize,
 }
 
-impl<'a> Entries<'a> {
+impl<'a> EntryWriter<'a> {
     /// Starts at the beginning of `block`.
     pub fn new(block: &'a mut Block) -> Self {
         Self { block, used: 0 }
     }
 
     /// Appends `entry`; `false` if it does not fit any more, and nothing was written.
-    pub fn push(&mut self, entry: &Entry) -> bool {
-        let mut line = [0; LINE_BYTES];
-        let mut goods = NoGoods;
+    pub fn push(&mut self, entry: &DirEntry) -> bool {
+        let mut line = [0; MAX_MESSAGE_BYTES];
+        let mut goods = NoAttachments;
         let mut packer = Packer::new(&mut line, &mut goods);
         packer.put(&[0, 0]);
         entry.clone().pack(&mut packer);
@@ -100,12 +103,12 @@ impl<'a> Entries<'a> {
 
 /// Reads the entries that an `AckEnumerate` brought.
 #[derive(Debug)]
-pub struct Records {
+pub struct EntryReader {
     bytes: Vec<u8>,
     at: usize,
 }
 
-impl Records {
+impl EntryReader {
     /// Copies the first `len` bytes of `block`.
     ///
     /// # Errors
@@ -120,21 +123,21 @@ impl Records {
         Ok(Self { bytes, at: 0 })
     }
 
-    fn read(&mut self) -> Result<Entry, Violation> {
+    fn read(&mut self) -> Result<DirEntry, Violation> {
         let rest = &self.bytes[self.at..];
-        let mut goods = NoGoods;
+        let mut goods = NoAttachments;
         let len = usize::from(Unpacker::new(rest, &mut goods).take().map(u16::from_le_bytes)?);
         let record = rest.get(2..len).ok_or(Violation::Length(len as u32))?;
         let mut unpacker = Unpacker::new(record, &mut goods);
-        let entry = Entry::unpack(&mut unpacker)?;
+        let entry = DirEntry::unpack(&mut unpacker)?;
         unpacker.finish()?;
         self.at += len;
         Ok(entry)
     }
 }
 
-impl Iterator for Records {
-    type Item = Result<Entry, Violation>;
+impl Iterator for EntryReader {
+    type Item = Result<DirEntry, Violation>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.at == self.bytes.len() {
@@ -149,22 +152,22 @@ impl Iterator for Records {
 }
 
 /// Entries hold neither blocks nor ends.
-struct NoGoods;
+struct NoAttachments;
 
-impl GoodsOut for NoGoods {
+impl ExportAttachments for NoAttachments {
     fn block(&mut self, _: Block) -> BlockName {
         unreachable!("an entry holds no block")
     }
-    fn end(&mut self, _: Option<LaneName>) -> u32 {
+    fn endpoint(&mut self, _: Option<LaneName>) -> u32 {
         unreachable!("an entry holds no end")
     }
 }
 
-impl GoodsIn for NoGoods {
+impl ImportAttachments for NoAttachments {
     fn block(&mut self, _: BlockName) -> Result<Block, Violation> {
         Err(Violation::Value("Entry"))
     }
-    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEnd, Violation> {
+    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation> {
         Err(Violation::Lane(lane))
     }
 }
@@ -174,11 +177,11 @@ mod tests {
     use super::*;
     use crate::contract::Time;
 
-    fn entry(n: u64, with_attributes: bool) -> Entry {
+    fn entry(n: u64, with_attributes: bool) -> DirEntry {
         let attributes = Attributes {
             node: Node(n),
             generation: 7,
-            kind: Kind::File,
+            kind: FileType::File,
             mode: 0o100644,
             links: 1,
             uid: 1000,
@@ -194,10 +197,10 @@ mod tests {
             changed: Time::default(),
             created: None,
         };
-        Entry {
+        DirEntry {
             cookie: n,
             node: Node(n),
-            kind: n.is_multiple_of(2).then_some(Kind::File),
+            kind: n.is_multiple_of(2).then_some(FileType::File),
             name: Name::new(format!("name {n}").as_bytes()).unwrap(),
             attributes: with_attributes.then_some(attributes),
         }
@@ -207,14 +210,14 @@ mod tests {
     fn what_is_pushed_is_read() {
         for with_attributes in [false, true] {
             let mut block = Block::private(1000);
-            let mut entries = Entries::new(&mut block);
+            let mut entries = EntryWriter::new(&mut block);
             let pushed: Vec<_> = (1..100)
                 .map(|n| entry(n, with_attributes))
                 .take_while(|entry| entries.push(entry))
                 .collect();
             assert!(pushed.len() > 3 && pushed.len() < 99);
             let len = entries.len();
-            let read: Result<Vec<_>, _> = Records::new(&block, len).unwrap().collect();
+            let read: Result<Vec<_>, _> = EntryReader::new(&block, len).unwrap().collect();
             assert_eq!(read.unwrap(), pushed);
         }
     }
@@ -229,7 +232,7 @@ mod tests {
             seed
         };
         let mut block = Block::private(600);
-        let mut entries = Entries::new(&mut block);
+        let mut entries = EntryWriter::new(&mut block);
         while entries.push(&entry(4, random() & 1 == 0)) {}
         let len = entries.len();
         let mut good = vec![0; len as usize];
@@ -242,9 +245,9 @@ mod tests {
             }
             bytes.truncate(1 + random() as usize % bytes.len());
             block.copy_in(0, &bytes);
-            let records = Records::new(&block, bytes.len() as u32).unwrap();
+            let records = EntryReader::new(&block, bytes.len() as u32).unwrap();
             assert!(records.count() <= bytes.len() / 20 + 1);
         }
-        assert_eq!(Records::new(&block, 601).unwrap_err(), Violation::Length(601));
+        assert_eq!(EntryReader::new(&block, 601).unwrap_err(), Violation::Length(601));
     }
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::{File, Read};
 use crate::{
-    channel::{Client, Lost, Reply, after},
+    channel::{ChannelError, Client, Reply, deadline_after},
     contract::{Awaiting, Refusal, Violation},
     heap::Block,
 };
@@ -31,71 +31,71 @@ use crate::{
 pub const CHUNK_BYTES: u32 = 128 << 10;
 const CHUNK: u64 = CHUNK_BYTES as u64;
 /// What is asked for of a chunk that a reader comes to from elsewhere: aligned, too.
-const UNIT: u64 = 16 << 10;
+const RANDOM_READ_BYTES: u64 = 16 << 10;
 
 /// Why there are no bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Failed {
+pub enum ReadError {
     /// The server says why.
     #[error("{0}")]
     Refused(Refusal),
     /// The server is lost, now and for every later call.
     #[error("{0}")]
-    Lost(#[from] Lost),
+    Lost(#[from] ChannelError),
 }
 
 /// See the head of the file.
-pub struct Reader {
-    end: End,
+pub struct CachingReader {
+    end: ReaderState,
     /// Gives blocks of a length in bytes, while there are any.
     blocks: Box<dyn Fn(usize) -> Option<Block> + Send>,
     patience: Duration,
     /// A chunk has one place, by its number.
-    places: Box<[Option<Kept>]>,
+    cache: Box<[Option<CachedChunk>]>,
     /// Whether anything is used twice.
-    keeps: bool,
+    is_caching: bool,
     /// Where the last reading ended.
     next: u64,
     /// Where the file ends, and what had been told before that was seen.
     end_of_file: Option<(u64, Option<u64>)>,
 }
 
-enum End {
+enum ReaderState {
     Idle(Client<File>),
     /// With a message on its way.
-    Asked(Client<File, Awaiting<Read>>, Asked),
-    Lost(Lost),
+    Asked(Client<File, Awaiting<Read>>, ReadRequest),
+    Lost(ChannelError),
 }
 
 /// What was asked for, and what the server had told before.
 #[derive(Clone, Copy)]
-struct Asked {
+struct ReadRequest {
     start: u64,
-    want: u32,
+    len: u32,
     told: Option<u64>,
 }
 
 /// An answer: `len` bytes, fewer than were wanted at the end of the file.
-struct Kept {
+struct CachedChunk {
     block: Block,
-    asked: Asked,
+    asked: ReadRequest,
     len: u32,
 }
 
-impl Kept {
+impl CachedChunk {
     /// Whether it answers for `len` bytes of one chunk from `at` on.
-    fn has(&self, at: u64, len: usize) -> bool {
+    fn covers(&self, at: u64, len: usize) -> bool {
         let start = self.asked.start;
         let is_there = at + len as u64 <= start + u64::from(self.len);
-        at >= start && (is_there || self.ends() && at / CHUNK == start / CHUNK)
+        at >= start && (is_there || self.is_last() && at / CHUNK == start / CHUNK)
     }
 
-    fn ends(&self) -> bool {
-        self.len < self.asked.want
+    fn is_last(&self) -> bool {
+        self.len < self.asked.len
     }
 }
 
-impl Reader {
+impl CachingReader {
     /// Reads over `end`, with patience for each answer, and keeps that many chunks of
     /// [`CHUNK_BYTES`]; with none, or of a server that does not tell of changes, each reading is
     /// a message of its own for each chunk. Blocks
@@ -107,8 +107,16 @@ impl Reader {
         blocks: impl Fn(usize) -> Option<Block> + Send + 'static,
     ) -> Self {
         let places = std::iter::repeat_with(|| None).take(chunks.max(1)).collect();
-        let (end, blocks) = (End::Idle(end), Box::new(blocks));
-        Self { end, blocks, patience, places, keeps: chunks > 0, next: 0, end_of_file: None }
+        let (end, blocks) = (ReaderState::Idle(end), Box::new(blocks));
+        Self {
+            end,
+            blocks,
+            patience,
+            cache: places,
+            is_caching: chunks > 0,
+            next: 0,
+            end_of_file: None,
+        }
     }
 
     /// Fills `into` from `offset` of the file; returns how many bytes there were: fewer than asked
@@ -116,22 +124,22 @@ impl Reader {
     ///
     /// # Errors
     /// See [`Failed`].
-    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, Failed> {
+    pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, ReadError> {
         // One look is enough: it is as if all was read now.
-        let told = self.told()?;
+        let told = self.change_count()?;
         // Files end before.
         let end = offset.saturating_add(into.len() as u64).min(u64::MAX - 2 * CHUNK);
         let mut straight = offset == self.next;
         let (mut at, mut done) = (offset, 0);
         while at < end {
             let want = (CHUNK - at % CHUNK).min(end - at) as usize;
-            self.bring(at, want, told, straight)?;
+            self.fetch(at, want, told, straight)?;
             straight |= at + (want as u64) < end;
             if straight {
                 // On its way while this is copied.
-                self.ask_ahead(at, told);
+                self.prefetch_next(at, told);
             }
-            let Some(kept) = &self.places[self.place(at)] else { break };
+            let Some(kept) = &self.cache[self.slot_of(at)] else { break };
             let skip = (at - kept.asked.start) as usize;
             let there = (kept.len as usize).saturating_sub(skip).min(want);
             // What a server gave back is as long as it says: see `judge`.
@@ -146,104 +154,106 @@ impl Reader {
     }
 
     /// What the server has told, if that is of use.
-    fn told(&self) -> Result<Option<u64>, Lost> {
+    fn change_count(&self) -> Result<Option<u64>, ChannelError> {
         let told = match &self.end {
-            End::Idle(end) => end.told(),
-            End::Asked(end, _) => end.told(),
-            End::Lost(lost) => Err(*lost),
+            ReaderState::Idle(end) => end.told(),
+            ReaderState::Asked(end, _) => end.told(),
+            ReaderState::Lost(lost) => Err(*lost),
         };
-        told.map(|told| told.filter(|_| self.keeps))
+        told.map(|told| told.filter(|_| self.is_caching))
     }
 
-    fn place(&self, at: u64) -> usize {
-        (at / CHUNK % self.places.len() as u64) as usize
+    fn slot_of(&self, at: u64) -> usize {
+        (at / CHUNK % self.cache.len() as u64) as usize
     }
 
     fn is_kept(&self, at: u64, len: usize, told: Option<u64>) -> bool {
-        let kept = self.places[self.place(at)].as_ref();
-        told.is_some() && kept.is_some_and(|kept| kept.asked.told == told && kept.has(at, len))
+        let kept = self.cache[self.slot_of(at)].as_ref();
+        told.is_some() && kept.is_some_and(|kept| kept.asked.told == told && kept.covers(at, len))
     }
 
     /// Sees to it that what answers for `len` bytes of one chunk from `at` on is in its place.
-    fn bring(
+    fn fetch(
         &mut self,
         at: u64,
         len: usize,
         told: Option<u64>,
-        straight: bool,
-    ) -> Result<(), Failed> {
+        is_sequential: bool,
+    ) -> Result<(), ReadError> {
         if self.is_kept(at, len, told) {
             return Ok(());
         }
         // What is on its way comes first, and may be it; a refusal of it is none of this.
-        if self.arrive()?.is_ok() && self.is_kept(at, len, told) {
+        if self.receive_read()?.is_ok() && self.is_kept(at, len, told) {
             return Ok(());
         }
-        let (start, want) = self.part(at, len, told, straight);
-        if self.ask(start, want).is_err() {
+        let (start, want) = self.request_range(at, len, told, is_sequential);
+        if self.send_read(start, want).is_err() {
             // All the blocks there are may be kept here.
-            self.places.fill_with(|| None);
-            self.ask(start, want)?;
+            self.cache.fill_with(|| None);
+            self.send_read(start, want)?;
         }
-        self.arrive()?.map_err(Failed::Refused)
+        self.receive_read()?.map_err(ReadError::Refused)
     }
 
     /// What is asked for to have `len` bytes from `at` on: a whole chunk for a reader that goes
     /// straight on or comes again, and little for one that does not, or where there are changes.
-    fn part(&self, at: u64, len: usize, told: Option<u64>, straight: bool) -> (u64, u32) {
+    fn request_range(&self, at: u64, len: usize, told: Option<u64>, straight: bool) -> (u64, u32) {
         if told.is_none() {
             return (at, len as u32);
         }
-        let had = self.places[self.place(at)].as_ref();
+        let had = self.cache[self.slot_of(at)].as_ref();
         let had = had.filter(|had| had.asked.start / CHUNK == at / CHUNK);
         if had.map_or(straight, |had| had.asked.told == told) {
             return (at - at % CHUNK, CHUNK_BYTES);
         }
-        let from = at - at % UNIT;
+        let from = at - at % RANDOM_READ_BYTES;
         // A chunk is whole units.
-        let end = (at + len as u64).next_multiple_of(UNIT);
+        let end = (at + len as u64).next_multiple_of(RANDOM_READ_BYTES);
         (from, (end - from) as u32)
     }
 
     /// Asks for the chunk behind that of `at`, if it is not there and may be.
-    fn ask_ahead(&mut self, at: u64, told: Option<u64>) {
+    fn prefetch_next(&mut self, at: u64, told: Option<u64>) {
         let next = at - at % CHUNK + CHUNK;
         // What is asked for there takes the place of another chunk, which may be wanted again.
-        let ends = self.places[self.place(at)].as_ref().is_none_or(Kept::ends)
+        let ends = self.cache[self.slot_of(at)].as_ref().is_none_or(CachedChunk::is_last)
             || self.end_of_file.is_some_and(|(end, seen)| seen == told && next >= end);
         if told.is_some()
             && !ends
-            && self.places.len() > 1
-            && matches!(self.end, End::Idle(_))
+            && self.cache.len() > 1
+            && matches!(self.end, ReaderState::Idle(_))
             && !self.is_kept(next, 1, told)
         {
             // It is asked for again when it is needed.
-            let _ = self.ask(next, CHUNK_BYTES);
+            let _ = self.send_read(next, CHUNK_BYTES);
         }
     }
 
     /// Sends for `want` bytes from `start` on; nothing is on its way.
-    fn ask(&mut self, start: u64, want: u32) -> Result<(), Lost> {
-        let told = self.told()?;
-        let place = self.place(start);
+    fn send_read(&mut self, start: u64, want: u32) -> Result<(), ChannelError> {
+        let told = self.change_count()?;
+        let place = self.slot_of(start);
         // Its block may be the one that is free.
-        self.places[place] = None;
-        let buffer = (self.blocks)(want as usize).ok_or(Lost::NoRoom)?;
+        self.cache[place] = None;
+        let buffer = (self.blocks)(want as usize).ok_or(ChannelError::HeapFull)?;
         let read = Read { buffer, buffer_offset: 0, offset: start, len: want, no_atime: false };
-        self.end = match std::mem::replace(&mut self.end, End::Lost(Lost::Closed)) {
-            End::Idle(end) => End::Asked(end.send(read), Asked { start, want, told }),
+        self.end = match std::mem::replace(&mut self.end, ReaderState::Lost(ChannelError::Closed)) {
+            ReaderState::Idle(end) => {
+                ReaderState::Asked(end.send(read), ReadRequest { start, len: want, told })
+            }
             other => other,
         };
         Ok(())
     }
 
     /// Waits for what is on its way, if something is, and keeps it; or why the server refused it.
-    fn arrive(&mut self) -> Result<Result<(), Refusal>, Lost> {
-        match std::mem::replace(&mut self.end, End::Lost(Lost::Closed)) {
-            End::Asked(end, asked) => {
-                let answered = self.judge(end.receive(after(self.patience)), asked);
+    fn receive_read(&mut self) -> Result<Result<(), Refusal>, ChannelError> {
+        match std::mem::replace(&mut self.end, ReaderState::Lost(ChannelError::Closed)) {
+            ReaderState::Asked(end, asked) => {
+                let answered = self.store_reply(end.receive(deadline_after(self.patience)), asked);
                 if let Err(lost) = answered {
-                    self.end = End::Lost(lost);
+                    self.end = ReaderState::Lost(lost);
                 }
                 answered
             }
@@ -254,26 +264,26 @@ impl Reader {
         }
     }
 
-    fn judge(
+    fn store_reply(
         &mut self,
-        reply: Result<Reply<Read>, Lost>,
-        asked: Asked,
-    ) -> Result<Result<(), Refusal>, Lost> {
+        reply: Result<Reply<Read>, ChannelError>,
+        asked: ReadRequest,
+    ) -> Result<Result<(), Refusal>, ChannelError> {
         match reply? {
             Reply::Ack(ack, end) => {
-                if ack.len > asked.want || ack.buffer.len() < ack.len as usize {
+                if ack.len > asked.len || ack.buffer.len() < ack.len as usize {
                     return Err(Violation::Value("AckRead").into());
                 }
-                self.end = End::Idle(end);
-                if ack.len < asked.want {
+                self.end = ReaderState::Idle(end);
+                if ack.len < asked.len {
                     self.end_of_file = Some((asked.start + u64::from(ack.len), asked.told));
                 }
-                let place = self.place(asked.start);
-                self.places[place] = Some(Kept { block: ack.buffer, asked, len: ack.len });
+                let place = self.slot_of(asked.start);
+                self.cache[place] = Some(CachedChunk { block: ack.buffer, asked, len: ack.len });
                 Ok(Ok(()))
             }
             Reply::Nak(nak, end) => {
-                self.end = End::Idle(end);
+                self.end = ReaderState::Idle(end);
                 Ok(Err(nak.why))
             }
         }

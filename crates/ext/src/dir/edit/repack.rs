@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use crate::InodeNumber;
     use crate::dir::edit::{SlotSearch, empty, find, insert, seek};
-    use draconis_exchange::contract::Kind;
+    use draconis_exchange::contract::FileType;
 
     const OLD: Shape = Shape { block_bytes: 1024, filetype: true, sums: false };
     const NEW: Shape = Shape { sums: true, ..OLD };
@@ -62,7 +62,7 @@ mod tests {
             let sought = seek(&block, true, name.as_bytes()).unwrap();
             let SlotSearch::Room(room) = sought else { panic!("{sought:?}") };
             let inode = InodeNumber(nth + 12);
-            insert(&mut block, &room, inode, Kind::File, name.as_bytes(), true).unwrap();
+            insert(&mut block, &room, inode, FileType::File, name.as_bytes(), true).unwrap();
         }
         block
     }

@@ -28,12 +28,12 @@ impl Chance {
         (0..len).map(|_| [b'a', b'b', b'z', 0x80, 0xFF, b'.'][self.below(6)]).collect()
     }
 
-    fn kind(&mut self) -> Kind {
-        [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo][self.below(4)]
+    fn kind(&mut self) -> FileType {
+        [FileType::File, FileType::Directory, FileType::Symlink, FileType::Fifo][self.below(4)]
     }
 }
 
-type Names = BTreeMap<Vec<u8>, (u32, Option<Kind>)>;
+type Names = BTreeMap<Vec<u8>, (u32, Option<FileType>)>;
 
 /// The names as the reader sees them; none twice.
 fn names(block: &[u8], filetype: bool) -> Names {
@@ -82,7 +82,7 @@ impl Model {
         Self { block, names, filetype, chance: Chance::new(seed), whole: 0, parted: 0 }
     }
 
-    fn shown(&self, kind: Kind) -> Option<Kind> {
+    fn shown(&self, kind: FileType) -> Option<FileType> {
         self.filetype.then_some(kind)
     }
 
@@ -238,7 +238,7 @@ fn the_largest_blocks_split_too() {
         let name = format!("{nth:0100}").into_bytes();
         let Some(room) = room(&model.block, record_bytes(name.len())).unwrap() else { break };
         let inode = InodeNumber(nth + 1);
-        insert(&mut model.block, &room, inode, Kind::File, &name, true).unwrap();
+        insert(&mut model.block, &room, inode, FileType::File, &name, true).unwrap();
         nth += 1;
     }
     let all = names(&model.block, true);
@@ -265,7 +265,7 @@ fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
     };
     let block_of = |names: &[&[u8]]| {
         let mut writer = BlockWriter::new(Shape { block_bytes: 1024, filetype: true, sums: false });
-        names.iter().for_each(|name| assert!(writer.push(12, Kind::File, name)));
+        names.iter().for_each(|name| assert!(writer.push(12, FileType::File, name)));
         writer.finish()
     };
     let halves = split(&block_of(&[&one, &two]), &hash).unwrap();
@@ -286,17 +286,19 @@ fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
 #[test]
 fn dots_are_no_names_in_the_first_block_only() {
     let mut writer = BlockWriter::new(Shape { block_bytes: 1024, filetype: true, sums: false });
-    assert!(writer.push(2, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    assert!(
+        writer.push(2, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
+    );
     let mut block = writer.finish();
     assert!(is_empty(&block, true).unwrap());
     assert!(!is_empty(&block, false).unwrap());
     let dot_dot = find(&block, true, b"..").unwrap().unwrap();
     assert_eq!((dot_dot.at, dot_dot.previous), (12, Some(0)));
-    set_inode(&mut block, 12, InodeNumber(77), Kind::Directory, true).unwrap();
+    set_inode(&mut block, 12, InodeNumber(77), FileType::Directory, true).unwrap();
     assert_eq!(find(&block, true, b"..").unwrap().unwrap().inode, InodeNumber(77));
     let room = room(&block, 12).unwrap().unwrap();
     assert!(room.whole && room.at == 24);
-    insert(&mut block, &room, InodeNumber(12), Kind::File, b"x", true).unwrap();
+    insert(&mut block, &room, InodeNumber(12), FileType::File, b"x", true).unwrap();
     assert!(!is_empty(&block, true).unwrap());
 }
 
@@ -307,20 +309,20 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     let room = room(&block, 16).unwrap().unwrap();
     let inode = InodeNumber(12);
     for name in [&b""[..], b"a/b", b"a\0"] {
-        let refused = insert(&mut block, &room, inode, Kind::File, name, true);
+        let refused = insert(&mut block, &room, inode, FileType::File, name, true);
         assert!(matches!(refused, Err(Error::Misuse(_))));
     }
-    let refused = insert(&mut block, &room, inode, Kind::File, &[b'x'; 256], true);
+    let refused = insert(&mut block, &room, inode, FileType::File, &[b'x'; 256], true);
     assert_eq!(refused, Err(Error::NameTooLong));
-    let refused = insert(&mut block, &room, InodeNumber(0), Kind::File, b"x", true);
+    let refused = insert(&mut block, &room, InodeNumber(0), FileType::File, b"x", true);
     assert!(matches!(refused, Err(Error::Misuse(_))));
     let nowhere = Found { at: 0, previous: None, inode, kind: None };
     assert!(matches!(remove(&mut block, &nowhere), Err(Error::Misuse(_))));
-    assert!(set_inode(&mut block, 0, inode, Kind::File, true).is_err());
-    assert!(set_inode(&mut block, usize::MAX, inode, Kind::File, true).is_err());
+    assert!(set_inode(&mut block, 0, inode, FileType::File, true).is_err());
+    assert!(set_inode(&mut block, usize::MAX, inode, FileType::File, true).is_err());
     assert_eq!(block, before);
-    insert(&mut block, &room, inode, Kind::File, b"x", true).unwrap();
-    let taken = insert(&mut block, &room, inode, Kind::File, b"y", true);
+    insert(&mut block, &room, inode, FileType::File, b"x", true).unwrap();
+    let taken = insert(&mut block, &room, inode, FileType::File, b"y", true);
     assert!(matches!(taken, Err(Error::Misuse(_))), "the room is used up");
 }
 
@@ -337,7 +339,7 @@ fn no_bytes_make_it_panic() {
         for _ in 0..chance.below(4) {
             if let Some(room) = room(&model, 40).unwrap() {
                 let name = chance.name(32);
-                insert(&mut model, &room, InodeNumber(12), Kind::File, &name, true).unwrap();
+                insert(&mut model, &room, InodeNumber(12), FileType::File, &name, true).unwrap();
             }
         }
         for _ in 0..1 + chance.below(6) {
@@ -357,7 +359,7 @@ fn no_bytes_make_it_panic() {
             remove(&mut block, &found).unwrap();
         }
         if let Some(room) = room {
-            let _ = insert(&mut block, &room, InodeNumber(3), Kind::Fifo, b"a", true);
+            let _ = insert(&mut block, &room, InodeNumber(3), FileType::Fifo, b"a", true);
         }
     }
     assert!(refused > 1000);
@@ -372,7 +374,7 @@ fn a_full_block_is_searched_quickly() {
         let mut nth = 0u32;
         while let Some(room) = room(&block, record_bytes(len)).unwrap() {
             let name = format!("{nth:0len$}").into_bytes();
-            insert(&mut block, &room, InodeNumber(12), Kind::File, &name, true).unwrap();
+            insert(&mut block, &room, InodeNumber(12), FileType::File, &name, true).unwrap();
             nth += 1;
         }
         let start = std::time::Instant::now();

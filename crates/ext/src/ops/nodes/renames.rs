@@ -5,7 +5,7 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts blocks of a volume")]
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::super::{Renaming, Whiteout};
 use super::{At, MOST_DEPTH, Taken, is_dots};
@@ -43,7 +43,7 @@ impl Transaction<'_> {
         if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        let is_dir = node.kind == Kind::Directory;
+        let is_dir = node.kind == FileType::Directory;
         if is_dir && from_dir != to_dir {
             self.not_below(to_dir, moved)?;
         }
@@ -100,7 +100,7 @@ impl Transaction<'_> {
         // Only now: a move that could not be made says nothing of the order.
         self.record(Intent::Moved(Move { inode: moved, from: from_dir, to: to_dir }));
         self.clear_name((from_dir, from), whiteout)?;
-        if node.kind == Kind::Directory && from_dir != to_dir {
+        if node.kind == FileType::Directory && from_dir != to_dir {
             self.set_parent(moved, to_dir)?;
             self.count_subdirectory(from_dir, false)?;
             self.count_subdirectory(to_dir, true)?;
@@ -123,7 +123,7 @@ impl Transaction<'_> {
         let parent = self.directory(dir)?;
         let owner = self.plan_inode(&parent, &whiteout.node())?.owner(whiteout.uid);
         self.have_entries(owner)?;
-        let number = self.inode_for(dir, Kind::CharDevice)?;
+        let number = self.inode_for(dir, FileType::CharDevice)?;
         Ok(Some(Taken { number, whiteout }))
     }
 
@@ -147,14 +147,14 @@ impl Transaction<'_> {
     fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {
         let spot = self.parent(dir)?;
         self.record(Intent::Reparented { dir, parent });
-        self.point_elsewhere(dir, spot, parent, Kind::Directory)
+        self.point_elsewhere(dir, spot, parent, FileType::Directory)
     }
 
     fn can_replace(&self, node: &Inode, victim: &Inode, to_dir: InodeNumber) -> Result<()> {
         if victim.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        match (node.kind == Kind::Directory, victim.kind == Kind::Directory) {
+        match (node.kind == FileType::Directory, victim.kind == FileType::Directory) {
             (true, false) => Err(Error::NotADirectory),
             (false, true) => Err(Error::IsADirectory),
             (true, true) if victim.number == to_dir || victim.number == InodeNumber::ROOT => {
@@ -210,7 +210,7 @@ impl Transaction<'_> {
     }
 
     fn lose_replaced(&mut self, dir: InodeNumber, victim: &Inode) -> Result<()> {
-        if victim.kind == Kind::Directory {
+        if victim.kind == FileType::Directory {
             self.lose_directory(dir, victim.number)
         } else {
             self.lose_name(dir, victim.number)
@@ -255,7 +255,7 @@ impl Transaction<'_> {
         }
         self.may_belong(&two, &*self.directory(from_dir)?)?;
         let across = from_dir != to_dir;
-        if two.kind == Kind::Directory && across {
+        if two.kind == FileType::Directory && across {
             self.not_below(from_dir, two.number)?;
         }
         let inodes = [one.number, two.number];
@@ -264,7 +264,7 @@ impl Transaction<'_> {
         self.point_elsewhere(from_dir, here, two.number, two.kind)?;
         self.point_elsewhere(to_dir, there, one.number, one.kind)?;
         for (node, old, new) in [(&one, from_dir, to_dir), (&two, to_dir, from_dir)] {
-            if across && node.kind == Kind::Directory {
+            if across && node.kind == FileType::Directory {
                 self.set_parent(node.number, new)?;
                 self.count_subdirectory(old, false)?;
                 self.count_subdirectory(new, true)?;

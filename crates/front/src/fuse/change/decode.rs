@@ -3,9 +3,9 @@
 //! The offsets below count from the end of the header.
 
 use draconis_exchange::contract::{
-    AttributeChange, AttributeName, Caller, Name, Node, Refusal, Reservation, SetTime, Time,
+    AttributeChange, AttributeName, Credentials, FallocateMode, Name, Node, Refusal, SetTime, Time,
 };
-use draconis_exchange::omission::Omission;
+use draconis_exchange::omission::InjectedFault;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
@@ -56,7 +56,7 @@ impl Change {
         let u64_of = |at| u64_at(body, at).map(Node).ok_or(Errno::INVAL);
         match header.opcode {
             SETATTR => {
-                let caller = Caller { uid: header.uid, gid: header.gid };
+                let caller = Credentials { uid: header.uid, gid: header.gid };
                 let change = attribute_change(body, caller).ok_or(Errno::INVAL)?;
                 Ok(Self::SetAttributes(change))
             }
@@ -175,7 +175,7 @@ fn device(rdev: u32) -> (u32, u32) {
 
 /// The operation that a mode of `fallocate` asks for, if ext volumes have it. The kernel itself
 /// refuses to collapse, insert or unshare a range.
-fn reservation(mode: u32) -> Option<Reservation> {
+fn reservation(mode: u32) -> Option<FallocateMode> {
     let (keep, punch, zero) = (
         FallocateFlags::KEEP_SIZE.bits(),
         FallocateFlags::PUNCH_HOLE.bits(),
@@ -183,10 +183,10 @@ fn reservation(mode: u32) -> Option<Reservation> {
     );
     let keep_size = mode & keep != 0;
     match mode & !keep {
-        0 if keep_size => Some(Reservation::KeepSize),
-        0 => Some(Reservation::Extend),
-        mode if mode == punch && keep_size => Some(Reservation::PunchHole),
-        mode if mode == zero => Some(Reservation::ZeroRange { keep_size }),
+        0 if keep_size => Some(FallocateMode::KeepSize),
+        0 => Some(FallocateMode::Allocate),
+        mode if mode == punch && keep_size => Some(FallocateMode::PunchHole),
+        mode if mode == zero => Some(FallocateMode::ZeroRange { keep_size }),
         _ => None,
     }
 }
@@ -194,7 +194,7 @@ fn reservation(mode: u32) -> Option<Reservation> {
 /// Decodes `struct fuse_setattr_in`. A new owner takes privileges away from the file, whichever
 /// caller gives it. A change of nothing does so too: the kernel sends it before a caller writes or
 /// punches a hole who may not keep them. A new length says so itself.
-fn attribute_change(body: &[u8], caller: Caller) -> Option<AttributeChange> {
+fn attribute_change(body: &[u8], caller: Credentials) -> Option<AttributeChange> {
     body.get(..88)?;
     let valid = u32_at(body, 0)?;
     let has = |bits: u32| valid & bits != 0;
@@ -208,7 +208,7 @@ fn attribute_change(body: &[u8], caller: Caller) -> Option<AttributeChange> {
     };
     let owner = valid::UID | valid::GID;
     let something = owner | valid::MODE | valid::SIZE | valid::ATIME | valid::MTIME | valid::CTIME;
-    let announces_a_write = !has(something) && !Omission::Privileges.is_made();
+    let announces_a_write = !has(something) && !InjectedFault::Privileges.is_made();
     let clears_privileges = has(owner | valid::KILL_SUIDGID) || announces_a_write;
     let u32_if = |bit, at| if has(bit) { u32_at(body, at) } else { None };
     Some(AttributeChange {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     fn decoded(bytes: &[u8]) -> Result<Change, Errno> {
-        Change::decode(Header::of(bytes).unwrap(), bytes, 0, true)
+        Change::decode(Header::parse(bytes).unwrap(), bytes, 0, true)
     }
 
     fn write(len: u32, flags: u32, data: usize) -> Vec<u8> {
@@ -293,14 +293,14 @@ mod tests {
     fn every_request_that_changes_the_tree_is_decoded_here_and_no_other() {
         let all = every_change();
         for bytes in &all {
-            let header = Header::of(bytes).unwrap();
-            assert!(header.changes(bytes), "opcode {}", header.opcode);
+            let header = Header::parse(bytes).unwrap();
+            assert!(header.is_mutation(bytes), "opcode {}", header.opcode);
             assert!(decoded(bytes).is_ok(), "opcode {}", header.opcode);
         }
         for opcode in 0..1000 {
             let bytes = request(opcode, &[0; 200]);
-            if Header::of(&bytes).unwrap().changes(&bytes) {
-                let has = |it: &Vec<u8>| Header::of(it).unwrap().opcode == opcode;
+            if Header::parse(&bytes).unwrap().is_mutation(&bytes) {
+                let has = |it: &Vec<u8>| Header::parse(it).unwrap().opcode == opcode;
                 assert!(all.iter().any(has), "opcode {opcode}");
             } else {
                 assert_eq!(decoded(&bytes), Err(Errno::OPNOTSUPP), "opcode {opcode}");
@@ -324,7 +324,7 @@ mod tests {
 
     /// Whether the bytes of a request from `len` on say nothing.
     fn is_optional(request: &[u8], len: usize) -> bool {
-        let header = Header::of(request).unwrap();
+        let header = Header::parse(request).unwrap();
         match header.opcode {
             IOCTL => len >= HEADER_BYTES + 36,
             TMPFILE => len >= HEADER_BYTES + 12,
@@ -386,7 +386,7 @@ mod tests {
             }
             body.extend_from_slice(b"user.a\0value");
             let bytes = request(SETXATTR, &body);
-            let header = Header::of(&bytes).unwrap();
+            let header = Header::parse(&bytes).unwrap();
             let Ok(Change::SetXattr(set)) = Change::decode(header, &bytes, 0, long) else {
                 panic!()
             };
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn the_kernel_says_which_attributes_change() {
-        let caller = Caller { uid: 1, gid: 2 };
+        let caller = Credentials { uid: 1, gid: 2 };
         let change = |valid: u32| {
             let mut body = vec![0; 88];
             body[..4].copy_from_slice(&valid.to_ne_bytes());
@@ -437,10 +437,10 @@ mod tests {
     #[test]
     fn reservations_are_those_of_fallocate() {
         let (keep, punch, zero) = (1, 2, 16);
-        assert_eq!(reservation(0), Some(Reservation::Extend));
-        assert_eq!(reservation(keep), Some(Reservation::KeepSize));
-        assert_eq!(reservation(punch | keep), Some(Reservation::PunchHole));
-        assert_eq!(reservation(zero), Some(Reservation::ZeroRange { keep_size: false }));
+        assert_eq!(reservation(0), Some(FallocateMode::Allocate));
+        assert_eq!(reservation(keep), Some(FallocateMode::KeepSize));
+        assert_eq!(reservation(punch | keep), Some(FallocateMode::PunchHole));
+        assert_eq!(reservation(zero), Some(FallocateMode::ZeroRange { keep_size: false }));
         // A hole that moves the end, collapsing, inserting.
         for mode in [punch, 8, 32, punch | zero] {
             assert_eq!(reservation(mode), None);

@@ -1,6 +1,6 @@
 //! A table that is overwritten in place and a log that grows, with fsync after each.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
 
 use super::{CELL, Record, Workload, cells, contents, create, find, versions, write};
@@ -35,9 +35,9 @@ impl Workload for Database {
 
     fn run(&self, volume: &Volume, record: &Record, _: &mut Random) -> anyhow::Result<()> {
         let root = InodeNumber::ROOT;
-        let table = create(volume, root, "table", Kind::File)?;
+        let table = create(volume, root, "table", FileType::File)?;
         write(volume, table, 0, &cells(TABLE, 0, 0, PAGES * PAGE))?;
-        let log = create(volume, root, "log", Kind::File)?;
+        let log = create(volume, root, "log", FileType::File)?;
         volume.sync()?;
         record.mark(0);
         for version in 1..=self.steps {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Error, InodeNumber, Renaming, Volume, XattrSet};
 
 use super::super::judge::LEFT;
@@ -136,11 +136,11 @@ impl Model<'_> {
         volume: &Volume,
         dir: InodeNumber,
         name: &str,
-        kind: Kind,
+        kind: FileType,
     ) -> anyhow::Result<InodeNumber> {
         let inode = create(volume, dir, name, kind)?;
         self.names.insert((dir, name.to_owned()), inode);
-        let is_directory = kind == Kind::Directory;
+        let is_directory = kind == FileType::Directory;
         self.files.insert(inode, Node { is_directory, ..Node::default() });
         self.done();
         Ok(inode)
@@ -196,7 +196,7 @@ fn change(
     let len = 16 + dice.below(9_000) / 16 * 16;
     let what = dice.below(20);
     if what < 5 || model.files.len() < 4 {
-        let kind = if what == 0 { Kind::Directory } else { Kind::File };
+        let kind = if what == 0 { FileType::Directory } else { FileType::File };
         let dir = if what == 0 { InodeNumber::ROOT } else { model.directory(dice) };
         let inode = model.create(volume, dir, &new, kind)?;
         return if what == 0 { Ok(()) } else { model.append(volume, inode, step, len) };
@@ -285,9 +285,9 @@ fn change_directory(
 
 /// A directory of some blocks is made and goes; its blocks are given to a file.
 fn crowd(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow::Result<()> {
-    let dir = model.create(volume, InodeNumber::ROOT, new, Kind::Directory)?;
+    let dir = model.create(volume, InodeNumber::ROOT, new, FileType::Directory)?;
     let names: Vec<String> = (0..CROWD).map(|nth| format!("{nth} {}", "c".repeat(90))).collect();
-    let file = model.create(volume, dir, "crowd", Kind::File)?;
+    let file = model.create(volume, dir, "crowd", FileType::File)?;
     for name in &names {
         volume.link(file, dir, name.as_bytes())?;
         model.names.insert((dir, name.clone()), file);
@@ -299,7 +299,7 @@ fn crowd(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow::Result<()
     }
     remove_directory(volume, model, new)?;
     volume.sync()?;
-    let file = model.create(volume, InodeNumber::ROOT, new, Kind::File)?;
+    let file = model.create(volume, InodeNumber::ROOT, new, FileType::File)?;
     model.append(volume, file, 0, 20_000)?;
     volume.sync()?;
     Ok(())
@@ -331,7 +331,7 @@ fn seen(volume: &Volume) -> Result<u64, String> {
         }
         let said = |error: Error| format!("{path}: {error}");
         let attributes = volume.attributes(inode).map_err(said)?;
-        let is_directory = kind == Kind::Directory;
+        let is_directory = kind == FileType::Directory;
         let (links, note, bytes) = if is_directory {
             (0, vec![], vec![])
         } else {

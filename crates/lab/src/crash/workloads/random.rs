@@ -1,7 +1,7 @@
 //! Anything, in any order. What was acknowledged is not followed here - only that every
 //! file shows what is its own.
 
-use draconis_exchange::contract::{AttributeChange, Kind};
+use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{InodeNumber, NewNode, Renaming, Reserve, Volume, Whiteout, XattrSet};
 
 use super::{Record, Workload, cell, cells, contents, create, walk, write};
@@ -56,7 +56,7 @@ impl Workload for Anything {
 
     fn verify(&self, volume: &Volume, _: &[u64]) -> Result<(), String> {
         for (path, inode, kind) in walk(volume)? {
-            if kind != Kind::File {
+            if kind != FileType::File {
                 continue;
             }
             let bytes = contents(volume, inode)?;
@@ -82,7 +82,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
     let nth = dice.below(names.len().max(1) as u64) as usize;
     if names.is_empty() || what < 4 {
         let is_directory = what == 0;
-        let kind = if is_directory { Kind::Directory } else { Kind::File };
+        let kind = if is_directory { FileType::Directory } else { FileType::File };
         let inode = create(volume, dir, &new, kind)?;
         names.push((dir, new, Node { inode, owner: step as u32 + 1, is_directory }));
         return Ok(());
@@ -124,7 +124,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
         15 if !node.is_directory => {
             let (at, len) = (dice.below(60_000) / 16 * 16, 16 + dice.below(8_000) / 16 * 16);
             let how = match dice.below(3) {
-                0 => Reserve::Extend,
+                0 => Reserve::Allocate,
                 1 => Reserve::PunchHole,
                 _ => Reserve::ZeroRange { keep_size: false },
             };
@@ -158,7 +158,7 @@ fn unnamed(
     step: u64,
     dice: &mut Random,
 ) -> anyhow::Result<InodeNumber> {
-    let (kind, mode) = (Kind::File, 0o600);
+    let (kind, mode) = (FileType::File, 0o600);
     let new = NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: &[] };
     let file = volume.create_unnamed(dir, &new)?;
     volume.hold(file);

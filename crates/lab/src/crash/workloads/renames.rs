@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Renaming, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
@@ -35,12 +35,12 @@ impl Workload for Renames {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let mut dirs = vec![];
         for nth in 0..DIRECTORIES {
-            dirs.push(create(volume, InodeNumber::ROOT, &format!("d{nth}"), Kind::Directory)?);
+            dirs.push(create(volume, InodeNumber::ROOT, &format!("d{nth}"), FileType::Directory)?);
         }
         let mut places: Vec<(usize, String)> = vec![];
         for nth in 0..FILES {
             let (dir, name) = ((nth % DIRECTORIES) as usize, format!("first {nth}"));
-            let file = create(volume, dirs[dir], &name, Kind::File)?;
+            let file = create(volume, dirs[dir], &name, FileType::File)?;
             write(volume, file, 0, &cells(nth as u32 + 1, 1, 0, LEN))?;
             history.push((nth, format!("d{dir}/{name}")));
             places.push((dir, name));

@@ -1,6 +1,6 @@
 //! Documents that are saved as editors save them: a new file, fsync, renamed over the old.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Renaming, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
@@ -39,7 +39,7 @@ impl Workload for Saves {
             let document = dice.below(DOCUMENTS);
             let name = format!("document {document}");
             let temporary = format!(".{name}.{version}");
-            let file = create(volume, root, &temporary, Kind::File)?;
+            let file = create(volume, root, &temporary, FileType::File)?;
             let bytes = cells(document as u32 + 1, version as u32, 0, self.len(version));
             write(volume, file, 0, &bytes)?;
             volume.sync_inode(file, false)?;

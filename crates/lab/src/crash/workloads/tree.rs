@@ -1,6 +1,6 @@
 //! A tree that is made as `tar x` makes it: directories, files, links; synced now and then.
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
@@ -51,16 +51,17 @@ impl Workload for Untar {
         let mut dir = InodeNumber::ROOT;
         for nth in 0..self.files {
             if nth % IN_DIRECTORY == 0 {
-                dir = create(volume, InodeNumber::ROOT, &Self::directory(nth), Kind::Directory)?;
+                dir =
+                    create(volume, InodeNumber::ROOT, &Self::directory(nth), FileType::Directory)?;
             }
-            let file = create(volume, dir, &Self::file(nth), Kind::File)?;
+            let file = create(volume, dir, &Self::file(nth), FileType::File)?;
             let bytes = cells(Self::owner(nth), 1, 0, self.len(nth));
             // In pieces, as programs write.
             for (piece, at) in bytes.chunks(4096).zip((0..).step_by(4096)) {
                 write(volume, file, at, piece)?;
             }
             if nth % 11 == 3 {
-                create(volume, dir, &format!("link {nth}"), Kind::Symlink)?;
+                create(volume, dir, &format!("link {nth}"), FileType::Symlink)?;
                 volume.link(file, dir, format!("again {nth}").as_bytes())?;
             }
             if nth % BATCH == BATCH - 1 {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use draconis_exchange::contract::Kind as NodeKind;
+use draconis_exchange::contract::FileType as NodeKind;
 use draconis_ext::{Access, Follow, InodeNumber, Renaming, Volume};
 
 use crate::results::Sample;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use draconis_exchange::contract::Kind;
+use draconis_exchange::contract::FileType;
 
 use super::super::tests::{Chance, hash, tears};
 use super::super::{find, insert as insert_name, room, split};
@@ -25,7 +25,10 @@ struct Directory {
 impl Directory {
     fn new(block_bytes: u32, most_levels: u8) -> Self {
         let mut writer = BlockWriter::new(shape(block_bytes, true));
-        assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+        assert!(
+            writer.push(20, FileType::Directory, b".")
+                && writer.push(2, FileType::Directory, b"..")
+        );
         let (root, leaf) = make_indexed(&writer.finish(), 1, 1, shape(block_bytes, true)).unwrap();
         Self { blocks: vec![root, leaf], most_levels }
     }
@@ -56,7 +59,7 @@ impl Directory {
             let (path, leaf) = self.path(hash().of(name));
             if let Some(room) = room(&self.blocks[leaf], record_bytes(name.len()))? {
                 let block = &mut self.blocks[leaf];
-                return insert_name(block, &room, InodeNumber(12), Kind::File, name, true);
+                return insert_name(block, &room, InodeNumber(12), FileType::File, name, true);
             }
             if self.make_room(&path)? {
                 continue;
@@ -175,9 +178,11 @@ fn a_full_tree_says_so_and_large_directories_go_one_level_deeper() {
 #[test]
 fn a_block_becomes_a_root_in_its_first_sector() {
     let mut writer = BlockWriter::new(shape(4096, true));
-    assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    assert!(
+        writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
+    );
     let mut names = 2;
-    while writer.push(30, Kind::Fifo, format!("name {names}").as_bytes()) {
+    while writer.push(30, FileType::Fifo, format!("name {names}").as_bytes()) {
         names += 1;
     }
     let old = writer.finish();
@@ -187,7 +192,7 @@ fn a_block_becomes_a_root_in_its_first_sector() {
     let (head, index) = Root::check(&root, false, Seed::new([7; 4])).unwrap();
     assert_eq!((head.levels, head.hash), (0, hash()));
     assert_eq!(index.block(0).unwrap().0, 5);
-    let read = |block: &[u8]| -> Vec<(Vec<u8>, u32, Option<Kind>)> {
+    let read = |block: &[u8]| -> Vec<(Vec<u8>, u32, Option<FileType>)> {
         Dirents::new(block, true, 100)
             .map(|entry| entry.unwrap())
             .map(|entry| (entry.name.to_vec(), entry.inode.0, entry.kind))
@@ -196,7 +201,9 @@ fn a_block_becomes_a_root_in_its_first_sector() {
     assert_eq!([read(&root), read(&leaf)].concat(), read(&old));
     // Without kinds there are none afterwards.
     let mut writer = BlockWriter::new(shape(1024, false));
-    assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    assert!(
+        writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
+    );
     let (root, _) = make_indexed(&writer.finish(), 1, 1, shape(1024, false)).unwrap();
     assert_eq!((root[7], root[19]), (0, 0));
     assert!(
@@ -208,7 +215,9 @@ fn a_block_becomes_a_root_in_its_first_sector() {
 
 fn dots(block_bytes: u32) -> Vec<u8> {
     let mut writer = BlockWriter::new(shape(block_bytes, true));
-    assert!(writer.push(20, Kind::Directory, b".") && writer.push(2, Kind::Directory, b".."));
+    assert!(
+        writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
+    );
     writer.finish()
 }
 
