@@ -17,19 +17,23 @@ use std::time::Duration;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use draconis_access::uuid::Identities;
-use draconis_bucket::{BucketDisk, Cloud, Kept, Local, Requests, Writing};
+use draconis_access::uuid::UuidGenerator;
+use draconis_bucket::{
+    BucketDisk, JournalDevice, JournalStatistics, ObjectStoreBucket, Requests, Writing,
+};
 use draconis_device::{Disk, ForwardingDisk};
 use draconis_objects::{LayoutKind, Profile};
-use draconis_service::client::Directory;
-use draconis_service::elsewhere::{self, Elsewhere, Opening, RemoteCredentials, Served, WAITING};
+use draconis_service::client::RuntimeDir;
+use draconis_service::elsewhere::{
+    self, DiskProcess, RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, WAITING,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{say, text};
 
 /// What is said of buckets on the command line.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
-pub struct Options {
+pub struct BucketArgs {
     /// Minimum interval between commits, in milliseconds; commits in between are merged.
     #[arg(long, global = true, value_name = "MS", default_value_t = 50)]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
@@ -64,7 +68,7 @@ pub struct Options {
     take_over: bool,
 }
 
-impl Options {
+impl BucketArgs {
     /// Takes what `-o bucket_NAME=VALUE` says, which is what the flags do: a line of fstab has no
     /// flags. A size is behind a colon, since commas part options.
     fn add(&mut self, name: &str, value: &str) -> Result<(), String> {
@@ -83,22 +87,22 @@ impl Options {
 
 /// What one process says of a bucket to the one that opens it.
 #[derive(Serialize, Deserialize)]
-struct Settings {
-    options: Options,
+struct BucketSettings {
+    options: BucketArgs,
     /// Whose it is; none if it is that process's own.
     process: Option<u32>,
 }
 
 /// How long a journal is made.
-const JOURNAL_BYTES: u64 = 256 << 20;
+const DEFAULT_JOURNAL_BYTES: u64 = 256 << 20;
 
 /// What this process was told.
-static TOLD: OnceLock<Options> = OnceLock::new();
+static CLI_OPTIONS: OnceLock<BucketArgs> = OnceLock::new();
 /// What it opened.
-static OPENED: Mutex<Vec<Used>> = Mutex::new(vec![]);
+static OPEN_BUCKETS: Mutex<Vec<OpenBucket>> = Mutex::new(vec![]);
 
 /// A disk in a bucket, in use.
-struct Used {
+struct OpenBucket {
     disk: Arc<BucketDisk>,
     stats: bool,
     /// Keeps it from being mounted here meanwhile.
@@ -106,44 +110,44 @@ struct Used {
 }
 
 /// Keeps what the command line says, until [`end`].
-pub fn begin(options: &Options) {
-    let _ = TOLD.set(options.clone());
+pub fn init(options: &BucketArgs) {
+    let _ = CLI_OPTIONS.set(options.clone());
 }
 
 /// Ends what was opened, and says what it took if that was asked for.
-pub fn end() {
-    let opened = std::mem::take(&mut *OPENED.lock().unwrap_or_else(PoisonError::into_inner));
-    for Used { disk, stats, .. } in opened {
+pub fn finish() {
+    let opened = std::mem::take(&mut *OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner));
+    for OpenBucket { disk, stats, .. } in opened {
         disk.close();
-        if let Some(left) = disk.left() {
+        if let Some(left) = disk.close_error() {
             log::warn!("{left}");
         }
         if stats {
-            say::warn_line(told(&disk.requests(), disk.held()));
-            disk.kept().iter().for_each(|kept| say::warn_line(told_of_journal(kept)));
+            say::warn_line(format_requests(&disk.requests(), disk.usage()));
+            disk.journal_statistics().iter().for_each(|kept| say::warn_line(format_journal(kept)));
         }
     }
 }
 
-fn told(requests: &Requests, (objects, bytes): (u64, u64)) -> String {
+fn format_requests(requests: &Requests, (objects, bytes): (u64, u64)) -> String {
     let Requests { puts, gets, heads, lists, deletes, again, .. } = requests;
     format!(
         "requests: {puts} PUT, {gets} GET, {heads} HEAD, {lists} LIST, {deletes} DELETE; {again} of \
          them again; {} sent, {} received; the bucket has {bytes} in {}",
-        text::bytes(requests.sent_bytes),
-        text::bytes(requests.received_bytes),
-        text::counted(objects, "object", "objects"),
-        bytes = text::bytes(bytes),
+        text::format_bytes(requests.sent_bytes),
+        text::format_bytes(requests.received_bytes),
+        text::pluralize(objects, "object", "objects"),
+        bytes = text::format_bytes(bytes),
     )
 }
 
-fn told_of_journal(kept: &Kept) -> String {
-    let Kept { records, bytes, flushes, full, sent_late } = kept;
+fn format_journal(kept: &JournalStatistics) -> String {
+    let JournalStatistics { records, bytes, flushes, full, sent_late } = kept;
     format!(
         "journal: {} in {}, flushed {flushes} times, full {full} times; {} of an earlier writer sent",
-        text::bytes(*bytes),
-        text::counted(*records, "record", "records"),
-        text::counted(*sent_late, "object", "objects"),
+        text::format_bytes(*bytes),
+        text::pluralize(*records, "record", "records"),
+        text::pluralize(*sent_late, "object", "objects"),
     )
 }
 
@@ -154,7 +158,7 @@ fn number(text: &str) -> Result<u64, String> {
 /// Parses a file, and a size if there is one behind a `mark`.
 fn journal(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
     let sized = text.rsplit_once(mark).and_then(|(file, len)| Some((file, text::size(len).ok()?)));
-    let (file, len) = sized.unwrap_or((text, JOURNAL_BYTES));
+    let (file, len) = sized.unwrap_or((text, DEFAULT_JOURNAL_BYTES));
     Ok((std::path::absolute(file).map_err(|error| error.to_string())?, len))
 }
 
@@ -168,12 +172,12 @@ fn cache(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
 }
 
 /// The address, if it is one of a bucket.
-pub fn address(device: &Path) -> Option<&str> {
-    elsewhere::address(device)
+pub fn bucket_url(device: &Path) -> Option<&str> {
+    elsewhere::parse_url(device)
 }
 
 /// An address as it is the same however it is written.
-pub fn normal(address: &str) -> String {
+pub fn normalize_url(address: &str) -> String {
     match address.strip_prefix("file://").map(|path| Path::new(path).canonicalize()) {
         Some(Ok(path)) => format!("file://{}", path.display()),
         _ => address.trim_end_matches('/').to_owned(),
@@ -183,49 +187,54 @@ pub fn normal(address: &str) -> String {
 /// Opens the disk in a bucket to change it, and takes it over.
 pub fn writable(address: &str) -> anyhow::Result<Arc<BucketDisk>> {
     let claim = claim(address)?;
-    let disk = BucketDisk::open(engine(address, false)?, address, &own_options(true)?);
-    Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, claim))
+    let disk = BucketDisk::open(connect(address, false)?, address, &own_options(true)?);
+    Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
 /// Opens the disk in a bucket to read it, while others may change it.
 pub fn readable(address: &str) -> anyhow::Result<Arc<dyn Disk>> {
     let options = own_options(false)?;
-    let disk = BucketDisk::open_to_read(engine(address, false)?, address, &options);
-    Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, None))
+    let disk = BucketDisk::open_to_read(connect(address, false)?, address, &options);
+    Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, None))
 }
 
 /// Makes a disk in a bucket.
-pub fn made(address: &str, len_bytes: u64, over: bool) -> anyhow::Result<Arc<BucketDisk>> {
-    let engine = engine(address, true)?;
+pub fn create_disk(address: &str, len_bytes: u64, over: bool) -> anyhow::Result<Arc<BucketDisk>> {
+    let engine = connect(address, true)?;
     let claim = claim(address)?;
     let disk = BucketDisk::create(engine, address, len_bytes, over, &own_options(true)?);
-    Ok(kept(disk.map_err(|error| anyhow!("{error}"))?, claim))
+    Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
 /// The disk in a bucket, in a process of its own: this one can be confined before it is looked at.
-pub fn served(address: &str, write: bool) -> anyhow::Result<(Served, Option<std::fs::File>)> {
+pub fn start_disk_process(
+    address: &str,
+    write: bool,
+) -> anyhow::Result<(DiskProcess, Option<std::fs::File>)> {
     let claim = if write { claim(address)? } else { None };
-    let settings = Settings { options: said(), process: Some(std::process::id()) };
-    let opening = Opening {
+    let settings = BucketSettings { options: cli_options(), process: Some(std::process::id()) };
+    let opening = RemoteDiskRequest {
         address: address.to_owned(),
         read_only: !write,
         stays: false,
-        seat: seat(),
+        seat: owner_id(),
         settings: serde_json::to_string(&settings)?,
     };
-    let served = Served::open(Path::new("/proc/self/exe"), &opening);
+    let served = DiskProcess::open(Path::new("/proc/self/exe"), &opening);
     Ok((served.map_err(|why| anyhow!("{why}"))?, claim))
 }
 
 /// What a mount needs of this process, and how long a request is tried again, in seconds; `words`
 /// are those of `-o`.
-pub fn means(words: &[(String, String)]) -> anyhow::Result<(Box<RemoteCredentials>, u64)> {
-    let mut options = said();
+pub fn remote_credentials(
+    words: &[(String, String)],
+) -> anyhow::Result<(Box<RemoteCredentials>, u64)> {
+    let mut options = cli_options();
     for (name, value) in words {
         options.add(name, value).map_err(|why| anyhow!("mount option 'bucket_{name}': {why}"))?;
     }
     let deadline_s = options.deadline;
-    let settings = Settings { options, process: None };
+    let settings = BucketSettings { options, process: None };
     // What is no text is no setting of ours.
     let all = std::env::vars_os();
     let all =
@@ -256,40 +265,40 @@ fn from_anywhere(variable: &str, path: &str) -> Option<String> {
 }
 
 /// Buckets, for the processes that serve what is in them.
-pub struct Buckets;
+pub struct BucketProvider;
 
-impl Elsewhere for Buckets {
-    fn open(&self, opening: &Opening) -> Result<Arc<dyn Disk>, String> {
-        let Opening { address, read_only, stays, seat, settings } = opening;
-        let Settings { options, process } = serde_json::from_str(settings)
+impl RemoteDiskProvider for BucketProvider {
+    fn open(&self, opening: &RemoteDiskRequest) -> Result<Arc<dyn Disk>, String> {
+        let RemoteDiskRequest { address, read_only, stays, seat, settings } = opening;
+        let BucketSettings { options, process } = serde_json::from_str(settings)
             .map_err(|error| format!("{address}: what is said of it makes no sense: {error}"))?;
         let stats = options.stats;
         let process = process.unwrap_or_else(std::process::id);
-        let how = draconis_bucket::Options {
-            stays: *stays,
-            seat: seat.clone(),
-            ..of_bucket(options, process, !read_only)?
+        let how = draconis_bucket::BucketOptions {
+            is_mount: *stays,
+            host_id: seat.clone(),
+            ..bucket_options(options, process, !read_only)?
         };
-        let engine = Arc::new(Cloud::at(address, false, how.deadline)?);
+        let engine = Arc::new(ObjectStoreBucket::open(address, false, how.deadline)?);
         let disk = match read_only {
             true => BucketDisk::open_to_read(engine, address, &how),
             false => BucketDisk::open(engine, address, &how),
         };
         let disk = Arc::new(disk.map_err(|error| error.to_string())?);
-        let used = Used { disk: disk.clone(), stats, _claim: None };
-        OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(used);
+        let used = OpenBucket { disk: disk.clone(), stats, _claim: None };
+        OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner).push(used);
         Ok(Arc::new(Watched(disk)))
     }
 
     fn finish(&self) {
-        let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         opened.iter().for_each(|used| used.disk.finish());
     }
 
     fn close(&self) -> Option<String> {
-        let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         opened.iter().for_each(|used| used.disk.close());
-        let left: Vec<String> = opened.iter().filter_map(|used| used.disk.left()).collect();
+        let left: Vec<String> = opened.iter().filter_map(|used| used.disk.close_error()).collect();
         (!left.is_empty()).then(|| left.join("; "))
     }
 }
@@ -309,7 +318,7 @@ impl ForwardingDisk for Watched {
         error.or_else(|| {
             let (why, since) = away?;
             let since = jiff::Timestamp::try_from(since).ok()?;
-            let bytes = text::bytes(waiting_bytes);
+            let bytes = text::format_bytes(waiting_bytes);
             Some(format!("{WAITING}{bytes}, since {since:.0}: {why}"))
         })
     }
@@ -324,8 +333,8 @@ pub fn profile(len_bytes: u64) -> (Profile, Vec<String>) {
 }
 
 /// Refuses a bucket where there is nothing that could be done with one.
-pub fn refuse(device: &Path, why: &str) -> anyhow::Result<()> {
-    match address(device) {
+pub fn refuse_bucket(device: &Path, why: &str) -> anyhow::Result<()> {
+    match bucket_url(device) {
         Some(address) => bail!("{address}: {why}"),
         None => Ok(()),
     }
@@ -333,35 +342,37 @@ pub fn refuse(device: &Path, why: &str) -> anyhow::Result<()> {
 
 /// The journal that the command line names.
 pub fn journal_file() -> Option<PathBuf> {
-    TOLD.get()?.journal.as_ref().map(|(file, _)| file.clone())
+    CLI_OPTIONS.get()?.journal.as_ref().map(|(file, _)| file.clone())
 }
 
-fn engine(address: &str, makes: bool) -> anyhow::Result<Arc<Cloud>> {
-    let timeout = Duration::from_secs(said().deadline);
-    Ok(Arc::new(Cloud::at(address, makes, timeout).map_err(|why| anyhow!("{why}"))?))
+fn connect(address: &str, makes: bool) -> anyhow::Result<Arc<ObjectStoreBucket>> {
+    let timeout = Duration::from_secs(cli_options().deadline);
+    Ok(Arc::new(ObjectStoreBucket::open(address, makes, timeout).map_err(|why| anyhow!("{why}"))?))
 }
 
-fn kept(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDisk> {
+fn register_open(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDisk> {
     let disk = Arc::new(disk);
-    let used = Used { disk: disk.clone(), stats: said().stats, _claim: claim };
-    OPENED.lock().unwrap_or_else(PoisonError::into_inner).push(used);
+    let used = OpenBucket { disk: disk.clone(), stats: cli_options().stats, _claim: claim };
+    OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner).push(used);
     disk
 }
 
 /// Sees that nothing at an address is mounted here.
 fn claim(address: &str) -> anyhow::Result<Option<std::fs::File>> {
     // Who cannot have such a directory has mounted nothing.
-    let Ok(directory) = Directory::open() else { return Ok(None) };
-    Ok(Some(elsewhere::claim_beside(&directory, &normal(address)).map_err(|why| anyhow!("{why}"))?))
+    let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
+    Ok(Some(
+        elsewhere::lock_url(&directory, &normalize_url(address)).map_err(|why| anyhow!("{why}"))?,
+    ))
 }
 
-fn seat() -> String {
-    Directory::open().map(|directory| elsewhere::seat(&directory)).unwrap_or_default()
+fn owner_id() -> String {
+    RuntimeDir::open().map(|directory| elsewhere::owner_id(&directory)).unwrap_or_default()
 }
 
 /// What the command line says.
-fn said() -> Options {
-    let defaults = Options {
+fn cli_options() -> BucketArgs {
+    let defaults = BucketArgs {
         commit_ms: 50,
         deadline: 60,
         cache: None,
@@ -369,26 +380,30 @@ fn said() -> Options {
         stats: false,
         take_over: false,
     };
-    TOLD.get().cloned().unwrap_or(defaults)
+    CLI_OPTIONS.get().cloned().unwrap_or(defaults)
 }
 
-fn own_options(writes: bool) -> anyhow::Result<draconis_bucket::Options> {
-    let options = of_bucket(said(), std::process::id(), writes);
-    Ok(draconis_bucket::Options { seat: seat(), ..options.map_err(|why| anyhow!("{why}"))? })
+fn own_options(writes: bool) -> anyhow::Result<draconis_bucket::BucketOptions> {
+    let options = bucket_options(cli_options(), std::process::id(), writes);
+    Ok(draconis_bucket::BucketOptions {
+        host_id: owner_id(),
+        ..options.map_err(|why| anyhow!("{why}"))?
+    })
 }
 
-fn of_bucket(
-    options: Options,
+fn bucket_options(
+    options: BucketArgs,
     process: u32,
     writes: bool,
-) -> Result<draconis_bucket::Options, String> {
+) -> Result<draconis_bucket::BucketOptions, String> {
     let names = rustix::system::uname();
-    let Options { commit_ms, deadline, cache, journal, take_over, .. } = options;
-    let number = || u128::from_le_bytes(Identities::new(None).uuid());
+    let BucketArgs { commit_ms, deadline, cache, journal, take_over, .. } = options;
+    let number = || u128::from_le_bytes(UuidGenerator::new(None).uuid());
     // Who only reads makes none.
     let journal = journal.filter(|(file, _)| writes || file.exists());
-    let journal = journal.map(|(file, len)| Local::file(&file, len, number())).transpose()?;
-    Ok(draconis_bucket::Options {
+    let journal =
+        journal.map(|(file, len)| JournalDevice::file(&file, len, number())).transpose()?;
+    Ok(draconis_bucket::BucketOptions {
         who: format!(
             "{}, process {process}, at {:.0}",
             names.nodename().to_string_lossy(),
@@ -399,7 +414,7 @@ fn of_bucket(
         commit: Duration::from_millis(commit_ms),
         deadline: Duration::from_secs(deadline),
         cache,
-        takes_over: take_over,
-        ..draconis_bucket::Options::default()
+        take_over,
+        ..draconis_bucket::BucketOptions::default()
     })
 }

@@ -14,35 +14,35 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use draconis_access::names::split;
-pub use draconis_access::say::tell;
-use draconis_access::volume::{changeable, clock};
+pub use draconis_access::say::with_context;
+use draconis_access::volume::{now, open_writable};
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
 
-use crate::image::{self, Behind, Opened, Place, find};
+use crate::image::{self, BackingFiles, UnreadImage, VolumeArgs, find};
 use crate::say;
-use crate::target::Target;
+use crate::target::ImagePath;
 use crate::text::printable;
 
 /// Who makes something new, as a program on a mounted volume would.
 #[derive(Clone, Copy, Debug)]
-pub struct Maker {
+pub struct Creator {
     pub uid: u32,
     pub gid: u32,
     /// Permission bits that are not given.
     pub umask: u32,
 }
 
-impl Maker {
+impl Creator {
     /// The user who runs this, or the owner that was asked for. Must be asked before the
     /// process is confined.
-    pub fn new(owner: Option<Owner>) -> Self {
+    pub fn new(owner: Option<OwnerArg>) -> Self {
         let umask = rustix::process::umask(rustix::fs::Mode::empty());
         rustix::process::umask(umask);
         let uid = rustix::process::geteuid().as_raw();
         let gid = rustix::process::getegid().as_raw();
-        let Owner { uid, gid } = owner.unwrap_or(Owner { uid, gid });
+        let OwnerArg { uid, gid } = owner.unwrap_or(OwnerArg { uid, gid });
         Self { uid, gid, umask: umask.as_raw_mode() }
     }
 
@@ -60,12 +60,12 @@ impl Maker {
 
 /// `UID:GID`
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner {
+pub struct OwnerArg {
     pub uid: u32,
     pub gid: u32,
 }
 
-impl std::str::FromStr for Owner {
+impl std::str::FromStr for OwnerArg {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -77,49 +77,49 @@ impl std::str::FromStr for Owner {
 }
 
 /// Now, or what SOURCE_DATE_EPOCH says.
-pub fn now() -> anyhow::Result<Time> {
+pub fn now_or_source_date() -> anyhow::Result<Time> {
     match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => {
             let seconds = text.parse().with_context(|| format!("SOURCE_DATE_EPOCH={text}"))?;
             Ok(Time { seconds, nanoseconds: 0 })
         }
-        Err(_) => Ok(clock()),
+        Err(_) => Ok(now()),
     }
 }
 
 /// Opens the volume in `image`, confines this process, does `work`, and closes the volume,
 /// whatever came of it.
-pub fn change<T>(
+pub fn edit_volume<T>(
     image: &Path,
-    place: &Place,
+    place: &VolumeArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let opened = (image::writable(image)?, Behind::open(image, &place.backing)?);
+    let opened = (image::writable(image)?, BackingFiles::open(image, &place.backing)?);
     image::confine()?;
     change_opened(opened, image, place, work)
 }
 
 /// [`change`] of an image that is open already, in a process as it is.
 pub fn change_opened<T>(
-    (opened, behind): (Opened, Behind),
+    (opened, behind): (UnreadImage, BackingFiles),
     image: &Path,
-    place: &Place,
+    place: &VolumeArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    change_disk((opened.start()?, behind.start()), image, place, work)
+    change_disk((opened.into_disk()?, behind.start()), image, place, work)
 }
 
 /// The same of a disk, and of what it may differ from.
 pub fn change_disk<T>(
     (disk, behind): (Arc<dyn Disk>, Vec<Arc<dyn Disk>>),
     image: &Path,
-    place: &Place,
+    place: &VolumeArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let shown = image.display();
-    let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now()).transpose()?;
-    let clock = Arc::new(move || time.unwrap_or_else(clock));
-    let (volume, _held) = changeable(image, disk, &behind, &place.options(), clock)?;
+    let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now_or_source_date()).transpose()?;
+    let clock = Arc::new(move || time.unwrap_or_else(now));
+    let (volume, _held) = open_writable(image, disk, &behind, &place.options(), clock)?;
     let done = work(&volume);
     let closed = volume.close();
     let failure = volume.failure();
@@ -138,7 +138,7 @@ pub fn change_disk<T>(
 }
 
 /// The image that all targets name.
-pub fn one_image(targets: &[Target]) -> anyhow::Result<&Path> {
+pub fn single_image(targets: &[ImagePath]) -> anyhow::Result<&Path> {
     let first = targets.first().context("nothing is named")?;
     match targets.iter().find(|other| other.image != first.image) {
         Some(other) => bail!("{other}: only one image at a time; run again for that one"),
@@ -147,16 +147,16 @@ pub fn one_image(targets: &[Target]) -> anyhow::Result<&Path> {
 }
 
 /// Does `work` with each target in one session; tells what fails and goes on with the next.
-pub fn each(
-    place: &Place,
-    targets: &[Target],
-    mut work: impl FnMut(&Volume, &Target) -> anyhow::Result<()>,
+pub fn for_each_target(
+    place: &VolumeArgs,
+    targets: &[ImagePath],
+    mut work: impl FnMut(&Volume, &ImagePath) -> anyhow::Result<()>,
 ) -> anyhow::Result<ExitCode> {
-    change(one_image(targets)?, place, |volume| {
+    edit_volume(single_image(targets)?, place, |volume| {
         let mut code = ExitCode::SUCCESS;
         for target in targets {
             if let Err(error) = work(volume, target) {
-                say::complain(&error);
+                say::print_error(&error);
                 code = ExitCode::FAILURE;
                 if !volume.is_writable() {
                     break;
@@ -169,14 +169,14 @@ pub fn each(
 
 /// A name in a directory, there or not.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct TargetName {
     pub dir: InodeNumber,
     pub name: Vec<u8>,
 }
 
-impl Entry {
+impl TargetName {
     /// Where the last name of a target is or would be.
-    pub fn of(volume: &Volume, target: &Target) -> anyhow::Result<Self> {
+    pub fn of(volume: &Volume, target: &ImagePath) -> anyhow::Result<Self> {
         let (above, name) = split(&target.path);
         match name {
             b"" => bail!("{target} is the root directory"),
@@ -208,39 +208,39 @@ impl Entry {
 /// last name of the target.
 pub fn destination(
     volume: &Volume,
-    target: &Target,
+    target: &ImagePath,
     into: bool,
     own: &[u8],
-) -> anyhow::Result<Entry> {
+) -> anyhow::Result<TargetName> {
     match volume.resolve(volume.root(), &target.path, Follow::Yes) {
         Ok(there) if into && volume.inode(there)?.kind == FileType::Directory => {
-            Ok(Entry { dir: there, name: own.to_vec() })
+            Ok(TargetName { dir: there, name: own.to_vec() })
         }
         Ok(_) | Err(Error::NotFound) => {
-            let entry = Entry::of(volume, target)?;
+            let entry = TargetName::of(volume, target)?;
             ensure!(
                 !target.path.ends_with(b"/") || entry.lookup(volume)?.is_none(),
                 "{target}: not a directory"
             );
             Ok(entry)
         }
-        Err(error) => Err(tell(target, error)),
+        Err(error) => Err(with_context(target, error)),
     }
 }
 
 /// Finds what a target names, and makes an empty file if it is not there and `make` says so, also
 /// where a symbolic link leads to.
-pub fn find_or_make(
+pub fn find_or_create(
     volume: &Volume,
-    target: &Target,
-    maker: Maker,
+    target: &ImagePath,
+    maker: Creator,
     make: bool,
 ) -> anyhow::Result<Option<InodeNumber>> {
     match volume.resolve(volume.root(), &target.path, Follow::Yes) {
         Ok(found) => return Ok(Some(found)),
         Err(Error::NotFound) if !make => return Ok(None),
         Err(Error::NotFound) => {}
-        Err(error) => return Err(tell(target, error)),
+        Err(error) => return Err(with_context(target, error)),
     }
     ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
     let made = volume.resolve_or_create(volume.root(), &target.path, &maker.file());
@@ -248,30 +248,30 @@ pub fn find_or_make(
         Ok(made) => Ok(Some(made)),
         Err(error @ Error::NotFound) => {
             // Names the directory if the target's own is missing.
-            Entry::of(volume, target)?;
+            TargetName::of(volume, target)?;
             bail!("{target}: {error}: the symbolic link leads into a directory that is not there")
         }
-        Err(error) => Err(tell(target, error)),
+        Err(error) => Err(with_context(target, error)),
     }
 }
 
 /// Changes what a target names, or all of a tree; a symbolic link in a tree is changed itself.
-pub fn attributes(
+pub fn change_attributes(
     volume: &Volume,
-    target: &Target,
+    target: &ImagePath,
     recursive: bool,
     follow: Follow,
     change: &dyn Fn(&Volume, &Inode) -> Option<AttributeChange>,
 ) -> anyhow::Result<()> {
     let top = find(volume, target, follow)?;
     let all = match recursive {
-        true => below(volume, top, &target.to_string())?,
+        true => subtree(volume, top, &target.to_string())?,
         false => vec![volume.inode(top).with_context(|| target.to_string())?],
     };
     for inode in all {
         if let Some(change) = change(volume, &inode) {
             let done = volume.set_attributes(inode.number, &change);
-            done.map_err(|error| tell(target, error))?;
+            done.map_err(|error| with_context(target, error))?;
         }
     }
     Ok(())
@@ -291,7 +291,7 @@ pub fn is_below(volume: &Volume, dir: InodeNumber, top: InodeNumber) -> anyhow::
 }
 
 /// Everything at and below `top`, a directory before what it holds.
-pub fn below(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Vec<Arc<Inode>>> {
+pub fn subtree(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Vec<Arc<Inode>>> {
     let mut all = vec![volume.inode(top)?];
     let mut seen = HashSet::from([top]);
     let mut at = 0;
@@ -321,9 +321,9 @@ mod tests {
 
     #[test]
     fn owners_are_numbers() {
-        assert_eq!("0:65534".parse(), Ok(Owner { uid: 0, gid: 65534 }));
+        assert_eq!("0:65534".parse(), Ok(OwnerArg { uid: 0, gid: 65534 }));
         for wrong in ["", "0", ":", "root:root", "1:", "-1:0", "1:4294967296"] {
-            assert!(wrong.parse::<Owner>().is_err(), "{wrong}");
+            assert!(wrong.parse::<OwnerArg>().is_err(), "{wrong}");
         }
     }
 }

@@ -31,7 +31,7 @@ pub struct Cli {
 
     /// What is said of buckets.
     #[command(flatten)]
-    pub bucket: bucket::Options,
+    pub bucket: bucket::BucketArgs,
 
     /// What to do.
     #[command(subcommand)]

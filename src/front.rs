@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use draconis_front::fuse;
-use draconis_service::front::{Front, NotDetached};
+use draconis_service::front::{DetachError, Mounter};
 use draconis_service::options::MountOptions;
 
 /// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of
@@ -12,9 +12,9 @@ use draconis_service::options::MountOptions;
 const READ_AHEAD_KIB: u32 = 1024;
 
 /// Mounts through the kernel's FUSE.
-pub struct Fuse;
+pub struct FuseMounter;
 
-impl Front for Fuse {
+impl Mounter for FuseMounter {
     fn attach(
         &self,
         mount_point: &Path,
@@ -24,7 +24,7 @@ impl Front for Fuse {
     ) -> Result<OwnedFd, String> {
         let options = fuse::KernelOptions {
             device: device.map(Path::to_path_buf),
-            ..of_mount(volume, options)
+            ..kernel_options(volume, options)
         };
         fuse::mount(mount_point, &options).map_err(|error| error.to_string())
     }
@@ -34,11 +34,11 @@ impl Front for Fuse {
         mount_point: &Path,
         volume: &Path,
         options: &MountOptions,
-    ) -> Result<(), NotDetached> {
-        fuse::remount(mount_point, &of_mount(volume, options)).map_err(not_done)
+    ) -> Result<(), DetachError> {
+        fuse::remount(mount_point, &kernel_options(volume, options)).map_err(detach_error)
     }
 
-    fn tune(&self, mount_point: &Path) {
+    fn set_read_ahead(&self, mount_point: &Path) {
         let Some(file) = fuse::read_ahead_file(mount_point) else { return };
         let current = std::fs::read_to_string(&file).ok();
         let current: Option<u32> = current.and_then(|text| text.trim().parse().ok());
@@ -48,19 +48,19 @@ impl Front for Fuse {
         }
     }
 
-    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
-        fuse::unmount(mount_point, force).map_err(not_done)
+    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), DetachError> {
+        fuse::unmount(mount_point, force).map_err(detach_error)
     }
 }
 
-fn not_done(error: fuse::MountError) -> NotDetached {
+fn detach_error(error: fuse::MountError) -> DetachError {
     match error {
-        fuse::MountError::Busy => NotDetached::Busy,
-        other => NotDetached::Failed(other.to_string()),
+        fuse::MountError::Busy => DetachError::Busy,
+        other => DetachError::Failed(other.to_string()),
     }
 }
 
-fn of_mount(volume: &Path, options: &MountOptions) -> fuse::KernelOptions {
+fn kernel_options(volume: &Path, options: &MountOptions) -> fuse::KernelOptions {
     let source = options.source.clone();
     fuse::KernelOptions {
         source: source.unwrap_or_else(|| volume.to_string_lossy().into_owned()),

@@ -15,13 +15,13 @@ use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail, ensure};
-use draconis_access::populate::{Source, Stamp};
+use draconis_access::populate::{Source, TimestampPolicy};
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
 use draconis_ext::mkfs::{Node, NodeId, What};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume, XattrSet};
 
-use crate::change::{Owner, now, tell};
-use crate::progress::{Progress, When};
+use crate::change::{OwnerArg, now_or_source_date, with_context};
+use crate::progress::{Progress, ProgressMode};
 use crate::say;
 use crate::text::{self, printable};
 
@@ -29,24 +29,24 @@ use crate::text::{self, printable};
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// The time of what is put.
-pub fn stamp() -> anyhow::Result<Stamp> {
+pub fn timestamp_policy() -> anyhow::Result<TimestampPolicy> {
     let reproducible = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
-    Ok(Stamp { now: now()?, reproducible })
+    Ok(TimestampPolicy { now: now_or_source_date()?, reproducible })
 }
 
 /// How a tree is put into a volume.
 #[derive(Clone, Copy)]
 pub struct How {
     /// The owner of everything, instead of each one's own.
-    pub owner: Option<Owner>,
+    pub owner: Option<OwnerArg>,
     /// Replaces a file by a directory and an empty directory by a file, as `tar -x` does.
     pub replace_kinds: bool,
     /// When to show progress.
-    pub progress: When,
+    pub progress: ProgressMode,
 }
 
 /// Puts `source` into a directory.
-pub fn graft(
+pub fn import_tree(
     volume: &Volume,
     source: &Source<'_>,
     into: InodeNumber,
@@ -54,7 +54,8 @@ pub fn graft(
     how: How,
 ) -> anyhow::Result<ExitCode> {
     let How { owner, replace_kinds, progress } = how;
-    let graft = Graft { volume, source, into, label, owner, replace_kinds, kept: HashSet::new() };
+    let graft =
+        TreeImport { volume, source, into, label, owner, replace_kinds, protected: HashSet::new() };
     let done = graft.run(progress);
     let faults = source.faults.texts();
     say::notes(&faults);
@@ -63,7 +64,7 @@ pub fn graft(
 }
 
 /// What is put where.
-pub struct Graft<'a> {
+pub struct TreeImport<'a> {
     pub volume: &'a Volume,
     pub source: &'a Source<'a>,
     /// The directory that becomes the root of the tree.
@@ -71,14 +72,14 @@ pub struct Graft<'a> {
     /// Its path, for messages.
     pub label: String,
     /// The owner of everything, instead of each one's own.
-    pub owner: Option<Owner>,
+    pub owner: Option<OwnerArg>,
     /// Replaces a file by a directory and an empty directory by a file, as `tar -x` does.
     pub replace_kinds: bool,
     /// Inodes of the volume that are still to be read, and so are not to be replaced.
-    pub kept: HashSet<InodeNumber>,
+    pub protected: HashSet<InodeNumber>,
 }
 
-impl Graft<'_> {
+impl TreeImport<'_> {
     /// Bytes of all files.
     fn bytes(&self) -> u64 {
         self.each().map(data_bytes).sum()
@@ -94,8 +95,8 @@ impl Graft<'_> {
             blocks <= space.free_blocks,
             "{}: {} are needed and {} are free; remove something, or take a larger volume",
             self.label,
-            text::bytes(blocks.saturating_mul(block)),
-            text::bytes(space.free_blocks.saturating_mul(block))
+            text::format_bytes(blocks.saturating_mul(block)),
+            text::format_bytes(space.free_blocks.saturating_mul(block))
         );
         Ok(())
     }
@@ -106,7 +107,7 @@ impl Graft<'_> {
     }
 
     /// Puts all of it.
-    pub fn run(&self, progress: When) -> anyhow::Result<()> {
+    pub fn run(&self, progress: ProgressMode) -> anyhow::Result<()> {
         say::notes(&self.source.notes);
         self.check_space()?;
         let outside = self.outside()?;
@@ -127,7 +128,7 @@ impl Graft<'_> {
                 Err(Error::NotFound | Error::NotADirectory) => {
                     bail!("{}, which is neither before it in the archive nor on the volume", link())
                 }
-                number => number.map_err(|error| tell(&link(), error))?,
+                number => number.map_err(|error| with_context(&link(), error))?,
             };
             let kind = self.volume.inode(number)?.kind;
             ensure!(kind != FileType::Directory, "{}, which is a directory", link());
@@ -136,8 +137,12 @@ impl Graft<'_> {
         Ok(found)
     }
 
-    fn put(&self, links: HashMap<NodeId, InodeNumber>, progress: When) -> anyhow::Result<()> {
-        let mut run = Run {
+    fn put(
+        &self,
+        links: HashMap<NodeId, InodeNumber>,
+        progress: ProgressMode,
+    ) -> anyhow::Result<()> {
+        let mut run = ImportRun {
             graft: self,
             links,
             made: HashMap::new(),
@@ -152,30 +157,30 @@ impl Graft<'_> {
             at += 1;
             for (name, id) in self.source.tree.names(dir) {
                 let made = run.entry(number, name, id);
-                let made = made.map_err(|error| self.tell(dir, name, error))?;
+                let made = made.map_err(|error| self.with_context(dir, name, error))?;
                 if matches!(self.source.tree.node(id).what, What::Directory) {
                     run.entered.insert(made);
                     dirs.push((id, made));
                 }
             }
         }
-        for (_, id, number) in run.in_their_order() {
+        for (_, id, number) in run.take_streamed_files() {
             let done = run.fill(number, self.source.tree.node(id));
-            done.map_err(|error| self.tell(id, b"", error))?;
+            done.map_err(|error| self.with_context(id, b"", error))?;
         }
         for (id, number) in dirs.into_iter().rev() {
-            if !self.source.implied.contains(&id) {
+            if !self.source.implied_dirs.contains(&id) {
                 let done = run.finish(number, self.source.tree.node(id));
-                done.map_err(|error| self.tell(id, b"", error))?;
+                done.map_err(|error| self.with_context(id, b"", error))?;
             }
         }
         Ok(())
     }
 
-    fn tell(&self, dir: NodeId, name: &[u8], error: anyhow::Error) -> anyhow::Error {
+    fn with_context(&self, dir: NodeId, name: &[u8], error: anyhow::Error) -> anyhow::Error {
         let path = self.path(dir, name);
         match error.downcast::<Error>() {
-            Ok(error) => tell(&path, error),
+            Ok(error) => with_context(&path, error),
             Err(error) => error.context(path),
         }
     }
@@ -194,8 +199,8 @@ fn data_bytes(node: &Node) -> u64 {
     }
 }
 
-struct Run<'a> {
-    graft: &'a Graft<'a>,
+struct ImportRun<'a> {
+    graft: &'a TreeImport<'a>,
     /// The inodes of nodes that may have more names.
     links: HashMap<NodeId, InodeNumber>,
     /// The nodes of inodes that were made.
@@ -208,7 +213,7 @@ struct Run<'a> {
     progress: &'a mut Progress,
 }
 
-impl Run<'_> {
+impl ImportRun<'_> {
     /// Gives `name` in `dir` to a node; its inode.
     fn entry(&mut self, dir: InodeNumber, name: &[u8], id: NodeId) -> anyhow::Result<InodeNumber> {
         let volume = self.graft.volume;
@@ -247,7 +252,7 @@ impl Run<'_> {
         Ok(made)
     }
 
-    fn in_their_order(&mut self) -> Vec<(u64, NodeId, InodeNumber)> {
+    fn take_streamed_files(&mut self) -> Vec<(u64, NodeId, InodeNumber)> {
         let mut later = self.in_order.take().unwrap_or_default();
         later.retain(|(_, id, number)| self.links.get(id) == Some(number));
         later.sort_unstable();
@@ -291,7 +296,7 @@ impl Run<'_> {
         there: &Inode,
         id: NodeId,
     ) -> anyhow::Result<()> {
-        let Graft { volume, source, kept, replace_kinds, .. } = self.graft;
+        let TreeImport { volume, source, protected: kept, replace_kinds, .. } = self.graft;
         let is_dir = matches!(source.tree.node(id).what, What::Directory);
         ensure!(!kept.contains(&there.number), "is the same file");
         if there.kind == FileType::Directory {
@@ -305,7 +310,7 @@ impl Run<'_> {
                 done => Ok(done?),
             };
         }
-        let may_become_dir = *replace_kinds && !source.implied.contains(&id);
+        let may_become_dir = *replace_kinds && !source.implied_dirs.contains(&id);
         ensure!(!is_dir || may_become_dir, "is there and no directory; remove it first");
         volume.unlink(dir, name)?;
         // Two paths of the source may lead to one name, through a link on the volume.
@@ -318,7 +323,8 @@ impl Run<'_> {
     }
 
     fn new_node<'n>(&self, node: &'n Node) -> NewNode<'n> {
-        let Owner { uid, gid } = self.graft.owner.unwrap_or(Owner { uid: node.uid, gid: node.gid });
+        let OwnerArg { uid, gid } =
+            self.graft.owner.unwrap_or(OwnerArg { uid: node.uid, gid: node.gid });
         let (device, target) = match &node.what {
             What::CharDevice(major, minor) | What::BlockDevice(major, minor) => {
                 ((*major, *minor), &[][..])
@@ -354,9 +360,9 @@ impl Run<'_> {
     fn finish(&self, number: InodeNumber, node: &Node) -> anyhow::Result<()> {
         let volume = self.graft.volume;
         for (name, value) in node.attributes() {
-            volume
-                .set_xattr(number, &name, &value, XattrSet::Any, false)
-                .map_err(|error| tell(&format!("the attribute {}", printable(&name)), error))?;
+            volume.set_xattr(number, &name, &value, XattrSet::Any, false).map_err(|error| {
+                with_context(&format!("the attribute {}", printable(&name)), error)
+            })?;
         }
         let new = self.new_node(node);
         let size_bytes = match &node.what {

@@ -10,32 +10,33 @@ use clap::Args;
 use draconis_access::destination::{Sources, refuse_output};
 use draconis_access::image as by_path;
 pub use draconis_access::image::{
-    Behind, Opened, alone, claim_alone, held, len_bytes, parts_of, refused,
+    BackingFiles, UnreadImage, claim_exclusive, detect_contents, len_bytes, open_exclusive,
+    parts_of, refused,
 };
-use draconis_access::image::{opened, usable};
+use draconis_access::image::{check_file_type, open_file};
 pub use draconis_access::names::{Listed, Listing};
 pub use draconis_access::object;
-use draconis_access::object::{Name, Unopened};
-use draconis_access::packed::packed;
+use draconis_access::object::{StoreDiskName, UnreadStoreDisk};
+use draconis_access::packed::detect;
 use draconis_container::is_indexed;
 use draconis_device::{Disk, LockMode, lock_file};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
-use draconis_service::sandbox::{self, Profile};
+use draconis_service::sandbox::{self, SandboxProfile};
 use draconis_service::volume::{self, VolumeTree};
 use rustix::io::Errno;
 
 use crate::bucket;
-use crate::change::tell;
-use crate::progress::{Progress, When};
+use crate::change::with_context;
+use crate::progress::{Progress, ProgressMode};
 use crate::say;
-use crate::target::Target;
+use crate::target::ImagePath;
 use crate::text::size;
-pub use draconis_access::held::clear;
+pub use draconis_access::held::clear_mmp;
 
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Place {
+pub struct VolumeArgs {
     /// The volume starts at this byte of IMAGE (K, M, G allowed).
     #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
     pub offset: Option<u64>,
@@ -49,71 +50,72 @@ pub struct Place {
     pub backing: Vec<PathBuf>,
 }
 
-impl Place {
+impl VolumeArgs {
     /// The same for what is not of the command line.
-    pub fn by_path(&self) -> draconis_access::Place {
+    pub fn to_location(&self) -> draconis_access::VolumeLocation {
         let Self { offset, partition, backing } = self.clone();
-        draconis_access::Place { offset_bytes: offset, partition, backing }
+        draconis_access::VolumeLocation { offset_bytes: offset, partition, backing }
     }
 
     /// The same as mount options.
     pub fn options(&self) -> MountOptions {
-        self.by_path().options()
+        self.to_location().options()
     }
 }
 
 /// What a command reads that reads an image: no file that it writes may be one of these.
-pub fn sources(image: &Path, place: &Place) -> Sources {
+pub fn sources(image: &Path, place: &VolumeArgs) -> Sources {
     let mut sources = Sources::of_image(image, &place.backing);
     bucket::journal_file().iter().for_each(|file| sources.add(file));
     sources
 }
 
 /// The disk in a store that an image is, if it is one: of a file, or in a bucket.
-pub fn in_store(image: &Path) -> anyhow::Result<Option<Name>> {
+pub fn in_store(image: &Path) -> anyhow::Result<Option<StoreDiskName>> {
     // A file of that name is that file.
     let Some(address) =
-        bucket::address(image).filter(|_| std::fs::symlink_metadata(image).is_err())
+        bucket::bucket_url(image).filter(|_| std::fs::symlink_metadata(image).is_err())
     else {
-        return Ok(Name::of(image));
+        return Ok(StoreDiskName::parse(image));
     };
     match address.rsplit_once('#') {
-        Some((store, name)) if !name.is_empty() => {
-            Ok(Some(Name { store: bucket::normal(store).into(), name: name.to_owned() }))
-        }
+        Some((store, name)) if !name.is_empty() => Ok(Some(StoreDiskName {
+            store: bucket::normalize_url(store).into(),
+            name: name.to_owned(),
+        })),
         _ => bail!("{address} is a store; {address}#NAME is a disk in it, store ls lists them"),
     }
 }
 
 /// Opens the store of a disk to be changed, alone.
-pub fn alone_in(name: Name) -> anyhow::Result<Unopened> {
-    name.may_be_opened(true)?;
-    let Some(address) = bucket::address(&name.store) else { return name.alone() };
-    let (disk, claim) = bucket::served(address, true)?;
-    name.served(disk, true, claim)
+pub fn open_exclusive_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
+    name.check_writable(true)?;
+    let Some(address) = bucket::bucket_url(&name.store) else { return name.open_exclusive() };
+    let (disk, claim) = bucket::start_disk_process(address, true)?;
+    name.open_remote(disk, true, claim)
 }
 
 /// Opens the store of a disk to be read, beside others who do.
-fn shared_in(name: Name) -> anyhow::Result<Unopened> {
-    let Some(address) = bucket::address(&name.store) else { return name.shared() };
-    let (disk, claim) = bucket::served(address, false)?;
-    name.served(disk, false, claim)
+fn open_shared_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
+    let Some(address) = bucket::bucket_url(&name.store) else { return name.open_shared() };
+    let (disk, claim) = bucket::start_disk_process(address, false)?;
+    name.open_remote(disk, false, claim)
 }
 
 /// Opens an image that must be there, to be changed, alone.
-pub fn writable(image: &Path) -> anyhow::Result<Opened> {
+pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
     refuse_output(image, &[])?;
     match in_store(image)? {
-        Some(name) => alone_in(name).map(Opened::InStore),
+        Some(name) => open_exclusive_in(name).map(UnreadImage::InStore),
         None => by_path::writable(image),
     }
 }
 
 /// Opens an image that is only read beside one that is changed.
-pub fn readable(image: &Path) -> anyhow::Result<Opened> {
+pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
     refuse_output(image, &[])?;
     match in_store(image)? {
-        Some(name) => shared_in(name).map(Opened::InStore),
+        Some(name) => open_shared_in(name).map(UnreadImage::InStore),
         None => by_path::readable(image),
     }
 }
@@ -121,11 +123,11 @@ pub fn readable(image: &Path) -> anyhow::Result<Opened> {
 /// Opens the volume in `image` and confines this process to reading it.
 pub fn open(
     image: &Path,
-    place: &Place,
-    beneath: Option<BorrowedFd<'_>>,
+    place: &VolumeArgs,
+    extract_dir: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<VolumeTree> {
-    let disk = disk(image, place, beneath)?;
-    let opened = volume::open_part(disk.clone(), &MountOptions::default());
+    let disk = disk(image, place, extract_dir)?;
+    let opened = volume::open_whole_disk(disk.clone(), &MountOptions::default());
     opened.map_err(|error| refused(image, &*disk, error))
 }
 
@@ -133,23 +135,23 @@ pub fn open(
 /// can read that, write to what is open, and create files in `beneath` if that is given.
 pub fn disk(
     image: &Path,
-    place: &Place,
+    place: &VolumeArgs,
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = image.display();
     refuse_output(image, &place.backing)?;
     let profile = match beneath {
-        Some(beneath) => Profile::Extractor { beneath },
-        None => Profile::Reader,
+        Some(beneath) => SandboxProfile::Extractor { beneath },
+        None => SandboxProfile::Reader,
     };
     if let Some(name) = in_store(image)? {
-        let store = shared_in(name)?;
+        let store = open_shared_in(name)?;
         sandbox::confine(&profile, None)?;
-        let part = volume::part(store.start()?, &[], &place.options());
+        let part = volume::locate(store.start()?, &[], &place.options());
         return Ok(part.with_context(|| shown.to_string())?.disk);
     }
     let file = File::open(image).with_context(|| shown.to_string())?;
-    usable(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
+    check_file_type(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
     match lock_file(&file, LockMode::Shared) {
         Err(Errno::WOULDBLOCK) => {
             bail!("{shown} is mounted or being changed; see draconis status")
@@ -157,42 +159,42 @@ pub fn disk(
         claimed => claimed.with_context(|| shown.to_string())?,
     }
     // Opened while that can be done; what is in them is looked at later.
-    let packed = packed(&file, image)?;
-    let behind = Behind::open(image, &place.backing)?;
+    let packed = detect(&file, image)?;
+    let behind = BackingFiles::open(image, &place.backing)?;
     sandbox::confine(&profile, None)?;
     let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
-        Ok(Arc::new(opened(file, image, false)?.start()))
+        Ok(Arc::new(open_file(file, image, false)?.start()))
     };
     let whole = start(file)?;
     let whole = match packed {
         Some(packed) if !is_indexed(whole.clone()).with_context(|| shown.to_string())? => {
-            let mut progress = Progress::endless(When::Auto);
+            let mut progress = Progress::unbounded(ProgressMode::Auto);
             start(packed.unpack(image, &mut |bytes| progress.add(bytes))?)?
         }
         _ => whole,
     };
-    let part = volume::part(whole, &behind.start(), &place.options());
+    let part = volume::locate(whole, &behind.start(), &place.options());
     Ok(part.with_context(|| shown.to_string())?.disk)
 }
 
 /// Confines this process to what it has open, whose length it may change.
 pub fn confine_resizer() -> anyhow::Result<()> {
-    sandbox::confine(&Profile::Resizer, None)?;
+    sandbox::confine(&SandboxProfile::Resizer, None)?;
     Ok(())
 }
 
 /// Confines this process to what it has open.
 pub fn confine() -> anyhow::Result<()> {
-    sandbox::confine(&Profile::Reader, None)?;
+    sandbox::confine(&SandboxProfile::Reader, None)?;
     Ok(())
 }
 
 /// Finds what a target names; the error names the target.
-pub fn find(volume: &Volume, target: &Target, follow: Follow) -> anyhow::Result<InodeNumber> {
-    volume.resolve(volume.root(), &target.path, follow).map_err(|error| tell(target, error))
+pub fn find(volume: &Volume, target: &ImagePath, follow: Follow) -> anyhow::Result<InodeNumber> {
+    volume.resolve(volume.root(), &target.path, follow).map_err(|error| with_context(target, error))
 }
 
 /// The names in a directory, sorted, without `.` and `..`; damage is told and left out.
 pub fn names(volume: &Volume, dir: InodeNumber, label: &str) -> anyhow::Result<Listing> {
-    draconis_access::names::names(volume, dir, label, &mut |error| say::complain(error))
+    draconis_access::names::names(volume, dir, label, &mut |error| say::print_error(error))
 }

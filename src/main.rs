@@ -46,9 +46,9 @@ fn main() -> ExitCode {
     let arguments = mount_helper::command_line(std::env::args_os());
     let cli = cli::Cli::try_parse_from(arguments).unwrap_or_else(|error| end_misused(error));
     logging::start(cli.verbose);
-    bucket::begin(&cli.bucket);
+    bucket::init(&cli.bucket);
     let done = cli.command.run();
-    bucket::end();
+    bucket::finish();
     match done {
         Ok(code) => code,
         Err(error) => match error.downcast::<clap::Error>() {

@@ -59,14 +59,14 @@ fn page(command: &Command, date: &str) -> anyhow::Result<Page> {
     }
     if let Some(notes) = command.get_after_long_help().or(command.get_after_help()) {
         text.extend_from_slice(b".SH NOTES\n");
-        literally(&mut text, &notes.to_string());
+        push_verbatim(&mut text, &notes.to_string());
     }
     text.extend_from_slice(b".SH EXAMPLES\n");
     let own = examples::EXAMPLES.iter().find(|(of, _)| *of == name);
     let (_, examples) = own.with_context(|| format!("{name}: no examples"))?;
     for (what, line) in *examples {
         text.extend_from_slice(format!("{}:\n.PP\n.RS 4\n", escaped(what)).as_bytes());
-        literally(&mut text, line);
+        push_verbatim(&mut text, line);
         text.extend_from_slice(b".RE\n.PP\n");
     }
     if name != "draconis" {
@@ -76,7 +76,7 @@ fn page(command: &Command, date: &str) -> anyhow::Result<Page> {
 }
 
 /// Lines as they are, without filling.
-fn literally(text: &mut Vec<u8>, lines: &str) {
+fn push_verbatim(text: &mut Vec<u8>, lines: &str) {
     text.extend_from_slice(b".nf\n");
     for line in lines.lines() {
         text.extend_from_slice(escaped(line).as_bytes());

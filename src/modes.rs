@@ -18,20 +18,20 @@ pub enum ModeChange {
         whole: bool,
     },
     /// One step after the other.
-    Steps(Vec<Step>),
+    Steps(Vec<ModeClause>),
 }
 
 /// One step of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Step {
+pub struct ModeClause {
     /// The bits that it is about; none if none were named.
     who: u32,
-    what: Do,
+    what: ModeOp,
     permissions: Permissions,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Do {
+enum ModeOp {
     Add,
     Remove,
     Set,
@@ -63,19 +63,19 @@ impl std::str::FromStr for ModeChange {
 }
 
 /// The steps of one clause.
-fn clause_steps(clause: &[u8], steps: &mut Vec<Step>) -> Option<()> {
+fn clause_steps(clause: &[u8], steps: &mut Vec<ModeClause>) -> Option<()> {
     let start = clause.iter().position(|byte| matches!(byte, b'+' | b'-' | b'='))?;
     let (who, mut rest) = clause.split_at(start);
     let who = who.iter().try_fold(0, |bits, who| Some(bits | who_bits(*who)?))?;
     while let Some((what, after)) = rest.split_first() {
         let what = match what {
-            b'+' => Do::Add,
-            b'-' => Do::Remove,
-            _ => Do::Set,
+            b'+' => ModeOp::Add,
+            b'-' => ModeOp::Remove,
+            _ => ModeOp::Set,
         };
         let end = after.iter().position(|byte| matches!(byte, b'+' | b'-' | b'='));
         let (letters, next) = after.split_at(end.unwrap_or(after.len()));
-        steps.push(Step { who, what, permissions: permissions(letters)? });
+        steps.push(ModeClause { who, what, permissions: permissions(letters)? });
         rest = next;
     }
     Some(())
@@ -129,7 +129,7 @@ impl ModeChange {
     }
 }
 
-impl Step {
+impl ModeClause {
     fn apply(&self, old: u32, is_dir: bool, umask: u32) -> u32 {
         let (bits, named) = match self.permissions {
             Permissions::Copy { shift } => ((old >> shift & 7) * 0o111, 0),
@@ -141,9 +141,9 @@ impl Step {
         let about = if self.who == 0 { ALL & !umask } else { self.who };
         let bits = bits & about;
         match self.what {
-            Do::Add => old | bits,
-            Do::Remove => old & !bits,
-            Do::Set => {
+            ModeOp::Add => old | bits,
+            ModeOp::Remove => old & !bits,
+            ModeOp::Set => {
                 // Directories lose these only if they are spoken of.
                 let kept = if is_dir { SET_IDS & !named } else { 0 };
                 let cleared = if self.who == 0 { ALL } else { self.who };

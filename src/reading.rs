@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::ensure;
 use clap::Args;
 use draconis_access::destination::Sources;
-use draconis_access::populate::{Choice, Platform};
+use draconis_access::populate::{ImageOptions, Platform};
 
 use crate::text::size;
 
 /// How archives and images are read.
 #[derive(Debug, Args)]
-pub struct Reading {
+pub struct ArchiveArgs {
     /// Platform of a multi-platform image (default: this machine).
     #[arg(long, value_name = "OS/ARCH")]
     platform: Option<Platform>,
@@ -29,14 +29,14 @@ pub struct Reading {
     limit: Option<u64>,
 }
 
-impl Reading {
+impl ArchiveArgs {
     pub fn exclude(&self) -> impl Iterator<Item = &[u8]> {
         self.exclude.iter().map(|pattern| pattern.as_bytes())
     }
 
     /// What is chosen; what cannot be read twice may be kept in the directory of `beside`.
-    pub fn choice<'a>(&self, beside: &'a Path) -> Choice<'a> {
-        Choice { platform: self.platform.clone(), beside, limit: self.limit }
+    pub fn image_options<'a>(&self, temp_dir_of: &'a Path) -> ImageOptions<'a> {
+        ImageOptions { platform: self.platform.clone(), temp_dir_of, limit: self.limit }
     }
 
     /// Refuses to write the configuration over what is read or made.

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use draconis_access::say::{DAMAGED, parts};
+use draconis_access::say::{DAMAGE_HINT, split_message};
 
 /// The exit status of a program that SIGPIPE ended.
 const OUTPUT_CLOSED: u8 = 128 + 13;
@@ -26,11 +26,11 @@ pub fn warn_line(line: impl Display) {
 }
 
 /// Writes a failure to standard error.
-pub fn complain(error: &anyhow::Error) {
-    static DAMAGE_TOLD: AtomicBool = AtomicBool::new(false);
-    let (text, step) = parts(error);
+pub fn print_error(error: &anyhow::Error) {
+    static DAMAGE_HINT_SHOWN: AtomicBool = AtomicBool::new(false);
+    let (text, step) = split_message(error);
     match step {
-        Some(DAMAGED) if DAMAGE_TOLD.swap(true, Ordering::Relaxed) => {
+        Some(DAMAGE_HINT) if DAMAGE_HINT_SHOWN.swap(true, Ordering::Relaxed) => {
             warn_line(format_args!("draconis: {text}"));
         }
         Some(step) => warn_line(format_args!("draconis: {text}; {step}")),
@@ -44,7 +44,7 @@ pub fn end_failed(error: &anyhow::Error, status: u8) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(OUTPUT_CLOSED);
     }
-    complain(error);
+    print_error(error);
     ExitCode::from(status)
 }
 

@@ -11,14 +11,14 @@ const SCHEMES: &[&str] = &["s3", "gs", "az", "file"];
 
 /// An image and a path in its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct ImagePath {
     /// Image: file, block device or STORE#NAME.
     pub image: PathBuf,
     /// The path in the volume, as bytes; `/` if none was given.
     pub path: Vec<u8>,
 }
 
-impl Target {
+impl ImagePath {
     /// Splits at the first `:/`, so that an image may have colons in its name and a path too; of an
     /// address in a bucket at the next.
     fn parse(text: &OsStr) -> Self {
@@ -51,13 +51,13 @@ impl Target {
     }
 }
 
-impl From<OsString> for Target {
+impl From<OsString> for ImagePath {
     fn from(text: OsString) -> Self {
         Self::parse(&text)
     }
 }
 
-impl std::fmt::Display for Target {
+impl std::fmt::Display for ImagePath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.image.display(), String::from_utf8_lossy(&self.path))
     }
@@ -82,12 +82,12 @@ mod tests {
             ("s3:/x", "s3", "/x", "x"),
             ("other://x", "other", "//x", "x"),
         ] {
-            let target = Target::from(OsString::from(text));
+            let target = ImagePath::from(OsString::from(text));
             assert_eq!(target.image, PathBuf::from(image));
             assert_eq!(target.path, path.as_bytes());
             assert_eq!(target.file_name(), name.as_bytes());
         }
-        let parent = |text: &str| Target::from(OsString::from(text)).parent();
+        let parent = |text: &str| ImagePath::from(OsString::from(text)).parent();
         assert_eq!(
             (parent("a.img:/x/y/"), parent("a.img:/x")),
             ("a.img:/x/".into(), "a.img:/".into())

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-pub use draconis_access::say::{bytes, printable};
+pub use draconis_access::say::{format_bytes, printable};
 use draconis_exchange::contract::{FileType, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
@@ -20,7 +20,7 @@ pub fn uuid(bytes: [u8; 16]) -> String {
 }
 
 /// A number of things: `1 directory`, `2 directories`.
-pub fn counted(n: u64, one: &str, many: &str) -> String {
+pub fn pluralize(n: u64, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 
@@ -81,12 +81,12 @@ impl Clock {
     }
 
     /// `2026-11-20 23:36:01.123456789 +0100`
-    pub fn exact(&self, time: Time) -> String {
+    pub fn precise(&self, time: Time) -> String {
         self.format(time, "%Y-%m-%d %H:%M:%S.%9f %z")
     }
 
     /// `Fri Nov 20 23:36:01 2026`, as the C library writes it.
-    pub fn of_c(&self, time: Time) -> String {
+    pub fn ctime(&self, time: Time) -> String {
         self.format(time, "%a %b %e %H:%M:%S %Y")
     }
 
@@ -208,7 +208,7 @@ mod tests {
         let clock = Clock(TimeZone::UTC);
         assert_eq!(clock.minute(Time { seconds: 0, nanoseconds: 0 }), "1970-01-01 00:00");
         assert_eq!(
-            clock.exact(Time { seconds: -1, nanoseconds: 5 }),
+            clock.precise(Time { seconds: -1, nanoseconds: 5 }),
             "1969-12-31 23:59:59.000000005 +0000"
         );
         assert_eq!(

@@ -14,7 +14,7 @@ use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Wri
 use draconis_exchange::channel::process::{Session, accept};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
-use draconis_service::store_process::{Attached, StoreError, StoreProcess, disk_of};
+use draconis_service::store_process::{AttachedDisk, StoreError, StoreProcess, open_session_disk};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -61,9 +61,9 @@ fn me() -> OwnedFd {
     pidfd_open(getpid(), PidfdFlags::empty()).unwrap()
 }
 
-fn disk(attached: &Attached) -> (RemoteDisk, Arc<Session>) {
+fn disk(attached: &AttachedDisk) -> (RemoteDisk, Arc<Session>) {
     let session = accept(&attached.socket, Instant::now() + Duration::from_secs(10)).unwrap();
-    (disk_of(&session).unwrap(), session)
+    (open_session_disk(&session).unwrap(), session)
 }
 
 fn attach(process: &StoreProcess, name: &str) -> (RemoteDisk, u64) {
@@ -101,7 +101,7 @@ fn a_disk_of_the_process_is_a_disk_like_any_other() {
     conform::check_all(|| {
         if let Some(number) = last {
             // The one before is closed by now.
-            process.ended(number).unwrap();
+            process.wait_detached(number).unwrap();
         }
         let (disk, number) = attach(&process, "vol");
         last = Some(number);
@@ -148,8 +148,8 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
     let ticket = a.submit_with(vec![write(0, 77)], &[], mark(5)).unwrap()[0];
     a.wait_visible(ticket).unwrap();
     drop(a);
-    assert_eq!(process.ended(number).unwrap(), 5);
-    refused(process.ended(number));
+    assert_eq!(process.wait_detached(number).unwrap(), 5);
+    refused(process.wait_detached(number));
     // Two readers share a disk, which takes nothing then.
     let readers = [0, 1].map(|_| process.attach("a", true, me().as_fd()).unwrap());
     for attached in &readers {
@@ -226,7 +226,7 @@ fn what_is_no_store_is_refused_and_so_is_what_is_not_there() {
     // All of a store that is only read is only read.
     let attached = process.attach("vol", false, me().as_fd()).unwrap();
     assert!(disk(&attached).0.properties().read_only);
-    refused(process.ended(99));
+    refused(process.wait_detached(99));
     assert!(process.join().unwrap().success());
 }
 
@@ -298,7 +298,7 @@ fn a_worker_that_dies_or_talks_nonsense_loses_its_disk_and_no_other() {
     let attached = process.attach("b", false, guest.as_fd()).unwrap();
     refused(process.attach("b", false, me().as_fd()));
     dying.kill().unwrap();
-    assert_eq!(process.ended(attached.number).unwrap(), 0);
+    assert_eq!(process.wait_detached(attached.number).unwrap(), 0);
     dying.wait().unwrap();
     attach(&process, "b");
     // Another contract than that of disks.
@@ -309,7 +309,7 @@ fn a_worker_that_dies_or_talks_nonsense_loses_its_disk_and_no_other() {
     drop(end.send(volume::Mount { options: text, len: 0 }));
     // The others are closed in good order; with a worker that is killed they would be, too.
     (1..64).for_each(|lane| drop(session.client::<contract::disk::Disk>(lane)));
-    process.ended(attached.number).unwrap();
+    process.wait_detached(attached.number).unwrap();
     assert_eq!(byte(&a, 0), 0);
     drop(a);
     assert!(process.join().unwrap().success());

@@ -8,20 +8,20 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, Volume};
 
-use crate::change::{one_image, tell};
-use crate::image::{self, Place, find};
+use crate::change::{single_image, with_context};
+use crate::image::{self, VolumeArgs, find};
 use crate::say;
-use crate::target::Target;
+use crate::target::ImagePath;
 
 /// Print files of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// The files.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 /// Asked of the library at once, in bytes.
@@ -29,14 +29,14 @@ const PIECE_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // One image, since the process gives up opening files with the first.
-    let tree = image::open(one_image(&arguments.targets)?, &arguments.place, None)?;
+    let tree = image::open(single_image(&arguments.targets)?, &arguments.place, None)?;
     let mut code = ExitCode::SUCCESS;
     for target in &arguments.targets {
         if let Err(error) = write_file(tree.volume(), target) {
             if error.downcast_ref::<std::io::Error>().is_some() {
                 return Err(error);
             }
-            say::complain(&error);
+            say::print_error(&error);
             code = ExitCode::FAILURE;
         }
     }
@@ -44,9 +44,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes a file to standard output.
-pub fn write_file(volume: &Volume, target: &Target) -> anyhow::Result<()> {
+pub fn write_file(volume: &Volume, target: &ImagePath) -> anyhow::Result<()> {
     let found = find(volume, target, Follow::Yes)?;
-    let inode = volume.inode(found).map_err(|error| tell(target, error))?;
+    let inode = volume.inode(found).map_err(|error| with_context(target, error))?;
     match inode.kind {
         FileType::File => {}
         FileType::Directory => {
@@ -58,7 +58,7 @@ pub fn write_file(volume: &Volume, target: &Target) -> anyhow::Result<()> {
     let mut offset = 0;
     loop {
         let data = volume.read_of(&inode, offset, PIECE_BYTES);
-        let data = data.map_err(|error| tell(target, error))?;
+        let data = data.map_err(|error| with_context(target, error))?;
         if data.is_empty() {
             return Ok(());
         }

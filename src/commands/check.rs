@@ -10,8 +10,8 @@ use draconis_ext::Error;
 use draconis_ext::check::{Complaint, Options, Report, Severity, check};
 use serde::Serialize;
 
-use crate::image::{self, Place};
-use crate::progress::{Progress, When};
+use crate::image::{self, VolumeArgs};
+use crate::progress::{Progress, ProgressMode};
 use crate::say;
 use crate::text::{Output, printable};
 
@@ -21,13 +21,13 @@ use crate::text::{Output, printable};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Image: file, block device or STORE#NAME.
     image: PathBuf,
 }
@@ -40,7 +40,7 @@ const REPAIR: &str = "copy what can be read (draconis get -r), then let e2fsck -
 
 /// A report, as JSON has it.
 #[derive(Serialize)]
-struct Facts {
+struct ReportJson {
     clean: bool,
     complete: bool,
     journal_replayed: bool,
@@ -50,12 +50,12 @@ struct Facts {
     directories: u64,
     used_blocks: u64,
     blocks: u64,
-    complaints: Vec<Said>,
+    complaints: Vec<ComplaintJson>,
     more_complaints: u64,
 }
 
 #[derive(Serialize)]
-struct Said {
+struct ComplaintJson {
     what: &'static str,
     damage: bool,
     pass: u8,
@@ -99,13 +99,13 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
     if arguments.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&facts(&report))?)?;
     } else {
-        tell(&report, &name.to_string(), &mut out)?;
+        print_report(&report, &name.to_string(), &mut out)?;
     }
     out.flush()?;
     Ok(report.is_clean())
 }
 
-fn tell(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
+fn print_report(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
     for complaint in &report.complaints {
         writeln!(out, "{complaint}")?;
     }
@@ -127,8 +127,8 @@ fn tell(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
     writeln!(out, "{name}: {used_inodes}/{inodes} files, {used_blocks}/{blocks} blocks{state}")
 }
 
-fn facts(report: &Report) -> Facts {
-    Facts {
+fn facts(report: &Report) -> ReportJson {
+    ReportJson {
         clean: report.is_clean(),
         complete: report.complete,
         journal_replayed: report.replayed,
@@ -143,8 +143,8 @@ fn facts(report: &Report) -> Facts {
     }
 }
 
-fn said(complaint: &Complaint) -> Said {
-    Said {
+fn said(complaint: &Complaint) -> ComplaintJson {
+    ComplaintJson {
         what: complaint.what.code(),
         damage: complaint.what.severity() == Severity::Damage,
         pass: complaint.what.pass(),

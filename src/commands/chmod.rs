@@ -6,17 +6,17 @@ use clap::Args;
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
 
-use crate::change::{self, Maker};
-use crate::image::Place;
+use crate::change::{self, Creator};
+use crate::image::VolumeArgs;
 use crate::modes::ModeChange;
-use crate::target::Target;
+use crate::target::ImagePath;
 
 /// Change file modes in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Change all that is in directories, too.
     #[arg(short = 'R', long)]
     recursive: bool,
@@ -25,11 +25,11 @@ pub struct Arguments {
     mode: ModeChange,
     /// The files.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let Maker { umask, .. } = Maker::new(None);
+    let Creator { umask, .. } = Creator::new(None);
     let change = |volume: &Volume, inode: &Inode| {
         let old = volume.attributes_of(inode).mode;
         let mode = arguments.mode.apply(old, inode.kind == FileType::Directory, umask);
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (inode.kind != FileType::Symlink)
             .then(|| AttributeChange { mode: Some(mode), ..AttributeChange::default() })
     };
-    change::each(&arguments.place, &arguments.targets, |volume, target| {
-        change::attributes(volume, target, arguments.recursive, Follow::Yes, &change)
+    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        change::change_attributes(volume, target, arguments.recursive, Follow::Yes, &change)
     })
 }

@@ -7,8 +7,8 @@ use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
 
 use crate::change;
-use crate::image::Place;
-use crate::target::Target;
+use crate::image::VolumeArgs;
+use crate::target::ImagePath;
 
 /// Change file owners in a volume.
 #[derive(Debug, Args)]
@@ -19,7 +19,7 @@ pub struct Arguments {
     help: Option<bool>,
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Change all that is in directories, too; of symbolic links in them, the links.
     #[arg(short = 'R', long)]
     recursive: bool,
@@ -30,7 +30,7 @@ pub struct Arguments {
     owner: NewOwner,
     /// The files.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 const SET_UID: u32 = 0o4000;
@@ -47,8 +47,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(AttributeChange { mode, uid, gid, ..AttributeChange::default() })
     };
     let follow = if arguments.no_dereference { Follow::No } else { Follow::Yes };
-    change::each(&arguments.place, &arguments.targets, |volume, target| {
-        change::attributes(volume, target, arguments.recursive, follow, &change)
+    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        change::change_attributes(volume, target, arguments.recursive, follow, &change)
     })
 }
 

@@ -10,18 +10,18 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::Follow;
 
-use crate::image::{self, Place};
-use crate::target::Target;
+use crate::image::{self, VolumeArgs};
+use crate::target::ImagePath;
 
 /// List completions of a path in an image (for completion scripts).
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// The path as far as it is written.
     #[arg(value_name = "IMAGE:/path")]
-    target: Target,
+    target: ImagePath,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {

@@ -10,23 +10,23 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, Options, Volume};
-use draconis_service::volume::part;
+use draconis_service::volume::locate;
 
 use crate::bucket;
-use crate::change::{self, Maker};
-use crate::graft::Graft;
-use crate::image::object::Name;
-use crate::image::{self, Behind, Place, find};
-use crate::progress::When;
-use crate::target::Target;
-use scan::{Keep, scan};
+use crate::change::{self, Creator};
+use crate::graft::TreeImport;
+use crate::image::object::StoreDiskName;
+use crate::image::{self, BackingFiles, VolumeArgs, find};
+use crate::progress::ProgressMode;
+use crate::target::ImagePath;
+use scan::{Preserve, scan};
 
 /// Copy files within or between volumes.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volumes are.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
@@ -40,20 +40,20 @@ pub struct Arguments {
     #[arg(short = 'T', long)]
     no_target_directory: bool,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// What to copy, and where to: a directory to copy into, or the name it gets.
     #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (dest, sources) = arguments.targets.split_last().context("nothing to copy")?;
-    let from = change::one_image(sources)?;
+    let from = change::single_image(sources)?;
     let keep = if arguments.preserve || arguments.archive {
-        Keep::All
+        Preserve::All
     } else {
-        Keep::Contents { maker: Maker::new(None), now: change::now()? }
+        Preserve::Contents { maker: Creator::new(None), now: change::now_or_source_date()? }
     };
     if let (Some(one), Some(other)) = (image::in_store(from)?, image::in_store(&dest.image)?)
         && one.name != other.name
@@ -69,16 +69,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let other = if same { None } else { Some(image::readable(from)?) };
     let opened = image::writable(&dest.image)?;
     // Of two images, they are what the one that is read differs from.
-    let behind = Behind::open(from, &arguments.place.backing)?;
+    let behind = BackingFiles::open(from, &arguments.place.backing)?;
     image::confine()?;
     let (other, behind) = match other {
         Some(other) => {
             let shown = from.display();
-            let part = part(other.start()?, &behind.start(), &arguments.place.options());
+            let part = locate(other.into_disk()?, &behind.start(), &arguments.place.options());
             let disk = part.with_context(|| shown.to_string())?.disk;
             let volume = Volume::open(disk.clone(), Options::default());
             let volume = volume.map_err(|error| image::refused(from, &*disk, error.into()))?;
-            (Some(volume), Behind::default())
+            (Some(volume), BackingFiles::default())
         }
         None => (None, behind),
     };
@@ -91,16 +91,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Copies from one disk of a store to another: the store is opened once, for both.
 fn within_store(
     arguments: &Arguments,
-    sources: &[Target],
-    (from, to): (Name, Name),
-    keep: Keep,
+    sources: &[ImagePath],
+    (from, to): (StoreDiskName, StoreDiskName),
+    keep: Preserve,
 ) -> anyhow::Result<ExitCode> {
     let (dest, _) = arguments.targets.split_last().context("nothing to copy")?;
-    let store = image::alone_in(to)?;
+    let store = image::open_exclusive_in(to)?;
     image::confine()?;
     let store = store.open()?;
     let shown = from.to_string();
-    let part = part(store.beside(&from).disk()?, &[], &arguments.place.options());
+    let part = locate(store.sibling(&from).disk()?, &[], &arguments.place.options());
     let disk = part.with_context(|| shown.clone())?.disk;
     let volume = Volume::open(disk.clone(), Options::default());
     let volume = volume.map_err(|error| image::refused(Path::new(&shown), &*disk, error.into()))?;
@@ -113,15 +113,15 @@ fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     use std::os::unix::fs::MetadataExt;
     // Of disks, too, the store is what counts.
     let address = |path: &Path| {
-        let address = bucket::address(path)?;
-        Some(bucket::normal(address.rsplit_once('#').map_or(address, |(store, _)| store)))
+        let address = bucket::bucket_url(path)?;
+        Some(bucket::normalize_url(address.rsplit_once('#').map_or(address, |(store, _)| store)))
     };
     let addresses = [address(one), address(other)];
     if addresses.iter().any(Option::is_some) {
         return Ok(addresses[0] == addresses[1]);
     }
     let identity = |path: &Path| -> anyhow::Result<(u64, u64, u64)> {
-        let object = Name::of(path);
+        let object = StoreDiskName::parse(path);
         let path = object.as_ref().map_or(path, |object| &object.store);
         let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
         let device = found.rdev();
@@ -133,12 +133,12 @@ fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
 
 fn copy(
     arguments: &Arguments,
-    sources: &[Target],
-    dest: &Target,
+    sources: &[ImagePath],
+    dest: &ImagePath,
     from: &Volume,
     to: &Volume,
     same: bool,
-    keep: Keep,
+    keep: Preserve,
 ) -> anyhow::Result<ExitCode> {
     let recursive = arguments.recursive || arguments.archive;
     let follow = if recursive { Follow::No } else { Follow::Yes };
@@ -166,8 +166,15 @@ fn copy(
     let (source, inodes) = scan(from, &tops, keep)?;
     let kept = if same { inodes } else { HashSet::new() };
     let label = if named { dest.parent() } else { dest.to_string() };
-    let graft =
-        Graft { volume: to, source: &source, into, label, owner: None, replace_kinds: false, kept };
+    let graft = TreeImport {
+        volume: to,
+        source: &source,
+        into,
+        label,
+        owner: None,
+        replace_kinds: false,
+        protected: kept,
+    };
     graft.run(arguments.progress)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_service::elsewhere;
 
-use crate::bucket::Buckets;
+use crate::bucket::BucketProvider;
 
 /// Serve a bucket to a sandboxed command (started by the command).
 #[derive(Debug, Args)]
 pub struct Arguments {}
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    elsewhere::run(&Buckets).map_err(anyhow::Error::msg)?;
+    elsewhere::run(&BucketProvider).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,19 +10,19 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
-use draconis_access::Place;
-use draconis_access::format::{Base, Part, write};
+use draconis_access::VolumeLocation;
+use draconis_access::format::{FormatTarget, Part, write};
 use draconis_access::overwrite::Force;
-use draconis_access::populate::{self, Found, Origin};
-use draconis_access::uuid::{self, Identities};
+use draconis_access::populate::{self, ScanResult, SourceSpec};
+use draconis_access::uuid::{self, UuidGenerator};
 use draconis_container::Format;
 use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
 
-use crate::change::Owner;
-use crate::progress::{Progress, When};
-use crate::reading::Reading;
+use crate::change::OwnerArg;
+use crate::progress::{Progress, ProgressMode};
+use crate::reading::ArchiveArgs;
 use crate::{image, say, text};
 
 const FORMAT_OPTIONS: &str = "\
@@ -124,17 +124,17 @@ pub struct Arguments {
     /// xz; - is standard input), or a container image; see below. Given several times, archives
     /// and images are laid over each other.
     #[arg(long, short = 'd', value_name = "DIR|TAR|IMAGE|-")]
-    from: Vec<Origin>,
+    from: Vec<SourceSpec>,
     /// How archives and images are read.
     #[command(flatten)]
-    reading: Reading,
+    reading: ArchiveArgs,
     /// Of a directory, take only the files that LIST names, one on a line or before a zero
     /// byte; - is standard input.
     #[arg(long, value_name = "LIST", requires = "from")]
     list: Option<PathBuf>,
     /// Set the owner of all files.
     #[arg(long, value_name = "UID:GID", requires = "from", conflicts_with = "squash")]
-    owner: Option<Owner>,
+    owner: Option<OwnerArg>,
     /// Give everything to root; modes stay.
     #[arg(long, requires = "from")]
     squash: bool,
@@ -150,8 +150,8 @@ pub struct Arguments {
     reproducible: bool,
     /// Space to leave free where SIZE is left out: a size, or a part of the volume such as 20%.
     /// Without this it is 10%, and at least 16 MiB.
-    #[arg(long, value_name = "SIZE|PERCENT", value_parser = room, requires = "from", conflicts_with = "size")]
-    free: Option<Room>,
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_free_space, requires = "from", conflicts_with = "size")]
+    free: Option<FreeSpace>,
     /// Create the smallest volume that holds the files.
     #[arg(long, requires = "from", conflicts_with_all = ["size", "free"])]
     min: bool,
@@ -174,8 +174,8 @@ pub struct Arguments {
     #[arg(long, value_name = "BYTES", value_parser = text::size, conflicts_with = "image_format")]
     offset: Option<u64>,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Show no progress.
     #[arg(short = 'q', long, conflicts_with = "progress")]
     quiet: bool,
@@ -196,7 +196,7 @@ enum ImageFormat {
 
 impl ImageFormat {
     /// That of a disk image.
-    fn of_machine(self) -> Option<NewFormat> {
+    fn disk_image_format(self) -> Option<NewFormat> {
         match self {
             Self::Raw => None,
             Self::Qcow2 => Some(NewFormat::Qcow2),
@@ -219,15 +219,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         false => Ok(()),
     };
     let offset_bytes = arguments.offset.or(offset(arguments)?);
-    let at = Place { offset_bytes, partition: arguments.partition, backing: vec![] };
+    let at = VolumeLocation { offset_bytes, partition: arguments.partition, backing: vec![] };
     let opened = match image::in_store(image)? {
         _ if at.offset_bytes.is_some() || at.partition.is_some() => {
             let whole = image::writable(image)?;
             confine()?;
-            Base::Part(Part::of(image, whole.start()?, &at)?)
+            FormatTarget::Part(Part::of(image, whole.into_disk()?, &at)?)
         }
-        Some(name) => Base::in_store(image::alone_in(name)?, confine)?,
-        None => Base::open(image, confine)?,
+        Some(name) => FormatTarget::in_store(image::open_exclusive_in(name)?, confine)?,
+        None => FormatTarget::open(image, confine)?,
     };
     let force = arguments.force.clone().unwrap_or_default();
     opened.may_become_volume(image, &force, "--force")?;
@@ -243,10 +243,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         );
     }
     let opened = match arguments.image_format {
-        None => opened.keeping_footer()?,
+        None => opened.preserve_vhd_footer()?,
         Some(_) => opened,
     };
-    let Found { mut source, config } = contents::gather(arguments, &mut options)?;
+    let ScanResult { mut source, config } = contents::scan_sources(arguments, &mut options)?;
     if let Some((uid, gid)) = root_owner
         && let Some(root) = source.tree.node_mut(draconis_ext::mkfs::NodeId::ROOT)
     {
@@ -255,11 +255,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let wants_journal = options.compatible.contains(Compatible::HAS_JOURNAL);
     let plan = plan(arguments, &options, &opened, &mut source.tree)?;
     let progress = Mutex::new(Progress::new(
-        if arguments.quiet { When::Never } else { arguments.progress },
+        if arguments.quiet { ProgressMode::Never } else { arguments.progress },
         plan.data_bytes(),
     ));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
-    let format = arguments.image_format.and_then(ImageFormat::of_machine);
+    let format = arguments.image_format.and_then(ImageFormat::disk_image_format);
     arguments.reading.refuse_config(&sources)?;
     write(image, opened, &plan, &*source.contents, format, &count)?;
     drop(progress);
@@ -276,7 +276,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     log::info!(
         "{shown}: {}, {}, {} blocks of {} bytes, {} inodes",
         superblock.kind(),
-        text::bytes(plan.layout().len_bytes()),
+        text::format_bytes(plan.layout().len_bytes()),
         superblock.blocks,
         superblock.block_bytes,
         superblock.inodes
@@ -335,17 +335,17 @@ impl Usage {
 
 /// Space that is left free.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Room {
+enum FreeSpace {
     Bytes(u64),
     /// Of the volume, in millionths.
     Part(u32),
 }
 
-fn room(text: &str) -> Result<Room, String> {
+fn parse_free_space(text: &str) -> Result<FreeSpace, String> {
     match text.strip_suffix('%') {
-        None => text::size(text).map(Room::Bytes),
+        None => text::size(text).map(FreeSpace::Bytes),
         Some(part) => match percent(part) {
-            Some(part) if part <= 950_000 => Ok(Room::Part(part)),
+            Some(part) if part <= 950_000 => Ok(FreeSpace::Part(part)),
             _ => Err("a size, or a percentage up to 95%".into()),
         },
     }
@@ -366,7 +366,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
         reserved_ppm: percent(&arguments.reserved)
             .with_context(|| format!("-m {}: not a percentage", arguments.reserved))?,
         label: arguments.label.clone().into_bytes(),
-        time: u32::try_from(crate::change::now()?.seconds).context("the clock")?,
+        time: u32::try_from(crate::change::now_or_source_date()?.seconds).context("the clock")?,
         flex_groups: arguments.flex_groups,
         ..defaults
     };
@@ -385,8 +385,8 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
     // An empty volume is for the user who makes it. What a tree does not say is root's, as with
     // mke2fs: the same tree makes the same volume for every user.
     options.root_owner = if arguments.from.is_empty() { user } else { (0, 0) };
-    let mut identities = Identities::new(arguments.seed);
-    options.uuid = identity(&arguments.uuid, &mut identities)?;
+    let mut identities = UuidGenerator::new(arguments.seed);
+    options.uuid = parse_uuid(&arguments.uuid, &mut identities)?;
     options.hash_seed = identities.uuid();
     for option in arguments.journal.iter().flat_map(|list| list.split(',')) {
         journal(&mut options, option)?;
@@ -494,7 +494,7 @@ fn percent(text: &str) -> Option<u32> {
     whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(digits.parse().ok()?)
 }
 
-fn identity(text: &str, identities: &mut Identities) -> anyhow::Result<[u8; 16]> {
+fn parse_uuid(text: &str, identities: &mut UuidGenerator) -> anyhow::Result<[u8; 16]> {
     match text {
         // One made from the time would tell it, and the machine's address besides.
         "random" | "time" => Ok(identities.uuid()),
@@ -519,12 +519,12 @@ pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
 fn plan<'a>(
     arguments: &Arguments,
     options: &Options,
-    opened: &Base,
+    opened: &FormatTarget,
     tree: &'a mut Tree,
 ) -> anyhow::Result<Plan<'a>> {
     let shown = arguments.image.display();
     let there = opened.len_bytes()?;
-    let is_given = opened.has_given_length()?;
+    let is_given = opened.has_fixed_size()?;
     let given = match &arguments.size {
         Some(text) => {
             let given = size(text, arguments.block);
@@ -539,20 +539,24 @@ fn plan<'a>(
         None => None,
     };
     if is_given && given.is_some_and(|given| given > there) {
-        bail!("{shown} has only {}", text::bytes(there));
+        bail!("{shown} has only {}", text::format_bytes(there));
     }
     let plan = match given {
         Some(given) => mkfs::sized(options, tree, given)?,
         None => match arguments.free {
-            Some(Room::Bytes(free)) => mkfs::fitting(options, tree, free)?,
-            Some(Room::Part(part)) => mkfs::fitting_with_part(options, tree, part, 0)?,
+            Some(FreeSpace::Bytes(free)) => mkfs::fitting(options, tree, free)?,
+            Some(FreeSpace::Part(part)) => mkfs::fitting_with_part(options, tree, part, 0)?,
             None if arguments.min => mkfs::fitting(options, tree, 0)?,
             None => mkfs::fitting_with_part(options, tree, DEFAULT_FREE_PPM, MIN_FREE_BYTES)?,
         },
     };
     let len = plan.layout().len_bytes();
     if is_given && len > there {
-        bail!("{shown} has only {}, the tree needs {}", text::bytes(there), text::bytes(len));
+        bail!(
+            "{shown} has only {}, the tree needs {}",
+            text::format_bytes(there),
+            text::format_bytes(len)
+        );
     }
     Ok(plan)
 }
@@ -578,14 +582,14 @@ mod tests {
 
     #[test]
     fn identities() {
-        let mut identities = Identities::new(Some(1));
+        let mut identities = UuidGenerator::new(Some(1));
         let text = "c1b9d5a2-f162-11cf-9ece-0020afc76f16";
-        assert_eq!(identity(text, &mut identities).unwrap()[..4], [0xC1, 0xB9, 0xD5, 0xA2]);
-        assert_eq!(identity("clear", &mut identities).unwrap(), [0; 16]);
-        let (a, b) = (Identities::new(Some(1)).uuid(), Identities::new(Some(2)).uuid());
-        assert_eq!(a, identity("random", &mut Identities::new(Some(1))).unwrap());
+        assert_eq!(parse_uuid(text, &mut identities).unwrap()[..4], [0xC1, 0xB9, 0xD5, 0xA2]);
+        assert_eq!(parse_uuid("clear", &mut identities).unwrap(), [0; 16]);
+        let (a, b) = (UuidGenerator::new(Some(1)).uuid(), UuidGenerator::new(Some(2)).uuid());
+        assert_eq!(a, parse_uuid("random", &mut UuidGenerator::new(Some(1))).unwrap());
         assert_ne!(a, b);
-        assert!(identity("c1b9d5a2f16211cf9ece0020afc76f16", &mut identities).is_err());
+        assert!(parse_uuid("c1b9d5a2f16211cf9ece0020afc76f16", &mut identities).is_err());
         assert!(uuid::parse("+1b9d5a2-f162-11cf-9ece-0020afc76f16").is_none());
     }
 }

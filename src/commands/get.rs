@@ -18,7 +18,7 @@ use std::rc::Rc;
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::destination::Sources;
-use draconis_access::walk::{Item, Piece, Pieces, Walk, queue, read_ahead};
+use draconis_access::walk::{ChunkReceiver, FileChunk, Item, Walk, queue, read_ahead};
 use draconis_exchange::contract::{Attributes, FileType, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
@@ -28,11 +28,11 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::change::tell;
-use crate::image::{self, Place, find};
-use crate::progress::{Progress, When};
+use crate::change::with_context;
+use crate::image::{self, VolumeArgs, find};
+use crate::progress::{Progress, ProgressMode};
 use crate::say;
-use crate::target::Target;
+use crate::target::ImagePath;
 use crate::text::printable;
 
 /// Copy files from a volume to the host.
@@ -40,16 +40,16 @@ use crate::text::printable;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Copy a whole tree.
     #[arg(short, long)]
     recursive: bool,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Source files.
     #[arg(value_name = "IMAGE:/path")]
-    target: Target,
+    target: ImagePath,
     /// Destination file or directory; - for standard output.
     dest: PathBuf,
 }
@@ -77,14 +77,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.recursive && volume.inode(top)?.kind == FileType::Directory {
         bail!("{} is a directory; -r copies it with all it holds", arguments.target);
     }
-    let mut complain = |error: &anyhow::Error| say::complain(error);
+    let mut complain = |error: &anyhow::Error| say::print_error(error);
     let walk = Walk::new(volume, top, &arguments.target.to_string(), &mut complain)?;
     let plan = walk.plan();
     let failed = std::thread::scope(|scope| {
         let (send, pieces) = queue();
         let (walk, plan) = (&walk, &plan);
         scope.spawn(move || read_ahead(volume, walk, plan, send));
-        let mut copy = Copy {
+        let mut copy = Extraction {
             volume,
             walk,
             root,
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             failed: false,
             is_full: false,
         };
-        copy.all(plan);
+        copy.copy_all(plan);
         copy.failed
     });
     Ok(if failed || walk.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -138,7 +138,7 @@ fn destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     Ok((parent, name.as_bytes().to_vec()))
 }
 
-struct Copy<'a> {
+struct Extraction<'a> {
     volume: &'a Volume,
     walk: &'a Walk,
     root: OwnedFd,
@@ -149,7 +149,7 @@ struct Copy<'a> {
     sources: Sources,
     is_root: bool,
     dirs: HashMap<Vec<u8>, Rc<OwnedFd>>,
-    pieces: Pieces,
+    pieces: ChunkReceiver,
     progress: Progress,
     failed: bool,
     /// The destination takes nothing more: there is no use in going on.
@@ -157,7 +157,7 @@ struct Copy<'a> {
 }
 
 /// A path beneath the destination.
-struct There {
+struct DestPath {
     dir: Rc<OwnedFd>,
     name: Vec<u8>,
 }
@@ -175,8 +175,8 @@ impl From<Errno> for Failure {
     }
 }
 
-impl Copy<'_> {
-    fn all(&mut self, plan: &[usize]) {
+impl Extraction<'_> {
+    fn copy_all(&mut self, plan: &[usize]) {
         for &at in plan {
             if self.is_full {
                 break;
@@ -188,11 +188,11 @@ impl Copy<'_> {
                     Failure::System(errno) => self.complain(item, "cannot be created", errno),
                     Failure::Refused(error) => {
                         self.failed = true;
-                        say::complain(&error);
+                        say::print_error(&error);
                     }
                 }
                 if has_pieces {
-                    while let Some(Piece::Data(..)) = self.pieces.next() {}
+                    while let Some(FileChunk::Data(..)) = self.pieces.next() {}
                 }
             }
         }
@@ -216,7 +216,7 @@ impl Copy<'_> {
         let path = self.shown(item);
         let is_last = !self.is_full || self.walk.items.len() == 1;
         let rest = if is_last { "" } else { "; stopped, what follows is not copied" };
-        say::complain(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
+        say::print_error(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
     }
 
     /// Where an item is put, as messages have it.
@@ -230,12 +230,12 @@ impl Copy<'_> {
         crate::target::join(&self.name, &item.path)
     }
 
-    fn there(&mut self, item: &Item) -> Result<There, Errno> {
+    fn there(&mut self, item: &Item) -> Result<DestPath, Errno> {
         let path = self.path(item);
         let path = path.strip_suffix(b"/").unwrap_or(&path);
         let cut = path.iter().rposition(|&b| b == b'/');
         let (dir, name) = cut.map_or((&b""[..], path), |cut| (&path[..cut], &path[cut + 1..]));
-        Ok(There { dir: self.dir(dir)?, name: name.to_vec() })
+        Ok(DestPath { dir: self.dir(dir)?, name: name.to_vec() })
     }
 
     fn dir(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Errno> {
@@ -256,10 +256,10 @@ impl Copy<'_> {
 
     /// Creates; what has the name already goes first, as with `tar x`. A directory stays, and so
     /// does what is read or in use.
-    fn replacing(
+    fn create_replacing(
         &self,
         item: &Item,
-        there: &There,
+        there: &DestPath,
         mut create: impl FnMut() -> Result<(), Errno>,
     ) -> Result<(), Failure> {
         match create() {
@@ -280,7 +280,7 @@ impl Copy<'_> {
         let there = self.there(item)?;
         if let Some(first) = item.link_to {
             let target = self.there(&self.walk.items[first])?;
-            return self.replacing(item, &there, || {
+            return self.create_replacing(item, &there, || {
                 let (from, to) = (&target.dir, &there.dir);
                 rustix::fs::linkat(from, &target.name[..], to, &there.name[..], AtFlags::empty())
             });
@@ -301,7 +301,7 @@ impl Copy<'_> {
             FileType::File => self.file(item, &there),
             FileType::Symlink => {
                 let target = self.volume.read_link_of(item.inode()).map_err(|_| Errno::UCLEAN)?;
-                self.replacing(item, &there, || {
+                self.create_replacing(item, &there, || {
                     rustix::fs::symlinkat(&target[..], &there.dir, &there.name[..])
                 })?;
                 Ok(self.finish_name(attributes, &there)?)
@@ -314,7 +314,7 @@ impl Copy<'_> {
                     FileType::Socket => HostFileType::Socket,
                     _ => HostFileType::Fifo,
                 };
-                self.replacing(item, &there, || {
+                self.create_replacing(item, &there, || {
                     rustix::fs::mknodat(&there.dir, &there.name[..], file_type, private, device)
                 })?;
                 Ok(self.finish_name(attributes, &there)?)
@@ -322,12 +322,12 @@ impl Copy<'_> {
         }
     }
 
-    fn file(&mut self, item: &Item, there: &There) -> Result<(), Failure> {
+    fn file(&mut self, item: &Item, there: &DestPath) -> Result<(), Failure> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);
         let mut made = None;
-        self.replacing(item, there, || {
+        self.create_replacing(item, there, || {
             made = Some(rustix::fs::openat(&there.dir, &there.name[..], flags, private)?);
             Ok(())
         })?;
@@ -335,7 +335,7 @@ impl Copy<'_> {
         let (mut failed, mut end) = (None, 0);
         while let Some(piece) = self.pieces.next() {
             match piece {
-                Piece::Data(offset, data) => {
+                FileChunk::Data(offset, data) => {
                     end = offset + data.len() as u64;
                     if failed.is_none() {
                         failed = write_at(&file, offset, &data).err();
@@ -345,10 +345,10 @@ impl Copy<'_> {
                     }
                     self.progress.add(data.len() as u64);
                 }
-                Piece::End(read) => {
+                FileChunk::End(read) => {
                     if let Err(error) = read {
                         self.failed = true;
-                        say::complain(&tell(&self.shown(item), error));
+                        say::print_error(&with_context(&self.shown(item), error));
                     }
                     break;
                 }
@@ -403,7 +403,7 @@ impl Copy<'_> {
     }
 
     /// Owner, mode and times of something that is not opened.
-    fn finish_name(&self, attributes: &Attributes, there: &There) -> Result<(), Errno> {
+    fn finish_name(&self, attributes: &Attributes, there: &DestPath) -> Result<(), Errno> {
         let nofollow = AtFlags::SYMLINK_NOFOLLOW;
         let name = &there.name[..];
         if self.is_root {

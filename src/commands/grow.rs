@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
-use draconis_access::resize::{Base, Growing, Wanted};
+use draconis_access::resize::{GrowJob, ResizeRequest, ResizeTarget};
 
 use super::shrink::{length, report};
 use crate::change;
-use crate::image::{self, Behind, Place};
-use crate::progress::{Progress, When};
+use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::progress::{Progress, ProgressMode};
 
 /// Enlarge a volume.
 ///
@@ -20,10 +20,10 @@ use crate::progress::{Progress, When};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Image: file, block device or STORE#NAME.
     image: PathBuf,
     /// Size of the volume: in KiB, or with K, M, G, T; if left out, all of IMAGE.
@@ -31,21 +31,21 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (image, place) = (&arguments.image, &arguments.place.by_path());
-    let now = change::now()?;
+    let (image, place) = (&arguments.image, &arguments.place.to_location());
+    let now = change::now_or_source_date()?;
     let in_store = image::in_store(image)?;
     let is_file = in_store.is_none();
-    let behind = Behind::open(image, &place.backing)?;
+    let behind = BackingFiles::open(image, &place.backing)?;
     let base = match in_store {
         Some(name) => {
-            let store = image::alone_in(name)?;
+            let store = image::open_exclusive_in(name)?;
             image::confine()?;
-            Base::InStore(store.open()?)
+            ResizeTarget::InStore(store.open()?)
         }
-        None => Base::file(image)?,
+        None => ResizeTarget::file(image)?,
     };
     let len_bytes = arguments.size.as_deref().map(length).transpose()?;
-    let growing = Growing::plan(Wanted { image, place, len_bytes, now }, &base, behind)?;
+    let growing = GrowJob::plan(ResizeRequest { image, place, len_bytes, now }, &base, behind)?;
     if is_file {
         image::confine()?;
     }

@@ -9,15 +9,15 @@ use draconis_exchange::contract::Time;
 use draconis_ext::{Info, Volume};
 use serde::Serialize;
 
-use crate::image::{self, Place};
-use crate::text::{Clock, Output, bytes, counted, printable, uuid};
+use crate::image::{self, VolumeArgs};
+use crate::text::{Clock, Output, format_bytes, pluralize, printable, uuid};
 
 /// Show the type, size and features of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -27,7 +27,7 @@ pub struct Arguments {
 
 /// What there is to know of a volume, as JSON has it.
 #[derive(Serialize)]
-struct Facts {
+struct VolumeJson {
     kind: &'static str,
     label: String,
     uuid: String,
@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn facts(volume: &Volume) -> Facts {
+fn facts(volume: &Volume) -> VolumeJson {
     let info = volume.info();
     let mut state = vec![if info.clean { "clean" } else { "not clean" }];
     if info.errors {
@@ -80,7 +80,7 @@ fn facts(volume: &Volume) -> Facts {
         state.push("image too short");
     }
     let damage = damage(volume, &info);
-    Facts {
+    VolumeJson {
         kind: info.kind,
         label: printable(&info.label),
         uuid: uuid(info.uuid),
@@ -131,20 +131,20 @@ fn damage(volume: &Volume, info: &Info) -> Vec<String> {
     damage
 }
 
-fn write(facts: &Facts, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
+fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
     let date = |seconds: u32| match seconds {
         0 => "never".to_string(),
         _ => clock.minute(Time { seconds: seconds.into(), nanoseconds: 0 }),
     };
     let or_none = |text: &str| if text.is_empty() { "-".to_string() } else { text.to_string() };
-    let mounts = counted(facts.mounts_since_check.into(), "mount", "mounts");
+    let mounts = pluralize(facts.mounts_since_check.into(), "mount", "mounts");
     let rows = [
         ("file system", format!("{}, revision {}", facts.kind, facts.revision)),
         ("label", or_none(&facts.label)),
         ("uuid", facts.uuid.clone()),
         ("features", or_none(&facts.features.join(" "))),
         ("state", state(facts)),
-        ("size", bytes(facts.size_bytes)),
+        ("size", format_bytes(facts.size_bytes)),
         (
             "blocks",
             format!(
@@ -183,7 +183,7 @@ fn write(facts: &Facts, clock: &Clock, out: &mut Output) -> std::io::Result<()> 
     Ok(())
 }
 
-fn state(facts: &Facts) -> String {
+fn state(facts: &VolumeJson) -> String {
     // What is damaged needs more than this.
     match facts.state.as_str() {
         "not clean" => "not clean: it was not unmounted; e2fsck -p settles that".to_string(),

@@ -10,7 +10,7 @@ use draconis_service::keeper::{Keeper, handover};
 use draconis_service::sandbox::close_others;
 
 use super::serve::on_signal;
-use crate::front::Fuse;
+use crate::front::FuseMounter;
 use crate::say;
 
 /// Run a mount's keeper (started by the manager).
@@ -32,15 +32,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     close_others(&[socket.as_fd()]);
     let keeper = if arguments.resume {
-        Keeper::resume(Box::new(Fuse), socket).map_err(anyhow::Error::msg)?
+        Keeper::resume(Box::new(FuseMounter), socket).map_err(anyhow::Error::msg)?
     } else {
         let by_hand = "a keeper is started by the manager; see draconis-mount(1)";
         let listener = UnixListener::from(socket);
         listener.local_addr().context(by_hand)?;
-        Keeper::new(Box::new(Fuse), listener)
+        Keeper::new(Box::new(FuseMounter), listener)
     };
     let ending = keeper.clone();
-    on_signal(move || ending.end_now())?;
+    on_signal(move || ending.shut_down())?;
     keeper.run()?;
     Ok(ExitCode::SUCCESS)
 }

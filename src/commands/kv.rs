@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use draconis_objects::kv::{Batch, Kv};
 
-use crate::commands::store::opened::tell;
+use crate::commands::store::opened::with_context;
 
 /// Read and write keys in a store.
 #[derive(Debug, Args)]
@@ -50,6 +50,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn write(kv: &Kv, store: &Path, batch: Batch) -> anyhow::Result<()> {
     match kv.write(batch) {
         Ok(_) => Ok(()),
-        Err(refused) => Err(tell(store, refused.1)),
+        Err(refused) => Err(with_context(store, refused.1)),
     }
 }

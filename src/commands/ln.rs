@@ -9,16 +9,16 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
 
-use crate::change::{self, Entry, Maker, Owner};
-use crate::image::{Place, find};
-use crate::target::Target;
+use crate::change::{self, Creator, OwnerArg, TargetName};
+use crate::image::{VolumeArgs, find};
+use crate::target::ImagePath;
 
 /// Create hard or symbolic links in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Create a symbolic link to TARGET, stored unchanged.
     #[arg(short, long)]
     symbolic: bool,
@@ -30,19 +30,19 @@ pub struct Arguments {
     no_target_directory: bool,
     /// The owner of a symbolic link, instead of the user who runs this.
     #[arg(long, value_name = "UID:GID")]
-    owner: Option<Owner>,
+    owner: Option<OwnerArg>,
     /// IMAGE:/path of a file; with -s any path.
     target: OsString,
     /// The new name.
     #[arg(value_name = "IMAGE:/path")]
-    link: Target,
+    link: ImagePath,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { target, link, symbolic, force, .. } = arguments;
-    let maker = Maker::new(arguments.owner);
+    let maker = Creator::new(arguments.owner);
     // Only a hard link is a name for something in the image.
-    let existing = Target::from(target.clone());
+    let existing = ImagePath::from(target.clone());
     ensure!(
         *symbolic || existing.image == link.image,
         "{}: a hard link stays in its image; ln -s makes a symbolic one",
@@ -52,12 +52,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         true => target.as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default(),
         false => existing.file_name(),
     };
-    change::change(&link.image, &arguments.place, |volume| {
+    change::edit_volume(&link.image, &arguments.place, |volume| {
         let entry = change::destination(volume, link, !arguments.no_target_directory, own)?;
         ensure!(!entry.name.is_empty(), "{link}: the link needs a name");
         let found = if *symbolic { None } else { Some(find(volume, &existing, Follow::No)?) };
         if *force {
-            make_way(volume, &entry, link, found)?;
+            remove_existing(volume, &entry, link, found)?;
         }
         let done = match found {
             Some(found) if entry.lookup(volume)?.is_some_and(|it| it.number == found) && *force => {
@@ -70,23 +70,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 volume.create(entry.dir, &entry.name, &new).map(drop)
             }
         };
-        done.map_err(|error| change::tell(link, error))?;
+        done.map_err(|error| change::with_context(link, error))?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// Removes what has the name, unless it is what the link is to name.
-fn make_way(
+fn remove_existing(
     volume: &Volume,
-    entry: &Entry,
-    link: &Target,
+    entry: &TargetName,
+    link: &ImagePath,
     found: Option<InodeNumber>,
 ) -> anyhow::Result<()> {
     match entry.lookup(volume)? {
         Some(there) if found == Some(there.number) => Ok(()),
         Some(there) => {
             ensure!(there.kind != FileType::Directory, "{link}: is a directory");
-            volume.unlink(entry.dir, &entry.name).map_err(|error| change::tell(link, error))
+            volume.unlink(entry.dir, &entry.name).map_err(|error| change::with_context(link, error))
         }
         None => Ok(()),
     }

@@ -8,10 +8,10 @@ use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use serde::Serialize;
 
-use crate::change::{one_image, tell};
-use crate::image::{self, Place, find};
+use crate::change::{single_image, with_context};
+use crate::image::{self, VolumeArgs, find};
 use crate::say;
-use crate::target::{Target, join};
+use crate::target::{ImagePath, join};
 use crate::text::{self, Clock, Output, printable};
 
 const LS_JSON: &str = "\
@@ -32,7 +32,7 @@ what would follow inode.";
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Show mode, links, owner, group, size and time of each name.
     #[arg(short)]
     long: bool,
@@ -56,19 +56,19 @@ pub struct Arguments {
     json: bool,
     /// What to list; the root directory if only IMAGE is given.
     #[arg(value_name = "IMAGE[:/path]", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let tree = image::open(one_image(&arguments.targets)?, &arguments.place, None)?;
+    let tree = image::open(single_image(&arguments.targets)?, &arguments.place, None)?;
     let volume = tree.volume();
     let mut list = List {
         volume,
         arguments,
         clock,
         out: Output::new(),
-        headings: arguments.recursive || arguments.targets.len() > 1,
+        has_headings: arguments.recursive || arguments.targets.len() > 1,
         first: true,
         failed: false,
     };
@@ -89,7 +89,7 @@ struct List<'a> {
     clock: Clock,
     out: Output,
     /// Whether directories are named before what they hold.
-    headings: bool,
+    has_headings: bool,
     /// Whether nothing was written yet.
     first: bool,
     failed: bool,
@@ -104,13 +104,13 @@ impl List<'_> {
             let found = find(self.volume, target, follow);
             let kind = found.and_then(|found| match self.volume.inode(found) {
                 Ok(inode) => Ok((found, inode.kind)),
-                Err(error) => Err(tell(target, error)),
+                Err(error) => Err(with_context(target, error)),
             });
             match kind {
                 Ok((found, FileType::Directory)) if !self.arguments.directory => {
                     dirs.push((found, &target.path));
                 }
-                Ok((found, _)) => self.told(&target.path, &target.path, found)?,
+                Ok((found, _)) => self.print_entry(&target.path, &target.path, found)?,
                 Err(error) => self.complain(&error),
             }
         }
@@ -122,7 +122,7 @@ impl List<'_> {
         let mut stack = vec![(start, path.to_vec())];
         let mut seen = std::collections::HashSet::from([start]);
         while let Some((dir, path)) = stack.pop() {
-            if self.headings && !self.arguments.json {
+            if self.has_headings && !self.arguments.json {
                 if !self.first {
                     writeln!(self.out)?;
                 }
@@ -130,7 +130,7 @@ impl List<'_> {
                 writeln!(self.out, ":")?;
                 self.first = false;
             }
-            let listing = match image::names(self.volume, dir, &self.shown(&path)) {
+            let listing = match image::names(self.volume, dir, &self.display_path(&path)) {
                 Ok(listing) => listing,
                 Err(error) => {
                     self.complain(&error);
@@ -144,7 +144,7 @@ impl List<'_> {
                     continue;
                 }
                 let whole = join(&path, &entry.name);
-                self.told(&whole, &entry.name, entry.inode)?;
+                self.print_entry(&whole, &entry.name, entry.inode)?;
                 let is_dir = self.arguments.recursive
                     && self.volume.inode(entry.inode).is_ok_and(|i| i.kind == FileType::Directory);
                 // A damaged volume may hold a directory below itself.
@@ -158,18 +158,18 @@ impl List<'_> {
     }
 
     /// A path as messages have it.
-    fn shown(&self, path: &[u8]) -> String {
+    fn display_path(&self, path: &[u8]) -> String {
         let image = self.arguments.targets.first().map(|target| target.image.display().to_string());
         format!("{}:{}", image.unwrap_or_default(), printable(path))
     }
 
     fn complain(&mut self, error: &anyhow::Error) {
         self.failed = true;
-        say::complain(error);
+        say::print_error(error);
     }
 
     /// Writes an entry; fails only if the output does, since there is no use in going on.
-    fn told(&mut self, path: &[u8], shown: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
+    fn print_entry(&mut self, path: &[u8], shown: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         let written = match self.arguments.json {
             true => self.object(path, inode),
             false => self.line(path, shown, inode),
@@ -186,8 +186,8 @@ impl List<'_> {
 
     fn line(&mut self, path: &[u8], name: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         if self.arguments.long {
-            let shown = self.shown(path);
-            let named = |error| tell(&shown, error);
+            let shown = self.display_path(path);
+            let named = |error| with_context(&shown, error);
             let attributes = self.volume.attributes(inode).map_err(named)?;
             let is_link = attributes.kind == FileType::Symlink;
             let target = is_link.then(|| self.volume.read_link(inode)).transpose();
@@ -211,14 +211,14 @@ impl List<'_> {
     }
 
     fn object(&mut self, path: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
-        let facts = Facts::of(self.volume, inode);
+        let facts = InodeJson::of(self.volume, inode);
         let (facts, error) = match facts {
             Ok(facts) => (Some(facts), None),
             Err(error) => (None, Some(error)),
         };
         let name = path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
         let name = name.unwrap_or(b"/");
-        let object = Object {
+        let object = EntryJson {
             path: text(path),
             path_hex: hex(path),
             name: text(name),
@@ -230,13 +230,13 @@ impl List<'_> {
         let object = serde_json::to_string(&object)?;
         write!(self.out, "{}\n{object}", if self.first { "" } else { "," })?;
         self.first = false;
-        error.map_or(Ok(()), |error| Err(tell(&self.shown(path), error)))
+        error.map_or(Ok(()), |error| Err(with_context(&self.display_path(path), error)))
     }
 }
 
 /// What is written of a name.
 #[derive(Serialize)]
-struct Object {
+struct EntryJson {
     path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
@@ -245,14 +245,14 @@ struct Object {
     name_hex: Option<String>,
     inode: u32,
     #[serde(flatten)]
-    facts: Option<Facts>,
+    facts: Option<InodeJson>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
 /// What is written of what has the name.
 #[derive(Serialize)]
-struct Facts {
+struct InodeJson {
     kind: &'static str,
     mode: String,
     links: u32,
@@ -266,7 +266,7 @@ struct Facts {
     modified: (i64, u32),
 }
 
-impl Facts {
+impl InodeJson {
     fn of(volume: &Volume, inode: InodeNumber) -> draconis_ext::Result<Self> {
         let found = volume.attributes(inode)?;
         let is_device = matches!(found.kind, FileType::CharDevice | FileType::BlockDevice);

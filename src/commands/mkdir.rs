@@ -7,17 +7,17 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Entry, Maker, Owner};
-use crate::image::Place;
+use crate::change::{self, Creator, OwnerArg, TargetName};
+use crate::image::VolumeArgs;
 use crate::modes::ModeChange;
-use crate::target::Target;
+use crate::target::ImagePath;
 
 /// Create directories in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Make what is missing of the path, too; a directory that is there is no error.
     #[arg(short, long)]
     parents: bool,
@@ -26,21 +26,21 @@ pub struct Arguments {
     mode: Option<ModeChange>,
     /// Owner of the new file (default: current user).
     #[arg(long, value_name = "UID:GID")]
-    owner: Option<Owner>,
+    owner: Option<OwnerArg>,
     /// The directories.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let maker = Maker::new(arguments.owner);
-    change::each(&arguments.place, &arguments.targets, |volume, target| {
+    let maker = Creator::new(arguments.owner);
+    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
         if arguments.parents {
             return parents(volume, target, maker, arguments.mode.as_ref());
         }
-        let entry = Entry::of(volume, target)?;
+        let entry = TargetName::of(volume, target)?;
         let made = make(volume, entry.dir, &entry.name, maker, arguments.mode.as_ref());
-        made.map(drop).map_err(|error| change::tell(target, error))
+        made.map(drop).map_err(|error| change::with_context(target, error))
     })
 }
 
@@ -48,7 +48,7 @@ fn make(
     volume: &Volume,
     dir: InodeNumber,
     name: &[u8],
-    maker: Maker,
+    maker: Creator,
     mode: Option<&ModeChange>,
 ) -> draconis_ext::Result<InodeNumber> {
     let usual = 0o777 & !maker.umask;
@@ -60,11 +60,11 @@ fn make(
 /// Makes what is missing of a path; the mode is for the last of it.
 fn parents(
     volume: &Volume,
-    target: &Target,
-    maker: Maker,
+    target: &ImagePath,
+    maker: Creator,
     mode: Option<&ModeChange>,
 ) -> anyhow::Result<()> {
-    let tell = |error| change::tell(target, error);
+    let tell = |error| change::with_context(target, error);
     let mut at = volume.root();
     let mut names =
         target.path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).peekable();

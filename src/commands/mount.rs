@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Command, FromArgMatches};
-use draconis_service::client::{Directory, ask, ask_or_start, ask_running};
+use draconis_service::client::{RuntimeDir, request_if_running, request_or_start, send_request};
 use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
 
 use super::format;
-use crate::image::object::Name;
+use crate::image::object::StoreDiskName;
 use crate::{bucket, image, say};
 
 const MOUNT_OPTIONS: &str = "\
@@ -107,15 +107,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         create(&arguments.image, size)?;
     }
     let name = image::in_store(&arguments.image)?;
-    if name.as_ref().is_some_and(Name::is_snapshot) && !options.read_only {
+    if name.as_ref().is_some_and(StoreDiskName::is_snapshot) && !options.read_only {
         options.read_only = true;
         say::notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
     }
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
     let disk = name.as_ref().map(|name| name.name.clone());
-    let (volume, means) = match bucket::address(file) {
+    let (volume, means) = match bucket::bucket_url(file) {
         Some(_) => {
-            let (means, deadline_s) = bucket::means(&options.bucket)?;
+            let (means, deadline_s) = bucket::remote_credentials(&options.bucket)?;
             // A worker that waits for a bucket does not hang: to send something and to ask whether
             // that counts may each take as long as requests are tried again.
             let patience_s = deadline_s.saturating_mul(2).saturating_add(30);
@@ -133,7 +133,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for file in &mut options.backing {
         *file = absolute(file)?;
     }
-    let directory = Directory::open()?;
+    let directory = RuntimeDir::open()?;
     let replace = arguments.replace;
     let at = mount_point.clone();
     let options = Box::new(options);
@@ -141,7 +141,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.foreground {
         return foreground(&directory, at, &request);
     }
-    told(ask_or_start(&directory, &request)?)
+    print_reply(request_or_start(&directory, &request)?)
 }
 
 /// Lets a mount be written, or not.
@@ -149,9 +149,9 @@ fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
     let mount_point = mount_point(dir)?;
     let name = mount_point.display().to_string();
     let read_only = options.read_only;
-    match ask_running(&Directory::open()?, &Request::Remount { mount_point, read_only })? {
+    match request_if_running(&RuntimeDir::open()?, &Request::Remount { mount_point, read_only })? {
         None | Some(Reply::NotMounted) => bail!("{name}: no volume of this user is mounted there"),
-        Some(reply) => told(reply),
+        Some(reply) => print_reply(reply),
     }
 }
 
@@ -166,27 +166,27 @@ fn create(image: &Path, size: &str) -> anyhow::Result<()> {
 
 /// Mounts, and waits for the end.
 fn foreground(
-    directory: &Directory,
+    directory: &RuntimeDir,
     mount_point: PathBuf,
     request: &Request,
 ) -> anyhow::Result<ExitCode> {
     let unmount = Request::Unmount { mount_point: mount_point.clone(), force: true };
     let wait = Request::Wait { mount_point };
-    told(ask_or_start(directory, request)?)?;
+    print_reply(request_or_start(directory, request)?)?;
     let other = directory.clone();
     super::serve::on_signal(move || {
         if let Some(manager) = other.connect() {
             // The wait below tells how it went.
-            let _ = ask(&manager, &unmount);
+            let _ = send_request(&manager, &unmount);
         }
     })?;
-    match ask_or_start(directory, &wait)? {
-        Reply::Ended { why } => ended(why),
-        other => told(other),
+    match request_or_start(directory, &wait)? {
+        Reply::Ended { why } => exit_code(why),
+        other => print_reply(other),
     }
 }
 
-fn ended(why: Option<String>) -> anyhow::Result<ExitCode> {
+fn exit_code(why: Option<String>) -> anyhow::Result<ExitCode> {
     match why {
         None => Ok(ExitCode::SUCCESS),
         Some(why) => bail!("{why}"),
@@ -194,7 +194,7 @@ fn ended(why: Option<String>) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes what a manager answered; its exit code.
-pub fn told(reply: Reply) -> anyhow::Result<ExitCode> {
+pub fn print_reply(reply: Reply) -> anyhow::Result<ExitCode> {
     match reply {
         Reply::Failed { why } => bail!("{why}"),
         Reply::NotMounted => bail!("no volume of ours is mounted there"),
@@ -210,20 +210,20 @@ pub fn told(reply: Reply) -> anyhow::Result<ExitCode> {
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
-    path.canonicalize().map_err(|error| no_path(path, &error))
+    path.canonicalize().map_err(|error| path_error(path, &error))
 }
 
 /// The directory without links, found without asking the directory itself: a mount whose
 /// worker hangs must be possible to name.
 pub fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
-    without_links(dir).map_err(|error| no_path(dir, &error))
+    resolve_links(dir).map_err(|error| path_error(dir, &error))
 }
 
-fn no_path(path: &Path, error: &std::io::Error) -> anyhow::Error {
+fn path_error(path: &Path, error: &std::io::Error) -> anyhow::Error {
     anyhow!("{}: {error}", path.display())
 }
 
-fn without_links(dir: &Path) -> std::io::Result<PathBuf> {
+fn resolve_links(dir: &Path) -> std::io::Result<PathBuf> {
     let dir = std::path::absolute(dir)?;
     let last = dir.components().next_back();
     match (dir.parent(), last) {

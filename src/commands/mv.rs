@@ -6,16 +6,16 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_ext::{Error, Renaming};
 
-use crate::change::{self, Entry};
-use crate::image::Place;
-use crate::target::Target;
+use crate::change::{self, TargetName};
+use crate::image::VolumeArgs;
+use crate::target::ImagePath;
 
 /// Move or rename files in a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Do not overwrite existing files.
     #[arg(short, long)]
     no_clobber: bool,
@@ -27,7 +27,7 @@ pub struct Arguments {
     no_target_directory: bool,
     /// What to move, and where to: a directory to move into, or the name it gets.
     #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -41,8 +41,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         _ => Renaming::Replace,
     };
     let into = !arguments.no_target_directory && how != Renaming::Exchange;
-    change::each(&arguments.place, sources, |volume, source| {
-        let from = Entry::of(volume, source)?;
+    change::for_each_target(&arguments.place, sources, |volume, source| {
+        let from = TargetName::of(volume, source)?;
         let to = change::destination(volume, dest, into, &from.name)?;
         let several = sources.len() > 1 && to.name != from.name;
         ensure!(!several, "{dest}: no such directory");
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Err(Error::Misuse(_)) => {
                 bail!("{source}: a directory cannot be moved into itself")
             }
-            done => done.map_err(|error| change::tell(source, error)),
+            done => done.map_err(|error| change::with_context(source, error)),
         }
     })
 }

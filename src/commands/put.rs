@@ -7,15 +7,15 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use clap::Args;
 use draconis_access::destination::Sources;
-use draconis_access::populate::{self, Gather};
+use draconis_access::populate::{self, FileScan};
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Entry, Maker, Owner};
-use crate::graft::{How, graft, stamp};
-use crate::image::{self, Behind, Place};
-use crate::progress::{Progress, When};
-use crate::target::Target;
+use crate::change::{self, Creator, OwnerArg, TargetName};
+use crate::graft::{How, import_tree, timestamp_policy};
+use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::progress::{Progress, ProgressMode};
+use crate::target::ImagePath;
 
 /// Copy files from the host into a volume.
 ///
@@ -24,7 +24,7 @@ use crate::target::Target;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
@@ -33,16 +33,16 @@ pub struct Arguments {
     no_target_directory: bool,
     /// Set the owner of all files.
     #[arg(long, value_name = "UID:GID")]
-    owner: Option<Owner>,
+    owner: Option<OwnerArg>,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Source files; - for standard input (the destination must be a file name).
     #[arg(value_name = "SRC", required = true)]
     sources: Vec<PathBuf>,
     /// Destination file or directory.
     #[arg(value_name = "IMAGE:/path")]
-    target: Target,
+    target: ImagePath,
 }
 
 /// Bytes that are taken from standard input at once.
@@ -61,14 +61,16 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         );
         return put_input(arguments);
     }
-    let stamp = stamp()?;
-    let opened =
-        (image::writable(&target.image)?, Behind::open(&target.image, &arguments.place.backing)?);
+    let stamp = timestamp_policy()?;
+    let opened = (
+        image::writable(&target.image)?,
+        BackingFiles::open(&target.image, &arguments.place.backing)?,
+    );
     change::change_opened(opened, &target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(there),
             Err(Error::NotFound) => None,
-            Err(error) => return Err(change::tell(target, error)),
+            Err(error) => return Err(change::with_context(target, error)),
         };
         let is_dir = there.map(|there| volume.inode(there)).transpose()?;
         let is_dir = is_dir.is_some_and(|inode| inode.kind == FileType::Directory);
@@ -77,20 +79,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             _ => {
                 ensure!(sources.len() == 1, "{target}: no such directory");
                 ensure!(is_dir || !target.path.ends_with(b"/"), "{target}: no such directory");
-                let entry = Entry::of(volume, target)?;
+                let entry = TargetName::of(volume, target)?;
                 (entry.dir, Some(entry.name))
             }
         };
-        let gather = Gather {
+        let gather = FileScan {
             sources,
             name: name.as_deref(),
             recursive: arguments.recursive,
             image: &target.image,
         };
-        let source = populate::gather(gather, stamp)?;
+        let source = populate::scan_files(gather, stamp)?;
         let label = if name.is_some() { target.parent() } else { target.to_string() };
         let Arguments { owner, progress, .. } = *arguments;
-        graft(volume, &source, into, label, How { owner, replace_kinds: false, progress })
+        import_tree(volume, &source, into, label, How { owner, replace_kinds: false, progress })
     })
 }
 
@@ -101,29 +103,31 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut input = Sources::new();
     input.add_input();
     input.refuse(&target.image)?;
-    let maker = Maker::new(arguments.owner);
-    change::change(&target.image, &arguments.place, |volume| {
+    let maker = Creator::new(arguments.owner);
+    change::edit_volume(&target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(volume.inode(there)?),
             Err(Error::NotFound) => None,
-            Err(error) => return Err(change::tell(target, error)),
+            Err(error) => return Err(change::with_context(target, error)),
         };
         ensure!(
             !there.is_some_and(|there| there.kind == FileType::Directory),
             "{target} is a directory: standard input needs a name in it"
         );
         ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
-        let entry = Entry::of(volume, target)?;
+        let entry = TargetName::of(volume, target)?;
         let made = volume.create_unnamed(entry.dir, &maker.file());
-        let made = made.map_err(|error| change::tell(target, error))?;
+        let made = made.map_err(|error| change::with_context(target, error))?;
         volume.hold(made);
         let done = fill(volume, made, target, arguments.progress).and_then(|()| {
             if entry.lookup(volume)?.is_some() {
                 volume
                     .unlink(entry.dir, &entry.name)
-                    .map_err(|error| change::tell(target, error))?;
+                    .map_err(|error| change::with_context(target, error))?;
             }
-            volume.link(made, entry.dir, &entry.name).map_err(|error| change::tell(target, error))
+            volume
+                .link(made, entry.dir, &entry.name)
+                .map_err(|error| change::with_context(target, error))
         });
         volume.release(made, 1);
         done.map(|()| ExitCode::SUCCESS)
@@ -131,8 +135,13 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes standard input into a file.
-fn fill(volume: &Volume, file: InodeNumber, target: &Target, progress: When) -> anyhow::Result<()> {
-    let mut progress = Progress::endless(progress);
+fn fill(
+    volume: &Volume,
+    file: InodeNumber,
+    target: &ImagePath,
+    progress: ProgressMode,
+) -> anyhow::Result<()> {
+    let mut progress = Progress::unbounded(progress);
     let mut input = std::io::stdin().lock();
     let mut buffer = vec![0; PIECE_BYTES];
     let mut at = 0;
@@ -146,9 +155,9 @@ fn fill(volume: &Volume, file: InodeNumber, target: &Target, progress: When) -> 
         let mut put = 0;
         while put < len {
             match volume.write(file, at, &buffer[put..len]) {
-                Ok(0) => return Err(change::tell(target, Error::NoSpace)),
+                Ok(0) => return Err(change::with_context(target, Error::NoSpace)),
                 Ok(taken) => (put, at) = (put + taken, at + taken as u64),
-                Err(error) => return Err(change::tell(target, error)),
+                Err(error) => return Err(change::with_context(target, error)),
             }
         }
         progress.add(len as u64);

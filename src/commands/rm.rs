@@ -7,16 +7,16 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Entry};
-use crate::image::{self, Place};
-use crate::target::Target;
+use crate::change::{self, TargetName};
+use crate::image::{self, VolumeArgs};
+use crate::target::ImagePath;
 
 /// Remove files or directories from a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Remove directories and all they hold.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
@@ -25,30 +25,32 @@ pub struct Arguments {
     force: bool,
     /// What to remove.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    change::each(&arguments.place, &arguments.targets, |volume, target| {
+    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
         match volume.resolve(volume.root(), &target.path, Follow::No) {
             Err(Error::NotFound | Error::NotADirectory) if arguments.force => return Ok(()),
-            Err(error) => return Err(change::tell(target, error)),
+            Err(error) => return Err(change::with_context(target, error)),
             Ok(_) => {}
         }
-        let entry = Entry::of(volume, target)?;
+        let entry = TargetName::of(volume, target)?;
         let Some(inode) = entry.lookup(volume)? else { return Ok(()) };
         if inode.kind != FileType::Directory {
-            return volume.unlink(entry.dir, &entry.name).map_err(|e| change::tell(target, e));
+            return volume
+                .unlink(entry.dir, &entry.name)
+                .map_err(|e| change::with_context(target, e));
         }
         ensure!(arguments.recursive, "{target} is a directory; -r removes it with all it holds");
         remove_below(volume, target, inode.number)?;
-        volume.remove_directory(entry.dir, &entry.name).map_err(|e| change::tell(target, e))
+        volume.remove_directory(entry.dir, &entry.name).map_err(|e| change::with_context(target, e))
     })
 }
 
 /// Removes all that a directory holds. Only the directories on the path down are remembered,
 /// each with the directories in it that are still to go.
-fn remove_below(volume: &Volume, target: &Target, top: InodeNumber) -> anyhow::Result<()> {
+fn remove_below(volume: &Volume, target: &ImagePath, top: InodeNumber) -> anyhow::Result<()> {
     let label = target.to_string();
     let mut stack = vec![(top, directories(volume, top, &label)?)];
     while let Some((dir, below)) = stack.last_mut() {
@@ -58,7 +60,9 @@ fn remove_below(volume: &Volume, target: &Target, top: InodeNumber) -> anyhow::R
             if let Some((above, below)) = stack.last_mut()
                 && let Some((name, _)) = below.pop()
             {
-                volume.remove_directory(*above, &name).map_err(|e| change::tell(&label, e))?;
+                volume
+                    .remove_directory(*above, &name)
+                    .map_err(|e| change::with_context(&label, e))?;
             }
             continue;
         };
@@ -88,7 +92,7 @@ fn directories(
         if kind == FileType::Directory {
             left.push((entry.name, entry.inode));
         } else {
-            volume.unlink(dir, &entry.name).map_err(|error| change::tell(&label, error))?;
+            volume.unlink(dir, &entry.name).map_err(|error| change::with_context(&label, error))?;
         }
     }
     Ok(left)

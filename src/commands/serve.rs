@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_service::client::Directory;
+use draconis_service::client::RuntimeDir;
 use draconis_service::manager::Manager;
 use draconis_service::sandbox::close_others;
 use listenfd::ListenFd;
@@ -22,7 +22,7 @@ pub struct Arguments {
 }
 
 /// How long a manager that was started for a mount stays without one.
-const IDLE: Duration = Duration::from_secs(5);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.until_idle {
@@ -30,7 +30,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // process that outlives it.
         close_others(&[]);
     }
-    let directory = Directory::open()?;
+    let directory = RuntimeDir::open()?;
     let Some(listener) = listener(&directory)? else {
         // Two mounts at once start two managers; one is enough.
         if arguments.until_idle {
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         std::process::exit(0);
     })?;
     if arguments.until_idle {
-        manager.wait_idle(IDLE);
+        manager.wait_idle(IDLE_TIMEOUT);
     } else {
         manager.wait_until_retired();
     }
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The socket that systemd has passed, else our own; none if another manager has that.
-fn listener(directory: &Directory) -> std::io::Result<Option<UnixListener>> {
+fn listener(directory: &RuntimeDir) -> std::io::Result<Option<UnixListener>> {
     let passed = ListenFd::from_env().take_unix_listener(0)?;
     passed.map_or_else(|| directory.bind(), |passed| Ok(Some(passed)))
 }

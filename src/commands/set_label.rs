@@ -7,17 +7,17 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use draconis_service::volume::part_for_writing;
+use draconis_service::volume::locate_for_writing;
 
 use crate::change;
-use crate::image::{self, Behind, Place};
+use crate::image::{self, BackingFiles, VolumeArgs};
 
 /// Set the label of a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Image: file, block device or STORE#NAME.
     image: PathBuf,
     /// New label, at most 16 bytes; empty removes the label.
@@ -27,11 +27,11 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
-    let now = change::now()?;
+    let now = change::now_or_source_date()?;
     let opened = image::writable(&arguments.image)?;
-    let behind = Behind::open(&arguments.image, &arguments.place.backing)?;
+    let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
     image::confine()?;
-    let part = part_for_writing(opened.start()?, &behind.start(), &arguments.place.options());
+    let part = locate_for_writing(opened.into_disk()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     draconis_ext::set_label(&*disk, arguments.label.as_bytes(), now)
         .map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;

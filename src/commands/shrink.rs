@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use clap::Args;
-use draconis_access::resize::{Base, Resized, Shrinking, Wanted};
+use draconis_access::resize::{ResizeRequest, ResizeTarget, Resized, ShrinkJob};
 
 use super::format;
-use crate::image::{self, Behind, Place};
-use crate::progress::{Progress, When};
+use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::progress::{Progress, ProgressMode};
 use crate::{change, say, text};
 
 /// Shrink a volume.
@@ -23,10 +23,10 @@ use crate::{change, say, text};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Shrink to the least size; the default if SIZE is left out.
     #[arg(long, conflicts_with = "size")]
     min: bool,
@@ -37,28 +37,28 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (image, place) = (&arguments.image, &arguments.place.by_path());
-    let now = change::now()?;
+    let (image, place) = (&arguments.image, &arguments.place.to_location());
+    let now = change::now_or_source_date()?;
     let size = arguments.size.as_deref().filter(|_| !arguments.min);
     let len_bytes = size.map(length).transpose()?;
-    let behind = Behind::open(image, &place.backing)?;
+    let behind = BackingFiles::open(image, &place.backing)?;
     let base = match image::in_store(image)? {
         Some(name) => {
-            let store = image::alone_in(name)?;
+            let store = image::open_exclusive_in(name)?;
             image::confine()?;
-            Base::InStore(store.open()?)
+            ResizeTarget::InStore(store.open()?)
         }
-        None => Base::file(image)?,
+        None => ResizeTarget::file(image)?,
     };
-    let wanted = Wanted { image, place, len_bytes, now };
-    let shrinking = Shrinking::plan(wanted, base, behind, image::confine_resizer)?;
+    let wanted = ResizeRequest { image, place, len_bytes, now };
+    let shrinking = ShrinkJob::plan(wanted, base, behind, image::confine_resizer)?;
     let progress = Mutex::new(Progress::new(arguments.progress, shrinking.bytes_to_move()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let resized = shrinking.write(&count)?;
     drop(progress);
     report(image, &resized);
     let len = resized.len_bytes();
-    let (shown, size) = (image.display(), text::bytes(len));
+    let (shown, size) = (image.display(), text::format_bytes(len));
     say::print_line(format_args!("{shown}: {size}, {len} bytes"))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -72,13 +72,13 @@ pub fn length(size: &str) -> anyhow::Result<u64> {
 pub fn report(image: &Path, resized: &Resized) {
     let (shown, new) = (image.display(), &resized.superblock);
     if resized.len_bytes() == resized.old_len_bytes {
-        log::info!("{shown}: has {} already", text::bytes(resized.len_bytes()));
+        log::info!("{shown}: has {} already", text::format_bytes(resized.len_bytes()));
         return;
     }
     log::info!(
         "{shown}: from {} to {}, {} blocks of {} bytes, {} inodes",
-        text::bytes(resized.old_len_bytes),
-        text::bytes(resized.len_bytes()),
+        text::format_bytes(resized.old_len_bytes),
+        text::format_bytes(resized.len_bytes()),
         new.blocks,
         new.block_bytes,
         new.inodes

@@ -8,10 +8,10 @@ use draconis_exchange::contract::{Attributes, FileType, Time};
 use draconis_ext::{Follow, Volume};
 use serde::Serialize;
 
-use crate::change::{one_image, tell};
-use crate::image::{self, Place, find};
+use crate::change::{single_image, with_context};
+use crate::image::{self, VolumeArgs, find};
 use crate::say;
-use crate::target::Target;
+use crate::target::ImagePath;
 use crate::text::{self, Clock, Output, printable};
 
 /// Show the metadata of files in a volume.
@@ -19,7 +19,7 @@ use crate::text::{self, Clock, Output, printable};
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Write JSON, a list.
     #[arg(long)]
     json: bool,
@@ -28,22 +28,22 @@ pub struct Arguments {
     dereference: bool,
     /// The files.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let tree = image::open(one_image(&arguments.targets)?, &arguments.place, None)?;
+    let tree = image::open(single_image(&arguments.targets)?, &arguments.place, None)?;
     let follow = if arguments.dereference { Follow::Yes } else { Follow::No };
     let mut out = Output::new();
     let mut code = ExitCode::SUCCESS;
     let mut found = vec![];
     for target in &arguments.targets {
-        match Facts::of(tree.volume(), target, follow) {
+        match FileJson::of(tree.volume(), target, follow) {
             Ok(facts) if arguments.json => found.push(facts),
             Ok(facts) => facts.write(&clock, &mut out)?,
             Err(error) => {
-                say::complain(&error);
+                say::print_error(&error);
                 code = ExitCode::FAILURE;
             }
         }
@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// What there is to know of a file.
 #[derive(Serialize)]
-struct Facts {
+struct FileJson {
     path: String,
     inode: u64,
     generation: u32,
@@ -83,10 +83,10 @@ struct Facts {
     attributes: Attributes,
 }
 
-impl Facts {
-    fn of(volume: &Volume, target: &Target, follow: Follow) -> anyhow::Result<Self> {
+impl FileJson {
+    fn of(volume: &Volume, target: &ImagePath, follow: Follow) -> anyhow::Result<Self> {
         let number = find(volume, target, follow)?;
-        let named = |error| tell(target, error);
+        let named = |error| with_context(target, error);
         let attributes = volume.attributes(number).map_err(named)?;
         let pair = |time: Time| (time.seconds, time.nanoseconds);
         let device = matches!(attributes.kind, FileType::CharDevice | FileType::BlockDevice);
@@ -149,11 +149,11 @@ impl Facts {
             self.uid,
             self.gid
         )?;
-        writeln!(out, "Access: {}", clock.exact(attributes.accessed))?;
-        writeln!(out, "Modify: {}", clock.exact(attributes.modified))?;
-        writeln!(out, "Change: {}", clock.exact(attributes.changed))?;
+        writeln!(out, "Access: {}", clock.precise(attributes.accessed))?;
+        writeln!(out, "Modify: {}", clock.precise(attributes.modified))?;
+        writeln!(out, "Change: {}", clock.precise(attributes.changed))?;
         match attributes.created {
-            Some(created) => writeln!(out, " Birth: {}", clock.exact(created))?,
+            Some(created) => writeln!(out, " Birth: {}", clock.precise(created))?,
             None => writeln!(out, " Birth: -")?,
         }
         write!(out, " Flags: {:#x}   Generation: {}", self.flags, self.generation)?;

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_service::client::{Directory, ask_running};
+use draconis_service::client::{RuntimeDir, request_if_running};
 use draconis_service::elsewhere::WAITING;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
 use draconis_service::table;
 
 use crate::say;
-use crate::text::bytes;
+use crate::text::format_bytes;
 
 /// Show mounts: worker, sandbox, caches, requests, memory.
 #[derive(Debug, Args)]
@@ -22,14 +22,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mut status = match ask_running(&Directory::open()?, &Request::Status)? {
+    let mut status = match request_if_running(&RuntimeDir::open()?, &Request::Status)? {
         Some(Reply::Status(status)) => status,
         Some(Reply::Failed { why }) => bail!("{why}"),
         Some(_) => bail!("the manager answered something else; is it another version?"),
         // No manager, no mounts: that is an answer, too.
         None => Status::default(),
     };
-    status.dead = orphaned(&status.mounts);
+    status.dead = keeperless(&status.mounts);
     if arguments.json {
         say::print_line(serde_json::to_string_pretty(&status)?)?;
     } else if status.mounts.is_empty() && status.dead.is_empty() {
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if !arguments.json {
         for mount in &status.mounts {
-            say::print_line(shown(mount).trim_end())?;
+            say::print_line(format_mount(mount).trim_end())?;
         }
         for dead in &status.dead {
             say::print_line(shown_dead(&dead.volume, &dead.mount_point, &dead.why).trim_end())?;
@@ -51,9 +51,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Dead mounts of this user that no keeper knows: they outlived theirs.
-fn orphaned(known: &[MountStatus]) -> Vec<LostMount> {
-    let is_known = |entry: &table::Entry| known.iter().any(|mount| mount.mount_point == entry.at);
-    let dead = table::dead(rustix::process::geteuid(), is_known).into_iter();
+fn keeperless(known: &[MountStatus]) -> Vec<LostMount> {
+    let is_known =
+        |entry: &table::MountEntry| known.iter().any(|mount| mount.mount_point == entry.at);
+    let dead = table::dead_mounts(rustix::process::geteuid(), is_known).into_iter();
     dead.map(|entry| LostMount {
         volume: entry.volume(),
         why: "its keeper is gone".into(),
@@ -67,7 +68,7 @@ fn shown_dead(volume: &Path, mount_point: &Path, why: &str) -> String {
     format!("{volume} on {at}\n  dead      {why}; clear it with draconis umount\n")
 }
 
-fn shown(mount: &MountStatus) -> String {
+fn format_mount(mount: &MountStatus) -> String {
     if let Some(why) = &mount.why {
         return shown_dead(&mount.volume, &mount.mount_point, why);
     }
@@ -79,7 +80,7 @@ fn shown(mount: &MountStatus) -> String {
         mount.worker_pid,
         mount.state,
         if mount.read_only { ", read-only" } else { "" },
-        bytes(mount.memory_bytes),
+        format_bytes(mount.memory_bytes),
         sandbox.landlock,
         if sandbox.seccomp { "kills" } else { "off" },
         if sandbox.no_capabilities { "no capabilities" } else { "some capabilities" },
@@ -112,7 +113,7 @@ fn shown(mount: &MountStatus) -> String {
             "  requests  {} from the kernel, {} of the device ({})\n",
             worker.requests,
             worker.device_reads,
-            bytes(worker.device_read_bytes)
+            format_bytes(worker.device_read_bytes)
         );
         for cache in &worker.caches {
             text += &shown_cache(cache);
@@ -136,7 +137,7 @@ fn shown_notes(mount: &MountStatus) -> String {
 }
 
 fn shown_cache(cache: &CacheStatus) -> String {
-    let amount = |n| if cache.name == "data" { bytes(n) } else { n.to_string() };
+    let amount = |n| if cache.name == "data" { format_bytes(n) } else { n.to_string() };
     format!(
         "  cache     {:<9} {} of {} used, {:.1} % of {} found\n",
         cache.name,

@@ -100,12 +100,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// An object on the command line: by its number, or as the disk that has a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Object {
+enum ObjectArg {
     Number(u64),
     Name(String),
 }
 
-impl std::str::FromStr for Object {
+impl std::str::FromStr for ObjectArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -123,9 +123,9 @@ impl std::str::FromStr for Object {
     }
 }
 
-impl Object {
+impl ObjectArg {
     /// Refuses a snapshot, which does not change.
-    fn is_to_change(&self, device: &Path) -> anyhow::Result<()> {
+    fn check_writable(&self, device: &Path) -> anyhow::Result<()> {
         match self {
             Self::Name(name) if name.contains('@') => {
                 let shown = format!("{}#{name}", device.display());
@@ -141,7 +141,8 @@ impl Object {
             Self::Number(number) => return Ok(ObjectId(*number)),
             Self::Name(name) => name,
         };
-        let found = store.named(name.as_bytes()).map_err(|error| opened::tell(device, error))?;
+        let found =
+            store.named(name.as_bytes()).map_err(|error| opened::with_context(device, error))?;
         let shown = device.display();
         found.with_context(|| {
             format!("{shown}: there is no disk {name}; draconis store ls {shown} lists them")

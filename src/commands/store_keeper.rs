@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_service::store_keeper;
 
-use crate::bucket::Buckets;
+use crate::bucket::BucketProvider;
 
 /// Run a store's keeper (started by a mount's keeper).
 #[derive(Debug, Args)]
 pub struct Arguments {}
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    store_keeper::run(&Buckets).map_err(anyhow::Error::msg)?;
+    store_keeper::run(&BucketProvider).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -9,24 +9,24 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::populate::Platform;
-use draconis_access::tar::{self, How, Sparse, Watch};
+use draconis_access::tar::{self, Sparse, TarObserver, TarOptions};
 use draconis_ext::Follow;
 
-use crate::image::{self, Place, find};
-use crate::progress::{Progress, When};
+use crate::image::{self, VolumeArgs, find};
+use crate::progress::{Progress, ProgressMode};
 use crate::say;
-use crate::target::Target;
+use crate::target::ImagePath;
 
 /// Export a directory of a volume as a tar archive or container image.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Store files with holes as sparse: auto (at least 1 MiB of holes), always, never.
-    #[arg(long, value_enum, default_value_t = When::Auto, hide_possible_values = true,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto, hide_possible_values = true,
         value_name = "auto|always|never")]
-    sparse: When,
+    sparse: ProgressMode,
     /// Write a single-layer OCI image archive to OUT.
     #[arg(long, value_name = "OUT")]
     oci: Option<PathBuf>,
@@ -40,11 +40,11 @@ pub struct Arguments {
     #[arg(long, value_name = "OS/ARCH", requires = "oci")]
     platform: Option<Platform>,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// What to archive; the whole volume if only IMAGE is given.
     #[arg(value_name = "IMAGE[:/path]")]
-    target: Target,
+    target: ImagePath,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let shown = || path.display().to_string();
     let Arguments { platform, config, tag, .. } = arguments;
-    let about = oci::About::new(platform.clone(), config.as_deref(), tag.clone())?;
+    let about = oci::ImageMetadata::new(platform.clone(), config.as_deref(), tag.clone())?;
     let mut sources = image::sources(&arguments.target.image, &arguments.place);
     config.iter().for_each(|file| sources.add(file));
     let layer = oci::Layer::begin(sources.create(path)?).with_context(shown)?;
@@ -75,39 +75,39 @@ fn archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode,
     let volume = tree.volume();
     let top = find(volume, target, Follow::Yes)?;
     let is_layer = arguments.oci.is_some();
-    let how = How {
+    let how = TarOptions {
         // The root of an image is its own.
         prefix: if is_layer { vec![] } else { target.file_name().to_vec() },
         sparse: match arguments.sparse {
-            When::Auto => Sparse::Auto,
-            When::Always => Sparse::Always,
-            When::Never => Sparse::Never,
+            ProgressMode::Auto => Sparse::Auto,
+            ProgressMode::Always => Sparse::Always,
+            ProgressMode::Never => Sparse::Never,
         },
         is_layer,
     };
-    let mut watch = Shown { when: arguments.progress, bar: None };
+    let mut watch = TarProgress { when: arguments.progress, bar: None };
     let (whole, out) = tar::archive(volume, (top, &target.to_string()), how, &mut watch, out)?;
     Ok((if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }, out))
 }
 
 /// A bar, and complaints on standard error.
-struct Shown {
-    when: When,
+struct TarProgress {
+    when: ProgressMode,
     bar: Option<Progress>,
 }
 
-impl Watch for Shown {
-    fn begin(&mut self, bytes: u64) {
+impl TarObserver for TarProgress {
+    fn on_start(&mut self, bytes: u64) {
         self.bar = Some(Progress::new(self.when, bytes));
     }
 
-    fn did(&mut self, bytes: u64) {
+    fn on_written(&mut self, bytes: u64) {
         if let Some(bar) = &mut self.bar {
             bar.add(bytes);
         }
     }
 
-    fn tell(&mut self, error: &anyhow::Error) {
-        say::complain(error);
+    fn on_error(&mut self, error: &anyhow::Error) {
+        say::print_error(error);
     }
 }

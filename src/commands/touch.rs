@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_exchange::contract::{AttributeChange, SetTime, Time};
 
-use crate::change::{self, Maker};
-use crate::image::Place;
-use crate::target::Target;
+use crate::change::{self, Creator};
+use crate::image::VolumeArgs;
+use crate::target::ImagePath;
 use crate::text;
 
 /// Set file timestamps in a volume, creating missing files.
@@ -15,7 +15,7 @@ use crate::text;
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Change only the access time.
     #[arg(short)]
     access: bool,
@@ -30,11 +30,11 @@ pub struct Arguments {
     date: Option<Time>,
     /// The files.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let maker = Maker::new(None);
+    let maker = Creator::new(None);
     let time = arguments.date.map_or(SetTime::Now, SetTime::To);
     let both = !arguments.access && !arguments.modification;
     let change = AttributeChange {
@@ -42,11 +42,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         modified: (both || arguments.modification).then_some(time),
         ..AttributeChange::default()
     };
-    change::each(&arguments.place, &arguments.targets, |volume, target| {
-        let Some(found) = change::find_or_make(volume, target, maker, !arguments.no_create)? else {
+    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        let Some(found) = change::find_or_create(volume, target, maker, !arguments.no_create)?
+        else {
             return Ok(());
         };
         let done = volume.set_attributes(found, &change);
-        done.map(drop).map_err(|error| change::tell(target, error))
+        done.map(drop).map_err(|error| change::with_context(target, error))
     })
 }

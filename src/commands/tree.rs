@@ -8,18 +8,18 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, Volume};
 
-use crate::change::tell;
-use crate::image::{self, Listed, Place, find};
+use crate::change::with_context;
+use crate::image::{self, Listed, VolumeArgs, find};
 use crate::say;
-use crate::target::{Target, join};
-use crate::text::{Output, counted, printable};
+use crate::target::{ImagePath, join};
+use crate::text::{Output, pluralize, printable};
 
 /// List a directory of a volume recursively, as a tree.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Include names that start with a dot.
     #[arg(short)]
     all: bool,
@@ -28,7 +28,7 @@ pub struct Arguments {
     level: Option<usize>,
     /// What to list.
     #[arg(value_name = "IMAGE[:/path]")]
-    target: Target,
+    target: ImagePath,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let volume = tree.volume();
     let start = find(volume, &arguments.target, Follow::Yes)?;
     let top = &arguments.target;
-    if volume.inode(start).map_err(|error| tell(top, error))?.kind != FileType::Directory {
+    if volume.inode(start).map_err(|error| with_context(top, error))?.kind != FileType::Directory {
         bail!("{top}: not a directory; draconis ls -l shows what it is");
     }
     // What is above what is being listed, for messages.
@@ -96,8 +96,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     writeln!(
         out,
         "\n{}, {}",
-        counted(dirs, "directory", "directories"),
-        counted(files, "file", "files")
+        pluralize(dirs, "directory", "directories"),
+        pluralize(files, "file", "files")
     )?;
     out.flush()?;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -119,7 +119,7 @@ fn level(
         }
         Err(error) => {
             *failed = true;
-            say::complain(&error);
+            say::print_error(&error);
             vec![].into_iter()
         }
     }

@@ -7,16 +7,16 @@ use clap::Args;
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::Error;
 
-use crate::change::{self, Maker};
-use crate::image::Place;
-use crate::target::Target;
+use crate::change::{self, Creator};
+use crate::image::VolumeArgs;
+use crate::target::ImagePath;
 
 /// Shrink or extend files in a volume, creating missing files.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// The length, or by how much it grows or shrinks: 64K, +1M, -100.
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: NewSize,
@@ -25,22 +25,23 @@ pub struct Arguments {
     no_create: bool,
     /// The files.
     #[arg(value_name = "IMAGE:/path", required = true)]
-    targets: Vec<Target>,
+    targets: Vec<ImagePath>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let maker = Maker::new(None);
-    change::each(&arguments.place, &arguments.targets, |volume, target| {
-        let Some(found) = change::find_or_make(volume, target, maker, !arguments.no_create)? else {
+    let maker = Creator::new(None);
+    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        let Some(found) = change::find_or_create(volume, target, maker, !arguments.no_create)?
+        else {
             return Ok(());
         };
         let inode = volume.inode(found)?;
         ensure!(inode.kind == FileType::File, "{target}: only files have a length");
         let size = arguments.size.of(inode.size_bytes);
-        let size = size.ok_or_else(|| change::tell(target, Error::TooLarge))?;
+        let size = size.ok_or_else(|| change::with_context(target, Error::TooLarge))?;
         let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
         let done = volume.set_attributes(found, &change);
-        done.map(drop).map_err(|error| change::tell(target, error))
+        done.map(drop).map_err(|error| change::with_context(target, error))
     })
 }
 

@@ -16,21 +16,21 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::tuning::tune;
-use draconis_access::uuid::{self, Identities};
+use draconis_access::uuid::{self, UuidGenerator};
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
 use draconis_ext::format::quota::Kind;
 use draconis_ext::tune::{Changes, Reserved, superblock};
-use draconis_service::volume::part_for_writing;
+use draconis_service::volume::locate_for_writing;
 
 use crate::change;
-use crate::image::{self, Behind, Place};
+use crate::image::{self, BackingFiles, VolumeArgs};
 use crate::text::{Clock, Output};
 use listing::Owners;
 
 /// What the kernel does about damage.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Behaviour {
+enum ErrorBehaviour {
     Continue,
     RemountRo,
     Panic,
@@ -44,7 +44,7 @@ enum Behaviour {
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// Print the superblock in the format of tune2fs -l.
     #[arg(short = 'l')]
     list: bool,
@@ -96,7 +96,7 @@ pub struct Arguments {
     extended: Vec<String>,
     /// What the kernel does about damage.
     #[arg(short = 'e', value_name = "BEHAVIOUR", value_enum)]
-    errors: Option<Behaviour>,
+    errors: Option<ErrorBehaviour>,
     /// Mounts after which the volume is to be checked; 0 or -1: never.
     #[arg(short = 'c', value_name = "MOUNTS", allow_hyphen_values = true)]
     most_mounts: Option<i32>,
@@ -116,12 +116,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let owners = Owners::new();
     let clock = Clock::new();
-    let now = change::now()?;
+    let now = change::now_or_source_date()?;
     let changes = changes(arguments, &owners, now)?;
     let clears = arguments.extended.iter().any(|option| option == "clear_mmp");
     let disk = match arguments.list && !clears && changes.is_nothing() {
         true => image::disk(&arguments.image, &arguments.place, None)?,
-        false => changed(arguments, &changes, clears, now)?,
+        false => apply(arguments, &changes, clears, now)?,
     };
     if arguments.list {
         let raw = superblock(&*disk);
@@ -134,7 +134,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Changes the volume; the disk that it is on.
-fn changed(
+fn apply(
     arguments: &Arguments,
     changes: &Changes,
     clears: bool,
@@ -142,19 +142,19 @@ fn changed(
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = arguments.image.display();
     let opened = image::writable(&arguments.image)?;
-    let behind = Behind::open(&arguments.image, &arguments.place.backing)?;
+    let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
     image::confine()?;
-    let part = part_for_writing(opened.start()?, &behind.start(), &arguments.place.options());
+    let part = locate_for_writing(opened.into_disk()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     if clears {
-        image::clear(&arguments.image, &disk, now)?;
+        image::clear_mmp(&arguments.image, &disk, now)?;
     }
     tune(&arguments.image, &disk, changes, now)?;
     Ok(disk)
 }
 
 fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<Changes> {
-    let mut identities = Identities::new(None);
+    let mut identities = UuidGenerator::new(None);
     let uuid = match arguments.uuid.as_deref() {
         None => None,
         Some("random" | "time") => Some(identities.uuid()),

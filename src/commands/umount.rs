@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_service::client::{Directory, ask_running};
-use draconis_service::front::Front;
+use draconis_service::client::{RuntimeDir, request_if_running};
+use draconis_service::front::Mounter;
 use draconis_service::protocol::{Reply, Request};
 use draconis_service::table::{self, Answer};
 
-use crate::front::Fuse;
+use crate::front::FuseMounter;
 
 /// Unmount a volume or remove a dead mount.
 #[derive(Debug, Args)]
@@ -28,22 +28,24 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     std::env::set_current_dir("/")?;
     let force = arguments.force;
     let request = Request::Unmount { mount_point: mount_point.clone(), force };
-    match ask_running(&Directory::open()?, &request)? {
+    match request_if_running(&RuntimeDir::open()?, &request)? {
         None | Some(Reply::NotMounted) => without_manager(&mount_point, force),
-        Some(reply) => super::mount::told(reply),
+        Some(reply) => super::mount::print_reply(reply),
     }
 }
 
 /// Unmounts what another user's manager mounted, or has lost its keeper.
 fn without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
     let name = mount_point.display();
-    let Some(entry) = table::at(mount_point) else { bail!("{name}: nothing is mounted there") };
-    let dead = entry.is_fuse() && entry.answers() == Answer::Dead;
+    let Some(entry) = table::mount_at(mount_point) else {
+        bail!("{name}: nothing is mounted there")
+    };
+    let dead = entry.is_fuse() && entry.probe() == Answer::Dead;
     if !entry.is_ours() && !dead {
-        bail!("{name}: what is mounted there is not ours but of type {}", entry.kind);
+        bail!("{name}: what is mounted there is not ours but of type {}", entry.fs_type);
     }
-    match Fuse.detach(mount_point, force || dead) {
+    match FuseMounter.detach(mount_point, force || dead) {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(why) => bail!("{}", why.sentence(mount_point)),
+        Err(why) => bail!("{}", why.message(mount_point)),
     }
 }

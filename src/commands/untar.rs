@@ -4,58 +4,61 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_access::populate::{self, Found, Origin, Patterns, Wanted};
+use draconis_access::populate::{self, Patterns, ScanRequest, ScanResult, SourceSpec};
 use draconis_exchange::contract::FileType;
 use draconis_ext::mkfs::{Node, What};
 use draconis_ext::{Error, Follow};
 
-use crate::change::{self, Owner};
-use crate::graft::{How, graft, stamp};
-use crate::image::{self, Behind, Place};
-use crate::progress::When;
-use crate::reading::Reading;
-use crate::target::Target;
+use crate::change::{self, OwnerArg};
+use crate::graft::{How, import_tree, timestamp_policy};
+use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::progress::ProgressMode;
+use crate::reading::ArchiveArgs;
+use crate::target::ImagePath;
 
 /// Extract tar archives or a container image into a volume.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
-    place: Place,
+    place: VolumeArgs,
     /// The archive, plain or compressed with gzip, zstd or xz, or an image, as format --from
     /// takes it; standard input if left out. Several are laid over each other first.
     #[arg(short, long, value_name = "TAR|IMAGE")]
-    file: Vec<Origin>,
+    file: Vec<SourceSpec>,
     /// How archives and images are read.
     #[command(flatten)]
-    reading: Reading,
+    reading: ArchiveArgs,
     /// The owner of everything that is unpacked, instead of each file's own.
     #[arg(long, value_name = "UID:GID")]
-    owner: Option<Owner>,
+    owner: Option<OwnerArg>,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// The directory to unpack it in; the root directory if only IMAGE is given.
     #[arg(value_name = "IMAGE[:/path]")]
-    target: Target,
+    target: ImagePath,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
-    let input = [Origin::Input];
+    let input = [SourceSpec::Stdin];
     let from = if arguments.file.is_empty() { &input[..] } else { &arguments.file };
     if let Some(dir) = from.iter().find(|from| from.is_directory()) {
         bail!("{dir}: is a directory; draconis put -r takes one");
     }
-    let stamp = stamp()?;
-    let opened =
-        (image::writable(&target.image)?, Behind::open(&target.image, &arguments.place.backing)?);
+    let stamp = timestamp_policy()?;
+    let opened = (
+        image::writable(&target.image)?,
+        BackingFiles::open(&target.image, &arguments.place.backing)?,
+    );
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let exclude = Patterns::new(arguments.reading.exclude());
-    let choice = arguments.reading.choice(&target.image);
+    let choice = arguments.reading.image_options(&target.image);
     let keep_owners = arguments.owner.is_none();
-    let wanted = Wanted { from, list: None, exclude: &exclude, choice, keep_owners, root, stamp };
-    let Found { source, config } = populate::scan(wanted)?;
+    let wanted =
+        ScanRequest { from, list: None, exclude: &exclude, choice, keep_owners, root, stamp };
+    let ScanResult { source, config } = populate::scan(wanted)?;
     let mut sources = populate::sources(from);
     sources.add(&target.image);
     arguments.reading.write_config(config.as_deref(), &sources)?;
@@ -66,13 +69,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Err(Error::NotFound) => {
                 bail!("{target}: no such directory; draconis mkdir -p makes it")
             }
-            found => found.map_err(|error| change::tell(target, error))?,
+            found => found.map_err(|error| change::with_context(target, error))?,
         };
         if volume.inode(into)?.kind != FileType::Directory {
             bail!("{target}: not a directory");
         }
         let Arguments { owner, progress, .. } = *arguments;
         let how = How { owner, replace_kinds: true, progress };
-        graft(volume, &source, into, target.to_string(), how)
+        import_tree(volume, &source, into, target.to_string(), how)
     })
 }

@@ -10,7 +10,7 @@ use draconis_exchange::contract::recorder::RequestLog;
 use draconis_exchange::notices::Notices;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::volume::VolumeTree;
-use draconis_service::worker::{self, Serve};
+use draconis_service::worker::{self, RequestServer};
 
 /// Run a mount's sandboxed worker (started by the keeper).
 #[derive(Debug, Args)]
@@ -24,14 +24,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    worker::run(Fuse(Activity::default()), arguments.remote, arguments.memory)
+    worker::run(FuseServer(Activity::default()), arguments.remote, arguments.memory)
         .map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }
 
-struct Fuse(Activity);
+struct FuseServer(Activity);
 
-impl Serve for Fuse {
+impl RequestServer for FuseServer {
     fn serve(
         &self,
         connection: OwnedFd,
@@ -52,11 +52,11 @@ impl Serve for Fuse {
         self.0.requests()
     }
 
-    fn by_opcode(&self) -> BTreeMap<&'static str, u64> {
+    fn requests_by_opcode(&self) -> BTreeMap<&'static str, u64> {
         self.0.by_opcode()
     }
 
-    fn busy(&self) -> Duration {
+    fn current_request_age(&self) -> Duration {
         self.0.current_request_age()
     }
 }

@@ -21,8 +21,8 @@ use draconis_service::elsewhere;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::error::{Error, busy};
-use crate::image::{file_of, parts_of};
+use crate::error::{Error, busy_error};
+use crate::image::{container_file, parts_of};
 
 /// Devices below a device that are followed.
 const MAX_LAYERS: usize = 64;
@@ -148,8 +148,8 @@ impl Sources {
     /// in a directory. What is not there cannot be overwritten.
     pub fn add(&mut self, path: &Path) {
         let shown = path.display().to_string();
-        let path = match elsewhere::address(path).filter(|_| !path.exists()) {
-            None => file_of(path),
+        let path = match elsewhere::parse_url(path).filter(|_| !path.exists()) {
+            None => container_file(path),
             Some(address) => {
                 let store = address.rsplit_once('#').map_or(address, |(store, _)| store);
                 match store.strip_prefix("file://") {
@@ -211,7 +211,7 @@ impl Sources {
     /// # Errors
     /// It is a source.
     pub fn refuse(&self, dest: &Path) -> anyhow::Result<()> {
-        let Ok(found) = std::fs::metadata(file_of(dest)) else { return Ok(()) };
+        let Ok(found) = std::fs::metadata(container_file(dest)) else { return Ok(()) };
         self.compare(Identity::of(&found), &dest.display().to_string())?;
         self.compare_directory(dest)
     }
@@ -270,9 +270,9 @@ impl Sources {
     /// Refuses what a mount, another command or a loop device uses.
     fn is_free(&self, file: impl AsFd, identity: Identity, shown: &str) -> anyhow::Result<()> {
         match try_lock_file(file, LockMode::Exclusive) {
-            Err(Errno::WOULDBLOCK) => {
-                Err(busy(format!("{shown} is in use; unmount it first, or name another file")))
-            }
+            Err(Errno::WOULDBLOCK) => Err(busy_error(format!(
+                "{shown} is in use; unmount it first, or name another file"
+            ))),
             // A file system without locks.
             _ => self.is_detached(identity, shown),
         }
@@ -282,7 +282,7 @@ impl Sources {
         match self.attached.iter().find(|attached| attached.file == identity) {
             None => Ok(()),
             Some(Attached { device, .. }) => {
-                Err(busy(format!("{shown} is in use by {device}; detach it first")))
+                Err(busy_error(format!("{shown} is in use by {device}; detach it first")))
             }
         }
     }

@@ -6,7 +6,7 @@ use draconis_objects as objects;
 use draconis_service::volume::OpenError;
 use rustix::io::Errno;
 
-use crate::say::said;
+use crate::say::to_message;
 
 /// What failed, in words that name it, and the errno that says which kind of failure it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,22 +38,22 @@ impl std::error::Error for Error {}
 impl From<anyhow::Error> for Error {
     fn from(error: anyhow::Error) -> Self {
         let errno = error.chain().find_map(errno).unwrap_or(Errno::INVAL);
-        Self { errno, message: said(&error) }
+        Self { errno, message: to_message(&error) }
     }
 }
 
 /// Another program has it.
-pub fn busy(message: String) -> anyhow::Error {
+pub fn busy_error(message: String) -> anyhow::Error {
     Error::new(Errno::BUSY, message).into()
 }
 
 /// It is not there.
-pub fn missing(message: String) -> anyhow::Error {
+pub fn not_found_error(message: String) -> anyhow::Error {
     Error::new(Errno::NOENT, message).into()
 }
 
 /// The errno of an error of a store.
-pub fn of_store(error: &objects::Error) -> Errno {
+pub fn store_errno(error: &objects::Error) -> Errno {
     match error {
         objects::Error::Misuse(_) | objects::Error::NotAStore(_) | objects::Error::Disk(_) => {
             Errno::INVAL
@@ -67,7 +67,7 @@ pub fn of_store(error: &objects::Error) -> Errno {
 }
 
 /// The errno of what changes a whole volume.
-pub fn of_whole(error: &draconis_ext::tune::Error) -> Errno {
+pub fn tune_errno(error: &draconis_ext::tune::Error) -> Errno {
     use draconis_ext::tune::Error;
     match error {
         Error::Volume(error) => error.refusal().errno(),
@@ -93,13 +93,13 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
         return Some(error.refusal().errno());
     }
     if let Some(error) = cause.downcast_ref::<draconis_ext::tune::Error>() {
-        return Some(of_whole(error));
+        return Some(tune_errno(error));
     }
     if let Some(error) = cause.downcast_ref::<OpenError>() {
         return Some(error.refusal().errno());
     }
     if let Some(error) = cause.downcast_ref::<objects::Error>() {
-        return Some(of_store(error));
+        return Some(store_errno(error));
     }
     if let Some(error) = cause.downcast_ref::<device::Error>() {
         return Some(of_disk(error));
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(of(refused.into()).errno, Errno::NOENT);
         assert_eq!(of(objects::Error::NotAStore("x".into()).into()).errno, Errno::INVAL);
         assert_eq!(of(std::io::Error::from_raw_os_error(13).into()).errno, Errno::ACCESS);
-        assert_eq!(of(busy("it is in use".into())).errno, Errno::BUSY);
+        assert_eq!(of(busy_error("it is in use".into())).errno, Errno::BUSY);
         let plain = Err::<(), _>(anyhow::anyhow!("wrong")).context("x").unwrap_err();
         assert_eq!(Error::from(plain), Error::new(Errno::INVAL, "x: wrong"));
     }

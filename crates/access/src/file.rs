@@ -6,12 +6,12 @@ use draconis_exchange::contract::{Access, AttributeChange, Attributes, FileType}
 use draconis_ext::{Follow, InodeNumber};
 use rustix::io::Errno;
 
-use crate::volume::{Volume, entry, find};
+use crate::volume::{Volume, find, resolve_parent};
 use crate::{Error, Result};
 
 /// How to open a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct OpenHow {
+pub struct OpenOptions {
     /// To change it.
     pub write: bool,
     /// Make it if it is not there.
@@ -38,9 +38,9 @@ impl File {
     ///
     /// # Errors
     /// It is not there, no regular file, or cannot be changed.
-    pub fn open(volume: &Arc<Volume>, path: &[u8], how: OpenHow) -> Result<Self> {
+    pub fn open(volume: &Arc<Volume>, path: &[u8], how: OpenOptions) -> Result<Self> {
         let writes = how.write || how.truncate || how.create;
-        let inode = volume.with(path, |inner| {
+        let inode = volume.with_volume(path, |inner| {
             if writes && !inner.is_writable() {
                 return Err(draconis_ext::Error::ReadOnly);
             }
@@ -54,7 +54,7 @@ impl File {
                         return Err(draconis_ext::Error::IsADirectory);
                     }
                     (true, true) => {
-                        let (dir, name) = entry(inner, path)?;
+                        let (dir, name) = resolve_parent(inner, path)?;
                         inner.create(dir, name, &new)?
                     }
                     (true, false) => inner.resolve_or_create(inner.root(), path, &new)?,
@@ -71,15 +71,15 @@ impl File {
         let file = Self { volume: volume.clone(), inode, path: path.to_vec(), write: how.write };
         match file.stat()?.kind {
             FileType::File => {}
-            FileType::Directory => return Err(file.refused(Errno::ISDIR, "is a directory")),
-            _ => return Err(file.refused(Errno::INVAL, "not a regular file")),
+            FileType::Directory => return Err(file.error(Errno::ISDIR, "is a directory")),
+            _ => return Err(file.error(Errno::INVAL, "not a regular file")),
         }
         if writes {
             let access = Access { read: false, write: true, append: false };
-            volume.with(path, |inner| inner.may_open(inode, access))?;
+            volume.with_volume(path, |inner| inner.may_open(inode, access))?;
         }
         if how.truncate {
-            file.set(0)?;
+            file.set_size(0)?;
         }
         Ok(file)
     }
@@ -90,7 +90,7 @@ impl File {
     /// # Errors
     /// Damage, or what the disk says.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
-        self.volume.with(&self.path, |volume| {
+        self.volume.with_volume(&self.path, |volume| {
             let mut filled = 0;
             while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
                 let at = offset.saturating_add(filled as u64);
@@ -108,8 +108,8 @@ impl File {
     /// # Errors
     /// It was opened for reading, or there is no room.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.may_write()?;
-        self.volume.with(&self.path, |volume| {
+        self.check_writable()?;
+        self.volume.with_volume(&self.path, |volume| {
             let mut put = 0;
             while let Some(rest) = bytes.get(put..).filter(|rest| !rest.is_empty()) {
                 match volume.write(self.inode, offset.saturating_add(put as u64), rest) {
@@ -129,8 +129,8 @@ impl File {
     /// # Errors
     /// As [`File::write_at`].
     pub fn set_len(&self, len_bytes: u64) -> Result<()> {
-        self.may_write()?;
-        self.set(len_bytes)
+        self.check_writable()?;
+        self.set_size(len_bytes)
     }
 
     /// What `stat` shows.
@@ -138,7 +138,7 @@ impl File {
     /// # Errors
     /// Damage, or what the disk says.
     pub fn stat(&self) -> Result<Attributes> {
-        self.volume.with(&self.path, |volume| volume.attributes(self.inode))
+        self.volume.with_volume(&self.path, |volume| volume.attributes(self.inode))
     }
 
     /// Makes it durable.
@@ -146,7 +146,7 @@ impl File {
     /// # Errors
     /// What made the disk fail.
     pub fn sync(&self) -> Result<()> {
-        self.volume.with(&self.path, |volume| match volume.is_writable() {
+        self.volume.with_volume(&self.path, |volume| match volume.is_writable() {
             true => volume.sync_inode(self.inode, false),
             false => Ok(()),
         })
@@ -157,20 +157,20 @@ impl File {
         &self.volume
     }
 
-    fn set(&self, len_bytes: u64) -> Result<()> {
+    fn set_size(&self, len_bytes: u64) -> Result<()> {
         let change = AttributeChange { size_bytes: Some(len_bytes), ..AttributeChange::default() };
         let set = |volume: &draconis_ext::Volume| volume.set_attributes(self.inode, &change);
-        self.volume.with(&self.path, set).map(drop)
+        self.volume.with_volume(&self.path, set).map(drop)
     }
 
-    fn may_write(&self) -> Result<()> {
+    fn check_writable(&self) -> Result<()> {
         match self.write {
             true => Ok(()),
-            false => Err(self.refused(Errno::BADF, "was opened for reading")),
+            false => Err(self.error(Errno::BADF, "was opened for reading")),
         }
     }
 
-    fn refused(&self, errno: Errno, why: &str) -> Error {
+    fn error(&self, errno: Errno, why: &str) -> Error {
         Error::new(errno, format!("{}: {why}", self.volume.label(&self.path)))
     }
 }
@@ -178,7 +178,7 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         // A volume that was closed has given it up.
-        let _ = self.volume.with(&self.path, |volume| {
+        let _ = self.volume.with_volume(&self.path, |volume| {
             if volume.is_writable() {
                 volume.release(self.inode, 1);
             }

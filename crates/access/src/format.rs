@@ -13,8 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use draconis_container::create::{Draft, NewFormat, NewImage};
-use draconis_container::signature::{EXT, Held};
+use draconis_container::create::{DryRunDisk, NewFormat, NewImage};
+use draconis_container::signature::{DetectedContent, EXT};
 use draconis_container::{Format, before_footer, open_for_writing};
 use draconis_device::{
     Disk, Extent, FileDisk, FileOptions, Partition, SubDisk, partition, partitions,
@@ -24,29 +24,29 @@ use draconis_ext::format::superblock::RawSuperblock;
 use draconis_ext::mkfs::{self, Contents, Plan, Target};
 use rustix::fs::FallocateFlags;
 
-use crate::error::missing;
+use crate::error::not_found_error;
 use crate::image;
-use crate::object::{InStore, Name, Unopened};
+use crate::object::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
 use crate::overwrite::{Force, Overwriting};
-use crate::say::bytes;
-use crate::volume::Place;
+use crate::say::format_bytes;
+use crate::volume::VolumeLocation;
 
 /// What follows a disk of fixed length in a VHD.
 const FOOTER_BYTES: usize = 512;
 /// Files beyond this are written past the page cache.
-const DIRECT_BYTES: u64 = 64 << 20;
+const DIRECT_IO_MIN_BYTES: u64 = 64 << 20;
 
 /// Hears of bytes that were written; called by several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// What a volume will lie in, open and claimed.
-pub enum Base {
+pub enum FormatTarget {
     /// A file or device; none if the file is not there yet.
     File(Option<File>),
     /// A file that ends with the footer of a VHD, which stays.
-    Footed(Footed),
+    Footed(FixedVhd),
     /// A disk in a store, there or not.
-    InStore(InStore),
+    StoreDisk(OpenStoreDisk),
     /// A part of a disk: nothing else of it is written.
     Part(Part),
 }
@@ -57,7 +57,7 @@ pub struct Part {
     /// In words: which it is.
     shown: String,
     /// What it lies in the middle of, which writing it would spoil.
-    around: Option<Held>,
+    around: Option<DetectedContent>,
 }
 
 impl Part {
@@ -66,7 +66,7 @@ impl Part {
     ///
     /// # Errors
     /// There is none, or the disk cannot be changed.
-    pub fn of(image: &Path, whole: Arc<dyn Disk>, at: &Place) -> anyhow::Result<Self> {
+    pub fn of(image: &Path, whole: Arc<dyn Disk>, at: &VolumeLocation) -> anyhow::Result<Self> {
         let shown = || image.display().to_string();
         let chance = RandomState::new().build_hasher().finish();
         let opened = open_for_writing(whole, &[], chance).with_context(shown)?;
@@ -85,7 +85,12 @@ impl Part {
         }
         let start = at.offset_bytes.unwrap_or(0);
         let len = disk.properties().len_bytes;
-        ensure!(start < len, "{} has only {}, and ends before --offset", shown(), bytes(len));
+        ensure!(
+            start < len,
+            "{} has only {}, and ends before --offset",
+            shown(),
+            format_bytes(len)
+        );
         let is_in = |part: &Partition| {
             let Extent { start_bytes, len_bytes } = part.extent;
             start_bytes <= start && start < start_bytes + len_bytes
@@ -105,7 +110,7 @@ impl Part {
 }
 
 /// A disk, and behind it the footer of a VHD.
-pub struct Footed {
+pub struct FixedVhd {
     file: File,
     len_bytes: u64,
     footer: Vec<u8>,
@@ -118,13 +123,13 @@ fn ext_bytes(disk: &dyn Disk) -> Option<u64> {
     Some(superblock.len_bytes())
 }
 
-impl Base {
+impl FormatTarget {
     /// The same, if nothing else is to become of a file: one that is a disk of fixed length with a
     /// footer behind it stays one.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn keeping_footer(self) -> anyhow::Result<Self> {
+    pub fn preserve_vhd_footer(self) -> anyhow::Result<Self> {
         let Self::File(Some(file)) = self else { return Ok(self) };
         let there = image::len_bytes(&file)?;
         let mut footer = vec![0; FOOTER_BYTES];
@@ -136,7 +141,7 @@ impl Base {
             _ => false,
         };
         Ok(match before_footer(&footer, there).filter(|_| is_read) {
-            Some(len_bytes) => Self::Footed(Footed { file, len_bytes, footer }),
+            Some(len_bytes) => Self::Footed(FixedVhd { file, len_bytes, footer }),
             None => Self::File(Some(file)),
         })
     }
@@ -149,8 +154,10 @@ impl Base {
         image: &Path,
         confine: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
-        let Some(name) = Name::of(image) else { return Ok(Self::File(image::alone(image)?)) };
-        Self::in_store(name.alone()?, confine)
+        let Some(name) = StoreDiskName::parse(image) else {
+            return Ok(Self::File(image::open_exclusive(image)?));
+        };
+        Self::in_store(name.open_exclusive()?, confine)
     }
 
     /// The same in a store that is open, to be changed.
@@ -158,22 +165,24 @@ impl Base {
     /// # Errors
     /// What the store is refused for.
     pub fn in_store(
-        store: Unopened,
+        store: UnreadStoreDisk,
         confine: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         confine()?;
-        Ok(Self::InStore(store.open()?))
+        Ok(Self::StoreDisk(store.open()?))
     }
 
     /// What is lost if it is overwritten, as far as that is easily known.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn held(&self) -> anyhow::Result<Option<Held>> {
+    pub fn detect_contents(&self) -> anyhow::Result<Option<DetectedContent>> {
         match self {
-            Self::File(file) => Ok(file.as_ref().map(image::held).transpose()?.flatten()),
-            Self::Footed(footed) => image::held(&footed.file),
-            Self::InStore(store) => match store.find()? {
+            Self::File(file) => {
+                Ok(file.as_ref().map(image::detect_contents).transpose()?.flatten())
+            }
+            Self::Footed(footed) => image::detect_contents(&footed.file),
+            Self::StoreDisk(store) => match store.find()? {
                 Some(_) => image::held_by(&*store.disk()?),
                 None => Ok(None),
             },
@@ -190,7 +199,7 @@ impl Base {
     /// # Errors
     /// What would be lost; it cannot be read.
     pub fn may_become_volume(&self, image: &Path, force: &Force, word: &str) -> anyhow::Result<()> {
-        let (held, len_bytes) = (self.held()?, self.len_bytes()?);
+        let (held, len_bytes) = (self.detect_contents()?, self.len_bytes()?);
         let whole = image.display();
         let place: &dyn Display = match self {
             Self::Part(part) => &part.shown,
@@ -215,7 +224,7 @@ impl Base {
     ///
     /// # Errors
     /// What the system says.
-    pub fn has_given_length(&self) -> anyhow::Result<bool> {
+    pub fn has_fixed_size(&self) -> anyhow::Result<bool> {
         match self {
             Self::Footed(_) | Self::Part(_) => Ok(true),
             Self::File(Some(file)) => Ok(file.metadata()?.file_type().is_block_device()),
@@ -232,7 +241,7 @@ impl Base {
             Self::File(file) => Ok(file.as_ref().map(image::len_bytes).transpose()?.unwrap_or(0)),
             Self::Footed(footed) => Ok(footed.len_bytes),
             Self::Part(part) => Ok(part.disk.properties().len_bytes),
-            Self::InStore(store) => match store.find()? {
+            Self::StoreDisk(store) => match store.find()? {
                 Some(_) => store.len_bytes(),
                 None => Ok(0),
             },
@@ -247,23 +256,23 @@ impl Base {
 /// No room, or what reading the contents and writing gave.
 pub fn write(
     image: &Path,
-    base: Base,
+    base: FormatTarget,
     plan: &Plan<'_>,
     contents: &dyn Contents,
     format: Option<NewFormat>,
     progress: Progress<'_>,
 ) -> anyhow::Result<()> {
-    let work = Work { image, plan, contents, format, progress };
+    let work = FormatJob { image, plan, contents, format, progress };
     let file = match base {
-        Base::File(file) => file,
-        Base::Footed(footed) => return work.fill_before_footer(footed),
-        Base::InStore(store) => return work.fill_in_store(&store),
-        Base::Part(part) => return work.fill_part(&part),
+        FormatTarget::File(file) => file,
+        FormatTarget::Footed(footed) => return work.write_fixed_vhd(footed),
+        FormatTarget::StoreDisk(store) => return work.fill_in_store(&store),
+        FormatTarget::Part(part) => return work.fill_part(&part),
     };
     let created = file.is_none();
     let done = match file {
-        Some(file) => work.fill(file),
-        None => create(image).and_then(|file| work.fill(file)),
+        Some(file) => work.write_raw(file),
+        None => create(image).and_then(|file| work.write_raw(file)),
     };
     if done.is_err() && created {
         let _ = std::fs::remove_file(image);
@@ -276,18 +285,18 @@ fn create(image: &Path) -> anyhow::Result<File> {
     let file = match file {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let parent = image.parent().unwrap_or(Path::new("")).display();
-            return Err(missing(format!("{parent}: no such directory; mkdir -p makes it")));
+            return Err(not_found_error(format!("{parent}: no such directory; mkdir -p makes it")));
         }
         file => file.with_context(|| image.display().to_string())?,
     };
-    image::claim_alone(&file, image)?;
+    image::claim_exclusive(&file, image)?;
     Ok(file)
 }
 
 /// Contents of which nothing is known but where they are; whether they are read in their order.
-struct Blank(bool);
+struct PlaceholderContents(bool);
 
-impl Contents for Blank {
+impl Contents for PlaceholderContents {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Ok(())
     }
@@ -298,7 +307,7 @@ impl Contents for Blank {
 }
 
 /// What is to be made, and where.
-struct Work<'a> {
+struct FormatJob<'a> {
     image: &'a Path,
     plan: &'a Plan<'a>,
     contents: &'a dyn Contents,
@@ -306,8 +315,8 @@ struct Work<'a> {
     progress: Progress<'a>,
 }
 
-impl Work<'_> {
-    fn fill(&self, file: File) -> anyhow::Result<()> {
+impl FormatJob<'_> {
+    fn write_raw(&self, file: File) -> anyhow::Result<()> {
         let shown = self.image.display();
         let is_file = file.metadata()?.is_file();
         let len = self.plan.layout().len_bytes();
@@ -315,26 +324,26 @@ impl Work<'_> {
             if !is_file {
                 bail!("{shown}: --image-format is for files");
             }
-            return self.fill_machine(file, format);
+            return self.write_disk_image(file, format);
         }
         if is_file {
-            self.has_room(&file).with_context(|| shown.to_string())?;
+            self.check_free_space(&file).with_context(|| shown.to_string())?;
             // Cut off and lengthened it is one hole, which reads as zeros.
             let keep = file.metadata()?.len().max(len);
             file.set_len(0)?;
-            file.set_len(keep).with_context(|| format!("{shown}: {}", bytes(keep)))?;
+            file.set_len(keep).with_context(|| format!("{shown}: {}", format_bytes(keep)))?;
         }
-        let direct = !is_file || self.plan.data_bytes() > DIRECT_BYTES;
+        let direct = !is_file || self.plan.data_bytes() > DIRECT_IO_MIN_BYTES;
         let options = FileOptions { write: true, direct, uring: false };
         let disk = FileDisk::from_fd(file.into(), options).with_context(|| shown.to_string())?;
         self.make(&disk, is_file)
     }
 
     /// Makes the volume in front of a footer, which is there all the time where holes can be made.
-    fn fill_before_footer(&self, footed: Footed) -> anyhow::Result<()> {
-        let Footed { file, len_bytes, footer } = footed;
+    fn write_fixed_vhd(&self, footed: FixedVhd) -> anyhow::Result<()> {
+        let FixedVhd { file, len_bytes, footer } = footed;
         let shown = || self.image.display().to_string();
-        self.has_room(&file).with_context(shown)?;
+        self.check_free_space(&file).with_context(shown)?;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(&file, hole, 0, len_bytes).is_err() {
             let end = image::len_bytes(&file)?;
@@ -349,24 +358,24 @@ impl Work<'_> {
     }
 
     /// Makes the volume in a disk image.
-    fn fill_machine(&self, file: File, format: NewFormat) -> anyhow::Result<()> {
+    fn write_disk_image(&self, file: File, format: NewFormat) -> anyhow::Result<()> {
         let shown = self.image.display();
         let len = self.plan.layout().len_bytes();
-        if len > format.longest_bytes() {
-            bail!("{shown}: such an image has at most {}", bytes(format.longest_bytes()));
+        if len > format.max_disk_bytes() {
+            bail!("{shown}: such an image has at most {}", format_bytes(format.max_disk_bytes()));
         }
-        self.has_room(&file).with_context(|| shown.to_string())?;
-        let most = format.most_bytes(len);
+        self.check_free_space(&file).with_context(|| shown.to_string())?;
+        let most = format.max_file_bytes(len);
         file.set_len(0)?;
-        file.set_len(most).with_context(|| format!("{shown}: {}", bytes(most)))?;
+        file.set_len(most).with_context(|| format!("{shown}: {}", format_bytes(most)))?;
         let options = FileOptions { write: true, direct: false, uring: false };
         let disk = FileDisk::from_fd(file.try_clone()?.into(), options);
         let disk = disk.with_context(|| shown.to_string())?;
         let identity = self.plan.layout().options().uuid;
         let made = || format!("{shown}: no image was made");
-        let draft = Draft::new(&disk, format, len);
+        let draft = DryRunDisk::new(&disk, format, len);
         let target = Target { disk: &draft, zeroed: true, progress: &|_| () };
-        let blank = Blank(self.contents.in_order());
+        let blank = PlaceholderContents(self.contents.in_order());
         mkfs::write(self.plan, &blank, &target).with_context(made)?;
         let image = NewImage::new(&disk, &draft, identity).with_context(made)?;
         self.make(&image, true)?;
@@ -390,7 +399,7 @@ impl Work<'_> {
     }
 
     /// Makes the volume on a disk of a store, which is made or emptied for it.
-    fn fill_in_store(&self, store: &InStore) -> anyhow::Result<()> {
+    fn fill_in_store(&self, store: &OpenStoreDisk) -> anyhow::Result<()> {
         if self.format.is_some() {
             bail!("{}: --image-format is for files", self.image.display());
         }
@@ -408,7 +417,7 @@ impl Work<'_> {
     }
 
     /// Refuses what the file system below has no room for.
-    fn has_room(&self, file: &File) -> anyhow::Result<()> {
+    fn check_free_space(&self, file: &File) -> anyhow::Result<()> {
         let below = rustix::fs::fstatvfs(file)?;
         let held = file.metadata()?.blocks().saturating_mul(512);
         let free = below.f_bavail.saturating_mul(below.f_frsize).saturating_add(held);
@@ -416,8 +425,8 @@ impl Work<'_> {
         if needed > free {
             bail!(
                 "{} are needed, and the file system that it is on has {}; free some space there",
-                bytes(needed),
-                bytes(free)
+                format_bytes(needed),
+                format_bytes(free)
             );
         }
         Ok(())

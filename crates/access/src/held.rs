@@ -12,25 +12,25 @@ use draconis_ext::{Claim, Claiming};
 use crate::image::refused;
 
 /// A host signs every five minutes at the least often, and is waited for twice.
-const CLAIM_WAIT: Duration = Duration::from_secs(900);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// A volume that a tool has to itself: where other hosts can reach it (`mmp`), it is said to be in
 /// use until this is dropped.
 #[must_use]
 #[derive(Debug)]
-pub struct Held {
+pub struct MmpClaim {
     claim: Option<Claim>,
     now: Time,
 }
 
-impl Held {
+impl MmpClaim {
     /// For what gives nothing back.
-    pub fn lent(&self) -> Option<Claim> {
+    pub fn claim(&self) -> Option<Claim> {
         self.claim.as_ref().map(Claim::lent)
     }
 }
 
-impl Drop for Held {
+impl Drop for MmpClaim {
     fn drop(&mut self) {
         if let Some(claim) = &self.claim
             && let Err(error) = claim.release(self.now)
@@ -41,7 +41,7 @@ impl Drop for Held {
 }
 
 /// Does `work` with what claiming a volume needs, which may have to wait.
-fn claiming<T>(image: &Path, now: Time, work: impl FnOnce(&Claiming<'_>) -> T) -> T {
+fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&Claiming<'_>) -> T) -> T {
     let wait = |time: Duration| {
         let shown = image.display();
         log::info!("{shown}: waits {} s for signs of other hosts (mmp)", time.as_secs());
@@ -52,7 +52,7 @@ fn claiming<T>(image: &Path, now: Time, work: impl FnOnce(&Claiming<'_>) -> T) -
         chance: RandomState::new().build_hasher().finish() as u32,
         node: "draconis",
         wait: &wait,
-        most_wait: CLAIM_WAIT,
+        most_wait: CLAIM_TIMEOUT,
     })
 }
 
@@ -60,20 +60,24 @@ fn claiming<T>(image: &Path, now: Time, work: impl FnOnce(&Claiming<'_>) -> T) -
 ///
 /// # Errors
 /// Another host uses it, or what the disk says.
-pub fn hold(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<Held> {
-    let claim = claiming(image, now, |how| Claim::for_tool(disk, how));
+pub fn claim_volume(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<MmpClaim> {
+    let claim = with_claiming(image, now, |how| Claim::for_tool(disk, how));
     let claim = claim.map_err(|error| refused(image, &**disk, error.into()))?;
-    Ok(Held { claim, now })
+    Ok(MmpClaim { claim, now })
 }
 
 /// Puts in place what a volume that is to be changed as a whole has waiting, and claims it.
 ///
 /// # Errors
 /// As [`hold`]; what waits cannot be put in place.
-pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<Held> {
-    let settled = claiming(image, now, |how| draconis_ext::settle(disk, how));
+pub fn recover_and_claim(
+    image: &Path,
+    disk: &Arc<dyn Disk>,
+    now: Time,
+) -> anyhow::Result<MmpClaim> {
+    let settled = with_claiming(image, now, |how| draconis_ext::settle(disk, how));
     let (was_pending, claim) = settled.map_err(|error| refused(image, &**disk, error.into()))?;
-    let held = Held { claim, now };
+    let held = MmpClaim { claim, now };
     if was_pending {
         let shown = image.display();
         log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
@@ -85,7 +89,7 @@ pub fn settle(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<H
 ///
 /// # Errors
 /// What the disk says.
-pub fn clear(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
-    claiming(image, now, |how| draconis_ext::clear_claim(disk, how))
+pub fn clear_mmp(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
+    with_claiming(image, now, |how| draconis_ext::clear_claim(disk, how))
         .map_err(|error| refused(image, &**disk, error.into()))
 }

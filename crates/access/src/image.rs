@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use draconis_container::Format;
-use draconis_container::packing::{HEAD_BYTES, Packing};
-use draconis_container::signature::{self, Held};
+use draconis_container::packing::{Compression, HEAD_BYTES};
+use draconis_container::signature::{self, DetectedContent};
 use draconis_device::{Disk, Extent, FileDisk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
@@ -24,11 +24,11 @@ use draconis_service::{elsewhere, parts};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use crate::error::{Error, busy, missing};
-use crate::object::{Name, Unopened};
+use crate::error::{Error, busy_error, not_found_error};
+use crate::object::{StoreDiskName, UnreadStoreDisk};
 
 /// What is shorter has no place for a superblock.
-const SHORTEST_BYTES: u64 = 2048;
+const MIN_IMAGE_BYTES: u64 = 2048;
 /// How long a loop device that goes with its last user may take, and how often that is looked at.
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
@@ -36,7 +36,7 @@ const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 /// Why a volume was not opened; where there is none, what is there instead.
 pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
     let shown = image.display();
-    if matches!(error, OpenError::Held(_)) {
+    if matches!(error, OpenError::NotAVolume(_)) {
         return anyhow!("{shown}: {error}");
     }
     // What is too short for a superblock holds none either.
@@ -47,11 +47,11 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
     if !none {
         return anyhow::Error::from(error).context(shown.to_string());
     }
-    match signature::held(disk) {
+    match signature::detect(disk) {
         Some(held) => {
             anyhow!("{shown}: not an ext volume; it holds {}, and {}", held.what, held.help)
         }
-        None if disk.properties().len_bytes < SHORTEST_BYTES => {
+        None if disk.properties().len_bytes < MIN_IMAGE_BYTES => {
             anyhow!("{shown}: too short for a volume, or empty")
         }
         None => match split_image(image) {
@@ -74,38 +74,38 @@ fn split_image(image: &Path) -> Option<String> {
 }
 
 /// Opens the image for writing, alone; `None` if it is not there.
-pub fn alone(image: &Path) -> anyhow::Result<Option<File>> {
+pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
     let shown = image.display();
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
         Err(error)
-            if error.kind() == ErrorKind::NotFound && elsewhere::address(image).is_none() =>
+            if error.kind() == ErrorKind::NotFound && elsewhere::parse_url(image).is_none() =>
         {
             return Ok(None);
         }
-        Err(error) => return Err(not_there(image, error)),
+        Err(error) => return Err(open_error(image, error)),
     };
-    usable(image, kind)?;
+    check_file_type(image, kind)?;
     // A device that the kernel has mounted refuses to be opened alone.
     let flags = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
     let file = match File::options().read(true).write(true).custom_flags(flags).open(image) {
-        Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use(image)),
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use_error(image)),
         opened => opened.with_context(|| shown.to_string())?,
     };
-    claim_alone(&file, image)?;
+    claim_exclusive(&file, image)?;
     if let Some(device) = remaining_loop_device(image) {
-        return Err(busy(format!("{shown} is in use by {device}; detach it first")));
+        return Err(busy_error(format!("{shown} is in use by {device}; detach it first")));
     }
     Ok(Some(file))
 }
 
 /// The file that an image is in: its own, or that of its store.
-pub fn file_of(image: &Path) -> PathBuf {
-    Name::of(image).map_or_else(|| image.to_owned(), |object| object.store)
+pub fn container_file(image: &Path) -> PathBuf {
+    StoreDiskName::parse(image).map_or_else(|| image.to_owned(), |object| object.store)
 }
 
 /// What is lost if all of a file or device is overwritten, as far as that is easily known.
-pub fn held(file: &File) -> anyhow::Result<Option<Held>> {
+pub fn detect_contents(file: &File) -> anyhow::Result<Option<DetectedContent>> {
     let read = |at: u64, most: usize| -> std::io::Result<Vec<u8>> {
         let mut bytes = vec![0; most];
         let mut len = 0;
@@ -124,7 +124,7 @@ pub fn held(file: &File) -> anyhow::Result<Option<Held>> {
 }
 
 /// The same of a disk.
-pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<Held>> {
+pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes).max(1);
     let read = |at: u64, most: usize| -> anyhow::Result<Vec<u8>> {
@@ -138,10 +138,10 @@ pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<Held>> {
 }
 
 /// A skippable frame of zstd may come first, which is no signature of its own.
-fn lost(head: &[u8], tail: &[u8]) -> Option<Held> {
+fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     let packed = || {
-        let zstd = Packing::of(head.get(..HEAD_BYTES)?)?;
-        (zstd == Packing::Zstd).then(|| signature::of(&[0x28, 0xB5, 0x2F, 0xFD])).flatten()
+        let zstd = Compression::of(head.get(..HEAD_BYTES)?)?;
+        (zstd == Compression::Zstd).then(|| signature::of(&[0x28, 0xB5, 0x2F, 0xFD])).flatten()
     };
     signature::lost(head, tail).or_else(packed)
 }
@@ -152,7 +152,7 @@ pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
 }
 
 /// Refuses what cannot hold a volume.
-pub fn usable(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
+pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
     let shown = image.display();
     if kind.is_dir() {
         bail!("{shown} is a directory, and no image");
@@ -164,15 +164,15 @@ pub fn usable(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
 }
 
 /// Claims an open image against everybody else.
-pub fn claim_alone(file: &File, image: &Path) -> anyhow::Result<()> {
+pub fn claim_exclusive(file: &File, image: &Path) -> anyhow::Result<()> {
     match lock_file(file, LockMode::Exclusive) {
-        Err(Errno::WOULDBLOCK) => Err(in_use(image)),
+        Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
         claimed => Ok(claimed?),
     }
 }
 
-fn in_use(image: &Path) -> anyhow::Error {
-    busy(format!("{} is in use; unmount it first", image.display()))
+fn in_use_error(image: &Path) -> anyhow::Error {
+    busy_error(format!("{} is in use; unmount it first", image.display()))
 }
 
 /// The loop device that the kernel has on a file and keeps. One that goes with its last user may be
@@ -204,25 +204,25 @@ fn loop_device(image: &Path) -> Option<String> {
 }
 
 /// What an image's name led to: open, claimed, and not looked at.
-pub enum Opened {
+pub enum UnreadImage {
     /// A file or block device.
     File(OpenedFile),
     /// A disk in a store.
-    InStore(Unopened),
+    InStore(UnreadStoreDisk),
 }
 
-impl Opened {
+impl UnreadImage {
     /// The disk; who is to be confined is, by now.
-    pub fn start(self) -> anyhow::Result<Arc<dyn Disk>> {
+    pub fn into_disk(self) -> anyhow::Result<Arc<dyn Disk>> {
         match self {
-            Self::File(file) => Ok(Arc::new(started(file)?)),
+            Self::File(file) => Ok(Arc::new(start_disk(file)?)),
             Self::InStore(object) => object.start(),
         }
     }
 }
 
 /// The disk of an open file; one that holds a machine's disk grows where that is changed.
-pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
+pub fn start_disk(file: OpenedFile) -> std::io::Result<FileDisk> {
     let grows = draconis_container::grows(&file.head()?);
     Ok(if grows { file.growing()? } else { file }.start())
 }
@@ -230,15 +230,15 @@ pub fn started(file: OpenedFile) -> std::io::Result<FileDisk> {
 /// What an image differs from, the nearest first, or what its contents are in: open, and not looked
 /// at.
 #[derive(Default)]
-pub struct Behind(Vec<OpenedFile>);
+pub struct BackingFiles(Vec<OpenedFile>);
 
-impl Behind {
+impl BackingFiles {
     /// Opens what is only read: the parts that `image` names, then what the user names.
     pub fn open(image: &Path, paths: &[PathBuf]) -> anyhow::Result<Self> {
         let named = paths.iter().map(|path| readable_file(path));
         let parts = open_parts(image).into_iter().map(|(name, file)| {
             let path = image.with_file_name(name);
-            opened(claim_shared(file, &path)?, &path, false)
+            open_file(claim_shared(file, &path)?, &path, false)
         });
         parts.chain(named).collect::<anyhow::Result<_>>().map(Self)
     }
@@ -275,7 +275,7 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
     match Format::of(head.get(..got)?)? {
         Format::VmdkText => {
             let mut text = vec![];
-            file.take(draconis_container::LONGEST_TEXT).read_to_end(&mut text).ok()?;
+            file.take(draconis_container::MAX_DESCRIPTOR_BYTES).read_to_end(&mut text).ok()?;
             Some(draconis_container::names_in_text(&text))
         }
         Format::Android => {
@@ -288,41 +288,41 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
 }
 
 /// Opens an image that must be there, to be changed, alone.
-pub fn writable(image: &Path) -> anyhow::Result<Opened> {
-    if let Some(name) = Name::of(image) {
-        return name.alone().map(Opened::InStore);
+pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
+    if let Some(name) = StoreDiskName::parse(image) {
+        return name.open_exclusive().map(UnreadImage::InStore);
     }
     let name = image.display();
-    let none = || missing(format!("{name}: no such file; draconis format makes a volume"));
-    opened(alone(image)?.ok_or_else(none)?, image, true).map(Opened::File)
+    let none = || not_found_error(format!("{name}: no such file; draconis format makes a volume"));
+    open_file(open_exclusive(image)?.ok_or_else(none)?, image, true).map(UnreadImage::File)
 }
 
 /// Opens an image that is only read beside one that is changed.
-pub fn readable(image: &Path) -> anyhow::Result<Opened> {
-    match Name::of(image) {
-        Some(name) => name.shared().map(Opened::InStore),
-        None => readable_file(image).map(Opened::File),
+pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
+    match StoreDiskName::parse(image) {
+        Some(name) => name.open_shared().map(UnreadImage::InStore),
+        None => readable_file(image).map(UnreadImage::File),
     }
 }
 
 /// Opens a file or device that is only read.
 pub fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
-    opened(shared(image)?, image, false)
+    open_file(open_shared(image)?, image, false)
 }
 
 /// Opens a file or device that is only read, and claims it beside others who read.
-pub fn shared(image: &Path) -> anyhow::Result<File> {
+pub fn open_shared(image: &Path) -> anyhow::Result<File> {
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
-        Err(error) => return Err(not_there(image, error)),
+        Err(error) => return Err(open_error(image, error)),
     };
-    usable(image, kind)?;
+    check_file_type(image, kind)?;
     claim_shared(File::open(image).with_context(|| image.display().to_string())?, image)
 }
 
 fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
     match lock_file(&file, LockMode::Shared) {
-        Err(Errno::WOULDBLOCK) => Err(in_use(image)),
+        Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
         claimed => {
             claimed?;
             Ok(file)
@@ -331,9 +331,9 @@ fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
 }
 
 /// What the system says of a path; of an address, that nothing here reaches it.
-pub(crate) fn not_there(path: &Path, error: std::io::Error) -> anyhow::Error {
+pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound
-        && let Some(address) = elsewhere::address(path)
+        && let Some(address) = elsewhere::parse_url(path)
     {
         let text = format!(
             "{address}: it is in a bucket, and this library uses no network; draconis mount, and \
@@ -345,7 +345,7 @@ pub(crate) fn not_there(path: &Path, error: std::io::Error) -> anyhow::Error {
 }
 
 /// An open image as a disk that is not started.
-pub fn opened(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
+pub fn open_file(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
     // Through the page cache, as with every tool that runs once.
     let how = FileOptions { write, direct: false, uring: false };
     OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())

@@ -38,7 +38,7 @@ pub mod uuid;
 pub mod volume;
 pub mod walk;
 
-pub use error::{Error, Result, busy, missing};
-pub use file::{File, OpenHow};
-pub use store::{Keys, NewStore, Store, Verdict};
-pub use volume::{Checked, Listed, Made, NewVolume, Place, Volume};
+pub use error::{Error, Result, busy_error, not_found_error};
+pub use file::{File, OpenOptions};
+pub use store::{CheckReport, KeyIterator, NewStore, Store};
+pub use volume::{Checked, CreatedVolume, DirEntry, NewVolume, Volume, VolumeLocation};

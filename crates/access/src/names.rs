@@ -4,7 +4,7 @@ use draconis_exchange::contract::FileType;
 pub use draconis_ext::split;
 use draconis_ext::{InodeNumber, Volume};
 
-use crate::say::{Tell, tell};
+use crate::say::{ErrorSink, with_context};
 
 /// The names in a directory, sorted, without `.` and `..`; damage is told and left out.
 ///
@@ -14,7 +14,7 @@ pub fn names(
     volume: &Volume,
     dir: InodeNumber,
     label: &str,
-    complain: Tell<'_>,
+    complain: ErrorSink<'_>,
 ) -> anyhow::Result<Listing> {
     let mut listing = Listing::default();
     volume
@@ -26,13 +26,13 @@ pub fn names(
                     kind: entry.kind,
                 }),
                 Err(damage) => {
-                    complain(&tell(&label, damage.error));
+                    complain(&with_context(&label, damage.error));
                     listing.damaged = true;
                 }
             }
             true
         })
-        .map_err(|error| tell(&label, error))?;
+        .map_err(|error| with_context(&label, error))?;
     listing.names.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(listing)
 }

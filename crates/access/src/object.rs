@@ -20,29 +20,29 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail, ensure};
 use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
-use draconis_service::elsewhere::Served;
+use draconis_service::elsewhere::DiskProcess;
 use rustix::io::Errno;
 
-use crate::error::{busy, missing};
+use crate::error::{busy_error, not_found_error};
 use crate::image;
-use crate::say::bytes;
-use crate::stores::tell;
+use crate::say::format_bytes;
+use crate::stores::with_context;
 
 /// What a store begins with.
-const MARK: &[u8; 8] = b"DracoObj";
+const STORE_MAGIC: &[u8; 8] = b"DracoObj";
 
 /// A disk on the command line: the store, and the disk's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Name {
+pub struct StoreDiskName {
     /// The file or device of the store.
     pub store: PathBuf,
     /// The name in it.
     pub name: String,
 }
 
-impl Name {
+impl StoreDiskName {
     /// What a path names, if that is a disk in a store and no file.
-    pub fn of(image: &Path) -> Option<Self> {
+    pub fn parse(image: &Path) -> Option<Self> {
         if std::fs::symlink_metadata(image).is_ok() {
             return None;
         }
@@ -55,12 +55,12 @@ impl Name {
     }
 
     /// Opens the store to be read, beside others who do.
-    pub fn shared(self) -> anyhow::Result<Unopened> {
+    pub fn open_shared(self) -> anyhow::Result<UnreadStoreDisk> {
         let shown = self.store.display();
         let file = File::open(&self.store).with_context(|| shown.to_string())?;
         match lock_file(&file, LockMode::Shared) {
             Err(Errno::WOULDBLOCK) => {
-                return Err(busy(format!(
+                return Err(busy_error(format!(
                     "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
                  the command that changes it is done"
                 )));
@@ -71,10 +71,10 @@ impl Name {
     }
 
     /// Opens the store to be changed, alone.
-    pub fn alone(self) -> anyhow::Result<Unopened> {
-        self.may_be_opened(true)?;
-        let none = || missing(format!("{}: no such file", self.store.display()));
-        let file = image::alone(&self.store)?.ok_or_else(none)?;
+    pub fn open_exclusive(self) -> anyhow::Result<UnreadStoreDisk> {
+        self.check_writable(true)?;
+        let none = || not_found_error(format!("{}: no such file", self.store.display()));
+        let file = image::open_exclusive(&self.store)?.ok_or_else(none)?;
         self.opened(file, true)
     }
 
@@ -83,29 +83,29 @@ impl Name {
         self.name.as_bytes().contains(&SNAPSHOT_MARK)
     }
 
-    fn opened(self, file: File, write: bool) -> anyhow::Result<Unopened> {
+    fn opened(self, file: File, write: bool) -> anyhow::Result<UnreadStoreDisk> {
         // A sandbox cannot see what goes through a ring. Who only reads may find it in the page
         // cache, as with every tool that runs once.
         let options = FileOptions { write, direct: write, uring: false };
         let file = OpenedFile::new(file.into(), options);
         let file = file.with_context(|| self.store.display().to_string())?;
-        Ok(Unopened { below: Below::File(file), of: self, write, claim: None })
+        Ok(UnreadStoreDisk { below: StoreBacking::File(file), of: self, write, claim: None })
     }
 
     /// Of a store that is in no file: its disk, which another process has, and what is claimed for
     /// as long as it is used.
-    pub fn served(
+    pub fn open_remote(
         self,
-        disk: Served,
+        disk: DiskProcess,
         write: bool,
         claim: Option<File>,
-    ) -> anyhow::Result<Unopened> {
-        self.may_be_opened(write)?;
-        Ok(Unopened { below: Below::Served(disk), of: self, write, claim })
+    ) -> anyhow::Result<UnreadStoreDisk> {
+        self.check_writable(write)?;
+        Ok(UnreadStoreDisk { below: StoreBacking::Served(disk), of: self, write, claim })
     }
 
     /// Refuses to change a snapshot.
-    pub fn may_be_opened(&self, write: bool) -> anyhow::Result<()> {
+    pub fn check_writable(&self, write: bool) -> anyhow::Result<()> {
         if write && self.is_snapshot() {
             bail!(
                 "{self} is a snapshot, and read-only; draconis store clone {self} NEW makes a disk of it"
@@ -115,7 +115,7 @@ impl Name {
     }
 }
 
-impl std::fmt::Display for Name {
+impl std::fmt::Display for StoreDiskName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}#{}", self.store.display(), self.name)
     }
@@ -128,10 +128,10 @@ fn is_store(path: &Path) -> bool {
         use std::os::unix::fs::FileTypeExt;
         found.is_file() || found.file_type().is_block_device()
     };
-    let mut head = [0; MARK.len()];
+    let mut head = [0; STORE_MAGIC.len()];
     std::fs::metadata(path).is_ok_and(is_usable)
         && File::open(path).and_then(|file| file.read_exact_at(&mut head, 0)).is_ok()
-        && head == *MARK
+        && head == *STORE_MAGIC
 }
 
 /// What a disk may be called, for clap.
@@ -147,33 +147,34 @@ pub fn disk_name(text: &str) -> Result<String, String> {
 }
 
 /// A disk of a store that is open and claimed, and was not looked at.
-pub struct Unopened {
-    below: Below,
-    of: Name,
+pub struct UnreadStoreDisk {
+    below: StoreBacking,
+    of: StoreDiskName,
     write: bool,
     claim: Option<File>,
 }
 
 /// What a store is on.
-enum Below {
+enum StoreBacking {
     File(OpenedFile),
     /// A disk that another process has.
-    Served(Served),
+    Served(DiskProcess),
 }
 
-impl Unopened {
+impl UnreadStoreDisk {
     /// Opens the store; who is to be confined is, by now.
-    pub fn open(self) -> anyhow::Result<InStore> {
+    pub fn open(self) -> anyhow::Result<OpenStoreDisk> {
         let options = OpenOptions { read_only: !self.write, ..OpenOptions::default() };
         let below: Arc<dyn Disk> = match self.below {
-            Below::File(file) => Arc::new(file.start()),
-            Below::Served(disk) => {
+            StoreBacking::File(file) => Arc::new(file.start()),
+            StoreBacking::Served(disk) => {
                 disk.start().with_context(|| self.of.store.display().to_string())?
             }
         };
-        let store = Store::open(below, &options).map_err(|error| tell(&self.of.store, error))?;
-        let held = Held { store, path: self.of.store.clone(), _claim: self.claim };
-        Ok(InStore { held: Arc::new(held), of: self.of })
+        let store =
+            Store::open(below, &options).map_err(|error| with_context(&self.of.store, error))?;
+        let held = OpenStore { store, path: self.of.store.clone(), _claim: self.claim };
+        Ok(OpenStoreDisk { held: Arc::new(held), of: self.of })
     }
 
     /// Opens the store, and the disk.
@@ -183,22 +184,25 @@ impl Unopened {
 }
 
 /// A disk of an open store, there or not.
-pub struct InStore {
-    held: Arc<Held>,
-    of: Name,
+pub struct OpenStoreDisk {
+    held: Arc<OpenStore>,
+    of: StoreDiskName,
 }
 
-impl InStore {
+impl OpenStoreDisk {
     /// The object, if the disk is there.
     pub fn find(&self) -> anyhow::Result<Option<ObjectId>> {
-        self.held.store.named(self.of.name.as_bytes()).map_err(|error| tell(&self.of.store, error))
+        self.held
+            .store
+            .named(self.of.name.as_bytes())
+            .map_err(|error| with_context(&self.of.store, error))
     }
 
     fn object(&self) -> anyhow::Result<ObjectId> {
         self.find()?.ok_or_else(|| {
-            let Name { store, name } = &self.of;
+            let StoreDiskName { store, name } = &self.of;
             let store = store.display();
-            missing(format!(
+            not_found_error(format!(
                 "{store} has no disk {name}; draconis store disk {store} {name} SIZE makes one, \
                  draconis store ls {store} lists them"
             ))
@@ -209,18 +213,18 @@ impl InStore {
     pub fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
         self.object()?;
         let disk = self.held.store.disk_named(self.of.name.as_bytes());
-        let disk = disk.map_err(|error| tell(&self.of.store, error))?;
-        Ok(Arc::new(DiskOfStore { disk, _held: self.held.clone() }))
+        let disk = disk.map_err(|error| with_context(&self.of.store, error))?;
+        Ok(Arc::new(StoreObjectDisk { disk, _store: self.held.clone() }))
     }
 
     /// Another disk of the same store.
-    pub fn beside(&self, of: &Name) -> Self {
+    pub fn sibling(&self, of: &StoreDiskName) -> Self {
         Self { held: self.held.clone(), of: of.clone() }
     }
 
     /// The length of the disk, in bytes.
     pub fn len_bytes(&self) -> anyhow::Result<u64> {
-        self.held.store.len(self.object()?).map_err(|error| tell(&self.of.store, error))
+        self.held.store.len(self.object()?).map_err(|error| with_context(&self.of.store, error))
     }
 
     /// Gives the disk a length. What is new reads as zeros.
@@ -272,24 +276,29 @@ impl InStore {
 
     fn submit(&self, fill: impl FnOnce(&mut Group), len_bytes: u64) -> anyhow::Result<()> {
         // Lengths of objects are larger; a disk is counted in sectors.
-        ensure!(len_bytes <= i64::MAX as u64, "{}: {} are too much", self.of, bytes(len_bytes));
+        ensure!(
+            len_bytes <= i64::MAX as u64,
+            "{}: {} are too much",
+            self.of,
+            format_bytes(len_bytes)
+        );
         let mut group = Group::new();
         fill(&mut group);
         let done = self.held.store.submit(group, &[]).map_err(|refused| refused.error);
         let done = done.and_then(|ticket| self.held.store.wait(ticket));
-        done.map_err(|error| tell(&self.of.store, error))
+        done.map_err(|error| with_context(&self.of.store, error))
     }
 }
 
 /// A store, as long as one of its disks is in use.
-struct Held {
+struct OpenStore {
     store: Arc<Store>,
     path: PathBuf,
     /// Given up last.
     _claim: Option<File>,
 }
 
-impl Drop for Held {
+impl Drop for OpenStore {
     fn drop(&mut self) {
         // What had to be durable was waited for.
         if !self.store.is_read_only()
@@ -301,12 +310,12 @@ impl Drop for Held {
 }
 
 /// The disk of an object, which holds its store.
-struct DiskOfStore {
+struct StoreObjectDisk {
     disk: ObjectDisk,
-    _held: Arc<Held>,
+    _store: Arc<OpenStore>,
 }
 
-impl draconis_device::ForwardingDisk for DiskOfStore {
+impl draconis_device::ForwardingDisk for StoreObjectDisk {
     type Below = ObjectDisk;
 
     fn disk(&self) -> &ObjectDisk {
@@ -325,7 +334,8 @@ mod tests {
         std::fs::write(path("a#b.store"), b"DracoObj and more").unwrap();
         std::fs::write(path("file"), b"something else").unwrap();
         std::fs::write(path("a#b.store#file"), b"").unwrap();
-        let named = |text: &str| Name::of(&path(text)).map(|name| (name.store, name.name));
+        let named =
+            |text: &str| StoreDiskName::parse(&path(text)).map(|name| (name.store, name.name));
         assert_eq!(named("a#b.store#vol"), Some((path("a#b.store"), "vol".into())));
         for none in ["a#b.store", "a#b.store#", "a#b.store#file", "file#vol", "nothing#vol", "file"]
         {

@@ -11,7 +11,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use draconis_container::signature::{EXT, Held};
+use draconis_container::signature::{DetectedContent, EXT};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -78,7 +78,7 @@ pub struct Overwriting<'a> {
     /// How much of it is there, in bytes.
     pub len_bytes: u64,
     /// What it holds.
-    pub held: Option<Held>,
+    pub held: Option<DetectedContent>,
     /// What may be lost.
     pub force: &'a Force,
     /// Kinds that need no name.
@@ -95,7 +95,7 @@ impl Overwriting<'_> {
     pub fn check(&self) -> crate::Result<()> {
         let Some(held) = self.held else { return Ok(()) };
         let Self { place, word, .. } = self;
-        let Held { kind, what, .. } = held;
+        let DetectedContent { kind, what, .. } = held;
         let refused = |text: String| Err(Error::new(Errno::EXIST, text));
         if held.is_compressed() {
             return refused(format!(
@@ -113,7 +113,7 @@ impl Overwriting<'_> {
             true => "it and all partitions are lost then; --partition N writes to one of them",
             false => "it is lost then with all that it holds",
         };
-        let len = crate::say::bytes(self.len_bytes);
+        let len = crate::say::format_bytes(self.len_bytes);
         let named = if is_usual { String::new() } else { format!("={kind}") };
         refused(format!(
             "{place} holds {what}; {word}{named} overwrites it (all of {place}, {len}), and {lost}"

@@ -10,39 +10,41 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::Context;
-use draconis_container::packing::{HEAD_BYTES, Packing};
+use draconis_container::packing::{Compression, HEAD_BYTES};
 
-use crate::populate::{Blob, nameless};
+use crate::populate::{Blob, temporary_file};
 
 /// What is unpacked at once, and left out if it is zeros.
 const PIECE_BYTES: usize = 64 << 10;
 /// Where an ext volume has its mark, which goes before all others.
-const EXT_MARK: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
+const EXT_MAGIC: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
 
 /// Where a compressed image is unpacked to.
-pub struct Packed {
-    packing: Packing,
+pub struct CompressedImage {
+    packing: Compression,
     archive: Blob,
-    room: File,
+    output: File,
 }
 
 /// Looks whether an image is compressed, by its first bytes and no others.
 ///
 /// # Errors
 /// It cannot be read, or there is no room for what it unpacks to.
-pub fn packed(file: &File, image: &Path) -> anyhow::Result<Option<Packed>> {
+pub fn detect(file: &File, image: &Path) -> anyhow::Result<Option<CompressedImage>> {
     let mut head = [0; HEAD_BYTES];
     let len = file.read_at(&mut head, 0).with_context(|| image.display().to_string())?;
-    let Some(packing) = Packing::of(head.get(..len).unwrap_or_default()) else { return Ok(None) };
+    let Some(packing) = Compression::of(head.get(..len).unwrap_or_default()) else {
+        return Ok(None);
+    };
     let mut mark = [0; 2];
-    if matches!(file.read_at(&mut mark, EXT_MARK.0), Ok(2)) && mark == EXT_MARK.1 {
+    if matches!(file.read_at(&mut mark, EXT_MAGIC.0), Ok(2)) && mark == EXT_MAGIC.1 {
         return Ok(None);
     }
     let archive = Blob::new(file.try_clone()?, image)?;
-    Ok(Some(Packed { packing, archive, room: nameless(image)? }))
+    Ok(Some(CompressedImage { packing, archive, output: temporary_file(image)? }))
 }
 
-impl Packed {
+impl CompressedImage {
     /// Unpacks it; holes stay holes. `progress` hears of bytes.
     ///
     /// # Errors
@@ -50,7 +52,7 @@ impl Packed {
     pub fn unpack(self, image: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<File> {
         let program = self.packing.program();
         let what = || format!("{}: compressed with {program}", image.display());
-        let stream = self.archive.unpacked(None);
+        let stream = self.archive.decompress(None);
         let mut stream = stream.with_context(|| image.display().to_string())?;
         let mut piece = vec![0; PIECE_BYTES];
         let mut at = 0;
@@ -67,13 +69,13 @@ impl Packed {
             if len == 0 {
                 // A hole at the end has no length without a byte of it.
                 if hole {
-                    self.room.write_all_at(&[0], at - 1).with_context(what)?;
+                    self.output.write_all_at(&[0], at - 1).with_context(what)?;
                 }
-                return Ok(self.room);
+                return Ok(self.output);
             }
             hole = bytes.iter().all(|byte| *byte == 0);
             if !hole {
-                self.room.write_all_at(bytes, at).with_context(what)?;
+                self.output.write_all_at(bytes, at).with_context(what)?;
             }
             at += len as u64;
             progress(len as u64);

@@ -43,7 +43,7 @@ pub struct Source<'a> {
     /// What reads the contents.
     pub contents: Box<dyn Contents + 'a>,
     /// Directories that the source does not describe: they are only on the way to others.
-    pub implied: HashSet<NodeId>,
+    pub implied_dirs: HashSet<NodeId>,
     /// Hard links to what the source does not have, and the paths of their targets: they may be
     /// on the volume that the source is put into.
     pub outside: HashMap<NodeId, Vec<u8>>,
@@ -59,7 +59,7 @@ impl<'a> Source<'a> {
         Self {
             tree,
             contents: Box::new(contents),
-            implied: HashSet::new(),
+            implied_dirs: HashSet::new(),
             outside: HashMap::new(),
             notes: vec![],
             faults: Arc::default(),
@@ -86,14 +86,14 @@ impl<'a> Source<'a> {
 
 /// What scans are told beforehand.
 #[derive(Clone, Copy)]
-pub struct Stamp {
+pub struct TimestampPolicy {
     /// When the volume is made.
     pub now: Time,
     /// No time is later than `now`, and only `modified` comes from the source.
     pub reproducible: bool,
 }
 
-impl Stamp {
+impl TimestampPolicy {
     /// Gives a node its times; what the source does not know becomes `modified`.
     fn set(&self, node: &mut Node, modified: Time, accessed: Option<Time>, changed: Option<Time>) {
         if self.reproducible {
@@ -109,25 +109,25 @@ impl Stamp {
 }
 
 /// What is scanned, and how.
-pub struct Wanted<'a> {
+pub struct ScanRequest<'a> {
     /// A directory, or archives and images, later ones over earlier ones.
-    pub from: &'a [Origin],
+    pub from: &'a [SourceSpec],
     /// Of a directory, only these.
     pub list: Option<&'a [Vec<u8>]>,
     /// What is left out.
     pub exclude: &'a Patterns,
     /// How archives and images are read.
-    pub choice: Choice<'a>,
+    pub choice: ImageOptions<'a>,
     /// Takes the owners that archives name; otherwise everything in them is root's.
     pub keep_owners: bool,
     /// The root directory, where the source does not describe it.
     pub root: Node,
     /// When.
-    pub stamp: Stamp,
+    pub stamp: TimestampPolicy,
 }
 
 /// What was found.
-pub struct Found {
+pub struct ScanResult {
     /// The tree.
     pub source: Source<'static>,
     /// The configuration of the last image.
@@ -138,15 +138,15 @@ pub struct Found {
 ///
 /// # Errors
 /// A source cannot be read, or is not what it claims to be.
-pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
-    let Wanted { from, list, exclude, choice, keep_owners, root, stamp } = wanted;
-    sources(from).refuse(choice.beside)?;
-    if let [Origin::Path(path)] = from
+pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
+    let ScanRequest { from, list, exclude, choice, keep_owners, root, stamp } = wanted;
+    sources(from).refuse(choice.temp_dir_of)?;
+    if let [SourceSpec::Path(path)] = from
         && path.is_dir()
     {
-        let mut source = directory::scan(path, choice.beside, root, stamp, exclude, list)?;
-        source.notes.extend(of_images(from, &source.tree));
-        return Ok(Found { source, config: None });
+        let mut source = directory::scan(path, choice.temp_dir_of, root, stamp, exclude, list)?;
+        source.notes.extend(image_hint(from, &source.tree));
+        return Ok(ScanResult { source, config: None });
     }
     ensure!(list.is_none(), "a list of files is for one directory");
     let mut all = vec![];
@@ -160,13 +160,13 @@ pub fn scan(wanted: Wanted<'_>) -> anyhow::Result<Found> {
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
     let mut source = layers::scan(all, root, stamp, keep_owners, choice.limit)?;
-    source.notes.extend(of_images(from, &source.tree));
+    source.notes.extend(image_hint(from, &source.tree));
     rules::exclude(&mut source.tree, exclude);
-    Ok(Found { source, config })
+    Ok(ScanResult { source, config })
 }
 
 /// The archives and images that are read. Of a directory, the image that is made is left out.
-pub fn sources(from: &[Origin]) -> Sources {
+pub fn sources(from: &[SourceSpec]) -> Sources {
     let mut sources = Sources::new();
     for origin in from.iter().filter(|origin| !origin.is_directory()) {
         match origin.path() {
@@ -178,8 +178,8 @@ pub fn sources(from: &[Origin]) -> Sources {
 }
 
 /// Says what to write where a container image is taken as the files that it is kept in.
-fn of_images(from: &[Origin], tree: &Tree) -> Option<String> {
-    let [only @ (Origin::Path(_) | Origin::Input)] = from else { return None };
+fn image_hint(from: &[SourceSpec], tree: &Tree) -> Option<String> {
+    let [only @ (SourceSpec::Path(_) | SourceSpec::Stdin)] = from else { return None };
     let has = |name: &[u8]| tree.lookup(NodeId::ROOT, name).is_some();
     // An image that was saved by its digest has no repositories.
     let has_layers = || {
@@ -196,35 +196,36 @@ fn of_images(from: &[Origin], tree: &Tree) -> Option<String> {
     } else {
         return None;
     };
-    let named = if matches!(only, Origin::Input) { "FILE".to_owned() } else { only.to_string() };
+    let named =
+        if matches!(only, SourceSpec::Stdin) { "FILE".to_owned() } else { only.to_string() };
     Some(format!(
         "{only} is a container image, taken as the files that it is kept in; {kind}:{named} takes \
          what it holds"
     ))
 }
 
-pub use blob::{Blob, nameless};
+pub use blob::{Blob, temporary_file};
 pub use devices::Table;
 pub use digest::Digest;
-pub use directory::{Gather, gather};
-pub use filling::{Filling, Reproducible, fill};
-pub use image::{Choice, REF_NAME};
+pub use directory::{FileScan, scan_files};
+pub use filling::{DerivedFields, FillOptions, fill};
+pub use image::{ImageOptions, REF_NAME};
 pub use lengths::{Faults, changed, fingerprint};
-pub use origin::{ImageKind, Origin};
+pub use origin::{ImageKind, SourceSpec};
 pub use platform::Platform;
 pub use rules::Patterns;
 
 /// What a scan leaves out, told once for each kind of it.
 #[derive(Default)]
-pub struct LeftOut {
+pub struct SkippedItems {
     kinds: std::collections::BTreeSet<String>,
     /// In words, in the order in which it was met.
     pub notes: Vec<String>,
 }
 
-impl LeftOut {
+impl SkippedItems {
     /// Notes that `what` of `path` is left out.
-    pub fn tell(&mut self, what: &str, path: &dyn std::fmt::Display) {
+    pub fn record(&mut self, what: &str, path: &dyn std::fmt::Display) {
         if self.kinds.insert(what.to_owned()) {
             self.notes.push(format!("{path}: {what} left out, and wherever else it is"));
         }

@@ -18,36 +18,39 @@ use draconis_exchange::contract::Time;
 use draconis_ext::format::superblock::Superblock;
 use draconis_ext::grow::{self, Error, Growth};
 use draconis_ext::shrink;
-use draconis_service::volume::{Part, part_for_writing};
+use draconis_service::volume::{LocatedVolume, locate_for_writing};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use crate::error::{Error as Failure, missing};
+use crate::error::{Error as Failure, not_found_error};
 use crate::format::Progress;
-use crate::held::{self, Held};
-use crate::image::{self, Behind};
-use crate::object::InStore;
-use crate::say::bytes;
-use crate::volume::Place;
+use crate::held::{self, MmpClaim};
+use crate::image::{self, BackingFiles};
+use crate::object::OpenStoreDisk;
+use crate::say::format_bytes;
+use crate::volume::VolumeLocation;
 
 /// What a volume lies in, open and claimed.
-pub enum Base {
+pub enum ResizeTarget {
     /// A file or block device.
     File(File),
     /// A disk in a store.
-    InStore(InStore),
+    InStore(OpenStoreDisk),
 }
 
-impl Base {
+impl ResizeTarget {
     /// Opens a file or device that must be there, alone.
     ///
     /// # Errors
     /// It is not there, or in use.
     pub fn file(image: &Path) -> anyhow::Result<Self> {
         let none = || {
-            missing(format!("{}: no such file; draconis format makes a volume", image.display()))
+            not_found_error(format!(
+                "{}: no such file; draconis format makes a volume",
+                image.display()
+            ))
         };
-        Ok(Self::File(image::alone(image)?.ok_or_else(none)?))
+        Ok(Self::File(image::open_exclusive(image)?.ok_or_else(none)?))
     }
 
     /// The disk, as long as it is now; it is looked at after `confine`.
@@ -64,7 +67,7 @@ impl Base {
         let shown = || image.display().to_string();
         let opened = OpenedFile::new(file.try_clone()?.into(), options).with_context(shown)?;
         confine()?;
-        Ok(Arc::new(image::started(opened).with_context(shown)?))
+        Ok(Arc::new(image::start_disk(opened).with_context(shown)?))
     }
 
     fn len_bytes(&self) -> anyhow::Result<u64> {
@@ -94,11 +97,11 @@ impl Base {
 const MAX_PASSES: u32 = 16;
 
 /// Which volume, and how long it is to be.
-pub struct Wanted<'a> {
+pub struct ResizeRequest<'a> {
     /// What it lies in, for messages.
     pub image: &'a Path,
     /// Where in that.
-    pub place: &'a Place,
+    pub place: &'a VolumeLocation,
     /// How long; of one that grows, all there is if left out; of one that shrinks, what it holds.
     pub len_bytes: Option<u64>,
     /// When.
@@ -106,29 +109,33 @@ pub struct Wanted<'a> {
 }
 
 /// A volume that is about to become larger: its file has the length.
-pub struct Growing<'a> {
-    wanted: Wanted<'a>,
+pub struct GrowJob<'a> {
+    wanted: ResizeRequest<'a>,
     disk: Arc<dyn Disk>,
     growth: Growth,
     zeroed_from_bytes: u64,
-    _held: Held,
+    _held: MmpClaim,
 }
 
-impl<'a> Growing<'a> {
+impl<'a> GrowJob<'a> {
     /// Plans it, and lengthens what it lies in.
     ///
     /// # Errors
     /// It cannot become so long, or what reading and lengthening gave.
-    pub fn plan(wanted: Wanted<'a>, base: &Base, behind: Behind) -> anyhow::Result<Self> {
-        let Wanted { image, place, now, .. } = wanted;
+    pub fn plan(
+        wanted: ResizeRequest<'a>,
+        base: &ResizeTarget,
+        behind: BackingFiles,
+    ) -> anyhow::Result<Self> {
+        let ResizeRequest { image, place, now, .. } = wanted;
         let shown = || image.display().to_string();
         let behind = behind.start();
         let part = || {
-            let part = part_for_writing(base.disk(image, || Ok(()))?, &behind, &place.options());
+            let part = locate_for_writing(base.disk(image, || Ok(()))?, &behind, &place.options());
             part.with_context(shown)
         };
-        let Part { disk, format, .. } = part()?;
-        let held = held::settle(image, &disk, now)?;
+        let LocatedVolume { disk, format, .. } = part()?;
+        let held = held::recover_and_claim(image, &disk, now)?;
         let there_bytes = disk.properties().len_bytes;
         let len_bytes = wanted.len_bytes.unwrap_or(there_bytes);
         let growth =
@@ -163,15 +170,15 @@ impl<'a> Growing<'a> {
         let (zeroed_from_bytes, now) = (self.zeroed_from_bytes, self.wanted.now);
         let target =
             grow::Target { disk: &*self.disk, zeroed_from_bytes, now, progress: &progress };
-        self.growth.write(&target).map_err(|error| tell(self.wanted.image, error))?;
+        self.growth.write(&target).map_err(|error| with_context(self.wanted.image, error))?;
         Ok(resized)
     }
 }
 
 /// Makes room for the volume; says from where on it reads as zeros.
 fn lengthen(
-    wanted: &Wanted<'_>,
-    base: &Base,
+    wanted: &ResizeRequest<'_>,
+    base: &ResizeTarget,
     there_bytes: u64,
     growth: &Growth,
 ) -> anyhow::Result<u64> {
@@ -185,13 +192,13 @@ fn lengthen(
     }
     if base.is_device()? {
         if end > there {
-            bail!("{shown} has only {}", bytes(there));
+            bail!("{shown} has only {}", format_bytes(there));
         }
         return Ok(u64::MAX);
     }
     let old_end = start.saturating_add(growth.old_len_bytes());
     let zeroed = match base {
-        Base::File(file)
+        ResizeTarget::File(file)
             if matches!(rustix::fs::seek(file, SeekFrom::Data(old_end)), Err(Errno::NXIO)) =>
         {
             old_end
@@ -199,49 +206,49 @@ fn lengthen(
         _ => there,
     };
     if end > there {
-        base.set_len(end).with_context(|| format!("{shown}: {}", bytes(end)))?;
+        base.set_len(end).with_context(|| format!("{shown}: {}", format_bytes(end)))?;
     }
     Ok(zeroed.saturating_sub(start))
 }
 
 /// A volume that is about to become smaller.
-pub struct Shrinking<'a> {
-    wanted: Wanted<'a>,
-    base: Base,
+pub struct ShrinkJob<'a> {
+    wanted: ResizeRequest<'a>,
+    base: ResizeTarget,
     disk: Arc<dyn Disk>,
     plan: shrink::Shrinking,
     /// Whether what it lies in is cut, if nothing is behind it.
-    is_cut: bool,
-    _held: Held,
+    truncates_file: bool,
+    _held: MmpClaim,
 }
 
-impl<'a> Shrinking<'a> {
+impl<'a> ShrinkJob<'a> {
     /// Plans it. A file is looked at after `confine`; what opened a store has done so.
     ///
     /// # Errors
     /// It cannot become so short, or what reading gave.
     pub fn plan(
-        wanted: Wanted<'a>,
-        base: Base,
-        behind: Behind,
+        wanted: ResizeRequest<'a>,
+        base: ResizeTarget,
+        behind: BackingFiles,
         confine: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
-        let Wanted { image, place, now, len_bytes } = wanted;
+        let ResizeRequest { image, place, now, len_bytes } = wanted;
         // Asked while that can be done.
         let is_device = base.is_device()?;
         let disk = base.disk(image, confine)?;
-        let part = part_for_writing(disk, &behind.start(), &place.options());
+        let part = locate_for_writing(disk, &behind.start(), &place.options());
         let part = part.with_context(|| image.display().to_string())?;
-        let Part { disk, partition, format, .. } = part;
+        let LocatedVolume { disk, partition, format, .. } = part;
         let there = base.len_bytes()?;
         let end = place.offset_bytes.unwrap_or(0).saturating_add(disk.properties().len_bytes);
         // Not what a VHD has behind its disk.
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
-        let held = held::settle(image, &disk, now)?;
+        let held = held::recover_and_claim(image, &disk, now)?;
         let plan = shrink::Shrinking::plan(&*disk, len_bytes)
             .map_err(|error| refused(image, &*disk, error))?;
-        Ok(Self { wanted, base, disk, plan, is_cut, _held: held })
+        Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, _held: held })
     }
 
     /// Bytes that [`Shrinking::write`] moves.
@@ -254,14 +261,15 @@ impl<'a> Shrinking<'a> {
     /// # Errors
     /// What the disk gave; the volume is as it was, or doing it again ends it.
     pub fn write(self, progress: Progress<'_>) -> anyhow::Result<Resized> {
-        let Self { wanted: Wanted { image, place, now, len_bytes }, mut plan, disk, .. } = self;
+        let Self { wanted: ResizeRequest { image, place, now, len_bytes }, mut plan, disk, .. } =
+            self;
         let old_len_bytes = plan.old_len_bytes();
         let mut resized = Resized::new(old_len_bytes, plan.superblock());
         if plan.len_bytes() == old_len_bytes {
             return Ok(resized);
         }
         let target = shrink::Target { disk: &*disk, now, progress: &progress };
-        plan.write(&target).map_err(|error| tell(image, error))?;
+        plan.write(&target).map_err(|error| with_context(image, error))?;
         // Space that one pass frees lets the next one go further.
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
@@ -270,16 +278,16 @@ impl<'a> Shrinking<'a> {
             if plan.len_bytes() == plan.old_len_bytes() {
                 break;
             }
-            plan.write(&target).map_err(|error| tell(image, error))?;
+            plan.write(&target).map_err(|error| with_context(image, error))?;
             resized = Resized::new(old_len_bytes, plan.superblock());
         }
         let start = place.offset_bytes.unwrap_or(0);
         let end = start.saturating_add(old_len_bytes);
         let behind = end.saturating_add(resized.superblock.block_bytes.into());
-        if self.is_cut && self.base.len_bytes()? < behind {
+        if self.truncates_file && self.base.len_bytes()? < behind {
             let len = start.saturating_add(resized.len_bytes());
             let cut = self.base.set_len(len);
-            cut.with_context(|| format!("{}: {}", image.display(), bytes(len)))?;
+            cut.with_context(|| format!("{}: {}", image.display(), format_bytes(len)))?;
         }
         Ok(resized)
     }
@@ -308,16 +316,16 @@ impl Resized {
 fn refused(image: &Path, disk: &dyn Disk, error: Error) -> anyhow::Error {
     match error {
         Error::Volume(error) => image::refused(image, disk, error.into()),
-        error => tell(image, error),
+        error => with_context(image, error),
     }
 }
 
-fn tell(image: &Path, error: Error) -> anyhow::Error {
+fn with_context(image: &Path, error: Error) -> anyhow::Error {
     let shown = image.display();
     let step = match &error {
         Error::ShortDisk { .. } => "give the partition or the device more room first",
         Error::Volume(draconis_ext::Error::Io(_)) => "run it again before the volume is used",
         _ => return anyhow::Error::from(error).context(shown.to_string()),
     };
-    Failure::new(crate::error::of_whole(&error), format!("{shown}: {error}; {step}")).into()
+    Failure::new(crate::error::tune_errno(&error), format!("{shown}: {error}; {step}")).into()
 }

@@ -6,32 +6,32 @@ use std::fmt::Display;
 use std::io::ErrorKind;
 
 use draconis_ext::Error;
-use draconis_service::sentence;
+use draconis_service::error_text;
 use draconis_service::volume::OpenError;
 use rustix::io::Errno;
 
 /// Who hears of what failed while the rest goes on.
-pub type Tell<'a> = &'a mut dyn FnMut(&anyhow::Error);
+pub type ErrorSink<'a> = &'a mut dyn FnMut(&anyhow::Error);
 
 /// What to do about damage. A walk may meet much of it, and says this once.
-pub const DAMAGED: &str =
+pub const DAMAGE_HINT: &str =
     "the volume is damaged: draconis check shows all damage, and e2fsck -f repairs it";
 
 /// Says what an error is about.
-pub fn tell(what: &dyn Display, error: Error) -> anyhow::Error {
+pub fn with_context(what: &dyn Display, error: Error) -> anyhow::Error {
     anyhow::Error::from(error).context(what.to_string())
 }
 
 /// A failure and the next step, as one sentence.
-pub fn said(error: &anyhow::Error) -> String {
-    match parts(error) {
+pub fn to_message(error: &anyhow::Error) -> String {
+    match split_message(error) {
         (text, Some(step)) => format!("{text}; {step}"),
         (text, None) => text,
     }
 }
 
 /// A size in the largest unit that keeps it above one, as `ls -h` has it.
-pub fn bytes(n: u64) -> String {
+pub fn format_bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut size = n as f64;
     let mut unit = 0;
@@ -57,11 +57,11 @@ pub fn printable(name: &[u8]) -> String {
 }
 
 /// A failure in words, and the next step.
-pub fn parts(error: &anyhow::Error) -> (String, Option<&'static str>) {
+pub fn split_message(error: &anyhow::Error) -> (String, Option<&'static str>) {
     let mut text = String::new();
     let mut last = String::new();
     for cause in error.chain() {
-        let whole = sentence(cause);
+        let whole = error_text(cause);
         let part = whole.as_str();
         // Layers name the same path, or repeat what they wrap.
         let new = match part.strip_prefix(&last) {
@@ -76,45 +76,45 @@ pub fn parts(error: &anyhow::Error) -> (String, Option<&'static str>) {
         text += new;
         last = part.to_owned();
     }
-    (text, error.chain().find_map(step))
+    (text, error.chain().find_map(hint_for))
 }
 
-fn step(cause: &(dyn Cause + 'static)) -> Option<&'static str> {
+fn hint_for(cause: &(dyn Cause + 'static)) -> Option<&'static str> {
     if let Some(error) = cause.downcast_ref::<OpenError>() {
         return match error {
-            OpenError::Ext(error) => of_volume(error),
+            OpenError::Ext(error) => volume_hint(error),
             _ => None,
         };
     }
     if let Some(error) = cause.downcast_ref::<Error>() {
-        return of_volume(error);
+        return volume_hint(error);
     }
     if let Some(error) = cause.downcast_ref::<draconis_device::Error>() {
-        return of_disk(error);
+        return disk_hint(error);
     }
     let kind = match cause.downcast_ref::<std::io::Error>() {
         Some(error) => error.kind(),
         None => std::io::Error::from(*cause.downcast_ref::<Errno>()?).kind(),
     };
-    of_system(kind)
+    system_hint(kind)
 }
 
-fn of_volume(error: &Error) -> Option<&'static str> {
+fn volume_hint(error: &Error) -> Option<&'static str> {
     Some(match error {
         Error::NoSpace => "remove something, or take a larger volume",
-        Error::Corrupt { .. } => DAMAGED,
+        Error::Corrupt { .. } => DAMAGE_HINT,
         Error::Unsupported { .. } => "Linux's own driver may know it: mount -o loop",
         Error::NotPermitted => "it is immutable or append-only: chattr -ia on the mounted volume",
         Error::NotEmpty => "rm -r removes a directory with all it holds",
         Error::OtherProject => "copy it there, and remove it here",
         Error::LinkLimit => "ext2 has room for no more names of it",
-        Error::Io(error) => return of_disk(error),
+        Error::Io(error) => return disk_hint(error),
         Error::InUse { .. } => "unmount it there",
         _ => return None,
     })
 }
 
-fn of_disk(error: &draconis_device::Error) -> Option<&'static str> {
+fn disk_hint(error: &draconis_device::Error) -> Option<&'static str> {
     match error {
         draconis_device::Error::Io { errno, .. } => match std::io::Error::from(*errno).kind() {
             ErrorKind::StorageFull => Some("make room where the image is"),
@@ -127,7 +127,7 @@ fn of_disk(error: &draconis_device::Error) -> Option<&'static str> {
     }
 }
 
-fn of_system(kind: ErrorKind) -> Option<&'static str> {
+fn system_hint(kind: ErrorKind) -> Option<&'static str> {
     Some(match kind {
         ErrorKind::PermissionDenied => "ls -l shows who may",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room there",
@@ -144,18 +144,24 @@ mod tests {
     #[test]
     fn errors_tell_the_next_step() {
         assert_eq!(
-            said(&tell(&"a.img:/x", Error::NoSpace)),
+            to_message(&with_context(&"a.img:/x", Error::NoSpace)),
             "a.img:/x: no space left on device; remove something, or take a larger volume"
         );
-        assert_eq!(said(&tell(&"x", Error::NotFound)), "x: no such file or directory");
+        assert_eq!(
+            to_message(&with_context(&"x", Error::NotFound)),
+            "x: no such file or directory"
+        );
         let damage = Error::Corrupt { what: "inode", inode: None, block: None };
-        assert_eq!(said(&tell(&"x", damage)), format!("x: corrupt inode; {DAMAGED}"));
+        assert_eq!(
+            to_message(&with_context(&"x", damage)),
+            format!("x: corrupt inode; {DAMAGE_HINT}")
+        );
         let full = draconis_device::Error::Io {
             what: "write",
             extent: draconis_device::Extent::new(0, 512),
             errno: Errno::NOSPC,
         };
-        let full = said(&tell(&"a.img", full.into()));
+        let full = to_message(&with_context(&"a.img", full.into()));
         assert!(full.ends_with("No space left on device; make room where the image is"), "{full}");
     }
 
@@ -163,16 +169,16 @@ mod tests {
     fn a_path_is_said_once_and_no_number() {
         let missing = || std::io::Error::from_raw_os_error(2);
         let error = Err::<(), _>(missing()).context("a/b").context("a/b").unwrap_err();
-        assert_eq!(said(&error), "a/b: No such file or directory");
+        assert_eq!(to_message(&error), "a/b: No such file or directory");
         let error = anyhow!("a/b: is wrong").context("a/b").context("top");
-        assert_eq!(said(&error), "top: a/b: is wrong");
+        assert_eq!(to_message(&error), "top: a/b: is wrong");
         let inside = anyhow!("{}", missing()).context("a");
-        assert_eq!(said(&inside), "a: No such file or directory");
+        assert_eq!(to_message(&inside), "a: No such file or directory");
     }
 
     #[test]
     fn sizes_and_names() {
-        assert_eq!((bytes(1023), bytes(1536)), ("1023 B".into(), "1.5 KiB".into()));
+        assert_eq!((format_bytes(1023), format_bytes(1536)), ("1023 B".into(), "1.5 KiB".into()));
         assert_eq!(printable(b"a\x1b[2J\xff\xc3\xa9"), "a\\u{1b}[2J\\xffé");
     }
 }

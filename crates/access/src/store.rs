@@ -10,9 +10,9 @@ use draconis_objects::{Group, Info, LayoutKind, NewObject, ObjectId, Ticket};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
-use crate::making::{self, Wanted};
+use crate::making::{self, StoreSpec};
 use crate::overwrite::Force;
-use crate::stores::{self, tell};
+use crate::stores::{self, with_context};
 use crate::{Error, Result, image};
 
 /// A store that is to be made.
@@ -29,7 +29,7 @@ pub struct NewStore {
 }
 
 /// What a check of a store found.
-pub type Verdict = Report;
+pub type CheckReport = Report;
 
 /// An open store. Everything takes `&self`, from any number of threads.
 pub struct Store {
@@ -59,7 +59,7 @@ impl Store {
     /// # Errors
     /// It is no store, damaged, or being changed.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
-        Ok(Self::new(path, stores::readable(path)?))
+        Ok(Self::new(path, stores::open_shared(path)?))
     }
 
     /// Opens a store to be changed, alone.
@@ -67,7 +67,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`]; it is in use.
     pub fn open_for_writing(path: &Path) -> Result<Arc<Self>> {
-        Ok(Self::new(path, stores::writable(path)?))
+        Ok(Self::new(path, stores::open_exclusive(path)?))
     }
 
     fn new(path: &Path, store: Arc<draconis_objects::Store>) -> Arc<Self> {
@@ -79,10 +79,10 @@ impl Store {
     ///
     /// # Errors
     /// It cannot be checked. Damage is no error.
-    pub fn check(path: &Path) -> Result<Verdict> {
-        let disk = stores::shared(path, true)?;
+    pub fn check(path: &Path) -> Result<CheckReport> {
+        let disk = stores::open_disk_shared(path, true)?;
         let report = draconis_objects::Store::check(disk, &CheckOptions::default(), &mut |_, _| {});
-        Ok(report.map_err(|error| tell(path, error))?)
+        Ok(report.map_err(|error| with_context(path, error))?)
     }
 
     /// Makes all durable, leaves a checkpoint, and gives the file back. Waits for calls under way;
@@ -111,7 +111,7 @@ impl Store {
     /// # Errors
     /// It is closed.
     pub fn info(&self) -> Result<Info> {
-        self.with(|store| Ok(store.info()))
+        self.with_store(|store| Ok(store.info()))
     }
 
     /// The number of an object to create.
@@ -119,7 +119,7 @@ impl Store {
     /// # Errors
     /// It is closed.
     pub fn new_object(&self) -> Result<NewObject> {
-        self.with(|store| Ok(store.new_object()))
+        self.with_store(|store| Ok(store.new_object()))
     }
 
     /// Takes a group of changes: atomic, after all before it, durable after [`Store::wait`].
@@ -127,7 +127,7 @@ impl Store {
     /// # Errors
     /// No room, no such object, or the store takes no changes. Nothing of the group was done.
     pub fn submit(&self, group: Group) -> Result<Ticket> {
-        self.with(|store| store.submit(group, &[]).map_err(|refused| refused.error))
+        self.with_store(|store| store.submit(group, &[]).map_err(|refused| refused.error))
     }
 
     /// Returns once what has the ticket is durable, with everything before it.
@@ -135,7 +135,7 @@ impl Store {
     /// # Errors
     /// What made the disk fail.
     pub fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.with(|store| store.wait(ticket))
+        self.with_store(|store| store.wait(ticket))
     }
 
     /// Makes everything durable that was submitted.
@@ -143,7 +143,7 @@ impl Store {
     /// # Errors
     /// What made the disk fail.
     pub fn sync(&self) -> Result<()> {
-        self.with(|store| store.sync())
+        self.with_store(|store| store.sync())
     }
 
     /// Reads from byte `at` of an object; how many bytes there were.
@@ -151,7 +151,7 @@ impl Store {
     /// # Errors
     /// There is none of that number, or damage.
     pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
-        self.with(|store| store.read(id, at, into))
+        self.with_store(|store| store.read(id, at, into))
     }
 
     /// The length of an object.
@@ -159,7 +159,7 @@ impl Store {
     /// # Errors
     /// There is none of that number, or damage.
     pub fn len(&self, id: ObjectId) -> Result<u64> {
-        self.with(|store| store.len(id))
+        self.with_store(|store| store.len(id))
     }
 
     /// All objects, with their lengths.
@@ -167,15 +167,15 @@ impl Store {
     /// # Errors
     /// Damage.
     pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
-        self.with(|store| store.list())
+        self.with_store(|store| store.list())
     }
 
     /// The object that has a name.
     ///
     /// # Errors
     /// Damage.
-    pub fn named(&self, name: &[u8]) -> Result<Option<ObjectId>> {
-        self.with(|store| store.named(name))
+    pub fn find_name(&self, name: &[u8]) -> Result<Option<ObjectId>> {
+        self.with_store(|store| store.named(name))
     }
 
     /// All names, with their objects.
@@ -183,7 +183,7 @@ impl Store {
     /// # Errors
     /// Damage.
     pub fn names(&self) -> Result<Vec<(Vec<u8>, ObjectId)>> {
-        self.with(|store| store.names())
+        self.with_store(|store| store.names())
     }
 
     /// Makes all changes of keys in a batch, or none; durable after [`Store::wait`].
@@ -191,7 +191,7 @@ impl Store {
     /// # Errors
     /// As [`Store::submit`].
     pub fn write_keys(&self, batch: Batch) -> Result<Ticket> {
-        self.with(|store| Kv::new(store.clone()).write(batch).map_err(|refused| refused.1))
+        self.with_store(|store| Kv::new(store.clone()).write(batch).map_err(|refused| refused.1))
     }
 
     /// The value of a key.
@@ -199,7 +199,7 @@ impl Store {
     /// # Errors
     /// Damage.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.with(|store| Kv::new(store.clone()).get(key))
+        self.with_store(|store| Kv::new(store.clone()).get(key))
     }
 
     /// How many keys there are.
@@ -207,7 +207,7 @@ impl Store {
     /// # Errors
     /// Damage.
     pub fn count_keys(&self) -> Result<u64> {
-        self.with(|store| Kv::new(store.clone()).count().map(|count| count.keys))
+        self.with_store(|store| Kv::new(store.clone()).count().map(|count| count.keys))
     }
 
     /// Keys and values of a range as they are now, in order, or from the last to the first.
@@ -218,8 +218,8 @@ impl Store {
         self: &Arc<Self>,
         (from, to): (Bound<&[u8]>, Bound<&[u8]>),
         reverse: bool,
-    ) -> Result<Keys> {
-        let scan = self.with(|store| {
+    ) -> Result<KeyIterator> {
+        let scan = self.with_store(|store| {
             let scan = Kv::new(store.clone()).scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&(from, to));
             let scan = Arc::new(Mutex::new(Some(scan)));
             let mut scans = self.scans.lock();
@@ -227,10 +227,10 @@ impl Store {
             scans.push(Arc::downgrade(&scan));
             Ok(scan)
         })?;
-        Ok(Keys { store: self.clone(), scan, reverse })
+        Ok(KeyIterator { store: self.clone(), scan, reverse })
     }
 
-    fn with<T>(
+    fn with_store<T>(
         &self,
         work: impl FnOnce(&Arc<draconis_objects::Store>) -> draconis_objects::Result<T>,
     ) -> Result<T> {
@@ -239,7 +239,7 @@ impl Store {
             let text = format!("{}: the store was closed", self.path.display());
             return Err(Error::new(Errno::BADF, text));
         };
-        Ok(work(store).map_err(|error| tell(&self.path, error))?)
+        Ok(work(store).map_err(|error| with_context(&self.path, error))?)
     }
 }
 
@@ -252,20 +252,20 @@ impl Drop for Store {
 }
 
 /// Keys and values as they were when the scan began.
-pub struct Keys {
+pub struct KeyIterator {
     store: Arc<Store>,
     /// None behind its end.
     scan: Arc<Mutex<Option<Scan>>>,
     reverse: bool,
 }
 
-impl Keys {
+impl KeyIterator {
     /// The next key and its value; none at the end.
     ///
     /// # Errors
     /// Damage, after which the scan goes on behind it; the store was closed.
     pub fn next(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.store.with(|_| {
+        self.store.with_store(|_| {
             let mut held = self.scan.lock();
             let Some(scan) = &mut *held else { return Ok(None) };
             let next = if self.reverse { scan.next_back() } else { scan.next() };
@@ -279,7 +279,7 @@ impl Keys {
 
 fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
     let shown = path.display();
-    let opened = image::alone(path)?;
+    let opened = image::open_exclusive(path)?;
     let created = opened.is_none();
     if let Some(file) = &opened {
         making::may_become_store(path, file, &new.force, "force")?;
@@ -293,12 +293,14 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
     let file = match opened {
         Some(file) => file,
         None if new.len_bytes.is_none() => {
-            return Err(crate::missing(format!("{shown} does not exist: a size is needed")));
+            return Err(crate::not_found_error(format!(
+                "{shown} does not exist: a size is needed"
+            )));
         }
         None => {
             let file = std::fs::File::options().read(true).write(true).create_new(true).open(path);
             let file = anyhow::Context::with_context(file, || shown.to_string())?;
-            image::claim_alone(&file, path)?;
+            image::claim_exclusive(&file, path)?;
             file
         }
     };
@@ -310,8 +312,8 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
             format!("{shown} has {there} bytes: a store takes all of a device, and more than none");
         return Err(Error::new(Errno::INVAL, text).into());
     }
-    let wanted = Wanted { len_bytes, sparse: new.sparse, profile: None, layout: new.layout };
-    let made = making::make(path, file, &wanted, &mut |_, _, _| {});
+    let wanted = StoreSpec { len_bytes, sparse: new.sparse, profile: None, layout: new.layout };
+    let made = making::create_in_file(path, file, &wanted, &mut |_, _, _| {});
     if made.is_err() && created {
         let _ = std::fs::remove_file(path);
     }

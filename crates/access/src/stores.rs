@@ -12,28 +12,28 @@ use draconis_objects::{Error, OpenOptions, Store};
 use draconis_service::elsewhere;
 use rustix::io::Errno;
 
-use crate::error::{Error as Failure, busy, missing as none, of_store};
+use crate::error::{Error as Failure, busy_error, not_found_error as none, store_errno};
 use crate::image;
 
 /// Opens a store to be changed, alone.
-pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
-    let file = image::alone(device)?.ok_or_else(|| none(missing(device)))?;
+pub fn open_exclusive(device: &Path) -> anyhow::Result<Arc<Store>> {
+    let file = image::open_exclusive(device)?.ok_or_else(|| none(no_store_message(device)))?;
     open(device, disk(file, device, true, true)?, false)
 }
 
 /// Opens a store to be read, beside others who do.
-pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
-    open(device, shared(device, true)?, true)
+pub fn open_shared(device: &Path) -> anyhow::Result<Arc<Store>> {
+    open(device, open_disk_shared(device, true)?, true)
 }
 
 /// Makes all that was done durable, and part of a checkpoint: the end of a log that rots
 /// cannot be told from one that a power cut tore.
 pub fn close(store: &Store, device: &Path) -> anyhow::Result<()> {
-    store.sync().and_then(|()| store.checkpoint()).map_err(|error| tell(device, error))
+    store.sync().and_then(|()| store.checkpoint()).map_err(|error| with_context(device, error))
 }
 
 /// An error, with what can be done about it.
-pub fn tell(device: &Path, error: Error) -> anyhow::Error {
+pub fn with_context(device: &Path, error: Error) -> anyhow::Error {
     let shown = device.display();
     let step = match &error {
         Error::Corrupt { .. } => format!(
@@ -44,28 +44,28 @@ pub fn tell(device: &Path, error: Error) -> anyhow::Error {
         Error::NoObject(_) => format!("; draconis store ls {shown} lists them"),
         // It names the bucket itself.
         Error::Device(draconis_device::Error::Remote(_)) => {
-            return Failure::new(of_store(&error), error.to_string()).into();
+            return Failure::new(store_errno(&error), error.to_string()).into();
         }
         _ => String::new(),
     };
-    Failure::new(of_store(&error), format!("{shown}: {error}{step}")).into()
+    Failure::new(store_errno(&error), format!("{shown}: {error}{step}")).into()
 }
 
 /// Opens the disk that a store to be read is on.
-pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
+pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = device.display();
     let file = match File::open(device) {
         Err(error)
-            if error.kind() == ErrorKind::NotFound && elsewhere::address(device).is_none() =>
+            if error.kind() == ErrorKind::NotFound && elsewhere::parse_url(device).is_none() =>
         {
-            return Err(none(missing(device)));
+            return Err(none(no_store_message(device)));
         }
-        Err(error) => return Err(image::not_there(device, error)),
+        Err(error) => return Err(image::open_error(device, error)),
         Ok(file) => file,
     };
     match lock_file(&file, LockMode::Shared) {
         Err(Errno::WOULDBLOCK) => {
-            return Err(busy(format!(
+            return Err(busy_error(format!(
                 "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
                  the command that changes it is done"
             )));
@@ -78,7 +78,7 @@ pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
 /// An open file as the disk of a store.
 pub fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let options = FileOptions { write, direct: true, uring };
-    let is_dense = is_dense(&file)?;
+    let is_dense = has_no_holes(&file)?;
     let opened = OpenedFile::new(file.into(), options);
     let opened = opened.with_context(|| device.display().to_string())?;
     let opened = if is_dense { opened } else { opened.discarding() };
@@ -86,24 +86,24 @@ pub fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Resu
 }
 
 /// Says that there is none.
-pub fn missing(device: &Path) -> String {
+pub fn no_store_message(device: &Path) -> String {
     format!("{}: no such file; draconis store create makes a store", device.display())
 }
 
 /// Opens the store on a disk.
 pub fn open(device: &Path, disk: Arc<dyn Disk>, read_only: bool) -> anyhow::Result<Arc<Store>> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
-    Store::open(disk, &options).map_err(|error| tell(device, error))
+    Store::open(disk, &options).map_err(|error| with_context(device, error))
 }
 
 /// The length that the store in an open file has, in bytes.
-pub fn length(device: &Path, file: &File) -> anyhow::Result<u64> {
+pub fn store_len(device: &Path, file: &File) -> anyhow::Result<u64> {
     let disk = disk(file.try_clone()?, device, false, false)?;
-    Ok(Store::measures(&*disk).map_err(|error| tell(device, error))?.0)
+    Ok(Store::read_profile(&*disk).map_err(|error| with_context(device, error))?.0)
 }
 
 /// Whether it is a file without holes.
-pub fn is_dense(file: &File) -> std::io::Result<bool> {
+pub fn has_no_holes(file: &File) -> std::io::Result<bool> {
     // What is behind the last whole sector is never written.
     const BLOCK_BYTES: u64 = 4096;
     let meta = file.metadata()?;

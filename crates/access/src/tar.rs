@@ -15,8 +15,8 @@ use draconis_ext::{InodeNumber, Volume};
 use tar::{EntryType, Header};
 
 use crate::populate::{acl, coded};
-use crate::say::{printable, tell};
-use crate::walk::{Item, Piece, Pieces, Walk, queue, read_ahead, segments};
+use crate::say::{printable, with_context};
+use crate::walk::{ChunkReceiver, FileChunk, Item, Walk, queue, read_ahead, segments};
 
 /// When a file with holes is archived as a sparse one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -32,7 +32,7 @@ pub enum Sparse {
 
 /// What an archive is to be like.
 #[derive(Clone, Debug, Default)]
-pub struct How {
+pub struct TarOptions {
     /// What stands before every path; `.` if it is empty.
     pub prefix: Vec<u8>,
     /// Files with holes.
@@ -43,13 +43,13 @@ pub struct How {
 }
 
 /// Who hears how an archive comes along.
-pub trait Watch {
+pub trait TarObserver {
     /// So many bytes of contents are to come.
-    fn begin(&mut self, bytes: u64);
+    fn on_start(&mut self, bytes: u64);
     /// So many more are written.
-    fn did(&mut self, bytes: u64);
+    fn on_written(&mut self, bytes: u64);
     /// Something was left out.
-    fn tell(&mut self, error: &anyhow::Error);
+    fn on_error(&mut self, error: &anyhow::Error);
 }
 
 /// Size of a tar block, in bytes.
@@ -62,7 +62,7 @@ const USTAR_ID_MAX: u32 = 0o7_777_777;
 const USTAR_NAME_BYTES: usize = 100;
 /// Bytes in holes from which on a file is archived as a sparse one, unless told otherwise:
 /// fewer are not worth an entry that not every reader of archives knows.
-const HOLE_BYTES_MIN: u64 = 1 << 20;
+const MIN_HOLE_BYTES: u64 = 1 << 20;
 
 /// Writes what is at and below `top` to `out`; what is called `label` in complaints. Whether
 /// everything could be read, and `out`.
@@ -72,13 +72,13 @@ const HOLE_BYTES_MIN: u64 = 1 << 20;
 pub fn archive<W: Write>(
     volume: &Volume,
     (top, label): (InodeNumber, &str),
-    how: How,
-    watch: &mut dyn Watch,
+    how: TarOptions,
+    watch: &mut dyn TarObserver,
     out: W,
 ) -> anyhow::Result<(bool, W)> {
-    let walk = Walk::new(volume, top, label, &mut |error| watch.tell(error))?;
+    let walk = Walk::new(volume, top, label, &mut |error| watch.on_error(error))?;
     let plan = walk.plan();
-    watch.begin(walk.bytes);
+    watch.on_start(walk.bytes);
     let (failed, out) = std::thread::scope(|scope| {
         let (send, pieces) = queue();
         let (walk, plan) = (&walk, &plan);
@@ -95,10 +95,10 @@ pub fn archive<W: Write>(
 struct Archive<'a, W: Write> {
     volume: &'a Volume,
     walk: &'a Walk,
-    how: How,
+    how: TarOptions,
     out: io::BufWriter<W>,
-    pieces: Pieces,
-    watch: &'a mut dyn Watch,
+    pieces: ChunkReceiver,
+    watch: &'a mut dyn TarObserver,
     failed: bool,
 }
 
@@ -108,7 +108,7 @@ impl<W: Write> Archive<'_, W> {
             let item = &self.walk.items[at];
             if item.attributes.kind == FileType::Socket {
                 let path = printable(&self.path(item));
-                self.watch.tell(&anyhow!("{path}: a socket cannot be archived"));
+                self.watch.on_error(&anyhow!("{path}: a socket cannot be archived"));
                 continue;
             }
             let name = item.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
@@ -128,8 +128,8 @@ impl<W: Write> Archive<'_, W> {
 
     fn complain(&mut self, item: &Item, error: draconis_ext::Error) {
         self.failed = true;
-        let error = tell(&printable(&self.path(item)), error);
-        self.watch.tell(&error);
+        let error = with_context(&printable(&self.path(item)), error);
+        self.watch.on_error(&error);
     }
 
     fn path(&self, item: &Item) -> Vec<u8> {
@@ -234,7 +234,7 @@ impl<W: Write> Archive<'_, W> {
     ) -> anyhow::Result<()> {
         header.set_entry_type(EntryType::Regular);
         let size = item.attributes.size_bytes;
-        let mut layout = Layout::default();
+        let mut layout = SparseMapSize::default();
         for segment in segments(self.volume, item.inode()) {
             match segment {
                 Ok((start, end)) => layout.add(start, end),
@@ -248,7 +248,7 @@ impl<W: Write> Archive<'_, W> {
         layout.finish(size);
         let holes = size - layout.stored;
         let sparse = match self.how.sparse {
-            Sparse::Auto => holes >= HOLE_BYTES_MIN,
+            Sparse::Auto => holes >= MIN_HOLE_BYTES,
             Sparse::Always => holes > 0,
             Sparse::Never => false,
         };
@@ -269,8 +269,8 @@ impl<W: Write> Archive<'_, W> {
         while let Some(piece) = self.pieces.next() {
             // Segments come in order and without a gap inside them.
             let (offset, data) = match piece {
-                Piece::Data(offset, data) => (offset, data),
-                Piece::End(read) => {
+                FileChunk::Data(offset, data) => (offset, data),
+                FileChunk::End(read) => {
                     if let Err(error) = read {
                         self.complain(item, error);
                     }
@@ -283,16 +283,16 @@ impl<W: Write> Archive<'_, W> {
             }
             self.out.write_all(&data)?;
             put += data.len() as u64;
-            self.watch.did(data.len() as u64);
+            self.watch.on_written(data.len() as u64);
         }
         // A hole at the end, and what could not be read: the archive stays one.
         self.zeros(stored.saturating_sub(put))?;
-        self.pad(stored)
+        self.pad_to_block(stored)
     }
 
     /// The map of a sparse file, version 1.0: numbers in decimal, a line each, in whole blocks.
-    fn map(&mut self, item: &Item, layout: &Layout, size: u64) -> anyhow::Result<()> {
-        let mut written = Layout::default();
+    fn map(&mut self, item: &Item, layout: &SparseMapSize, size: u64) -> anyhow::Result<()> {
+        let mut written = SparseMapSize::default();
         writeln!(self.out, "{}", layout.entries)?;
         for segment in segments(self.volume, item.inode()) {
             // It was read once already, and the volume is not changed.
@@ -304,11 +304,11 @@ impl<W: Write> Archive<'_, W> {
         if written.end < size {
             write!(self.out, "{size}\n0\n")?;
         }
-        self.pad(layout.map_bytes())
+        self.pad_to_block(layout.map_bytes())
     }
 
     fn skip_pieces(&mut self) {
-        while let Some(Piece::Data(..)) = self.pieces.next() {}
+        while let Some(FileChunk::Data(..)) = self.pieces.next() {}
     }
 
     fn zeros(&mut self, mut len: u64) -> io::Result<()> {
@@ -321,7 +321,7 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn pad(&mut self, len: u64) -> anyhow::Result<()> {
+    fn pad_to_block(&mut self, len: u64) -> anyhow::Result<()> {
         let over = len as usize % BLOCK_BYTES;
         if over > 0 {
             self.out.write_all(&[0; BLOCK_BYTES][over..])?;
@@ -357,7 +357,7 @@ impl<W: Write> Archive<'_, W> {
             extended.set_cksum();
             self.out.write_all(extended.as_bytes())?;
             self.out.write_all(&records)?;
-            self.pad(records.len() as u64)?;
+            self.pad_to_block(records.len() as u64)?;
         }
         self.out.write_all(header.as_bytes())?;
         Ok(())
@@ -382,7 +382,7 @@ fn set_field(field: &mut [u8; USTAR_NAME_BYTES], text: &[u8]) {
 
 /// What is to be known of a sparse file's map before it is written.
 #[derive(Default)]
-struct Layout {
+struct SparseMapSize {
     /// Bytes that are not in holes.
     stored: u64,
     /// Entries of the map.
@@ -393,7 +393,7 @@ struct Layout {
     end: u64,
 }
 
-impl Layout {
+impl SparseMapSize {
     fn add(&mut self, start: u64, end: u64) {
         self.stored += end - start;
         self.entries += 1;
@@ -507,7 +507,7 @@ mod tests {
 
     #[test]
     fn the_length_of_a_map_is_known_before_it_is_written() {
-        let mut layout = Layout::default();
+        let mut layout = SparseMapSize::default();
         layout.add(0, 10);
         layout.add(100, 120);
         layout.finish(200);
@@ -515,7 +515,7 @@ mod tests {
         assert_eq!((layout.entries, layout.stored), (3, 30));
         assert_eq!(layout.map_bytes(), map.len() as u64);
         assert_eq!(layout.map_blocks_bytes(), 512);
-        let mut hole = Layout::default();
+        let mut hole = SparseMapSize::default();
         hole.finish(5);
         assert_eq!(hole.map_bytes(), "1\n5\n0\n".len() as u64);
         for number in [0, 9, 10, 99, 100, u64::MAX] {

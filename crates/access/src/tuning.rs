@@ -9,12 +9,12 @@ use draconis_ext::tune::{self, Changes, Error, Reserved};
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, Result};
-use crate::uuid::{self, Identities};
+use crate::uuid::{self, UuidGenerator};
 use crate::{held, image};
 
 /// Some changes as callers spell them; what is left out stays.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Words<'a> {
+pub struct TuneOptions<'a> {
     /// A UUID, `random` or `clear`.
     pub uuid: Option<&'a str>,
     /// What is kept for the superuser: blocks, or `5%` of them.
@@ -22,17 +22,17 @@ pub struct Words<'a> {
     /// Features to give or, with `^`, to take away, separated by commas.
     pub features: Option<&'a str>,
     /// Mounts after which it is to be checked: up to 32,767; -1 for never.
-    pub most_mounts: Option<i32>,
+    pub max_mounts: Option<i32>,
 }
 
-impl Words<'_> {
+impl TuneOptions<'_> {
     /// What they ask for.
     ///
     /// # Errors
     /// A word that means nothing.
-    pub fn changes(&self) -> Result<Changes> {
+    pub fn parse(&self) -> Result<Changes> {
         let wrong = |text: String| Failure::new(Errno::INVAL, text);
-        let mut identities = Identities::new(None);
+        let mut identities = UuidGenerator::new(None);
         let uuid = match self.uuid {
             None => None,
             Some("random") => Some(identities.uuid()),
@@ -53,7 +53,7 @@ impl Words<'_> {
             };
             reserved.ok_or_else(|| wrong(format!("{text}: blocks, or 0% to 50% are possible")))
         };
-        let most_mounts = match self.most_mounts {
+        let most_mounts = match self.max_mounts {
             None => None,
             Some(-1) => Some(0),
             Some(mounts) => Some(
@@ -89,7 +89,7 @@ pub fn tune(
     changes: &Changes,
     now: Time,
 ) -> anyhow::Result<()> {
-    let _held = held::settle(image, disk, now)?;
+    let _held = held::recover_and_claim(image, disk, now)?;
     tune::tune(&**disk, changes, now).map_err(|error| match error {
         Error::Volume(error) => image::refused(image, &**disk, error.into()),
         error => anyhow::Error::from(error).context(image.display().to_string()),

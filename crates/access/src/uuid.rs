@@ -5,9 +5,9 @@ use std::fs::File;
 use draconis_device::Random;
 
 /// Where identities come from: a seed, so that they can be had again, or the system.
-pub struct Identities(Option<Random>);
+pub struct UuidGenerator(Option<Random>);
 
-impl Identities {
+impl UuidGenerator {
     /// From a seed, or by chance.
     pub fn new(seed: Option<u64>) -> Self {
         Self(seed.map(Random::new))

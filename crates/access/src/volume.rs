@@ -16,32 +16,34 @@ use draconis_ext::{
     AccessTimes, Follow, Info, InodeNumber, NewNode, Options, Renaming, Writing, XattrSet,
 };
 use draconis_service::options::MountOptions;
-use draconis_service::volume::{part, part_for_writing};
+use draconis_service::volume::{locate, locate_for_writing};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
-use crate::format::{self, Base};
-use crate::held::{self, Held};
+use crate::format::{self, FormatTarget};
+use crate::held::{self, MmpClaim};
 use crate::names::{names, split};
-use crate::object::Name;
+use crate::object::StoreDiskName;
 use crate::overwrite::Force;
-use crate::packed::packed;
-use crate::populate::{self, Choice, Filling, Found, Origin, Patterns, Platform, Reproducible};
-use crate::resize::{self, Growing, Resized, Shrinking, Wanted};
-use crate::say::{printable, tell};
-use crate::tar::{How, Sparse, Watch};
-use crate::uuid::Identities;
+use crate::packed::detect;
+use crate::populate::{
+    self, DerivedFields, FillOptions, ImageOptions, Patterns, Platform, ScanResult, SourceSpec,
+};
+use crate::resize::{self, GrowJob, ResizeRequest, Resized, ShrinkJob};
+use crate::say::{printable, with_context};
+use crate::tar::{Sparse, TarObserver, TarOptions};
+use crate::uuid::UuidGenerator;
 use crate::{Error, Result, image, tar, tuning};
 
 /// Bytes that are changed in memory before they go to the image.
 const DIRTY_BYTES: u64 = 64 << 20;
 /// Complaints of an archive that are kept.
-const COMPLAINTS: usize = 100;
+const MAX_MESSAGES: usize = 100;
 
 /// Where in an image the volume is. Partitions are recognised by themselves, where only one holds
 /// a volume.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct VolumeLocation {
     /// It begins at this byte.
     pub offset_bytes: Option<u64>,
     /// It is this partition, counted from 1.
@@ -50,7 +52,7 @@ pub struct Place {
     pub backing: Vec<PathBuf>,
 }
 
-impl Place {
+impl VolumeLocation {
     /// The same as mount options.
     pub fn options(&self) -> MountOptions {
         MountOptions {
@@ -69,7 +71,7 @@ pub struct NewVolume {
     /// Its length; if left out, that of the image, or of a filled one in a file what it needs.
     pub len_bytes: Option<u64>,
     /// Of one whose length is what it needs: what is left free besides.
-    pub free_bytes: u64,
+    pub extra_free_bytes: u64,
     /// Bytes of a block; by the length if left out.
     pub block_bytes: Option<u32>,
     /// Label, at most 16 bytes.
@@ -85,15 +87,15 @@ pub struct NewVolume {
     /// Identity; random if left out.
     pub uuid: Option<[u8; 16]>,
     /// What it is filled with.
-    pub from: Vec<Origin>,
+    pub from: Vec<SourceSpec>,
     /// What of that is left out, by patterns as `tar --exclude` has them.
     pub exclude: Vec<Vec<u8>>,
     /// Of a container image for several platforms, this one; this machine's if left out.
     pub platform: Option<Platform>,
     /// What an archive may unpack to; 16 GiB and a hundred times its length if left out.
-    pub limit_bytes: Option<u64>,
+    pub max_unpacked_bytes: Option<u64>,
     /// Whose everything becomes.
-    pub give_to: Option<(u32, u32)>,
+    pub owner_override: Option<(u32, u32)>,
     /// Everything becomes root's, and groups and others have no permissions.
     pub squash: bool,
     /// The same bytes of the same sources: times and identities follow from them.
@@ -109,7 +111,7 @@ impl Default for NewVolume {
         Self {
             kind: "ext4".into(),
             len_bytes: None,
-            free_bytes: 0,
+            extra_free_bytes: 0,
             block_bytes: None,
             label: vec![],
             features: String::new(),
@@ -120,8 +122,8 @@ impl Default for NewVolume {
             from: vec![],
             exclude: vec![],
             platform: None,
-            limit_bytes: None,
-            give_to: None,
+            max_unpacked_bytes: None,
+            owner_override: None,
             squash: false,
             reproducible: false,
             image_format: None,
@@ -132,7 +134,7 @@ impl Default for NewVolume {
 
 /// A volume that was made.
 #[derive(Clone, Default, Debug)]
-pub struct Made {
+pub struct CreatedVolume {
     /// What a user should know: what is left out, and what may not be meant.
     pub notes: Vec<String>,
     /// The configuration of the last container image, as JSON.
@@ -152,7 +154,7 @@ impl Checked {
 
 /// A name in a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listed {
+pub struct DirEntry {
     /// The name.
     pub name: Vec<u8>,
     /// The inode.
@@ -167,9 +169,9 @@ pub struct Listed {
 /// there is much of it; a crash before then leaves the volume consistent, as it was a while ago.
 pub struct Volume {
     image: PathBuf,
-    maker: (u32, u32),
+    owner: (u32, u32),
     /// With the claim of one that is changed.
-    inner: RwLock<Option<(draconis_ext::Volume, Option<Held>)>>,
+    inner: RwLock<Option<(draconis_ext::Volume, Option<MmpClaim>)>>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -183,7 +185,7 @@ impl Volume {
     ///
     /// # Errors
     /// There is no volume, it is being changed, or it needs what is not known.
-    pub fn open(image: &Path, place: &Place) -> Result<Arc<Self>> {
+    pub fn open(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
         let disk = readable(image, place)?;
         let volume = draconis_ext::Volume::open(disk.clone(), Options::default());
         let volume = volume.map_err(|error| image::refused(image, &*disk, error.into()))?;
@@ -194,27 +196,27 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::open`]; it is in use, or can only be read.
-    pub fn open_for_writing(image: &Path, place: &Place) -> Result<Arc<Self>> {
-        let disk = image::writable(image)?.start()?;
-        let behind = image::Behind::open(image, &place.backing)?.start();
-        let (volume, held) = changeable(image, disk, &behind, &place.options(), Arc::new(clock))?;
+    pub fn open_for_writing(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
+        let disk = image::writable(image)?.into_disk()?;
+        let behind = image::BackingFiles::open(image, &place.backing)?.start();
+        let (volume, held) = open_writable(image, disk, &behind, &place.options(), Arc::new(now))?;
         if let Some(why) = volume.read_only_reason() {
             return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
         }
         Ok(Self::new(image, volume, Some(held)))
     }
 
-    fn new(image: &Path, volume: draconis_ext::Volume, held: Option<Held>) -> Arc<Self> {
+    fn new(image: &Path, volume: draconis_ext::Volume, held: Option<MmpClaim>) -> Arc<Self> {
         let maker = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let inner = RwLock::new(Some((volume, held)));
-        Arc::new(Self { image: image.to_owned(), maker, inner })
+        Arc::new(Self { image: image.to_owned(), owner: maker, inner })
     }
 
     /// Makes a volume in an image; a file that is not there is made.
     ///
     /// # Errors
     /// It is in use or holds something, there is no room, or a source cannot be read.
-    pub fn create(image: &Path, new: &NewVolume) -> Result<Made> {
+    pub fn create(image: &Path, new: &NewVolume) -> Result<CreatedVolume> {
         Ok(create(image, new)?)
     }
 
@@ -223,10 +225,10 @@ impl Volume {
     ///
     /// # Errors
     /// It is in use, cannot be so long, or what the disk gave.
-    pub fn grow(image: &Path, place: &Place, len_bytes: Option<u64>) -> Result<Resized> {
-        let (base, behind) = base(image, place)?;
-        let wanted = Wanted { image, place, len_bytes, now: clock() };
-        Ok(Growing::plan(wanted, &base, behind)?.write(&|_| {})?)
+    pub fn grow(image: &Path, place: &VolumeLocation, len_bytes: Option<u64>) -> Result<Resized> {
+        let (base, behind) = open_resize_target(image, place)?;
+        let wanted = ResizeRequest { image, place, len_bytes, now: now() };
+        Ok(GrowJob::plan(wanted, &base, behind)?.write(&|_| {})?)
     }
 
     /// Makes the volume in an image smaller: as short as is said, or as what it holds. A file is
@@ -234,29 +236,29 @@ impl Volume {
     ///
     /// # Errors
     /// It is in use, cannot be so short, or what the disk gave.
-    pub fn shrink(image: &Path, place: &Place, len_bytes: Option<u64>) -> Result<Resized> {
-        let (base, behind) = base(image, place)?;
-        let wanted = Wanted { image, place, len_bytes, now: clock() };
-        Ok(Shrinking::plan(wanted, base, behind, || Ok(()))?.write(&|_| {})?)
+    pub fn shrink(image: &Path, place: &VolumeLocation, len_bytes: Option<u64>) -> Result<Resized> {
+        let (base, behind) = open_resize_target(image, place)?;
+        let wanted = ResizeRequest { image, place, len_bytes, now: now() };
+        Ok(ShrinkJob::plan(wanted, base, behind, || Ok(()))?.write(&|_| {})?)
     }
 
     /// Changes what the volume in an image says of itself.
     ///
     /// # Errors
     /// It is in use, cannot be changed so, or what the disk gave.
-    pub fn tune(image: &Path, place: &Place, changes: &Changes) -> Result<()> {
-        let disk = image::writable(image)?.start()?;
-        let behind = image::Behind::open(image, &place.backing)?.start();
-        let part = part_for_writing(disk, &behind, &place.options());
+    pub fn tune(image: &Path, place: &VolumeLocation, changes: &Changes) -> Result<()> {
+        let disk = image::writable(image)?.into_disk()?;
+        let behind = image::BackingFiles::open(image, &place.backing)?.start();
+        let part = locate_for_writing(disk, &behind, &place.options());
         let disk = part.with_context(|| image.display().to_string())?.disk;
-        Ok(tuning::tune(image, &disk, changes, clock())?)
+        Ok(tuning::tune(image, &disk, changes, now())?)
     }
 
     /// Checks the volume in an image, without changing it.
     ///
     /// # Errors
     /// It cannot be checked. Damage is no error.
-    pub fn check(image: &Path, place: &Place) -> Result<Checked> {
+    pub fn check(image: &Path, place: &VolumeLocation) -> Result<Checked> {
         let disk = readable(image, place)?;
         let report = check::check(&disk, check::Options::default(), &|_, _| {});
         let report = report.map_err(|error| image::refused(image, &*disk, error.into()))?;
@@ -293,7 +295,7 @@ impl Volume {
     /// # Errors
     /// What made the disk fail.
     pub fn sync(&self) -> Result<()> {
-        self.with(b"/", |volume| match volume.is_writable() {
+        self.with_volume(b"/", |volume| match volume.is_writable() {
             true => volume.sync(),
             false => Ok(()),
         })
@@ -304,7 +306,7 @@ impl Volume {
     /// # Errors
     /// It is closed.
     pub fn is_writable(&self) -> Result<bool> {
-        self.with(b"/", |volume| Ok(volume.is_writable()))
+        self.with_volume(b"/", |volume| Ok(volume.is_writable()))
     }
 
     /// What there is to know of it.
@@ -312,7 +314,7 @@ impl Volume {
     /// # Errors
     /// It is closed.
     pub fn info(&self) -> Result<Info> {
-        self.with(b"/", |volume| Ok(volume.info()))
+        self.with_volume(b"/", |volume| Ok(volume.info()))
     }
 
     /// What `stat` shows.
@@ -320,7 +322,7 @@ impl Volume {
     /// # Errors
     /// It is not there, or damaged.
     pub fn stat(&self, path: &[u8], follow: Follow) -> Result<Attributes> {
-        self.with(path, |volume| volume.attributes(find(volume, path, follow)?))
+        self.with_volume(path, |volume| volume.attributes(find(volume, path, follow)?))
     }
 
     /// The names in a directory, sorted, without `.` and `..`. With damage, what could be read
@@ -328,13 +330,16 @@ impl Volume {
     ///
     /// # Errors
     /// It is no directory, or cannot be read.
-    pub fn list(&self, path: &[u8]) -> Result<(Vec<Listed>, Option<Error>)> {
+    pub fn list(&self, path: &[u8]) -> Result<(Vec<DirEntry>, Option<Error>)> {
         let label = self.label(path);
-        self.do_with(|volume| {
-            let dir = find(volume, path, Follow::Yes).map_err(|error| tell(&label, error))?;
+        self.try_with_volume(|volume| {
+            let dir =
+                find(volume, path, Follow::Yes).map_err(|error| with_context(&label, error))?;
             let mut damage = None;
             let mut complain = |error: &anyhow::Error| {
-                damage.get_or_insert_with(|| Error::new(Errno::UCLEAN, crate::say::said(error)));
+                damage.get_or_insert_with(|| {
+                    Error::new(Errno::UCLEAN, crate::say::to_message(error))
+                });
             };
             let listing = names(volume, dir, &label, &mut complain)?;
             let mut all = Vec::with_capacity(listing.names.len());
@@ -345,9 +350,9 @@ impl Volume {
                 };
                 match kind {
                     Ok(kind) => {
-                        all.push(Listed { name: entry.name, inode: entry.inode.0, kind });
+                        all.push(DirEntry { name: entry.name, inode: entry.inode.0, kind });
                     }
-                    Err(error) => complain(&tell(&label, error)),
+                    Err(error) => complain(&with_context(&label, error)),
                 }
             }
             Ok((all, damage))
@@ -359,7 +364,7 @@ impl Volume {
     /// # Errors
     /// It is none.
     pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
-        self.with(path, |volume| volume.read_link(find(volume, path, Follow::No)?))
+        self.with_volume(path, |volume| volume.read_link(find(volume, path, Follow::No)?))
     }
 
     /// The names of extended attributes.
@@ -367,7 +372,7 @@ impl Volume {
     /// # Errors
     /// It is not there, or damaged.
     pub fn xattr_names(&self, path: &[u8], follow: Follow) -> Result<Vec<Vec<u8>>> {
-        self.with(path, |volume| volume.xattr_names(find(volume, path, follow)?))
+        self.with_volume(path, |volume| volume.xattr_names(find(volume, path, follow)?))
     }
 
     /// An extended attribute, by its whole name (`user.x`).
@@ -375,7 +380,7 @@ impl Volume {
     /// # Errors
     /// `ENODATA` if there is none of that name.
     pub fn xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<Vec<u8>> {
-        self.with(path, |volume| volume.xattr(find(volume, path, follow)?, name))
+        self.with_volume(path, |volume| volume.xattr(find(volume, path, follow)?, name))
     }
 
     /// Sets an extended attribute.
@@ -390,7 +395,7 @@ impl Volume {
         how: XattrSet,
         follow: Follow,
     ) -> Result<()> {
-        self.with(path, |volume| {
+        self.with_volume(path, |volume| {
             volume.set_xattr(find(volume, path, follow)?, name, value, how, false)
         })
     }
@@ -400,7 +405,7 @@ impl Volume {
     /// # Errors
     /// `ENODATA` if there is none of that name.
     pub fn remove_xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<()> {
-        self.with(path, |volume| volume.remove_xattr(find(volume, path, follow)?, name))
+        self.with_volume(path, |volume| volume.remove_xattr(find(volume, path, follow)?, name))
     }
 
     /// Makes a directory.
@@ -424,9 +429,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::make_dir`]; directories have one name.
     pub fn link(&self, from: &[u8], to: &[u8]) -> Result<()> {
-        self.with(to, |volume| {
+        self.with_volume(to, |volume| {
             let inode = find(volume, from, Follow::No)?;
-            let (dir, name) = entry(volume, to)?;
+            let (dir, name) = resolve_parent(volume, to)?;
             volume.link(inode, dir, name)
         })
     }
@@ -436,8 +441,8 @@ impl Volume {
     /// # Errors
     /// It is not there, or a directory.
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
-        self.with(path, |volume| {
-            let (dir, name) = entry(volume, path)?;
+        self.with_volume(path, |volume| {
+            let (dir, name) = resolve_parent(volume, path)?;
             volume.unlink(dir, name)
         })
     }
@@ -447,8 +452,8 @@ impl Volume {
     /// # Errors
     /// It is not there, no directory, or not empty.
     pub fn remove_dir(&self, path: &[u8]) -> Result<()> {
-        self.with(path, |volume| {
-            let (dir, name) = entry(volume, path)?;
+        self.with_volume(path, |volume| {
+            let (dir, name) = resolve_parent(volume, path)?;
             volume.remove_directory(dir, name)
         })
     }
@@ -458,9 +463,9 @@ impl Volume {
     /// # Errors
     /// It is not there; what is at `to` is not to be replaced, or cannot be.
     pub fn rename(&self, from: &[u8], to: &[u8], how: Renaming) -> Result<()> {
-        self.with(from, |volume| {
-            let (dir, name) = entry(volume, from)?;
-            let (to_dir, to_name) = entry(volume, to)?;
+        self.with_volume(from, |volume| {
+            let (dir, name) = resolve_parent(volume, from)?;
+            let (to_dir, to_name) = resolve_parent(volume, to)?;
             volume.rename(dir, name, to_dir, to_name, how)
         })
     }
@@ -475,7 +480,7 @@ impl Volume {
         follow: Follow,
         change: &AttributeChange,
     ) -> Result<()> {
-        self.with(path, |volume| {
+        self.with_volume(path, |volume| {
             volume.set_attributes(find(volume, path, follow)?, change).map(drop)
         })
     }
@@ -492,11 +497,12 @@ impl Volume {
         out: &mut (dyn Write + '_),
     ) -> Result<Vec<String>> {
         let label = self.label(path);
-        self.do_with(|volume| {
-            let top = find(volume, path, Follow::Yes).map_err(|error| tell(&label, error))?;
+        self.try_with_volume(|volume| {
+            let top =
+                find(volume, path, Follow::Yes).map_err(|error| with_context(&label, error))?;
             let prefix = split(path).1.to_vec();
-            let how = How { prefix, sparse, is_layer: false };
-            let mut left_out = LeftOut(vec![]);
+            let how = TarOptions { prefix, sparse, is_layer: false };
+            let mut left_out = SkippedMessages(vec![]);
             let written = tar::archive(volume, (top, &label), how, &mut left_out, out);
             written.with_context(|| label.clone())?;
             Ok(left_out.0)
@@ -504,7 +510,7 @@ impl Volume {
     }
 
     fn make(&self, path: &[u8], kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
-        self.with(path, |volume| {
+        self.with_volume(path, |volume| {
             let new = self.node(kind, mode, target);
             volume.create_by_path(volume.root(), path, &new).map(drop)
         })
@@ -512,7 +518,7 @@ impl Volume {
 
     /// Something new, of the user who runs this.
     pub(crate) fn node<'a>(&self, kind: FileType, mode: u32, target: &'a [u8]) -> NewNode<'a> {
-        let (uid, gid) = self.maker;
+        let (uid, gid) = self.owner;
         NewNode { kind, mode: mode & 0o7777, uid, gid, device: (0, 0), target }
     }
 
@@ -523,15 +529,17 @@ impl Volume {
     }
 
     /// Works in the open volume; a failure is said to be about `path`.
-    pub(crate) fn with<T>(
+    pub(crate) fn with_volume<T>(
         &self,
         path: &[u8],
         work: impl FnOnce(&draconis_ext::Volume) -> draconis_ext::Result<T>,
     ) -> Result<T> {
-        self.do_with(|volume| work(volume).map_err(|error| tell(&self.label(path), error)))
+        self.try_with_volume(|volume| {
+            work(volume).map_err(|error| with_context(&self.label(path), error))
+        })
     }
 
-    fn do_with<T>(
+    fn try_with_volume<T>(
         &self,
         work: impl FnOnce(&draconis_ext::Volume) -> anyhow::Result<T>,
     ) -> Result<T> {
@@ -555,16 +563,16 @@ impl Drop for Volume {
 }
 
 /// What an archive leaves out.
-struct LeftOut(Vec<String>);
+struct SkippedMessages(Vec<String>);
 
-impl Watch for LeftOut {
-    fn begin(&mut self, _: u64) {}
+impl TarObserver for SkippedMessages {
+    fn on_start(&mut self, _: u64) {}
 
-    fn did(&mut self, _: u64) {}
+    fn on_written(&mut self, _: u64) {}
 
-    fn tell(&mut self, error: &anyhow::Error) {
-        if self.0.len() < COMPLAINTS {
-            self.0.push(crate::say::said(error));
+    fn on_error(&mut self, error: &anyhow::Error) {
+        if self.0.len() < MAX_MESSAGES {
+            self.0.push(crate::say::to_message(error));
         }
     }
 }
@@ -573,16 +581,16 @@ impl Watch for LeftOut {
 ///
 /// # Errors
 /// There is no volume, or it needs what is not known.
-pub fn changeable(
+pub fn open_writable(
     image: &Path,
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
-) -> anyhow::Result<(draconis_ext::Volume, Held)> {
-    let part = part_for_writing(disk, behind, options);
+) -> anyhow::Result<(draconis_ext::Volume, MmpClaim)> {
+    let part = locate_for_writing(disk, behind, options);
     let disk = part.with_context(|| image.display().to_string())?.disk;
-    let held = held::hold(image, &disk, clock())?;
+    let held = held::claim_volume(image, &disk, clock())?;
     let writing = Writing {
         clock,
         dirty_bytes: DIRTY_BYTES,
@@ -591,13 +599,13 @@ pub fn changeable(
         discard: disk.properties().discards,
     };
     let opened =
-        draconis_ext::Volume::open_claimed(disk.clone(), Options::default(), writing, held.lent());
+        draconis_ext::Volume::open_claimed(disk.clone(), Options::default(), writing, held.claim());
     let volume = opened.map_err(|error| image::refused(image, &*disk, error.into()))?;
     Ok((volume, held))
 }
 
 /// What time it is.
-pub fn clock() -> Time {
+pub fn now() -> Time {
     match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
         Ok(now) => Time {
             seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
@@ -607,23 +615,23 @@ pub fn clock() -> Time {
     }
 }
 
-fn readable(image: &Path, place: &Place) -> anyhow::Result<Arc<dyn Disk>> {
-    let whole = match Name::of(image) {
-        Some(name) => name.shared()?.start()?,
+fn readable(image: &Path, place: &VolumeLocation) -> anyhow::Result<Arc<dyn Disk>> {
+    let whole = match StoreDiskName::parse(image) {
+        Some(name) => name.open_shared()?.start()?,
         None => readable_file(image)?,
     };
-    let behind = image::Behind::open(image, &place.backing)?.start();
-    let part = part(whole, &behind, &place.options());
+    let behind = image::BackingFiles::open(image, &place.backing)?.start();
+    let part = locate(whole, &behind, &place.options());
     Ok(part.with_context(|| image.display().to_string())?.disk)
 }
 
 /// A file or device that is only read; one that is compressed is unpacked if it must be.
 fn readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
     let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
-        Ok(Arc::new(image::opened(file, image, false)?.start()))
+        Ok(Arc::new(image::open_file(file, image, false)?.start()))
     };
-    let file = image::shared(image)?;
-    let packed = packed(&file, image)?;
+    let file = image::open_shared(image)?;
+    let packed = detect(&file, image)?;
     let whole = start(file)?;
     match packed {
         Some(packed)
@@ -644,7 +652,7 @@ pub(crate) fn find(
 }
 
 /// The directory and the name that a path ends with.
-pub(crate) fn entry<'p>(
+pub(crate) fn resolve_parent<'p>(
     volume: &draconis_ext::Volume,
     path: &'p [u8],
 ) -> draconis_ext::Result<(InodeNumber, &'p [u8])> {
@@ -668,19 +676,22 @@ pub fn image_format(name: Option<&str>) -> Result<Option<NewFormat>> {
 }
 
 /// What a volume that is to have another length lies in, and what that differs from.
-fn base(image: &Path, place: &Place) -> anyhow::Result<(resize::Base, image::Behind)> {
-    let base = match Name::of(image) {
-        Some(name) => resize::Base::InStore(name.alone()?.open()?),
-        None => resize::Base::file(image)?,
+fn open_resize_target(
+    image: &Path,
+    place: &VolumeLocation,
+) -> anyhow::Result<(resize::ResizeTarget, image::BackingFiles)> {
+    let base = match StoreDiskName::parse(image) {
+        Some(name) => resize::ResizeTarget::InStore(name.open_exclusive()?.open()?),
+        None => resize::ResizeTarget::file(image)?,
     };
-    Ok((base, image::Behind::open(image, &place.backing)?))
+    Ok((base, image::BackingFiles::open(image, &place.backing)?))
 }
 
-fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
+fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     let shown = image.display();
     let defaults = mkfs::Options::of_type(&new.kind)
         .with_context(|| format!("{}: no such type; ext2, ext3 and ext4 are made", new.kind))?;
-    let mut identities = Identities::new(None);
+    let mut identities = UuidGenerator::new(None);
     // An empty volume is for the user who makes it. What a source does not say is root's.
     let user = match new.from.is_empty() {
         true => (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
@@ -689,7 +700,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
     let mut options = mkfs::Options {
         block_bytes: new.block_bytes,
         label: new.label.clone(),
-        time: u32::try_from(clock().seconds).context("the clock")?,
+        time: u32::try_from(now().seconds).context("the clock")?,
         root_owner: new.owner.unwrap_or(user),
         uuid: new.uuid.unwrap_or_else(|| identities.uuid()),
         hash_seed: identities.uuid(),
@@ -698,35 +709,39 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
         ..defaults
     };
     options.features(&new.features)?;
-    let base = Base::open(image, || Ok(()))?;
+    let base = FormatTarget::open(image, || Ok(()))?;
     base.may_become_volume(image, &new.force, "force")?;
     let base = match new.image_format {
-        None => base.keeping_footer()?,
+        None => base.preserve_vhd_footer()?,
         Some(_) => base,
     };
-    let filling = Filling {
+    let filling = FillOptions {
         from: &new.from,
         list: None,
         exclude: &Patterns::new(new.exclude.iter().map(Vec::as_slice)),
-        choice: Choice { platform: new.platform.clone(), beside: image, limit: new.limit_bytes },
-        owner: new.give_to,
+        choice: ImageOptions {
+            platform: new.platform.clone(),
+            temp_dir_of: image,
+            limit: new.max_unpacked_bytes,
+        },
+        owner: new.owner_override,
         squash: new.squash,
         squash_perms: new.squash,
         table: None,
-        clamped: false,
-        reproducible: new.reproducible.then(|| Reproducible {
+        clamp_times: false,
+        reproducible: new.reproducible.then(|| DerivedFields {
             time: true,
             uuid: new.uuid.is_none(),
             hash_seed: true,
         }),
     };
-    let Found { mut source, config } = populate::fill(filling, &mut options)?;
+    let ScanResult { mut source, config } = populate::fill(filling, &mut options)?;
     if let (Some((uid, gid)), Some(root)) = (new.owner, source.tree.node_mut(NodeId::ROOT)) {
         (root.uid, root.gid) = (uid, gid);
     }
-    let (there, is_given) = (base.len_bytes()?, base.has_given_length()?);
-    let no_room = |needed: u64| -> anyhow::Result<Made> {
-        let (has, needed) = (crate::say::bytes(there), crate::say::bytes(needed));
+    let (there, is_given) = (base.len_bytes()?, base.has_fixed_size()?);
+    let no_room = |needed: u64| -> anyhow::Result<CreatedVolume> {
+        let (has, needed) = (crate::say::format_bytes(there), crate::say::format_bytes(needed));
         Err(Error::new(Errno::NOSPC, format!("{shown} has only {has} of {needed}")).into())
     };
     let tree = &mut source.tree;
@@ -737,12 +752,14 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
             mkfs::sized(&options, tree, there)?
         }
         None if new.from.is_empty() => {
-            return Err(crate::missing(format!("{shown} does not exist: a size is needed")));
+            return Err(crate::not_found_error(format!(
+                "{shown} does not exist: a size is needed"
+            )));
         }
-        None => mkfs::fitting(&options, tree, new.free_bytes)?,
+        None => mkfs::fitting(&options, tree, new.extra_free_bytes)?,
     };
     format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
     let mut notes = source.notes;
     notes.extend(source.faults.texts());
-    Ok(Made { notes, config })
+    Ok(CreatedVolume { notes, config })
 }

@@ -19,10 +19,10 @@ use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
 
 use crate::names::{Listing, join, names};
-use crate::say::{Tell, printable, tell};
+use crate::say::{ErrorSink, printable, with_context};
 
 /// Batches that may wait between the reader and the writer.
-const QUEUE: usize = 32;
+const MAX_QUEUED_BATCHES: usize = 32;
 /// A batch is sent once it has so many bytes, or so many pieces: waking the other thread takes
 /// longer than copying a small file.
 const BATCH_BYTES: usize = 1 << 20;
@@ -34,7 +34,7 @@ const WINDOW_BYTES: u64 = 32 << 20;
 /// Files of one window.
 const WINDOW_FILES: usize = 4096;
 /// A file larger than this is read when its turn comes: it makes its own order.
-const LARGE_BYTES: u64 = 1 << 20;
+const LARGE_FILE_BYTES: u64 = 1 << 20;
 
 /// Something in the tree.
 pub struct Item {
@@ -77,11 +77,11 @@ impl Walk {
         volume: &Volume,
         top: InodeNumber,
         label: &str,
-        complain: Tell<'_>,
+        complain: ErrorSink<'_>,
     ) -> anyhow::Result<Self> {
         let mut walk = Self { items: vec![], bytes: 0, damaged: false, dirs: vec![] };
         let mut links = HashMap::new();
-        walk.add(volume, vec![], top, &mut links).map_err(|error| tell(&label, error))?;
+        walk.add(volume, vec![], top, &mut links).map_err(|error| with_context(&label, error))?;
         let mut seen = HashSet::new();
         let mut stack = vec![0];
         while let Some(at) = stack.pop() {
@@ -110,7 +110,7 @@ impl Walk {
                 let shown = printable(&below);
                 if let Err(error) = walk.add(volume, below, entry.inode, &mut links) {
                     walk.damaged = true;
-                    complain(&tell(&shown, error));
+                    complain(&with_context(&shown, error));
                 }
             }
             walk.dirs.push((at, first..walk.items.len()));
@@ -166,7 +166,7 @@ impl Walk {
 }
 
 /// A piece of a file's contents.
-pub enum Piece {
+pub enum FileChunk {
     /// Bytes at an offset.
     Data(u64, Data),
     /// All of the file has been sent, or why not.
@@ -175,7 +175,7 @@ pub enum Piece {
 
 /// Reads the contents of the planned files and sends them in the order of the plan; ends
 /// early when there is no listener any more.
-pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], mut pieces: Sender) {
+pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], mut pieces: ChunkSender) {
     let files: Vec<usize> = plan.iter().copied().filter(|&at| walk.has_contents(at)).collect();
     let mut rest = &files[..];
     while !rest.is_empty() {
@@ -200,57 +200,57 @@ fn window_len(walk: &Walk, files: &[usize]) -> usize {
     let mut bytes = 0;
     let fits = |&&at: &&usize| {
         let size = walk.items[at].attributes.size_bytes;
-        bytes += if size > LARGE_BYTES { 0 } else { size };
+        bytes += if size > LARGE_FILE_BYTES { 0 } else { size };
         bytes <= WINDOW_BYTES
     };
     files.iter().take(WINDOW_FILES).take_while(fits).count().max(1)
 }
 
 /// Reads the small files of a window in the order of the disk.
-fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, Vec<Piece>> {
-    let is_small = |at: &usize| walk.items[*at].attributes.size_bytes <= LARGE_BYTES;
+fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, Vec<FileChunk>> {
+    let is_small = |at: &usize| walk.items[*at].attributes.size_bytes <= LARGE_FILE_BYTES;
     let mut order: Vec<usize> = window.iter().copied().filter(is_small).collect();
     order.sort_by_key(|&at| walk.items[at].first_block);
     let mut kept = HashMap::with_capacity(order.len());
     for at in order {
         let mut pieces = vec![];
-        let read = contents(volume, walk.items[at].inode(), |offset, data| {
-            pieces.push(Piece::Data(offset, data));
+        let read = visit_data(volume, walk.items[at].inode(), |offset, data| {
+            pieces.push(FileChunk::Data(offset, data));
             true
         });
-        pieces.push(Piece::End(read));
+        pieces.push(FileChunk::End(read));
         kept.insert(at, pieces);
     }
     kept
 }
 
-fn send_large(volume: &Volume, inode: &Inode, pieces: &mut Sender) -> bool {
+fn send_large(volume: &Volume, inode: &Inode, pieces: &mut ChunkSender) -> bool {
     let mut listening = true;
-    let read = contents(volume, inode, |offset, data| {
-        listening = pieces.send(Piece::Data(offset, data));
+    let read = visit_data(volume, inode, |offset, data| {
+        listening = pieces.send(FileChunk::Data(offset, data));
         listening
     });
-    listening && pieces.send(Piece::End(read))
+    listening && pieces.send(FileChunk::End(read))
 }
 
 /// The queue between [`read_ahead`] and a writer.
-pub fn queue() -> (Sender, Pieces) {
-    let (to, from) = sync_channel(QUEUE);
-    (Sender { to, batch: vec![], bytes: 0 }, Pieces { from, batch: vec![].into_iter() })
+pub fn queue() -> (ChunkSender, ChunkReceiver) {
+    let (to, from) = sync_channel(MAX_QUEUED_BATCHES);
+    (ChunkSender { to, batch: vec![], bytes: 0 }, ChunkReceiver { from, batch: vec![].into_iter() })
 }
 
 /// The reader's end.
-pub struct Sender {
-    to: SyncSender<Vec<Piece>>,
-    batch: Vec<Piece>,
+pub struct ChunkSender {
+    to: SyncSender<Vec<FileChunk>>,
+    batch: Vec<FileChunk>,
     /// Of the batch.
     bytes: usize,
 }
 
-impl Sender {
+impl ChunkSender {
     /// Whether there still is a writer, as far as is known.
-    fn send(&mut self, piece: Piece) -> bool {
-        if let Piece::Data(_, data) = &piece {
+    fn send(&mut self, piece: FileChunk) -> bool {
+        if let FileChunk::Data(_, data) = &piece {
             self.bytes += data.len();
         }
         self.batch.push(piece);
@@ -265,15 +265,15 @@ impl Sender {
 }
 
 /// The writer's end: pieces in the order of the plan.
-pub struct Pieces {
-    from: Receiver<Vec<Piece>>,
-    batch: vec::IntoIter<Piece>,
+pub struct ChunkReceiver {
+    from: Receiver<Vec<FileChunk>>,
+    batch: vec::IntoIter<FileChunk>,
 }
 
-impl Iterator for Pieces {
-    type Item = Piece;
+impl Iterator for ChunkReceiver {
+    type Item = FileChunk;
 
-    fn next(&mut self) -> Option<Piece> {
+    fn next(&mut self) -> Option<FileChunk> {
         loop {
             if let Some(piece) = self.batch.next() {
                 return Some(piece);
@@ -284,7 +284,7 @@ impl Iterator for Pieces {
 }
 
 /// Reads all that is not a hole; stops when `visit` returns false.
-fn contents(
+fn visit_data(
     volume: &Volume,
     inode: &Inode,
     mut visit: impl FnMut(u64, Data) -> bool,
@@ -315,7 +315,7 @@ pub fn segments<'a>(volume: &'a Volume, inode: &'a Inode) -> Segments<'a> {
     let size = inode.size_bytes;
     let space = volume.attributes_of(inode).blocks_512.saturating_mul(512);
     // More space than size: no hole, unless indirect blocks hide one that is small.
-    let whole = size > 0 && size <= LARGE_BYTES && space >= size;
+    let whole = size > 0 && size <= LARGE_FILE_BYTES && space >= size;
     let (at, open) = if whole { (size, Some((0, size))) } else { (0, None) };
     Segments { volume, inode, at, runs: vec![].into_iter(), open }
 }

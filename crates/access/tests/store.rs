@@ -36,7 +36,7 @@ fn objects_and_keys_by_the_path_of_a_store() {
     assert_eq!(store.get(b"a").unwrap_err().errno, Errno::BADF);
 
     let store = Store::open(&path).unwrap();
-    assert_eq!(store.named(b"letter").unwrap(), Some(letter));
+    assert_eq!(store.find_name(b"letter").unwrap(), Some(letter));
     assert_eq!(store.list().unwrap(), [(letter, 13)]);
     let mut bytes = [0; 20];
     assert_eq!(store.read(letter, 5, &mut bytes).unwrap(), 8);

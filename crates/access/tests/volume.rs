@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draconis_access::tar::Sparse;
-use draconis_access::{Error, File, NewVolume, OpenHow, Place, Volume};
+use draconis_access::{Error, File, NewVolume, OpenOptions, Volume, VolumeLocation};
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, Renaming};
 use rustix::io::Errno;
@@ -17,13 +17,13 @@ fn made(dir: &Path, kind: &str) -> std::path::PathBuf {
 }
 
 fn written(volume: &Arc<Volume>, path: &[u8], bytes: &[u8]) {
-    let how = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let how = OpenOptions { write: true, create: true, mode: 0o644, ..OpenOptions::default() };
     let file = File::open(volume, path, how).unwrap();
     assert_eq!(file.write_at(0, bytes).unwrap(), bytes.len());
 }
 
 fn read(volume: &Arc<Volume>, path: &[u8]) -> Result<Vec<u8>, Error> {
-    let file = File::open(volume, path, OpenHow::default())?;
+    let file = File::open(volume, path, OpenOptions::default())?;
     let mut bytes = vec![0; file.stat()?.size_bytes as usize];
     let len = file.read_at(0, &mut bytes)?;
     assert_eq!(len, bytes.len());
@@ -32,7 +32,7 @@ fn read(volume: &Arc<Volume>, path: &[u8]) -> Result<Vec<u8>, Error> {
 
 /// What e2fsck says, where it is there.
 fn judged(image: &Path) {
-    let checked = Volume::check(image, &Place::default()).unwrap();
+    let checked = Volume::check(image, &VolumeLocation::default()).unwrap();
     assert!(checked.is_clean(), "{:?}", checked.0.complaints);
     match std::process::Command::new("e2fsck").args(["-fn"]).arg(image).output() {
         Ok(output) => {
@@ -47,7 +47,7 @@ fn files_by_their_paths() {
     let dir = tempfile::tempdir().unwrap();
     for kind in ["ext2", "ext4"] {
         let image = made(dir.path(), kind);
-        let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+        let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
         volume.make_dir(b"/etc", 0o755).unwrap();
         written(&volume, b"/etc/hosts", b"127.0.0.1 localhost\n");
         volume.symlink(b"etc/hosts", b"/hosts").unwrap();
@@ -66,7 +66,7 @@ fn files_by_their_paths() {
         assert!(archive.windows(9).any(|name| name == b"etc/hosts"));
         volume.close().unwrap();
         judged(&image);
-        let volume = Volume::open(&image, &Place::default()).unwrap();
+        let volume = Volume::open(&image, &VolumeLocation::default()).unwrap();
         assert_eq!(read(&volume, b"/etc/hosts").unwrap(), b"127.0.0.1 localhost\n");
     }
 }
@@ -79,32 +79,36 @@ fn failures_have_an_errno_and_name_what_they_are_about() {
         assert_eq!(error.errno, wanted, "{error}");
         assert!(error.message.contains(says), "{error}");
     };
-    let missing = Volume::open(&dir.path().join("none"), &Place::default()).unwrap_err();
+    let missing = Volume::open(&dir.path().join("none"), &VolumeLocation::default()).unwrap_err();
     refused(Errno::NOENT, missing, "none");
     let text = dir.path().join("text");
     std::fs::write(&text, "not a volume").unwrap();
-    refused(Errno::INVAL, Volume::open(&text, &Place::default()).unwrap_err(), "text: too short");
+    refused(
+        Errno::INVAL,
+        Volume::open(&text, &VolumeLocation::default()).unwrap_err(),
+        "text: too short",
+    );
     let again = Volume::create(&image, &NewVolume::default()).unwrap_err();
     refused(Errno::EXIST, again, "ext4.img holds");
-    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
-    let second = Volume::open_for_writing(&image, &Place::default()).unwrap_err();
+    let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
+    let second = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap_err();
     refused(Errno::BUSY, second, "ext4.img is in use");
     refused(Errno::NOENT, read(&volume, b"/x/y").unwrap_err(), "ext4.img:/x/y: no such file");
     refused(Errno::ISDIR, read(&volume, b"/").unwrap_err(), "ext4.img:/: is a directory");
     refused(Errno::INVAL, volume.remove_dir(b"/").unwrap_err(), "root directory");
     written(&volume, b"/lost+found/x", b"");
     refused(Errno::NOTEMPTY, volume.remove_dir(b"/lost+found").unwrap_err(), "not empty");
-    let beyond = Place { partition: Some(9), ..Place::default() };
+    let beyond = VolumeLocation { partition: Some(9), ..VolumeLocation::default() };
     assert!(Volume::check(&text, &beyond).is_err());
     written(&volume, b"/a", b"1");
-    let file = File::open(&volume, b"/a", OpenHow::default()).unwrap();
+    let file = File::open(&volume, b"/a", OpenOptions::default()).unwrap();
     refused(Errno::BADF, file.write_at(0, b"2").unwrap_err(), "/a: was opened for reading");
-    let new = OpenHow { create: true, exclusive: true, ..OpenHow::default() };
+    let new = OpenOptions { create: true, exclusive: true, ..OpenOptions::default() };
     refused(Errno::EXIST, File::open(&volume, b"/a", new).unwrap_err(), "/a: file exists");
     volume.close().unwrap();
     refused(Errno::BADF, file.stat().unwrap_err(), "the volume was closed");
     refused(Errno::BADF, volume.stat(b"/a", Follow::No).unwrap_err(), "the volume was closed");
-    let volume = Volume::open(&image, &Place::default()).unwrap();
+    let volume = Volume::open(&image, &VolumeLocation::default()).unwrap();
     refused(Errno::ROFS, volume.make_dir(b"/b", 0o755).unwrap_err(), "/b: read-only");
     judged(&image);
 }
@@ -113,9 +117,9 @@ fn failures_have_an_errno_and_name_what_they_are_about() {
 fn a_file_that_is_open_outlives_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let image = made(dir.path(), "ext4");
-    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+    let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
     written(&volume, b"/a", b"kept");
-    let how = OpenHow { write: true, ..OpenHow::default() };
+    let how = OpenOptions { write: true, ..OpenOptions::default() };
     let file = File::open(&volume, b"/a", how).unwrap();
     volume.unlink(b"/a").unwrap();
     file.write_at(4, b" until closed").unwrap();
@@ -131,7 +135,7 @@ fn a_file_that_is_open_outlives_its_name() {
 fn threads_share_a_volume_and_close_waits_for_them() {
     let dir = tempfile::tempdir().unwrap();
     let image = made(dir.path(), "ext4");
-    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+    let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let volume = &volume;
@@ -153,7 +157,7 @@ fn threads_share_a_volume_and_close_waits_for_them() {
 fn a_new_file_is_where_a_link_leads_and_never_behind_a_slash() {
     let dir = tempfile::tempdir().unwrap();
     let image = made(dir.path(), "ext4");
-    let volume = Volume::open_for_writing(&image, &Place::default()).unwrap();
+    let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
     volume.make_dir(b"/d", 0o755).unwrap();
     volume.symlink(b"d/next", b"/link").unwrap();
     volume.symlink(b"../file", b"/d/next").unwrap();
@@ -161,7 +165,7 @@ fn a_new_file_is_where_a_link_leads_and_never_behind_a_slash() {
     written(&volume, b"/link", b"by two links");
     assert_eq!(read(&volume, b"/file").unwrap(), b"by two links");
     volume.unlink(b"/file").unwrap();
-    let how = OpenHow { write: true, create: true, mode: 0o644, ..OpenHow::default() };
+    let how = OpenOptions { write: true, create: true, mode: 0o644, ..OpenOptions::default() };
     for (path, exclusive, errno) in [
         (&b"/new/"[..], false, Errno::ISDIR),
         (b"/new/", true, Errno::ISDIR),
@@ -171,7 +175,7 @@ fn a_new_file_is_where_a_link_leads_and_never_behind_a_slash() {
         (b"/d", false, Errno::ISDIR),
         (b"/none/x", false, Errno::NOENT),
     ] {
-        let error = File::open(&volume, path, OpenHow { exclusive, ..how }).unwrap_err();
+        let error = File::open(&volume, path, OpenOptions { exclusive, ..how }).unwrap_err();
         let shown = String::from_utf8_lossy(path);
         assert_eq!(error.errno, errno, "{shown}: {error}");
         assert!(error.to_string().contains(&format!(":{shown}")), "{error}");

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 /// The first window; it is worth a request by itself, and little is lost where nothing follows.
 const FIRST_BYTES: u64 = 256 << 10;
 /// The longest: what takes longer to come than the answer does.
-pub(crate) const MOST_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_WINDOW_BYTES: u64 = 1 << 20;
 /// How many windows are kept.
 const WINDOWS: usize = 24;
 /// How many readers in order are told from each other.
@@ -34,13 +34,13 @@ const AHEAD: usize = 3;
 
 /// A part of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Span {
+pub(crate) struct ObjectRange {
     pub key: Arc<str>,
     pub from: u64,
     pub len: u64,
 }
 
-impl Span {
+impl ObjectRange {
     fn end(&self) -> u64 {
         self.from + self.len
     }
@@ -50,7 +50,7 @@ impl Span {
     }
 }
 
-enum Held {
+enum WindowState {
     Waits,
     /// A request is under way.
     Asked,
@@ -58,8 +58,8 @@ enum Held {
 }
 
 struct Window {
-    span: Span,
-    held: Held,
+    span: ObjectRange,
+    held: WindowState,
 }
 
 /// A reader that goes on.
@@ -69,7 +69,7 @@ struct Stream {
     from: u64,
     at: u64,
     /// What was asked for ends here.
-    ahead: Option<Span>,
+    ahead: Option<ObjectRange>,
     window: u64,
 }
 
@@ -82,68 +82,68 @@ struct State {
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Ahead {
+pub(crate) struct ReadAhead {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 /// What a reader does.
-pub(crate) enum Step {
+pub(crate) enum ReadAction {
     /// It is here.
     Here(Bytes),
     /// It asks for that, which has what it needs, and [gives](Ahead::give) it.
-    Ask(Span),
+    Ask(ObjectRange),
 }
 
-impl Ahead {
+impl ReadAhead {
     /// What a reader of `wanted` does, and which windows are to be [asked for](Ahead::take) beside:
     /// `len_of` says how long an object is, `next` which one comes behind it.
     pub fn read(
         &self,
-        wanted: &Span,
+        wanted: &ObjectRange,
         len_of: impl Fn(&str) -> u64,
         next: impl Fn(&str) -> Option<Arc<str>>,
-    ) -> (Step, Vec<Span>) {
+    ) -> (ReadAction, Vec<ObjectRange>) {
         let mut state = self.state.lock();
-        let mut more = state.go_on(wanted, &len_of, &next);
+        let mut more = state.advance_reader(wanted, &len_of, &next);
         while let Some(nth) = state.windows.iter().position(|it| it.span.has(wanted)) {
             let window = &mut state.windows[nth];
             match &window.held {
-                Held::Here(bytes) => {
+                WindowState::Here(bytes) => {
                     let from = (wanted.from - window.span.from) as usize;
                     let bytes = bytes.slice(from..from + wanted.len as usize);
                     if window.span.end() == wanted.end() {
                         state.windows.remove(nth);
                     }
-                    return (Step::Here(bytes), more);
+                    return (ReadAction::Here(bytes), more);
                 }
-                Held::Asked => self.changed.wait(&mut state),
-                Held::Waits => {
-                    window.held = Held::Asked;
+                WindowState::Asked => self.changed.wait(&mut state),
+                WindowState::Waits => {
+                    window.held = WindowState::Asked;
                     let span = window.span.clone();
                     more.retain(|other| *other != span);
-                    return (Step::Ask(span), more);
+                    return (ReadAction::Ask(span), more);
                 }
             }
         }
-        (Step::Ask(wanted.clone()), more)
+        (ReadAction::Ask(wanted.clone()), more)
     }
 
     /// Whether a window still waits to be asked for: then by who asks this.
-    pub fn take(&self, span: &Span) -> bool {
+    pub fn claim_window(&self, span: &ObjectRange) -> bool {
         let mut state = self.state.lock();
         let window = state.windows.iter_mut().find(|window| window.span == *span);
-        let waits = window.filter(|window| matches!(window.held, Held::Waits));
-        waits.map(|window| window.held = Held::Asked).is_some()
+        let waits = window.filter(|window| matches!(window.held, WindowState::Waits));
+        waits.map(|window| window.held = WindowState::Asked).is_some()
     }
 
     /// What was asked for came, or did not.
-    pub fn give(&self, span: &Span, came: Option<&Bytes>) {
+    pub fn complete_window(&self, span: &ObjectRange, came: Option<&Bytes>) {
         let mut state = self.state.lock();
         let nth = state.windows.iter().position(|window| window.span == *span);
         if let Some(nth) = nth {
             match came {
-                Some(bytes) => state.windows[nth].held = Held::Here(bytes.clone()),
+                Some(bytes) => state.windows[nth].held = WindowState::Here(bytes.clone()),
                 None => drop(state.windows.remove(nth)),
             }
         }
@@ -153,12 +153,12 @@ impl Ahead {
 
 impl State {
     /// Sees that a reader is at `wanted`; the windows that it will need, which wait from now on.
-    fn go_on(
+    fn advance_reader(
         &mut self,
-        wanted: &Span,
+        wanted: &ObjectRange,
         len_of: &impl Fn(&str) -> u64,
         next: &impl Fn(&str) -> Option<Arc<str>>,
-    ) -> Vec<Span> {
+    ) -> Vec<ObjectRange> {
         let is_next = |stream: &Stream| match stream.key == wanted.key {
             true => (stream.at..=stream.at + GAP_BYTES).contains(&wanted.from),
             // At its end it goes on with the next.
@@ -189,9 +189,9 @@ impl State {
         let is_of = |key: &Arc<str>| *key == wanted.key || behind.as_ref() == Some(key);
         // A reader that was not seen to go on begins with what it wants now.
         let ahead = stream.ahead.take().filter(|last| is_of(&last.key));
-        let mut last = ahead.unwrap_or_else(|| Span { len: 0, ..wanted.clone() });
+        let mut last = ahead.unwrap_or_else(|| ObjectRange { len: 0, ..wanted.clone() });
         let left = |state: &Self| {
-            let is_left = |span: &Span| {
+            let is_left = |span: &ObjectRange| {
                 is_of(&span.key) && (span.key != wanted.key || span.from >= wanted.end())
             };
             state.windows.iter().filter(|window| is_left(&window.span)).count()
@@ -218,12 +218,12 @@ impl State {
             if len == 0 {
                 break;
             }
-            stream.window = (stream.window * 2).min(MOST_BYTES);
-            last = Span { key, from, len };
+            stream.window = (stream.window * 2).min(MAX_WINDOW_BYTES);
+            last = ObjectRange { key, from, len };
             if self.windows.len() >= WINDOWS {
                 self.windows.pop_front();
             }
-            self.windows.push_back(Window { span: last.clone(), held: Held::Waits });
+            self.windows.push_back(Window { span: last.clone(), held: WindowState::Waits });
             more.push(last.clone());
         }
         stream.ahead = Some(last);
@@ -238,41 +238,41 @@ mod tests {
 
     const LEN: u64 = 4 << 20;
 
-    fn span(key: &str, from: u64, len: u64) -> Span {
-        Span { key: key.into(), from, len }
+    fn span(key: &str, from: u64, len: u64) -> ObjectRange {
+        ObjectRange { key: key.into(), from, len }
     }
 
-    fn bytes(span: &Span) -> Bytes {
+    fn bytes(span: &ObjectRange) -> Bytes {
         (span.from..span.end()).map(|at| (at >> 9) as u8).collect::<Vec<u8>>().into()
     }
 
     /// One reader, and what it asks a bucket for that has two objects, "a" and "b".
     #[derive(Default)]
     struct Reader {
-        ahead: Ahead,
-        asked: Vec<Span>,
+        ahead: ReadAhead,
+        asked: Vec<ObjectRange>,
     }
 
     impl Reader {
-        fn read(&mut self, wanted: &Span) {
+        fn read(&mut self, wanted: &ObjectRange) {
             let next = |key: &str| (key == "a").then(|| Arc::from("b"));
             let (step, more) = self.ahead.read(wanted, |_| LEN, next);
             let bytes_here = match step {
-                Step::Here(bytes) => bytes,
-                Step::Ask(asked) => {
+                ReadAction::Here(bytes) => bytes,
+                ReadAction::Ask(asked) => {
                     assert!(asked.has(wanted), "{asked:?} for {wanted:?}");
                     self.asked.push(asked.clone());
                     let came = bytes(&asked);
-                    self.ahead.give(&asked, Some(&came));
+                    self.ahead.complete_window(&asked, Some(&came));
                     let from = (wanted.from - asked.from) as usize;
                     came.slice(from..from + wanted.len as usize)
                 }
             };
             assert_eq!(bytes_here, bytes(wanted));
             for window in more {
-                if self.ahead.take(&window) {
+                if self.ahead.claim_window(&window) {
                     self.asked.push(window.clone());
-                    self.ahead.give(&window, Some(&bytes(&window)));
+                    self.ahead.complete_window(&window, Some(&bytes(&window)));
                 }
             }
         }
@@ -313,18 +313,22 @@ mod tests {
 
     #[test]
     fn what_did_not_come_is_asked_for_by_who_needs_it() {
-        let ahead = Ahead::default();
+        let ahead = ReadAhead::default();
         let read = |at: u64| ahead.read(&span("a", at, 1000), |_| LEN, |_| None);
-        let (Step::Ask(_), more) = read(0) else { panic!("nothing is there") };
+        let (ReadAction::Ask(_), more) = read(0) else { panic!("nothing is there") };
         assert!(more.is_empty());
-        let (Step::Ask(first), more) = read(1000) else { panic!("nothing is there") };
+        let (ReadAction::Ask(first), more) = read(1000) else { panic!("nothing is there") };
         assert_eq!((first.from, first.len, more.len()), (1000, FIRST_BYTES, AHEAD));
-        ahead.give(&first, None);
-        let (Step::Ask(again), _) = read(2000) else { panic!("nothing came") };
+        ahead.complete_window(&first, None);
+        let (ReadAction::Ask(again), _) = read(2000) else { panic!("nothing came") };
         assert_eq!(again, span("a", 2000, 1000));
         // One that waits in a queue is taken by who needs it.
-        let (Step::Ask(second), _) = read(more[0].from) else { panic!("nothing came") };
+        let (ReadAction::Ask(second), _) = read(more[0].from) else { panic!("nothing came") };
         assert_eq!(second, more[0]);
-        assert!(!ahead.take(&more[0]) && ahead.take(&more[1]) && !ahead.take(&more[1]));
+        assert!(
+            !ahead.claim_window(&more[0])
+                && ahead.claim_window(&more[1])
+                && !ahead.claim_window(&more[1])
+        );
     }
 }

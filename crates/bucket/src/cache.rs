@@ -26,22 +26,22 @@ const MARK: &str = "DRACONIS-CACHE";
 
 pub(crate) struct Cache {
     dir: PathBuf,
-    most_bytes: u64,
+    max_bytes: u64,
     /// Tells stores from each other.
     store: u128,
-    kept: Mutex<Kept>,
+    kept: Mutex<LruIndex>,
 }
 
 /// Files by when they were used last.
 #[derive(Default)]
-struct Kept {
+struct LruIndex {
     bytes: u64,
     tick: u64,
     by_use: BTreeMap<u64, String>,
     files: HashMap<String, (u64, u64)>,
 }
 
-impl Kept {
+impl LruIndex {
     fn used(&mut self, file: &str, len: u64) {
         self.forget(file);
         self.tick += 1;
@@ -85,10 +85,11 @@ impl Cache {
         }
         std::fs::write(dir.join(MARK), "What is in here can be deleted.\n").map_err(said)?;
         files.sort();
-        let mut kept = Kept::default();
+        let mut kept = LruIndex::default();
         files.iter().for_each(|(_, name, len)| kept.used(name, *len));
-        let cache = Self { dir: dir.to_owned(), most_bytes, store, kept: Mutex::new(kept) };
-        cache.shorten();
+        let cache =
+            Self { dir: dir.to_owned(), max_bytes: most_bytes, store, kept: Mutex::new(kept) };
+        cache.evict();
         Ok(cache)
     }
 
@@ -122,7 +123,7 @@ impl Cache {
             let bytes = fetch(begin, until - begin)?;
             for (nth, chunk) in (begin / CHUNK..).zip(bytes.chunks(CHUNK as usize)) {
                 put(nth, chunk);
-                self.keep(key, nth, chunk);
+                self.insert(key, nth, chunk);
             }
         }
         let skip = (from - first * CHUNK) as usize;
@@ -158,7 +159,7 @@ impl Cache {
         Some(bytes.slice(8..))
     }
 
-    fn keep(&self, key: &str, nth: u64, chunk: &[u8]) {
+    fn insert(&self, key: &str, nth: u64, chunk: &[u8]) {
         let seed = self.seed(key, nth);
         let name = format!("{seed:016x}");
         let mut bytes = XxHash3_64::oneshot_with_seed(seed, chunk).to_le_bytes().to_vec();
@@ -173,7 +174,7 @@ impl Cache {
         match kept {
             Ok(()) => {
                 self.kept.lock().used(&name, bytes.len() as u64);
-                self.shorten();
+                self.evict();
             }
             Err(error) => {
                 let _ = std::fs::remove_file(&unfinished);
@@ -182,9 +183,9 @@ impl Cache {
         }
     }
 
-    fn shorten(&self) {
+    fn evict(&self) {
         let mut kept = self.kept.lock();
-        while kept.bytes > self.most_bytes
+        while kept.bytes > self.max_bytes
             && let Some((_, name)) = kept.by_use.pop_first()
         {
             kept.forget(&name);

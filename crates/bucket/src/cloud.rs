@@ -16,13 +16,13 @@ use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, Put
 use tokio::runtime::{Builder, Handle};
 
 use crate::clouds;
-use crate::engine::{Answer, Engine, Listed, Trouble};
+use crate::engine::{BucketApi, ListEntry, RequestError, RequestResult};
 
 /// The longest object that is read as a whole.
 const WHOLE_MAX: u64 = 64 << 20;
 
 /// A bucket, or a directory, at an address.
-pub struct Cloud {
+pub struct ObjectStoreBucket {
     store: Arc<dyn ObjectStore>,
     /// The folder of all keys.
     prefix: Path,
@@ -59,14 +59,14 @@ pub fn is_address(text: &str) -> bool {
     })
 }
 
-impl Cloud {
+impl ObjectStoreBucket {
     /// The bucket at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
     /// `file:///DIRECTORY`, with credentials from where the kind's own tools have them. A directory that is not there is made if `makes` says so. No request waits longer than
     /// `timeout` for its answer.
     ///
     /// # Errors
     /// What is wrong with the address or the environment.
-    pub fn at(address: &str, makes: bool, timeout: Duration) -> Result<Self, String> {
+    pub fn open(address: &str, makes: bool, timeout: Duration) -> Result<Self, String> {
         let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_matches('/');
@@ -113,28 +113,28 @@ impl Cloud {
         self.prefix.parts().chain(Path::from(key).parts()).collect()
     }
 
-    fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> Answer<()> {
+    fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> RequestResult<()> {
         let (path, options) = (self.path(key), PutOptions { mode, ..PutOptions::default() });
         let put = self.store.put_opts(&path, bytes.into(), options);
         match self.network.runtime.block_on(put) {
             Ok(_) => Ok(()),
             // Of an object that is written: there is no such bucket.
-            Err(error @ Error::NotFound { .. }) => Err(Trouble::Denied(told(&error))),
-            Err(error) => Err(trouble(&error)),
+            Err(error @ Error::NotFound { .. }) => Err(RequestError::Denied(told(&error))),
+            Err(error) => Err(to_request_error(&error)),
         }
     }
 }
 
-impl Engine for Cloud {
-    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+impl BucketApi for ObjectStoreBucket {
+    fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         self.write(key, bytes, PutMode::Overwrite)
     }
 
-    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+    fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         self.write(key, bytes, PutMode::Create)
     }
 
-    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
         let path = self.path(key);
         let range = range.map(|(from, len)| GetRange::Bounded(from..from + len));
         let most = match &range {
@@ -156,43 +156,47 @@ impl Engine for Cloud {
                 }
                 Ok(out)
             })
-            .map_err(|error| trouble(&error))
+            .map_err(|error| to_request_error(&error))
             .and_then(|out| match out.len() as u64 > most {
-                true => Err(Trouble::Refused("more bytes came than were asked for".to_owned())),
+                true => {
+                    Err(RequestError::Permanent("more bytes came than were asked for".to_owned()))
+                }
                 false => Ok(out.into()),
             })
     }
 
-    fn head(&self, key: &str) -> Answer<u64> {
+    fn head(&self, key: &str) -> RequestResult<u64> {
         let path = self.path(key);
         let meta = self.network.runtime.block_on(self.store.head(&path));
-        meta.map(|meta| meta.size).map_err(|error| trouble(&error))
+        meta.map(|meta| meta.size).map_err(|error| to_request_error(&error))
     }
 
-    fn delete(&self, key: &str) -> Answer<()> {
+    fn delete(&self, key: &str) -> RequestResult<()> {
         let path = self.path(key);
         match self.network.runtime.block_on(self.store.delete(&path)) {
             Ok(()) => Ok(()),
-            Err(error) => match trouble(&error) {
-                Trouble::Missing => Ok(()),
+            Err(error) => match to_request_error(&error) {
+                RequestError::NotFound => Ok(()),
                 trouble => Err(trouble),
             },
         }
     }
 
-    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+    fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
         let folder = self.path(folder);
         let folder = Some(&folder).filter(|folder| !folder.as_ref().is_empty());
         let all = self.network.runtime.block_on(self.store.list(folder).try_collect::<Vec<_>>());
         let all = all.map_err(|error| match error {
             // A directory that changes while it is listed; a bucket says what it lacks.
-            Error::NotFound { .. } if self.prefix.is_root() => Trouble::Passing(told(&error)),
-            Error::NotFound { .. } => Trouble::Denied(told(&error)),
-            error => trouble(&error),
+            Error::NotFound { .. } if self.prefix.is_root() => {
+                RequestError::Transient(told(&error))
+            }
+            Error::NotFound { .. } => RequestError::Denied(told(&error)),
+            error => to_request_error(&error),
         })?;
         let ours = all.into_iter().filter_map(|meta| {
             let key: Path = meta.location.prefix_match(&self.prefix)?.collect();
-            Some(Listed { key: key.into(), len_bytes: meta.size })
+            Some(ListEntry { key: key.into(), len_bytes: meta.size })
         });
         Ok(ours.collect())
     }
@@ -215,20 +219,22 @@ fn folder(address: &str, prefix: &str) -> Result<Path, String> {
     }
 }
 
-fn trouble(error: &Error) -> Trouble {
+fn to_request_error(error: &Error) -> RequestError {
     match error {
         // It is not the object that is missing.
         Error::NotFound { .. } if all_told(error).contains("NoSuchBucket") => {
-            Trouble::Denied(told(error))
+            RequestError::Denied(told(error))
         }
-        Error::NotFound { .. } => Trouble::Missing,
-        Error::AlreadyExists { .. } | Error::Precondition { .. } => Trouble::Exists,
-        Error::Generic { .. } if is_malformed(&all_told(error)) => Trouble::Denied(told(error)),
+        Error::NotFound { .. } => RequestError::NotFound,
+        Error::AlreadyExists { .. } | Error::Precondition { .. } => RequestError::AlreadyExists,
+        Error::Generic { .. } if is_malformed(&all_told(error)) => {
+            RequestError::Denied(told(error))
+        }
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            Trouble::Denied(told(error))
+            RequestError::Denied(told(error))
         }
-        Error::Generic { .. } | Error::JoinError { .. } => Trouble::Passing(told(error)),
-        _ => Trouble::Refused(told(error)),
+        Error::Generic { .. } | Error::JoinError { .. } => RequestError::Transient(told(error)),
+        _ => RequestError::Permanent(told(error)),
     }
 }
 
@@ -302,13 +308,16 @@ mod tests {
 
     #[test]
     fn what_a_server_says_is_told_in_a_sentence() {
-        let said = |text: &str| trouble(&Error::Generic { store: "S3", source: text.into() });
+        let said =
+            |text: &str| to_request_error(&Error::Generic { store: "S3", source: text.into() });
         let name = said("status code: 400 Bad Request: <Code>InvalidBucketName</Code>");
-        assert_eq!(name, Trouble::Denied("400 InvalidBucketName".to_owned()));
+        assert_eq!(name, RequestError::Denied("400 InvalidBucketName".to_owned()));
         let page = said("status code: 502 Bad Gateway: <HTML>");
-        assert!(matches!(page, Trouble::Passing(text) if text.starts_with("502 a web page")));
+        assert!(
+            matches!(page, RequestError::Transient(text) if text.starts_with("502 a web page"))
+        );
         let slow = said("status code: 400 Bad Request: <Code>RequestTimeout</Code>");
-        assert!(matches!(slow, Trouble::Passing(_)));
-        assert!(matches!(said("connection refused"), Trouble::Passing(_)));
+        assert!(matches!(slow, RequestError::Transient(_)));
+        assert!(matches!(said("connection refused"), RequestError::Transient(_)));
     }
 }

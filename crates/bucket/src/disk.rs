@@ -31,17 +31,17 @@ use draconis_device::{
 use draconis_exchange::heap::Block;
 use parking_lot::{Condvar, Mutex};
 
-use crate::ahead::{Ahead, MOST_BYTES, Span, Step};
+use crate::ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
 use crate::cache::Cache;
-use crate::engine::Trouble;
+use crate::engine::RequestError;
 use crate::epoch::Epoch;
-use crate::journal::{Journal, Kept};
-use crate::keeping::Keeping;
-use crate::lanes::Lanes;
-use crate::map::Map;
-use crate::name::{Name, Number, Run, SECTORS_MAX};
-use crate::open::elsewhere;
-use crate::outbox::{Pace, Shared, State, Until};
+use crate::journal::{Journal, JournalStatistics};
+use crate::keeping::JournalQueue;
+use crate::lanes::RequestThreads;
+use crate::map::SectorMap;
+use crate::name::{Name, ObjectNumber, SECTORS_MAX, SectorRun};
+use crate::open::remote;
+use crate::outbox::{Shared, State, WaitGoal, WritePolicy};
 use crate::root::{EDGE_SECTORS, Root};
 use crate::steady::{Requests, RetryingStore};
 use crate::{OBJECT_BYTES, SECTOR};
@@ -73,13 +73,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const LOOK_WAIT: Duration = Duration::from_millis(150);
 
 /// What is known when a bucket was opened.
-pub(crate) struct Opened {
+pub(crate) struct OpenedBucket {
     pub root: Root,
-    pub map: Map,
+    pub map: SectorMap,
     /// The keys of objects that count.
-    pub names: HashMap<Number, Arc<str>>,
+    pub names: HashMap<ObjectNumber, Arc<str>>,
     /// What can go once a root of ours does without.
-    pub dead: Vec<Arc<str>>,
+    pub garbage: Vec<Arc<str>>,
     /// None for readers.
     pub epoch: Option<Epoch>,
     /// Of the epoch of the newest root so many objects count.
@@ -87,7 +87,7 @@ pub(crate) struct Opened {
 }
 
 /// What a read needs of one object.
-struct Part {
+struct BlockRange {
     key: Arc<str>,
     from_bytes: u64,
     len: usize,
@@ -98,12 +98,12 @@ struct Part {
 impl BucketDisk {
     pub(crate) fn new(
         bucket: RetryingStore,
-        pace: Pace,
-        opened: Opened,
+        pace: WritePolicy,
+        opened: OpenedBucket,
         cache: Option<Cache>,
         journal: Option<Journal>,
     ) -> Result<Self, Error> {
-        let Opened { root, map, names, dead, epoch, .. } = opened;
+        let OpenedBucket { root, map, names, garbage: dead, epoch, .. } = opened;
         let state = State {
             root,
             map,
@@ -128,14 +128,14 @@ impl BucketDisk {
             is_probing: false,
             asked_at: None,
             is_closed: false,
-            keeping: journal.map(Keeping::new),
+            keeping: journal.map(JournalQueue::new),
         };
         let has_journal = state.keeping.is_some();
         let shared = Shared {
-            lanes: Lanes::new(pace.lanes),
+            lanes: RequestThreads::new(pace.lanes),
             bucket,
             cache,
-            ahead: Ahead::default(),
+            ahead: ReadAhead::default(),
             pace,
             is_read_only: epoch.is_none(),
             epoch: epoch.unwrap_or_default(),
@@ -147,8 +147,8 @@ impl BucketDisk {
         let pump = has_journal.then(|| {
             let shared = shared.clone();
             let named = std::thread::Builder::new().name("journal".to_owned());
-            let spawned = named.spawn(move || shared.pump());
-            spawned.map_err(|error| elsewhere(format!("no thread for the journal: {error}")))
+            let spawned = named.spawn(move || shared.run_uploader());
+            spawned.map_err(|error| remote(format!("no thread for the journal: {error}")))
         });
         let pump = Mutex::new(pump.transpose()?);
         Ok(Self { shared, has_journal, pump, left: Mutex::default() })
@@ -195,7 +195,7 @@ impl BucketDisk {
             self.shared.lanes.push(move || {
                 let mut state = shared.state.lock();
                 if !state.is_asking && state.error.is_none() {
-                    shared.ask(&mut state);
+                    shared.verify_epoch(&mut state);
                 }
             });
             // Mostly it answers soon.
@@ -209,12 +209,12 @@ impl BucketDisk {
     }
 
     /// What went by the journal, if there is one.
-    pub fn kept(&self) -> Option<Kept> {
+    pub fn journal_statistics(&self) -> Option<JournalStatistics> {
         self.shared.state.lock().keeping.as_ref().map(|keeping| keeping.kept)
     }
 
     /// Once it is closed: that a journal keeps what the bucket has not, and why.
-    pub fn left(&self) -> Option<String> {
+    pub fn close_error(&self) -> Option<String> {
         self.left.lock().clone()
     }
 
@@ -224,7 +224,7 @@ impl BucketDisk {
     }
 
     /// How many objects hold what the disk has, and how many bytes are in them.
-    pub fn held(&self) -> (u64, u64) {
+    pub fn usage(&self) -> (u64, u64) {
         let state = self.shared.state.lock();
         let objects = state.map.objects().count() as u64;
         (objects, state.names.values().map(|key| len_of(key)).sum::<u64>())
@@ -266,15 +266,15 @@ impl BucketDisk {
                 self.shared.put(&mut state, moved.start, &part(moved.start, to));
             }
             let mut dead = vec![];
-            state.map.clear(Run { sector: edge, count: SECTORS_MAX - edge }, &mut dead);
+            state.map.clear(SectorRun { sector: edge, count: SECTORS_MAX - edge }, &mut dead);
             let next = state.next;
             state.retire(dead, next);
-            state.root.edges.retain(|sector, _| {
+            state.root.edge_sectors.retain(|sector, _| {
                 *sector < EDGE_SECTORS || (*sector >= edge && *sector < sectors)
             });
             if edge <= old_edge {
                 let of_end = moved.clone().map(|sector| (sector, part(sector, sector + 1)));
-                state.root.edges.extend(of_end);
+                state.root.edge_sectors.extend(of_end);
             }
             state.root.sectors = sectors;
         }
@@ -294,7 +294,7 @@ impl BucketDisk {
             state.mark();
             Ticket(state.tickets)
         };
-        self.shared.wait(ticket, Until::Durable)
+        self.shared.wait(ticket, WaitGoal::Durable)
     }
 
     /// Sends all that was written, deletes what is not needed, and returns once that is done, as
@@ -327,23 +327,23 @@ impl BucketDisk {
         // After a failure it may be another's, and what is there was not all that was written.
         let is_whole = self.shared.state.lock().error.is_none();
         if self.shared.pace.gives_back && !self.shared.is_read_only && is_whole {
-            self.shared.epoch.give_back(&self.shared.bucket);
+            self.shared.epoch.release(&self.shared.bucket);
         }
     }
 
-    fn sectors_of(extent: Extent) -> Run {
-        Run { sector: extent.start_bytes / SECTOR, count: extent.len_bytes / SECTOR }
+    fn sectors_of(extent: Extent) -> SectorRun {
+        SectorRun { sector: extent.start_bytes / SECTOR, count: extent.len_bytes / SECTOR }
     }
 
     /// Fills a block with what memory has; what the bucket has to be asked for.
-    fn plan(&self, at: Extent, into: &mut Block) -> Vec<Part> {
+    fn plan(&self, at: Extent, into: &mut Block) -> Vec<BlockRange> {
         let run = Self::sectors_of(at);
         into.copy_in(0, &vec![0; into.len()]);
         let state = self.shared.state.lock();
-        for (&sector, bytes) in state.root.edges.range(run.sector..run.sector + run.count) {
+        for (&sector, bytes) in state.root.edge_sectors.range(run.sector..run.sector + run.count) {
             into.copy_in(((sector - run.sector) * SECTOR) as usize, bytes);
         }
-        let mut parts: Vec<Part> = vec![];
+        let mut parts: Vec<BlockRange> = vec![];
         for (sector, piece) in state.map.within(run) {
             let place = ((sector - run.sector) * SECTOR) as usize;
             let (from, len) = (piece.from * SECTOR, (piece.count * SECTOR) as usize);
@@ -361,7 +361,9 @@ impl BucketDisk {
                 {
                     last.len += len;
                 }
-                _ => parts.push(Part { key: key.clone(), from_bytes: from, len, into: place }),
+                _ => {
+                    parts.push(BlockRange { key: key.clone(), from_bytes: from, len, into: place })
+                }
             }
         }
         parts
@@ -445,7 +447,7 @@ impl Disk for BucketDisk {
         }
         let mut tickets = Vec::with_capacity(chain.len());
         for group in &chain {
-            self.shared.take(&mut state, group);
+            self.shared.queue_group(&mut state, group);
             tickets.push(Ticket(state.tickets));
         }
         if state.is_root_due {
@@ -457,19 +459,19 @@ impl Disk for BucketDisk {
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         match self.has_journal {
-            true => self.shared.wait_kept(ticket),
-            false => self.shared.wait(ticket, Until::Sent),
+            true => self.shared.wait_journaled(ticket),
+            false => self.shared.wait(ticket, WaitGoal::Sent),
         }
     }
 
     fn wait_commit_interval(&self) {
-        self.shared.gather();
+        self.shared.wait_commit_interval();
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         match self.has_journal {
-            true => self.shared.wait_kept(ticket),
-            false => self.shared.wait(ticket, Until::Durable),
+            true => self.shared.wait_journaled(ticket),
+            false => self.shared.wait(ticket, WaitGoal::Durable),
         }
     }
 
@@ -516,7 +518,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    fn add(gathered: &Mutex<Option<Self>>, part: &Part, answer: Result<Bytes, Error>) {
+    fn add(gathered: &Mutex<Option<Self>>, part: &BlockRange, answer: Result<Bytes, Error>) {
         let mut slot = gathered.lock();
         let Some(all) = &mut *slot else { return };
         match answer {
@@ -538,38 +540,42 @@ impl Gathered {
 }
 
 impl Shared {
-    fn fetch(self: &Arc<Self>, part: &Part) -> Result<Bytes, Error> {
+    fn fetch(self: &Arc<Self>, part: &BlockRange) -> Result<Bytes, Error> {
         let range = (part.from_bytes, part.len as u64);
         match &self.cache {
-            None => self.read_on(&part.key, range),
+            None => self.read_with_readahead(&part.key, range),
             Some(cache) => cache.read(&part.key, len_of(&part.key), range, |from, len| {
-                self.read_on(&part.key, (from, len))
+                self.read_with_readahead(&part.key, (from, len))
             }),
         }
     }
 
     /// Reads a part of an object, and what a reader that goes on will need next.
-    fn read_on(self: &Arc<Self>, key: &Arc<str>, (from, len): (u64, u64)) -> Result<Bytes, Error> {
-        let wanted = Span { key: key.clone(), from, len };
-        if len >= MOST_BYTES {
+    fn read_with_readahead(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        (from, len): (u64, u64),
+    ) -> Result<Bytes, Error> {
+        let wanted = ObjectRange { key: key.clone(), from, len };
+        if len >= MAX_WINDOW_BYTES {
             return self.ask_for(&wanted);
         }
         let (step, more) = self.ahead.read(&wanted, len_of, |key| self.behind(key));
         for window in more {
             let shared = self.clone();
             self.lanes.push(move || {
-                if shared.ahead.take(&window) {
+                if shared.ahead.claim_window(&window) {
                     let came = shared.ask_for(&window);
-                    shared.ahead.give(&window, came.as_ref().ok());
+                    shared.ahead.complete_window(&window, came.as_ref().ok());
                 }
             });
         }
         let asked = match step {
-            Step::Here(bytes) => return Ok(bytes),
-            Step::Ask(asked) => asked,
+            ReadAction::Here(bytes) => return Ok(bytes),
+            ReadAction::Ask(asked) => asked,
         };
         let came = self.ask_for(&asked);
-        self.ahead.give(&asked, came.as_ref().ok());
+        self.ahead.complete_window(&asked, came.as_ref().ok());
         let skip = (from - asked.from) as usize;
         Ok(came?.slice(skip..skip + len as usize))
     }
@@ -577,16 +583,18 @@ impl Shared {
     /// The object that was written next, if the bucket has it.
     fn behind(&self, key: &str) -> Option<Arc<str>> {
         let Some(Name::Data(number, _)) = Name::of(key) else { return None };
-        let next = Number { nth: number.nth + 1, ..number };
+        let next = ObjectNumber { sequence: number.sequence + 1, ..number };
         let state = self.state.lock();
         let is_sent = state.in_memory(self.epoch.number, next).is_none();
         state.names.get(&next).filter(|_| is_sent).cloned()
     }
 
-    fn ask_for(&self, span: &Span) -> Result<Bytes, Error> {
+    fn ask_for(&self, span: &ObjectRange) -> Result<Bytes, Error> {
         let trouble = match self.bucket.get(&span.key, Some((span.from, span.len))) {
             Ok(bytes) if bytes.len() as u64 == span.len => return Ok(bytes),
-            Ok(bytes) => Trouble::Refused(format!("{} bytes came of {}", bytes.len(), span.len)),
+            Ok(bytes) => {
+                RequestError::Permanent(format!("{} bytes came of {}", bytes.len(), span.len))
+            }
             Err(trouble) => trouble,
         };
         Err(self.bucket.error("reading", &span.key, &trouble))

@@ -8,31 +8,31 @@ use bytes::Bytes;
 
 /// Why a request was not done.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum RequestError {
     /// There is no such object.
     #[error("there is no such object")]
-    Missing,
+    NotFound,
     /// There is one already.
     #[error("the object is there already")]
-    Exists,
+    AlreadyExists,
     /// It may work when it is tried again; and it may have been done, its answer lost.
     #[error("{0}")]
-    Passing(String),
+    Transient(String),
     /// The server does not do it now: a clock that is wrong, a credential that has run out, a
     /// bucket that is not there. What it did before it may do again.
     #[error("{0}")]
     Denied(String),
     /// It will not work, however often it is tried.
     #[error("{0}")]
-    Refused(String),
+    Permanent(String),
 }
 
 /// What requests return.
-pub type Answer<T> = Result<T, Trouble>;
+pub type RequestResult<T> = Result<T, RequestError>;
 
 /// An object as a list has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listed {
+pub struct ListEntry {
     /// Its key, behind the prefix of all.
     pub key: String,
     /// Its length.
@@ -40,41 +40,41 @@ pub struct Listed {
 }
 
 /// A bucket, or the part of one behind a prefix. Requests wait in the calling thread.
-pub trait Engine: Send + Sync {
+pub trait BucketApi: Send + Sync {
     /// Writes an object, in place of what is there.
     ///
     /// # Errors
     /// [`Trouble::Passing`], [`Trouble::Denied`] or [`Trouble::Refused`].
-    fn put(&self, key: &str, bytes: Bytes) -> Answer<()>;
+    fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()>;
 
     /// Writes an object, if none has the key.
     ///
     /// # Errors
     /// [`Trouble::Exists`], and as [`Engine::put`].
-    fn create(&self, key: &str, bytes: Bytes) -> Answer<()>;
+    fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()>;
 
     /// Reads `len_bytes` from a byte on; all of the object if there is no range.
     ///
     /// # Errors
     /// [`Trouble::Missing`], and as [`Engine::put`].
-    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes>;
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes>;
 
     /// Says how long an object is.
     ///
     /// # Errors
     /// As [`Engine::get`].
-    fn head(&self, key: &str) -> Answer<u64>;
+    fn head(&self, key: &str) -> RequestResult<u64>;
 
     /// Deletes an object; that there is none is no error.
     ///
     /// # Errors
     /// As [`Engine::put`].
-    fn delete(&self, key: &str) -> Answer<()>;
+    fn delete(&self, key: &str) -> RequestResult<()>;
 
     /// All objects whose keys begin with `folder` and a slash, in any order; with an empty name
     /// all there are.
     ///
     /// # Errors
     /// As [`Engine::put`].
-    fn list(&self, folder: &str) -> Answer<Vec<Listed>>;
+    fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>>;
 }

@@ -21,10 +21,10 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use draconis_device::Error;
 
-use crate::engine::{Answer, Trouble};
+use crate::engine::{RequestError, RequestResult};
 use crate::journal::Journal;
-use crate::name::{Name, Number};
-use crate::open::{Options, elsewhere, list};
+use crate::name::{Name, ObjectNumber};
+use crate::open::{BucketOptions, list, remote};
 use crate::steady::RetryingStore;
 
 /// How often a writer finds that another one was there just before.
@@ -51,29 +51,29 @@ impl Epoch {
     /// what comes back are the roots that it has then, and after that all it has.
     pub fn claim(
         bucket: &RetryingStore,
-        options: &Options,
+        options: &BucketOptions,
         journal: Option<&Journal>,
         mut names: BTreeMap<Name, u64>,
     ) -> Result<(Self, [BTreeMap<Name, u64>; 2]), Error> {
         let mut text = format!("{}\n{:032x}\n", options.who, options.token);
         // A program that knows of no journals leaves alone who stays.
-        if options.stays || journal.is_some() {
-            text += &format!("{STAYS}{}\n", options.seat);
+        if options.is_mount || journal.is_some() {
+            text += &format!("{STAYS}{}\n", options.host_id);
         }
         if let Some(journal) = journal {
             text += &format!("{JOURNAL}{:032x} {}\n", journal.id(), journal.place());
         }
         let text = Bytes::from(text);
-        let said = |doing, epoch: u32, trouble: &Trouble| {
+        let said = |doing, epoch: u32, trouble: &RequestError| {
             bucket.error(doing, &Name::Epoch(epoch).key(), trouble)
         };
         for _ in 0..ATTEMPTS {
-            may_end(bucket, options, journal, &names)?;
+            check_may_fence(bucket, options, journal, &names)?;
             let number = youngest(&names).checked_add(1);
-            let number = number.ok_or_else(|| elsewhere("all epochs are used up".to_owned()))?;
+            let number = number.ok_or_else(|| remote("all epochs are used up".to_owned()))?;
             match bucket.create(&Name::Epoch(number).key(), &text) {
                 Ok(()) => {}
-                Err(Trouble::Exists) => {
+                Err(RequestError::AlreadyExists) => {
                     names = list(bucket, "")?;
                     continue;
                 }
@@ -96,38 +96,38 @@ impl Epoch {
             }
             let roots = list(bucket, "root")?;
             names = list(bucket, "")?;
-            let mine = Self { number, text, stays: options.stays };
+            let mine = Self { number, text, stays: options.is_mount };
             // To take another one then would be answered in kind, without end.
             return match youngest(&names) == number {
                 true => Ok((mine, [roots, names])),
-                false => Err(mine.ended(bucket)),
+                false => Err(mine.fenced_error(bucket)),
             };
         }
         let address = &bucket.address;
-        Err(elsewhere(format!("{address}: others opened it each time it was tried; try again")))
+        Err(remote(format!("{address}: others opened it each time it was tried; try again")))
     }
 
     /// The epoch with that number, if its writer has this journal and did not empty it.
-    pub fn with(
+    pub fn find_by_journal(
         bucket: &RetryingStore,
         number: u32,
         journal: &Journal,
     ) -> Result<Option<Self>, Error> {
         let key = Name::Epoch(number).key();
         match bucket.get(&key, None) {
-            Ok(text) if Mark::of(&text).is_of(journal) => {
+            Ok(text) if EpochRecord::of(&text).is_of(journal) => {
                 Ok(Some(Self { number, text, stays: false }))
             }
-            Ok(_) | Err(Trouble::Missing) => Ok(None),
+            Ok(_) | Err(RequestError::NotFound) => Ok(None),
             Err(trouble) => Err(bucket.error("asking for", &key, &trouble)),
         }
     }
 
     /// Whether it is still ours.
-    pub fn is_mine(&self, bucket: &RetryingStore) -> Answer<bool> {
+    pub fn is_current(&self, bucket: &RetryingStore) -> RequestResult<bool> {
         match bucket.get(&Name::Epoch(self.number).key(), None) {
             Ok(text) => Ok(text == self.text),
-            Err(Trouble::Missing) => Ok(false),
+            Err(RequestError::NotFound) => Ok(false),
             Err(trouble) => Err(trouble),
         }
     }
@@ -143,7 +143,7 @@ impl Epoch {
 
     /// Says that the one who stays here goes. What fails is no harm: the next one is told that
     /// the epoch was not ended.
-    pub fn give_back(&self, bucket: &RetryingStore) {
+    pub fn release(&self, bucket: &RetryingStore) {
         let key = Name::Epoch(self.number).key();
         if let Err(trouble) = bucket.put(&key, &Bytes::new()) {
             log::warn!("{}", bucket.error("ending", &key, &trouble));
@@ -151,27 +151,27 @@ impl Epoch {
     }
 
     /// What a writer is told whose epoch is over.
-    pub fn ended(&self, bucket: &RetryingStore) -> Error {
-        let who = self.ended_by(bucket);
+    pub fn fenced_error(&self, bucket: &RetryingStore) -> Error {
+        let who = self.fenced_by(bucket);
         let step = match self.stays {
             true => "; unmount it, and mount it with --take-over to take it over in turn",
             false => ": run this again, and it takes over in turn",
         };
-        elsewhere(format!(
+        remote(format!(
             "{} was taken over by {who}; what was not durable by then is not in it{step}",
             bucket.address
         ))
     }
 
     /// By whom it was ended.
-    pub fn ended_by(&self, bucket: &RetryingStore) -> String {
+    pub fn fenced_by(&self, bucket: &RetryingStore) -> String {
         // One that is found may be ended before it is read: then there is another.
         let who = (0..ATTEMPTS).find_map(|_| {
             let names = list(bucket, "epoch").ok()?;
             let younger = |name: &Name| *name > Name::Epoch(self.number);
             let last = names.into_keys().rfind(younger)?;
             let text = bucket.get(&last.key(), None).ok()?;
-            Some(Mark::of(&text).who).filter(|who| !who.is_empty())
+            Some(EpochRecord::of(&text).who).filter(|who| !who.is_empty())
         });
         who.unwrap_or_else(|| "another writer".to_owned())
     }
@@ -179,14 +179,14 @@ impl Epoch {
 
 /// What an epoch's object says of its writer.
 #[derive(Default)]
-struct Mark {
+struct EpochRecord {
     who: String,
     seat: Option<String>,
     /// Its number, and where it is.
     journal: Option<(String, String)>,
 }
 
-impl Mark {
+impl EpochRecord {
     fn of(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
         let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
@@ -209,9 +209,9 @@ impl Mark {
 }
 
 /// Whether the epochs that are there may be ended.
-fn may_end(
+fn check_may_fence(
     bucket: &RetryingStore,
-    options: &Options,
+    options: &BucketOptions,
     journal: Option<&Journal>,
     names: &BTreeMap<Name, u64>,
 ) -> Result<(), Error> {
@@ -223,29 +223,29 @@ fn may_end(
     let text = match bucket.get(&key, None) {
         Ok(text) => text,
         // Ended since it was listed.
-        Err(Trouble::Missing) => return Ok(()),
+        Err(RequestError::NotFound) => return Ok(()),
         Err(trouble) => return Err(bucket.error("asking for", &key, &trouble)),
     };
-    let (mark, address) = (Mark::of(&text), &bucket.address);
+    let (mark, address) = (EpochRecord::of(&text), &bucket.address);
     if journal.is_some_and(|journal| mark.is_of(journal)) {
         return Ok(());
     }
     let who = &mark.who;
     match mark {
-        Mark { journal: Some((_, path)), .. } if options.takes_over => {
+        EpochRecord { journal: Some((_, path)), .. } if options.take_over => {
             log::warn!(
                 "{address} is taken over from {who}: what only its journal has, {path} there, is not \
                  in the store any more"
             );
             Ok(())
         }
-        Mark { journal: Some((_, path)), .. } => Err(elsewhere(format!(
+        EpochRecord { journal: Some((_, path)), .. } => Err(remote(format!(
             "{address} is written with a journal, {path}, by {who}, and that was not emptied: if it \
              has ended, --journal {path} there sends what is in it. If that machine or file is gone, \
              --take-over opens the store without: what only the journal has is lost"
         ))),
-        Mark { seat: Some(seat), .. } if seat != options.seat && !options.takes_over => {
-            Err(elsewhere(format!(
+        EpochRecord { seat: Some(seat), .. } if seat != options.host_id && !options.take_over => {
+            Err(remote(format!(
                 "{address} is mounted by {who}; unmount it there first. If that machine is gone, \
                  --take-over ends its mounts: what they were not told is durable is lost"
             )))
@@ -258,7 +258,9 @@ fn may_end(
 pub(crate) fn youngest(names: &BTreeMap<Name, u64>) -> u32 {
     let epochs = names.keys().map(|name| match name {
         Name::Epoch(epoch) => *epoch,
-        Name::Root(Number { epoch, .. }) | Name::Data(Number { epoch, .. }, _) => *epoch,
+        Name::Root(ObjectNumber { epoch, .. }) | Name::Data(ObjectNumber { epoch, .. }, _) => {
+            *epoch
+        }
     });
     epochs.max().unwrap_or(0)
 }

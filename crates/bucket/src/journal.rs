@@ -27,8 +27,8 @@ use draconis_device::{Disk, Error, Extent, FileDisk, FileOptions, Group, Write};
 use draconis_exchange::heap::Block;
 use twox_hash::XxHash3_64;
 
-use crate::name::{Name, Number, Run, has_room};
-use crate::open::elsewhere;
+use crate::name::{Name, ObjectNumber, SectorRun, has_room};
+use crate::open::remote;
 use crate::{OBJECT_BYTES, SECTOR};
 
 const MAGIC: &[u8; 8] = b"DracoJnl";
@@ -53,18 +53,18 @@ pub(crate) const LEN_MIN: u64 = 16 << 20;
 
 /// Where a journal is.
 #[derive(Clone)]
-pub struct Local {
+pub struct JournalDevice {
     disk: Arc<dyn Disk>,
     place: Arc<str>,
 }
 
-impl std::fmt::Debug for Local {
+impl std::fmt::Debug for JournalDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Local").field(&self.place).finish()
     }
 }
 
-impl Local {
+impl JournalDevice {
     /// The journal in a file. Where none is, it is made with that length, and `id`, a number that
     /// no other journal has.
     ///
@@ -94,7 +94,11 @@ impl Local {
     /// # Errors
     /// What writing gave.
     pub fn format(disk: &dyn Disk, id: u128) -> Result<(), Error> {
-        let head = Head { id, len_bytes: disk.properties().len_bytes, ..Head::default() };
+        let head = JournalHeader {
+            id,
+            len_bytes: disk.properties().len_bytes,
+            ..JournalHeader::default()
+        };
         HEADS.into_iter().try_for_each(|at| write(disk, vec![(at, head.encode())]))
     }
 }
@@ -120,7 +124,7 @@ fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
         }
         let how = FileOptions { write: true, direct: false, uring: false };
         let disk = FileDisk::from_fd(file.try_clone()?.into(), how)?;
-        Local::format(&disk, id).map_err(std::io::Error::other)?;
+        JournalDevice::format(&disk, id).map_err(std::io::Error::other)?;
         drop(disk);
         file.sync_all()?;
         // Another one may have been there first: that is used then.
@@ -140,9 +144,9 @@ fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
 
 /// What a head says.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Head {
+struct JournalHeader {
     id: u128,
-    life: u64,
+    incarnation: u64,
     /// The newer one of two has more.
     generation: u64,
     len_bytes: u64,
@@ -158,7 +162,7 @@ struct Head {
     is_empty: bool,
 }
 
-impl Head {
+impl JournalHeader {
     fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(VERSION.to_le_bytes());
@@ -167,7 +171,7 @@ impl Head {
         out.extend((address.len() as u32).to_le_bytes());
         out.extend(self.id.to_le_bytes());
         out.extend(self.store.to_le_bytes());
-        for word in [self.life, self.generation, self.len_bytes] {
+        for word in [self.incarnation, self.generation, self.len_bytes] {
             out.extend(word.to_le_bytes());
         }
         for word in [self.tail_at, self.tail_nth, self.durable, self.is_empty.into()] {
@@ -194,7 +198,7 @@ impl Head {
         let head = Self {
             id: wide(16),
             store: wide(32),
-            life: word(48),
+            incarnation: word(48),
             generation: word(56),
             len_bytes: word(64),
             tail_at: word(72),
@@ -208,7 +212,10 @@ impl Head {
 
     /// The sum of a record of this life.
     fn sum(&self, bytes: &[u8]) -> u64 {
-        XxHash3_64::oneshot_with_seed((self.id >> 64) as u64 ^ self.id as u64 ^ self.life, bytes)
+        XxHash3_64::oneshot_with_seed(
+            (self.id >> 64) as u64 ^ self.id as u64 ^ self.incarnation,
+            bytes,
+        )
     }
 }
 
@@ -227,14 +234,14 @@ fn clean(text: &str) -> String {
 
 /// What goes into one record: something of an object.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Draft {
+pub(crate) struct PendingRecord {
     pub nth: u64,
-    pub runs: Vec<Run>,
+    pub runs: Vec<SectorRun>,
     pub bytes: Vec<Bytes>,
     pub is_root: bool,
 }
 
-impl Draft {
+impl PendingRecord {
     pub fn len(&self) -> u64 {
         self.bytes.iter().map(|bytes| bytes.len() as u64).sum()
     }
@@ -247,14 +254,14 @@ impl Draft {
 
 /// An object that waits in a journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Object {
+pub(crate) struct JournaledObject {
     pub is_root: bool,
-    pub runs: Vec<Run>,
+    pub runs: Vec<SectorRun>,
     pub bytes: Vec<u8>,
 }
 
-impl Object {
-    pub fn key(&self, number: Number) -> String {
+impl JournaledObject {
+    pub fn key(&self, number: ObjectNumber) -> String {
         match self.is_root {
             true => Name::Root(number).key(),
             false => Name::Data(number, self.runs.clone()).key(),
@@ -264,14 +271,14 @@ impl Object {
 
 /// All that waits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Waiting {
+pub(crate) struct UnsentObjects {
     pub epoch: u32,
-    pub objects: BTreeMap<u64, Object>,
+    pub objects: BTreeMap<u64, JournaledObject>,
 }
 
 /// What went by a journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Kept {
+pub struct JournalStatistics {
     /// Records written.
     pub records: u64,
     /// And how many bytes.
@@ -286,24 +293,24 @@ pub struct Kept {
 
 /// A journal that is open.
 pub(crate) struct Journal {
-    local: Local,
-    head: Head,
+    local: JournalDevice,
+    head: JournalHeader,
     /// Where the next record goes, if there is room.
     at: u64,
     nth: u64,
     /// Those that the head on the disk leads to: of which object, and where.
     records: VecDeque<(u64, u64)>,
-    pub kept: Kept,
+    pub kept: JournalStatistics,
 }
 
 impl Journal {
     /// Opens a journal, and says what waits in it.
-    pub fn open(local: &Local) -> Result<(Self, Waiting), Error> {
+    pub fn open(local: &JournalDevice) -> Result<(Self, UnsentObjects), Error> {
         let place = &local.place;
         let len_bytes = local.disk.properties().len_bytes;
-        let mut newest: Option<Head> = None;
+        let mut newest: Option<JournalHeader> = None;
         for at in HEADS.into_iter().filter(|at| at + SECTOR <= len_bytes) {
-            match Head::decode(&read(&*local.disk, at, SECTOR, place)?) {
+            match JournalHeader::decode(&read(&*local.disk, at, SECTOR, place)?) {
                 Some(Ok(head))
                     if newest.as_ref().is_none_or(|it| it.generation < head.generation) =>
                 {
@@ -314,7 +321,7 @@ impl Journal {
             }
         }
         let head = newest.ok_or_else(|| {
-            elsewhere(format!(
+            remote(format!(
                 "{place} is no journal, or a damaged one, and is left as it is; --journal takes a \
                  file of its own"
             ))
@@ -323,8 +330,8 @@ impl Journal {
             let told = head.len_bytes;
             return Err(damaged(place, &format!("it has {len_bytes} bytes of {told}")));
         }
-        let is_in_ring = (RING..=head.len_bytes).contains(&head.tail_at) || head.life == 0;
-        let counts = [head.life, head.generation, head.tail_nth, head.durable];
+        let is_in_ring = (RING..=head.len_bytes).contains(&head.tail_at) || head.incarnation == 0;
+        let counts = [head.incarnation, head.generation, head.tail_nth, head.durable];
         if head.len_bytes < RING + SECTOR
             || !is_in_ring
             || !head.tail_at.is_multiple_of(SECTOR)
@@ -334,7 +341,7 @@ impl Journal {
         }
         let at = head.tail_at.max(RING);
         let nth = head.tail_nth;
-        let (local, records, kept) = (local.clone(), VecDeque::new(), Kept::default());
+        let (local, records, kept) = (local.clone(), VecDeque::new(), JournalStatistics::default());
         let mut journal = Self { local, head, at, nth, records, kept };
         let waiting = journal.replay()?;
         Ok((journal, waiting))
@@ -365,9 +372,9 @@ impl Journal {
     }
 
     /// Reads what waits, and goes to the end of it.
-    fn replay(&mut self) -> Result<Waiting, Error> {
-        let mut waiting = Waiting::default();
-        if self.head.life == 0 || self.head.is_empty {
+    fn replay(&mut self) -> Result<UnsentObjects, Error> {
+        let mut waiting = UnsentObjects::default();
+        if self.head.incarnation == 0 || self.head.is_empty {
             return Ok(waiting);
         }
         let mut durable = self.head.durable;
@@ -384,7 +391,7 @@ impl Journal {
             self.nth += 1;
             add(&mut waiting, record).map_err(|what| damaged(&self.local.place, what))?;
         }
-        if durable > self.nth || self.knows_more()? {
+        if durable > self.nth || self.has_evidence_of_loss()? {
             let at = self.at;
             return Err(damaged(&self.local.place, &format!("the record at byte {at}")));
         }
@@ -433,7 +440,7 @@ impl Journal {
         let from = FIXED + 16 * runs;
         let run = |nth: usize| {
             let at = FIXED + 16 * nth;
-            Run { sector: word(&bytes, at), count: word(&bytes, at + 8) }
+            SectorRun { sector: word(&bytes, at), count: word(&bytes, at + 8) }
         };
         Some(Record {
             number: word(&bytes, 16),
@@ -448,7 +455,7 @@ impl Journal {
     }
 
     /// Whether a record behind the end says that one at it was durable.
-    fn knows_more(&self) -> Result<bool, Error> {
+    fn has_evidence_of_loss(&self) -> Result<bool, Error> {
         let mut start = RING;
         while start < self.end() {
             let all = self.read(start, STRIDE.min(self.end() - start))?;
@@ -468,7 +475,7 @@ impl Journal {
     }
 
     /// Makes what was read durable as it was read: who read it may act on it.
-    pub fn pin(&mut self) -> Result<(), Error> {
+    pub fn persist_replay(&mut self) -> Result<(), Error> {
         let (at, nth) = match self.records.front() {
             Some((_, at)) => (*at, self.head.tail_nth),
             None => (self.at, self.nth),
@@ -477,16 +484,16 @@ impl Journal {
     }
 
     /// Forgets all that waits: the bucket has it.
-    pub fn empty(&mut self) -> Result<(), Error> {
+    pub fn mark_empty(&mut self) -> Result<(), Error> {
         self.put_head(self.at, self.nth, true)?;
         self.records.clear();
         Ok(())
     }
 
     /// Begins a life, of an empty journal, for a store.
-    pub fn begin(&mut self, store: u128, address: &str) -> Result<(), Error> {
-        let (life, address) = (self.head.life + 1, clean(address));
-        self.head = Head { life, store, address, ..self.head.clone() };
+    pub fn begin_incarnation(&mut self, store: u128, address: &str) -> Result<(), Error> {
+        let (life, address) = (self.head.incarnation + 1, clean(address));
+        self.head = JournalHeader { incarnation: life, store, address, ..self.head.clone() };
         (self.at, self.nth) = (RING, 0);
         self.records.clear();
         self.put_head(RING, 0, false)
@@ -505,7 +512,7 @@ impl Journal {
     }
 
     /// Whether there is room for a record now.
-    pub fn has_room_for(&self, draft: &Draft) -> bool {
+    pub fn has_room_for(&self, draft: &PendingRecord) -> bool {
         self.room(draft.room()).is_some()
     }
 
@@ -522,7 +529,7 @@ impl Journal {
     }
 
     /// Whether a record of that length can ever be written.
-    pub fn takes(&self, draft: &Draft) -> bool {
+    pub fn takes(&self, draft: &PendingRecord) -> bool {
         draft.room() <= self.end() - RING
     }
 
@@ -542,7 +549,7 @@ impl Journal {
 
     /// Writes as many records as there is room for, and returns how many that are, when they are
     /// durable.
-    pub fn write(&mut self, epoch: u32, drafts: &[Draft]) -> Result<usize, Error> {
+    pub fn write(&mut self, epoch: u32, drafts: &[PendingRecord]) -> Result<usize, Error> {
         let (durable, mut writes, mut done) = (self.nth, vec![], 0);
         for draft in drafts {
             let Some(at) = self.room(draft.room()) else { break };
@@ -560,7 +567,7 @@ impl Journal {
         Ok(done)
     }
 
-    fn encode(&self, epoch: u32, durable: u64, draft: &Draft) -> Vec<u8> {
+    fn encode(&self, epoch: u32, durable: u64, draft: &PendingRecord) -> Vec<u8> {
         let mut out = Vec::with_capacity(draft.room() as usize);
         let flags = u64::from(draft.is_root) | u64::from(epoch) << 32;
         out.extend([0; 8]);
@@ -583,7 +590,7 @@ impl Journal {
     fn put_head(&mut self, tail_at: u64, tail_nth: u64, is_empty: bool) -> Result<(), Error> {
         let (generation, durable) = (self.head.generation + 1, self.nth);
         let old = self.head.clone();
-        self.head = Head { tail_at, tail_nth, durable, is_empty, generation, ..old };
+        self.head = JournalHeader { tail_at, tail_nth, durable, is_empty, generation, ..old };
         let at = HEADS[(generation % 2) as usize];
         let bytes = self.head.encode();
         self.flushed(vec![(at, bytes)])
@@ -592,7 +599,7 @@ impl Journal {
     fn flushed(&mut self, writes: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
         self.kept.flushes += 1;
         let place = &self.local.place;
-        write(&*self.local.disk, writes).map_err(|error| elsewhere(format!("{place}: {error}")))
+        write(&*self.local.disk, writes).map_err(|error| remote(format!("{place}: {error}")))
     }
 
     fn read(&self, at: u64, len: u64) -> Result<Vec<u8>, Error> {
@@ -607,13 +614,13 @@ struct Record {
     epoch: u32,
     nth: u64,
     is_root: bool,
-    runs: Vec<Run>,
+    runs: Vec<SectorRun>,
     bytes: Bytes,
     room: u64,
 }
 
 /// Adds what a record has to what waits; what is wrong about it.
-fn add(waiting: &mut Waiting, record: Record) -> Result<(), &'static str> {
+fn add(waiting: &mut UnsentObjects, record: Record) -> Result<(), &'static str> {
     let Record { epoch, nth, is_root, runs, bytes, .. } = record;
     let last = waiting.objects.last_key_value().map(|(nth, _)| *nth);
     if nth >= COUNT_MAX {
@@ -627,15 +634,15 @@ fn add(waiting: &mut Waiting, record: Record) -> Result<(), &'static str> {
         Some(_) => {}
     }
     if is_root {
-        let object = Object { is_root, runs: vec![], bytes: bytes.to_vec() };
+        let object = JournaledObject { is_root, runs: vec![], bytes: bytes.to_vec() };
         return waiting.objects.insert(nth, object).map_or(Ok(()), |_| Err("an object twice"));
     }
-    let is_sane = |run: &Run| run.count > 0 && run.sector.max(run.count) < 1 << 48;
+    let is_sane = |run: &SectorRun| run.count > 0 && run.sector.max(run.count) < 1 << 48;
     let sectors = runs.iter().filter(|run| is_sane(run)).map(|run| run.count).sum::<u64>();
     if !runs.iter().all(is_sane) || sectors.checked_mul(SECTOR) != Some(bytes.len() as u64) {
         return Err("the sectors of a record");
     }
-    let empty = Object { is_root, runs: vec![], bytes: vec![] };
+    let empty = JournaledObject { is_root, runs: vec![], bytes: vec![] };
     let object = waiting.objects.entry(nth).or_insert(empty);
     if object.is_root || (object.bytes.len() + bytes.len()) as u64 > OBJECT_BYTES {
         return Err("an object that is too long");
@@ -653,7 +660,7 @@ fn add(waiting: &mut Waiting, record: Record) -> Result<(), &'static str> {
 }
 
 fn damaged(place: &str, what: &str) -> Error {
-    elsewhere(format!(
+    remote(format!(
         "{place}: the journal is damaged: {what}; it is left as it is. What waits in it may have been \
          acknowledged: without it, --take-over opens the store with what the bucket has"
     ))
@@ -661,7 +668,7 @@ fn damaged(place: &str, what: &str) -> Error {
 
 fn read(disk: &dyn Disk, at: u64, len: u64, place: &str) -> Result<Vec<u8>, Error> {
     let block = disk.read_now(Extent::new(at, len), Block::private(len as usize));
-    let block = block.map_err(|refused| elsewhere(format!("{place}: {}", refused.error)))?;
+    let block = block.map_err(|refused| remote(format!("{place}: {}", refused.error)))?;
     let mut bytes = vec![0; len as usize];
     block.copy_out(0, &mut bytes);
     Ok(bytes)

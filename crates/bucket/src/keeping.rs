@@ -24,9 +24,9 @@ use draconis_device::{Error, Ticket};
 use parking_lot::MutexGuard;
 
 use crate::OBJECT_BYTES;
-use crate::journal::{Draft, Journal, Kept};
-use crate::name::{Name, Number, Run};
-use crate::open::elsewhere;
+use crate::journal::{Journal, JournalStatistics, PendingRecord};
+use crate::name::{Name, ObjectNumber, SectorRun};
+use crate::open::remote;
 use crate::outbox::{Shared, State};
 
 /// Most that goes to the journal at once; and more than that does not wait for it.
@@ -37,18 +37,18 @@ const DRAFT_RUNS: usize = 32;
 /// How long who waits for room sleeps at most before it looks whether all stands still.
 const LOOK: Duration = Duration::from_millis(100);
 /// Whether the epoch is still ours is asked so many times less often than objects are made.
-const ASK_EVERY: u32 = 20;
+const EPOCH_CHECK_COMMITS: u32 = 20;
 
 /// What of a disk concerns its journal.
-pub(crate) struct Keeping {
+pub(crate) struct JournalQueue {
     /// None while one writes it.
     journal: Option<Journal>,
     pub place: Arc<str>,
     /// Objects are no longer, so that the journal has room for several, however they are made.
     object_bytes: u64,
-    pub kept: Kept,
+    pub kept: JournalStatistics,
     /// Not in the journal yet.
-    drafts: VecDeque<Draft>,
+    drafts: VecDeque<PendingRecord>,
     drafts_bytes: u64,
     /// Being written.
     in_flight: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Keeping {
     /// Up to which draft a ticket is.
     marks: VecDeque<(u64, u64)>,
     /// All tickets up to here are durable in the journal.
-    kept_ticket: u64,
+    journaled_ticket: u64,
     /// How much of the newest object that it has something of.
     newest: (u64, u64),
     wants_room: bool,
@@ -70,7 +70,7 @@ pub(crate) struct Keeping {
     pub is_over: bool,
 }
 
-impl Keeping {
+impl JournalQueue {
     pub fn new(journal: Journal) -> Self {
         Self {
             place: journal.place().into(),
@@ -82,7 +82,7 @@ impl Keeping {
             in_flight: 0,
             flushed: 0,
             marks: VecDeque::new(),
-            kept_ticket: 0,
+            journaled_ticket: 0,
             newest: (u64::MAX, 0),
             wants_room: false,
             is_half_full: false,
@@ -94,8 +94,8 @@ impl Keeping {
     }
 
     /// The journal counts all but how often it was waited for.
-    fn was_written(&mut self, kept: Kept) {
-        self.kept = Kept { full: self.kept.full, ..kept };
+    fn add_statistics(&mut self, kept: JournalStatistics) {
+        self.kept = JournalStatistics { full: self.kept.full, ..kept };
     }
 
     /// The last draft so far, counted from the first.
@@ -103,7 +103,7 @@ impl Keeping {
         self.flushed + self.in_flight + self.drafts.len() as u64
     }
 
-    fn add(&mut self, nth: u64, run: Run, bytes: &Bytes) {
+    fn add(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
         self.drafts_bytes += bytes.len() as u64;
         let last = self.drafts.back_mut().filter(|last| {
             let has_room = last.len() < DRAFT_BYTES && last.runs.len() < DRAFT_RUNS;
@@ -111,7 +111,7 @@ impl Keeping {
         });
         let Some(last) = last else {
             let bytes = vec![bytes.clone()];
-            self.drafts.push_back(Draft { nth, runs: vec![run], bytes, is_root: false });
+            self.drafts.push_back(PendingRecord { nth, runs: vec![run], bytes, is_root: false });
             return;
         };
         last.bytes.push(bytes.clone());
@@ -121,7 +121,7 @@ impl Keeping {
         }
     }
 
-    fn was_flushed(&mut self, done: &[Draft]) {
+    fn mark_flushed(&mut self, done: &[PendingRecord]) {
         self.flushed += done.len() as u64;
         for draft in done {
             self.drafts_bytes -= draft.len();
@@ -129,14 +129,14 @@ impl Keeping {
             self.newest = (draft.nth, before + draft.len());
         }
         while let Some((ticket, _)) = self.marks.pop_front_if(|(_, last)| *last <= self.flushed) {
-            self.kept_ticket = ticket;
+            self.journaled_ticket = ticket;
         }
     }
 }
 
 impl State {
     /// Something of an object is to be kept.
-    pub fn draft(&mut self, nth: u64, run: Run, bytes: &Bytes) {
+    pub fn draft(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
         if let Some(keeping) = &mut self.keeping {
             keeping.add(nth, run, bytes);
         }
@@ -146,7 +146,7 @@ impl State {
         if let Some(keeping) = &mut self.keeping {
             keeping.drafts_bytes += bytes.len() as u64;
             let bytes = vec![bytes.clone()];
-            keeping.drafts.push_back(Draft { nth, runs: vec![], bytes, is_root: true });
+            keeping.drafts.push_back(PendingRecord { nth, runs: vec![], bytes, is_root: true });
         }
     }
 
@@ -156,7 +156,7 @@ impl State {
         if let Some(keeping) = &mut self.keeping {
             let last = keeping.last();
             match last == keeping.flushed {
-                true => keeping.kept_ticket = ticket,
+                true => keeping.journaled_ticket = ticket,
                 false => keeping.marks.push_back((ticket, last)),
             }
         }
@@ -169,24 +169,24 @@ impl State {
 
     /// Up to which draft has to be kept before what is sealed now can be sent.
     pub fn last_draft(&self) -> u64 {
-        self.keeping.as_ref().map_or(0, Keeping::last)
+        self.keeping.as_ref().map_or(0, JournalQueue::last)
     }
 
-    pub fn is_kept(&self, draft: u64) -> bool {
+    pub fn is_journaled(&self, draft: u64) -> bool {
         self.keeping.as_ref().is_none_or(|keeping| draft <= keeping.flushed)
     }
 }
 
 impl Shared {
     /// Returns once a ticket is durable in the journal.
-    pub fn wait_kept(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
+    pub fn wait_journaled(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.state.lock();
         loop {
             let Some(keeping) = &state.keeping else { return Err(Error::ServiceEnded) };
             if ticket.0 > state.tickets {
                 return Err(Error::UnknownTicket(ticket));
             }
-            if ticket.0 <= keeping.kept_ticket {
+            if ticket.0 <= keeping.journaled_ticket {
                 return Ok(());
             }
             if let Some(error) = &state.error {
@@ -207,14 +207,14 @@ impl Shared {
 
     fn keep_or_wait(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         match state.keeping.as_ref().is_some_and(|keeping| keeping.journal.is_some()) {
-            true => self.keep(state),
+            true => self.write_journal(state),
             false => self.changed.wait(state),
         }
     }
 
     /// Writes what is drafted to the journal, as far as there is room; if there is none, waits a
     /// moment for that.
-    fn keep(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    fn write_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let (durable, epoch) = (state.durable, self.epoch.number);
         let Some(keeping) = &mut state.keeping else { return };
         let Some(mut journal) = keeping.journal.take() else { return };
@@ -230,14 +230,14 @@ impl Shared {
             if let Some(first) = drafts.first().filter(|first| !journal.has_room_for(first)) {
                 if !journal.takes(first) {
                     let (place, len) = (journal.place(), first.len());
-                    return Err(elsewhere(format!("{place} is too short for {len} bytes at once")));
+                    return Err(remote(format!("{place} is too short for {len} bytes at once")));
                 }
                 journal.release(durable)?;
             }
             journal.write(epoch, &drafts)
         });
         let Some(keeping) = &mut state.keeping else { return };
-        keeping.was_written(journal.kept);
+        keeping.add_statistics(journal.kept);
         keeping.is_half_full = journal.is_half_full();
         keeping.journal = Some(journal);
         keeping.in_flight = 0;
@@ -246,9 +246,9 @@ impl Shared {
         for draft in drafts.drain(count..).rev() {
             keeping.drafts.push_front(draft);
         }
-        keeping.was_flushed(&drafts);
+        keeping.mark_flushed(&drafts);
         match done {
-            Ok(0) if had_drafts => return self.wait_a_moment(state),
+            Ok(0) if had_drafts => return self.wait_for_journal_space(state),
             Ok(_) => {
                 (keeping.wants_room, keeping.stuck) = (false, None);
                 self.send_all(state);
@@ -263,7 +263,7 @@ impl Shared {
     }
 
     /// The journal is full: the pump is told, and given time, but not for ever.
-    fn wait_a_moment(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    fn wait_for_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let (now, sent, durable) = (Instant::now(), state.sent, state.durable);
         let Some(keeping) = &mut state.keeping else { return };
         if !std::mem::replace(&mut keeping.wants_room, true) {
@@ -276,7 +276,7 @@ impl Shared {
         let since = keeping.stuck.map_or(now, |(since, ..)| since);
         if now.duration_since(since) > self.bucket.deadline() + LOOK {
             let (place, address) = (&keeping.place, &self.bucket.address);
-            let error = elsewhere(format!(
+            let error = remote(format!(
                 "{place} is full, and {address} has taken nothing of it for {} seconds: see that the \
                  bucket can be reached, or allow it more time with --deadline. What was acknowledged \
                  is in {place}",
@@ -308,23 +308,23 @@ impl Shared {
         let open = state.open.as_ref().filter(|pack| pack.nth == nth);
         let (runs, bytes) = match (open, state.sealed.get(&nth)) {
             (Some(pack), _) => (pack.runs.clone(), Bytes::copy_from_slice(&pack.bytes)),
-            (None, Some(sealed)) if !sealed.is_root && sealed.needs > flushed => {
+            (None, Some(sealed)) if !sealed.is_root && sealed.needs_record > flushed => {
                 let Some(Name::Data(_, runs)) = Name::of(&sealed.key) else { return };
                 (runs, sealed.bytes.clone())
             }
             _ => return,
         };
         let mut left = kept / crate::SECTOR;
-        let cut = |run: Run| {
+        let cut = |run: SectorRun| {
             let count = run.count.min(left);
             left -= count;
-            (count > 0).then_some(Run { count, ..run })
+            (count > 0).then_some(SectorRun { count, ..run })
         };
-        let runs: Vec<Run> = runs.into_iter().map_while(cut).collect();
+        let runs: Vec<SectorRun> = runs.into_iter().map_while(cut).collect();
         if runs.is_empty() {
             return;
         }
-        let key = Name::Data(Number { epoch: self.epoch.number, nth }, runs).key();
+        let key = Name::Data(ObjectNumber { epoch: self.epoch.number, sequence: nth }, runs).key();
         let (shared, bytes) = (self.clone(), bytes.slice(..kept as usize));
         self.lanes.push(move || {
             if let Err(trouble) = shared.bucket.put(&key, &bytes) {
@@ -334,7 +334,7 @@ impl Shared {
     }
 
     /// The bucket could not be reached: it is left alone for a while.
-    pub fn rests(&self, state: &mut State) {
+    pub fn start_backoff(&self, state: &mut State) {
         let until = Instant::now() + self.bucket.rest();
         let Some(keeping) = &mut state.keeping else { return };
         if keeping.rests_until.replace(until).is_none() {
@@ -345,7 +345,7 @@ impl Shared {
     }
 
     /// Does behind what none waits for, until the disk is closed.
-    pub fn pump(self: &Arc<Self>) {
+    pub fn run_uploader(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while state.keeping.as_ref().is_some_and(|keeping| !keeping.is_over) {
             let due = match state.error {
@@ -396,14 +396,14 @@ impl Shared {
         }
         // What was sent is durable if the epoch is still ours.
         if state.sent > state.durable && !state.is_asking && rests_until.is_none() {
-            let next = last_asked.map(|last| last + commit * ASK_EVERY);
+            let next = last_asked.map(|last| last + commit * EPOCH_CHECK_COMMITS);
             match next.filter(|next| *next > now && !is_pressing) {
                 Some(next) => at(next),
                 None => {
                     if let Some(keeping) = &mut state.keeping {
                         keeping.last_asked = Some(now);
                     }
-                    self.ask(state);
+                    self.verify_epoch(state);
                     return Some(now);
                 }
             }
@@ -412,24 +412,25 @@ impl Shared {
             // Who has it says when that is over.
             return due;
         }
-        let is_complete =
-            |nth: &u64| state.sealed.get(nth).is_some_and(|it| !state.is_kept(it.needs));
+        let is_complete = |nth: &u64| {
+            state.sealed.get(nth).is_some_and(|it| !state.is_journaled(it.needs_record))
+        };
         let is_wanted = state.sealed.keys().next_back().is_some_and(is_complete);
         if has_drafts && (is_wanted || is_long) {
-            self.keep(state);
+            self.write_journal(state);
             return Some(now);
         }
         // The bucket has all: the journal need not say otherwise.
         let has_all = !has_drafts && state.open.is_none() && state.durable == state.next;
         // Others may have come meanwhile.
-        if has_all && self.let_go(state) {
+        if has_all && self.release_journal_space(state) {
             return Some(now);
         }
         due
     }
 
     /// Gives back all the room of what the bucket has.
-    fn let_go(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
+    fn release_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
         let durable = state.durable;
         let Some(keeping) = &mut state.keeping else { return false };
         let Some(mut journal) = keeping.journal.take_if(|it| it.first().is_some()) else {
@@ -437,7 +438,7 @@ impl Shared {
         };
         let done = MutexGuard::unlocked(state, || journal.release(durable));
         let Some(keeping) = &mut state.keeping else { return false };
-        keeping.was_written(journal.kept);
+        keeping.add_statistics(journal.kept);
         keeping.is_half_full = journal.is_half_full();
         keeping.journal = Some(journal);
         if let Err(error) = done {
@@ -452,7 +453,7 @@ impl Shared {
         while state.error.is_none() && state.durable < state.next {
             match state.is_asking {
                 true => self.changed.wait(state),
-                false => self.ask(state),
+                false => self.verify_epoch(state),
             }
         }
         let keeping = state.keeping.as_mut()?;
@@ -464,9 +465,9 @@ impl Shared {
         let has_failed = state.error.is_some();
         let keeping = state.keeping.as_mut()?;
         let journal = keeping.journal.as_mut()?;
-        let emptied = if has_failed { Ok(()) } else { journal.empty() };
+        let emptied = if has_failed { Ok(()) } else { journal.mark_empty() };
         let kept = journal.kept;
-        keeping.was_written(kept);
+        keeping.add_statistics(kept);
         let (place, address) = (keeping.place.clone(), &self.bucket.address);
         if let Err(error) = emptied {
             state.error = Some(error);

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-pub(crate) struct Lanes {
+pub(crate) struct RequestThreads {
     queue: Mutex<Queue>,
     changed: Condvar,
     most: usize,
@@ -25,7 +25,7 @@ struct Queue {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Lanes {
+impl RequestThreads {
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { queue: Mutex::default(), changed: Condvar::new(), most: most.max(1) })
     }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn all_is_done_before_the_end_and_no_more_at_once_than_there_are_lanes() {
-        let lanes = Lanes::new(3);
+        let lanes = RequestThreads::new(3);
         let counts: Arc<[AtomicU64; 3]> = Arc::default();
         for _ in 0..200 {
             let counts = counts.clone();

@@ -37,12 +37,12 @@ mod probe;
 mod root;
 mod steady;
 
-pub use cloud::{Cloud, is_address};
+pub use cloud::{ObjectStoreBucket, is_address};
 pub use disk::{BucketDisk, Writing};
-pub use engine::{Answer, Engine, Listed, Trouble};
-pub use journal::{Kept, Local};
-pub use memory::{Faults, Memory, Promises};
-pub use open::Options;
+pub use engine::{BucketApi, ListEntry, RequestError, RequestResult};
+pub use journal::{JournalDevice, JournalStatistics};
+pub use memory::{Faults, MemoryBucket, ServerGuarantees};
+pub use open::BucketOptions;
 pub use steady::Requests;
 
 /// The unit of the disk, in bytes.

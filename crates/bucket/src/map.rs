@@ -5,44 +5,51 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::name::{Number, Run};
+use crate::name::{ObjectNumber, SectorRun};
 
 /// A run of sectors of one object; it begins where it is filed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct MappedRun {
     pub count: u64,
-    pub object: Number,
+    pub object: ObjectNumber,
     /// First sector in the object.
     pub from: u64,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Map {
-    pieces: BTreeMap<u64, Piece>,
+pub(crate) struct SectorMap {
+    pieces: BTreeMap<u64, MappedRun>,
     /// How many sectors of each object count.
-    alive: HashMap<Number, u64>,
+    alive: HashMap<ObjectNumber, u64>,
 }
 
-impl Map {
+impl SectorMap {
     /// These sectors are in an object now, from its sector `from` on. Objects of which nothing
     /// counts any more go to `dead`.
-    pub fn set(&mut self, run: Run, object: Number, from: u64, dead: &mut Vec<Number>) {
+    pub fn set(
+        &mut self,
+        run: SectorRun,
+        object: ObjectNumber,
+        from: u64,
+        dead: &mut Vec<ObjectNumber>,
+    ) {
         // Counted first: what it replaces may be of the same object.
         *self.alive.entry(object).or_default() += run.count;
         self.clear(run, dead);
-        self.pieces.insert(run.sector, Piece { count: run.count, object, from });
+        self.pieces.insert(run.sector, MappedRun { count: run.count, object, from });
     }
 
     /// These sectors are nowhere.
-    pub fn clear(&mut self, run: Run, dead: &mut Vec<Number>) {
+    pub fn clear(&mut self, run: SectorRun, dead: &mut Vec<ObjectNumber>) {
         let end = run.sector.saturating_add(run.count);
         let before = self.pieces.range(..run.sector).next_back();
         if let Some((&start, &piece)) = before
             && start + piece.count > run.sector
         {
-            self.pieces.insert(start, Piece { count: run.sector - start, ..piece });
+            self.pieces.insert(start, MappedRun { count: run.sector - start, ..piece });
             let skipped = run.sector - start;
-            let rest = Piece { count: piece.count - skipped, from: piece.from + skipped, ..piece };
+            let rest =
+                MappedRun { count: piece.count - skipped, from: piece.from + skipped, ..piece };
             self.pieces.insert(run.sector, rest);
         }
         let within: Vec<u64> =
@@ -52,7 +59,7 @@ impl Map {
             let covered = piece.count.min(end - start);
             if covered < piece.count {
                 let rest =
-                    Piece { count: piece.count - covered, from: piece.from + covered, ..piece };
+                    MappedRun { count: piece.count - covered, from: piece.from + covered, ..piece };
                 self.pieces.insert(end, rest);
             }
             if let Some(alive) = self.alive.get_mut(&piece.object) {
@@ -67,20 +74,23 @@ impl Map {
 
     /// The pieces that have something of these sectors, cut to them, in order; between them
     /// there is nothing.
-    pub fn within(&self, run: Run) -> Vec<(u64, Piece)> {
+    pub fn within(&self, run: SectorRun) -> Vec<(u64, MappedRun)> {
         let end = run.sector.saturating_add(run.count);
         let first = self.pieces.range(..=run.sector).next_back().map_or(run.sector, |it| *it.0);
         let pieces = self.pieces.range(first..end).filter_map(|(&start, piece)| {
             let (from, to) = (start.max(run.sector), (start + piece.count).min(end));
-            let cut =
-                Piece { count: to.checked_sub(from)?, from: piece.from + from - start, ..*piece };
+            let cut = MappedRun {
+                count: to.checked_sub(from)?,
+                from: piece.from + from - start,
+                ..*piece
+            };
             (cut.count > 0).then_some((from, cut))
         });
         pieces.collect()
     }
 
     /// Objects of which something counts.
-    pub fn objects(&self) -> impl Iterator<Item = Number> {
+    pub fn objects(&self) -> impl Iterator<Item = ObjectNumber> {
         self.alive.keys().copied()
     }
 }
@@ -95,13 +105,13 @@ mod tests {
     fn it_says_what_an_array_says() {
         let mut dice = Random::new(7);
         for _ in 0..200 {
-            let (mut map, mut array) = (Map::default(), [None; 64]);
+            let (mut map, mut array) = (SectorMap::default(), [None; 64]);
             let mut dead = vec![];
             let mut given = vec![];
             for nth in 0..40 {
                 let sector = dice.below(60);
-                let run = Run { sector, count: 1 + dice.below(64 - sector) };
-                let object = Number { epoch: 1, nth };
+                let run = SectorRun { sector, count: 1 + dice.below(64 - sector) };
+                let object = ObjectNumber { epoch: 1, sequence: nth };
                 let from = dice.below(9);
                 let is_cleared = dice.below(5) == 0;
                 match is_cleared {
@@ -115,13 +125,13 @@ mod tests {
                     array[(sector + at) as usize] = (!is_cleared).then_some((object, from + at));
                 }
                 let mut seen = [None; 64];
-                for (start, piece) in map.within(Run { sector: 0, count: 64 }) {
+                for (start, piece) in map.within(SectorRun { sector: 0, count: 64 }) {
                     for at in 0..piece.count {
                         seen[(start + at) as usize] = Some((piece.object, piece.from + at));
                     }
                 }
                 assert_eq!(seen, array);
-                let part = map.within(Run { sector: 10, count: 5 });
+                let part = map.within(SectorRun { sector: 10, count: 5 });
                 let sectors: u64 = part.iter().map(|(_, piece)| piece.count).sum();
                 let expected = array[10..15].iter().flatten().count() as u64;
                 assert_eq!(sectors, expected);

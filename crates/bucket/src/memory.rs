@@ -18,7 +18,7 @@ use bytes::Bytes;
 use draconis_device::Random;
 use parking_lot::Mutex;
 
-use crate::engine::{Answer, Engine, Listed, Trouble};
+use crate::engine::{BucketApi, ListEntry, RequestError, RequestResult};
 
 /// How many objects a list has before it asks for more.
 const PAGE: usize = 4;
@@ -42,7 +42,7 @@ pub struct Faults {
 
 /// What a server promises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Promises {
+pub struct ServerGuarantees {
     /// What exists is not created.
     pub creates_once: bool,
     /// Lists have what was written before.
@@ -53,20 +53,20 @@ pub struct Promises {
     pub deletes: bool,
 }
 
-impl Promises {
+impl ServerGuarantees {
     /// All of them.
     pub const ALL: Self = Self { creates_once: true, lists_all: true, ranges: true, deletes: true };
 }
 
 /// A client of a bucket in memory.
-pub struct Memory {
+pub struct MemoryBucket {
     server: Arc<Mutex<Server>>,
     client: Mutex<Client>,
 }
 
 struct Server {
     objects: BTreeMap<String, Bytes>,
-    promises: Promises,
+    promises: ServerGuarantees,
     requests: u64,
     /// When, and what.
     late: Vec<(u64, Change)>,
@@ -95,15 +95,15 @@ enum Fate {
     Dead,
 }
 
-impl Default for Memory {
+impl Default for MemoryBucket {
     fn default() -> Self {
-        Self::promising(Promises::ALL)
+        Self::promising(ServerGuarantees::ALL)
     }
 }
 
-impl Memory {
+impl MemoryBucket {
     /// An empty bucket whose server promises no more than that.
-    pub fn promising(promises: Promises) -> Self {
+    pub fn promising(promises: ServerGuarantees) -> Self {
         let server = Server { objects: BTreeMap::new(), promises, requests: 0, late: vec![] };
         Self::with(Arc::new(Mutex::new(server)), Faults::default())
     }
@@ -156,34 +156,34 @@ impl Memory {
         }
     }
 
-    fn change(&self, change: Change) -> Answer<()> {
+    fn change(&self, change: Change) -> RequestResult<()> {
         let fate = self.fate();
         let mut server = self.server.lock();
         server.pass();
         match fate {
             Fate::Done => server.apply(change),
-            Fate::Refused => Err(Trouble::Passing("503 slow down".to_owned())),
+            Fate::Refused => Err(RequestError::Transient("503 slow down".to_owned())),
             Fate::Lost => {
                 let _ = server.apply(change);
-                Err(Trouble::Passing("the connection broke".to_owned()))
+                Err(RequestError::Transient("the connection broke".to_owned()))
             }
             Fate::Late(delay) => {
                 let due = server.requests + delay;
                 server.late.push((due, change));
-                Err(Trouble::Passing("no answer".to_owned()))
+                Err(RequestError::Transient("no answer".to_owned()))
             }
-            Fate::Dead => Err(Trouble::Refused("the machine is off".to_owned())),
+            Fate::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
         }
     }
 
-    fn look<T>(&self, look: impl FnOnce(&Server) -> Answer<T>) -> Answer<T> {
+    fn look<T>(&self, look: impl FnOnce(&Server) -> RequestResult<T>) -> RequestResult<T> {
         let fate = self.fate();
         let mut server = self.server.lock();
         server.pass();
         match fate {
             Fate::Done => look(&server),
-            Fate::Dead => Err(Trouble::Refused("the machine is off".to_owned())),
-            _ => Err(Trouble::Passing("503 slow down".to_owned())),
+            Fate::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
+            _ => Err(RequestError::Transient("503 slow down".to_owned())),
         }
     }
 }
@@ -201,12 +201,12 @@ impl Server {
         }
     }
 
-    fn apply(&mut self, change: Change) -> Answer<()> {
+    fn apply(&mut self, change: Change) -> RequestResult<()> {
         match change {
             Change::Create(key, _)
                 if self.promises.creates_once && self.objects.contains_key(&key) =>
             {
-                return Err(Trouble::Exists);
+                return Err(RequestError::AlreadyExists);
             }
             Change::Put(key, bytes) | Change::Create(key, bytes) => {
                 self.objects.insert(key, bytes);
@@ -218,18 +218,18 @@ impl Server {
     }
 }
 
-impl Engine for Memory {
-    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+impl BucketApi for MemoryBucket {
+    fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         self.change(Change::Put(key.to_owned(), bytes))
     }
 
-    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+    fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         self.change(Change::Create(key.to_owned(), bytes))
     }
 
-    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
         self.look(|server| {
-            let bytes = server.objects.get(key).ok_or(Trouble::Missing)?;
+            let bytes = server.objects.get(key).ok_or(RequestError::NotFound)?;
             let Some((from, len)) = range.filter(|_| server.promises.ranges) else {
                 return Ok(bytes.clone());
             };
@@ -239,19 +239,19 @@ impl Engine for Memory {
         })
     }
 
-    fn head(&self, key: &str) -> Answer<u64> {
+    fn head(&self, key: &str) -> RequestResult<u64> {
         self.look(|server| {
-            server.objects.get(key).map(|bytes| bytes.len() as u64).ok_or(Trouble::Missing)
+            server.objects.get(key).map(|bytes| bytes.len() as u64).ok_or(RequestError::NotFound)
         })
     }
 
-    fn delete(&self, key: &str) -> Answer<()> {
+    fn delete(&self, key: &str) -> RequestResult<()> {
         self.change(Change::Delete(key.to_owned()))
     }
 
-    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+    fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
         let folder = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        let mut found: Vec<Listed> = vec![];
+        let mut found: Vec<ListEntry> = vec![];
         // Page by page: a list is no moment. It fails before the first or not at all: a list with
         // many pages would never end.
         self.look(|_| Ok(()))?;
@@ -262,7 +262,7 @@ impl Engine for Memory {
                 let all = server.objects.range::<String, _>((Excluded(&last), Unbounded));
                 let all = all.filter(|_| server.promises.lists_all);
                 let within = all.take_while(|(key, _)| key.starts_with(&folder));
-                let listed = |(key, bytes): (&String, &Bytes)| Listed {
+                let listed = |(key, bytes): (&String, &Bytes)| ListEntry {
                     key: key.clone(),
                     len_bytes: bytes.len() as u64,
                 };

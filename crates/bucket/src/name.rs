@@ -12,14 +12,14 @@ use std::fmt::Write;
 
 /// The place of an object in the order of all: its writer, and the how manieth it was.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct Number {
+pub(crate) struct ObjectNumber {
     pub epoch: u32,
-    pub nth: u64,
+    pub sequence: u64,
 }
 
 /// A run of sectors.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Run {
+pub(crate) struct SectorRun {
     pub sector: u64,
     pub count: u64,
 }
@@ -28,8 +28,8 @@ pub(crate) struct Run {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Name {
     Epoch(u32),
-    Root(Number),
-    Data(Number, Vec<Run>),
+    Root(ObjectNumber),
+    Data(ObjectNumber, Vec<SectorRun>),
 }
 
 /// The longest name of data, without its folder: file systems take 255 bytes.
@@ -44,7 +44,7 @@ impl Name {
             Self::Root(number) => format!("root/{}", number.text()),
             Self::Data(number, runs) => {
                 let mut key = format!("data/{}", number.text());
-                for Run { sector, count } in runs {
+                for SectorRun { sector, count } in runs {
                     // Into a string nothing fails.
                     let _ = write!(key, "-{sector:x}.{count:x}");
                 }
@@ -60,11 +60,11 @@ impl Name {
         if folder == "epoch" {
             return parts.next().is_none().then_some(Self::Epoch(epoch));
         }
-        let number = Number { epoch, nth: u64::from_str_radix(parts.next()?, 16).ok()? };
+        let number = ObjectNumber { epoch, sequence: u64::from_str_radix(parts.next()?, 16).ok()? };
         match folder {
             "root" => parts.next().is_none().then_some(Self::Root(number)),
             "data" => {
-                let runs: Option<Vec<Run>> = parts.map(run).collect();
+                let runs: Option<Vec<SectorRun>> = parts.map(run).collect();
                 runs.filter(|runs| !runs.is_empty()).map(|runs| Self::Data(number, runs))
             }
             _ => None,
@@ -74,24 +74,24 @@ impl Name {
     }
 }
 
-impl Number {
+impl ObjectNumber {
     fn text(self) -> String {
-        format!("{:08x}-{:010x}", self.epoch, self.nth)
+        format!("{:08x}-{:010x}", self.epoch, self.sequence)
     }
 }
 
-fn run(text: &str) -> Option<Run> {
+fn run(text: &str) -> Option<SectorRun> {
     let (sector, count) = text.split_once('.')?;
     let sector = u64::from_str_radix(sector, 16).ok()?;
     let count = u64::from_str_radix(count, 16).ok()?;
     let is_sane = count > 0 && sector < SECTORS_MAX && count < SECTORS_MAX;
-    is_sane.then_some(Run { sector, count })
+    is_sane.then_some(SectorRun { sector, count })
 }
 
 /// Whether the name of an object with so many runs, and one more, is short enough.
-pub(crate) fn has_room(runs: &[Run], more: Run) -> bool {
+pub(crate) fn has_room(runs: &[SectorRun], more: SectorRun) -> bool {
     let digits = |value: u64| value.max(1).ilog2() as usize / 4 + 1;
-    let of = |run: &Run| 2 + digits(run.sector) + digits(run.count);
+    let of = |run: &SectorRun| 2 + digits(run.sector) + digits(run.count);
     19 + runs.iter().map(of).sum::<usize>() + of(&more) <= NAME_MAX
 }
 
@@ -101,8 +101,9 @@ mod tests {
 
     #[test]
     fn names_come_back_and_nothing_else_is_one() {
-        let number = Number { epoch: 42, nth: 13 };
-        let runs = vec![Run { sector: 0x800, count: 64 }, Run { sector: 0x10c2, count: 8 }];
+        let number = ObjectNumber { epoch: 42, sequence: 13 };
+        let runs =
+            vec![SectorRun { sector: 0x800, count: 64 }, SectorRun { sector: 0x10c2, count: 8 }];
         for name in [Name::Epoch(42), Name::Root(number), Name::Data(number, runs)] {
             assert_eq!(Name::of(&name.key()), Some(name.clone()), "{}", name.key());
         }
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn names_are_sorted_as_what_they_name() {
-        let number = |epoch, nth| Number { epoch, nth };
+        let number = |epoch, nth| ObjectNumber { epoch, sequence: nth };
         let all = [number(1, 2), number(1, 30), number(2, 0), number(20, 1)];
         assert!(all.windows(2).all(|two| two[0] < two[1]));
         assert!(all.windows(2).all(|two| Name::Root(two[0]).key() < Name::Root(two[1]).key()));
@@ -134,13 +135,13 @@ mod tests {
 
     #[test]
     fn names_with_room_are_short_enough() {
-        let run = Run { sector: (1 << 40) - 1, count: 0x2000 };
+        let run = SectorRun { sector: (1 << 40) - 1, count: 0x2000 };
         let mut runs = vec![];
         while has_room(&runs, run) {
             runs.push(run);
         }
         assert!(runs.len() >= 12, "{}", runs.len());
-        let key = Name::Data(Number { epoch: u32::MAX, nth: (1 << 40) - 1 }, runs).key();
+        let key = Name::Data(ObjectNumber { epoch: u32::MAX, sequence: (1 << 40) - 1 }, runs).key();
         assert!(key.len() <= "data/".len() + NAME_MAX, "{}", key.len());
     }
 }

@@ -31,13 +31,13 @@ use parking_lot::Mutex;
 
 use crate::SECTOR;
 use crate::cache::Cache;
-use crate::disk::{BucketDisk, Opened};
-use crate::engine::{Engine, Listed, Trouble};
+use crate::disk::{BucketDisk, OpenedBucket};
+use crate::engine::{BucketApi, ListEntry, RequestError};
 use crate::epoch::{Epoch, youngest};
-use crate::journal::{Journal, Local, Object, Waiting};
-use crate::map::Map;
-use crate::name::{Name, Number, Run};
-use crate::outbox::Pace;
+use crate::journal::{Journal, JournalDevice, JournaledObject, UnsentObjects};
+use crate::map::SectorMap;
+use crate::name::{Name, ObjectNumber, SectorRun};
+use crate::outbox::WritePolicy;
 use crate::root::{EDGE_SECTORS, Root};
 use crate::steady::RetryingStore;
 
@@ -48,7 +48,7 @@ const NAMED: usize = 4;
 
 /// How a bucket is used.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BucketOptions {
     /// How long a request is tried again before it failed.
     pub deadline: Duration,
     /// The first pause before that; later ones are longer.
@@ -64,18 +64,18 @@ pub struct Options {
     pub token: u128,
     /// Where the writer sits: a place that has one writer that stays at most, so that who comes to
     /// it knows that the one before is gone.
-    pub seat: String,
+    pub host_id: String,
     /// It stays for long, as a mount does: others do not end its epoch without being told to.
-    pub stays: bool,
+    pub is_mount: bool,
     /// The epoch of a writer that stays is ended all the same.
-    pub takes_over: bool,
+    pub take_over: bool,
     /// What is waited for is durable in there, and sent behind.
-    pub journal: Option<Local>,
+    pub journal: Option<JournalDevice>,
     /// Where what was read is kept, and how many bytes of it at most.
     pub cache: Option<(PathBuf, u64)>,
 }
 
-impl Default for Options {
+impl Default for BucketOptions {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(60),
@@ -84,33 +84,34 @@ impl Default for Options {
             lanes: 16,
             who: "a writer without a name".to_owned(),
             token: 0,
-            seat: String::new(),
-            stays: false,
-            takes_over: false,
+            host_id: String::new(),
+            is_mount: false,
+            take_over: false,
             journal: None,
             cache: None,
         }
     }
 }
 
-impl Options {
-    fn steady(&self, engine: Arc<dyn Engine>, address: &str) -> RetryingStore {
+impl BucketOptions {
+    fn steady(&self, engine: Arc<dyn BucketApi>, address: &str) -> RetryingStore {
         RetryingStore::new(engine, address, self.deadline, self.pause)
     }
 
     fn disk(
         &self,
         bucket: RetryingStore,
-        opened: Opened,
+        opened: OpenedBucket,
         mut journal: Option<Journal>,
     ) -> Result<BucketDisk, Error> {
-        let cache = self.cache.as_ref().map(|(dir, most_bytes)| {
-            Cache::open(dir, *most_bytes, opened.root.id).map_err(elsewhere)
-        });
-        let gives_back = self.stays || journal.is_some();
-        let pace = Pace { commit: self.commit, lanes: self.lanes, gives_back };
+        let cache = self
+            .cache
+            .as_ref()
+            .map(|(dir, most_bytes)| Cache::open(dir, *most_bytes, opened.root.id).map_err(remote));
+        let gives_back = self.is_mount || journal.is_some();
+        let pace = WritePolicy { commit: self.commit, lanes: self.lanes, gives_back };
         if let Some(journal) = &mut journal {
-            journal.begin(opened.root.id, &bucket.address)?;
+            journal.begin_incarnation(opened.root.id, &bucket.address)?;
         }
         BucketDisk::new(bucket, pace, opened, cache.transpose()?, journal)
     }
@@ -123,19 +124,19 @@ impl BucketDisk {
     /// # Errors
     /// One is there, the bucket does not keep its promises, or what it says.
     pub fn create(
-        engine: Arc<dyn Engine>,
+        engine: Arc<dyn BucketApi>,
         address: &str,
         len_bytes: u64,
         over: bool,
-        options: &Options,
+        options: &BucketOptions,
     ) -> Result<Self, Error> {
         let bucket = options.steady(engine, address);
         let sectors = len_bytes / SECTOR;
         if sectors < EDGE_SECTORS * 4 {
-            return Err(elsewhere(format!("{address}: {len_bytes} bytes are too few for a disk")));
+            return Err(remote(format!("{address}: {len_bytes} bytes are too few for a disk")));
         }
-        crate::probe::conditions(&bucket, options.token)?;
-        let there = || elsewhere(format!("{address} holds a store; --force overwrites it"));
+        crate::probe::probe_guarantees(&bucket, options.token)?;
+        let there = || remote(format!("{address} holds a store; --force overwrites it"));
         // Who writes it is not disturbed for that.
         let names = list(&bucket, "")?;
         if !over && newest(&names).is_some() {
@@ -153,11 +154,11 @@ impl BucketDisk {
             return Err(there());
         }
         let dead = names.keys().filter(|name| !matches!(name, Name::Epoch(_)));
-        let opened = Opened {
+        let opened = OpenedBucket {
             root: Root { id: options.token, sectors, ..Root::default() },
-            map: Map::default(),
+            map: SectorMap::default(),
             names: HashMap::new(),
-            dead: dead.map(|name| name.key().into()).collect(),
+            garbage: dead.map(|name| name.key().into()).collect(),
             epoch: Some(epoch),
             end: 0,
         };
@@ -171,7 +172,11 @@ impl BucketDisk {
     ///
     /// # Errors
     /// There is none, it is damaged, or what the bucket says.
-    pub fn open(engine: Arc<dyn Engine>, address: &str, options: &Options) -> Result<Self, Error> {
+    pub fn open(
+        engine: Arc<dyn BucketApi>,
+        address: &str,
+        options: &BucketOptions,
+    ) -> Result<Self, Error> {
         let bucket = options.steady(engine, address);
         // What is no store gets no epoch.
         let names = list(&bucket, "")?;
@@ -180,18 +185,18 @@ impl BucketDisk {
         }
         let journal = match &options.journal {
             None => None,
-            Some(local) => Some(settled(&bucket, options, local, &names)?),
+            Some(local) => Some(open_journal_and_upload(&bucket, options, local, &names)?),
         };
         let (epoch, [roots, names]) = Epoch::claim(&bucket, options, journal.as_ref(), names)?;
         let newest = newest(&roots).ok_or_else(|| nothing(address))?;
         let root = read_root(&bucket, newest).map_err(|trouble| match trouble {
             // Only a younger writer does away with it.
-            Trouble::Missing => epoch.ended(&bucket),
+            RequestError::NotFound => epoch.fenced_error(&bucket),
             trouble => bucket.error("reading", &Name::Root(newest).key(), &trouble),
         })?;
-        let opened = counted(&names, newest, root, Some(epoch));
+        let opened = live_objects(&names, newest, root, Some(epoch));
         let disk = options.disk(bucket, opened, journal)?;
-        if options.stays {
+        if options.is_mount {
             disk.write_root()?;
         }
         disk.begin();
@@ -203,16 +208,16 @@ impl BucketDisk {
     /// # Errors
     /// There is none, it is damaged, it changes all the time, or what the bucket says.
     pub fn open_to_read(
-        engine: Arc<dyn Engine>,
+        engine: Arc<dyn BucketApi>,
         address: &str,
-        options: &Options,
+        options: &BucketOptions,
     ) -> Result<Self, Error> {
         let bucket = options.steady(engine, address);
         if let Some(local) = &options.journal {
             let (journal, waiting) = Journal::open(local)?;
             if !waiting.objects.is_empty() {
                 let place = journal.place();
-                return Err(elsewhere(format!(
+                return Err(remote(format!(
                     "{place} has what {address} has not yet, and reading sends nothing: a command \
                      that changes the store does, with --journal {place}"
                 )));
@@ -222,27 +227,27 @@ impl BucketDisk {
             let found = newest(&list(&bucket, "root")?).ok_or_else(|| nothing(address))?;
             let root = match read_root(&bucket, found) {
                 Ok(root) => root,
-                Err(Trouble::Missing) => continue,
+                Err(RequestError::NotFound) => continue,
                 Err(trouble) => {
                     return Err(bucket.error("reading", &Name::Root(found).key(), &trouble));
                 }
             };
             let names = list(&bucket, "data")?;
             if newest(&list(&bucket, "root")?) == Some(found) {
-                let opened = counted(&names, found, root, None);
+                let opened = live_objects(&names, found, root, None);
                 return options.disk(bucket, opened, None);
             }
         }
-        Err(elsewhere(format!("{address} changed each time it was listed; try again")))
+        Err(remote(format!("{address} changed each time it was listed; try again")))
     }
 }
 
-pub(crate) fn elsewhere(text: String) -> Error {
+pub(crate) fn remote(text: String) -> Error {
     Error::Remote(text.into())
 }
 
 fn nothing(address: &str) -> Error {
-    elsewhere(format!("{address}: no store is there; draconis store create {address} makes one"))
+    remote(format!("{address}: no store is there; draconis store create {address} makes one"))
 }
 
 /// Our names in a folder, with the length of each object.
@@ -250,24 +255,24 @@ pub(crate) fn list(bucket: &RetryingStore, folder: &str) -> Result<BTreeMap<Name
     let all = bucket.list(folder).map_err(|trouble| bucket.error("listing", folder, &trouble))?;
     let ours = all
         .into_iter()
-        .filter_map(|Listed { key, len_bytes }| Name::of(&key).map(|name| (name, len_bytes)));
+        .filter_map(|ListEntry { key, len_bytes }| Name::of(&key).map(|name| (name, len_bytes)));
     Ok(ours.collect())
 }
 
 /// What waits in a journal was written for another store.
 fn of_another(journal: &Journal, address: &str) -> Error {
     let (place, (_, other)) = (journal.place(), journal.store());
-    elsewhere(format!(
+    remote(format!(
         "{place} has what waits for {other}, not for the store at {address}: open that one with \
          --journal {place} first, or use another file"
     ))
 }
 
 /// Opens a journal, and sees to it that the bucket has what it has, if that can still be.
-fn settled(
+fn open_journal_and_upload(
     bucket: &RetryingStore,
-    options: &Options,
-    local: &Local,
+    options: &BucketOptions,
+    local: &JournalDevice,
     names: &BTreeMap<Name, u64>,
 ) -> Result<Journal, Error> {
     let (mut journal, waiting) = Journal::open(local)?;
@@ -282,29 +287,29 @@ fn settled(
     }
     // Another machine, which knew nothing of the journal, may have it all the same.
     let end = match newest.epoch == waiting.epoch {
-        true => counted(names, newest, root, None).end,
-        false => root.ends.get(&waiting.epoch).copied().unwrap_or(0),
+        true => live_objects(names, newest, root, None).end,
+        false => root.epoch_ends.get(&waiting.epoch).copied().unwrap_or(0),
     };
     let mine = match youngest(names) == waiting.epoch {
-        true => Epoch::with(bucket, waiting.epoch, &journal)?,
+        true => Epoch::find_by_journal(bucket, waiting.epoch, &journal)?,
         false => None,
     };
     match &mine {
         None if waiting.objects.range(end..).next().is_none() => {}
-        None => return Err(void(bucket, &journal, &waiting, end)),
+        None => return Err(fenced_journal_error(bucket, &journal, &waiting, end)),
         Some(epoch) => {
             // What is sent is composed of what is there at every later opening, too.
-            journal.pin()?;
+            journal.persist_replay()?;
             let sent = send(bucket, options.lanes, &waiting, newest, names)?;
-            match epoch.is_mine(bucket) {
+            match epoch.is_current(bucket) {
                 Ok(true) => log::info!("{sent} objects of {} were sent", journal.place()),
-                Ok(false) => return Err(void(bucket, &journal, &waiting, end)),
+                Ok(false) => return Err(fenced_journal_error(bucket, &journal, &waiting, end)),
                 Err(trouble) => return Err(bucket.error("asking for", &epoch.key(), &trouble)),
             }
             journal.kept.sent_late = sent;
         }
     }
-    journal.empty()?;
+    journal.mark_empty()?;
     Ok(journal)
 }
 
@@ -313,28 +318,28 @@ fn settled(
 fn send(
     bucket: &RetryingStore,
     lanes: usize,
-    waiting: &Waiting,
-    newest: Number,
+    waiting: &UnsentObjects,
+    newest: ObjectNumber,
     names: &BTreeMap<Name, u64>,
 ) -> Result<u64, Error> {
     let epoch = waiting.epoch;
     // What is before a root was sent before it; some of it may have been deleted since.
-    let first = if newest.epoch == epoch { newest.nth + 1 } else { 0 };
+    let first = if newest.epoch == epoch { newest.sequence + 1 } else { 0 };
     let there: BTreeSet<u64> = names
         .keys()
         .filter_map(|name| match name {
-            Name::Data(number, _) if number.epoch == epoch => Some(number.nth),
+            Name::Data(number, _) if number.epoch == epoch => Some(number.sequence),
             _ => None,
         })
         .collect();
     let missing = waiting.objects.range(first..).filter(|(nth, _)| !there.contains(*nth));
-    let missing: Vec<(&u64, &Object)> = missing.collect();
+    let missing: Vec<(&u64, &JournaledObject)> = missing.collect();
     for part in missing.chunk_by(|(_, before), (_, next)| !before.is_root && !next.is_root) {
         let left = Mutex::new(part.iter());
         let work = || -> Result<(), Error> {
             loop {
                 let Some(&(&nth, object)) = left.lock().next() else { return Ok(()) };
-                let key = object.key(Number { epoch, nth });
+                let key = object.key(ObjectNumber { epoch, sequence: nth });
                 let bytes = Bytes::copy_from_slice(&object.bytes);
                 let sent = match object.is_root {
                     false => bucket.put(&key, &bytes),
@@ -345,7 +350,7 @@ fn send(
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..lanes.min(part.len())).map(|_| scope.spawn(work)).collect();
-            let died = |_| Err(elsewhere("a thread that sent objects died".to_owned()));
+            let died = |_| Err(remote("a thread that sent objects died".to_owned()));
             threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(died))
         })?;
     }
@@ -353,17 +358,24 @@ fn send(
 }
 
 /// What another machine has made void, by name.
-fn void(bucket: &RetryingStore, journal: &Journal, waiting: &Waiting, end: u64) -> Error {
+fn fenced_journal_error(
+    bucket: &RetryingStore,
+    journal: &Journal,
+    waiting: &UnsentObjects,
+    end: u64,
+) -> Error {
     let (place, address, epoch) = (journal.place(), &bucket.address, waiting.epoch);
-    let who = Epoch::at(epoch).ended_by(bucket);
-    let lost: Vec<(&u64, &Object)> = waiting.objects.range(end..).collect();
+    let who = Epoch::at(epoch).fenced_by(bucket);
+    let lost: Vec<(&u64, &JournaledObject)> = waiting.objects.range(end..).collect();
     let bytes: usize = lost.iter().map(|(_, object)| object.bytes.len()).sum();
-    let name = |(nth, object): &(&u64, &Object)| object.key(Number { epoch, nth: **nth });
+    let name = |(nth, object): &(&u64, &JournaledObject)| {
+        object.key(ObjectNumber { epoch, sequence: **nth })
+    };
     let mut keys: Vec<String> = lost.iter().take(NAMED).map(name).collect();
     if lost.len() > NAMED {
         keys.push(format!("{} more", lost.len() - NAMED));
     }
-    elsewhere(format!(
+    remote(format!(
         "{address} was taken over by {who}, without what only {place} has: {}, {bytes} bytes. They \
          can not be added to the store any more, and {place} is left as it is: move it away, or \
          delete it, to open the store without them",
@@ -371,7 +383,7 @@ fn void(bucket: &RetryingStore, journal: &Journal, waiting: &Waiting, end: u64) 
     ))
 }
 
-fn newest(names: &BTreeMap<Name, u64>) -> Option<Number> {
+fn newest(names: &BTreeMap<Name, u64>) -> Option<ObjectNumber> {
     let roots = names.keys().filter_map(|name| match name {
         Name::Root(number) => Some(*number),
         _ => None,
@@ -379,20 +391,20 @@ fn newest(names: &BTreeMap<Name, u64>) -> Option<Number> {
     roots.max()
 }
 
-fn read_root(bucket: &RetryingStore, number: Number) -> Result<Root, Trouble> {
+fn read_root(bucket: &RetryingStore, number: ObjectNumber) -> Result<Root, RequestError> {
     let bytes = bucket.get(&Name::Root(number).key(), None)?;
-    Root::decode(&bytes).map_err(|what| Trouble::Refused(format!("damaged: {what}")))
+    Root::decode(&bytes).map_err(|what| RequestError::Permanent(format!("damaged: {what}")))
 }
 
 /// Which objects count, and what they have.
-fn counted(
+fn live_objects(
     names: &BTreeMap<Name, u64>,
-    newest: Number,
+    newest: ObjectNumber,
     mut root: Root,
     epoch: Option<Epoch>,
-) -> Opened {
+) -> OpenedBucket {
     let mine = epoch.as_ref().map(|epoch| epoch.number);
-    let is_sane = |runs: &[Run], len_bytes: u64| {
+    let is_sane = |runs: &[SectorRun], len_bytes: u64| {
         let sectors: u64 = runs.iter().map(|run| run.count).sum();
         sectors.checked_mul(SECTOR) == Some(len_bytes)
     };
@@ -400,16 +412,20 @@ fn counted(
         Name::Data(number, runs) => Some((*number, (runs, is_sane(runs, *len_bytes), name.key()))),
         _ => None,
     });
-    let data: BTreeMap<Number, (&Vec<Run>, bool, String)> = data.collect();
-    let mut end = newest.nth + 1;
-    while data.get(&Number { nth: end, ..newest }).is_some_and(|(_, is_sane, _)| *is_sane) {
+    let data: BTreeMap<ObjectNumber, (&Vec<SectorRun>, bool, String)> = data.collect();
+    let mut end = newest.sequence + 1;
+    while data
+        .get(&ObjectNumber { sequence: end, ..newest })
+        .is_some_and(|(_, is_sane, _)| *is_sane)
+    {
         end += 1;
     }
-    root.ends.insert(newest.epoch, end);
-    let (mut map, mut keys, mut gone) = (Map::default(), HashMap::new(), vec![]);
+    root.epoch_ends.insert(newest.epoch, end);
+    let (mut map, mut keys, mut gone) = (SectorMap::default(), HashMap::new(), vec![]);
     let mut dead: Vec<Arc<str>> = vec![];
     for (number, (runs, is_sane, key)) in data {
-        let counts = root.ends.get(&number.epoch).is_some_and(|end| number.nth < *end) && is_sane;
+        let counts =
+            root.epoch_ends.get(&number.epoch).is_some_and(|end| number.sequence < *end) && is_sane;
         if !counts {
             // Of a younger epoch it is none of ours.
             if mine.is_some_and(|mine| number.epoch < mine) {
@@ -427,7 +443,7 @@ fn counted(
         }
     }
     // What nothing leads to, or only the disk as long as it once was, is not needed.
-    let alive: HashSet<Number> = map.objects().collect();
+    let alive: HashSet<ObjectNumber> = map.objects().collect();
     dead.extend(keys.extract_if(|number, _| !alive.contains(number)).map(|(_, key)| key));
     let is_old = |name: &&Name| match name {
         Name::Root(number) => mine.is_some_and(|mine| number.epoch < mine),
@@ -436,6 +452,6 @@ fn counted(
     dead.extend(names.keys().filter(is_old).map(|name| name.key().into()));
     // An epoch without objects needs no end: what still comes of it does not count then.
     let epochs: BTreeSet<u32> = map.objects().map(|number| number.epoch).collect();
-    root.ends.retain(|epoch, _| epochs.contains(epoch));
-    Opened { root, map, names: keys, dead, epoch, end }
+    root.epoch_ends.retain(|epoch, _| epochs.contains(epoch));
+    OpenedBucket { root, map, names: keys, garbage: dead, epoch, end }
 }

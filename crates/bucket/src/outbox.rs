@@ -20,21 +20,21 @@ use bytes::Bytes;
 use draconis_device::{Error, Group, Ticket};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::ahead::Ahead;
+use crate::ahead::ReadAhead;
 use crate::cache::Cache;
-use crate::engine::Trouble;
+use crate::engine::RequestError;
 use crate::epoch::Epoch;
-use crate::keeping::Keeping;
-use crate::lanes::Lanes;
-use crate::map::Map;
-use crate::name::{Name, Number, Run, has_room};
+use crate::keeping::JournalQueue;
+use crate::lanes::RequestThreads;
+use crate::map::SectorMap;
+use crate::name::{Name, ObjectNumber, SectorRun, has_room};
 use crate::root::{EDGE_SECTORS, Root};
 use crate::steady::RetryingStore;
 use crate::{OBJECT_BYTES, SECTOR};
 
 /// How a disk goes about it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct WritePolicy {
     /// What is waited for is not sent sooner after what was sent before.
     pub commit: Duration,
     pub lanes: usize,
@@ -46,9 +46,9 @@ pub(crate) struct Pace {
 pub(crate) struct Shared {
     pub bucket: RetryingStore,
     pub cache: Option<Cache>,
-    pub ahead: Ahead,
-    pub lanes: Arc<Lanes>,
-    pub pace: Pace,
+    pub ahead: ReadAhead,
+    pub lanes: Arc<RequestThreads>,
+    pub pace: WritePolicy,
     pub is_read_only: bool,
     pub epoch: Epoch,
     pub state: Mutex<State>,
@@ -60,13 +60,13 @@ pub(crate) struct Shared {
 /// What changes.
 pub(crate) struct State {
     pub root: Root,
-    pub map: Map,
-    pub names: HashMap<Number, Arc<str>>,
+    pub map: SectorMap,
+    pub names: HashMap<ObjectNumber, Arc<str>>,
 
     /// Takes what is written.
-    pub open: Option<Pack>,
+    pub open: Option<OpenObject>,
     /// Sealed and not sent yet.
-    pub sealed: BTreeMap<u64, Sealed>,
+    pub sealed: BTreeMap<u64, SealedObject>,
     /// The next object has this number.
     pub next: u64,
     /// All before this one were sent.
@@ -99,7 +99,7 @@ pub(crate) struct State {
     pub asked_at: Option<Instant>,
     pub is_closed: bool,
     /// What concerns the journal, if there is one.
-    pub keeping: Option<Keeping>,
+    pub keeping: Option<JournalQueue>,
 }
 
 /// Why nothing is taken, and since when.
@@ -114,25 +114,25 @@ pub(crate) struct Away {
 const AWAY_BYTES: usize = 64 << 20;
 
 /// An object that is being filled.
-pub(crate) struct Pack {
+pub(crate) struct OpenObject {
     pub nth: u64,
-    pub runs: Vec<Run>,
+    pub runs: Vec<SectorRun>,
     pub bytes: Vec<u8>,
 }
 
 #[derive(Clone)]
-pub(crate) struct Sealed {
+pub(crate) struct SealedObject {
     pub key: Arc<str>,
     pub bytes: Bytes,
     pub is_root: bool,
     pub is_sending: bool,
     /// The draft up to which the journal has to have all before it is sent.
-    pub needs: u64,
+    pub needs_record: u64,
 }
 
 /// What a waiter waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Until {
+pub(crate) enum WaitGoal {
     Sent,
     Durable,
 }
@@ -144,18 +144,18 @@ impl State {
     }
 
     /// The bytes of an object of ours that may not be in the bucket yet.
-    pub fn in_memory(&self, epoch: u32, object: Number) -> Option<&[u8]> {
+    pub fn in_memory(&self, epoch: u32, object: ObjectNumber) -> Option<&[u8]> {
         if object.epoch != epoch {
             return None;
         }
         match &self.open {
-            Some(pack) if pack.nth == object.nth => Some(&pack.bytes),
-            _ => self.sealed.get(&object.nth).map(|sealed| &sealed.bytes[..]),
+            Some(pack) if pack.nth == object.sequence => Some(&pack.bytes),
+            _ => self.sealed.get(&object.sequence).map(|sealed| &sealed.bytes[..]),
         }
     }
 
     /// These objects are not needed from the object `nth` on.
-    pub fn retire(&mut self, dead: Vec<Number>, nth: u64) {
+    pub fn retire(&mut self, dead: Vec<ObjectNumber>, nth: u64) {
         for object in dead {
             // One that is still open has no name yet; what is in it is dead when it gets one.
             if let Some(key) = self.names.remove(&object) {
@@ -176,7 +176,7 @@ impl State {
 
 impl Shared {
     /// Takes one group: parts of it go to the root, the rest to packs.
-    pub fn take(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, group: &Group) {
+    pub fn queue_group(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, group: &Group) {
         let has_data = |state: &State| {
             let mut starts = group.writes.iter().map(|write| write.at_bytes / SECTOR);
             starts.any(|sector| !state.root.has(sector))
@@ -197,7 +197,7 @@ impl Shared {
             let mut sector = first;
             while sector < first + count {
                 if state.root.has(sector) {
-                    state.root.edges.insert(sector, slice(sector, sector + 1));
+                    state.root.edge_sectors.insert(sector, slice(sector, sector + 1));
                     state.is_root_due = true;
                     sector += 1;
                     continue;
@@ -226,7 +226,7 @@ impl Shared {
 
     /// Puts sectors into the open pack.
     pub fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
-        let run = Run { sector, count: bytes.len() as u64 / SECTOR };
+        let run = SectorRun { sector, count: bytes.len() as u64 / SECTOR };
         let most = state.object_bytes();
         let has_room = state.open.as_ref().is_none_or(|pack| {
             let continues = pack.runs.last().is_some_and(|last| last.sector + last.count == sector);
@@ -244,7 +244,7 @@ impl Shared {
             }
             let nth = state.next;
             state.next += 1;
-            state.open = Some(Pack { nth, runs: vec![], bytes: vec![] });
+            state.open = Some(OpenObject { nth, runs: vec![], bytes: vec![] });
         }
         let Some(pack) = &mut state.open else { return };
         let (nth, from) = (pack.nth, pack.bytes.len() as u64 / SECTOR);
@@ -255,19 +255,30 @@ impl Shared {
         }
         state.draft(nth, run, bytes);
         let mut dead = vec![];
-        state.map.set(run, Number { epoch: self.epoch.number, nth }, from, &mut dead);
+        state.map.set(
+            run,
+            ObjectNumber { epoch: self.epoch.number, sequence: nth },
+            from,
+            &mut dead,
+        );
         state.retire(dead, nth);
     }
 
     /// Ends the open pack and sends it.
     pub fn seal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
-        let Some(Pack { nth, runs, bytes }) = state.open.take() else { return };
-        let number = Number { epoch: self.epoch.number, nth };
+        let Some(OpenObject { nth, runs, bytes }) = state.open.take() else { return };
+        let number = ObjectNumber { epoch: self.epoch.number, sequence: nth };
         let key: Arc<str> = Name::Data(number, runs).key().into();
         state.names.insert(number, key.clone());
         state.last_sealed = Some(Instant::now());
         let needs = state.last_draft();
-        let sealed = Sealed { key, bytes: bytes.into(), is_root: false, is_sending: false, needs };
+        let sealed = SealedObject {
+            key,
+            bytes: bytes.into(),
+            is_root: false,
+            is_sending: false,
+            needs_record: needs,
+        };
         state.sealed.insert(nth, sealed);
         self.send(state, nth);
         self.pump_wakes.notify_one();
@@ -279,14 +290,18 @@ impl Shared {
         let nth = state.next;
         state.next += 1;
         state.is_root_due = false;
-        let key: Arc<str> = Name::Root(Number { epoch: self.epoch.number, nth }).key().into();
+        let key: Arc<str> =
+            Name::Root(ObjectNumber { epoch: self.epoch.number, sequence: nth }).key().into();
         let bytes = state.root.encode();
         state.roots.push_back(nth);
         let last = state.tickets;
         state.ends_in(last, nth);
         state.draft_root(nth, &bytes);
         let needs = state.last_draft();
-        state.sealed.insert(nth, Sealed { key, bytes, is_root: true, is_sending: false, needs });
+        state.sealed.insert(
+            nth,
+            SealedObject { key, bytes, is_root: true, is_sending: false, needs_record: needs },
+        );
         self.send(state, nth);
         self.pump_wakes.notify_one();
     }
@@ -294,8 +309,8 @@ impl Shared {
     /// Sends a sealed object, unless it has to wait for those before it, or for the journal.
     pub fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
         let sent = state.sent;
-        let needs = state.sealed.get(&nth).map_or(0, |sealed| sealed.needs);
-        if !state.is_kept(needs) {
+        let needs = state.sealed.get(&nth).map_or(0, |sealed| sealed.needs_record);
+        if !state.is_journaled(needs) {
             return;
         }
         let Some(sealed) = state.sealed.get_mut(&nth) else { return };
@@ -313,7 +328,7 @@ impl Shared {
     }
 
     /// Sends a sealed object in this thread.
-    fn send_now(self: &Arc<Self>, nth: u64, sealed: &Sealed) {
+    fn send_now(self: &Arc<Self>, nth: u64, sealed: &SealedObject) {
         let begun = (Instant::now(), SystemTime::now());
         let put = match sealed.is_root {
             false => self.bucket.put(&sealed.key, &sealed.bytes),
@@ -322,8 +337,8 @@ impl Shared {
         };
         let mut state = self.state.lock();
         match put {
-            Ok(()) => self.was_sent(&mut state, nth),
-            Err(trouble @ Trouble::Passing(_)) if state.is_patient() => {
+            Ok(()) => self.mark_sent(&mut state, nth),
+            Err(trouble @ RequestError::Transient(_)) if state.is_patient() => {
                 if let Some(sealed) = state.sealed.get_mut(&nth) {
                     sealed.is_sending = false;
                 }
@@ -349,7 +364,7 @@ impl Shared {
             }
         }
         if state.keeping.is_some() {
-            return self.rests(state);
+            return self.start_backoff(state);
         }
         if !std::mem::replace(&mut state.is_probing, true) {
             let shared = self.clone();
@@ -386,7 +401,7 @@ impl Shared {
                     MutexGuard::unlocked(&mut state, || self.send_now(nth, &sealed));
                 }
                 None if is_asking => {}
-                None => self.ask(&mut state),
+                None => self.verify_epoch(&mut state),
             }
         }
         state.is_probing = false;
@@ -405,7 +420,7 @@ impl Shared {
         open + state.sealed.values().map(|sealed| sealed.bytes.len()).sum::<usize>()
     }
 
-    fn was_sent(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
+    fn mark_sent(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
         state.sealed.remove(&nth);
         state.sent_early.insert(nth);
         while state.sent_early.first() == Some(&state.sent) {
@@ -419,7 +434,7 @@ impl Shared {
     }
 
     /// Waits until what is waited for may be sent.
-    pub fn gather(&self) {
+    pub fn wait_commit_interval(&self) {
         let mut state = self.state.lock();
         // A journal has its own pace: what it has is durable.
         while state.keeping.is_none() && state.error.is_none() && !state.is_closed {
@@ -429,7 +444,7 @@ impl Shared {
         }
     }
 
-    pub fn wait(self: &Arc<Self>, ticket: Ticket, until: Until) -> Result<(), Error> {
+    pub fn wait(self: &Arc<Self>, ticket: Ticket, until: WaitGoal) -> Result<(), Error> {
         let mut state = self.state.lock();
         let begun = Instant::now();
         loop {
@@ -446,11 +461,11 @@ impl Shared {
             let Some(nth) = nth else { return Ok(()) };
             if state.open.as_ref().is_some_and(|pack| pack.nth == nth) {
                 let due = state.last_sealed.map(|last| last + self.pace.commit);
-                match due.filter(|due| until == Until::Durable && *due > Instant::now()) {
+                match due.filter(|due| until == WaitGoal::Durable && *due > Instant::now()) {
                     Some(due) => drop(self.changed.wait_until(&mut state, due)),
                     None => self.seal(&mut state),
                 }
-            } else if until == Until::Sent
+            } else if until == WaitGoal::Sent
                 && (state.sent > nth
                     || state.away.is_some() && Self::waiting_bytes(&state) < AWAY_BYTES)
             {
@@ -458,7 +473,7 @@ impl Shared {
             } else if state.sent <= nth || state.is_asking || state.away.is_some() {
                 self.wait_patiently(&mut state, until, begun)?;
             } else {
-                self.ask(&mut state);
+                self.verify_epoch(&mut state);
             }
         }
     }
@@ -467,10 +482,10 @@ impl Shared {
     fn wait_patiently(
         &self,
         state: &mut MutexGuard<'_, State>,
-        until: Until,
+        until: WaitGoal,
         begun: Instant,
     ) -> Result<(), Error> {
-        if !state.is_patient() || until == Until::Sent {
+        if !state.is_patient() || until == WaitGoal::Sent {
             self.changed.wait(state);
             return Ok(());
         }
@@ -492,26 +507,26 @@ impl Shared {
     }
 
     /// Asks whether the epoch is still ours; if so, what was sent before is durable.
-    pub fn ask(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn verify_epoch(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let sent = state.sent;
         let begun = (Instant::now(), SystemTime::now());
         state.asked_at = Some(begun.0);
         state.is_asking = true;
-        let answer = MutexGuard::unlocked(state, || self.epoch.is_mine(&self.bucket));
+        let answer = MutexGuard::unlocked(state, || self.epoch.is_current(&self.bucket));
         state.is_asking = false;
         match answer {
             Ok(true) => {
-                self.is_durable(state, sent);
+                self.mark_durable(state, sent);
                 // What is sealed asks for itself.
                 if state.keeping.is_some() || state.sealed.is_empty() {
                     self.is_back(state);
                 }
             }
             Ok(false) => {
-                let error = MutexGuard::unlocked(state, || self.epoch.ended(&self.bucket));
+                let error = MutexGuard::unlocked(state, || self.epoch.fenced_error(&self.bucket));
                 state.error.get_or_insert(error);
             }
-            Err(trouble @ Trouble::Passing(_)) if state.is_patient() => {
+            Err(trouble @ RequestError::Transient(_)) if state.is_patient() => {
                 let (address, key) = (&self.bucket.address, self.epoch.key());
                 self.is_away(state, format!("asking for {address}/{key}: {trouble}"), begun);
             }
@@ -523,7 +538,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn is_durable(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sent: u64) {
+    fn mark_durable(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sent: u64) {
         state.durable = state.durable.max(sent);
         while let Some(&(last, nth)) = state.ends.front()
             && nth < state.durable
@@ -537,7 +552,7 @@ impl Shared {
         while state.roots.len() > 1 && state.roots[1] < durable && are_durable > 1 {
             let Some(old) = state.roots.pop_front() else { break };
             let key: Arc<str> =
-                Name::Root(Number { epoch: self.epoch.number, nth: old }).key().into();
+                Name::Root(ObjectNumber { epoch: self.epoch.number, sequence: old }).key().into();
             state.dead.push((key, old));
         }
         let Some(&root) = state.roots.front().filter(|nth| **nth < durable) else { return };

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use draconis_device::Error;
 
-use crate::engine::Trouble;
+use crate::engine::RequestError;
 use crate::steady::RetryingStore;
 
 /// Those who create one key at once.
@@ -16,14 +16,14 @@ const RIVALS: usize = 4;
 ///
 /// # Errors
 /// Which promise the bucket does not keep; or what it says.
-pub(crate) fn conditions(bucket: &RetryingStore, token: u128) -> Result<(), Error> {
+pub(crate) fn probe_guarantees(bucket: &RetryingStore, token: u128) -> Result<(), Error> {
     let key = format!("probe/{token:032x}");
     let probed = ask(bucket, &key);
     let deleted = bucket.delete(&key);
     probed?;
     deleted.map_err(|trouble| bucket.error("deleting", &key, &trouble))?;
     match bucket.head(&key) {
-        Err(Trouble::Missing) => Ok(()),
+        Err(RequestError::NotFound) => Ok(()),
         Ok(_) => Err(ignores(bucket, "still has an object after DELETE was answered")),
         Err(trouble) => Err(bucket.error("asking for", &key, &trouble)),
     }
@@ -41,17 +41,19 @@ fn ignores(bucket: &RetryingStore, what: &str) -> Error {
 }
 
 fn ask(bucket: &RetryingStore, key: &str) -> Result<(), Error> {
-    let said = |doing: &'static str| move |trouble: Trouble| bucket.error(doing, key, &trouble);
+    let said =
+        |doing: &'static str| move |trouble: RequestError| bucket.error(doing, key, &trouble);
     let text = |rival: usize| Bytes::from(format!("probe of rival {rival}"));
     // Several at once, then one more: one of them wins.
     let winners: Vec<usize> = std::thread::scope(|scope| {
         let create = |rival| scope.spawn(move || bucket.create(key, &text(rival)));
         let rivals: Vec<_> = (0..RIVALS).map(create).collect();
         let answers = rivals.into_iter().enumerate().filter_map(|(rival, thread)| {
-            let answer = thread.join().unwrap_or(Err(Trouble::Refused("a thread died".to_owned())));
+            let answer =
+                thread.join().unwrap_or(Err(RequestError::Permanent("a thread died".to_owned())));
             match answer {
                 Ok(()) => Some(Ok(rival)),
-                Err(Trouble::Exists) => None,
+                Err(RequestError::AlreadyExists) => None,
                 Err(trouble) => Some(Err(trouble)),
             }
         });
@@ -59,7 +61,7 @@ fn ask(bucket: &RetryingStore, key: &str) -> Result<(), Error> {
     })
     .map_err(said("writing"))?;
     let is_refused = match bucket.create(key, &Bytes::from_static(b"probe of the last")) {
-        Err(Trouble::Exists) => true,
+        Err(RequestError::AlreadyExists) => true,
         Ok(()) => false,
         Err(trouble) => return Err(said("writing")(trouble)),
     };

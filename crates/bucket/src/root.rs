@@ -14,7 +14,7 @@ use bytes::Bytes;
 use twox_hash::XxHash3_64;
 
 use crate::SECTOR;
-use crate::name::Run;
+use crate::name::SectorRun;
 
 const MAGIC: &[u8; 8] = b"DracoBkt";
 const VERSION: u32 = 1;
@@ -30,9 +30,9 @@ pub(crate) struct Root {
     /// Length of the disk.
     pub sectors: u64,
     /// Of each epoch before, how many of its objects count.
-    pub ends: BTreeMap<u32, u64>,
+    pub epoch_ends: BTreeMap<u32, u64>,
     /// What the ends of the disk have; what is not here is zeros.
-    pub edges: BTreeMap<u64, Bytes>,
+    pub edge_sectors: BTreeMap<u64, Bytes>,
 }
 
 impl Root {
@@ -42,11 +42,11 @@ impl Root {
     }
 
     /// The part of a run that objects have, and how many sectors before it are cut off.
-    pub fn between_ends(&self, run: Run) -> Option<(u64, Run)> {
+    pub fn between_ends(&self, run: SectorRun) -> Option<(u64, SectorRun)> {
         let first = run.sector.max(EDGE_SECTORS);
         let end = (run.sector + run.count).min(self.sectors.saturating_sub(EDGE_SECTORS));
         let count = end.checked_sub(first).filter(|count| *count > 0)?;
-        Some((first - run.sector, Run { sector: first, count }))
+        Some((first - run.sector, SectorRun { sector: first, count }))
     }
 
     pub fn encode(&self) -> Bytes {
@@ -54,13 +54,13 @@ impl Root {
         out.extend(VERSION.to_le_bytes());
         out.extend(self.id.to_le_bytes());
         out.extend(self.sectors.to_le_bytes());
-        out.extend((self.ends.len() as u64).to_le_bytes());
-        for (epoch, end) in &self.ends {
+        out.extend((self.epoch_ends.len() as u64).to_le_bytes());
+        for (epoch, end) in &self.epoch_ends {
             out.extend(epoch.to_le_bytes());
             out.extend(end.to_le_bytes());
         }
-        out.extend((self.edges.len() as u64).to_le_bytes());
-        for (sector, bytes) in &self.edges {
+        out.extend((self.edge_sectors.len() as u64).to_le_bytes());
+        for (sector, bytes) in &self.edge_sectors {
             out.extend(sector.to_le_bytes());
             out.extend(&bytes[..]);
         }
@@ -92,7 +92,7 @@ impl Root {
         // Each count is followed by as much: a false one ends where the bytes do.
         for _ in 0..reader.u64()? {
             let (epoch, end) = (reader.u32()?, reader.u64()?);
-            root.ends.insert(epoch, end);
+            root.epoch_ends.insert(epoch, end);
         }
         for _ in 0..reader.u64()? {
             let sector = reader.u64()?;
@@ -100,7 +100,7 @@ impl Root {
             if sector >= root.sectors || !root.has(sector) {
                 return Err("a sector that is not at an end");
             }
-            root.edges.insert(sector, bytes);
+            root.edge_sectors.insert(sector, bytes);
         }
         if !reader.0.is_empty() {
             return Err("what is behind its end");
@@ -141,9 +141,12 @@ mod tests {
         let root = Root {
             id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
             sectors: 4096,
-            ends: [(1, 7), (4, 0)].into(),
-            edges: [(0, vec![7; SECTOR as usize].into()), (4095, vec![9; SECTOR as usize].into())]
-                .into(),
+            epoch_ends: [(1, 7), (4, 0)].into(),
+            edge_sectors: [
+                (0, vec![7; SECTOR as usize].into()),
+                (4095, vec![9; SECTOR as usize].into()),
+            ]
+            .into(),
         };
         let bytes = root.encode();
         assert_eq!(Root::decode(&bytes), Ok(root));

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use draconis_device::{Error, Random};
 
-use crate::engine::{Answer, Engine, Listed, Trouble};
+use crate::engine::{BucketApi, ListEntry, RequestError, RequestResult};
 
 /// How long the first answer may take.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
@@ -59,7 +59,7 @@ struct Counts {
 /// A bucket that is asked again.
 #[derive(Clone)]
 pub(crate) struct RetryingStore {
-    engine: Arc<dyn Engine>,
+    engine: Arc<dyn BucketApi>,
     /// What it is called in errors.
     pub address: Arc<str>,
     deadline: Duration,
@@ -76,7 +76,7 @@ pub(crate) struct RetryingStore {
 
 impl RetryingStore {
     pub fn new(
-        engine: Arc<dyn Engine>,
+        engine: Arc<dyn BucketApi>,
         address: &str,
         deadline: Duration,
         pause: Duration,
@@ -124,58 +124,60 @@ impl RetryingStore {
         }
     }
 
-    pub fn put(&self, key: &str, bytes: &Bytes) -> Answer<()> {
-        self.tried(&self.counts.puts, &self.has_written, || {
+    pub fn put(&self, key: &str, bytes: &Bytes) -> RequestResult<()> {
+        self.retry(&self.counts.puts, &self.has_written, || {
             self.counts.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             self.engine.put(key, bytes.clone())
         })
     }
 
     /// Creates an object whose bytes no other would write there.
-    pub fn create(&self, key: &str, bytes: &Bytes) -> Answer<()> {
+    pub fn create(&self, key: &str, bytes: &Bytes) -> RequestResult<()> {
         let create = || {
             self.counts.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             match self.engine.create(key, bytes.clone()) {
-                Err(Trouble::Exists) => match self.get(key, None) {
+                Err(RequestError::AlreadyExists) => match self.get(key, None) {
                     Ok(there) if there == *bytes => Ok(()),
-                    Ok(_) => Err(Trouble::Exists),
+                    Ok(_) => Err(RequestError::AlreadyExists),
                     // S3 says so, too, of two who come at once, and neither may have won.
-                    Err(Trouble::Missing) => Err(Trouble::Passing("two at once".to_owned())),
+                    Err(RequestError::NotFound) => {
+                        Err(RequestError::Transient("two at once".to_owned()))
+                    }
                     Err(trouble) => Err(trouble),
                 },
                 created => created,
             }
         };
-        self.tried(&self.counts.puts, &self.has_written, create)
+        self.retry(&self.counts.puts, &self.has_written, create)
     }
 
-    pub fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
-        let got = self.tried(&self.counts.gets, &self.has_told, || self.engine.get(key, range))?;
+    pub fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
+        let got = self.retry(&self.counts.gets, &self.has_told, || self.engine.get(key, range))?;
         self.counts.received_bytes.fetch_add(got.len() as u64, Ordering::Relaxed);
         Ok(got)
     }
 
-    pub fn head(&self, key: &str) -> Answer<u64> {
-        self.tried(&self.counts.heads, &self.has_told, || self.engine.head(key))
+    pub fn head(&self, key: &str) -> RequestResult<u64> {
+        self.retry(&self.counts.heads, &self.has_told, || self.engine.head(key))
     }
 
-    pub fn delete(&self, key: &str) -> Answer<()> {
-        self.tried(&self.counts.deletes, &self.has_written, || self.engine.delete(key))
+    pub fn delete(&self, key: &str) -> RequestResult<()> {
+        self.retry(&self.counts.deletes, &self.has_written, || self.engine.delete(key))
     }
 
-    pub fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
-        self.tried(&self.counts.lists, &self.has_told, || self.engine.list(folder))
+    pub fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
+        self.retry(&self.counts.lists, &self.has_told, || self.engine.list(folder))
     }
 
     /// Trouble in the words of disks.
-    pub fn error(&self, doing: &str, key: &str, trouble: &Trouble) -> Error {
+    pub fn error(&self, doing: &str, key: &str, trouble: &RequestError) -> Error {
         let (address, slash) = (&self.address, if key.is_empty() { "" } else { "/" });
         let step = match trouble {
-            Trouble::Passing(_) => {
+            RequestError::Transient(_) => {
                 "; it was tried again and again: see that the bucket answers, or allow it \
                  more time with --deadline"
             }
-            Trouble::Missing if doing == "reading" => {
+            RequestError::NotFound if doing == "reading" => {
                 "; the store has changed since it was opened, or the object was deleted by hand: run this \
                  again"
             }
@@ -186,12 +188,12 @@ impl RetryingStore {
 
     /// Makes a request until it is answered, or until the deadline. Of its kind one `has_worked`
     /// before, or not.
-    fn tried<T>(
+    fn retry<T>(
         &self,
         count: &AtomicU64,
         has_worked: &AtomicBool,
-        request: impl Fn() -> Answer<T>,
-    ) -> Answer<T> {
+        request: impl Fn() -> RequestResult<T>,
+    ) -> RequestResult<T> {
         let begun = Instant::now();
         let mut dice: Option<Random> = None;
         let mut pause = self.pause;
@@ -199,13 +201,13 @@ impl RetryingStore {
             count.fetch_add(1, Ordering::Relaxed);
             let mut answer = request();
             match answer {
-                Err(Trouble::Denied(why)) if has_worked.load(Ordering::Relaxed) => {
-                    answer = Err(Trouble::Passing(why));
+                Err(RequestError::Denied(why)) if has_worked.load(Ordering::Relaxed) => {
+                    answer = Err(RequestError::Transient(why));
                 }
                 Ok(_) => has_worked.store(true, Ordering::Relaxed),
                 _ => {}
             }
-            if !matches!(answer, Err(Trouble::Passing(_))) {
+            if !matches!(answer, Err(RequestError::Transient(_))) {
                 self.has_answered.store(true, Ordering::Relaxed);
                 self.is_away.store(false, Ordering::Relaxed);
                 return answer;

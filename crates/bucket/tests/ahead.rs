@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Faults, Memory, Options};
+use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::{Disk, Extent, Group, Urgency, Write};
 use draconis_exchange::heap::Block;
 
@@ -17,10 +17,10 @@ fn byte_at(at: u64) -> u8 {
 }
 
 /// A bucket with a disk of which a part was written in groups of 100 KiB.
-fn filled() -> Memory {
-    let memory = Memory::default();
+fn filled() -> MemoryBucket {
+    let memory = MemoryBucket::default();
     let engine = Arc::new(memory.client(Faults::default()));
-    let options = Options { token: 1, ..Options::default() };
+    let options = BucketOptions { token: 1, ..BucketOptions::default() };
     let disk = BucketDisk::create(engine, "memory", LEN_BYTES, false, &options).unwrap();
     let mut at = FROM;
     while at < FROM + BYTES {
@@ -35,9 +35,9 @@ fn filled() -> Memory {
     memory
 }
 
-fn reader(memory: &Memory, faults: Faults) -> BucketDisk {
+fn reader(memory: &MemoryBucket, faults: Faults) -> BucketDisk {
     let engine = Arc::new(memory.client(faults));
-    let options = Options { pause: Duration::from_millis(1), ..Options::default() };
+    let options = BucketOptions { pause: Duration::from_millis(1), ..BucketOptions::default() };
     BucketDisk::open_to_read(engine, "memory", &options).unwrap()
 }
 

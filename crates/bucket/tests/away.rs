@@ -6,70 +6,79 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use draconis_bucket::{Answer, BucketDisk, Engine, Listed, Memory, Options, Trouble};
+use draconis_bucket::{
+    BucketApi, BucketDisk, BucketOptions, ListEntry, MemoryBucket, RequestError, RequestResult,
+};
 use draconis_device::{Disk, Error, Extent, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 
 const DEADLINE: Duration = Duration::from_millis(400);
 
 /// A bucket that refuses to be changed as long as it is told to.
-struct Denying(Memory, Arc<AtomicBool>);
+struct Denying(MemoryBucket, Arc<AtomicBool>);
 
 impl Denying {
-    fn change(&self, request: impl FnOnce(&Memory) -> Answer<()>) -> Answer<()> {
+    fn change(
+        &self,
+        request: impl FnOnce(&MemoryBucket) -> RequestResult<()>,
+    ) -> RequestResult<()> {
         match self.1.load(Ordering::SeqCst) {
-            true => Err(Trouble::Denied("403 AccessDenied: Access Denied".to_owned())),
+            true => Err(RequestError::Denied("403 AccessDenied: Access Denied".to_owned())),
             false => request(&self.0),
         }
     }
 }
 
-impl Engine for Denying {
-    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+impl BucketApi for Denying {
+    fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         self.change(|bucket| bucket.put(key, bytes))
     }
 
-    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+    fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         self.change(|bucket| bucket.create(key, bytes))
     }
 
-    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
         self.0.get(key, range)
     }
 
-    fn head(&self, key: &str) -> Answer<u64> {
+    fn head(&self, key: &str) -> RequestResult<u64> {
         self.0.head(key)
     }
 
-    fn delete(&self, key: &str) -> Answer<()> {
+    fn delete(&self, key: &str) -> RequestResult<()> {
         self.change(|bucket| bucket.delete(key))
     }
 
-    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+    fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
         self.0.list(folder)
     }
 }
 
-fn options(stays: bool) -> Options {
-    Options {
+fn options(stays: bool) -> BucketOptions {
+    BucketOptions {
         deadline: DEADLINE,
         pause: Duration::from_millis(5),
         commit: Duration::ZERO,
-        seat: "here".to_owned(),
-        stays,
-        ..Options::default()
+        host_id: "here".to_owned(),
+        is_mount: stays,
+        ..BucketOptions::default()
     }
 }
 
 /// A server with an empty disk, and the switch of those who are refused.
-fn server() -> (Memory, Arc<AtomicBool>) {
-    let server = Memory::default();
+fn server() -> (MemoryBucket, Arc<AtomicBool>) {
+    let server = MemoryBucket::default();
     let machine = Arc::new(server.client(Default::default()));
     drop(BucketDisk::create(machine, "memory", 1 << 20, false, &options(false)).unwrap());
     (server, Arc::default())
 }
 
-fn open(server: &Memory, denies: &Arc<AtomicBool>, how: &Options) -> Result<BucketDisk, Error> {
+fn open(
+    server: &MemoryBucket,
+    denies: &Arc<AtomicBool>,
+    how: &BucketOptions,
+) -> Result<BucketDisk, Error> {
     let machine = Denying(server.client(Default::default()), denies.clone());
     BucketDisk::open(Arc::new(machine), "memory", how)
 }
@@ -147,7 +156,7 @@ fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
     disk.finish();
     disk.close();
     assert!(begun.elapsed() < DEADLINE * 4, "{:?}", begun.elapsed());
-    let left = disk.left().unwrap();
+    let left = disk.close_error().unwrap();
     assert!(left.contains("4096 bytes") && left.contains("AccessDenied"), "{left}");
     // A bucket that answers in time has all.
     denies.store(false, Ordering::SeqCst);
@@ -163,7 +172,7 @@ fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
     disk.finish();
     disk.close();
     heals.join().unwrap();
-    assert_eq!(disk.left(), None);
+    assert_eq!(disk.close_error(), None);
     let machine = Arc::new(server.client(Default::default()));
     let disk = BucketDisk::open_to_read(machine, "memory", &options(false)).unwrap();
     assert_eq!(byte(&disk, 0), 4);
@@ -175,10 +184,10 @@ fn a_writer_that_was_taken_over_says_so_without_writing() {
     let disk = open(&server, &denies, &options(true)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
     assert!(disk.state_of_writing().error.is_none());
-    let other = Options {
-        seat: "there".to_owned(),
+    let other = BucketOptions {
+        host_id: "there".to_owned(),
         token: 7,
-        takes_over: true,
+        take_over: true,
         who: "another machine".to_owned(),
         ..options(true)
     };

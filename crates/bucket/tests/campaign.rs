@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Faults, Memory, Options};
+use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::Error;
-use draconis_objects::torture::{self, Harm, Lives, Random, Settings, Shape};
+use draconis_objects::torture::{self, DamageTally, DiskFactory, Random, Settings, Shape};
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
@@ -14,8 +14,8 @@ fn number(name: &str, otherwise: u64) -> u64 {
 
 /// A bucket and its clients, one after the other.
 struct Machines {
-    server: Memory,
-    now: Arc<Memory>,
+    server: MemoryBucket,
+    now: Arc<MemoryBucket>,
     dice: Random,
     /// How many more die.
     dying: u64,
@@ -29,24 +29,24 @@ impl Machines {
         Faults { seed: self.dice.next_u64(), refused, lost, late, slow, dies_after }
     }
 
-    fn options(&mut self) -> Options {
-        Options {
+    fn options(&mut self) -> BucketOptions {
+        BucketOptions {
             pause: Duration::from_micros(20),
             commit: Duration::from_micros(self.dice.below(2) * 100),
             lanes: 1 + self.dice.below(6) as usize,
             token: u128::from(self.dice.next_u64()),
-            ..Options::default()
+            ..BucketOptions::default()
         }
     }
 
-    fn next(&mut self, dies_within: Option<u64>) -> Arc<Memory> {
+    fn next(&mut self, dies_within: Option<u64>) -> Arc<MemoryBucket> {
         let faults = self.faults(dies_within);
         self.now = Arc::new(self.server.client(faults));
         self.now.clone()
     }
 }
 
-impl Lives for Machines {
+impl DiskFactory for Machines {
     type Disk = BucketDisk;
 
     fn first(&mut self) -> BucketDisk {
@@ -80,7 +80,7 @@ impl Lives for Machines {
 #[test]
 fn machines_that_die() {
     let first = number("SEED", 1);
-    let mut all = Harm::default();
+    let mut all = DamageTally::default();
     for seed in first..first + number("RUNS", 60) {
         let mut dice = Random::new(seed);
         let shape = Shape::BUCKET;
@@ -88,7 +88,7 @@ fn machines_that_die() {
             0 => torture::random_large(seed, shape, 60),
             _ => torture::random(seed, shape, 120),
         };
-        let server = Memory::default();
+        let server = MemoryBucket::default();
         let now = Arc::new(server.client(Faults::default()));
         let mut machines = Machines { server, now, dying: dice.below(4), dice };
         match torture::ended(shape, &script, Settings::USUAL, &mut machines) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Faults, Memory, Options};
+use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::Disk;
 use draconis_objects::kv::Kv;
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
@@ -13,8 +13,8 @@ const PACE: Duration = Duration::from_millis(1500);
 
 #[test]
 fn what_is_put_while_another_waits_goes_along() {
-    let memory = Memory::default();
-    let options = Options { commit: PACE, token: 1, ..Options::default() };
+    let memory = MemoryBucket::default();
+    let options = BucketOptions { commit: PACE, token: 1, ..BucketOptions::default() };
     let engine = Arc::new(memory.client(Faults::default()));
     let bucket = BucketDisk::create(engine, "memory", 8 << 20, false, &options).unwrap();
     let bucket = Arc::new(bucket);

@@ -3,24 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Cloud, Engine, Faults, Memory, Options};
+use draconis_bucket::{
+    BucketApi, BucketDisk, BucketOptions, Faults, MemoryBucket, ObjectStoreBucket,
+};
 use draconis_device::conform;
 
 const LEN_BYTES: u64 = 1 << 20;
 
 /// As it is where pauses are short.
-fn options() -> Options {
+fn options() -> BucketOptions {
     let pause = Duration::from_micros(50);
-    Options { pause, commit: Duration::ZERO, ..Options::default() }
+    BucketOptions { pause, commit: Duration::ZERO, ..BucketOptions::default() }
 }
 
-fn made(engine: Arc<dyn Engine>) -> BucketDisk {
+fn made(engine: Arc<dyn BucketApi>) -> BucketDisk {
     BucketDisk::create(engine, "memory", LEN_BYTES, false, &options()).unwrap()
 }
 
 #[test]
 fn in_memory() {
-    conform::check_all(|| made(Arc::new(Memory::default())));
+    conform::check_all(|| made(Arc::new(MemoryBucket::default())));
 }
 
 #[test]
@@ -29,7 +31,7 @@ fn in_memory_with_faults() {
     conform::check_all(|| {
         seed += 1;
         let faults = Faults { seed, refused: 8, lost: 8, late: 8, slow: 2, dies_after: None };
-        made(Arc::new(Memory::default().client(faults)))
+        made(Arc::new(MemoryBucket::default().client(faults)))
     });
 }
 
@@ -40,14 +42,16 @@ fn in_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         let address = format!("file://{}/a/b", dir.path().display());
         dirs.push(dir);
-        made(Arc::new(Cloud::at(&address, true, std::time::Duration::from_secs(30)).unwrap()))
+        made(Arc::new(
+            ObjectStoreBucket::open(&address, true, std::time::Duration::from_secs(30)).unwrap(),
+        ))
     });
 }
 
 #[test]
 fn a_disk_is_the_same_when_it_is_opened_again() {
     // What was overwritten in it is written and read through both.
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     let engine = || Arc::new(memory.client(Faults::default()));
     drop(made(engine()));
     // What was discarded may be zeros now and the old bytes later.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Faults, Local, Memory, Options};
+use draconis_bucket::{BucketDisk, BucketOptions, Faults, JournalDevice, MemoryBucket};
 use draconis_device::{
     Disk, Error, Extent, Fault, FaultDisk, FaultTarget, Group, MemoryDisk, Random, Write, conform,
 };
@@ -18,26 +18,26 @@ use common::Distant;
 const LEN_BYTES: u64 = 1 << 20;
 const JOURNAL_BYTES: usize = 256 << 10;
 
-fn options(who: &str, token: u128, journal: Option<Local>) -> Options {
-    Options {
+fn options(who: &str, token: u128, journal: Option<JournalDevice>) -> BucketOptions {
+    BucketOptions {
         pause: Duration::from_micros(50),
         deadline: Duration::from_millis(50),
         commit: Duration::ZERO,
         who: who.to_owned(),
         token,
         journal,
-        ..Options::default()
+        ..BucketOptions::default()
     }
 }
 
 fn drive(len: usize) -> Arc<MemoryDisk> {
     let disk = MemoryDisk::new(vec![0; len], 512);
-    Local::format(&disk, 99).unwrap();
+    JournalDevice::format(&disk, 99).unwrap();
     Arc::new(disk)
 }
 
-fn local(drive: &Arc<impl Disk + 'static>) -> Option<Local> {
-    Some(Local::on(drive.clone(), "/var/the journal"))
+fn local(drive: &Arc<impl Disk + 'static>) -> Option<JournalDevice> {
+    Some(JournalDevice::on(drive.clone(), "/var/the journal"))
 }
 
 fn bytes(drive: &MemoryDisk) -> Vec<u8> {
@@ -46,12 +46,12 @@ fn bytes(drive: &MemoryDisk) -> Vec<u8> {
     all.into_private().to_vec()
 }
 
-fn made(memory: &Memory) {
+fn made(memory: &MemoryBucket) {
     let engine = Arc::new(memory.client(Faults::default()));
     drop(BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("maker", 1, None)));
 }
 
-fn opened(memory: &Memory, options: &Options) -> Result<BucketDisk, String> {
+fn opened(memory: &MemoryBucket, options: &BucketOptions) -> Result<BucketDisk, String> {
     let engine = Arc::new(memory.client(Faults::default()));
     BucketDisk::open(engine, "memory", options).map_err(|error| error.to_string())
 }
@@ -70,7 +70,7 @@ fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
 }
 
 /// Writes sectors 100 to 109 and the first one while the bucket is away, and dies.
-fn left(memory: &Memory, journal: Option<Local>) {
+fn left(memory: &MemoryBucket, journal: Option<JournalDevice>) {
     let away = Arc::new(AtomicBool::new(false));
     let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
     let how = options("the one that died", 2, journal);
@@ -86,7 +86,7 @@ fn left(memory: &Memory, journal: Option<Local>) {
         assert_eq!(read(&disk, 100 + u64::from(nth)), Ok(nth + 1), "it is read from memory");
     }
     disk.close();
-    let said = disk.left().expect("the bucket has not all");
+    let said = disk.close_error().expect("the bucket has not all");
     assert!(said.contains("/var/the journal keeps what was acknowledged"), "{said}");
 }
 
@@ -103,8 +103,8 @@ fn it_does_what_every_disk_does() {
     conform::check_all(|| {
         seed += 1;
         let faults = Faults { seed, refused: 8, lost: 8, late: 8, slow: 2, dies_after: None };
-        let engine = Arc::new(Memory::default().client(faults));
-        let how = Options {
+        let engine = Arc::new(MemoryBucket::default().client(faults));
+        let how = BucketOptions {
             deadline: Duration::from_secs(60),
             ..options("a disk", seed.into(), local(&drive(JOURNAL_BYTES * 4)))
         };
@@ -114,7 +114,7 @@ fn it_does_what_every_disk_does() {
 
 #[test]
 fn what_was_acknowledged_is_sent_later_and_missed_by_others() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     made(&memory);
     let drive = drive(JOURNAL_BYTES);
     left(&memory, local(&drive));
@@ -131,24 +131,24 @@ fn what_was_acknowledged_is_sent_later_and_missed_by_others() {
     assert_eq!(read(&reader, 109), Ok(0));
 
     let disk = opened(&memory, &options("the next", 5, local(&drive))).unwrap();
-    assert!(disk.kept().unwrap().sent_late > 0);
+    assert!(disk.journal_statistics().unwrap().sent_late > 0);
     is_all_there(&disk);
     write(&disk, 200, 9).unwrap();
     disk.close();
-    assert_eq!(disk.left(), None);
+    assert_eq!(disk.close_error(), None);
     drop(disk);
     // It went, so all may come, and the journal serves another store.
     let disk = opened(&memory, &options("another", 6, None)).unwrap();
     is_all_there(&disk);
     assert_eq!(read(&disk, 200), Ok(9));
-    let other = Memory::default();
+    let other = MemoryBucket::default();
     made(&other);
     drop(opened(&other, &options("the next", 7, local(&drive))).unwrap());
 }
 
 #[test]
 fn a_bucket_that_comes_back_is_sent_all_without_being_asked() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     made(&memory);
     let (drive, away) = (drive(JOURNAL_BYTES), Arc::new(AtomicBool::new(false)));
     let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
@@ -169,17 +169,17 @@ fn a_bucket_that_comes_back_is_sent_all_without_being_asked() {
 
 #[test]
 fn what_another_machine_has_made_void_is_named_and_kept() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     made(&memory);
     let drive = drive(JOURNAL_BYTES);
     left(&memory, local(&drive));
-    let how = Options { takes_over: true, ..options("the other machine", 3, None) };
+    let how = BucketOptions { take_over: true, ..options("the other machine", 3, None) };
     let other = opened(&memory, &how).unwrap();
     write(&other, 100, 50).unwrap();
     drop(other);
     let before = bytes(&drive);
     for takes_over in [false, true] {
-        let how = Options { takes_over, ..options("the first", 4, local(&drive)) };
+        let how = BucketOptions { take_over: takes_over, ..options("the first", 4, local(&drive)) };
         let said = opened(&memory, &how).err().expect("it is void");
         assert!(said.contains("without what only /var/the journal has: "), "{said}");
         assert!(said.contains("data/00000002-") && said.contains("more, "), "{said}");
@@ -192,7 +192,7 @@ fn what_another_machine_has_made_void_is_named_and_kept() {
 
 #[test]
 fn what_waits_for_one_store_is_not_sent_to_another() {
-    let (one, two) = (Memory::default(), Memory::default());
+    let (one, two) = (MemoryBucket::default(), MemoryBucket::default());
     made(&one);
     let engine = Arc::new(two.client(Faults::default()));
     drop(BucketDisk::create(engine, "two", LEN_BYTES, false, &options("maker", 8, None)).unwrap());
@@ -210,12 +210,12 @@ fn what_waits_for_one_store_is_not_sent_to_another() {
 
 #[test]
 fn a_full_journal_makes_writers_wait() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     made(&memory);
     let (drive, away) = (drive(64 << 10), Arc::new(AtomicBool::new(false)));
     let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
     let deadline = Duration::from_secs(60);
-    let how = Options { deadline, ..options("x", 2, local(&drive)) };
+    let how = BucketOptions { deadline, ..options("x", 2, local(&drive)) };
     let disk = BucketDisk::open(engine, "memory", &how).unwrap();
     away.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
@@ -224,7 +224,7 @@ fn a_full_journal_makes_writers_wait() {
                 write(&disk, 100 + nth, nth as u8).unwrap();
             }
         });
-        while disk.kept().unwrap().full == 0 && !writing.is_finished() {
+        while disk.journal_statistics().unwrap().full == 0 && !writing.is_finished() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(!writing.is_finished());
@@ -239,7 +239,7 @@ fn a_full_journal_makes_writers_wait() {
 
 #[test]
 fn a_full_journal_and_a_bucket_that_is_away_end_writing_and_lose_nothing() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     made(&memory);
     let (drive, away) = (drive(64 << 10), Arc::new(AtomicBool::new(false)));
     let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
@@ -264,13 +264,14 @@ fn a_full_journal_and_a_bucket_that_is_away_end_writing_and_lose_nothing() {
 #[test]
 fn a_journal_that_fails_ends_writing_and_loses_nothing() {
     for nth in 6..30u64 {
-        let memory = Memory::default();
+        let memory = MemoryBucket::default();
         made(&memory);
         let disk = MemoryDisk::new(vec![0; JOURNAL_BYTES], 512);
-        Local::format(&disk, 99).unwrap();
+        JournalDevice::format(&disk, 99).unwrap();
         let faulty = Arc::new(FaultDisk::new(disk));
         faulty.add(FaultTarget::Request(nth), Fault::Fail);
-        let how = Options { commit: Duration::from_secs(1), ..options("x", 2, local(&faulty)) };
+        let how =
+            BucketOptions { commit: Duration::from_secs(1), ..options("x", 2, local(&faulty)) };
         let Ok(disk) = opened(&memory, &how) else { continue };
         let mut written = 0;
         let said = loop {
@@ -281,10 +282,10 @@ fn a_journal_that_fails_ends_writing_and_loses_nothing() {
         };
         assert!(said.contains("/var/the journal: "), "{said}");
         disk.close();
-        assert!(disk.left().is_some());
+        assert!(disk.close_error().is_some());
         drop(disk);
         // The bucket has it, even if the file is never read again.
-        let how = Options { takes_over: true, ..options("y", 3, None) };
+        let how = BucketOptions { take_over: true, ..options("y", 3, None) };
         let disk = opened(&memory, &how).unwrap();
         for nth in 0..written {
             assert_eq!(read(&disk, 100 + nth), Ok(nth as u8 + 1));
@@ -294,7 +295,7 @@ fn a_journal_that_fails_ends_writing_and_loses_nothing() {
 
 #[test]
 fn no_bytes_of_a_journal_are_believed() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     made(&memory);
     let drive = drive(JOURNAL_BYTES);
     left(&memory, local(&drive));
@@ -303,7 +304,7 @@ fn no_bytes_of_a_journal_are_believed() {
     let told = |image: Vec<u8>| {
         let disk = Arc::new(MemoryDisk::new(image.clone(), 512));
         let engine = Arc::new(memory.client(Faults::default()));
-        let how = options("a reader", 4, Some(Local::on(disk.clone(), "the journal")));
+        let how = options("a reader", 4, Some(JournalDevice::on(disk.clone(), "the journal")));
         let said = BucketDisk::open_to_read(engine, "memory", &how).err();
         assert!(bytes(&disk) == image, "it was changed");
         said.map(|error| error.to_string()).unwrap_or_default()
@@ -350,33 +351,33 @@ fn a_file_is_made_once_and_nothing_else_is_written_over() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let len = 16 << 20;
-    let said = Local::file(&path, 1 << 20, 1).expect_err("it is too short");
+    let said = JournalDevice::file(&path, 1 << 20, 1).expect_err("it is too short");
     assert!(said.contains("16 MiB at least"), "{said}");
-    let first = Local::file(&path, len, 1).unwrap();
+    let first = JournalDevice::file(&path, len, 1).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), len);
-    let said = Local::file(&path, len, 2).expect_err("it has a user");
+    let said = JournalDevice::file(&path, len, 2).expect_err("it has a user");
     assert!(said.contains("in use"), "{said}");
     drop(first);
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     made(&memory);
     left_in_file(&memory, &path);
-    let disk = opened(&memory, &options("x", 5, Some(Local::file(&path, len, 3).unwrap())));
+    let disk = opened(&memory, &options("x", 5, Some(JournalDevice::file(&path, len, 3).unwrap())));
     is_all_there(&disk.unwrap());
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 
     let letters = dir.path().join("letters");
     std::fs::write(&letters, "dear".repeat(9000)).unwrap();
-    let how = options("x", 6, Some(Local::file(&letters, len, 4).unwrap()));
+    let how = options("x", 6, Some(JournalDevice::file(&letters, len, 4).unwrap()));
     let said = opened(&memory, &how).err().expect("it is no journal");
     assert!(said.contains("letters is no journal"), "{said}");
     assert_eq!(std::fs::read(&letters).unwrap(), "dear".repeat(9000).as_bytes());
-    assert!(Local::file(dir.path(), len, 5).is_err());
+    assert!(JournalDevice::file(dir.path(), len, 5).is_err());
 }
 
-fn left_in_file(memory: &Memory, path: &std::path::Path) {
+fn left_in_file(memory: &MemoryBucket, path: &std::path::Path) {
     let away = Arc::new(AtomicBool::new(false));
     let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
-    let journal = Local::file(path, 16 << 20, 2).unwrap();
+    let journal = JournalDevice::file(path, 16 << 20, 2).unwrap();
     let disk = BucketDisk::open(engine, "memory", &options("x", 2, Some(journal))).unwrap();
     away.store(true, Ordering::SeqCst);
     for nth in 0..10u8 {

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use draconis_bucket::{
-    Answer, BucketDisk, Engine, Faults, Listed, Local, Memory, Options, Trouble,
+    BucketApi, BucketDisk, BucketOptions, Faults, JournalDevice, ListEntry, MemoryBucket,
+    RequestError, RequestResult,
 };
 use draconis_device::{
     CrashOptions, CrashStates, Disk, Error, Event, Group, MemoryDisk, RecordDisk, Refused,
     SubmitOptions, Ticket,
 };
-use draconis_objects::torture::{self, Harm, Lives, Random, Settings, Shape};
+use draconis_objects::torture::{self, DamageTally, DiskFactory, Random, Settings, Shape};
 use parking_lot::Mutex;
 
 /// Small, so that it is full now and then.
@@ -64,7 +65,7 @@ impl Power {
 
 /// The bucket, as a machine sees it.
 struct Client {
-    bucket: Memory,
+    bucket: MemoryBucket,
     faults: Faults,
     power: Arc<Mutex<Power>>,
     sin: Sin,
@@ -74,14 +75,14 @@ struct Client {
 }
 
 impl Client {
-    fn ask<T>(&self, request: impl FnOnce(&Memory) -> Answer<T>) -> Answer<T> {
+    fn ask<T>(&self, request: impl FnOnce(&MemoryBucket) -> RequestResult<T>) -> RequestResult<T> {
         match Power::step(&self.power) {
             Ok(()) => request(&self.bucket),
             Err(is_done) => {
                 if is_done {
                     let _ = request(&self.bucket);
                 }
-                Err(Trouble::Refused("the machine is off".to_owned()))
+                Err(RequestError::Permanent("the machine is off".to_owned()))
             }
         }
     }
@@ -97,15 +98,15 @@ impl Client {
         (lines.join("\n") + "\n").into()
     }
 
-    fn send_held_back(&self, bucket: &Memory) {
+    fn send_held_back(&self, bucket: &MemoryBucket) {
         for (key, bytes) in std::mem::take(&mut *self.held_back.lock()) {
             let _ = bucket.put(&key, bytes);
         }
     }
 }
 
-impl Engine for Client {
-    fn put(&self, key: &str, bytes: Bytes) -> Answer<()> {
+impl BucketApi for Client {
+    fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         let bytes = self.unmarked(key, bytes);
         if self.sin == Sin::Disordered && key.starts_with("data/") {
             return self.ask(|_| {
@@ -116,7 +117,7 @@ impl Engine for Client {
         self.ask(|bucket| bucket.put(key, bytes))
     }
 
-    fn create(&self, key: &str, bytes: Bytes) -> Answer<()> {
+    fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         let bytes = self.unmarked(key, bytes);
         let created = self.ask(|bucket| bucket.create(key, bytes));
         if self.sin == Sin::Disordered && key.starts_with("root/") {
@@ -128,7 +129,7 @@ impl Engine for Client {
         created
     }
 
-    fn get(&self, key: &str, range: Option<(u64, u64)>) -> Answer<Bytes> {
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
         let there = self.ask(|bucket| {
             self.send_held_back(bucket);
             bucket.get(key, range)
@@ -138,15 +139,15 @@ impl Engine for Client {
         Ok(mine.filter(|_| !there.is_empty()).map_or(there.clone(), |(_, told)| told.clone()))
     }
 
-    fn head(&self, key: &str) -> Answer<u64> {
+    fn head(&self, key: &str) -> RequestResult<u64> {
         self.ask(|bucket| bucket.head(key))
     }
 
-    fn delete(&self, key: &str) -> Answer<()> {
+    fn delete(&self, key: &str) -> RequestResult<()> {
         self.ask(|bucket| bucket.delete(key))
     }
 
-    fn list(&self, folder: &str) -> Answer<Vec<Listed>> {
+    fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
         self.ask(|bucket| {
             self.send_held_back(bucket);
             bucket.list(folder)
@@ -196,7 +197,7 @@ impl draconis_device::ForwardingDisk for Drive {
 
 /// A bucket, and the machines that write it, with a journal that goes from one to the next.
 struct Machines {
-    server: Memory,
+    server: MemoryBucket,
     sin: Sin,
     dice: Random,
     /// What the journal had when the machine that has it now was switched on.
@@ -215,9 +216,9 @@ impl Machines {
     fn new(seed: u64, sin: Sin) -> Self {
         let mut dice = Random::new(seed);
         let disk = MemoryDisk::new(vec![0; JOURNAL_BYTES], 512);
-        Local::format(&disk, u128::from(seed) << 64 | 7).unwrap();
+        JournalDevice::format(&disk, u128::from(seed) << 64 | 7).unwrap();
         Self {
-            server: Memory::default(),
+            server: MemoryBucket::default(),
             sin,
             image: disk.into_bytes(),
             now: None,
@@ -249,7 +250,7 @@ impl Machines {
         self.image = states[chosen].disk.to_bytes();
     }
 
-    fn next(&mut self, steps: Option<u64>, with: bool) -> (Arc<Client>, Options) {
+    fn next(&mut self, steps: Option<u64>, with: bool) -> (Arc<Client>, BucketOptions) {
         self.cut();
         let left = steps.map(|most| 1 + self.dice.below(most));
         let power = Arc::new(Mutex::new(Power { left, dice: Random::new(self.dice.next_u64()) }));
@@ -268,14 +269,14 @@ impl Machines {
             told: Mutex::default(),
             held_back: Mutex::default(),
         };
-        let options = Options {
+        let options = BucketOptions {
             pause: Duration::from_micros(20),
             commit: Duration::from_micros(self.dice.below(3) * 150),
             lanes: 1 + self.dice.below(6) as usize,
             token: u128::from(self.dice.next_u64()),
-            stays: self.dice.below(2) == 0,
-            journal: with.then(|| Local::on(drive, "the journal")),
-            ..Options::default()
+            is_mount: self.dice.below(2) == 0,
+            journal: with.then(|| JournalDevice::on(drive, "the journal")),
+            ..BucketOptions::default()
         };
         (Arc::new(client), options)
     }
@@ -283,12 +284,12 @@ impl Machines {
     fn open(&mut self, steps: Option<u64>, with: bool) -> Result<BucketDisk, Error> {
         let (client, options) = self.next(steps, with);
         let disk = BucketDisk::open(client, "memory", &options)?;
-        self.sent_late += disk.kept().map_or(0, |kept| kept.sent_late);
+        self.sent_late += disk.journal_statistics().map_or(0, |kept| kept.sent_late);
         Ok(disk)
     }
 }
 
-impl Lives for Machines {
+impl DiskFactory for Machines {
     type Disk = BucketDisk;
 
     fn first(&mut self) -> BucketDisk {
@@ -344,7 +345,7 @@ impl Lives for Machines {
     }
 }
 
-fn run(seed: u64, sin: Sin) -> (Result<Harm, torture::Violation>, Machines) {
+fn run(seed: u64, sin: Sin) -> (Result<DamageTally, torture::Violation>, Machines) {
     let script = match seed % 3 {
         0 => torture::random_large(seed, Shape::BUCKET, 60),
         _ => torture::random(seed, Shape::BUCKET, 120),
@@ -356,7 +357,7 @@ fn run(seed: u64, sin: Sin) -> (Result<Harm, torture::Violation>, Machines) {
 #[test]
 fn machines_with_a_journal_that_lose_their_power() {
     let (first, runs) = (number("SEED", 1), number("RUNS", 40));
-    let (mut all, mut refused, mut sent_late) = (Harm::default(), 0, 0);
+    let (mut all, mut refused, mut sent_late) = (DamageTally::default(), 0, 0);
     for seed in first..first + runs {
         match run(seed, Sin::None) {
             (Ok(harm), machines) => {

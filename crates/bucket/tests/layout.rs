@@ -2,5 +2,5 @@
 
 #[test]
 fn the_layout_for_buckets_is_a_layout() {
-    draconis_objects::layout::conform::all(draconis_objects::LayoutKind::Bucket);
+    draconis_objects::layout::conform::check_all(draconis_objects::LayoutKind::Bucket);
 }

@@ -7,7 +7,7 @@ use std::ops::RangeFull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Faults, Memory, Options};
+use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::Disk;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
@@ -22,7 +22,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 type Keys = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
 struct User {
-    server: Memory,
+    server: MemoryBucket,
     dice: Random,
     keys: Keys,
     deaths: u64,
@@ -37,7 +37,7 @@ fn said(error: impl std::fmt::Display) -> String {
 
 impl User {
     fn begin(seed: u64) -> Self {
-        let (server, mut dice) = (Memory::default(), Random::new(seed));
+        let (server, mut dice) = (MemoryBucket::default(), Random::new(seed));
         let len_bytes = Shape::BUCKET.disk_bytes as u64;
         let machine = Arc::new(server.client(Faults::default()));
         let options = options(&mut dice);
@@ -88,7 +88,7 @@ impl User {
     fn grow(&mut self, disk: Arc<BucketDisk>) -> Outcome {
         // By whole megabytes, and by less than an end of the disk has.
         let more = [512, 4096, 1 << 20, 3 << 20][self.dice.below(4) as usize];
-        let wanted = Store::measures(&*disk).map_err(said)?.0 + more;
+        let wanted = Store::read_profile(&*disk).map_err(said)?.0 + more;
         disk.resize(wanted).map_err(said)?;
         Store::resize(disk, wanted).map_err(said)?;
         self.resized += 1;
@@ -97,7 +97,7 @@ impl User {
 
     fn shrink(&mut self, disk: Arc<BucketDisk>) -> Outcome {
         let less = [512, 4096, 1 << 20, 2 << 20][self.dice.below(4) as usize];
-        let before = Store::measures(&*disk).map_err(said)?.0;
+        let before = Store::read_profile(&*disk).map_err(said)?.0;
         let wanted = before.saturating_sub(less).max(Shape::BUCKET.disk_bytes as u64);
         Store::resize(disk.clone(), wanted).map_err(said)?;
         disk.resize(wanted).map_err(said)?;
@@ -134,13 +134,13 @@ impl User {
     }
 }
 
-fn options(dice: &mut Random) -> Options {
-    Options {
+fn options(dice: &mut Random) -> BucketOptions {
+    BucketOptions {
         pause: Duration::from_micros(20),
         commit: Duration::ZERO,
         lanes: 1 + dice.below(6) as usize,
         token: u128::from(dice.next_u64()),
-        ..Options::default()
+        ..BucketOptions::default()
     }
 }
 
@@ -163,7 +163,7 @@ fn what_was_acknowledged_stays_and_the_check_is_content_at_any_length() {
 
 #[test]
 fn a_disk_that_was_shorter_has_what_was_written_to_its_end() {
-    let server = Memory::default();
+    let server = MemoryBucket::default();
     let machine = || Arc::new(server.client(Faults::default()));
     let options = options(&mut Random::new(1));
     let disk = BucketDisk::create(machine(), "memory", 1 << 20, false, &options).unwrap();

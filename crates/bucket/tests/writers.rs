@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use draconis_bucket::{BucketDisk, Engine, Faults, Memory, Options, Promises};
+use draconis_bucket::{
+    BucketApi, BucketDisk, BucketOptions, Faults, MemoryBucket, ServerGuarantees,
+};
 use draconis_device::{Disk, Error, Extent, Group, Write};
 use draconis_exchange::heap::Block;
 
@@ -15,22 +17,22 @@ use common::Distant;
 
 const LEN_BYTES: u64 = 1 << 20;
 
-fn options(who: &str, token: u128) -> Options {
-    Options {
+fn options(who: &str, token: u128) -> BucketOptions {
+    BucketOptions {
         pause: Duration::from_micros(50),
         commit: Duration::ZERO,
         who: who.to_owned(),
         token,
-        ..Options::default()
+        ..BucketOptions::default()
     }
 }
 
-fn made(memory: &Memory) -> BucketDisk {
+fn made(memory: &MemoryBucket) -> BucketDisk {
     let engine = Arc::new(memory.client(Faults::default()));
     BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("the first", 1)).unwrap()
 }
 
-fn opened(memory: &Memory, who: &str, token: u128) -> Result<BucketDisk, Error> {
+fn opened(memory: &MemoryBucket, who: &str, token: u128) -> Result<BucketDisk, Error> {
     let engine =
         Arc::new(memory.client(Faults { seed: token as u64, slow: 2, ..Faults::default() }));
     BucketDisk::open(engine, "memory", &options(who, token))
@@ -51,7 +53,7 @@ fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
 
 #[test]
 fn the_older_writer_is_told_by_whom_and_harms_nothing() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     let old = made(&memory);
     write(&old, 100, 1).unwrap();
     let new = opened(&memory, "someone on another machine", 2).unwrap();
@@ -72,7 +74,7 @@ fn of_writers_that_race_the_last_to_be_told_nothing_is_one() {
     let first = std::env::var("SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(1u64);
     let rounds = std::env::var("RUNS").ok().and_then(|it| it.parse().ok()).unwrap_or(300u64);
     for round in first..first + rounds {
-        let memory = Memory::default();
+        let memory = MemoryBucket::default();
         drop(made(&memory));
         // Each opens, and writes to a sector of its own and to one that all have.
         let results: Vec<Result<BucketDisk, Error>> = std::thread::scope(|scope| {
@@ -109,7 +111,7 @@ fn of_writers_that_race_the_last_to_be_told_nothing_is_one() {
 
 #[test]
 fn readers_see_what_is_there_and_write_nothing() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     let writer = made(&memory);
     write(&writer, 100, 1).unwrap();
     let keys = memory.keys();
@@ -129,7 +131,7 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
     const GROUP_BYTES: usize = 300 << 10;
     let (mut shorter, mut stragglers) = (0, 0);
     for seed in 1..=150u64 {
-        let memory = Memory::default();
+        let memory = MemoryBucket::default();
         let first = Arc::new(memory.client(Faults::default()));
         let len_bytes = 64 << 20;
         drop(BucketDisk::create(first, "memory", len_bytes, false, &options("", 1)).unwrap());
@@ -172,7 +174,7 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
 /// that is opened meanwhile, to read or to take it over, has them as some root had them.
 #[test]
 fn who_lists_while_it_is_written_sees_one_moment() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     drop(made(&memory));
     for taking_over in [false, true] {
         for round in 0..60u64 {
@@ -219,7 +221,7 @@ fn who_lists_while_it_is_written_sees_one_moment() {
 
 #[test]
 fn what_is_not_needed_is_deleted() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     let disk = made(&memory);
     for round in 0..50 {
         write(&disk, 100, round).unwrap();
@@ -235,7 +237,7 @@ fn what_is_not_needed_is_deleted() {
 
 #[test]
 fn another_length() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     let disk = made(&memory);
     let last = |len_bytes: u64| len_bytes / 512 - 1;
     write(&disk, last(LEN_BYTES), 1).unwrap();
@@ -260,12 +262,12 @@ fn another_length() {
 #[test]
 fn a_server_that_ignores_a_condition_is_refused_by_what_it_ignores() {
     for (promises, why) in [
-        (Promises { creates_once: false, ..Promises::ALL }, "If-None-Match"),
-        (Promises { lists_all: false, ..Promises::ALL }, "does not list"),
-        (Promises { ranges: false, ..Promises::ALL }, "range"),
-        (Promises { deletes: false, ..Promises::ALL }, "after DELETE"),
+        (ServerGuarantees { creates_once: false, ..ServerGuarantees::ALL }, "If-None-Match"),
+        (ServerGuarantees { lists_all: false, ..ServerGuarantees::ALL }, "does not list"),
+        (ServerGuarantees { ranges: false, ..ServerGuarantees::ALL }, "range"),
+        (ServerGuarantees { deletes: false, ..ServerGuarantees::ALL }, "after DELETE"),
     ] {
-        let memory = Memory::promising(promises);
+        let memory = MemoryBucket::promising(promises);
         let engine = Arc::new(memory.client(Faults::default()));
         let made = BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("", 7));
         let said = made.err().expect("it is refused").to_string();
@@ -276,7 +278,7 @@ fn a_server_that_ignores_a_condition_is_refused_by_what_it_ignores() {
 
 #[test]
 fn what_is_there_is_not_made_over_unless_that_is_said() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     let disk = made(&memory);
     write(&disk, 100, 1).unwrap();
     let engine = || Arc::new(memory.client(Faults::default()));
@@ -295,7 +297,7 @@ fn what_is_there_is_not_made_over_unless_that_is_said() {
 
 #[test]
 fn hostile_objects_are_none() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     write(&made(&memory), 100, 1).unwrap();
     let root = memory.keys().into_iter().find(|key| key.starts_with("root/")).unwrap();
     for (key, bytes) in [
@@ -310,7 +312,7 @@ fn hostile_objects_are_none() {
         assert_eq!(read(&opened(&memory, "", 2).unwrap(), 100), Ok(1), "{key}");
     }
     for bytes in [vec![], vec![0; 100], vec![0xFF; 4000]] {
-        let memory = Memory::default();
+        let memory = MemoryBucket::default();
         drop(made(&memory));
         memory.put(&root, bytes.into()).unwrap();
         let said = opened(&memory, "", 2).err().expect("the root is damaged").to_string();
@@ -320,11 +322,11 @@ fn hostile_objects_are_none() {
 
 #[test]
 fn a_bucket_out_of_reach_is_waited_for_once_and_used_when_it_is_back() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     write(&made(&memory), 100, 1).unwrap();
     let away = Arc::new(AtomicBool::new(false));
     let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
-    let how = Options { deadline: Duration::from_millis(20), ..options("", 0) };
+    let how = BucketOptions { deadline: Duration::from_millis(20), ..options("", 0) };
     let reader = BucketDisk::open_to_read(engine, "memory", &how).unwrap();
     away.store(true, Ordering::SeqCst);
     let again = |reader: &BucketDisk| {
@@ -341,20 +343,25 @@ fn a_bucket_out_of_reach_is_waited_for_once_and_used_when_it_is_back() {
 }
 
 fn staying(
-    memory: &Memory,
+    memory: &MemoryBucket,
     token: u128,
     seat: &str,
     takes_over: bool,
 ) -> Result<BucketDisk, Error> {
     let engine = Arc::new(memory.client(Faults::default()));
     let who = format!("the one at {seat}");
-    let how = Options { stays: true, seat: seat.to_owned(), takes_over, ..options(&who, token) };
+    let how = BucketOptions {
+        is_mount: true,
+        host_id: seat.to_owned(),
+        take_over: takes_over,
+        ..options(&who, token)
+    };
     BucketDisk::open(engine, "memory", &how)
 }
 
 #[test]
 fn who_stays_is_left_alone_until_it_goes_or_is_taken_over() {
-    let memory = Memory::default();
+    let memory = MemoryBucket::default();
     drop(made(&memory));
     let first = staying(&memory, 2, "home", false).unwrap();
     write(&first, 100, 1).unwrap();

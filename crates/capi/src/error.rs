@@ -8,11 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use draconis_access::{Error, Result};
 use rustix::io::Errno;
 
-use crate::raw::none;
+use crate::raw::null_error;
 
 thread_local! {
     /// What failed last in this thread.
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST_MESSAGE: RefCell<CString> = RefCell::default();
 }
 
 /// What the last call of this thread that failed says of it: what it is about, what went wrong,
@@ -21,7 +21,7 @@ thread_local! {
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_error_message() -> *const c_char {
     // A pointer into the string stays good when the borrow ends.
-    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    LAST_MESSAGE.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// The version of the library, such as "0.1.0". Not to be freed.
@@ -32,7 +32,7 @@ pub extern "C" fn draconis_version() -> *const c_char {
 }
 
 /// Does the work of a call: a count or zero, or a negative errno.
-pub fn count(work: impl FnOnce() -> Result<u64>) -> i64 {
+pub fn run_counting(work: impl FnOnce() -> Result<u64>) -> i64 {
     let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let why = panic.downcast_ref::<String>().map(String::as_str);
         let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
@@ -46,31 +46,31 @@ pub fn count(work: impl FnOnce() -> Result<u64>) -> i64 {
         Err(Error { errno, message }) => {
             let bytes: Vec<u8> = message.bytes().filter(|byte| *byte != 0).collect();
             let text = CString::new(bytes).unwrap_or_default();
-            let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+            let _ = LAST_MESSAGE.try_with(|last| *last.borrow_mut() = text);
             -i64::from(errno.raw_os_error())
         }
     }
 }
 
 /// Does the work of a call: zero, or a negative errno.
-pub fn answer(work: impl FnOnce() -> Result<()>) -> c_int {
+pub fn run(work: impl FnOnce() -> Result<()>) -> c_int {
     // Errnos are small.
-    count(|| work().map(|()| 0)) as c_int
+    run_counting(|| work().map(|()| 0)) as c_int
 }
 
 /// A handle that must not be NULL.
-pub fn there<'a, T>(handle: Option<&'a T>, what: &str) -> Result<&'a T> {
-    handle.ok_or_else(|| none(what))
+pub fn require<'a, T>(handle: Option<&'a T>, what: &str) -> Result<&'a T> {
+    handle.ok_or_else(|| null_error(what))
 }
 
 /// Writes what a call returns for to where C wants it; `empty` first, in case it fails.
-pub fn put<T>(
+pub fn run_with_output<T>(
     out: Option<&mut MaybeUninit<T>>,
     empty: T,
     make: impl FnOnce() -> Result<T>,
 ) -> c_int {
-    answer(|| {
-        let out = out.ok_or_else(|| none("the pointer to the result"))?;
+    run(|| {
+        let out = out.ok_or_else(|| null_error("the pointer to the result"))?;
         let out = out.write(empty);
         *out = make()?;
         Ok(())
@@ -84,24 +84,27 @@ mod tests {
     use super::*;
 
     fn last() -> String {
-        LAST.with(|last| CStr::to_string_lossy(&last.borrow()).into_owned())
+        LAST_MESSAGE.with(|last| CStr::to_string_lossy(&last.borrow()).into_owned())
     }
 
     #[test]
     fn a_panic_becomes_an_errno_and_a_text() {
-        let code = answer(|| panic!("seven is {}", 7));
+        let code = run(|| panic!("seven is {}", 7));
         assert_eq!(code, -Errno::NOTRECOVERABLE.raw_os_error());
         assert!(last().contains("a defect of libdraconis: seven is 7"), "{}", last());
-        assert_eq!(answer(|| Ok(())), 0);
+        assert_eq!(run(|| Ok(())), 0);
         assert!(last().contains("seven"), "success leaves the text");
     }
 
     #[test]
     fn a_failure_has_its_errno_and_its_text() {
         let mut out = MaybeUninit::new(7u64);
-        assert_eq!(put(Some(&mut out), 0, || Err(Error::new(Errno::NOENT, "no\0ne"))), -2);
+        assert_eq!(
+            run_with_output(Some(&mut out), 0, || Err(Error::new(Errno::NOENT, "no\0ne"))),
+            -2
+        );
         assert_eq!(last(), "none");
-        assert_eq!(put(None, 0u64, || Ok(1)), -Errno::INVAL.raw_os_error());
-        assert_eq!(count(|| Ok(5)), 5);
+        assert_eq!(run_with_output(None, 0u64, || Ok(1)), -Errno::INVAL.raw_os_error());
+        assert_eq!(run_counting(|| Ok(5)), 5);
     }
 }

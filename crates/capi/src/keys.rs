@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Bound;
 
-use draconis_access::Keys;
+use draconis_access::KeyIterator;
 use draconis_objects::kv::Batch;
 
-use crate::error::{answer, put, there};
-use crate::raw::{Bytes, none};
-use crate::store::{draconis_store, submitted};
+use crate::error::{require, run, run_with_output};
+use crate::raw::{Bytes, null_error};
+use crate::store::{draconis_store, submit_with_ticket};
 
 /// From the last key to the first.
 pub const DRACONIS_REVERSE: u32 = 1;
@@ -22,7 +22,7 @@ pub struct draconis_value(Vec<u8>);
 
 /// Keys and values as they were when the scan began. One thread at a time.
 pub struct draconis_scan {
-    keys: Keys,
+    keys: KeyIterator,
     pair: (Vec<u8>, Vec<u8>),
 }
 
@@ -36,7 +36,7 @@ pub struct draconis_bytes {
     pub len: usize,
 }
 
-fn lent(bytes: &[u8]) -> draconis_bytes {
+fn as_draconis_bytes(bytes: &[u8]) -> draconis_bytes {
     draconis_bytes { bytes: bytes.as_ptr().cast(), len: bytes.len() }
 }
 
@@ -61,8 +61,8 @@ pub extern "C" fn draconis_batch_put(
     value: Bytes,
     value_len: usize,
 ) -> c_int {
-    answer(|| {
-        let batch = batch.ok_or_else(|| none("batch"))?;
+    run(|| {
+        let batch = batch.ok_or_else(|| null_error("batch"))?;
         batch.0.put(key.get(key_len, "key")?, value.get(value_len, "value")?);
         Ok(())
     })
@@ -75,8 +75,8 @@ pub extern "C" fn draconis_batch_delete(
     key: Bytes,
     key_len: usize,
 ) -> c_int {
-    answer(|| {
-        let batch = batch.ok_or_else(|| none("batch"))?;
+    run(|| {
+        let batch = batch.ok_or_else(|| null_error("batch"))?;
         batch.0.delete(key.get(key_len, "key")?);
         Ok(())
     })
@@ -91,9 +91,9 @@ pub extern "C" fn draconis_keys_write(
     batch: Option<Box<draconis_batch>>,
     ticket: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    submitted(ticket, || {
-        let batch = batch.ok_or_else(|| none("batch"))?;
-        there(store, "store")?.0.write_keys(batch.0)
+    submit_with_ticket(ticket, || {
+        let batch = batch.ok_or_else(|| null_error("batch"))?;
+        require(store, "store")?.0.write_keys(batch.0)
     })
 }
 
@@ -107,10 +107,10 @@ pub extern "C" fn draconis_keys_put(
     value_len: usize,
     ticket: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    submitted(ticket, || {
+    submit_with_ticket(ticket, || {
         let mut batch = Batch::new();
         batch.put(key.get(key_len, "key")?, value.get(value_len, "value")?);
-        there(store, "store")?.0.write_keys(batch)
+        require(store, "store")?.0.write_keys(batch)
     })
 }
 
@@ -122,10 +122,10 @@ pub extern "C" fn draconis_keys_delete(
     key_len: usize,
     ticket: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    submitted(ticket, || {
+    submit_with_ticket(ticket, || {
         let mut batch = Batch::new();
         batch.delete(key.get(key_len, "key")?);
-        there(store, "store")?.0.write_keys(batch)
+        require(store, "store")?.0.write_keys(batch)
     })
 }
 
@@ -139,8 +139,8 @@ pub extern "C" fn draconis_keys_get(
     value: Option<&mut MaybeUninit<Option<Box<draconis_value>>>>,
 ) -> c_int {
     let mut found = 0;
-    let told = put(value, None, || {
-        let value = there(store, "store")?.0.get(key.get(key_len, "key")?)?;
+    let told = run_with_output(value, None, || {
+        let value = require(store, "store")?.0.get(key.get(key_len, "key")?)?;
         found = value.is_some().into();
         Ok(value.map(|value| Box::new(draconis_value(value))))
     });
@@ -150,7 +150,7 @@ pub extern "C" fn draconis_keys_get(
 /// The bytes of a value, valid until it is given back. value must not be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_value_bytes(value: &draconis_value) -> draconis_bytes {
-    lent(&value.0)
+    as_draconis_bytes(&value.0)
 }
 
 /// Gives a value back. NULL is taken.
@@ -172,13 +172,13 @@ pub extern "C" fn draconis_scan_open(
     flags: u32,
     scan: Option<&mut MaybeUninit<Option<Box<draconis_scan>>>>,
 ) -> c_int {
-    put(scan, None, || {
+    run_with_output(scan, None, || {
         let from = from.get(from_len, "from")?;
         let to = to.get(to_len, "to")?;
         // No key is before the empty one.
         let to = if to.is_empty() { Bound::Unbounded } else { Bound::Excluded(to) };
         let range = (Bound::Included(from), to);
-        let keys = there(store, "store")?.0.scan(range, flags & DRACONIS_REVERSE != 0)?;
+        let keys = require(store, "store")?.0.scan(range, flags & DRACONIS_REVERSE != 0)?;
         Ok(Some(Box::new(draconis_scan { keys, pair: (vec![], vec![]) })))
     })
 }
@@ -192,13 +192,13 @@ pub extern "C" fn draconis_scan_next(
     value: Option<&mut MaybeUninit<draconis_bytes>>,
 ) -> c_int {
     let mut found = 0;
-    let told = answer(|| {
-        let scan = scan.ok_or_else(|| none("scan"))?;
+    let told = run(|| {
+        let scan = scan.ok_or_else(|| null_error("scan"))?;
         let next = scan.keys.next()?;
         found = next.is_some().into();
         scan.pair = next.unwrap_or_default();
-        key.map(|key| key.write(lent(&scan.pair.0)));
-        value.map(|value| value.write(lent(&scan.pair.1)));
+        key.map(|key| key.write(as_draconis_bytes(&scan.pair.0)));
+        value.map(|value| value.write(as_draconis_bytes(&scan.pair.1)));
         Ok(())
     });
     if told == 0 { found } else { told }

@@ -12,12 +12,12 @@ use rustix::io::Errno;
 /// A text that ends with NUL, or NULL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Text(*const c_char);
+pub struct CStrArg(*const c_char);
 
 /// Texts one behind the other, each as [`Text`], or NULL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Texts(*const Text);
+pub struct CStrArrayArg(*const CStrArg);
 
 /// Bytes to be read, or NULL.
 #[repr(transparent)]
@@ -26,16 +26,16 @@ pub struct Bytes(*const c_void);
 
 /// Room to be filled, or NULL.
 #[repr(transparent)]
-pub struct Room(*mut c_void);
+pub struct OutBuffer(*mut c_void);
 
-impl Text {
+impl CStrArg {
     /// The text; `what` names it where there is none.
     pub fn get<'a>(self, what: &str) -> Result<&'a [u8]> {
-        self.given().ok_or_else(|| none(what))
+        self.optional().ok_or_else(|| null_error(what))
     }
 
     /// The text, if there is one.
-    pub fn given<'a>(self) -> Option<&'a [u8]> {
+    pub fn optional<'a>(self) -> Option<&'a [u8]> {
         if self.0.is_null() {
             return None;
         }
@@ -44,15 +44,15 @@ impl Text {
     }
 }
 
-impl Texts {
+impl CStrArrayArg {
     /// So many texts; `what` names them where there are none.
     pub fn get<'a>(self, count: usize, what: &str) -> Result<Vec<&'a [u8]>> {
         if count == 0 {
             return Ok(vec![]);
         }
-        let bytes = count.checked_mul(size_of::<Text>());
+        let bytes = count.checked_mul(size_of::<CStrArg>());
         if self.0.is_null() || bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
-            return Err(none(what));
+            return Err(null_error(what));
         }
         // SAFETY: the caller promises so many pointers that stay for the call.
         let all = unsafe { std::slice::from_raw_parts(self.0, count) };
@@ -67,21 +67,21 @@ impl Bytes {
             return Ok(&[]);
         }
         if self.0.is_null() || isize::try_from(len).is_err() {
-            return Err(none(what));
+            return Err(null_error(what));
         }
         // SAFETY: the caller promises so many bytes that stay for the call.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast(), len) })
     }
 }
 
-impl Room {
+impl OutBuffer {
     /// So many bytes, all zero; `what` names them where there are none.
     pub fn get<'a>(self, len: usize, what: &str) -> Result<&'a mut [u8]> {
         if len == 0 {
             return Ok(&mut []);
         }
         if self.0.is_null() || isize::try_from(len).is_err() {
-            return Err(none(what));
+            return Err(null_error(what));
         }
         let at = self.0.cast::<u8>();
         // SAFETY: the caller promises room for so many bytes, which no other thread uses for the call.
@@ -94,6 +94,6 @@ impl Room {
 }
 
 /// A pointer that must not be NULL.
-pub fn none(what: &str) -> Error {
+pub fn null_error(what: &str) -> Error {
     Error::new(Errno::INVAL, format!("{what} is NULL"))
 }

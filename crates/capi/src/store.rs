@@ -9,8 +9,8 @@ use draconis_access::{Error, NewStore, Result, Store};
 use draconis_objects::{Group, Hint, LayoutKind, ObjectId, Ticket};
 use rustix::io::Errno;
 
-use crate::error::{answer, count, put, there};
-use crate::raw::{Bytes, Room, Text, none};
+use crate::error::{require, run, run_counting, run_with_output};
+use crate::raw::{Bytes, CStrArg, OutBuffer, null_error};
 use crate::volume::DRACONIS_WRITE;
 use crate::whole::host_path;
 
@@ -64,11 +64,11 @@ pub struct draconis_store_report {
 /// Makes an empty store; a file that is not there is made.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_create(
-    store: Text,
+    store: CStrArg,
     options: Option<&draconis_store_options>,
 ) -> c_int {
-    answer(|| {
-        let options = options.ok_or_else(|| none("options"))?;
+    run(|| {
+        let options = options.ok_or_else(|| null_error("options"))?;
         let layout = match options.layout {
             DRACONIS_LAYOUT_MEASURED => None,
             DRACONIS_LAYOUT_LOG => Some(LayoutKind::Log),
@@ -90,11 +90,11 @@ pub extern "C" fn draconis_store_create(
 /// Opens a store. flags: 0 or DRACONIS_WRITE. draconis_store_close gives it back.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_open(
-    path: Text,
+    path: CStrArg,
     flags: u32,
     store: Option<&mut MaybeUninit<Option<Box<draconis_store>>>>,
 ) -> c_int {
-    put(store, None, || {
+    run_with_output(store, None, || {
         let path = host_path(path, "path")?;
         let opened = match flags {
             0 => Store::open(path),
@@ -109,17 +109,17 @@ pub extern "C" fn draconis_store_open(
 /// fails. NULL is no failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_close(store: Option<Box<draconis_store>>) -> c_int {
-    answer(|| store.map_or(Ok(()), |store| store.0.close()))
+    run(|| store.map_or(Ok(()), |store| store.0.close()))
 }
 
 /// Checks every sum, map and count, without changing anything. Damage is no failure: report says
 /// it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_check(
-    store: Text,
+    store: CStrArg,
     report: Option<&mut MaybeUninit<draconis_store_report>>,
 ) -> c_int {
-    put(report, draconis_store_report::default(), || {
+    run_with_output(report, draconis_store_report::default(), || {
         let found = Store::check(host_path(store, "store")?)?;
         Ok(draconis_store_report {
             clean: found.is_clean().into(),
@@ -147,7 +147,7 @@ fn change(
     group: Option<&mut draconis_group>,
     work: impl FnOnce(&mut Group) -> Result<()>,
 ) -> c_int {
-    answer(|| work(&mut group.ok_or_else(|| none("group"))?.0))
+    run(|| work(&mut group.ok_or_else(|| null_error("group"))?.0))
 }
 
 /// Adds a new, empty object, and writes its number to id.
@@ -157,9 +157,9 @@ pub extern "C" fn draconis_group_create(
     store: Option<&draconis_store>,
     id: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    put(id, 0, || {
-        let group = group.ok_or_else(|| none("group"))?;
-        Ok(group.0.create(there(store, "store")?.0.new_object()?, Hint::Unknown).0)
+    run_with_output(id, 0, || {
+        let group = group.ok_or_else(|| null_error("group"))?;
+        Ok(group.0.create(require(store, "store")?.0.new_object()?, Hint::Unknown).0)
     })
 }
 
@@ -250,31 +250,31 @@ pub extern "C" fn draconis_store_submit(
     group: Option<Box<draconis_group>>,
     ticket: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    submitted(ticket, || {
-        let group = group.ok_or_else(|| none("group"))?;
-        there(store, "store")?.0.submit(group.0)
+    submit_with_ticket(ticket, || {
+        let group = group.ok_or_else(|| null_error("group"))?;
+        require(store, "store")?.0.submit(group.0)
     })
 }
 
 /// Submits, and tells the ticket to those who want it.
-pub(crate) fn submitted(
+pub(crate) fn submit_with_ticket(
     ticket: Option<&mut MaybeUninit<u64>>,
     submit: impl FnOnce() -> Result<Ticket>,
 ) -> c_int {
     let mut unwanted = MaybeUninit::uninit();
-    put(Some(ticket.unwrap_or(&mut unwanted)), 0, || Ok(submit()?.0))
+    run_with_output(Some(ticket.unwrap_or(&mut unwanted)), 0, || Ok(submit()?.0))
 }
 
 /// Returns once what has the ticket is durable, with all before it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_wait(store: Option<&draconis_store>, ticket: u64) -> c_int {
-    answer(|| there(store, "store")?.0.wait(Ticket(ticket)))
+    run(|| require(store, "store")?.0.wait(Ticket(ticket)))
 }
 
 /// Makes durable all that was submitted.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_sync(store: Option<&draconis_store>) -> c_int {
-    answer(|| there(store, "store")?.0.sync())
+    run(|| require(store, "store")?.0.sync())
 }
 
 /// Reads up to len bytes of an object from byte at on. How many there were, or a negative errno:
@@ -284,11 +284,11 @@ pub extern "C" fn draconis_object_read(
     store: Option<&draconis_store>,
     id: u64,
     at: u64,
-    buffer: Room,
+    buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    count(|| {
-        let store = there(store, "store")?;
+    run_counting(|| {
+        let store = require(store, "store")?;
         Ok(store.0.read(ObjectId(id), at, buffer.get(len, "the buffer")?)? as u64)
     })
 }
@@ -296,7 +296,7 @@ pub extern "C" fn draconis_object_read(
 /// The length of an object, or a negative errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_size(store: Option<&draconis_store>, id: u64) -> i64 {
-    count(|| there(store, "store")?.0.len(ObjectId(id)))
+    run_counting(|| require(store, "store")?.0.len(ObjectId(id)))
 }
 
 /// The number of the object that has a name; ENOENT if there is none.
@@ -307,11 +307,11 @@ pub extern "C" fn draconis_object_named(
     len: usize,
     id: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
-    put(id, 0, || {
-        let store = there(store, "store")?;
+    run_with_output(id, 0, || {
+        let store = require(store, "store")?;
         let name = name.get(len, "name")?;
         let text = || format!("{}: no object has this name", store.0.path().display());
-        store.0.named(name)?.map(|id| id.0).ok_or_else(|| Error::new(Errno::NOENT, text()))
+        store.0.find_name(name)?.map(|id| id.0).ok_or_else(|| Error::new(Errno::NOENT, text()))
     })
 }
 
@@ -321,8 +321,8 @@ pub extern "C" fn draconis_object_list_open(
     store: Option<&draconis_store>,
     objects: Option<&mut MaybeUninit<Option<Box<draconis_object_list>>>>,
 ) -> c_int {
-    put(objects, None, || {
-        let all = there(store, "store")?.0.list()?;
+    run_with_output(objects, None, || {
+        let all = require(store, "store")?.0.list()?;
         Ok(Some(Box::new(draconis_object_list(all.into_iter()))))
     })
 }

@@ -6,14 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use draconis_access::{Error, File, OpenHow, Place, Result, Volume};
+use draconis_access::{Error, File, OpenOptions, Result, Volume, VolumeLocation};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
 use draconis_ext::{Follow, Renaming, XattrSet};
 use rustix::io::Errno;
 
-use crate::error::{answer, count, put, there};
-use crate::raw::{Bytes, Room, Text, Texts, none};
-use crate::whole::{draconis_place, given, host_path};
+use crate::error::{require, run, run_counting, run_with_output};
+use crate::raw::{Bytes, CStrArg, CStrArrayArg, OutBuffer, null_error};
+use crate::whole::{draconis_place, host_path, options_of};
 
 /// To be changed as well, alone.
 pub const DRACONIS_WRITE: u32 = 1;
@@ -38,7 +38,7 @@ pub struct draconis_file(File);
 
 /// What a directory held when it was opened. One thread at a time.
 pub struct draconis_dir {
-    entries: std::vec::IntoIter<draconis_access::Listed>,
+    entries: std::vec::IntoIter<draconis_access::DirEntry>,
     damage: Option<Error>,
     name: CString,
 }
@@ -157,7 +157,7 @@ fn follow(flags: u32) -> Follow {
 }
 
 /// Refuses flags that the call does not know.
-fn only(flags: u32, known: u32) -> Result<()> {
+fn check_flags(flags: u32, known: u32) -> Result<()> {
     match flags & !known {
         0 => Ok(()),
         more => Err(Error::new(Errno::INVAL, format!("flags {more:#x} mean nothing here"))),
@@ -169,14 +169,14 @@ fn only(flags: u32, known: u32) -> Result<()> {
 /// flags: 0 or DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_open(
-    image: Text,
+    image: CStrArg,
     place: Option<&draconis_place>,
     flags: u32,
     volume: Option<&mut MaybeUninit<Option<Box<draconis_volume>>>>,
 ) -> c_int {
-    put(volume, None, || {
-        only(flags, DRACONIS_WRITE)?;
-        open(host_path(image, "image")?, &given(place), flags)
+    run_with_output(volume, None, || {
+        check_flags(flags, DRACONIS_WRITE)?;
+        open(host_path(image, "image")?, &options_of(place), flags)
     })
 }
 
@@ -184,16 +184,16 @@ pub extern "C" fn draconis_volume_open(
 /// They take the place of place's, and are only read.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_open_over(
-    image: Text,
+    image: CStrArg,
     place: Option<&draconis_place>,
-    backing: Texts,
+    backing: CStrArrayArg,
     backing_count: usize,
     flags: u32,
     volume: Option<&mut MaybeUninit<Option<Box<draconis_volume>>>>,
 ) -> c_int {
-    put(volume, None, || {
-        only(flags, DRACONIS_WRITE)?;
-        let mut place = given(place);
+    run_with_output(volume, None, || {
+        check_flags(flags, DRACONIS_WRITE)?;
+        let mut place = options_of(place);
         let backing = backing.get(backing_count, "backing")?;
         place.backing =
             backing.into_iter().map(|name| OsStr::from_bytes(name).to_owned().into()).collect();
@@ -201,7 +201,7 @@ pub extern "C" fn draconis_volume_open_over(
     })
 }
 
-fn open(image: &Path, place: &Place, flags: u32) -> Result<Option<Box<draconis_volume>>> {
+fn open(image: &Path, place: &VolumeLocation, flags: u32) -> Result<Option<Box<draconis_volume>>> {
     let opened = match flags & DRACONIS_WRITE {
         0 => Volume::open(image, place),
         _ => Volume::open_for_writing(image, place),
@@ -214,14 +214,14 @@ fn open(image: &Path, place: &Place, flags: u32) -> Result<Option<Box<draconis_v
 /// NULL is no failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_close(volume: Option<Box<draconis_volume>>) -> c_int {
-    answer(|| volume.map_or(Ok(()), |volume| volume.0.close()))
+    run(|| volume.map_or(Ok(()), |volume| volume.0.close()))
 }
 
 /// Makes durable all that was changed. Without it, or draconis_file_sync, changes are in memory
 /// until there is much of them.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_sync(volume: Option<&draconis_volume>) -> c_int {
-    answer(|| there(volume, "volume")?.0.sync())
+    run(|| require(volume, "volume")?.0.sync())
 }
 
 /// What there is to know of a volume.
@@ -230,8 +230,8 @@ pub extern "C" fn draconis_volume_get_info(
     volume: Option<&draconis_volume>,
     info: Option<&mut MaybeUninit<draconis_volume_info>>,
 ) -> c_int {
-    put(info, draconis_volume_info::default(), || {
-        let of = there(volume, "volume")?.0.info()?;
+    run_with_output(info, draconis_volume_info::default(), || {
+        let of = require(volume, "volume")?.0.info()?;
         let mut info = draconis_volume_info {
             uuid: of.uuid,
             size_bytes: of.len_bytes,
@@ -258,13 +258,13 @@ pub extern "C" fn draconis_volume_get_info(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_stat(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     flags: u32,
     data: Option<&mut MaybeUninit<draconis_stat_data>>,
 ) -> c_int {
-    put(data, draconis_stat_data::default(), || {
-        only(flags, DRACONIS_NOFOLLOW)?;
-        Ok(there(volume, "volume")?.0.stat(path.get("path")?, follow(flags))?.into())
+    run_with_output(data, draconis_stat_data::default(), || {
+        check_flags(flags, DRACONIS_NOFOLLOW)?;
+        Ok(require(volume, "volume")?.0.stat(path.get("path")?, follow(flags))?.into())
     })
 }
 
@@ -272,11 +272,11 @@ pub extern "C" fn draconis_stat(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_dir_open(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     dir: Option<&mut MaybeUninit<Option<Box<draconis_dir>>>>,
 ) -> c_int {
-    put(dir, None, || {
-        let (entries, damage) = there(volume, "volume")?.0.list(path.get("path")?)?;
+    run_with_output(dir, None, || {
+        let (entries, damage) = require(volume, "volume")?.0.list(path.get("path")?)?;
         let entries = entries.into_iter();
         Ok(Some(Box::new(draconis_dir { entries, damage, name: CString::default() })))
     })
@@ -290,22 +290,26 @@ pub extern "C" fn draconis_dir_next(
     entry: Option<&mut MaybeUninit<draconis_entry>>,
 ) -> c_int {
     let mut found = 0;
-    let told = put(entry, draconis_entry { name: std::ptr::null(), inode: 0, kind: 0 }, || {
-        let dir = dir.ok_or_else(|| none("dir"))?;
-        match dir.entries.next() {
-            Some(next) => {
-                found = 1;
-                // Names hold no NUL: the volume refuses such.
-                dir.name = CString::new(next.name).unwrap_or_default();
-                let kind = next.kind.mode_bits();
-                Ok(draconis_entry { name: dir.name.as_ptr(), inode: next.inode, kind })
+    let told = run_with_output(
+        entry,
+        draconis_entry { name: std::ptr::null(), inode: 0, kind: 0 },
+        || {
+            let dir = dir.ok_or_else(|| null_error("dir"))?;
+            match dir.entries.next() {
+                Some(next) => {
+                    found = 1;
+                    // Names hold no NUL: the volume refuses such.
+                    dir.name = CString::new(next.name).unwrap_or_default();
+                    let kind = next.kind.mode_bits();
+                    Ok(draconis_entry { name: dir.name.as_ptr(), inode: next.inode, kind })
+                }
+                None => match dir.damage.take() {
+                    Some(damage) => Err(damage),
+                    None => Ok(draconis_entry { name: std::ptr::null(), inode: 0, kind: 0 }),
+                },
             }
-            None => match dir.damage.take() {
-                Some(damage) => Err(damage),
-                None => Ok(draconis_entry { name: std::ptr::null(), inode: 0, kind: 0 }),
-            },
-        }
-    });
+        },
+    );
     if told == 0 { found } else { told }
 }
 
@@ -316,7 +320,7 @@ pub extern "C" fn draconis_dir_close(dir: Option<Box<draconis_dir>>) {
 }
 
 /// Copies bytes to where C wants them, as many as there is room for; how many there are.
-fn copied(bytes: &[u8], room: Room, len: usize) -> Result<u64> {
+fn copy_out(bytes: &[u8], room: OutBuffer, len: usize) -> Result<u64> {
     let room = room.get(len, "the buffer")?;
     room.iter_mut().zip(bytes).for_each(|(to, byte)| *to = *byte);
     Ok(bytes.len() as u64)
@@ -327,11 +331,13 @@ fn copied(bytes: &[u8], room: Room, len: usize) -> Result<u64> {
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_readlink(
     volume: Option<&draconis_volume>,
-    path: Text,
-    buffer: Room,
+    path: CStrArg,
+    buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    count(|| copied(&there(volume, "volume")?.0.read_link(path.get("path")?)?, buffer, len))
+    run_counting(|| {
+        copy_out(&require(volume, "volume")?.0.read_link(path.get("path")?)?, buffer, len)
+    })
 }
 
 /// An extended attribute, by its whole name such as "user.x": up to len bytes of it go to buffer.
@@ -340,16 +346,16 @@ pub extern "C" fn draconis_readlink(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_getxattr(
     volume: Option<&draconis_volume>,
-    path: Text,
-    name: Text,
+    path: CStrArg,
+    name: CStrArg,
     flags: u32,
-    buffer: Room,
+    buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    count(|| {
-        only(flags, DRACONIS_NOFOLLOW)?;
-        let volume = there(volume, "volume")?;
-        copied(&volume.0.xattr(path.get("path")?, name.get("name")?, follow(flags))?, buffer, len)
+    run_counting(|| {
+        check_flags(flags, DRACONIS_NOFOLLOW)?;
+        let volume = require(volume, "volume")?;
+        copy_out(&volume.0.xattr(path.get("path")?, name.get("name")?, follow(flags))?, buffer, len)
     })
 }
 
@@ -358,16 +364,16 @@ pub extern "C" fn draconis_getxattr(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_listxattr(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     flags: u32,
-    buffer: Room,
+    buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    count(|| {
-        only(flags, DRACONIS_NOFOLLOW)?;
-        let names = there(volume, "volume")?.0.xattr_names(path.get("path")?, follow(flags))?;
+    run_counting(|| {
+        check_flags(flags, DRACONIS_NOFOLLOW)?;
+        let names = require(volume, "volume")?.0.xattr_names(path.get("path")?, follow(flags))?;
         let all: Vec<u8> = names.into_iter().flat_map(|name| [name, vec![0]].concat()).collect();
-        copied(&all, buffer, len)
+        copy_out(&all, buffer, len)
     })
 }
 
@@ -376,21 +382,21 @@ pub extern "C" fn draconis_listxattr(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_setxattr(
     volume: Option<&draconis_volume>,
-    path: Text,
-    name: Text,
+    path: CStrArg,
+    name: CStrArg,
     value: Bytes,
     len: usize,
     flags: u32,
 ) -> c_int {
-    answer(|| {
-        only(flags, DRACONIS_NOFOLLOW | DRACONIS_EXCLUSIVE)?;
+    run(|| {
+        check_flags(flags, DRACONIS_NOFOLLOW | DRACONIS_EXCLUSIVE)?;
         let how = match flags & DRACONIS_EXCLUSIVE {
             0 => XattrSet::Any,
             _ => XattrSet::Create,
         };
         let (path, name) = (path.get("path")?, name.get("name")?);
         let value = value.get(len, "value")?;
-        there(volume, "volume")?.0.set_xattr(path, name, value, how, follow(flags))
+        require(volume, "volume")?.0.set_xattr(path, name, value, how, follow(flags))
     })
 }
 
@@ -399,49 +405,57 @@ pub extern "C" fn draconis_setxattr(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_removexattr(
     volume: Option<&draconis_volume>,
-    path: Text,
-    name: Text,
+    path: CStrArg,
+    name: CStrArg,
     flags: u32,
 ) -> c_int {
-    answer(|| {
-        only(flags, DRACONIS_NOFOLLOW)?;
+    run(|| {
+        check_flags(flags, DRACONIS_NOFOLLOW)?;
         let (path, name) = (path.get("path")?, name.get("name")?);
-        there(volume, "volume")?.0.remove_xattr(path, name, follow(flags))
+        require(volume, "volume")?.0.remove_xattr(path, name, follow(flags))
     })
 }
 
 /// Makes a directory with these permissions, of the user who runs the program.
 #[unsafe(no_mangle)]
-pub extern "C" fn draconis_mkdir(volume: Option<&draconis_volume>, path: Text, mode: u32) -> c_int {
-    answer(|| there(volume, "volume")?.0.make_dir(path.get("path")?, mode))
+pub extern "C" fn draconis_mkdir(
+    volume: Option<&draconis_volume>,
+    path: CStrArg,
+    mode: u32,
+) -> c_int {
+    run(|| require(volume, "volume")?.0.make_dir(path.get("path")?, mode))
 }
 
 /// Makes a symbolic link at path that leads to target.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_symlink(
     volume: Option<&draconis_volume>,
-    target: Text,
-    path: Text,
+    target: CStrArg,
+    path: CStrArg,
 ) -> c_int {
-    answer(|| there(volume, "volume")?.0.symlink(target.get("target")?, path.get("path")?))
+    run(|| require(volume, "volume")?.0.symlink(target.get("target")?, path.get("path")?))
 }
 
 /// Gives what is at from another name.
 #[unsafe(no_mangle)]
-pub extern "C" fn draconis_link(volume: Option<&draconis_volume>, from: Text, to: Text) -> c_int {
-    answer(|| there(volume, "volume")?.0.link(from.get("from")?, to.get("to")?))
+pub extern "C" fn draconis_link(
+    volume: Option<&draconis_volume>,
+    from: CStrArg,
+    to: CStrArg,
+) -> c_int {
+    run(|| require(volume, "volume")?.0.link(from.get("from")?, to.get("to")?))
 }
 
 /// Removes a file, or whatever is no directory.
 #[unsafe(no_mangle)]
-pub extern "C" fn draconis_unlink(volume: Option<&draconis_volume>, path: Text) -> c_int {
-    answer(|| there(volume, "volume")?.0.unlink(path.get("path")?))
+pub extern "C" fn draconis_unlink(volume: Option<&draconis_volume>, path: CStrArg) -> c_int {
+    run(|| require(volume, "volume")?.0.unlink(path.get("path")?))
 }
 
 /// Removes an empty directory.
 #[unsafe(no_mangle)]
-pub extern "C" fn draconis_rmdir(volume: Option<&draconis_volume>, path: Text) -> c_int {
-    answer(|| there(volume, "volume")?.0.remove_dir(path.get("path")?))
+pub extern "C" fn draconis_rmdir(volume: Option<&draconis_volume>, path: CStrArg) -> c_int {
+    run(|| require(volume, "volume")?.0.remove_dir(path.get("path")?))
 }
 
 /// Moves a name; what is at to is replaced, unless flags is DRACONIS_NOREPLACE or
@@ -449,25 +463,30 @@ pub extern "C" fn draconis_rmdir(volume: Option<&draconis_volume>, path: Text) -
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_rename(
     volume: Option<&draconis_volume>,
-    from: Text,
-    to: Text,
+    from: CStrArg,
+    to: CStrArg,
     flags: u32,
 ) -> c_int {
-    answer(|| {
+    run(|| {
         let how = match flags {
             0 => Renaming::Replace,
             DRACONIS_NOREPLACE => Renaming::NoReplace,
             DRACONIS_EXCHANGE => Renaming::Exchange,
-            _ => return only(flags, 0),
+            _ => return check_flags(flags, 0),
         };
-        there(volume, "volume")?.0.rename(from.get("from")?, to.get("to")?, how)
+        require(volume, "volume")?.0.rename(from.get("from")?, to.get("to")?, how)
     })
 }
 
-fn set(volume: Option<&draconis_volume>, path: Text, flags: u32, change: AttributeChange) -> c_int {
-    answer(|| {
-        only(flags, DRACONIS_NOFOLLOW)?;
-        there(volume, "volume")?.0.set_attributes(path.get("path")?, follow(flags), &change)
+fn set_attributes(
+    volume: Option<&draconis_volume>,
+    path: CStrArg,
+    flags: u32,
+    change: AttributeChange,
+) -> c_int {
+    run(|| {
+        check_flags(flags, DRACONIS_NOFOLLOW)?;
+        require(volume, "volume")?.0.set_attributes(path.get("path")?, follow(flags), &change)
     })
 }
 
@@ -475,31 +494,36 @@ fn set(volume: Option<&draconis_volume>, path: Text, flags: u32, change: Attribu
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_chmod(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     mode: u32,
     flags: u32,
 ) -> c_int {
-    set(volume, path, flags, AttributeChange { mode: Some(mode), ..AttributeChange::default() })
+    set_attributes(
+        volume,
+        path,
+        flags,
+        AttributeChange { mode: Some(mode), ..AttributeChange::default() },
+    )
 }
 
 /// Changes owner and group.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_chown(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     uid: u32,
     gid: u32,
     flags: u32,
 ) -> c_int {
     let change = AttributeChange { uid: Some(uid), gid: Some(gid), ..AttributeChange::default() };
-    set(volume, path, flags, change)
+    set_attributes(volume, path, flags, change)
 }
 
 /// Sets the times of last access and of the last change of the contents.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_utimes(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     accessed: draconis_time,
     modified: draconis_time,
     flags: u32,
@@ -509,7 +533,7 @@ pub extern "C" fn draconis_utimes(
         modified: Some(SetTime::To(modified.into())),
         ..AttributeChange::default()
     };
-    set(volume, path, flags, change)
+    set_attributes(volume, path, flags, change)
 }
 
 /// Opens a regular file. flags: any of DRACONIS_WRITE, DRACONIS_CREATE, DRACONIS_EXCLUSIVE,
@@ -518,23 +542,23 @@ pub extern "C" fn draconis_utimes(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_open(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     flags: u32,
     mode: u32,
     file: Option<&mut MaybeUninit<Option<Box<draconis_file>>>>,
 ) -> c_int {
-    put(file, None, || {
+    run_with_output(file, None, || {
         let known = DRACONIS_WRITE | DRACONIS_CREATE | DRACONIS_EXCLUSIVE | DRACONIS_TRUNCATE;
-        only(flags, known)?;
+        check_flags(flags, known)?;
         let has = |flag: u32| flags & flag != 0;
-        let how = OpenHow {
+        let how = OpenOptions {
             write: has(DRACONIS_WRITE),
             create: has(DRACONIS_CREATE),
             exclusive: has(DRACONIS_EXCLUSIVE),
             truncate: has(DRACONIS_TRUNCATE),
             mode,
         };
-        let opened = File::open(&there(volume, "volume")?.0, path.get("path")?, how)?;
+        let opened = File::open(&require(volume, "volume")?.0, path.get("path")?, how)?;
         Ok(Some(Box::new(draconis_file(opened))))
     })
 }
@@ -545,11 +569,11 @@ pub extern "C" fn draconis_file_open(
 pub extern "C" fn draconis_file_read(
     file: Option<&draconis_file>,
     offset: u64,
-    buffer: Room,
+    buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    count(|| {
-        let file = there(file, "file")?;
+    run_counting(|| {
+        let file = require(file, "file")?;
         Ok(file.0.read_at(offset, buffer.get(len, "the buffer")?)? as u64)
     })
 }
@@ -563,13 +587,13 @@ pub extern "C" fn draconis_file_write(
     bytes: Bytes,
     len: usize,
 ) -> i64 {
-    count(|| Ok(there(file, "file")?.0.write_at(offset, bytes.get(len, "bytes")?)? as u64))
+    run_counting(|| Ok(require(file, "file")?.0.write_at(offset, bytes.get(len, "bytes")?)? as u64))
 }
 
 /// Gives a file a length; what is new reads as zeros.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_truncate(file: Option<&draconis_file>, size_bytes: u64) -> c_int {
-    answer(|| there(file, "file")?.0.set_len(size_bytes))
+    run(|| require(file, "file")?.0.set_len(size_bytes))
 }
 
 /// What stat(2) would say of an open file.
@@ -578,20 +602,22 @@ pub extern "C" fn draconis_file_stat(
     file: Option<&draconis_file>,
     data: Option<&mut MaybeUninit<draconis_stat_data>>,
 ) -> c_int {
-    put(data, draconis_stat_data::default(), || Ok(there(file, "file")?.0.stat()?.into()))
+    run_with_output(data, draconis_stat_data::default(), || {
+        Ok(require(file, "file")?.0.stat()?.into())
+    })
 }
 
 /// Makes a file durable, and what leads to it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_sync(file: Option<&draconis_file>) -> c_int {
-    answer(|| there(file, "file")?.0.sync())
+    run(|| require(file, "file")?.0.sync())
 }
 
 /// Gives a file back. What was written is durable after draconis_volume_close, or sync. NULL is
 /// taken.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_close(file: Option<Box<draconis_file>>) {
-    answer(|| {
+    run(|| {
         drop(file);
         Ok(())
     });

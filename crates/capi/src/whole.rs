@@ -9,14 +9,14 @@ use std::path::Path;
 use draconis_access::overwrite::Force;
 use draconis_access::resize::Resized;
 use draconis_access::tar::Sparse;
-use draconis_access::tuning::Words;
+use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format;
-use draconis_access::{Error, NewVolume, Place, Result, Volume};
+use draconis_access::{Error, NewVolume, Result, Volume, VolumeLocation};
 use draconis_ext::tune::Changes;
 use rustix::io::Errno;
 
-use crate::error::{answer, count, put, there};
-use crate::raw::{Text, Texts, none};
+use crate::error::{require, run, run_counting, run_with_output};
+use crate::raw::{CStrArg, CStrArrayArg, null_error};
 use crate::volume::draconis_volume;
 
 /// Where in an image the volume is. All zero: the whole image, or the only partition that holds a
@@ -30,7 +30,7 @@ pub struct draconis_place {
     pub partition: u32,
     /// Of a disk image, what it differs from: names that the image says are not opened. May be
     /// NULL.
-    pub backing: Text,
+    pub backing: CStrArg,
 }
 
 /// A volume that is to be made. All zero but for the size: ext4, as mke2fs would make it.
@@ -40,11 +40,11 @@ pub struct draconis_format_options {
     /// Its length in bytes; 0: that of the image.
     pub size_bytes: u64,
     /// "ext2", "ext3" or "ext4"; NULL: "ext4".
-    pub kind: Text,
+    pub kind: CStrArg,
     /// At most 16 bytes; NULL: none.
-    pub label: Text,
+    pub label: CStrArg,
     /// Features to give or, with ^, to take away, as mke2fs -O spells them; NULL: the usual ones.
-    pub features: Text,
+    pub features: CStrArg,
     /// Bytes of a block, 1024 to 65536; 0: by the size.
     pub block_bytes: u32,
     /// Not 0: overwrite the ext volume that the image holds. Nothing else that is recognised is
@@ -58,17 +58,17 @@ pub struct draconis_format_options {
 pub struct draconis_fill_options {
     /// A directory, or tar archives (plain, gzip, zstd, xz) and container images ("oci:DIR:TAG",
     /// "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each over those before.
-    pub from: Texts,
+    pub from: CStrArrayArg,
     /// How many there are.
     pub from_count: usize,
     /// Patterns of what is left out, as tar --exclude has them.
-    pub exclude: Texts,
+    pub exclude: CStrArrayArg,
     /// How many there are.
     pub exclude_count: usize,
     /// Of an image for several, this platform, such as "linux/arm64"; NULL: this machine's.
-    pub platform: Text,
+    pub platform: CStrArg,
     /// "qcow2" or "vhdx": the volume is made in a disk image; NULL: it is all of the file.
-    pub image_format: Text,
+    pub image_format: CStrArg,
     /// What is left free besides, where the size follows from the source.
     pub free_bytes: u64,
     /// What an archive may unpack to; 0: 16 GiB and a hundred times its length.
@@ -92,13 +92,13 @@ pub struct draconis_fill_options {
 #[derive(Clone, Copy)]
 pub struct draconis_tune_options {
     /// At most 16 bytes, none for none; NULL: as it is.
-    pub label: Text,
+    pub label: CStrArg,
     /// A UUID, "random" or "clear"; NULL: as it is.
-    pub uuid: Text,
+    pub uuid: CStrArg,
     /// Features to give or, with ^, to take away, as tune2fs -O spells them; NULL: as they are.
-    pub features: Text,
+    pub features: CStrArg,
     /// What is kept for the superuser: blocks, or "5%" of them; NULL: as it is.
-    pub reserved: Text,
+    pub reserved: CStrArg,
     /// What the kernel does about damage: 1 goes on, 2 remounts read-only, 3 panics; 0: as it is.
     pub errors: u16,
     /// Mounts after which it is to be checked; -1: never; 0: as it is.
@@ -136,15 +136,15 @@ pub type draconis_write_fn =
     Option<extern "C" fn(context: *mut c_void, bytes: *const c_void, len: usize) -> c_int>;
 
 /// A path of the host.
-pub(crate) fn host_path<'a>(text: Text, what: &str) -> Result<&'a Path> {
+pub(crate) fn host_path<'a>(text: CStrArg, what: &str) -> Result<&'a Path> {
     text.get(what).map(|bytes| Path::new(OsStr::from_bytes(bytes)))
 }
 
 /// What C says of where a volume is.
-pub(crate) fn given(place: Option<&draconis_place>) -> Place {
-    let Some(place) = place else { return Place::default() };
-    let backing = place.backing.given().map(|bytes| Path::new(OsStr::from_bytes(bytes)).into());
-    Place {
+pub(crate) fn options_of(place: Option<&draconis_place>) -> VolumeLocation {
+    let Some(place) = place else { return VolumeLocation::default() };
+    let backing = place.backing.optional().map(|bytes| Path::new(OsStr::from_bytes(bytes)).into());
+    VolumeLocation {
         offset_bytes: (place.offset_bytes > 0).then_some(place.offset_bytes),
         partition: (place.partition > 0).then_some(place.partition),
         backing: backing.into_iter().collect(),
@@ -155,7 +155,7 @@ pub(crate) fn given(place: Option<&draconis_place>) -> Place {
 fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
     let mut new = NewVolume::default();
     let Some(options) = options else { return Ok(new) };
-    if let Some(label) = options.label.given() {
+    if let Some(label) = options.label.optional() {
         new.label = label.to_vec();
     }
     if let Some(kind) = word(options.kind, "kind")? {
@@ -169,16 +169,19 @@ fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
 }
 
 /// A text in UTF-8, if there is one.
-pub(crate) fn word<'a>(text: Text, what: &str) -> Result<Option<&'a str>> {
-    let read = text.given().map(std::str::from_utf8).transpose();
+pub(crate) fn word<'a>(text: CStrArg, what: &str) -> Result<Option<&'a str>> {
+    let read = text.optional().map(std::str::from_utf8).transpose();
     read.map_err(|_| Error::new(Errno::INVAL, format!("{what} is no text in UTF-8")))
 }
 
 /// Makes an empty volume in image: a file, which is made if it is not there, a block device, or
 /// "STORE#NAME", a disk in a store. options may be NULL.
 #[unsafe(no_mangle)]
-pub extern "C" fn draconis_format(image: Text, options: Option<&draconis_format_options>) -> c_int {
-    answer(|| Volume::create(host_path(image, "image")?, &new_volume(options)?).map(drop))
+pub extern "C" fn draconis_format(
+    image: CStrArg,
+    options: Option<&draconis_format_options>,
+) -> c_int {
+    run(|| Volume::create(host_path(image, "image")?, &new_volume(options)?).map(drop))
 }
 
 /// Makes a volume in image, as draconis_format, and fills it. Without a size in options, which may
@@ -186,15 +189,15 @@ pub extern "C" fn draconis_format(image: Text, options: Option<&draconis_format_
 /// in this thread of what is left out, a sentence each.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_format_filled(
-    image: Text,
+    image: CStrArg,
     options: Option<&draconis_format_options>,
     fill: Option<&draconis_fill_options>,
     note: draconis_complaint_fn,
     context: *mut c_void,
 ) -> c_int {
-    answer(|| {
+    run(|| {
         let mut new = new_volume(options)?;
-        let fill = there(fill, "fill")?;
+        let fill = require(fill, "fill")?;
         nothing(&fill.later)?;
         let from = fill.from.get(fill.from_count, "from")?;
         new.from = from.into_iter().map(|name| OsStr::from_bytes(name).to_owned().into()).collect();
@@ -205,13 +208,13 @@ pub extern "C" fn draconis_format_filled(
         new.platform = platform.map_err(wrong)?;
         let format = word(fill.image_format, "image_format")?;
         new.image_format = image_format(format)?;
-        new.free_bytes = fill.free_bytes;
-        new.limit_bytes = (fill.limit_bytes > 0).then_some(fill.limit_bytes);
-        new.give_to = (fill.give != 0).then_some((fill.uid, fill.gid));
+        new.extra_free_bytes = fill.free_bytes;
+        new.max_unpacked_bytes = (fill.limit_bytes > 0).then_some(fill.limit_bytes);
+        new.owner_override = (fill.give != 0).then_some((fill.uid, fill.gid));
         new.squash = fill.squash != 0;
         new.reproducible = fill.reproducible != 0;
         for text in &Volume::create(host_path(image, "image")?, &new)?.notes {
-            tell(note, context, text);
+            report_note(note, context, text);
         }
         Ok(())
     })
@@ -222,14 +225,14 @@ pub extern "C" fn draconis_format_filled(
 /// place may be NULL. If it is cut off, the volume is as it was, or doing it again ends it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_grow(
-    image: Text,
+    image: CStrArg,
     place: Option<&draconis_place>,
     size_bytes: u64,
     grown: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     resize(grown, || {
         let size = (size_bytes > 0).then_some(size_bytes);
-        Volume::grow(host_path(image, "image")?, &given(place), size)
+        Volume::grow(host_path(image, "image")?, &options_of(place), size)
     })
 }
 
@@ -238,20 +241,20 @@ pub extern "C" fn draconis_grow(
 /// volume. Otherwise as draconis_grow.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_shrink(
-    image: Text,
+    image: CStrArg,
     place: Option<&draconis_place>,
     size_bytes: u64,
     shrunk: Option<&mut MaybeUninit<u64>>,
 ) -> c_int {
     resize(shrunk, || {
         let size = (size_bytes > 0).then_some(size_bytes);
-        Volume::shrink(host_path(image, "image")?, &given(place), size)
+        Volume::shrink(host_path(image, "image")?, &options_of(place), size)
     })
 }
 
 fn resize(out: Option<&mut MaybeUninit<u64>>, work: impl FnOnce() -> Result<Resized>) -> c_int {
     let out = out.map(|out| out.write(0));
-    answer(|| {
+    run(|| {
         let len_bytes = work()?.len_bytes();
         if let Some(out) = out {
             *out = len_bytes;
@@ -264,25 +267,25 @@ fn resize(out: Option<&mut MaybeUninit<u64>>, work: impl FnOnce() -> Result<Resi
 /// was cut off is ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_tune(
-    image: Text,
+    image: CStrArg,
     place: Option<&draconis_place>,
     options: Option<&draconis_tune_options>,
 ) -> c_int {
-    answer(|| {
-        let options = there(options, "options")?;
+    run(|| {
+        let options = require(options, "options")?;
         nothing(&options.later)?;
-        let words = Words {
+        let words = TuneOptions {
             uuid: word(options.uuid, "uuid")?,
             reserved: word(options.reserved, "reserved")?,
             features: word(options.features, "features")?,
-            most_mounts: (options.max_mounts != 0).then_some(options.max_mounts),
+            max_mounts: (options.max_mounts != 0).then_some(options.max_mounts),
         };
         let changes = Changes {
-            label: options.label.given().map(<[u8]>::to_vec),
+            label: options.label.optional().map(<[u8]>::to_vec),
             errors: (options.errors > 0).then_some(options.errors),
-            ..words.changes()?
+            ..words.parse()?
         };
-        Volume::tune(host_path(image, "image")?, &given(place), &changes)
+        Volume::tune(host_path(image, "image")?, &options_of(place), &changes)
     })
 }
 
@@ -294,7 +297,7 @@ fn nothing(later: &[u64]) -> Result<()> {
     }
 }
 
-fn tell(to: draconis_complaint_fn, context: *mut c_void, text: &str) {
+fn report_note(to: draconis_complaint_fn, context: *mut c_void, text: &str) {
     if let Some(to) = to {
         to(context, CString::new(text).unwrap_or_default().as_ptr());
     }
@@ -304,16 +307,16 @@ fn tell(to: draconis_complaint_fn, context: *mut c_void, text: &str) {
 /// complaint in this thread. Damage is no failure: report says it. place may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_check(
-    image: Text,
+    image: CStrArg,
     place: Option<&draconis_place>,
     complaint: draconis_complaint_fn,
     context: *mut c_void,
     report: Option<&mut MaybeUninit<draconis_check_report>>,
 ) -> c_int {
-    put(report, draconis_check_report::default(), || {
-        let found = Volume::check(host_path(image, "image")?, &given(place))?.0;
+    run_with_output(report, draconis_check_report::default(), || {
+        let found = Volume::check(host_path(image, "image")?, &options_of(place))?.0;
         for complaint_of in &found.complaints {
-            tell(complaint, context, &complaint_of.to_string());
+            report_note(complaint, context, &complaint_of.to_string());
         }
         Ok(draconis_check_report {
             clean: found.is_clean().into(),
@@ -333,14 +336,14 @@ pub extern "C" fn draconis_check(
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_tar(
     volume: Option<&draconis_volume>,
-    path: Text,
+    path: CStrArg,
     write: draconis_write_fn,
     context: *mut c_void,
 ) -> i64 {
     let mut first = None;
-    let told = count(|| {
-        let volume = there(volume, "volume")?;
-        let write = write.ok_or_else(|| none("write"))?;
+    let told = run_counting(|| {
+        let volume = require(volume, "volume")?;
+        let write = write.ok_or_else(|| null_error("write"))?;
         let mut out = Callback { write: Some(write), context };
         let left_out = volume.0.tar(path.get("path")?, Sparse::Auto, &mut out)?;
         first = left_out.first().cloned();
@@ -348,7 +351,7 @@ pub extern "C" fn draconis_tar(
     });
     if let Some(text) = first {
         // Keeps the text for the caller; the count stays the answer.
-        answer(|| Err(Error::new(Errno::UCLEAN, text)));
+        run(|| Err(Error::new(Errno::UCLEAN, text)));
     }
     told
 }

@@ -9,22 +9,22 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 
-use crate::inside::{Map, Place, inside};
-use crate::source::{Source, le16, le32};
+use crate::inside::{ImageMap, Location, open_mapped};
+use crate::source::{ImageFile, le16, le32};
 use crate::{Error, Format, Unsupported};
 
 /// Chunks of one image.
-const MOST_CHUNKS: u32 = 4 << 20;
+const MAX_CHUNKS: u32 = 4 << 20;
 /// Files that one image is split into.
 const MOST_FILES: u32 = 64;
 
 /// Opens the disk in a file and in those that it is split into besides, in their order.
-pub(crate) fn open(file: Source, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn Disk>, Error> {
+pub(crate) fn open(file: ImageFile, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn Disk>, Error> {
     let first = Android::open(&file)?;
     let len_bytes = first.len_bytes;
-    let mut joined = inside(file, first, None);
+    let mut joined = open_mapped(file, first, None);
     for other in others {
-        let source = Source::new(other.clone());
+        let source = ImageFile::new(other.clone());
         let head = source.bytes(0, source.len_bytes().min(28) as usize)?;
         if Format::of(&head) != Some(Format::Android) {
             return Err(Error::Damaged(
@@ -35,7 +35,7 @@ pub(crate) fn open(file: Source, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn Dis
         if next.len_bytes != len_bytes {
             return Err(Error::Damaged("Android sparse image: files of disks of several lengths"));
         }
-        joined = inside(source, next, Some(joined));
+        joined = open_mapped(source, next, Some(joined));
     }
     Ok(joined)
 }
@@ -67,10 +67,10 @@ pub fn chunks(name: &str) -> Option<Chunks> {
 /// From which byte of the disk on, and what is there.
 struct Chunk {
     start: u64,
-    what: What,
+    what: ChunkKind,
 }
 
-enum What {
+enum ChunkKind {
     Raw(u64),
     Fill([u8; 4]),
     Nothing,
@@ -82,7 +82,7 @@ pub(crate) struct Android {
 }
 
 impl Android {
-    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+    pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
         let head = file.bytes(0, 28)?;
         if le16(&head, 4) != 1 {
             return Err(Unsupported::Version("Android sparse image", le16(&head, 4).into()).into());
@@ -91,7 +91,7 @@ impl Android {
         let block = u64::from(le32(&head, 12));
         let (blocks, count) = (u64::from(le32(&head, 16)), le32(&head, 20));
         let possible = block.is_multiple_of(4) && (4..=1 << 20).contains(&block);
-        if !possible || head_bytes < 28 || chunk_bytes < 12 || count > MOST_CHUNKS {
+        if !possible || head_bytes < 28 || chunk_bytes < 12 || count > MAX_CHUNKS {
             return Err(Error::Damaged("Android sparse image: an impossible header"));
         }
         let len_bytes = blocks * block;
@@ -105,13 +105,13 @@ impl Android {
             let counted = total.checked_sub(chunk_bytes);
             let fits = |bytes: u64| counted == Some(bytes);
             match kind {
-                0xCAC1 if fits(len) => chunks.push(Chunk { start, what: What::Raw(data) }),
+                0xCAC1 if fits(len) => chunks.push(Chunk { start, what: ChunkKind::Raw(data) }),
                 0xCAC2 if fits(4) => {
                     let mut fill = [0; 4];
                     file.read(data, &mut fill)?;
-                    chunks.push(Chunk { start, what: What::Fill(fill) });
+                    chunks.push(Chunk { start, what: ChunkKind::Fill(fill) });
                 }
-                0xCAC3 if fits(0) => chunks.push(Chunk { start, what: What::Nothing }),
+                0xCAC3 if fits(0) => chunks.push(Chunk { start, what: ChunkKind::Nothing }),
                 0xCAC4 => {}
                 _ => return Err(Error::Damaged("Android sparse image: an impossible chunk")),
             }
@@ -124,35 +124,37 @@ impl Android {
             }
         }
         if start < len_bytes {
-            chunks.push(Chunk { start, what: What::Nothing });
+            chunks.push(Chunk { start, what: ChunkKind::Nothing });
         }
         Ok(Self { len_bytes, chunks })
     }
 }
 
-impl Map for Android {
+impl ImageMap for Android {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    fn find(&self, _: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&self, _: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let behind = self.chunks.partition_point(|chunk| chunk.start <= at);
         let end = self.chunks.get(behind).map_or(self.len_bytes, |next| next.start);
         let run = end.saturating_sub(at).max(1);
         let chunk = behind.checked_sub(1).and_then(|nth| self.chunks.get(nth));
         Ok(match chunk {
-            Some(Chunk { start, what: What::Raw(from) }) => (Place::At(from + (at - start)), run),
-            Some(Chunk { what: What::Nothing, .. }) | None => (Place::Behind(at), run),
-            Some(Chunk { what: What::Fill([0, 0, 0, 0]), .. }) => (Place::Zeros, run),
-            Some(Chunk { what: What::Fill(bytes), .. }) => {
+            Some(Chunk { start, what: ChunkKind::Raw(from) }) => {
+                (Location::File(from + (at - start)), run)
+            }
+            Some(Chunk { what: ChunkKind::Nothing, .. }) | None => (Location::Backing(at), run),
+            Some(Chunk { what: ChunkKind::Fill([0, 0, 0, 0]), .. }) => (Location::Zeros, run),
+            Some(Chunk { what: ChunkKind::Fill(bytes), .. }) => {
                 // A page of the pattern, from wherever in it.
                 let piece = u64::from(u32::from_le_bytes(*bytes));
-                (Place::Packed { piece, skip: at % 4096 }, run.min(4096 - at % 4096))
+                (Location::Compressed { piece, skip: at % 4096 }, run.min(4096 - at % 4096))
             }
         })
     }
 
-    fn unpack(&self, _: &Source, piece: u64) -> Result<Vec<u8>, Error> {
+    fn decompress_chunk(&self, _: &ImageFile, piece: u64) -> Result<Vec<u8>, Error> {
         Ok((piece as u32).to_le_bytes().repeat(1024))
     }
 }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 
-use crate::inside::Map;
-use crate::source::Source;
+use crate::inside::ImageMap;
+use crate::source::ImageFile;
 use crate::{Error, Format, Unsupported, open, vhd, vhdx, vmdk};
 
 /// What an image says of the one that it differs from.
-pub(crate) struct Behind {
+pub(crate) struct BackingFile {
     /// How it is called.
     pub(crate) name: String,
     pub(crate) is: BackingId,
@@ -32,23 +32,23 @@ pub(crate) enum BackingId {
 }
 
 /// The disk that `map` differs from: in the first of the files `behind` it, over the others.
-pub(crate) fn below(
-    map: &impl Map,
+pub(crate) fn open_backing_chain(
+    map: &impl ImageMap,
     behind: &[Arc<dyn Disk>],
 ) -> Result<Option<Arc<dyn Disk>>, Error> {
-    let Some(Behind { name, is }) = map.behind() else { return Ok(None) };
+    let Some(BackingFile { name, is }) = map.behind() else { return Ok(None) };
     let Some((next, rest)) = behind.split_first() else {
-        return Err(Unsupported::Behind(name.clone()).into());
+        return Err(Unsupported::NeedsBacking(name.clone()).into());
     };
     match is {
         BackingId::Raw => return Ok(Some(next.clone())),
         BackingId::Any => {}
         BackingId::One(format, wanted) => {
-            let found = identity(*format, &Source::new(next.clone()))?;
+            let found = identity(*format, &ImageFile::new(next.clone()))?;
             if !found.as_ref().is_some_and(|found| wanted.contains(found)) {
                 let found = found.unwrap_or_else(|| format!("no {}", format.name()));
                 let wanted = wanted.join(" or ");
-                return Err(Unsupported::NotBehind { name: name.clone(), wanted, found }.into());
+                return Err(Unsupported::WrongBacking { name: name.clone(), wanted, found }.into());
             }
         }
     }
@@ -56,7 +56,7 @@ pub(crate) fn below(
 }
 
 /// By what an image of a format is known, if that is what a file holds.
-fn identity(format: Format, file: &Source) -> Result<Option<String>, Error> {
+fn identity(format: Format, file: &ImageFile) -> Result<Option<String>, Error> {
     match format {
         Format::Vhd => vhd::identity(file),
         Format::Vhdx => vhdx::identity(file),
@@ -66,12 +66,12 @@ fn identity(format: Format, file: &Source) -> Result<Option<String>, Error> {
 }
 
 /// Of a name that is shown.
-const MOST_LETTERS: usize = 1024;
+const MAX_NAME_CHARS: usize = 1024;
 
 /// A text in UTF-16, up to its end or the first zero, or as far as it is shown.
 pub(crate) fn utf16(bytes: &[u8], number: fn([u8; 2]) -> u16) -> String {
     let numbers = bytes.chunks_exact(2).filter_map(|pair| pair.try_into().ok()).map(number);
-    let text: Vec<u16> = numbers.take_while(|unit| *unit != 0).take(MOST_LETTERS).collect();
+    let text: Vec<u16> = numbers.take_while(|unit| *unit != 0).take(MAX_NAME_CHARS).collect();
     String::from_utf16_lossy(&text)
 }
 

@@ -24,12 +24,12 @@ use draconis_device::{
 use draconis_exchange::heap::Block;
 
 use crate::filled::SECTOR_BYTES;
-use crate::inside::{Pieces, Place};
-use crate::source::Source;
-use crate::{Error, Image};
+use crate::inside::{DecompressedCache, Location};
+use crate::source::ImageFile;
+use crate::{Error, SessionDisk};
 
 /// Where the file has what, and how that changes.
-pub(crate) trait Tables: Send {
+pub(crate) trait AllocationTables: Send {
     /// Length of the disk.
     fn len_bytes(&self) -> u64;
 
@@ -37,41 +37,41 @@ pub(crate) trait Tables: Send {
     fn unit_bytes(&self) -> u64;
 
     /// Where the byte `at` is, and how many from it on are so: at least one.
-    fn find(&mut self, file: &Source, at: u64) -> Result<(Place, u64), Error>;
+    fn find(&mut self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error>;
 
     /// Unpacks a piece.
-    fn unpack(&self, file: &Source, piece: u64) -> Result<Vec<u8>, Error>;
+    fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error>;
 
     /// Where the unit of the byte `at` is, if it can be written there.
-    fn own(&mut self, file: &Source, at: u64) -> Result<Option<u64>, Error>;
+    fn writable_offset(&mut self, file: &ImageFile, at: u64) -> Result<Option<u64>, Error>;
 
     /// Comes before the first change of a chain.
-    fn begin(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
+    fn begin_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error>;
 
     /// Takes a place for the unit of the byte `at`, which reads as zeros. What leads to it must
     /// follow all that `out` is told to be followed.
-    fn take(&mut self, out: &mut Out<'_>, at: u64) -> Result<u64, Error>;
+    fn allocate_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64) -> Result<u64, Error>;
 
     /// Lets the tables lead to a place that was taken.
-    fn lead(&mut self, out: &mut Out<'_>, at: u64, place: u64) -> Result<(), Error>;
+    fn map_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error>;
 
     /// Hands over what changed in the tables; it follows all that `out` is told to be followed.
-    fn hand_over(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
+    fn submit_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error>;
 
     /// Brings the file into the state of one that is closed; all that was handed over is
     /// durable.
-    fn rest(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
+    fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error>;
 }
 
 /// The way out for what tables write by themselves.
-pub(crate) struct Out<'a> {
-    pub(crate) file: &'a Source,
+pub(crate) struct MetadataWriter<'a> {
+    pub(crate) file: &'a ImageFile,
     newest: &'a mut Ticket,
     /// What tables that lead to new places follow.
     after: Vec<Ticket>,
 }
 
-impl Out<'_> {
+impl MetadataWriter<'_> {
     /// Hands over groups, each behind the one before it; the ticket of the last.
     pub(crate) fn submit(&mut self, chain: Vec<Vec<(u64, Vec<u8>)>>) -> Result<Ticket, Error> {
         self.submit_after(chain, &[])
@@ -108,7 +108,7 @@ impl Out<'_> {
     }
 
     /// Has what leads to new places follow `ticket`.
-    pub(crate) fn follow(&mut self, ticket: Ticket) {
+    pub(crate) fn add_dependency(&mut self, ticket: Ticket) {
         if !self.after.contains(&ticket) {
             self.after.push(ticket);
         }
@@ -131,20 +131,20 @@ struct State<T> {
 }
 
 /// A disk inside a file, which can be changed.
-pub(crate) struct Changing<T: Tables> {
-    file: Source,
+pub(crate) struct WritableImage<T: AllocationTables> {
+    file: ImageFile,
     behind: Option<Arc<dyn Disk>>,
     properties: Properties,
     unit_bytes: u64,
-    pieces: Pieces,
+    pieces: DecompressedCache,
     state: Mutex<State<T>>,
 }
 
 /// Where a part of a write goes: the byte of the file, the byte of the block, how many.
-type Part = (u64, u64, u64);
+type WriteSlice = (u64, u64, u64);
 
 /// Of each write of each group, where its parts go.
-type Plan = Vec<Vec<Vec<Part>>>;
+type Plan = Vec<Vec<Vec<WriteSlice>>>;
 
 /// Where a block that was sent whole comes from, and where it went.
 struct Origin {
@@ -152,8 +152,8 @@ struct Origin {
     theirs: (usize, usize),
 }
 
-impl<T: Tables> Changing<T> {
-    pub(crate) fn new(file: Source, tables: T, behind: Option<Arc<dyn Disk>>) -> Self {
+impl<T: AllocationTables> WritableImage<T> {
+    pub(crate) fn new(file: ImageFile, tables: T, behind: Option<Arc<dyn Disk>>) -> Self {
         let of_file = file.disk().properties();
         let sector_bytes = of_file.sector_bytes.max(SECTOR_BYTES);
         let len = tables.len_bytes();
@@ -169,7 +169,7 @@ impl<T: Tables> Changing<T> {
         };
         let unit_bytes = tables.unit_bytes();
         let state = Mutex::new(State { tables, newest: Ticket(0), stopped: false });
-        Self { file, behind, properties, unit_bytes, pieces: Pieces::default(), state }
+        Self { file, behind, properties, unit_bytes, pieces: DecompressedCache::default(), state }
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
@@ -177,18 +177,25 @@ impl<T: Tables> Changing<T> {
     }
 
     /// Where the bytes from `at` on are, neighbours in the file as one.
-    fn places(&self, tables: &mut T, at: u64, len: u64) -> Result<Vec<(Place, u64)>, Error> {
-        let mut places: Vec<(Place, u64)> = vec![];
+    fn locate_range(
+        &self,
+        tables: &mut T,
+        at: u64,
+        len: u64,
+    ) -> Result<Vec<(Location, u64)>, Error> {
+        let mut places: Vec<(Location, u64)> = vec![];
         let mut done = 0;
         while done < len {
             let (place, run) = tables.find(&self.file, at + done)?;
             let run = run.clamp(1, len - done);
             match (places.last_mut(), place) {
-                (Some((Place::Zeros, count)), Place::Zeros) => *count += run,
-                (Some((Place::At(from), count)), Place::At(next)) if *from + *count == next => {
+                (Some((Location::Zeros, count)), Location::Zeros) => *count += run,
+                (Some((Location::File(from), count)), Location::File(next))
+                    if *from + *count == next =>
+                {
                     *count += run;
                 }
-                (Some((Place::Behind(from), count)), Place::Behind(next))
+                (Some((Location::Backing(from), count)), Location::Backing(next))
                     if *from + *count == next =>
                 {
                     *count += run;
@@ -202,7 +209,7 @@ impl<T: Tables> Changing<T> {
 
     fn fill(
         &self,
-        places: &[(Place, u64)],
+        places: &[(Location, u64)],
         into: &mut [u8],
         unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
     ) -> Result<(), Error> {
@@ -219,20 +226,20 @@ impl<T: Tables> Changing<T> {
     /// Finds places for all of a chain, and takes those that are missing.
     fn plan(&self, state: &mut State<T>, chain: &[Group]) -> Result<Plan, Error> {
         let State { tables, newest, .. } = state;
-        let mut out = Out { file: &self.file, newest, after: vec![] };
+        let mut out = MetadataWriter { file: &self.file, newest, after: vec![] };
         let mut plan = vec![];
-        tables.begin(&mut out)?;
+        tables.begin_session(&mut out)?;
         for group in chain {
             let mut of_group = vec![];
             for write in &group.writes {
                 let len = write.block.len() as u64;
-                let mut parts: Vec<Part> = vec![];
+                let mut parts: Vec<WriteSlice> = vec![];
                 let mut done = 0;
                 while done < len {
                     let at = write.at_bytes + done;
                     let skip = at % self.unit_bytes;
                     let here = (self.unit_bytes - skip).min(len - done);
-                    let place = match tables.own(&self.file, at)? {
+                    let place = match tables.writable_offset(&self.file, at)? {
                         Some(place) => place,
                         None => self.take(tables, &mut out, at - skip)?,
                     };
@@ -246,21 +253,21 @@ impl<T: Tables> Changing<T> {
             }
             plan.push(of_group);
         }
-        tables.hand_over(&mut out)?;
+        tables.submit_tables(&mut out)?;
         Ok(plan)
     }
 
     /// Gives a unit a place of its own, with what it holds.
-    fn take(&self, tables: &mut T, out: &mut Out<'_>, at: u64) -> Result<u64, Error> {
+    fn take(&self, tables: &mut T, out: &mut MetadataWriter<'_>, at: u64) -> Result<u64, Error> {
         let len = self.unit_bytes.min(tables.len_bytes().saturating_sub(at));
-        let places = self.places(tables, at, len)?;
+        let places = self.locate_range(tables, at, len)?;
         let has_behind = self.behind.is_some();
-        let is_zeros = |(place, _): &(Place, u64)| match place {
-            Place::Zeros => true,
-            Place::Behind(_) => !has_behind,
-            Place::At(_) | Place::Packed { .. } => false,
+        let is_zeros = |(place, _): &(Location, u64)| match place {
+            Location::Zeros => true,
+            Location::Backing(_) => !has_behind,
+            Location::File(_) | Location::Compressed { .. } => false,
         };
-        let place = tables.take(out, at)?;
+        let place = tables.allocate_unit(out, at)?;
         if !places.iter().all(is_zeros) {
             let mut held = vec![0; self.unit_bytes as usize];
             let room = held.get_mut(..len as usize).unwrap_or_default();
@@ -268,14 +275,14 @@ impl<T: Tables> Changing<T> {
             let ticket = out.submit(vec![vec![(place, held)]])?;
             // Reads come here from now on.
             self.file.disk().wait_visible(ticket)?;
-            out.follow(ticket);
+            out.add_dependency(ticket);
         }
-        tables.lead(out, at, place)?;
+        tables.map_unit(out, at, place)?;
         Ok(place)
     }
 
     /// The chain of the file, and where its blocks come from.
-    fn parted(chain: &mut [Group], plan: &Plan) -> (Vec<Group>, Vec<Origin>) {
+    fn split_chain(chain: &mut [Group], plan: &Plan) -> (Vec<Group>, Vec<Origin>) {
         let (mut groups, mut origins) = (vec![], vec![]);
         for (group, parts) in plan.iter().enumerate() {
             let mut writes = vec![];
@@ -318,7 +325,7 @@ fn returned(
     Some(chain)
 }
 
-impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
+impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
     type Below = dyn Disk;
 
     fn disk(&self) -> &Self::Below {
@@ -333,8 +340,8 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
         if let Err(error) = self.properties.check(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
-        let places = self.places(&mut self.lock().tables, at.start_bytes, at.len_bytes);
-        if let Ok([(Place::At(from), _)]) = places.as_deref() {
+        let places = self.locate_range(&mut self.lock().tables, at.start_bytes, at.len_bytes);
+        if let Ok([(Location::File(from), _)]) = places.as_deref() {
             return self.disk().read(Extent::new(*from, at.len_bytes), into, urgency);
         }
         let done = places.and_then(|places| {
@@ -346,7 +353,7 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
         });
         Pending::ready(match done {
             Ok(()) => Ok(into),
-            Err(error) => Err(Refused { payload: Some(into), error: error.of_a_read(at) }),
+            Err(error) => Err(Refused { payload: Some(into), error: error.into_read_error(at) }),
         })
     }
 
@@ -385,7 +392,7 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
             }
         };
         drop(state);
-        let (groups, origins) = Self::parted(&mut chain, &plan);
+        let (groups, origins) = Self::split_chain(&mut chain, &plan);
         match self.disk().submit_with(groups, after, terms) {
             Ok(tickets) => {
                 let mut state = self.lock();
@@ -417,7 +424,7 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
                 let skip = at % self.unit_bytes;
                 let here = (self.unit_bytes - skip).min(whole.len_bytes - done);
                 // What cannot be found is no reason to fail: it is a hint.
-                if let Ok(Some(place)) = state.tables.own(&self.file, at) {
+                if let Ok(Some(place)) = state.tables.writable_offset(&self.file, at) {
                     there.push(Extent::new(place + skip, here));
                 }
                 done += here;
@@ -427,23 +434,24 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
     }
 }
 
-impl<T: Tables> Image for Changing<T> {
-    fn rest(&self) -> Result<(), DiskError> {
+impl<T: AllocationTables> SessionDisk for WritableImage<T> {
+    fn close_session(&self) -> Result<(), DiskError> {
         let mut state = self.lock();
         let State { tables, newest, stopped } = &mut *state;
         if *stopped {
             return Err(DiskError::Stopped);
         }
-        let mut out = Out { file: &self.file, newest, after: vec![] };
-        let rested = out.wait().and_then(|()| tables.rest(&mut out)).and_then(|()| out.wait());
+        let mut out = MetadataWriter { file: &self.file, newest, after: vec![] };
+        let rested =
+            out.wait().and_then(|()| tables.close_session(&mut out)).and_then(|()| out.wait());
         *stopped |= rested.is_err();
         rested.map_err(Error::of_a_write)
     }
 }
 
-impl<T: Tables> Drop for Changing<T> {
+impl<T: AllocationTables> Drop for WritableImage<T> {
     fn drop(&mut self) {
-        match self.rest() {
+        match self.close_session() {
             Ok(()) | Err(DiskError::Stopped) => {}
             Err(error) => log::error!("an image stays marked as in use: {error}"),
         }

@@ -25,7 +25,7 @@ use draconis_device::{
 use draconis_exchange::heap::Block;
 
 /// What is written of a file at its end.
-type Piece = (u64, Vec<u8>);
+type FileWrite = (u64, Vec<u8>);
 
 /// How a new file holds a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,7 +52,7 @@ impl NewFormat {
     }
 
     /// The most that a file with a disk of `len_bytes` can have.
-    pub const fn most_bytes(self, len_bytes: u64) -> u64 {
+    pub const fn max_file_bytes(self, len_bytes: u64) -> u64 {
         let unit = self.unit_bytes();
         let units = len_bytes.div_ceil(unit);
         // Tables have eight bytes for each unit, and two, each rounded up.
@@ -61,16 +61,16 @@ impl NewFormat {
     }
 
     /// The longest disk that is made.
-    pub const fn longest_bytes(self) -> u64 {
+    pub const fn max_disk_bytes(self) -> u64 {
         match self {
             Self::Qcow2 => qcow2::LONGEST_BYTES,
-            Self::Vhdx => vhdx::LONGEST_BYTES,
+            Self::Vhdx => vhdx::MAX_DISK_BYTES,
         }
     }
 }
 
 /// Where the units of the disk are.
-struct Places {
+struct UnitOffsets {
     /// By the number of a unit that holds something.
     units: BTreeMap<u64, u64>,
     /// The first byte that nothing has.
@@ -78,14 +78,14 @@ struct Places {
 }
 
 /// A disk that keeps nothing of what is written but where that was.
-pub struct Draft {
+pub struct DryRunDisk {
     format: NewFormat,
     properties: Properties,
     units: Mutex<BTreeSet<u64>>,
     tickets: AtomicU64,
 }
 
-impl Draft {
+impl DryRunDisk {
     /// A draft of an image of a disk of `len_bytes` in `file`.
     pub fn new(file: &dyn Disk, format: NewFormat, len_bytes: u64) -> Self {
         let properties = Properties { len_bytes, ..file.properties() };
@@ -93,7 +93,7 @@ impl Draft {
     }
 }
 
-impl Disk for Draft {
+impl Disk for DryRunDisk {
     fn properties(&self) -> Properties {
         self.properties
     }
@@ -138,24 +138,28 @@ pub struct NewImage<'a> {
     format: NewFormat,
     len_bytes: u64,
     identity: [u8; 16],
-    places: Mutex<Places>,
+    places: Mutex<UnitOffsets>,
 }
 
 impl<'a> NewImage<'a> {
     /// Begins an image of the disk of `draft` in `file`, which reads as zeros and has at least
     /// [`NewFormat::most_bytes`]. What formats want to be different in each image follows from
     /// `identity`.
-    pub fn new(file: &'a dyn Disk, draft: &Draft, identity: [u8; 16]) -> Result<Self, DiskError> {
+    pub fn new(
+        file: &'a dyn Disk,
+        draft: &DryRunDisk,
+        identity: [u8; 16],
+    ) -> Result<Self, DiskError> {
         let (format, len_bytes) = (draft.format, draft.properties.len_bytes);
-        let needed = Extent::new(0, format.most_bytes(len_bytes));
-        if needed.len_bytes > file.properties().len_bytes || len_bytes > format.longest_bytes() {
+        let needed = Extent::new(0, format.max_file_bytes(len_bytes));
+        if needed.len_bytes > file.properties().len_bytes || len_bytes > format.max_disk_bytes() {
             return Err(DiskError::ShortRead { extent: needed, got_bytes: 0 });
         }
         let drafted = draft.units.lock().unwrap_or_else(PoisonError::into_inner);
         let places = (format.first_bytes()..).step_by(format.unit_bytes() as usize);
         let units: BTreeMap<u64, u64> = drafted.iter().copied().zip(places).collect();
         let end = format.first_bytes() + units.len() as u64 * format.unit_bytes();
-        let places = Mutex::new(Places { units, end });
+        let places = Mutex::new(UnitOffsets { units, end });
         Ok(Self { file, format, len_bytes, identity, places })
     }
 
@@ -186,7 +190,7 @@ impl<'a> NewImage<'a> {
     }
 
     /// The same write where its units are in the file.
-    fn placed(&self, places: &mut Places, write: Write) -> Vec<Write> {
+    fn placed(&self, places: &mut UnitOffsets, write: Write) -> Vec<Write> {
         let unit = self.format.unit_bytes();
         let Write { at_bytes, block } = write;
         let len = block.len() as u64;
@@ -195,7 +199,7 @@ impl<'a> NewImage<'a> {
         while done < len {
             let at = at_bytes + done;
             let here = (unit - at % unit).min(len - done);
-            let Places { units, end } = &mut *places;
+            let UnitOffsets { units, end } = &mut *places;
             let place = units.entry(at / unit).or_insert_with(|| {
                 *end += unit;
                 *end - unit
@@ -306,14 +310,14 @@ mod tests {
     #[test]
     fn what_was_written_is_read_and_there_is_no_image_before_the_end() {
         for format in [NewFormat::Qcow2, NewFormat::Vhdx] {
-            let file = Arc::new(MemoryDisk::new(vec![0; format.most_bytes(LEN) as usize], 512));
-            let draft = Draft::new(&*file, format, LEN);
+            let file = Arc::new(MemoryDisk::new(vec![0; format.max_file_bytes(LEN) as usize], 512));
+            let draft = DryRunDisk::new(&*file, format, LEN);
             write(&draft);
             let image = NewImage::new(&*file, &draft, [7; 16]).unwrap();
             write(&image);
             assert_eq!(crate::open(file.clone(), &[]).unwrap().format, None);
             let end = image.finish().unwrap();
-            assert!(end <= format.most_bytes(LEN) && end < 20 << 20, "{end}");
+            assert!(end <= format.max_file_bytes(LEN) && end < 20 << 20, "{end}");
             drop(image);
             let opened = crate::open(file, &[]).unwrap();
             assert!(opened.format.is_some());
@@ -333,7 +337,7 @@ mod tests {
     fn what_no_image_holds_is_refused() {
         let file = MemoryDisk::new(vec![0; 1 << 20], 512);
         for format in [NewFormat::Qcow2, NewFormat::Vhdx] {
-            let draft = Draft::new(&file, format, LEN);
+            let draft = DryRunDisk::new(&file, format, LEN);
             assert!(NewImage::new(&file, &draft, [0; 16]).is_err());
         }
     }

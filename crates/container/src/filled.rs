@@ -12,18 +12,18 @@ use crate::Error;
 pub(crate) const SECTOR_BYTES: u32 = 512;
 
 /// Where the bytes of a disk come from.
-pub(crate) trait Fill: Send + Sync {
+pub(crate) trait ReadSource: Send + Sync {
     /// Fills `into` with what the disk has from `at_bytes` on; it is inside of the disk.
     fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error>;
 }
 
 /// A disk of such bytes.
-pub(crate) struct Filled<F> {
+pub(crate) struct ReadOnlyDisk<F> {
     properties: Properties,
     from: F,
 }
 
-impl<F: Fill> Filled<F> {
+impl<F: ReadSource> ReadOnlyDisk<F> {
     /// A disk of so many bytes, in whole sectors, on one that is `like` this.
     pub(crate) fn new(len_bytes: u64, like: Properties, from: F) -> Self {
         let properties = Properties {
@@ -38,7 +38,7 @@ impl<F: Fill> Filled<F> {
     }
 }
 
-impl<F: Fill> Disk for Filled<F> {
+impl<F: ReadSource> Disk for ReadOnlyDisk<F> {
     fn properties(&self) -> Properties {
         self.properties
     }
@@ -48,7 +48,7 @@ impl<F: Fill> Disk for Filled<F> {
         let done = checked.and_then(|()| {
             let mut bytes = vec![0; into.len()];
             let filled = self.from.fill(at.start_bytes, &mut bytes);
-            filled.map_err(|error| error.of_a_read(at))?;
+            filled.map_err(|error| error.into_read_error(at))?;
             into.copy_in(0, &bytes);
             Ok(())
         });

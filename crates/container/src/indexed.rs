@@ -15,14 +15,14 @@
 use std::io::Read;
 
 use crate::Error;
-use crate::inside::{LONGEST_PIECE, Map, Place};
-use crate::packing::Packing;
-use crate::source::{Source, le16, le32};
+use crate::inside::{ImageMap, Location, MAX_CHUNK_BYTES};
+use crate::packing::Compression;
+use crate::source::{ImageFile, le16, le32};
 
 /// The longest piece that is unpacked to read a part of it.
-const LONGEST: u64 = 8 * LONGEST_PIECE;
+const MAX_INDEXED_CHUNK_BYTES: u64 = 8 * MAX_CHUNK_BYTES;
 /// Pieces of a file.
-const MOST_PIECES: usize = 4 << 20;
+const MAX_CHUNKS: usize = 4 << 20;
 /// Files are read in sectors, and end in zeros that are not theirs.
 const SECTOR_BYTES: u64 = 512;
 
@@ -50,25 +50,25 @@ enum Kind {
 }
 
 /// Where a piece is, packed and unpacked.
-struct Piece {
+struct CompressedChunk {
     start: u64,
     at: u64,
     packed_len: u32,
 }
 
-pub(crate) struct Indexed {
+pub(crate) struct SeekableFile {
     kind: Kind,
     len_bytes: u64,
-    pieces: Vec<Piece>,
+    pieces: Vec<CompressedChunk>,
 }
 
-impl Indexed {
+impl SeekableFile {
     /// The index of a compressed file that begins with `head`, its first sector; `None` if it has
     /// none that is of use.
-    pub(crate) fn open(file: &Source, head: &[u8]) -> Result<Option<Self>, Error> {
-        match Packing::of(head) {
-            Some(Packing::Zstd) => zstd(file),
-            Some(Packing::Gzip) if head.get(3).is_some_and(|flags| flags & HAS_EXTRA != 0) => {
+    pub(crate) fn open(file: &ImageFile, head: &[u8]) -> Result<Option<Self>, Error> {
+        match Compression::of(head) {
+            Some(Compression::Zstd) => zstd(file),
+            Some(Compression::Gzip) if head.get(3).is_some_and(|flags| flags & HAS_EXTRA != 0) => {
                 gzip(file, head)
             }
             _ => Ok(None),
@@ -90,12 +90,14 @@ impl Indexed {
     /// Adds a piece; `false` where there can be no such.
     fn add(&mut self, at: u64, packed_len: u64, len: u64) -> bool {
         let Ok(packed_len) = u32::try_from(packed_len) else { return false };
-        if len > LONGEST || u64::from(packed_len) > LONGEST * 2 || self.pieces.len() >= MOST_PIECES
+        if len > MAX_INDEXED_CHUNK_BYTES
+            || u64::from(packed_len) > MAX_INDEXED_CHUNK_BYTES * 2
+            || self.pieces.len() >= MAX_CHUNKS
         {
             return false;
         }
         if len > 0 {
-            self.pieces.push(Piece { start: self.len_bytes, at, packed_len });
+            self.pieces.push(CompressedChunk { start: self.len_bytes, at, packed_len });
             self.len_bytes += len;
         }
         true
@@ -107,7 +109,7 @@ impl Indexed {
     }
 }
 
-fn zstd(file: &Source) -> Result<Option<Indexed>, Error> {
+fn zstd(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
     let tail_at = file.len_bytes().saturating_sub(2 * SECTOR_BYTES);
     let tail = file.bytes(tail_at, (file.len_bytes() - tail_at) as usize)?;
     let end = tail_at + tail.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
@@ -118,7 +120,7 @@ fn zstd(file: &Source) -> Result<Option<Indexed>, Error> {
     let (count, flags) = (u64::from(le32(&footer, 0)), footer.get(4).copied().unwrap_or(0));
     let entry = if flags & 0x80 != 0 { 12 } else { 8 };
     let table_bytes = count * entry + ZSTD_FOOTER;
-    if le32(&footer, 5) != ZSTD_END || flags & 0x7C != 0 || count > MOST_PIECES as u64 {
+    if le32(&footer, 5) != ZSTD_END || flags & 0x7C != 0 || count > MAX_CHUNKS as u64 {
         return Ok(None);
     }
     let Some(table_at) = end.checked_sub(table_bytes + 8) else { return Ok(None) };
@@ -126,7 +128,7 @@ fn zstd(file: &Source) -> Result<Option<Indexed>, Error> {
     if le32(&table, 0) != ZSTD_TABLE || u64::from(le32(&table, 4)) != table_bytes {
         return Ok(None);
     }
-    let mut found = Indexed::new(Kind::Zstd);
+    let mut found = SeekableFile::new(Kind::Zstd);
     let mut at = 0;
     for nth in 0..count {
         let place = (8 + nth * entry) as usize;
@@ -140,7 +142,7 @@ fn zstd(file: &Source) -> Result<Option<Indexed>, Error> {
     Ok((at == table_at).then_some(found))
 }
 
-fn gzip(file: &Source, head: &[u8]) -> Result<Option<Indexed>, Error> {
+fn gzip(file: &ImageFile, head: &[u8]) -> Result<Option<SeekableFile>, Error> {
     match extra(head, *b"RA") {
         Some(field) => dictzip(file, head, field),
         None if extra(head, *b"BC").is_some() => bgzip(file),
@@ -166,10 +168,10 @@ fn extra(head: &[u8], name: [u8; 2]) -> Option<(usize, usize)> {
 }
 
 fn dictzip(
-    file: &Source,
+    file: &ImageFile,
     head: &[u8],
     (at, len): (usize, usize),
-) -> Result<Option<Indexed>, Error> {
+) -> Result<Option<SeekableFile>, Error> {
     let most = file.len_bytes().min(1 << 17) as usize;
     let all = file.bytes(0, most)?;
     let (version, chunk) = (le16(&all, at), u64::from(le16(&all, at + 2)));
@@ -188,7 +190,7 @@ fn dictzip(
         }
     }
     start += if flags & HAS_CHECKSUM != 0 { 2 } else { 0 };
-    let mut found = Indexed::new(Kind::Dictzip);
+    let mut found = SeekableFile::new(Kind::Dictzip);
     let mut place = start as u64;
     for nth in 0..count {
         let packed_len = u64::from(le16(&all, at + 6 + 2 * nth));
@@ -209,7 +211,7 @@ fn dictzip(
 }
 
 /// The checksum and the length of a stream that ends near `at`: its end is not counted in the chunks.
-fn start_of_trailer(file: &Source, at: u64) -> Result<Vec<u8>, Error> {
+fn start_of_trailer(file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
     let rest = file.len_bytes().saturating_sub(at).min(2 * SECTOR_BYTES) as usize;
     let bytes = file.bytes(at, rest)?;
     // An empty last block of the stream, of two bytes or of five.
@@ -221,9 +223,9 @@ fn start_of_trailer(file: &Source, at: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes.get(skip..).unwrap_or_default().to_vec())
 }
 
-fn bgzip(file: &Source) -> Result<Option<Indexed>, Error> {
+fn bgzip(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
     const WINDOW: u64 = 1 << 20;
-    let mut found = Indexed::new(Kind::Bgzip);
+    let mut found = SeekableFile::new(Kind::Bgzip);
     let (mut at, mut window_at, mut window) = (0u64, 0u64, vec![]);
     // An empty member says that nothing is cut off.
     let mut is_whole = false;
@@ -254,27 +256,27 @@ fn bgzip(file: &Source) -> Result<Option<Indexed>, Error> {
     Ok(is_whole.then_some(found))
 }
 
-impl Map for Indexed {
+impl ImageMap for SeekableFile {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    fn find(&self, _: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&self, _: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let nth = self.pieces.partition_point(|piece| piece.start <= at);
         let nth = nth.checked_sub(1).ok_or(Error::Damaged("nothing is packed there"))?;
         let start = self.pieces.get(nth).map_or(0, |piece| piece.start);
-        let place = Place::Packed { piece: nth as u64, skip: at - start };
+        let place = Location::Compressed { piece: nth as u64, skip: at - start };
         Ok((place, self.end(nth).saturating_sub(at).max(1)))
     }
 
-    fn unpack(&self, file: &Source, nth: u64) -> Result<Vec<u8>, Error> {
+    fn decompress_chunk(&self, file: &ImageFile, nth: u64) -> Result<Vec<u8>, Error> {
         let nth = nth as usize;
         let piece = self.pieces.get(nth).ok_or(Error::Damaged("nothing is packed there"))?;
         let len = self.end(nth) - piece.start;
         let packed = file.bytes(piece.at, piece.packed_len as usize)?;
         let mut unpacked = Vec::new();
         let read = match self.kind {
-            Kind::Zstd => (Packing::Zstd.unpack(&packed[..]))
+            Kind::Zstd => (Compression::Zstd.unpack(&packed[..]))
                 .and_then(|stream| stream.take(len + 1).read_to_end(&mut unpacked)),
             Kind::Bgzip => flate2::bufread::GzDecoder::new(&packed[..])
                 .take(len + 1)
@@ -381,7 +383,7 @@ mod tests {
             (dictzip(&raw), Format::Gzip),
         ] {
             // It is what it is without its index, too.
-            let packing = crate::packing::Packing::of(&packed).unwrap();
+            let packing = crate::packing::Compression::of(&packed).unwrap();
             let mut unpacked = vec![];
             packing.unpack(&packed[..]).unwrap().read_to_end(&mut unpacked).unwrap();
             assert!(unpacked == raw, "{format:?}");

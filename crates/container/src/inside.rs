@@ -12,73 +12,73 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_device::Disk;
 
 use crate::Error;
-use crate::behind::Behind;
-use crate::filled::{Fill, Filled};
-use crate::source::Source;
+use crate::behind::BackingFile;
+use crate::filled::{ReadOnlyDisk, ReadSource};
+use crate::source::ImageFile;
 
 /// Unpacked pieces that are kept, and their bytes; the last one in any case.
 const KEPT: usize = 16;
 const KEPT_BYTES: usize = 32 << 20;
 /// The longest piece that is unpacked as a whole.
-pub(crate) const LONGEST_PIECE: u64 = 2 << 20;
+pub(crate) const MAX_CHUNK_BYTES: u64 = 2 << 20;
 
 /// Where bytes of the disk are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// They are zeros.
     Zeros,
     /// In the file, from this byte on.
-    At(u64),
+    File(u64),
     /// So many bytes behind the start of a piece that [`Map::unpack`] unpacks.
-    Packed { piece: u64, skip: u64 },
+    Compressed { piece: u64, skip: u64 },
     /// At this byte of the file that is behind this one.
-    Behind(u64),
+    Backing(u64),
 }
 
 /// How a file holds a disk.
-pub(crate) trait Map: Send + Sync {
+pub(crate) trait ImageMap: Send + Sync {
     /// Length of the disk.
     fn len_bytes(&self) -> u64;
 
     /// Where the byte `at` is, and how many from it on are so: at least one.
-    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error>;
+    fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error>;
 
     /// What it differs from, if it is not all of the disk.
-    fn behind(&self) -> Option<&Behind> {
+    fn behind(&self) -> Option<&BackingFile> {
         None
     }
 
     /// Unpacks a piece.
-    fn unpack(&self, _: &Source, _: u64) -> Result<Vec<u8>, Error> {
+    fn decompress_chunk(&self, _: &ImageFile, _: u64) -> Result<Vec<u8>, Error> {
         Err(Error::Damaged("nothing in it is packed"))
     }
 }
 
 /// Pieces that were unpacked last, by what they were packed as.
 #[derive(Default)]
-pub(crate) struct Pieces(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
+pub(crate) struct DecompressedCache(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
 
-impl Pieces {
+impl DecompressedCache {
     /// Fills `room` with what is at `place`, in the file or behind it.
     pub(crate) fn read(
         &self,
-        file: &Source,
+        file: &ImageFile,
         behind: Option<&Arc<dyn Disk>>,
-        place: Place,
+        place: Location,
         room: &mut [u8],
         unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
     ) -> Result<(), Error> {
         match place {
-            Place::Zeros => room.fill(0),
-            Place::At(from) => file.read(from, room)?,
-            Place::Packed { piece, skip } => {
+            Location::Zeros => room.fill(0),
+            Location::File(from) => file.read(from, room)?,
+            Location::Compressed { piece, skip } => {
                 let unpacked = self.unpacked(piece, unpack)?;
                 let skip = usize::try_from(skip).unwrap_or(usize::MAX);
                 let there = unpacked.get(skip..).unwrap_or_default();
                 let there = there.get(..room.len());
                 room.copy_from_slice(there.ok_or(Error::Damaged("a packed piece is short"))?);
             }
-            Place::Behind(from) => read_behind(behind, from, room)?,
+            Location::Backing(from) => read_behind(behind, from, room)?,
         }
         Ok(())
     }
@@ -110,38 +110,38 @@ fn read_behind(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Re
     let left = behind.properties().len_bytes.saturating_sub(from);
     let len = room.len().min(usize::try_from(left).unwrap_or(usize::MAX));
     match room.get_mut(..len) {
-        Some(room) => Source::new(behind.clone()).read(from, room),
+        Some(room) => ImageFile::new(behind.clone()).read(from, room),
         None => Ok(()),
     }
 }
 
 /// A disk inside a file.
-struct Inside<M> {
-    file: Source,
+struct ImageSource<M> {
+    file: ImageFile,
     map: M,
     behind: Option<Arc<dyn Disk>>,
-    pieces: Pieces,
+    pieces: DecompressedCache,
 }
 
 /// The disk that `map` finds in a file.
-pub(crate) fn inside<M: Map + 'static>(
-    file: Source,
+pub(crate) fn open_mapped<M: ImageMap + 'static>(
+    file: ImageFile,
     map: M,
     behind: Option<Arc<dyn Disk>>,
 ) -> Arc<dyn Disk> {
     let (len_bytes, like) = (map.len_bytes(), file.disk().properties());
-    let from = Inside { file, map, behind, pieces: Pieces::default() };
-    Arc::new(Filled::new(len_bytes, like, from))
+    let from = ImageSource { file, map, behind, pieces: DecompressedCache::default() };
+    Arc::new(ReadOnlyDisk::new(len_bytes, like, from))
 }
 
-impl<M: Map> Fill for Inside<M> {
+impl<M: ImageMap> ReadSource for ImageSource<M> {
     fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
         let mut done = 0;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let (place, run) = self.map.find(&self.file, at_bytes + done as u64)?;
             let len = rest.len().min(usize::try_from(run).unwrap_or(usize::MAX)).max(1);
             let Some(room) = rest.get_mut(..len) else { break };
-            let mut unpack = |piece| self.map.unpack(&self.file, piece);
+            let mut unpack = |piece| self.map.decompress_chunk(&self.file, piece);
             self.pieces.read(&self.file, self.behind.as_ref(), place, room, &mut unpack)?;
             done += len;
         }

@@ -44,12 +44,12 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent, SubDisk};
 
 pub use crate::android::chunks;
-use crate::behind::below;
-use crate::changing::Changing;
-use crate::inside::inside;
-pub use crate::parts::{Parts, parts};
-use crate::source::Source;
-pub use crate::vmdk::extents::{LONGEST_TEXT, names as names_in_text};
+use crate::behind::open_backing_chain;
+use crate::changing::WritableImage;
+use crate::inside::open_mapped;
+pub use crate::parts::{PartitionSummary, list_partitions};
+use crate::source::ImageFile;
+pub use crate::vmdk::extents::{MAX_DESCRIPTOR_BYTES, names as names_in_text};
 
 /// What helps where an image is only read.
 const CONVERT: &str = "qemu-img convert makes one that can be changed";
@@ -131,16 +131,16 @@ pub enum Unsupported {
     Encrypted(&'static str),
     /// It is read, and not changed.
     #[error("{0} with {1} is only read; {2}")]
-    Unchanged(&'static str, &'static str, &'static str),
+    ReadOnlyFormat(&'static str, &'static str, &'static str),
     /// It holds only what differs from another.
     #[error("it holds only what differs from {0:?}: --backing FILE says where that is")]
-    Behind(String),
+    NeedsBacking(String),
     /// It holds no contents itself.
     #[error(
         "its contents are in other files, of which {found} of {wanted} are given: {name:?} is no \
          file in its directory or below; --backing FILE says where each is, in their order"
     )]
-    Elsewhere {
+    MissingExtents {
         /// The first that is missing, as it calls it.
         name: String,
         /// How many there are.
@@ -164,13 +164,13 @@ pub enum Unsupported {
          --backing FILE says where each is, in their order, or qemu-img convert -O raw makes one \
          file of them"
     )]
-    NotBeside(String),
+    ForeignExtentName(String),
     /// It was given another one than that.
     #[error(
         "it holds only what differs from {name:?}, which is {wanted}, and what --backing gives is \
          {found}"
     )]
-    NotBehind {
+    WrongBacking {
         /// What it calls it.
         name: String,
         /// Its identity.
@@ -200,7 +200,7 @@ pub enum Error {
 impl Error {
     /// What a read of the disk inside says of it: what a format has no place for is told like
     /// a place that cannot be read.
-    fn of_a_read(self, extent: Extent) -> draconis_device::Error {
+    fn into_read_error(self, extent: Extent) -> draconis_device::Error {
         match self {
             Self::Disk(error) => error,
             Self::Damaged(_) | Self::DamagedAt(..) | Self::Unsupported(_) => {
@@ -220,13 +220,13 @@ impl Error {
 
 /// A disk inside a file that is changed in a session: while there is one, other programs see the
 /// file marked as in use.
-pub trait Image: Disk {
+pub trait SessionDisk: Disk {
     /// Ends the session, once all is durable: the file is as one that is closed. The next write
     /// begins another one. Dropping the disk does so, too, and what fails is only logged.
     ///
     /// # Errors
     /// What made the disk fail, now or before.
-    fn rest(&self) -> Result<(), draconis_device::Error>;
+    fn close_session(&self) -> Result<(), draconis_device::Error>;
 }
 
 /// A disk, and how the file holds it if it is not the file itself.
@@ -236,7 +236,7 @@ pub struct Opened {
     /// How it is held; none if it lies in the file as it is.
     pub format: Option<Format>,
     /// The disk again, if changing it is a session.
-    pub image: Option<Arc<dyn Image>>,
+    pub image: Option<Arc<dyn SessionDisk>>,
 }
 
 /// Whether a compressed file is read in place by [`open`]: it need not be unpacked.
@@ -244,8 +244,8 @@ pub struct Opened {
 /// # Errors
 /// What the disk of the file says.
 pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
-    let source = Source::new(file);
-    Ok(indexed::Indexed::open(&source, &head(&source)?)?.is_some())
+    let source = ImageFile::new(file);
+    Ok(indexed::SeekableFile::open(&source, &head(&source)?)?.is_some())
 }
 
 /// Whether what begins with `head` becomes longer where it is changed: such a file is opened
@@ -267,7 +267,7 @@ pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
 /// # Errors
 /// See [`Error`].
 pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
-    let source = Source::new(file.clone());
+    let source = ImageFile::new(file.clone());
     let head = head(&source)?;
     open_outer(file, source, &head, behind)
 }
@@ -275,7 +275,7 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
 /// [`open_headed`] of what may be an archive with the disk in it.
 fn open_outer(
     file: Arc<dyn Disk>,
-    source: Source,
+    source: ImageFile,
     begin: &[u8],
     behind: &[Arc<dyn Disk>],
 ) -> Result<Opened, Error> {
@@ -283,21 +283,21 @@ fn open_outer(
         return open_headed(file, source, begin, behind);
     };
     let disk: Arc<dyn Disk> = Arc::new(SubDisk::new(file, extent)?);
-    let source = Source::new(disk.clone());
+    let source = ImageFile::new(disk.clone());
     let begin = head(&source)?;
     let opened = open_headed(disk, source, &begin, behind)?;
     Ok(Opened { format: Some(Format::Ova), ..opened })
 }
 
 /// The first sector of a file, or what it has of one.
-fn head(source: &Source) -> Result<Vec<u8>, Error> {
+fn head(source: &ImageFile) -> Result<Vec<u8>, Error> {
     source.bytes(0, source.len_bytes().min(512) as usize)
 }
 
 /// [`open`] of what begins with `head`: each read of a disk is waited for.
 fn open_headed(
     file: Arc<dyn Disk>,
-    source: Source,
+    source: ImageFile,
     head: &[u8],
     behind: &[Arc<dyn Disk>],
 ) -> Result<Opened, Error> {
@@ -310,10 +310,10 @@ fn open_headed(
         return Ok(opened(disk, None));
     }
     let Some(format) = Format::of(head) else {
-        return Ok(match indexed::Indexed::open(&source, head)? {
+        return Ok(match indexed::SeekableFile::open(&source, head)? {
             Some(map) => {
                 let format = map.format();
-                opened(inside(source, map, None), Some(format))
+                opened(open_mapped(source, map, None), Some(format))
             }
             None => opened(file, None),
         });
@@ -321,23 +321,23 @@ fn open_headed(
     let disk: Arc<dyn Disk> = match format {
         Format::Qcow2 => {
             let map = qcow2::Qcow2::open(&source)?;
-            let below = below(&map, behind)?;
-            inside(source.if_left(map.is_dirty), map, below)
+            let below = open_backing_chain(&map, behind)?;
+            open_mapped(source.zero_tail_if_unclean(map.is_dirty), map, below)
         }
         Format::Vhd => {
             let map = vhd::Vhd::open(&source)?;
-            let below = below(&map, behind)?;
-            inside(source, map, below)
+            let below = open_backing_chain(&map, behind)?;
+            open_mapped(source, map, below)
         }
         Format::Vhdx => {
             let map = vhdx::Vhdx::open(&source)?;
-            let below = below(&map, behind)?;
-            inside(source.if_left(map.is_left_open()), map, below)
+            let below = open_backing_chain(&map, behind)?;
+            open_mapped(source.zero_tail_if_unclean(map.needs_replay()), map, below)
         }
         Format::Vmdk => {
             let map = vmdk::Vmdk::open(&source)?;
-            let below = below(&map, behind)?;
-            inside(source, map, below)
+            let below = open_backing_chain(&map, behind)?;
+            open_mapped(source, map, below)
         }
         Format::VmdkText => vmdk::extents::open(&source, behind, file.properties())?,
         Format::Android => android::open(source, behind)?,
@@ -357,22 +357,22 @@ pub fn open_for_writing(
     behind: &[Arc<dyn Disk>],
     chance: u64,
 ) -> Result<Opened, Error> {
-    let source = Source::new(file.clone());
+    let source = ImageFile::new(file.clone());
     let head = head(&source)?;
     let format = Format::of(&head).filter(|_| !file.properties().read_only);
-    let image: Arc<dyn Image> = match format {
+    let image: Arc<dyn SessionDisk> = match format {
         Some(Format::Qcow2) => {
             let map = qcow2::Qcow2::open(&source)?;
-            let below = below(&map, behind)?;
-            let source = source.if_left(map.is_dirty).with_room();
-            let tables = qcow2::Changes::open(&source, map)?;
-            Arc::new(Changing::new(source, tables, below))
+            let below = open_backing_chain(&map, behind)?;
+            let source = source.zero_tail_if_unclean(map.is_dirty).with_growth();
+            let tables = qcow2::WritableQcow2::open(&source, map)?;
+            Arc::new(WritableImage::new(source, tables, below))
         }
         Some(Format::Vhdx) => {
             let map = vhdx::Vhdx::open(&source)?;
-            let source = source.if_left(map.is_left_open()).with_room();
-            let tables = vhdx::Changes::open(&source, map, chance)?;
-            Arc::new(Changing::new(source, tables, None))
+            let source = source.zero_tail_if_unclean(map.needs_replay()).with_growth();
+            let tables = vhdx::WritableVhdx::open(&source, map, chance)?;
+            Arc::new(WritableImage::new(source, tables, None))
         }
         _ => return open_outer(file, source, &head, behind),
     };

@@ -8,7 +8,7 @@
 
 use draconis_device::Extent;
 
-use crate::source::Source;
+use crate::source::ImageFile;
 use crate::{Error, Unsupported};
 
 const SECTOR: u64 = 512;
@@ -25,7 +25,7 @@ const DISKS: [&str; 7] = [".vmdk", ".vhd", ".vhdx", ".vdi", ".qcow2", ".img", ".
 ///
 /// # Errors
 /// [`Unsupported::Disks`] if there are several.
-pub(crate) fn only_disk(file: &Source, head: &[u8]) -> Result<Option<Extent>, Error> {
+pub(crate) fn only_disk(file: &ImageFile, head: &[u8]) -> Result<Option<Extent>, Error> {
     if head.get(257..262) != Some(b"ustar") || is_ext(file)? {
         return Ok(None);
     }
@@ -53,7 +53,7 @@ pub(crate) fn only_disk(file: &Source, head: &[u8]) -> Result<Option<Extent>, Er
     }
 }
 
-fn is_ext(file: &Source) -> Result<bool, Error> {
+fn is_ext(file: &ImageFile) -> Result<bool, Error> {
     let (at, mark) = EXT_MARK;
     Ok(file.len_bytes() >= at + 2 && file.bytes(at, 2)? == mark)
 }
@@ -65,7 +65,7 @@ struct Member {
 }
 
 /// The regular files, and whether all lie in the archive: none is listed behind one that does not.
-fn members(file: &Source) -> Result<(Vec<Member>, bool), Error> {
+fn members(file: &ImageFile) -> Result<(Vec<Member>, bool), Error> {
     let mut members = vec![];
     let mut at = 0u64;
     for _ in 0..MOST_MEMBERS {

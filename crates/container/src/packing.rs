@@ -22,7 +22,7 @@ const SMALLEST_FRAME: [u8; 6] = [0x28, 0xB5, 0x2F, 0xFD, 0, 0];
 
 /// How a file is compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Packing {
+pub enum Compression {
     /// gzip, in any number of members.
     Gzip,
     /// Zstandard, in any number of frames.
@@ -33,7 +33,7 @@ pub enum Packing {
     Bzip2,
 }
 
-impl Packing {
+impl Compression {
     /// What the first [`HEAD_BYTES`] of a file say; `None` if it is as it is.
     pub fn of(head: &[u8]) -> Option<Self> {
         Some(match head {
@@ -275,7 +275,7 @@ mod tests {
     use crate::tests::skipped;
 
     fn unpack(packed: &[u8]) -> Result<Vec<u8>> {
-        let packing = Packing::of(packed).expect("it is packed");
+        let packing = Compression::of(packed).expect("it is packed");
         let mut all = vec![];
         packing.unpack(packed)?.read_to_end(&mut all)?;
         Ok(all)

@@ -3,20 +3,20 @@
 use draconis_device::{Disk, Extent, Partition, partition_table};
 use draconis_exchange::heap::Block;
 
-use crate::signature::{self, Held};
+use crate::signature::{self, DetectedContent};
 
 /// What was found on a disk that holds no volume itself.
 #[derive(Debug, Default)]
-pub struct Parts {
+pub struct PartitionSummary {
     /// Partitions that hold an ext volume.
     pub volumes: Vec<Partition>,
     /// The others, with what they hold if that is known.
-    pub others: Vec<(Partition, Option<Held>)>,
+    pub others: Vec<(Partition, Option<DetectedContent>)>,
     /// Whether the table is the backup of a GPT whose first copy is damaged or gone.
     pub is_backup: bool,
 }
 
-impl Parts {
+impl PartitionSummary {
     /// All partitions in words: `1 (a FAT file system), 2 (an ext file system)`.
     pub fn shown(&self) -> String {
         let volumes = self.volumes.iter().map(|part| (part.number, Some("an ext file system")));
@@ -37,13 +37,13 @@ impl Parts {
 }
 
 /// Looks at the partitions of a disk; `None` if it holds something itself, or has no table.
-pub fn parts(disk: &dyn Disk) -> Option<Parts> {
-    let own = signature::held(disk);
+pub fn list_partitions(disk: &dyn Disk) -> Option<PartitionSummary> {
+    let own = signature::detect(disk);
     if own.is_some_and(|own| own.what != signature::PARTITIONS) {
         return None;
     }
     let table = partition_table(disk).ok()?;
-    let mut found = Parts { is_backup: table.is_backup, ..Parts::default() };
+    let mut found = PartitionSummary { is_backup: table.is_backup, ..PartitionSummary::default() };
     for part in table.partitions {
         let held = head(disk, part.extent).as_deref().and_then(signature::of);
         match held {

@@ -15,21 +15,21 @@ mod snapshots;
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub(crate) use self::changes::Changes;
-use crate::behind::{BackingId, Behind};
-use crate::inside::{LONGEST_PIECE, Map, Place};
-use crate::source::{Source, be32, be64};
+pub(crate) use self::changes::WritableQcow2;
+use crate::behind::{BackingFile, BackingId};
+use crate::inside::{ImageMap, Location, MAX_CHUNK_BYTES};
+use crate::source::{ImageFile, be32, be64};
 use crate::{Error, Unsupported};
 
 /// Entries of the first table: what a disk of 8 EiB needs with clusters of 2 MiB, and no more
 /// than 32 MiB, as QEMU has it.
-const MOST_ENTRIES: u64 = 4 << 20;
+const MAX_L1_ENTRIES: u64 = 4 << 20;
 /// Second tables that are kept.
-const KEPT: usize = 32;
+const CACHED_L2_TABLES: usize = 32;
 
 /// The extension of the header that names the format of what is behind.
 const BACKING_FORMAT: u32 = 0xE279_2ACA;
-const MOST_EXTENSIONS: u32 = 64;
+const MAX_HEADER_EXTENSIONS: u32 = 64;
 
 /// Of an entry: nothing else has this cluster.
 const COPIED: u64 = 1 << 63;
@@ -37,13 +37,13 @@ const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
 const COMPRESSED: u64 = 1 << 62;
 const ZEROS: u64 = 1;
 /// Parts of a cluster, where they are told of.
-const PARTS: u64 = 32;
+const SUBCLUSTERS_PER_CLUSTER: u64 = 32;
 
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 2;
 const EXTERNAL_DATA: u64 = 4;
 const COMPRESSION: u64 = 8;
-const EXTENDED: u64 = 16;
+const EXTENDED_L2: u64 = 16;
 
 /// A table, by its place in the file.
 type Table = (u64, Arc<Vec<u64>>);
@@ -51,20 +51,20 @@ type Table = (u64, Arc<Vec<u64>>);
 pub(crate) struct Qcow2 {
     len_bytes: u64,
     cluster_bits: u32,
-    first: Vec<u64>,
+    l1_table: Vec<u64>,
     kept: Mutex<Vec<Table>>,
     zstd: bool,
     /// Whether a second word of each entry says which parts of its cluster are there.
-    in_parts: bool,
+    has_subclusters: bool,
     version: u32,
     first_at: u64,
     /// Who changed it did not end: what its tables lead to may not be there yet, and reads as zeros.
     pub(crate) is_dirty: bool,
-    behind: Option<Behind>,
+    behind: Option<BackingFile>,
 }
 
 impl Qcow2 {
-    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+    pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
         let head = file.bytes(0, 112.min(file.len_bytes()) as usize)?;
         let version = be32(&head, 4);
         if !matches!(version, 2 | 3) {
@@ -81,7 +81,7 @@ impl Qcow2 {
         if incompatible & EXTERNAL_DATA != 0 {
             return Err(Unsupported::Feature("qcow2", "its contents in another file").into());
         }
-        let in_parts = incompatible & EXTENDED != 0;
+        let in_parts = incompatible & EXTENDED_L2 != 0;
         if in_parts && cluster_bits < 14 {
             return Err(Error::Damaged("qcow2: parts of clusters that are shorter than a sector"));
         }
@@ -90,7 +90,7 @@ impl Qcow2 {
                 "qcow2: it is marked as damaged; qemu-img check repairs it",
             ));
         }
-        if incompatible & !(DIRTY | COMPRESSION | EXTENDED) != 0 {
+        if incompatible & !(DIRTY | COMPRESSION | EXTENDED_L2) != 0 {
             return Err(Unsupported::Feature("qcow2", "features that are not known").into());
         }
         let zstd = match (incompatible & COMPRESSION != 0, head.get(104)) {
@@ -103,7 +103,7 @@ impl Qcow2 {
         // Each entry of the first table leads to a cluster of entries.
         let covered = 1u128 << (2 * cluster_bits - if in_parts { 4 } else { 3 });
         let needed = u128::from(len_bytes).div_ceil(covered);
-        if u128::from(entries) < needed || needed > u128::from(MOST_ENTRIES) {
+        if u128::from(entries) < needed || needed > u128::from(MAX_L1_ENTRIES) {
             return Err(Error::Damaged("qcow2: its first table does not fit its length"));
         }
         let first_at = be64(&head, 40);
@@ -120,18 +120,18 @@ impl Qcow2 {
         let behind = match behind {
             None => None,
             Some(name) if says_raw(file, &head, version)? => {
-                Some(Behind { name, is: BackingId::Raw })
+                Some(BackingFile { name, is: BackingId::Raw })
             }
-            Some(name) => Some(Behind { name, is: BackingId::Any }),
+            Some(name) => Some(BackingFile { name, is: BackingId::Any }),
         };
         let kept = Mutex::default();
         Ok(Self {
             len_bytes,
             cluster_bits,
-            first,
+            l1_table: first,
             kept,
             zstd,
-            in_parts,
+            has_subclusters: in_parts,
             version,
             first_at,
             is_dirty,
@@ -144,19 +144,19 @@ impl Qcow2 {
     }
 
     /// What an entry of a second table says of the byte `at`.
-    fn place(&self, file: &Source, entry: u64, at: u64) -> Result<(Place, u64), Error> {
+    fn locate(&self, file: &ImageFile, entry: u64, at: u64) -> Result<(Location, u64), Error> {
         let skip = at % self.cluster();
         let rest = self.cluster() - skip;
         if entry & COMPRESSED != 0 {
-            return Ok((Place::Packed { piece: entry, skip }, rest));
+            return Ok((Location::Compressed { piece: entry, skip }, rest));
         }
         Ok(match entry & OFFSET {
-            _ if entry & ZEROS != 0 => (Place::Zeros, rest),
-            0 => (Place::Behind(at), rest),
+            _ if entry & ZEROS != 0 => (Location::Zeros, rest),
+            0 => (Location::Backing(at), rest),
             cluster => match file.room_bytes().checked_sub(cluster + skip) {
                 // The last cluster need not be there as a whole.
-                Some(left) if left > 0 => (Place::At(cluster + skip), rest.min(left)),
-                _ if cluster < file.len_bytes() || self.is_dirty => (Place::Zeros, rest),
+                Some(left) if left > 0 => (Location::File(cluster + skip), rest.min(left)),
+                _ if cluster < file.len_bytes() || self.is_dirty => (Location::Zeros, rest),
                 _ => return Err(Error::Damaged("qcow2: a cluster behind the end of the file")),
             },
         })
@@ -164,35 +164,38 @@ impl Qcow2 {
 
     /// The same of an entry with a word for the parts of its cluster: a bit for each that is
     /// there, and above these one for each that is zeros.
-    fn place_in_parts(
+    fn locate_subcluster(
         &self,
-        file: &Source,
+        file: &ImageFile,
         (entry, parts): (u64, u64),
         at: u64,
-    ) -> Result<(Place, u64), Error> {
+    ) -> Result<(Location, u64), Error> {
         if entry & COMPRESSED != 0 {
-            return self.place(file, entry, at);
+            return self.locate(file, entry, at);
         }
-        let len = self.cluster() / PARTS;
+        let len = self.cluster() / SUBCLUSTERS_PER_CLUSTER;
         let first = at % self.cluster() / len;
-        let state = |nth: u64| (parts >> nth & 1 == 1, parts >> (PARTS + nth) & 1 == 1);
-        let alike = (first..PARTS).take_while(|nth| state(*nth) == state(first)).count() as u64;
+        let state =
+            |nth: u64| (parts >> nth & 1 == 1, parts >> (SUBCLUSTERS_PER_CLUSTER + nth) & 1 == 1);
+        let alike = (first..SUBCLUSTERS_PER_CLUSTER)
+            .take_while(|nth| state(*nth) == state(first))
+            .count() as u64;
         let run = alike * len - at % len;
         Ok(match state(first) {
-            (_, true) => (Place::Zeros, run),
-            (false, false) => (Place::Behind(at), run),
+            (_, true) => (Location::Zeros, run),
+            (false, false) => (Location::Backing(at), run),
             (true, false) if entry & OFFSET == 0 => {
                 return Err(Error::Damaged("qcow2: a part of a cluster that is not there"));
             }
             (true, false) => {
-                let (place, there) = self.place(file, entry & OFFSET, at)?;
+                let (place, there) = self.locate(file, entry & OFFSET, at)?;
                 (place, run.min(there))
             }
         })
     }
 
     /// Where a packed cluster is, and how long it is at most.
-    fn packed(&self, entry: u64) -> (u64, u64) {
+    fn compressed_extent(&self, entry: u64) -> (u64, u64) {
         // The length in sectors is above the offset, in so many bits more as clusters are large.
         let bits = 62 - (self.cluster_bits - 8);
         let at = entry & ((1 << bits) - 1);
@@ -201,14 +204,14 @@ impl Qcow2 {
     }
 
     /// The second table at a place of the file.
-    fn second(&self, file: &Source, at: u64) -> Result<Arc<Vec<u64>>, Error> {
+    fn l2_table(&self, file: &ImageFile, at: u64) -> Result<Arc<Vec<u64>>, Error> {
         let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == at) {
             return Ok(found.clone());
         }
         let found = Arc::new(table(file, at, self.cluster() / 8)?);
         let mut kept = lock();
-        if kept.len() >= KEPT {
+        if kept.len() >= CACHED_L2_TABLES {
             kept.remove(0);
         }
         kept.push((at, found.clone()));
@@ -217,9 +220,9 @@ impl Qcow2 {
 }
 
 /// Whether an extension of the header says that what is behind is a raw image.
-fn says_raw(file: &Source, head: &[u8], version: u32) -> Result<bool, Error> {
+fn says_raw(file: &ImageFile, head: &[u8], version: u32) -> Result<bool, Error> {
     let mut at = if version == 3 { u64::from(be32(head, 100)) } else { 72 };
-    for _ in 0..MOST_EXTENSIONS {
+    for _ in 0..MAX_HEADER_EXTENSIONS {
         let extension = file.bytes(at, 8)?;
         let (kind, len) = (be32(&extension, 0), be32(&extension, 4));
         match kind {
@@ -231,47 +234,47 @@ fn says_raw(file: &Source, head: &[u8], version: u32) -> Result<bool, Error> {
     Ok(false)
 }
 
-fn table(file: &Source, at: u64, entries: u64) -> Result<Vec<u64>, Error> {
+fn table(file: &ImageFile, at: u64, entries: u64) -> Result<Vec<u64>, Error> {
     // Bounded by the caller: by MOST_ENTRIES, or by the size of a cluster.
     let bytes = file.bytes(at, (entries * 8) as usize)?;
     Ok((0..entries as usize).map(|nth| be64(&bytes, nth * 8)).collect())
 }
 
-impl Map for Qcow2 {
+impl ImageMap for Qcow2 {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let nth = at >> self.cluster_bits;
-        let words = if self.in_parts { 2 } else { 1 };
+        let words = if self.has_subclusters { 2 } else { 1 };
         let per_table = self.cluster() / 8 / words;
-        let first = usize::try_from(nth / per_table).ok().and_then(|nth| self.first.get(nth));
+        let first = usize::try_from(nth / per_table).ok().and_then(|nth| self.l1_table.get(nth));
         let first = first.copied().unwrap_or(0) & OFFSET;
         if first == 0 {
             let table_bytes = per_table << self.cluster_bits;
-            return Ok((Place::Behind(at), table_bytes - at % table_bytes));
+            return Ok((Location::Backing(at), table_bytes - at % table_bytes));
         }
-        let second = self.second(file, first)?;
+        let second = self.l2_table(file, first)?;
         let word = |nth: u64| second.get(nth as usize).copied().unwrap_or(0);
         let nth = nth % per_table * words;
-        match self.in_parts {
-            true => self.place_in_parts(file, (word(nth), word(nth + 1)), at),
-            false => self.place(file, word(nth), at),
+        match self.has_subclusters {
+            true => self.locate_subcluster(file, (word(nth), word(nth + 1)), at),
+            false => self.locate(file, word(nth), at),
         }
     }
 
-    fn behind(&self) -> Option<&Behind> {
+    fn behind(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 
-    fn unpack(&self, file: &Source, entry: u64) -> Result<Vec<u8>, Error> {
-        let (at, len) = self.packed(entry);
-        let len = len.min(LONGEST_PIECE * 2).min(file.len_bytes().saturating_sub(at));
+    fn decompress_chunk(&self, file: &ImageFile, entry: u64) -> Result<Vec<u8>, Error> {
+        let (at, len) = self.compressed_extent(entry);
+        let len = len.min(MAX_CHUNK_BYTES * 2).min(file.len_bytes().saturating_sub(at));
         let packed = file.bytes(at, len as usize)?;
         let mut unpacked = Vec::new();
         let read = if self.zstd {
-            let unpack = crate::packing::Packing::Zstd.unpack(&packed[..]);
+            let unpack = crate::packing::Compression::Zstd.unpack(&packed[..]);
             unpack.and_then(|stream| stream.take(self.cluster()).read_to_end(&mut unpacked))
         } else {
             let stream = flate2::bufread::DeflateDecoder::new(&packed[..]);

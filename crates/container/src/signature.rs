@@ -10,7 +10,7 @@ pub const TAIL_BYTES: usize = 128 << 10;
 
 /// What holds something that is no ext volume, and what would help.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Held {
+pub struct DetectedContent {
     /// Its kind, in a word: what is typed to have it overwritten.
     pub kind: &'static str,
     /// What it is, with its article.
@@ -19,7 +19,7 @@ pub struct Held {
     pub help: &'static str,
 }
 
-impl Held {
+impl DetectedContent {
     /// Whether it is a compressed file, which may hold anything.
     pub fn is_compressed(&self) -> bool {
         self.what.starts_with(COMPRESSED)
@@ -48,7 +48,7 @@ pub const EXT: &str = "ext";
 pub const STORE: &str = "store";
 
 /// The journal of an ext volume, which lies on another device.
-const JOURNAL: Held = Held {
+const JOURNAL: DetectedContent = DetectedContent {
     kind: "journal",
     what: "an external journal of an ext volume",
     help: "the volume on the other device needs it",
@@ -232,15 +232,15 @@ const SIGNATURES: &[Row] = &[
 ];
 
 /// What the first bytes of an image say that it holds.
-pub fn of(head: &[u8]) -> Option<Held> {
+pub fn of(head: &[u8]) -> Option<DetectedContent> {
     let is = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
     let found = SIGNATURES.iter().find(|(_, at, bytes, ..)| is(*at, bytes));
-    found.map(|(kind, _, _, what, help)| Held { kind, what, help })
+    found.map(|(kind, _, _, what, help)| DetectedContent { kind, what, help })
 }
 
 /// What is lost if all of a file or device is overwritten, by its first and its last bytes. Unlike
 /// [`of`] it finds the partition table above an ext volume that was there before.
-pub fn lost(head: &[u8], tail: &[u8]) -> Option<Held> {
+pub fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     /// Where a superblock says that it is one of a journal.
     const JOURNAL_FEATURE: (usize, u8) = (1024 + 96, 8);
     let found = of(head).or_else(|| of_tail(tail));
@@ -248,7 +248,7 @@ pub fn lost(head: &[u8], tail: &[u8]) -> Option<Held> {
         return found;
     }
     if has_partitions(head) {
-        return Some(Held { kind: "mbr", what: PARTITIONS, help: PARTITION });
+        return Some(DetectedContent { kind: "mbr", what: PARTITIONS, help: PARTITION });
     }
     let (at, bit) = JOURNAL_FEATURE;
     match head.get(at) {
@@ -268,23 +268,27 @@ fn has_partitions(head: &[u8]) -> bool {
 }
 
 /// What has its signature at the end of a device.
-fn of_tail(tail: &[u8]) -> Option<Held> {
+fn of_tail(tail: &[u8]) -> Option<DetectedContent> {
     const MD: &[u8] = &[0xFC, 0x4E, 0x2B, 0xA9];
     let is = |from_end: usize, bytes: &[u8]| {
         let at = tail.len().checked_sub(from_end);
         at.and_then(|at| tail.get(at..at + bytes.len())) == Some(bytes)
     };
     if is(512, b"EFI PART") || is(4096, b"EFI PART") {
-        return Some(Held { kind: "gpt", what: PARTITIONS, help: PARTITION });
+        return Some(DetectedContent { kind: "gpt", what: PARTITIONS, help: PARTITION });
     }
     // Superblocks 0.90 and 1.0: in the last 64 to 128, and 8 to 12 KiB.
     let old = (64..=128).step_by(4).any(|kib| is(kib << 10, MD));
     let new = (16..24).any(|sectors| is(sectors * 512, MD));
-    (old || new).then_some(Held { kind: "md", what: "a part of a RAID (md)", help: RAID })
+    (old || new).then_some(DetectedContent {
+        kind: "md",
+        what: "a part of a RAID (md)",
+        help: RAID,
+    })
 }
 
 /// What a disk holds, as far as that is easily known.
-pub fn held(disk: &dyn Disk) -> Option<Held> {
+pub fn detect(disk: &dyn Disk) -> Option<DetectedContent> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes).max(1);
     let len = properties.len_bytes.min(HEAD_BYTES as u64) / sector * sector;

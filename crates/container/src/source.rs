@@ -9,7 +9,7 @@ use crate::Error;
 
 /// A disk that is read by bytes.
 #[derive(Clone)]
-pub(crate) struct Source {
+pub(crate) struct ImageFile {
     disk: Arc<dyn Disk>,
     len_bytes: u64,
     /// How far it is read.
@@ -19,7 +19,7 @@ pub(crate) struct Source {
     sector_bytes: u64,
 }
 
-impl Source {
+impl ImageFile {
     pub(crate) fn new(disk: Arc<dyn Disk>) -> Self {
         let properties = disk.properties();
         let sector_bytes = u64::from(properties.sector_bytes).max(1);
@@ -29,13 +29,13 @@ impl Source {
 
     /// The same, of a file that was left while it was changed, if it was: it reads as zeros behind
     /// its end, where tables may lead already.
-    pub(crate) fn if_left(mut self, was_left: bool) -> Self {
+    pub(crate) fn zero_tail_if_unclean(mut self, was_left: bool) -> Self {
         self.zeros_behind = was_left;
         self
     }
 
     /// The same, read as far as it can become.
-    pub(crate) fn with_room(mut self) -> Self {
+    pub(crate) fn with_growth(mut self) -> Self {
         self.room_bytes = self.disk.max_len_bytes().max(self.len_bytes);
         self
     }

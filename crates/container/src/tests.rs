@@ -116,7 +116,7 @@ fn what_differs_needs_what_it_differs_from() {
         let over = memory(std::fs::read(&over).unwrap());
         let error = open(over.clone(), &[]).err().unwrap();
         let name = below.to_str().unwrap().to_owned();
-        assert_eq!(error, Error::Unsupported(Unsupported::Behind(name)));
+        assert_eq!(error, Error::Unsupported(Unsupported::NeedsBacking(name)));
         let mut expected = raw.clone();
         expected.resize(4 << 20, 0);
         expected[1 << 20..(1 << 20) + (100 << 10)].fill(7);

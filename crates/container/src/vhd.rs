@@ -7,24 +7,24 @@
 //! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap says
 //! whether its sector was written; one that was not is zeros, or that of the image behind.
 
-use crate::behind::{BackingId, Behind, utf16};
-use crate::inside::{Map, Place};
-use crate::source::{Source, be32, be64};
+use crate::behind::{BackingFile, BackingId, utf16};
+use crate::inside::{ImageMap, Location};
+use crate::source::{ImageFile, be32, be64};
 use crate::{Error, Format, Unsupported};
 
 const FOOTER_BYTES: u64 = 512;
 const SECTOR: u64 = 512;
 /// Sectors that a sector of a bitmap tells of.
 const PAGE_BITS: u64 = SECTOR * 8;
-const ABSENT: u32 = u32::MAX;
+const UNUSED_BAT_ENTRY: u32 = u32::MAX;
 /// Blocks of a disk: 2 TiB of the usual 2 MiB are a million.
-const MOST_BLOCKS: u64 = 8 << 20;
+const MAX_BLOCKS: u64 = 8 << 20;
 
 pub(crate) struct Vhd {
     len_bytes: u64,
     block_bytes: u64,
     table: Vec<u32>,
-    behind: Option<Behind>,
+    behind: Option<BackingFile>,
 }
 
 /// Whether the copy of the footer at the start has its mark.
@@ -41,7 +41,7 @@ pub(crate) fn fixed(footer: &[u8], len: u64) -> Option<u64> {
 }
 
 /// By what those that differ from it know an image: a fixed one has a footer at the end only.
-pub(crate) fn identity(file: &Source) -> Result<Option<String>, Error> {
+pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     for at in [file.len_bytes().saturating_sub(FOOTER_BYTES), 0] {
         let footer = file.bytes(at, FOOTER_BYTES.min(file.len_bytes() - at) as usize)?;
         if is_footer(&footer) && sum_fits(&footer, 64) {
@@ -63,7 +63,7 @@ fn sum_fits(bytes: &[u8], at: usize) -> bool {
 }
 
 impl Vhd {
-    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+    pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
         // The copy at the start is as good as the footer, and is there if the file was cut off.
         let footer = file.bytes(0, 512)?;
         if !is_footer(&footer) || !sum_fits(&footer, 64) {
@@ -77,7 +77,7 @@ impl Vhd {
         };
         let header = file.bytes(be64(&footer, 16), 1024)?;
         let (block_bytes, table) = dynamic(file, &header, len_bytes)?;
-        let behind = differs.then(|| Behind {
+        let behind = differs.then(|| BackingFile {
             name: utf16(header.get(64..576).unwrap_or_default(), u16::from_be_bytes),
             is: BackingId::One(Format::Vhd, vec![shown(header.get(40..56).unwrap_or_default())]),
         });
@@ -85,15 +85,15 @@ impl Vhd {
     }
 
     /// What is not there.
-    fn absent(&self, at: u64) -> Place {
+    fn absent(&self, at: u64) -> Location {
         match self.behind {
-            Some(_) => Place::Behind(at),
-            None => Place::Zeros,
+            Some(_) => Location::Backing(at),
+            None => Location::Zeros,
         }
     }
 }
 
-fn dynamic(file: &Source, header: &[u8], len_bytes: u64) -> Result<(u64, Vec<u32>), Error> {
+fn dynamic(file: &ImageFile, header: &[u8], len_bytes: u64) -> Result<(u64, Vec<u32>), Error> {
     if !header.starts_with(b"cxsparse") || !sum_fits(header, 36) {
         return Err(Error::Damaged("VHD: checksum of the header"));
     }
@@ -102,23 +102,23 @@ fn dynamic(file: &Source, header: &[u8], len_bytes: u64) -> Result<(u64, Vec<u32
         return Err(Error::Damaged("VHD: blocks of an impossible size"));
     }
     let count = len_bytes.div_ceil(block);
-    if count > u64::from(be32(header, 28)) || count > MOST_BLOCKS {
+    if count > u64::from(be32(header, 28)) || count > MAX_BLOCKS {
         return Err(Error::Damaged("VHD: its table does not fit its length"));
     }
     let table = file.bytes(be64(header, 16), (count * 4) as usize)?;
     Ok((block, (0..count as usize).map(|nth| be32(&table, nth * 4)).collect()))
 }
 
-impl Map for Vhd {
+impl ImageMap for Vhd {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let (block, skip) = (self.block_bytes, at % self.block_bytes);
         let entry = usize::try_from(at / block).ok().and_then(|nth| self.table.get(nth));
         let start = match entry.copied() {
-            None | Some(ABSENT) => return Ok((self.absent(at), block - skip)),
+            None | Some(UNUSED_BAT_ENTRY) => return Ok((self.absent(at), block - skip)),
             Some(sector) => u64::from(sector) * SECTOR,
         };
         let bitmap_bytes = (block / SECTOR / 8).max(1).next_multiple_of(SECTOR);
@@ -134,12 +134,12 @@ impl Map for Vhd {
         let alike = (first..end).take_while(|it| written(*it) == written(first)).count() as u64;
         let run = alike * SECTOR - skip % SECTOR;
         Ok(match written(first) {
-            true => (Place::At(start + bitmap_bytes + skip), run),
+            true => (Location::File(start + bitmap_bytes + skip), run),
             false => (self.absent(at), run),
         })
     }
 
-    fn behind(&self) -> Option<&Behind> {
+    fn behind(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 }

@@ -10,21 +10,21 @@ mod changes;
 mod locator;
 mod log;
 
-pub(crate) use self::changes::Changes;
-use self::log::{Patch, Replay};
-use crate::behind::Behind;
-use crate::inside::{Map, Place};
-use crate::source::{Source, le16, le32, le64};
+pub(crate) use self::changes::WritableVhdx;
+use self::log::{LogWrite, Replay};
+use crate::behind::BackingFile;
+use crate::inside::{ImageMap, Location};
+use crate::source::{ImageFile, le16, le32, le64};
 use crate::{Error, Unsupported};
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 /// Where a header has the identities of the file, of its contents, and of entries of the log.
-const FILE_WRITE: usize = 16;
+const FILE_WRITE_GUID_AT: usize = 16;
 const DATA_WRITE: usize = 32;
 const LOG: usize = 48;
 /// Entries of the table of blocks: 64 TiB of the smallest blocks.
-const MOST_ENTRIES: u64 = 64 << 20 >> 3;
+const MAX_BAT_ENTRIES: u64 = 64 << 20 >> 3;
 
 pub(crate) const BAT: [u8; 16] =
     guid(0x2DC2_7766, 0xF623, 0x4200, [0x9D, 0x64, 0x11, 0x5E, 0x9B, 0xFD, 0x4A, 0x08]);
@@ -42,7 +42,7 @@ pub(crate) const PARENT_LOCATOR: [u8; 16] =
 /// Of the parameters: it differs from another.
 const HAS_PARENT: u32 = 2;
 /// Of the entry of a bitmap in the table.
-const BITMAP_IS_THERE: u64 = 6;
+const SB_BLOCK_PRESENT: u64 = 6;
 /// Bits of a bitmap that are read at once.
 const PAGE_BITS: u64 = 512 * 8;
 
@@ -58,16 +58,16 @@ pub(crate) const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
 const HEADERS: [u64; 2] = [64 * KIB, 128 * KIB];
 const HEADER_BYTES: usize = 4 << 10;
 /// Of regions, at most.
-const MOST_REGIONS: u32 = 2047;
+const MAX_REGIONS: u32 = 2047;
 
 pub(crate) struct Vhdx {
     len_bytes: u64,
     block_bytes: u64,
     /// Blocks of contents between two blocks of bitmaps in the table.
-    chunk: u64,
+    chunk_ratio: u64,
     table_at: u64,
     /// The table, in whole sectors.
-    table: Vec<u64>,
+    bat: Vec<u64>,
     /// The newer header, and where it is.
     header: Vec<u8>,
     header_at: u64,
@@ -79,11 +79,11 @@ pub(crate) struct Vhdx {
     /// What its log holds, if it was not closed.
     replay: Option<Replay>,
     sector_bytes: u64,
-    behind: Option<Behind>,
+    behind: Option<BackingFile>,
 }
 
 impl Vhdx {
-    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+    pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
         let (header_at, header) = newest_header(file)?;
         if le16(&header, 66) != 1 {
             return Err(Unsupported::Version("VHDX", le16(&header, 66).into()).into());
@@ -96,16 +96,16 @@ impl Vhdx {
             },
             _ => None,
         };
-        let file = &file.clone().if_left(replay.is_some());
+        let file = &file.clone().zero_tail_if_unclean(replay.is_some());
         let bytes = |at: u64, len: usize| -> Result<Vec<u8>, Error> {
             let mut bytes = file.bytes(at, len)?;
             if let Some(replay) = &replay {
-                replay.lay_over(at, &mut bytes);
+                replay.overlay(at, &mut bytes);
             }
             Ok(bytes)
         };
         let regions = regions(&bytes)?;
-        let count = le32(&regions, 8).min(MOST_REGIONS) as usize;
+        let count = le32(&regions, 8).min(MAX_REGIONS) as usize;
         let all = (0..count).map(|nth| regions.get(16 + 32 * nth..).unwrap_or_default());
         let is_unknown = |region: &[u8]| {
             !region.starts_with(&BAT) && !region.starts_with(&METADATA) && le32(region, 28) & 1 != 0
@@ -141,7 +141,7 @@ impl Vhdx {
             0 => None,
             _ => {
                 let (at, len) = place(PARENT_LOCATOR)?;
-                if len > locator::MOST_BYTES {
+                if len > locator::MAX_LOCATOR_BYTES {
                     return Err(Error::DamagedAt("VHDX: a locator of its parent so long", at));
                 }
                 Some(locator::behind(&bytes(at, len as usize)?)?)
@@ -159,7 +159,7 @@ impl Vhdx {
             // The last bitmap is there, too.
             Some(_) => blocks.div_ceil(chunk) * (chunk + 1),
         };
-        if entries > MOST_ENTRIES || entries * 8 > len {
+        if entries > MAX_BAT_ENTRIES || entries * 8 > len {
             return Err(Error::Damaged("VHDX: its table does not fit its length"));
         }
         let table = bytes(at, ((entries * 8) as usize).next_multiple_of(log::SECTOR))?;
@@ -167,9 +167,9 @@ impl Vhdx {
         Ok(Self {
             len_bytes,
             block_bytes,
-            chunk,
+            chunk_ratio: chunk,
             table_at: at,
-            table,
+            bat: table,
             header,
             header_at,
             log,
@@ -183,11 +183,11 @@ impl Vhdx {
 
     /// Of a block that is there in part: as far as its sectors from `at` on are alike, whether
     /// they are its own.
-    fn own_part(&self, file: &Source, at: u64) -> Result<(bool, u64), Error> {
-        let chunk_bytes = self.chunk * self.block_bytes;
-        let nth = usize::try_from(at / chunk_bytes * (self.chunk + 1) + self.chunk);
-        let entry = nth.ok().and_then(|nth| self.table.get(nth)).copied().unwrap_or(0);
-        if entry & 7 != BITMAP_IS_THERE {
+    fn own_part(&self, file: &ImageFile, at: u64) -> Result<(bool, u64), Error> {
+        let chunk_bytes = self.chunk_ratio * self.block_bytes;
+        let nth = usize::try_from(at / chunk_bytes * (self.chunk_ratio + 1) + self.chunk_ratio);
+        let entry = nth.ok().and_then(|nth| self.bat.get(nth)).copied().unwrap_or(0);
+        if entry & 7 != SB_BLOCK_PRESENT {
             return Err(Error::DamagedAt("VHDX: no bitmap for a block that is there in part", at));
         }
         let first = at % chunk_bytes / self.sector_bytes;
@@ -195,7 +195,7 @@ impl Vhdx {
         let page_at = (entry >> 20 << 20) + page * PAGE_BITS / 8;
         let mut bits = file.bytes(page_at, (PAGE_BITS / 8) as usize)?;
         if let Some(replay) = &self.replay {
-            replay.lay_over(page_at, &mut bits);
+            replay.overlay(page_at, &mut bits);
         }
         let is_own = |sector: u64| {
             let byte = bits.get((sector % PAGE_BITS / 8) as usize).copied().unwrap_or(0);
@@ -208,24 +208,24 @@ impl Vhdx {
 
     /// Whether its last user did not close it: what its tables lead to may not be there yet, and
     /// reads as zeros.
-    pub(crate) fn is_left_open(&self) -> bool {
+    pub(crate) fn needs_replay(&self) -> bool {
         self.replay.is_some()
     }
 
     /// What the log held, which is not asked for again.
-    fn replayed(&mut self) -> Vec<Patch> {
+    fn replayed(&mut self) -> Vec<LogWrite> {
         self.replay.take().map(|replay| replay.patches).unwrap_or_default()
     }
 
     /// Which entry of the table the byte `at` of the disk has.
     fn nth(&self, at: u64) -> usize {
         let nth = at / self.block_bytes;
-        usize::try_from(nth + nth / self.chunk).unwrap_or(usize::MAX)
+        usize::try_from(nth + nth / self.chunk_ratio).unwrap_or(usize::MAX)
     }
 }
 
 /// Makes the checksum of a structure right.
-pub(crate) fn seal(bytes: &mut [u8]) {
+pub(crate) fn set_checksum(bytes: &mut [u8]) {
     let mut put = |sum: u32| {
         if let Some(room) = bytes.get_mut(4..8) {
             room.copy_from_slice(&sum.to_le_bytes());
@@ -245,7 +245,7 @@ fn sum_fits(bytes: &[u8]) -> bool {
 }
 
 /// By what those that differ from it know an image: that changes with its contents.
-pub(crate) fn identity(file: &Source) -> Result<Option<String>, Error> {
+pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     if !file.bytes(0, file.len_bytes().min(8) as usize)?.starts_with(b"vhdxfile") {
         return Ok(None);
     }
@@ -254,7 +254,7 @@ pub(crate) fn identity(file: &Source) -> Result<Option<String>, Error> {
 }
 
 /// Of two headers that are written in turns, the one that is whole and newer.
-fn newest_header(file: &Source) -> Result<(u64, Vec<u8>), Error> {
+fn newest_header(file: &ImageFile) -> Result<(u64, Vec<u8>), Error> {
     let mut best: Option<(u64, Vec<u8>)> = None;
     for at in HEADERS {
         let header = file.bytes(at, HEADER_BYTES)?;
@@ -276,30 +276,30 @@ fn regions(bytes: &dyn Fn(u64, usize) -> Result<Vec<u8>, Error>) -> Result<Vec<u
     Err(Error::Damaged("VHDX: checksums of both tables of regions"))
 }
 
-impl Map for Vhdx {
+impl ImageMap for Vhdx {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let skip = at % self.block_bytes;
-        let entry = self.table.get(self.nth(at)).copied().unwrap_or(0);
+        let entry = self.bat.get(self.nth(at)).copied().unwrap_or(0);
         let rest = self.block_bytes - skip;
-        let here = Place::At((entry >> 20 << 20) + skip);
+        let here = Location::File((entry >> 20 << 20) + skip);
         Ok(match (entry & 7, &self.behind) {
-            (0, Some(_)) => (Place::Behind(at), rest),
+            (0, Some(_)) => (Location::Backing(at), rest),
             // Not there, undefined, zeros, given back.
-            (0..=3, _) => (Place::Zeros, rest),
+            (0..=3, _) => (Location::Zeros, rest),
             (6, _) => (here, rest),
             (7, Some(_)) => {
                 let (is_own, run) = self.own_part(file, at)?;
-                (if is_own { here } else { Place::Behind(at) }, rest.min(run))
+                (if is_own { here } else { Location::Backing(at) }, rest.min(run))
             }
             _ => return Err(Error::Damaged("VHDX: a block in an impossible state")),
         })
     }
 
-    fn behind(&self) -> Option<&Behind> {
+    fn behind(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 }

@@ -13,18 +13,18 @@ pub(crate) mod extents;
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::behind::{BackingId, Behind};
-use crate::inside::{LONGEST_PIECE, Map, Place};
-use crate::source::{Source, le16, le32, le64};
+use crate::behind::{BackingFile, BackingId};
+use crate::inside::{ImageMap, Location, MAX_CHUNK_BYTES};
+use crate::source::{ImageFile, le16, le32, le64};
 use crate::{Error, Format, Unsupported};
 
 const SECTOR: u64 = 512;
 const COMPRESSED: u32 = 1 << 16;
 /// The directory is where the footer says.
-const AT_END: u64 = u64::MAX;
+const GD_AT_END: u64 = u64::MAX;
 /// What is said of an image that differs from no other.
-const NONE: u32 = u32::MAX;
-const MOST_ENTRIES: u64 = 4 << 20;
+const CID_NOPARENT: u32 = u32::MAX;
+const MAX_GRAIN_DIRECTORY_ENTRIES: u64 = 4 << 20;
 const KEPT: usize = 32;
 
 type Table = (u32, Arc<Vec<u32>>);
@@ -32,20 +32,20 @@ type Table = (u32, Arc<Vec<u32>>);
 pub(crate) struct Vmdk {
     len_bytes: u64,
     grain_bytes: u64,
-    per_table: u64,
+    grain_table_entries: u64,
     directory: Vec<u32>,
     packed: bool,
-    behind: Option<Behind>,
+    behind: Option<BackingFile>,
     kept: Mutex<Vec<Table>>,
 }
 
 impl Vmdk {
-    pub(crate) fn open(file: &Source) -> Result<Self, Error> {
+    pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
         let mut header = file.bytes(0, 512)?;
         if !matches!(le32(&header, 4), 1..=3) {
             return Err(Unsupported::Version("VMDK", le32(&header, 4).into()).into());
         }
-        if le64(&header, 56) == AT_END {
+        if le64(&header, 56) == GD_AT_END {
             // Behind it there is only the marker of the end.
             let at = file.len_bytes().checked_sub(1024).ok_or(Error::Damaged("VMDK: too short"))?;
             header = file.bytes(at, 512)?;
@@ -55,7 +55,7 @@ impl Vmdk {
         }
         let (capacity, grain) = (le64(&header, 12), le64(&header, 20));
         let per_table = u64::from(le32(&header, 44));
-        if !grain.is_power_of_two() || !(8..=LONGEST_PIECE / SECTOR).contains(&grain) {
+        if !grain.is_power_of_two() || !(8..=MAX_CHUNK_BYTES / SECTOR).contains(&grain) {
             return Err(Error::Damaged("VMDK: grains of an impossible size"));
         }
         if !(1..=4096).contains(&per_table) || capacity > 1 << 53 {
@@ -68,8 +68,8 @@ impl Vmdk {
                 Unsupported::Feature("VMDK", "a header and its contents in other files").into()
             );
         }
-        let id = number(&descriptor, "parentCID")?.filter(|id| *id != NONE);
-        let behind = id.map(|id| Behind {
+        let id = number(&descriptor, "parentCID")?.filter(|id| *id != CID_NOPARENT);
+        let behind = id.map(|id| BackingFile {
             name: value(&descriptor, "parentFileNameHint").unwrap_or_default().to_owned(),
             is: BackingId::One(Format::Vmdk, vec![shown(id)]),
         });
@@ -78,7 +78,7 @@ impl Vmdk {
             return Err(Unsupported::Feature("VMDK", "a compression").into());
         }
         let entries = capacity.div_ceil(grain * per_table);
-        if entries > MOST_ENTRIES {
+        if entries > MAX_GRAIN_DIRECTORY_ENTRIES {
             return Err(Error::Damaged("VMDK: its directory does not fit its length"));
         }
         let at = le64(&header, 56).checked_mul(SECTOR);
@@ -86,23 +86,31 @@ impl Vmdk {
         let directory = table(file, at, entries)?;
         let (len_bytes, grain_bytes) = (capacity * SECTOR, grain * SECTOR);
         let kept = Mutex::default();
-        Ok(Self { len_bytes, grain_bytes, per_table, directory, packed, behind, kept })
+        Ok(Self {
+            len_bytes,
+            grain_bytes,
+            grain_table_entries: per_table,
+            directory,
+            packed,
+            behind,
+            kept,
+        })
     }
 
     /// What is not there.
-    fn absent(&self, at: u64) -> Place {
+    fn absent(&self, at: u64) -> Location {
         match self.behind {
-            Some(_) => Place::Behind(at),
-            None => Place::Zeros,
+            Some(_) => Location::Backing(at),
+            None => Location::Zeros,
         }
     }
 
-    fn table(&self, file: &Source, sector: u32) -> Result<Arc<Vec<u32>>, Error> {
+    fn table(&self, file: &ImageFile, sector: u32) -> Result<Arc<Vec<u32>>, Error> {
         let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == sector) {
             return Ok(found.clone());
         }
-        let found = Arc::new(table(file, u64::from(sector) * SECTOR, self.per_table)?);
+        let found = Arc::new(table(file, u64::from(sector) * SECTOR, self.grain_table_entries)?);
         let mut kept = lock();
         if kept.len() >= KEPT {
             kept.remove(0);
@@ -113,7 +121,7 @@ impl Vmdk {
 }
 
 /// By what those that differ from it know an image: that changes with its contents.
-pub(crate) fn identity(file: &Source) -> Result<Option<String>, Error> {
+pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     let header = file.bytes(0, file.len_bytes().min(512) as usize)?;
     if !header.starts_with(b"KDMV") {
         return Ok(None);
@@ -127,7 +135,7 @@ fn shown(id: u32) -> String {
 }
 
 /// The text inside that says what the image is.
-fn descriptor(file: &Source, header: &[u8]) -> Result<String, Error> {
+fn descriptor(file: &ImageFile, header: &[u8]) -> Result<String, Error> {
     let (at, len) = (le64(header, 28), le64(header, 36));
     if at == 0 || len == 0 || at > 1 << 20 {
         return Ok(String::new());
@@ -148,41 +156,41 @@ fn number(descriptor: &str, key: &str) -> Result<Option<u32>, Error> {
     number.map_err(|_| Error::Damaged("VMDK: an identity that is no number"))
 }
 
-fn table(file: &Source, at: u64, entries: u64) -> Result<Vec<u32>, Error> {
+fn table(file: &ImageFile, at: u64, entries: u64) -> Result<Vec<u32>, Error> {
     let bytes = file.bytes(at, (entries * 4) as usize)?;
     Ok((0..entries as usize).map(|nth| le32(&bytes, nth * 4)).collect())
 }
 
-impl Map for Vmdk {
+impl ImageMap for Vmdk {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    fn find(&self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let (nth, skip) = (at / self.grain_bytes, at % self.grain_bytes);
-        let table_bytes = self.grain_bytes * self.per_table;
-        let table = usize::try_from(nth / self.per_table).ok();
+        let table_bytes = self.grain_bytes * self.grain_table_entries;
+        let table = usize::try_from(nth / self.grain_table_entries).ok();
         let table = match table.and_then(|nth| self.directory.get(nth)) {
             None | Some(0) => return Ok((self.absent(at), table_bytes - at % table_bytes)),
             Some(sector) => self.table(file, *sector)?,
         };
         let rest = self.grain_bytes - skip;
-        Ok(match table.get((nth % self.per_table) as usize).copied().unwrap_or(0) {
+        Ok(match table.get((nth % self.grain_table_entries) as usize).copied().unwrap_or(0) {
             0 => (self.absent(at), rest),
-            1 => (Place::Zeros, rest),
-            sector if self.packed => (Place::Packed { piece: sector.into(), skip }, rest),
-            sector => (Place::At(u64::from(sector) * SECTOR + skip), rest),
+            1 => (Location::Zeros, rest),
+            sector if self.packed => (Location::Compressed { piece: sector.into(), skip }, rest),
+            sector => (Location::File(u64::from(sector) * SECTOR + skip), rest),
         })
     }
 
-    fn behind(&self) -> Option<&Behind> {
+    fn behind(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 
-    fn unpack(&self, file: &Source, sector: u64) -> Result<Vec<u8>, Error> {
+    fn decompress_chunk(&self, file: &ImageFile, sector: u64) -> Result<Vec<u8>, Error> {
         let head = file.bytes(sector * SECTOR, 12)?;
         let len = u64::from(le32(&head, 8));
-        if len > 2 * LONGEST_PIECE {
+        if len > 2 * MAX_CHUNK_BYTES {
             return Err(Error::Damaged("VMDK: a packed grain of an impossible size"));
         }
         let packed = file.bytes(sector * SECTOR + 12, len as usize)?;

@@ -50,13 +50,13 @@ pub trait Witness: Send + Sync {
     /// A change was made in memory, by the calling thread, or a part of one that may reach the
     /// disk by itself; then it comes again with the same number. Changes count from 1 on. Readers
     /// wait until this returns; it must not come back to the volume.
-    fn changed(&self, number: u64, made: Made);
+    fn record_change(&self, number: u64, made: Made);
 
     /// A change failed when a part of it was made, and that may be seen; there are no more.
-    fn broken_off(&self) {}
+    fn record_partial_failure(&self) {}
 
     /// The disk has taken all changes up to this one.
-    fn taken(&self, number: u64);
+    fn accepted_through(&self, number: u64);
 
     /// The change of that number leaves an inode in use without a name, on a volume that does not
     /// list those; these are `all` until now. On the disk it is one from the chain with this

@@ -333,7 +333,7 @@ impl Volume {
             && writer.touched
         {
             if let Some(witness) = writing.witness.get() {
-                witness.broken_off();
+                witness.record_partial_failure();
             }
             writer.stop(error);
         }
@@ -359,7 +359,7 @@ impl Transaction<'_> {
         if let Some(witness) = witness.filter(|_| self.writer.touched && !self.follows) {
             let Writer { made: inode, moved, .. } = *self.writer;
             let made = Made { now: self.now, inode, moved };
-            witness.changed(self.writer.changes.wrapping_add(1), made);
+            witness.record_change(self.writer.changes.wrapping_add(1), made);
         }
     }
 

@@ -9,7 +9,7 @@ use crate::stats;
 use crate::units;
 
 /// The least difference of medians that is called a change, where there is noise.
-const LEAST: f64 = 0.05;
+const MIN_CHANGE: f64 = 0.05;
 
 /// What became of one value.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -107,7 +107,7 @@ fn compare(a: &Outcome, b: &Outcome, figure: &Figure) -> (String, usize, usize) 
 fn judge(a: &Point, b: &Point, more_is_better: Option<bool>) -> Change {
     let apart = a.range().times(b.range()).is_some();
     let once = a.values.len() == 1 && b.values.len() == 1;
-    let far = (b.median - a.median).abs() > a.median.abs() * if once { 0.0 } else { LEAST };
+    let far = (b.median - a.median).abs() > a.median.abs() * if once { 0.0 } else { MIN_CHANGE };
     if !(apart && far) {
         return Change::Noise;
     }

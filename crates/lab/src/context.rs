@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow};
 
 use crate::stop::{Stop, Stopped};
 use crate::store_profile::StoreProfile;
-use crate::subject::Workshop;
+use crate::subject::RunEnvironment;
 use crate::units;
 use draconis_device::Random;
 
@@ -19,7 +19,7 @@ pub struct Context {
     /// Which repetition this is; the first is 0.
     pub repetition: u64,
     /// Where it may work.
-    pub workshop: Workshop,
+    pub workshop: RunEnvironment,
     /// Whether it should stop.
     pub stop: Stop,
     notes: RefCell<Vec<String>>,
@@ -31,7 +31,7 @@ impl Context {
     pub fn new(
         values: Vec<(&'static str, String)>,
         seed: u64,
-        workshop: Workshop,
+        workshop: RunEnvironment,
         stop: Stop,
     ) -> Self {
         let (notes, profiles) = Default::default();
@@ -77,7 +77,7 @@ impl Context {
     }
 
     /// Chance for this repetition.
-    pub fn dice(&self) -> Random {
+    pub fn rng(&self) -> Random {
         Random::new(self.seed.wrapping_add(self.repetition.wrapping_mul(0x1000_0001)))
     }
 

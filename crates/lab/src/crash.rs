@@ -31,7 +31,7 @@ use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
 use draconis_ext::{AccessTimes, Options, Volume, Writing};
 
-use judge::{Judge, Violation};
+use judge::{StateChecker, Violation};
 use workloads::Workload;
 
 use draconis_device::Random;
@@ -96,28 +96,28 @@ impl Protocol {
 
 /// What a volume is like that is cut.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct VolumeConfig {
     block_bytes: u32,
     len_bytes: u64,
 }
 
-const SHAPES: [Shape; 3] = [
-    Shape { block_bytes: 1024, len_bytes: 4 << 20 },
-    Shape { block_bytes: 4096, len_bytes: 8 << 20 },
-    Shape { block_bytes: 2048, len_bytes: 6 << 20 },
+const SHAPES: [VolumeConfig; 3] = [
+    VolumeConfig { block_bytes: 1024, len_bytes: 4 << 20 },
+    VolumeConfig { block_bytes: 4096, len_bytes: 8 << 20 },
+    VolumeConfig { block_bytes: 2048, len_bytes: 6 << 20 },
 ];
 
 /// Some that run full, too.
-const TINY: [Shape; 4] = [
-    Shape { block_bytes: 1024, len_bytes: 400 << 10 },
+const TINY: [VolumeConfig; 4] = [
+    VolumeConfig { block_bytes: 1024, len_bytes: 400 << 10 },
     SHAPES[0],
     SHAPES[1],
-    Shape { block_bytes: 2048, len_bytes: 700 << 10 },
+    VolumeConfig { block_bytes: 2048, len_bytes: 700 << 10 },
 ];
 
 /// How a run went.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct CrashStats {
     states: u64,
     violations: u64,
     by_e2fsck: u64,
@@ -135,7 +135,7 @@ pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
         .collect::<anyhow::Result<_>>()?;
     let keeps_order = matches!(protocol, Protocol::Journal | Protocol::Store);
     let more = if keeps_order { workloads::JOURNALLED } else { &[] };
-    let mut all = Tally::default();
+    let mut all = CrashStats::default();
     let mut seed = arguments.seed;
     while all.states < arguments.states {
         for (nth, make) in more.iter().chain(workloads::ALL).enumerate() {
@@ -173,8 +173,8 @@ fn fresh(workload: &dyn Workload, seed: u64) -> anyhow::Result<Vec<u8>> {
     image(shapes[(seed % shapes.len() as u64) as usize], seed)
 }
 
-fn print_line(name: &str, of: &str, tally: Tally, time: Duration, volume: &str) {
-    let Tally { states, violations, by_e2fsck } = tally;
+fn print_line(name: &str, of: &str, tally: CrashStats, time: Duration, volume: &str) {
+    let CrashStats { states, violations, by_e2fsck } = tally;
     let rate = states as f64 / time.as_secs_f64().max(1e-9);
     println!(
         "{name:10} {of:8} {states:>8} states {rate:>7.0}/s, {by_e2fsck:>5} by e2fsck, \
@@ -189,7 +189,7 @@ fn cut(
     image: Vec<u8>,
     seed: u64,
     arguments: &CrashArguments,
-) -> anyhow::Result<Tally> {
+) -> anyhow::Result<CrashStats> {
     let Run { image, events, failed } = record(workload, image, seed, protocol)?;
     let is_atomic = protocol == Protocol::Atomic;
     let states = if is_atomic { CrashStates::of_atomic } else { CrashStates::new };
@@ -245,10 +245,10 @@ fn judge_all(
     seed: u64,
     crashes: CrashStates,
     arguments: &CrashArguments,
-) -> anyhow::Result<Tally> {
+) -> anyhow::Result<CrashStats> {
     let crashes = Mutex::new(crashes.zip(1..));
-    let judge = Judge::new(workload, arguments.protocol())?;
-    let total = Mutex::new(Tally::default());
+    let judge = StateChecker::new(workload, arguments.protocol())?;
+    let total = Mutex::new(CrashStats::default());
     let one = || -> anyhow::Result<()> {
         let lock = || total.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -265,7 +265,7 @@ fn judge_all(
             let is_first = total.violations == 1;
             drop(total);
             if is_first {
-                broken.iter().for_each(|it| tell(workload, seed, number, &crash, it));
+                broken.iter().for_each(|it| print_progress(workload, seed, number, &crash, it));
                 let kept = arguments.keep.as_ref().zip(before).filter(|_| !broken.is_empty());
                 if let Some((dir, bytes)) = kept {
                     let path = dir.join(format!("{}-{seed}-{number}.img", workload.name()));
@@ -301,7 +301,7 @@ impl CrashArguments {
 }
 
 /// Says what is wrong with the first bad state of a run.
-fn tell(
+fn print_progress(
     workload: &dyn Workload,
     seed: u64,
     number: u64,
@@ -317,12 +317,12 @@ fn tell(
 }
 
 /// A fresh volume whose free blocks hold something old.
-fn image(shape: Shape, seed: u64) -> anyhow::Result<Vec<u8>> {
+fn image(shape: VolumeConfig, seed: u64) -> anyhow::Result<Vec<u8>> {
     make(shape, mkfs::Options::default(), seed)
 }
 
 /// The same of any kind.
-fn make(shape: Shape, options: mkfs::Options, seed: u64) -> anyhow::Result<Vec<u8>> {
+fn make(shape: VolumeConfig, options: mkfs::Options, seed: u64) -> anyhow::Result<Vec<u8>> {
     struct Nothing;
     impl Contents for Nothing {
         fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
@@ -414,13 +414,13 @@ mod tests {
     /// A store that leaves out what its promises need is found out by the volume on it.
     #[test]
     fn a_store_that_does_not_keep_its_promises_is_found_out() {
-        use draconis_objects::torture::{Omission, Settings, set};
+        use draconis_objects::torture::{InjectedFault, Settings, set};
         let arguments = CrashArguments { store: true, subsets: 3, e2fsck_every: 0, ..few() };
-        for without in [Omission::Flush, Omission::SuperblockAfterFrames] {
+        for without in [InjectedFault::Flush, InjectedFault::SuperblockAfterFrames] {
             let found = [0, 1].map(|nth| {
                 let workload = workloads::ALL[nth](1, 40);
                 let (_, image) = on_store::fresh(1).unwrap();
-                set(Settings { without: Some(without), ..Settings::USUAL });
+                set(Settings { fault: Some(without), ..Settings::USUAL });
                 let run = record(&*workload, image, 1, Protocol::Store);
                 set(Settings::USUAL);
                 let Run { image, events, .. } = run.unwrap();

@@ -165,7 +165,7 @@ impl TestMount {
     }
 
     /// What the manager and its workers said.
-    fn tell_log(&self) {
+    fn print_log(&self) {
         let log = std::fs::read_to_string(self.path("run/manager.log")).unwrap_or_default();
         let lines: Vec<&str> =
             log.lines().filter(|line| !line.contains("has taken over")).collect();
@@ -179,10 +179,10 @@ impl TestMount {
     }
 
     fn status(&self) -> anyhow::Result<MountStatus> {
-        self.told()?.mounts.into_iter().next().context("no mount")
+        self.query_status()?.mounts.into_iter().next().context("no mount")
     }
 
-    fn told(&self) -> anyhow::Result<Status> {
+    fn query_status(&self) -> anyhow::Result<Status> {
         let socket = std::os::unix::net::UnixStream::connect(self.path("run/manager.sock"))?;
         protocol::send(&socket, &Request::Status)?;
         match protocol::receive(&socket)? {
@@ -257,7 +257,7 @@ fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow
     })?;
     for again in [false, true] {
         if again {
-            clients.iter_mut().for_each(Client::let_go);
+            clients.iter_mut().for_each(Client::close_files);
             stand.unmount()?;
             stand.judge()?;
             stand.mount(arguments.options.as_deref())?;
@@ -271,7 +271,7 @@ fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow
         println!("{why:#}");
     }
     if !found.is_empty() {
-        stand.tell_log();
+        stand.print_log();
         bail!("{} violations, seed {}", found.len(), arguments.seed);
     }
     Ok(())
@@ -325,7 +325,7 @@ fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyh
                 last = pid;
             }
             Event::ManagerDies => {
-                kill_process(stand.told()?.manager_pid.context("there is no manager")?)?;
+                kill_process(stand.query_status()?.manager_pid.context("there is no manager")?)?;
                 ran(&mut stand.draconis(&["status"]))?;
             }
             Event::Upgrade => {

@@ -63,40 +63,40 @@ impl Paper {
 
 /// What can be said of an experiment before it is run.
 #[derive(Clone, Copy)]
-pub struct About {
+pub struct ExperimentInfo {
     /// Its name on the command line.
     pub name: &'static str,
     /// Where it is from.
     pub paper: Paper,
     /// What it asks.
-    pub asks: &'static str,
+    pub question: &'static str,
     /// What the paper found.
-    pub finding: &'static str,
+    pub published_result: &'static str,
     /// Why it may differ from what the paper found; nothing if there is nothing to say.
-    pub explains: &'static str,
+    pub caveat: &'static str,
     /// What can be changed about it.
     pub parameters: &'static [Parameter],
     /// What it runs against if nothing is asked for.
     pub subjects: &'static [&'static str],
     /// Whether it can use a subject of that sort.
-    pub takes: fn(Kind) -> bool,
+    pub accepts: fn(Kind) -> bool,
     /// How often it is repeated in a quick run, and in one of the paper's size.
     pub repetitions: (u64, u64),
     /// Whether a first pass is thrown away.
     pub warms_up: bool,
 }
 
-impl About {
+impl ExperimentInfo {
     /// What most have, for the rest of an experiment's own.
-    pub const USUAL: Self = Self {
+    pub const DEFAULTS: Self = Self {
         name: "",
         paper: Paper::Lab,
-        asks: "",
-        finding: "",
-        explains: "",
+        question: "",
+        published_result: "",
+        caveat: "",
         parameters: &[],
         subjects: &[],
-        takes: |_| true,
+        accepts: |_| true,
         repetitions: (3, 3),
         warms_up: true,
     };
@@ -105,7 +105,7 @@ impl About {
 /// One experiment.
 pub trait Experiment: Sync {
     /// What can be said of it.
-    fn about(&self) -> &About;
+    fn about(&self) -> &ExperimentInfo;
 
     /// How it is drawn.
     fn figures(&self) -> Vec<Figure>;
@@ -135,7 +135,7 @@ pub trait Experiment: Sync {
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>>;
 
     /// What was found here, in words: a sentence or two for each subject.
-    fn found(&self, points: Points<'_>) -> Vec<String>;
+    fn summarize(&self, points: Points<'_>) -> Vec<String>;
 }
 
 /// All of them, in the order of the papers.

@@ -54,7 +54,7 @@ use clap::{Args, Parser, Subcommand};
 use experiments::Experiment;
 use parameters::{Settings, Size};
 use results::Results;
-use subject::Workshop;
+use subject::RunEnvironment;
 
 /// Benchmark disks, file systems, memory and stores; run crash tests.
 #[derive(Debug, Parser)]
@@ -218,8 +218,8 @@ fn list(json: bool) -> anyhow::Result<()> {
             writeln!(text, "\n{paper}")?;
         }
         writeln!(text, "\n  {}", about.name)?;
-        writeln!(text, "    asks: {}", about.asks)?;
-        writeln!(text, "    the paper: {}", about.finding)?;
+        writeln!(text, "    asks: {}", about.question)?;
+        writeln!(text, "    the paper: {}", about.published_result)?;
         writeln!(text, "    subjects: {}", about.subjects.join(", "))?;
         let takes = |is_paper| {
             let seconds = experiments::seconds(about.name, is_paper);
@@ -245,8 +245,8 @@ fn listed(experiment: &dyn Experiment) -> serde_json::Value {
     serde_json::json!({
         "name": about.name,
         "paper": about.paper.title(),
-        "asks": about.asks,
-        "finding": about.finding,
+        "asks": about.question,
+        "finding": about.published_result,
         "subjects": about.subjects,
         "parameters": parameters,
         "figures": experiment.figures(),
@@ -300,7 +300,7 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         let own = std::env::current_exe()?;
         Ok(own.parent().unwrap_or(Path::new("")).join(name))
     };
-    let workshop = Workshop {
+    let workshop = RunEnvironment {
         dir: arguments.dir.clone(),
         draconis: arguments.draconis.clone().map_or_else(|| beside("draconis"), Ok)?,
         peers: beside("draconis-lab-peers")?,

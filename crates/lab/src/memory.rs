@@ -23,7 +23,7 @@ const BLOCK_BYTES: u64 = 4096;
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// The tree.
-pub struct Memory {
+pub struct MemoryTree {
     nodes: Mutex<Nodes>,
     /// Whether written bytes are kept; otherwise files read as zeros.
     keeps: bool,
@@ -38,10 +38,10 @@ struct Object {
     attributes: Attributes,
     holds: u64,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    what: What,
+    what: Content,
 }
 
-enum What {
+enum Content {
     File(Vec<u8>),
     Directory(Names),
     Link(Vec<u8>),
@@ -89,7 +89,7 @@ impl Nodes {
 
     fn names(&mut self, node: Node) -> Done<&mut Names> {
         match &mut self.get_mut(node)?.what {
-            What::Directory(names) => Ok(names),
+            Content::Directory(names) => Ok(names),
             _ => Err(Refusal::NotADirectory),
         }
     }
@@ -117,7 +117,7 @@ impl Nodes {
         mode: u32,
         owner: (u32, u32),
         device: (u32, u32),
-        what: What,
+        what: Content,
     ) -> Done<Attributes> {
         let name = name.as_bytes();
         if self.find(parent, name).is_ok() {
@@ -126,7 +126,7 @@ impl Nodes {
         self.next += 1;
         let now = now();
         let kind = FileType::from_mode(mode).ok_or(Refusal::Invalid)?;
-        let size_bytes = if let What::Link(target) = &what { target.len() as u64 } else { 0 };
+        let size_bytes = if let Content::Link(target) = &what { target.len() as u64 } else { 0 };
         let attributes = Attributes {
             node: Node(self.next),
             generation: 1,
@@ -171,11 +171,11 @@ impl Nodes {
     fn remove(&mut self, parent: Node, name: &[u8], directory: bool) -> Done<()> {
         let node = self.find(parent, name)?;
         match (&self.get(node)?.what, directory) {
-            (What::Directory(names), true) if !names.by_name.is_empty() => {
+            (Content::Directory(names), true) if !names.by_name.is_empty() => {
                 return Err(Refusal::NotEmpty);
             }
-            (What::Directory(_), false) => return Err(Refusal::IsADirectory),
-            (What::Directory(_), true) => self.get_mut(parent)?.attributes.links -= 1,
+            (Content::Directory(_), false) => return Err(Refusal::IsADirectory),
+            (Content::Directory(_), true) => self.get_mut(parent)?.attributes.links -= 1,
             (_, true) => return Err(Refusal::NotADirectory),
             (_, false) => {}
         }
@@ -248,7 +248,7 @@ impl Nodes {
             a.size_bytes = size;
             a.blocks_512 = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
             a.modified = time(change.modified.or(Some(SetTime::Now)), a.modified);
-            if let What::File(bytes) = &mut object.what
+            if let Content::File(bytes) = &mut object.what
                 && bytes.len() as u64 > size
             {
                 bytes.truncate(size as usize);
@@ -258,7 +258,7 @@ impl Nodes {
     }
 }
 
-impl Memory {
+impl MemoryTree {
     /// An empty tree, with a root directory for everybody.
     pub fn new(keeps: bool) -> Self {
         let mut nodes = Nodes { by_number: HashMap::new(), next: 2 };
@@ -282,7 +282,7 @@ impl Memory {
             changed: time,
             created: None,
         };
-        let what = What::Directory(Names { parent: 1, ..Names::default() });
+        let what = Content::Directory(Names { parent: 1, ..Names::default() });
         let root = Object { attributes, holds: 1, xattrs: BTreeMap::new(), what };
         nodes.by_number.insert(1, root);
         Self { nodes: Mutex::new(nodes), keeps }
@@ -302,7 +302,7 @@ impl Memory {
     }
 }
 
-impl DirectoryServer for Memory {
+impl DirectoryServer for MemoryTree {
     fn lookup(&self, request: &mut directory::Lookup) -> Done<Attributes> {
         let mut nodes = self.lock();
         let node = nodes.find(request.parent, request.name.as_bytes())?;
@@ -340,7 +340,7 @@ impl DirectoryServer for Memory {
 
     fn read_link(&self, request: &mut directory::ReadLink) -> Done<u32> {
         match &self.lock().get(request.node)?.what {
-            What::Link(target) => Ok(request.buffer.copy_in(0, target) as u32),
+            Content::Link(target) => Ok(request.buffer.copy_in(0, target) as u32),
             _ => Err(Refusal::Invalid),
         }
     }
@@ -361,8 +361,8 @@ impl DirectoryServer for Memory {
 
     fn create(&self, request: &mut directory::Create) -> Done<Attributes> {
         let what = match FileType::from_mode(request.mode) {
-            Some(FileType::File) => What::File(vec![]),
-            _ => What::Other,
+            Some(FileType::File) => Content::File(vec![]),
+            _ => Content::Other,
         };
         let (mode, owner) = (request.mode & !request.umask, (request.uid, request.gid));
         self.lock().make(request.parent, &request.name, mode, owner, request.device, what)
@@ -370,7 +370,7 @@ impl DirectoryServer for Memory {
 
     fn make_directory(&self, request: &mut directory::MakeDirectory) -> Done<Attributes> {
         let mode = FileType::Directory.mode_bits() | (request.mode & 0o7777 & !request.umask);
-        let what = What::Directory(Names { parent: request.parent.0, ..Names::default() });
+        let what = Content::Directory(Names { parent: request.parent.0, ..Names::default() });
         let owner = (request.uid, request.gid);
         self.lock().make(request.parent, &request.name, mode, owner, (0, 0), what)
     }
@@ -378,7 +378,7 @@ impl DirectoryServer for Memory {
     fn symlink(&self, request: &mut directory::Symlink) -> Done<Attributes> {
         let mut target = vec![0; request.len as usize];
         request.target.copy_out(0, &mut target);
-        let (owner, what) = ((request.uid, request.gid), What::Link(target));
+        let (owner, what) = ((request.uid, request.gid), Content::Link(target));
         self.lock().make(request.parent, &request.name, 0o120_777, owner, (0, 0), what)
     }
 
@@ -451,7 +451,7 @@ fn fill(buffer: &mut Block, bytes: &[u8]) -> Done<u32> {
     Ok(bytes.len() as u32)
 }
 
-impl Tree for Memory {
+impl Tree for MemoryTree {
     type File<'a> = MemoryFile<'a>;
 
     fn file(&self, node: Node) -> MemoryFile<'_> {
@@ -493,7 +493,7 @@ impl Tree for Memory {
 
 /// One file of the tree.
 pub struct MemoryFile<'a> {
-    tree: &'a Memory,
+    tree: &'a MemoryTree,
     node: Node,
 }
 
@@ -504,7 +504,7 @@ impl FileServer for MemoryFile<'_> {
         }
         let nodes = self.tree.lock();
         let object = nodes.get(self.node)?;
-        let What::File(bytes) = &object.what else { return Err(Refusal::Invalid) };
+        let Content::File(bytes) = &object.what else { return Err(Refusal::Invalid) };
         let end =
             object.attributes.size_bytes.min(request.offset.saturating_add(request.len.into()));
         let len = end.saturating_sub(request.offset) as usize;
@@ -524,7 +524,7 @@ impl FileServer for MemoryFile<'_> {
     fn write(&self, request: &mut file::Write) -> Done<u32> {
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
-        let What::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
+        let Content::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
         let end = request.offset + u64::from(request.len);
         if self.tree.keeps {
             let (from, len) = (request.offset as usize, request.len as usize);
@@ -550,7 +550,7 @@ impl FileServer for MemoryFile<'_> {
     fn fallocate(&self, request: &mut file::Fallocate) -> Done<()> {
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
-        let What::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
+        let Content::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
         let end = request.offset.checked_add(request.len).ok_or(Refusal::TooLarge)?;
         let grows = matches!(
             request.how,

@@ -13,11 +13,11 @@ use draconis_front::fuse::{self, Activity, Server, ServerOptions};
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use super::Memory;
+use super::MemoryTree;
 
 struct Mounted {
     dir: tempfile::TempDir,
-    tree: Arc<Memory>,
+    tree: Arc<MemoryTree>,
     server: Option<JoinHandle<()>>,
 }
 
@@ -42,7 +42,7 @@ fn mounted(write_back: bool) -> Option<Mounted> {
         dir_sync: false,
     };
     let connection = fuse::mount(dir.path(), &options).unwrap();
-    let tree = Arc::new(Memory::new(true));
+    let tree = Arc::new(MemoryTree::new(true));
     let served = tree.clone();
     let behaviour = ServerOptions { permissions: true, write_back, busy_poll: false };
     let server = std::thread::spawn(move || {

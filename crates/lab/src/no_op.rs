@@ -4,7 +4,7 @@ use std::path::Path;
 
 use draconis_front::fuse::{self, Activity};
 
-use crate::memory::Memory;
+use crate::memory::MemoryTree;
 
 /// Serves an empty tree that forgets contents until it is unmounted.
 ///
@@ -26,7 +26,7 @@ pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
         dir_sync: false,
     };
     let connection = fuse::mount(at, &options)?;
-    let tree = Memory::new(false);
+    let tree = MemoryTree::new(false);
     let behaviour = fuse::ServerOptions { permissions: true, write_back, busy_poll: false };
     Ok(fuse::Server::new(&tree, behaviour).serve(connection, &Activity::default())?)
 }

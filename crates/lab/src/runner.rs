@@ -16,12 +16,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::clock;
 use crate::context::Context;
-use crate::experiments::{About, Experiment};
+use crate::experiments::{Experiment, ExperimentInfo};
 use crate::machine::{self, Machine};
 use crate::parameters::{self, Settings, Size};
 use crate::results::{Described, Outcome, Results, SCHEMA, Skipped, Used};
 use crate::stop::{Stop, Stopped};
-use crate::subject::{self, Kind, Subject, Workshop};
+use crate::subject::{self, Kind, RunEnvironment, Subject};
 
 /// What is run, and how.
 pub struct Plan {
@@ -36,7 +36,7 @@ pub struct Plan {
     /// What was set.
     pub settings: Settings,
     /// Where it works.
-    pub workshop: Workshop,
+    pub workshop: RunEnvironment,
     /// Whether it is asked to stop.
     pub stop: Stop,
     /// Whether progress is shown.
@@ -144,7 +144,7 @@ fn warn(results: &mut Results) {
 struct Running<'a> {
     plan: &'a Plan,
     experiment: &'static dyn Experiment,
-    about: &'static About,
+    about: &'static ExperimentInfo,
     results: &'a mut Results,
 }
 
@@ -163,7 +163,7 @@ impl<'a> Running<'a> {
             self.results.warnings.push(format!("{}: {error:#}", self.about.name));
         }
         outcome.settle();
-        outcome.found = self.experiment.found(outcome.look());
+        outcome.found = self.experiment.summarize(outcome.look());
         outcome.seconds = started.elapsed().as_secs_f64();
         outcome
     }
@@ -185,9 +185,9 @@ impl<'a> Running<'a> {
         Outcome {
             name: about.name.into(),
             paper: about.paper.title().into(),
-            asks: about.asks.into(),
-            finding: about.finding.into(),
-            explains: about.explains.into(),
+            asks: about.question.into(),
+            finding: about.published_result.into(),
+            explains: about.caveat.into(),
             command,
             parameters: about.parameters.iter().map(used).collect(),
             figures: self.experiment.figures(),
@@ -291,7 +291,7 @@ impl<'a> Running<'a> {
             let Some(kind) = subject::kind_of(&spec) else {
                 bail!("nobody knows the subject {spec}");
             };
-            if !(self.about.takes)(kind) {
+            if !(self.about.accepts)(kind) {
                 self.skip(&spec, format!("another experiment: {spec} has not what this asks"));
                 continue;
             }

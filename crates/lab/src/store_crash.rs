@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally, Violation};
+use draconis_objects::torture::{self, DamageTally, Effort, Settings, Shape, Tally, Violation};
 
 /// What is cut, and for how long.
 #[derive(Debug, clap::Args)]
@@ -68,7 +68,7 @@ enum Kind {
 struct Sum {
     pieces: u64,
     tally: Tally,
-    harm: Harm,
+    harm: DamageTally,
     violations: u64,
 }
 
@@ -170,11 +170,11 @@ fn sequence(
     groups: usize,
     nth: usize,
     seed: u64,
-) -> Result<(Tally, Harm), Violation> {
+) -> Result<(Tally, DamageTally), Violation> {
     let script = torture::sequence(groups, nth, shape);
     let options = CrashOptions { seed, subsets: 64, exhaustive_sectors: 12 };
     let tally = torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL)?;
-    Ok((tally, Harm::default()))
+    Ok((tally, DamageTally::default()))
 }
 
 fn print(sum: &Sum, time: Duration) {
@@ -196,7 +196,7 @@ fn print(sum: &Sum, time: Duration) {
     );
 }
 
-fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, Harm), Violation> {
+fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, DamageTally), Violation> {
     let shape = Shape::ALL[(number % 4) as usize];
     let usual = Settings::USUAL;
     match kind {
@@ -204,12 +204,15 @@ fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, Harm), Violati
             let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
             let script = torture::random(number, shape, steps);
             let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
-            Ok((tally, Harm::default()))
+            Ok((tally, DamageTally::default()))
         }
         Kind::Large => {
             let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
             let script = torture::random_large(number, shape, steps);
-            Ok((torture::cut(shape, &script, options, Effort::SOME, usual)?, Harm::default()))
+            Ok((
+                torture::cut(shape, &script, options, Effort::SOME, usual)?,
+                DamageTally::default(),
+            ))
         }
         Kind::Real => {
             let shape = Shape::REAL[(number / 400 % 2) as usize];
@@ -217,9 +220,9 @@ fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, Harm), Violati
             // Each of these copies the disk.
             let effort = Effort { second_cut: 200, ..Effort::SOME };
             let script = torture::random_large(number, shape, steps);
-            Ok((torture::cut(shape, &script, options, effort, usual)?, Harm::default()))
+            Ok((torture::cut(shape, &script, options, effort, usual)?, DamageTally::default()))
         }
-        Kind::Making => Ok((torture::make_over(number, usual)?, Harm::default())),
+        Kind::Making => Ok((torture::make_over(number, usual)?, DamageTally::default())),
         Kind::Sequences => {
             // Spread, so that a short time has some of all.
             let place = number / 4;

@@ -12,7 +12,7 @@
 use draconis_objects::probe;
 use serde::{Deserialize, Serialize};
 
-use crate::subject::Bare;
+use crate::subject::RawRegion;
 use crate::units;
 
 /// A store is made as large as one likes: where nothing says how long the device is, sizes are
@@ -48,7 +48,7 @@ impl StoreProfile {
     ///
     /// # Errors
     /// What the disk says, and that the region is too short to tell anything.
-    pub fn measure(subject: String, bare: &Bare) -> anyhow::Result<Self> {
+    pub fn measure(subject: String, bare: &RawRegion) -> anyhow::Result<Self> {
         let clock = || bare.clock.now_ns();
         let ignore = &mut |_, _| {};
         let measured = probe::probe(&*bare.disk, &clock, bare.region, bare.told_bytes, ignore)?;

@@ -52,7 +52,7 @@ pub enum Kind {
 
 /// How a file is used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum How {
+pub enum OpenMode {
     /// Through the caches.
     Cached,
     /// Past them, where the subject can.
@@ -65,13 +65,13 @@ pub trait Files: Send + Sync {
     ///
     /// # Errors
     /// What the subject says.
-    fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>>;
+    fn create(&self, name: &str, bytes: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>>;
 
     /// Opens a file that is there.
     ///
     /// # Errors
     /// What the subject says.
-    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>>;
+    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>>;
 
     /// Removes a file.
     ///
@@ -122,7 +122,7 @@ pub enum Cold {
 }
 
 /// A disk without anything between, and a part of it that may be overwritten.
-pub struct Bare {
+pub struct RawRegion {
     /// The disk.
     pub disk: Arc<dyn Disk>,
     /// Its time.
@@ -174,7 +174,7 @@ pub trait Subject {
     ///
     /// # Errors
     /// What the subject says.
-    fn bare(&self, bytes: u64) -> anyhow::Result<Option<Bare>> {
+    fn bare(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
         let _ = bytes;
         Ok(None)
     }
@@ -208,7 +208,7 @@ pub trait Subject {
 
 /// Where subjects are made, and with what.
 #[derive(Clone, Debug)]
-pub struct Workshop {
+pub struct RunEnvironment {
     /// For images and files.
     pub dir: PathBuf,
     /// The `draconis` program.
@@ -224,7 +224,7 @@ pub struct Workshop {
 /// What names of files and directories of ours begin with.
 const PREFIX: &str = "draconis-lab-";
 
-impl Workshop {
+impl RunEnvironment {
     /// A directory of one's own, until dropped.
     ///
     /// # Errors
@@ -245,9 +245,9 @@ impl Workshop {
 /// Why there is no such subject here.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Unavailable(pub String);
+pub struct SkipReason(pub String);
 
-impl Unavailable {
+impl SkipReason {
     fn of(error: &anyhow::Error) -> Self {
         Self(format!("{error:#}"))
     }
@@ -273,7 +273,7 @@ pub fn kind_of(spec: &str) -> Option<Kind> {
 ///
 /// # Errors
 /// What it would need.
-pub fn open(spec: &str, shop: &Workshop) -> Result<Box<dyn Subject>, Unavailable> {
+pub fn open(spec: &str, shop: &RunEnvironment) -> Result<Box<dyn Subject>, SkipReason> {
     let (head, rest) = spec.split_once(':').unwrap_or((spec, ""));
     let made: anyhow::Result<Box<dyn Subject>> = match head {
         "dir" => directory::Directory::new(rest, shop).map(|made| Box::new(made) as _),
@@ -290,5 +290,5 @@ pub fn open(spec: &str, shop: &Workshop) -> Result<Box<dyn Subject>, Unavailable
         "delay" => delay::Delay::new(rest).map(|made| Box::new(made) as _),
         _ => Err(anyhow::anyhow!("nobody knows {spec}")),
     };
-    made.map_err(|error| Unavailable::of(&error))
+    made.map_err(|error| SkipReason::of(&error))
 }

@@ -9,7 +9,7 @@ use crate::units;
 /// Cells of a bar.
 const BAR: usize = 20;
 /// Points of a line that are shown; longer ones are summed up.
-const MOST_POINTS: usize = 12;
+const MAX_POINTS: usize = 12;
 
 /// One experiment, whose files are in `dir`.
 pub fn outcome(outcome: &Outcome, dir: &Path) -> String {
@@ -77,7 +77,7 @@ fn table(outcome: &Outcome, figure: &Figure) -> String {
 
 fn rows(figure: &Figure, subject: &str, series: &str, line: &[&Point], most: f64) -> String {
     let name = if series.is_empty() { subject.into() } else { format!("{subject} · {series}") };
-    if line.len() > MOST_POINTS {
+    if line.len() > MAX_POINTS {
         let values: Vec<f64> = line.iter().map(|point| point.median).collect();
         let part = |q| units::in_unit(stats::quantile(&values, q).unwrap_or(0.0), &figure.y.unit);
         let all = values.len();

@@ -7,7 +7,7 @@
 //!
 //! `cargo run -p draconis-objects --example zoned` puts it to the checks that every layout passes.
 
-use draconis_objects::layout::{Kind, Layout, StoreDimensions, conform, register};
+use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register};
 
 /// The number by which stores know it.
 pub const NUMBER: u16 = 300;
@@ -29,8 +29,8 @@ impl Layout for Zoned {
         2
     }
 
-    fn stream_of(&self, kind: Kind, _is_trickle: bool) -> usize {
-        usize::from(matches!(kind, Kind::Moved { .. }))
+    fn stream_of(&self, kind: PayloadKind, _is_trickle: bool) -> usize {
+        usize::from(matches!(kind, PayloadKind::Moved { .. }))
     }
 
     fn index_stream(&self) -> usize {
@@ -50,13 +50,13 @@ impl Layout for Zoned {
         self.0.at_most(8 << 10, 8)
     }
 
-    fn worth(&self, used: u64, len: u64, age: u64) -> f64 {
+    fn cleaning_benefit(&self, used: u64, len: u64, age: u64) -> f64 {
         (1.0 - used as f64 / len as f64) * age as f64
     }
 }
 
 fn main() {
     let kind = register(NUMBER, make).expect("a number of our own");
-    conform::all(kind);
+    conform::check_all(kind);
     println!("the layout does what every layout does");
 }

@@ -30,11 +30,11 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use self::report::finding;
-pub use self::report::{Finding, Of, Report, What};
+pub use self::report::{DamageKind, Finding, Owner, Report};
 use self::superblocks::superblocks;
-use self::walk::Map;
+use self::walk::IndexSnapshot;
 use crate::core::Core;
-use crate::recovery::Loss;
+use crate::recovery::OpenDamage;
 use crate::store::OpenOptions;
 use crate::{Error, Result, Store};
 
@@ -72,41 +72,42 @@ impl Store {
         // Small: the walk goes through everything once.
         let how = OpenOptions { cache_bytes: 16 << 20, read_only: true };
         let mut lost = vec![];
-        let core = match crate::recovery::open_what_is_left(disk.clone(), &how, &mut lost) {
+        let core = match crate::recovery::open_degraded(disk.clone(), &how, &mut lost) {
             Ok(core) => core,
             Err(Error::Corrupt { what, at_bytes }) => {
-                report.add(options, finding(What::Open, what.to_owned(), Some(at_bytes), None));
+                report
+                    .add(options, finding(DamageKind::Open, what.to_owned(), Some(at_bytes), None));
                 return Ok(report);
             }
             Err(error) => return Err(error),
         };
         superblocks(&core, &mut report, options);
         let is_whole = lost.is_empty();
-        for Loss { error, .. } in lost {
+        for OpenDamage { error, .. } in lost {
             let at = match &error {
                 Error::Corrupt { at_bytes, .. } => Some(*at_bytes),
                 _ => None,
             };
-            report.add(options, finding(What::Open, error.to_string(), at, None));
+            report.add(options, finding(DamageKind::Open, error.to_string(), at, None));
         }
-        let mut check = Check::new(core, options, report, progress);
+        let mut check = Checker::new(core, options, report, progress);
         (check.is_whole, check.report.is_complete) = (is_whole, is_whole);
-        check.first_walk();
+        check.walk_index();
         check.compare_counts();
-        check.look_at_payloads();
+        check.verify_payloads();
         Ok(check.finish())
     }
 }
 
 /// A check under way.
-struct Check<'c> {
+struct Checker<'c> {
     core: Core,
-    map: Arc<Map>,
+    map: Arc<IndexSnapshot>,
     options: &'c CheckOptions,
     report: Report,
     progress: Progress<'c>,
     /// What is alive in each segment, counted here.
-    counts: Vec<i64>,
+    recounted_live: Vec<i64>,
     /// Memory that the payloads of each segment take.
     weights: Vec<u64>,
     done_bytes: u64,
@@ -116,7 +117,7 @@ struct Check<'c> {
     is_whole: bool,
 }
 
-impl<'c> Check<'c> {
+impl<'c> Checker<'c> {
     fn new(
         mut core: Core,
         options: &'c CheckOptions,
@@ -124,13 +125,13 @@ impl<'c> Check<'c> {
         progress: Progress<'c>,
     ) -> Self {
         let segments = core.checkpoints.superblock.geometry.segments as usize;
-        let map = Arc::new(Map::new(&mut core));
+        let map = Arc::new(IndexSnapshot::new(&mut core));
         Self {
             map,
             options,
             report: Report { is_complete: true, ..report },
             progress,
-            counts: vec![0; segments],
+            recounted_live: vec![0; segments],
             weights: vec![0; segments],
             done_bytes: 0,
             is_whole: true,
@@ -144,7 +145,7 @@ impl<'c> Check<'c> {
         (self.progress)(self.done_bytes, self.total_bytes);
     }
 
-    fn add(&mut self, what: What, text: String, at: Option<u64>, of: Option<Of>) {
+    fn add(&mut self, what: DamageKind, text: String, at: Option<u64>, of: Option<Owner>) {
         self.report.add(self.options, finding(what, text, at, of));
     }
 

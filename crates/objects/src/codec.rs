@@ -7,11 +7,11 @@ use crate::{Error, Result};
 /// Guards what is pointed to: depends on the bytes, on where they are and on whose they
 /// are, so bytes that landed elsewhere, or were there before, do not pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Summer(pub u64);
+pub(crate) struct Checksummer(pub u64);
 
-impl Summer {
+impl Checksummer {
     /// The sum of `bytes` at byte `at` of the disk.
-    pub fn sum(self, at: u64, bytes: &[u8]) -> u64 {
+    pub fn checksum(self, at: u64, bytes: &[u8]) -> u64 {
         XxHash3_64::oneshot(bytes) ^ mix(at ^ self.0)
     }
 }
@@ -47,12 +47,12 @@ pub(crate) fn low_half(value: u64) -> u32 {
 
 /// A length or place in memory: what is beyond all memory becomes the largest there is, which
 /// no slice has.
-pub(crate) fn index(value: u64) -> usize {
+pub(crate) fn to_usize_saturating(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 /// A length on the disk, which has 32 bits there: what is beyond becomes the largest.
-pub(crate) fn narrow(value: u64) -> u32 {
+pub(crate) fn to_u32_saturating(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
@@ -134,7 +134,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes that begin with how many they are.
-    pub fn sized(&mut self) -> Result<&'a [u8]> {
+    pub fn length_prefixed(&mut self) -> Result<&'a [u8]> {
         let len = self.varint_u32()?;
         self.bytes(len as usize)
     }
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn a_sum_knows_its_place() {
-        let (ours, theirs) = (Summer(1), Summer(2));
-        assert_eq!(ours.sum(4096, b"abc"), ours.sum(4096, b"abc"));
-        assert_ne!(ours.sum(4096, b"abc"), ours.sum(8192, b"abc"));
-        assert_ne!(ours.sum(4096, b"abc"), theirs.sum(4096, b"abc"));
+        let (ours, theirs) = (Checksummer(1), Checksummer(2));
+        assert_eq!(ours.checksum(4096, b"abc"), ours.checksum(4096, b"abc"));
+        assert_ne!(ours.checksum(4096, b"abc"), ours.checksum(8192, b"abc"));
+        assert_ne!(ours.checksum(4096, b"abc"), theirs.checksum(4096, b"abc"));
     }
 }

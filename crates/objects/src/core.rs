@@ -24,36 +24,36 @@ use std::sync::Arc;
 
 use crate::index::Levels;
 use crate::index::view::View;
-use crate::log::Log;
+use crate::log::LogWriter;
 use crate::recovery::checkpoint::Checkpoints;
 use crate::space::clean::Cleaner;
-use crate::space::{Full, Reserve};
-use crate::upkeep::{MissPolicy, Need, Upkeep, look};
+use crate::space::{NoSpaceState, Reserve};
+use crate::upkeep::{Maintenance, MissPolicy, RequiredIo, look};
 use crate::{Error, Group, Result, Ticket};
 
 /// The state of a store. Everything here is under one lock.
 pub(crate) struct Core {
-    pub log: Log,
+    pub log: LogWriter,
     pub levels: Levels,
     pub cleaner: Cleaner,
     pub checkpoints: Checkpoints,
-    pub upkeep: Upkeep,
+    pub upkeep: Maintenance,
     pub reserve: Reserve,
 
     pub next_id: u64,
     /// Values that are objects.
-    pub links: u64,
+    pub value_objects: u64,
     /// What was refused last, for lack of room.
-    pub full: Option<Full>,
+    pub last_no_space: Option<NoSpaceState>,
     /// Set once writing is over, for good.
     pub stopped: Option<Error>,
     /// Half a group is in the active layer: nothing may be read any more.
-    pub is_torn: bool,
+    pub has_partial_group: bool,
 }
 
 impl Core {
     /// Of a store of which nothing was read yet.
-    pub fn new(log: Log, mut levels: Levels, checkpoints: Checkpoints) -> Self {
+    pub fn new(log: LogWriter, mut levels: Levels, checkpoints: Checkpoints) -> Self {
         levels.view = Arc::new(View { token: levels.token.clone(), ..View::default() });
         let reserve = Reserve::of(&checkpoints.superblock.geometry, &*log.layout);
         Self {
@@ -61,13 +61,13 @@ impl Core {
             levels,
             cleaner: Cleaner::default(),
             checkpoints,
-            upkeep: Upkeep::default(),
+            upkeep: Maintenance::default(),
             reserve,
             next_id: 1,
-            links: 0,
-            full: None,
+            value_objects: 0,
+            last_no_space: None,
             stopped: None,
-            is_torn: false,
+            has_partial_group: false,
         }
     }
 
@@ -77,8 +77,8 @@ impl Core {
     }
 
     /// Whether the active layer has whole groups only.
-    pub fn check_whole(&self) -> Result<()> {
-        if self.is_torn { self.check_running() } else { Ok(()) }
+    pub fn check_no_partial_group(&self) -> Result<()> {
+        if self.has_partial_group { self.check_running() } else { Ok(()) }
     }
 
     pub fn check_running(&self) -> Result<()> {
@@ -100,7 +100,7 @@ impl Core {
 
     /// Has a view show all there is, unless half a group is where it is not seen.
     pub fn seal(&mut self) {
-        if !self.is_torn {
+        if !self.has_partial_group {
             self.levels.seal(&mut self.log.segments);
         }
     }
@@ -111,16 +111,16 @@ impl Core {
         group: &Group,
         after: &[Ticket],
         patience: MissPolicy,
-    ) -> Result<ControlFlow<Need, Ticket>> {
+    ) -> Result<ControlFlow<RequiredIo, Ticket>> {
         self.check_running()?;
         if after.iter().any(|ticket| ticket.0 > self.log.batch.seq) {
             return Err(Error::Misuse("a ticket that was never given out"));
         }
-        if let Some(need) = self.ask_links(group, patience)? {
+        if let Some(need) = self.prefetch_value_links(group, patience)? {
             return Ok(ControlFlow::Break(need));
         }
         let room = match look(&self.log.io, patience, |nodes| self.plan(group, nodes))? {
-            ControlFlow::Continue(plan) => plan.room(),
+            ControlFlow::Continue(plan) => plan.space_needed(),
             ControlFlow::Break(need) => return Ok(ControlFlow::Break(need)),
         };
         self.change(room, group.bytes.len() as u64, |core| core.apply(group))
@@ -134,10 +134,10 @@ impl Core {
         brought_bytes: u64,
         apply: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<Ticket> {
-        self.make_room(needed_bytes, frees)?;
+        self.ensure_space(needed_bytes, frees)?;
         // From here on whatever fails ends the store: half a group may be in the commit.
         if let Err(error) = apply(self) {
-            self.is_torn = true;
+            self.has_partial_group = true;
             return Err(self.stop(error));
         }
         // A group that changes nothing is as durable as what was before it.
@@ -150,7 +150,7 @@ impl Core {
         {
             return Err(self.stop(error));
         }
-        self.owe_for_written(brought_bytes + 64);
+        self.grow_backlogs(brought_bytes + 64);
         Ok(ticket)
     }
 }

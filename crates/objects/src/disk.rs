@@ -42,17 +42,17 @@ const BEST_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
 #[derive(Debug)]
 pub struct ObjectDisk {
     store: Arc<Store>,
-    place: Arc<Place>,
+    place: Arc<CurrentObject>,
     properties: Properties,
-    given: Mutex<Given>,
+    given: Mutex<DiskTickets>,
 }
 
 /// The object that a disk is of: read by each request as long as it lasts.
-pub(crate) type Place = RwLock<ObjectId>;
+pub(crate) type CurrentObject = RwLock<ObjectId>;
 
 /// Tickets that were given out.
 #[derive(Debug, Default)]
-struct Given {
+struct DiskTickets {
     last: u64,
     /// Bytes that room is kept for in the store.
     kept_bytes: u64,
@@ -60,7 +60,7 @@ struct Given {
     open: VecDeque<(DiskTicket, Ticket)>,
 }
 
-impl Given {
+impl DiskTickets {
     fn check(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
         if ticket.0 > self.last { Err(DiskError::UnknownTicket(ticket)) } else { Ok(()) }
     }
@@ -83,7 +83,7 @@ impl Given {
         self.open.get(index).map(|(_, ticket)| *ticket)
     }
 
-    fn is_durable(&mut self, ticket: Ticket) {
+    fn forget_durable(&mut self, ticket: Ticket) {
         while self.open.front().is_some_and(|(_, first)| *first <= ticket) {
             self.open.pop_front();
         }
@@ -129,7 +129,7 @@ impl ObjectDisk {
     }
 
     /// So many bytes of what is kept are not needed any more.
-    fn use_up(&self, given: &mut Given, bytes: u64) {
+    fn use_up(&self, given: &mut DiskTickets, bytes: u64) {
         let used = bytes.min(given.kept_bytes);
         given.kept_bytes = given.kept_bytes.saturating_sub(used);
         let mut all = self.store.kept_bytes.lock();
@@ -138,8 +138,10 @@ impl ObjectDisk {
 
     fn fill(&self, at: Extent, into: &mut [u8]) -> std::result::Result<(), DiskError> {
         let id = self.place.read();
-        let got =
-            self.store.read(*id, at.start_bytes, into).map_err(|error| said("read", at, error))?;
+        let got = self
+            .store
+            .read(*id, at.start_bytes, into)
+            .map_err(|error| to_disk_error("read", at, error))?;
         if (got as u64) < at.len_bytes {
             return Err(DiskError::ShortRead { extent: at, got_bytes: got as u64 });
         }
@@ -164,7 +166,7 @@ impl ObjectDisk {
 }
 
 /// A store's error in the words of disks.
-fn said(what: &'static str, extent: Extent, error: Error) -> DiskError {
+fn to_disk_error(what: &'static str, extent: Extent, error: Error) -> DiskError {
     let errno = match error {
         Error::Device(error) => return error,
         Error::Stopped(_) => return DiskError::Stopped,
@@ -245,7 +247,7 @@ impl Disk for ObjectDisk {
                 let extent = first.map_or(Extent::new(0, 0), |write| {
                     Extent::new(write.at_bytes, write.block.len() as u64)
                 });
-                let error = said("write", extent, refused.error);
+                let error = to_disk_error("write", extent, refused.error);
                 Err(Refused { payload: Some(chain), error })
             }
         }
@@ -263,8 +265,8 @@ impl Disk for ObjectDisk {
         };
         let Some(stored) = stored else { return Ok(()) };
         let whole = Extent::new(0, self.properties.len_bytes);
-        self.store.wait(stored).map_err(|error| said("flush", whole, error))?;
-        self.given.lock().is_durable(stored);
+        self.store.wait(stored).map_err(|error| to_disk_error("flush", whole, error))?;
+        self.given.lock().forget_durable(stored);
         Ok(())
     }
 
@@ -278,8 +280,8 @@ impl Disk for ObjectDisk {
             let mut all = self.store.kept_bytes.lock();
             let kept = all.saturating_sub(given.kept_bytes).saturating_add(bytes);
             self.store
-                .with_core(|core| core.keep_room(kept))
-                .map_err(|error| said("keep room for", Extent::new(0, bytes), error))?;
+                .with_core(|core| core.ensure_reservable(kept))
+                .map_err(|error| to_disk_error("keep room for", Extent::new(0, bytes), error))?;
             (*all, given.kept_bytes) = (kept, bytes);
         }
         Ok(given.kept_bytes)

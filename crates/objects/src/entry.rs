@@ -13,22 +13,22 @@
 
 use smallvec::SmallVec;
 
-use crate::codec::{Reader, narrow, put_varint};
-use crate::hooks::{Omission, is_left_out};
+use crate::codec::{Reader, put_varint, to_u32_saturating};
+use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::{Hint, ObjectId, Result};
 
 /// Sorts as bytes do.
 pub(crate) type Key = SmallVec<[u8; 24]>;
 
 /// Bytes with one sum.
-pub(crate) const PIECE: u32 = 4096;
+pub(crate) const CHECKSUM_BLOCK_BYTES: u32 = 4096;
 
 /// The longest payload of one entry.
 pub(crate) const PAYLOAD_MAX: usize = 128 << 10;
 
 /// The longest value that an entry has itself: what it would say of a place is as long. Such a
 /// value is never moved, only merged.
-pub(crate) const SHORT_MAX: usize = 24;
+pub(crate) const INLINE_VALUE_MAX: usize = 24;
 
 /// The longest key of the kv, in bytes.
 pub(crate) const KEY_MAX: usize = 64 << 10;
@@ -75,11 +75,11 @@ const VALUE_FLAG: u8 = 0x80;
 const LEAVING: u8 = 0x40;
 
 /// Behind the keys of all names.
-pub(crate) const BEHIND_NAMES: &[u8] = &[NAME.wrapping_add(1)];
+pub(crate) const NAMES_END: &[u8] = &[NAME.wrapping_add(1)];
 
 /// What a key means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Named<'a> {
+pub(crate) enum DecodedKey<'a> {
     Object(ObjectId),
     Extent(ObjectId, u64),
     Value(&'a [u8]),
@@ -87,21 +87,21 @@ pub(crate) enum Named<'a> {
 }
 
 /// Reads a key; `None` if it is none of ours.
-pub(crate) fn named(key: &[u8]) -> Option<Named<'_>> {
+pub(crate) fn decode_key(key: &[u8]) -> Option<DecodedKey<'_>> {
     let (&kind, rest) = key.split_first()?;
     let word = |at: usize| Some(u64::from_be_bytes(*rest.get(at..)?.first_chunk()?));
     match kind {
-        OBJECT if rest.len() == 8 => Some(Named::Object(ObjectId(word(0)?))),
-        EXTENT if rest.len() == 16 => Some(Named::Extent(ObjectId(word(0)?), word(8)?)),
-        VALUE if rest.len() <= KEY_MAX => Some(Named::Value(rest)),
-        NAME if rest.len() <= NAME_MAX => Some(Named::Name(rest)),
+        OBJECT if rest.len() == 8 => Some(DecodedKey::Object(ObjectId(word(0)?))),
+        EXTENT if rest.len() == 16 => Some(DecodedKey::Extent(ObjectId(word(0)?), word(8)?)),
+        VALUE if rest.len() <= KEY_MAX => Some(DecodedKey::Value(rest)),
+        NAME if rest.len() <= NAME_MAX => Some(DecodedKey::Name(rest)),
         _ => None,
     }
 }
 
 /// Bytes somewhere on the disk, or a part of them.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) struct Data {
+pub(crate) struct PayloadRef {
     /// First stored byte, on the disk.
     pub at: u64,
     /// Stored bytes; all pieces but the last are full.
@@ -114,27 +114,29 @@ pub(crate) struct Data {
     pub sums: SmallVec<[u64; 1]>,
 }
 
-impl Clone for Data {
+impl Clone for PayloadRef {
     fn clone(&self) -> Self {
         // At once, where the derived one takes a sum after the other.
         Self { sums: SmallVec::from_slice(&self.sums), ..*self }
     }
 }
 
-impl Data {
+impl PayloadRef {
     /// The part from `from`, `len` bytes, with the pieces it touches.
     pub fn part(&self, from: u32, len: u32) -> Self {
         debug_assert!(len > 0 && from.saturating_add(len) <= self.len);
         let skip = self.skip.saturating_add(from);
-        let first = skip / PIECE;
-        let pieces = (skip % PIECE).saturating_add(len).div_ceil(PIECE);
-        let begin = first.saturating_mul(PIECE);
-        let stored = self.stored.saturating_sub(begin).min(pieces.saturating_mul(PIECE));
+        let first = skip / CHECKSUM_BLOCK_BYTES;
+        let pieces =
+            (skip % CHECKSUM_BLOCK_BYTES).saturating_add(len).div_ceil(CHECKSUM_BLOCK_BYTES);
+        let begin = first.saturating_mul(CHECKSUM_BLOCK_BYTES);
+        let stored =
+            self.stored.saturating_sub(begin).min(pieces.saturating_mul(CHECKSUM_BLOCK_BYTES));
         let sums = self.sums.get(first as usize..first.saturating_add(pieces) as usize);
         Self {
             at: self.at.saturating_add(u64::from(begin)),
             stored,
-            skip: skip % PIECE,
+            skip: skip % CHECKSUM_BLOCK_BYTES,
             len,
             sums: sums.unwrap_or_default().into(),
         }
@@ -150,7 +152,7 @@ impl Data {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Entry {
     /// Bytes of an object from the key's offset on, or the value of a key.
-    Data(Data),
+    Data(PayloadRef),
     /// Nothing of the object from the key's offset on, for so many bytes (to the end of
     /// numbers: `u64::MAX - offset`): hides what older layers have there, and no more.
     Hole(u64),
@@ -158,13 +160,13 @@ pub(crate) enum Entry {
     /// it is over is not shown either. It stays in the tree.
     Zeros(u64),
     /// Hides what older layers have under the key.
-    Gone,
+    Tombstone,
     /// An object.
     Object(ObjectRecord),
     /// The value is what this object holds.
-    Link(ObjectId, u64),
+    ValueObject(ObjectId, u64),
     /// The value itself; of a name, the number of its object.
-    Short(SmallVec<[u8; SHORT_MAX]>),
+    Inline(SmallVec<[u8; INLINE_VALUE_MAX]>),
 }
 
 /// What is known of an object.
@@ -181,18 +183,18 @@ pub(crate) struct ObjectRecord {
     /// Objects that are over it; it does not change while there is one.
     pub children: u32,
     /// Was removed, and is there for what the only one over it shows of it: not listed.
-    pub is_leaving: bool,
+    pub is_pending_delete: bool,
 }
 
 impl ObjectRecord {
     /// An empty object by itself.
     pub fn new(hint: Hint) -> Self {
-        Self { len: 0, hint, is_value: false, parent: None, children: 0, is_leaving: false }
+        Self { len: 0, hint, is_value: false, parent: None, children: 0, is_pending_delete: false }
     }
 
     /// What stands for `len` bytes that were given up.
     pub fn hole(&self, len: u64) -> Entry {
-        match self.parent.is_some() && !is_left_out(Omission::ForkZeros) {
+        match self.parent.is_some() && !is_fault_injected(InjectedFault::ForkZeros) {
             true => Entry::Zeros(len),
             false => Entry::Hole(len),
         }
@@ -215,14 +217,14 @@ impl Entry {
     }
 
     /// What a name leads to.
-    pub fn naming(id: ObjectId) -> Self {
-        Self::Short(SmallVec::from_slice(&id.0.to_be_bytes()))
+    pub fn for_name(id: ObjectId) -> Self {
+        Self::Inline(SmallVec::from_slice(&id.0.to_be_bytes()))
     }
 
     /// The object that an entry under a name leads to.
     pub fn named_object(&self) -> Option<ObjectId> {
         match self {
-            Self::Short(number) => {
+            Self::Inline(number) => {
                 Some(ObjectId(u64::from_be_bytes(number.as_slice().try_into().ok()?)))
             }
             _ => None,
@@ -232,7 +234,9 @@ impl Entry {
     /// The part from `from`, `len` bytes, of an interval.
     pub fn part(&self, from: u64, len: u64) -> Self {
         match self {
-            Self::Data(data) => Self::Data(data.part(narrow(from), narrow(len))),
+            Self::Data(data) => {
+                Self::Data(data.part(to_u32_saturating(from), to_u32_saturating(len)))
+            }
             Self::Hole(_) => Self::Hole(len),
             Self::Zeros(_) => Self::Zeros(len),
             other => other.clone(),
@@ -259,11 +263,11 @@ impl Entry {
                 into.push(2);
                 put_varint(into, *len);
             }
-            Self::Gone => into.push(3),
+            Self::Tombstone => into.push(3),
             Self::Object(record) => {
                 // Most are by themselves.
                 let is_alone =
-                    record.parent.is_none() && record.children == 0 && !record.is_leaving;
+                    record.parent.is_none() && record.children == 0 && !record.is_pending_delete;
                 into.push(if is_alone { 4 } else { 7 });
                 put_varint(into, record.len);
                 let hint = match record.hint {
@@ -271,7 +275,7 @@ impl Entry {
                     Hint::Hot => 1,
                     Hint::Cold => 2,
                 };
-                let leaving = if record.is_leaving { LEAVING } else { 0 };
+                let leaving = if record.is_pending_delete { LEAVING } else { 0 };
                 into.push(hint | leaving | if record.is_value { VALUE_FLAG } else { 0 });
                 if !is_alone {
                     put_varint(into, record.parent.map_or(0, |parent| parent.0.saturating_add(1)));
@@ -282,12 +286,12 @@ impl Entry {
                 into.push(8);
                 put_varint(into, *len);
             }
-            Self::Link(id, len) => {
+            Self::ValueObject(id, len) => {
                 into.push(5);
                 put_varint(into, id.0);
                 put_varint(into, *len);
             }
-            Self::Short(value) => {
+            Self::Inline(value) => {
                 into.push(6);
                 put_varint(into, value.len() as u64);
                 into.extend_from_slice(value);
@@ -304,7 +308,9 @@ impl Entry {
                 for _ in 0..kind.saturating_mul(2) {
                     reader.varint()?;
                 }
-                return reader.bytes(pieces(stored as usize).saturating_mul(8)).map(|_| ());
+                return reader
+                    .bytes(checksum_blocks(stored as usize).saturating_mul(8))
+                    .map(|_| ());
             }
             2 | 8 => 1,
             3 => 0,
@@ -317,7 +323,7 @@ impl Entry {
                 reader.u8()?;
                 2
             }
-            6 => return reader.sized().map(|_| ()),
+            6 => return reader.length_prefixed().map(|_| ()),
             _ => 2,
         };
         (0..numbers).try_for_each(|_| reader.varint().map(|_| ()))
@@ -333,20 +339,20 @@ impl Entry {
                     _ => (reader.varint_u32()?, reader.varint_u32()?),
                 };
                 let is_sane = stored as usize <= PAYLOAD_MAX
-                    && skip < PIECE
+                    && skip < CHECKSUM_BLOCK_BYTES
                     && skip.checked_add(len).is_some_and(|end| end <= stored)
                     && at.checked_add(u64::from(stored)).is_some();
                 if !is_sane {
                     return Err(reader.corrupt("a payload that cannot be"));
                 }
                 let mut sums = SmallVec::new();
-                for _ in 0..stored.div_ceil(PIECE) {
+                for _ in 0..stored.div_ceil(CHECKSUM_BLOCK_BYTES) {
                     sums.push(reader.u64()?);
                 }
-                Self::Data(Data { at, stored, skip, len, sums })
+                Self::Data(PayloadRef { at, stored, skip, len, sums })
             }
             2 => Self::Hole(reader.varint()?),
-            3 => Self::Gone,
+            3 => Self::Tombstone,
             kind @ (4 | 7) => {
                 let len = reader.varint()?;
                 let flags = reader.u8()?;
@@ -366,13 +372,15 @@ impl Entry {
                     is_value: flags & VALUE_FLAG != 0,
                     parent: parent.checked_sub(1).map(ObjectId),
                     children,
-                    is_leaving: flags & LEAVING != 0,
+                    is_pending_delete: flags & LEAVING != 0,
                 })
             }
             8 => Self::Zeros(reader.varint()?),
-            5 => Self::Link(ObjectId(reader.varint()?), reader.varint()?),
-            6 => match reader.sized()? {
-                value if value.len() <= SHORT_MAX => Self::Short(SmallVec::from_slice(value)),
+            5 => Self::ValueObject(ObjectId(reader.varint()?), reader.varint()?),
+            6 => match reader.length_prefixed()? {
+                value if value.len() <= INLINE_VALUE_MAX => {
+                    Self::Inline(SmallVec::from_slice(value))
+                }
                 _ => return Err(reader.corrupt("a short value that is long")),
             },
             _ => return Err(reader.corrupt("an entry of a kind that is not known")),
@@ -386,7 +394,7 @@ pub(crate) fn put_key(into: &mut Vec<u8>, key: &[u8]) {
 }
 
 /// Puts a key of which only what differs from the one before it is told.
-pub(crate) fn put_key_behind(into: &mut Vec<u8>, previous: &[u8], key: &[u8]) {
+pub(crate) fn put_key_delta(into: &mut Vec<u8>, previous: &[u8], key: &[u8]) {
     let shared = previous.iter().zip(key).take_while(|(a, b)| a == b).count();
     put_varint(into, shared as u64);
     put_key(into, key.get(shared..).unwrap_or_default());
@@ -395,7 +403,7 @@ pub(crate) fn put_key_behind(into: &mut Vec<u8>, previous: &[u8], key: &[u8]) {
 /// Makes of a key the next one, which must be behind it.
 pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<()> {
     let shared = reader.varint_u32()? as usize;
-    let rest = reader.sized()?;
+    let rest = reader.length_prefixed()?;
     let is_behind = key.get(shared..).is_some_and(|old| old < rest);
     if !is_behind || shared.saturating_add(rest.len()) > KEY_MAX + 1 {
         return Err(reader.corrupt("pairs that are out of order"));
@@ -412,30 +420,39 @@ pub(crate) const fn unfolded_max(len: usize) -> usize {
 }
 
 /// Makes of a key the next one, and reads its entry, which must fit.
-pub(crate) fn read_pair_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<Entry> {
+pub(crate) fn read_pair_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<Entry> {
     read_key_behind(reader, key)?;
     let entry = Entry::decode(reader)?;
-    if fits(key, &entry) { Ok(entry) } else { Err(reader.corrupt("an entry under the wrong key")) }
+    if is_valid_under(key, &entry) {
+        Ok(entry)
+    } else {
+        Err(reader.corrupt("an entry under the wrong key"))
+    }
 }
 
 /// Pieces of a payload of `len` bytes: each has a sum.
-pub(crate) const fn pieces(len: usize) -> usize {
-    len.div_ceil(PIECE as usize)
+pub(crate) const fn checksum_blocks(len: usize) -> usize {
+    len.div_ceil(CHECKSUM_BLOCK_BYTES as usize)
 }
 
 /// Whether an entry may stand under a key.
-pub(crate) fn fits(key: &[u8], entry: &Entry) -> bool {
-    match named(key) {
-        Some(Named::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Gone),
-        Some(Named::Extent(_, at)) => match entry {
+pub(crate) fn is_valid_under(key: &[u8], entry: &Entry) -> bool {
+    match decode_key(key) {
+        Some(DecodedKey::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Tombstone),
+        Some(DecodedKey::Extent(_, at)) => match entry {
             Entry::Data(data) => data.len > 0 && at.checked_add(u64::from(data.len)).is_some(),
             Entry::Hole(len) | Entry::Zeros(len) => *len > 0 && at.checked_add(*len).is_some(),
             _ => false,
         },
-        Some(Named::Value(_)) => {
-            matches!(entry, Entry::Data(_) | Entry::Link(..) | Entry::Short(_) | Entry::Gone)
+        Some(DecodedKey::Value(_)) => {
+            matches!(
+                entry,
+                Entry::Data(_) | Entry::ValueObject(..) | Entry::Inline(_) | Entry::Tombstone
+            )
         }
-        Some(Named::Name(_)) => matches!(entry, Entry::Gone) || entry.named_object().is_some(),
+        Some(DecodedKey::Name(_)) => {
+            matches!(entry, Entry::Tombstone) || entry.named_object().is_some()
+        }
         None => false,
     }
 }
@@ -444,14 +461,14 @@ pub(crate) fn fits(key: &[u8], entry: &Entry) -> bool {
 mod tests {
     use super::*;
 
-    fn data(stored: u32) -> Data {
-        let sums = (0..stored.div_ceil(PIECE)).map(u64::from).collect();
-        Data { at: 1 << 20, stored, skip: 0, len: stored, sums }
+    fn data(stored: u32) -> PayloadRef {
+        let sums = (0..stored.div_ceil(CHECKSUM_BLOCK_BYTES)).map(u64::from).collect();
+        PayloadRef { at: 1 << 20, stored, skip: 0, len: stored, sums }
     }
 
     fn pair(key: &Key, entry: &Entry) -> Vec<u8> {
         let mut bytes = vec![];
-        put_key_behind(&mut bytes, &[], key);
+        put_key_delta(&mut bytes, &[], key);
         entry.encode(&mut bytes);
         bytes
     }
@@ -461,7 +478,7 @@ mod tests {
         let keys = [&b"a"[..], b"aa", b"aab", b"ab", b"b", b"ba"].map(value_key);
         let (mut bytes, mut previous) = (vec![], Key::new());
         for key in &keys {
-            put_key_behind(&mut bytes, &previous, key);
+            put_key_delta(&mut bytes, &previous, key);
             previous.clone_from(key);
         }
         let (mut reader, mut key) = (Reader::new(&bytes, 0), Key::new());
@@ -504,18 +521,18 @@ mod tests {
             (extent_key(id, 5), Entry::Data(data(9000).part(4100, 200))),
             (extent_key(id, 9), Entry::Hole(u64::MAX - 9)),
             (object_key(id), Entry::Object(record)),
-            (object_key(id), Entry::Gone),
-            (value_key(b"name"), Entry::Link(id, 12)),
+            (object_key(id), Entry::Tombstone),
+            (value_key(b"name"), Entry::ValueObject(id, 12)),
             (value_key(b""), Entry::Data(data(1))),
-            (value_key(b"a"), Entry::Short(SmallVec::new())),
-            (name_key(b"disk"), Entry::naming(id)),
-            (name_key(b"gone"), Entry::Gone),
-            (value_key(b"b"), Entry::Short(SmallVec::from_slice(&[7; SHORT_MAX]))),
+            (value_key(b"a"), Entry::Inline(SmallVec::new())),
+            (name_key(b"disk"), Entry::for_name(id)),
+            (name_key(b"gone"), Entry::Tombstone),
+            (value_key(b"b"), Entry::Inline(SmallVec::from_slice(&[7; INLINE_VALUE_MAX]))),
         ];
         for (key, entry) in &all {
             let bytes = pair(key, entry);
             let (mut reader, mut read) = (Reader::new(&bytes, 0), Key::new());
-            assert_eq!(read_pair_behind(&mut reader, &mut read), Ok(entry.clone()));
+            assert_eq!(read_pair_delta(&mut reader, &mut read), Ok(entry.clone()));
             assert!(reader.is_done() && read == *key);
             let mut reader = Reader::new(&bytes, 0);
             read_key_behind(&mut reader, &mut Key::new()).unwrap();
@@ -526,16 +543,16 @@ mod tests {
 
     #[test]
     fn an_entry_under_the_wrong_key_is_refused() {
-        let seven = Entry::Short(SmallVec::from_slice(&[0; 7]));
+        let seven = Entry::Inline(SmallVec::from_slice(&[0; 7]));
         let long = name_key(&[b'n'; NAME_MAX + 1]);
         for (key, entry) in [
             (object_key(ObjectId(1)), Entry::Hole(4)),
             (name_key(b"disk"), seven),
-            (name_key(b"disk"), Entry::Link(ObjectId(1), 1)),
-            (long, Entry::naming(ObjectId(1))),
+            (name_key(b"disk"), Entry::ValueObject(ObjectId(1), 1)),
+            (long, Entry::for_name(ObjectId(1))),
         ] {
             let bytes = pair(&key, &entry);
-            assert!(read_pair_behind(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
+            assert!(read_pair_delta(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
         }
     }
 
@@ -543,7 +560,7 @@ mod tests {
     fn an_interval_of_nothing_is_refused() {
         for entry in [Entry::Hole(0), Entry::Data(data(0))] {
             let bytes = pair(&extent_key(ObjectId(1), 5), &entry);
-            assert!(read_pair_behind(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
+            assert!(read_pair_delta(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
         }
     }
 
@@ -553,8 +570,8 @@ mod tests {
         assert!(object_key(ObjectId(255)) < object_key(id));
         assert!(extent_key(id, 255) < extent_key(id, 256));
         assert!(object_key(ObjectId(u64::MAX)) < extent_key(ObjectId(0), 0));
-        assert_eq!(named(&extent_key(id, 9)), Some(Named::Extent(id, 9)));
-        assert_eq!(named(&value_key(b"k")), Some(Named::Value(b"k")));
-        assert_eq!(named(&[]), None);
+        assert_eq!(decode_key(&extent_key(id, 9)), Some(DecodedKey::Extent(id, 9)));
+        assert_eq!(decode_key(&value_key(b"k")), Some(DecodedKey::Value(b"k")));
+        assert_eq!(decode_key(&[]), None);
     }
 }

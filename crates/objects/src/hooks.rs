@@ -5,7 +5,7 @@
 
 /// Something that a store does, and that its promises need. Left out, the campaign fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Omission {
+pub enum InjectedFault {
     /// Waiting for the disk before an answer says that a group is durable.
     Flush,
     /// A checkpoint is durable before a superblock leads to it.
@@ -40,7 +40,7 @@ pub enum Omission {
     Sums,
 }
 
-impl Omission {
+impl InjectedFault {
     fn is_sum(self) -> bool {
         matches!(self, Self::FrameSum | Self::PayloadSum | Self::NodeSum | Self::SuperblockSum)
     }
@@ -56,13 +56,12 @@ pub struct Settings {
     /// Bytes of log after which the disk is asked to flush.
     pub barrier_bytes: u64,
     /// What is left out.
-    pub without: Option<Omission>,
+    pub fault: Option<InjectedFault>,
 }
 
 impl Settings {
     /// As stores are.
-    pub const USUAL: Self =
-        Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, without: None };
+    pub const USUAL: Self = Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, fault: None };
 }
 
 #[cfg(feature = "torture")]
@@ -110,9 +109,9 @@ pub(crate) fn barrier_bytes() -> u64 {
 
 /// Whether a test leaves this out.
 #[inline]
-pub(crate) fn is_left_out(what: Omission) -> bool {
+pub(crate) fn is_fault_injected(what: InjectedFault) -> bool {
     cfg!(feature = "torture")
         && set::settings()
-            .without
-            .is_some_and(|it| it == what || it == Omission::Sums && what.is_sum())
+            .fault
+            .is_some_and(|it| it == what || it == InjectedFault::Sums && what.is_sum())
 }

@@ -24,4 +24,4 @@ mod touched;
 pub(crate) mod tree;
 pub(crate) mod view;
 
-pub(crate) use self::levels::{Levels, fold_log};
+pub(crate) use self::levels::{Levels, merge_memtables};

@@ -22,12 +22,12 @@ use draconis_exchange::heap::PrivateBuffer;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use crate::codec::Summer;
-use crate::entry::{Data, PIECE};
-use crate::hooks::{Omission, is_left_out};
-use crate::index::tree::{Loaded, Node, Nodes, Ptr, Seen};
-use crate::log::frame::Done;
-use crate::memory::{Memory, Pages};
+use crate::codec::Checksummer;
+use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};
+use crate::hooks::{InjectedFault, is_fault_injected};
+use crate::index::tree::{BlockPtr, Node, NodeMap, NodeRef, NodeSource};
+use crate::log::frame::SealedFrame;
+use crate::memory::{BlockCache, Pages};
 use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
@@ -35,7 +35,7 @@ use crate::{Error, Result};
 const REMEMBERED_MAX: u64 = 64 << 10;
 
 /// Payloads with no larger a gap between them are read as one.
-const FAR_GAP: u64 = 16 << 10;
+const COALESCE_GAP_BYTES: u64 = 16 << 10;
 /// The longest read of several payloads.
 const FAR_MAX: u64 = 256 << 10;
 
@@ -64,18 +64,18 @@ pub struct CacheInfo {
 }
 
 /// The disk, with what is remembered of it.
-pub(crate) struct Io {
+pub(crate) struct CachedDisk {
     pub disk: Arc<dyn Disk>,
     pub geometry: Geometry,
-    pub summer: Summer,
-    memory: Memory,
-    recent: RwLock<BTreeMap<u64, Arc<Done>>>,
+    pub summer: Checksummer,
+    memory: BlockCache,
+    unsettled_frames: RwLock<BTreeMap<u64, Arc<SealedFrame>>>,
     /// Nodes in frames that were not given to the disk yet.
-    fresh: RwLock<HashMap<u64, Arc<Node>>>,
+    unsubmitted_nodes: RwLock<HashMap<u64, Arc<Node>>>,
     /// Nodes that were loaded ahead last: the cache may not keep what was not used yet.
-    ahead: RwLock<Loaded>,
+    ahead: RwLock<NodeMap>,
     /// Frames on their way to the disk, oldest first, and how many bytes they have.
-    queue: Mutex<VecDeque<(DiskTicket, Arc<Done>)>>,
+    queue: Mutex<VecDeque<(DiskTicket, Arc<SealedFrame>)>>,
     queued_bytes: AtomicUsize,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -84,18 +84,23 @@ pub(crate) struct Io {
 /// What may wait to be written, in bytes, before a writer of more waits too.
 const RECENT_MAX: usize = 16 << 20;
 
-impl Io {
-    pub fn new(disk: Arc<dyn Disk>, geometry: Geometry, summer: Summer, cache_bytes: u64) -> Self {
+impl CachedDisk {
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        geometry: Geometry,
+        summer: Checksummer,
+        cache_bytes: u64,
+    ) -> Self {
         Self {
             disk,
             geometry,
             summer,
-            memory: Memory::new(
+            memory: BlockCache::new(
                 cache_bytes.max(128 << 10),
                 u64::from(geometry.page_bytes.max(1024)),
             ),
-            recent: RwLock::default(),
-            fresh: RwLock::default(),
+            unsettled_frames: RwLock::default(),
+            unsubmitted_nodes: RwLock::default(),
             ahead: RwLock::default(),
             queue: Mutex::default(),
             queued_bytes: AtomicUsize::new(0),
@@ -113,14 +118,14 @@ impl Io {
     }
 
     /// Keeps frames for readers while the disk writes them.
-    pub fn remember(&self, frames: &[Arc<Done>]) {
-        let mut recent = self.recent.write();
+    pub fn keep_frames(&self, frames: &[Arc<SealedFrame>]) {
+        let mut recent = self.unsettled_frames.write();
         recent.extend(frames.iter().map(|frame| (frame.at, frame.clone())));
     }
 
     /// Frames were given to the disk as `ticket`. Waits only where far more was than
     /// [`Io::throttle`] leaves.
-    pub fn handed_over(&self, ticket: DiskTicket, frames: Vec<Arc<Done>>) -> Result<()> {
+    pub fn track_submitted(&self, ticket: DiskTicket, frames: Vec<Arc<SealedFrame>>) -> Result<()> {
         let mut queue = self.queue.lock();
         let bytes = frames.iter().map(|frame| frame.len).sum();
         self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -163,10 +168,10 @@ impl Io {
         }
     }
 
-    fn drop_first(&self, queue: &mut VecDeque<(DiskTicket, Arc<Done>)>) {
+    fn drop_first(&self, queue: &mut VecDeque<(DiskTicket, Arc<SealedFrame>)>) {
         let Some((_, frame)) = queue.pop_front() else { return };
         self.queued_bytes.fetch_sub(frame.len, Ordering::Relaxed);
-        let mut recent = self.recent.write();
+        let mut recent = self.unsettled_frames.write();
         // Its place may be another frame's by now.
         if recent.get(&frame.at).is_some_and(|other| Arc::ptr_eq(other, &frame)) {
             recent.remove(&frame.at);
@@ -174,12 +179,12 @@ impl Io {
     }
 
     /// Nothing of these bytes is to be remembered: they will be others.
-    pub fn forget(&self, start: u64, len: u64) {
+    pub fn invalidate(&self, start: u64, len: u64) {
         let page = self.page();
         for index in start / page..(start + len).div_ceil(page) {
             self.memory.forget_page(index);
         }
-        let mut recent = self.recent.write();
+        let mut recent = self.unsettled_frames.write();
         let old: Vec<u64> = recent.range(start..start + len).map(|(at, _)| *at).collect();
         old.iter().for_each(|at| drop(recent.remove(at)));
     }
@@ -231,8 +236,8 @@ impl Io {
         Ok(all)
     }
 
-    fn recent(&self, at: u64, len: usize) -> Option<Arc<Done>> {
-        let recent = self.recent.read();
+    fn recent(&self, at: u64, len: usize) -> Option<Arc<SealedFrame>> {
+        let recent = self.unsettled_frames.read();
         let (&start, frame) = recent.range(..=at).next_back()?;
         (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
     }
@@ -260,7 +265,7 @@ impl Io {
 
     /// What is read for these pages: more, while there is memory for it that nothing is in.
     fn around(&self, (from, to): (u64, u64)) -> (u64, u64) {
-        if !self.memory.is_roomy() {
+        if !self.memory.is_half_empty() {
             return (from, to);
         }
         let (_, end) = self.pages_of(from, to.next_multiple_of(AROUND));
@@ -276,7 +281,7 @@ impl Io {
         keeps: bool,
         mut take: impl FnMut(&[u8]) -> Result<T>,
     ) -> Result<T> {
-        if !self.geometry.holds(at, len as u64) {
+        if !self.geometry.contains(at, len as u64) {
             return Err(Error::Corrupt {
                 what: "an address outside of all segments",
                 at_bytes: at,
@@ -324,19 +329,21 @@ impl Io {
     }
 
     /// Verifies the pieces of a payload.
-    pub fn verify(&self, data: &Data, stored: &[u8]) -> Result<()> {
+    pub fn verify(&self, data: &PayloadRef, stored: &[u8]) -> Result<()> {
         let mut at = data.at;
-        for (piece, &sum) in stored.chunks(PIECE as usize).zip(&data.sums) {
-            if self.summer.sum(at, piece) != sum && !is_left_out(Omission::PayloadSum) {
+        for (piece, &sum) in stored.chunks(CHECKSUM_BLOCK_BYTES as usize).zip(&data.sums) {
+            if self.summer.checksum(at, piece) != sum
+                && !is_fault_injected(InjectedFault::PayloadSum)
+            {
                 return Err(Error::Corrupt { what: "a payload's sum", at_bytes: at });
             }
-            at += u64::from(PIECE);
+            at += u64::from(CHECKSUM_BLOCK_BYTES);
         }
         Ok(())
     }
 
     /// Copies what counts of a payload.
-    pub fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+    pub fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         if data.stored == 0 {
             return Ok(());
         }
@@ -349,19 +356,19 @@ impl Io {
 
     /// What counts of a payload, if memory has it and it is right: as a sum holds the place too,
     /// what was there before is not mistaken for it, and nothing else has to be asked.
-    pub fn value_near(&self, data: &Data) -> Option<Vec<u8>> {
+    pub fn cached_value(&self, data: &PayloadRef) -> Option<Vec<u8>> {
         self.value_in(&self.memory, data)
     }
 
     /// The same of several. The first is used once all have been looked for, and looked at: what a
     /// processor needs of them it waits for together.
-    pub fn values_near(&self, all: &[&Data]) -> Vec<Option<Vec<u8>>> {
+    pub fn values_near(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = Vec::with_capacity(all.len());
         for some in all.chunks(TOGETHER) {
             match self.memory.hold() {
                 Some(held) => {
                     let page = self.page();
-                    let stored = |data: &&Data| {
+                    let stored = |data: &&PayloadRef| {
                         let from = (data.at % page) as usize;
                         let held = held.page(data.at / page)?;
                         held.get(from..(from + data.stored as usize).min(held.len()))
@@ -372,13 +379,13 @@ impl Io {
                     std::hint::black_box(lines.fold(0, |all, byte| all ^ byte));
                     values.extend(some.iter().map(|data| self.value_in(&held, data)));
                 }
-                None => values.extend(some.iter().map(|data| self.value_near(data))),
+                None => values.extend(some.iter().map(|data| self.cached_value(data))),
             }
         }
         values
     }
 
-    fn value_in(&self, pages: &impl Pages, data: &Data) -> Option<Vec<u8>> {
+    fn value_in(&self, pages: &impl Pages, data: &PayloadRef) -> Option<Vec<u8>> {
         if data.stored == 0 {
             return Some(vec![]);
         }
@@ -412,7 +419,7 @@ impl Io {
     }
 
     /// What counts of a payload.
-    pub fn value(&self, data: &Data) -> Result<Vec<u8>> {
+    pub fn value(&self, data: &PayloadRef) -> Result<Vec<u8>> {
         if data.stored == 0 {
             return Ok(vec![]);
         }
@@ -424,15 +431,15 @@ impl Io {
 
     /// What of payloads must come from the disk, asked for together; what lies close to each
     /// other in one request. `None` is what is in memory, or what could not be read.
-    pub fn read_far(&self, all: &[&Data]) -> Vec<Option<Vec<u8>>> {
+    pub fn read_uncached(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = vec![None; all.len()];
         let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_near(all[nth])).collect();
         if far.len() < 2 {
             return values;
         }
         let places = far.into_iter().map(|nth| (nth, all[nth].at, all[nth].end()));
-        for (from, bytes, members) in self.read_together(places.collect(), FAR_GAP) {
-            let is_roomy = self.memory.is_roomy();
+        for (from, bytes, members) in self.read_together(places.collect(), COALESCE_GAP_BYTES) {
+            let is_roomy = self.memory.is_half_empty();
             for nth in members {
                 let data = all[nth];
                 let start = (data.at - from) as usize;
@@ -454,12 +461,12 @@ impl Io {
     }
 
     /// Loads nodes that will be needed, together, for the one who works on the index.
-    pub fn load_ahead(&self, ptrs: &[Ptr]) {
+    pub fn prefetch_nodes(&self, ptrs: &[BlockPtr]) {
         *self.ahead.write() = self.loaded(ptrs);
     }
 
     /// The same, beside what was loaded last.
-    pub fn load_more_ahead(&self, ptrs: &[Ptr]) {
+    pub fn load_more_ahead(&self, ptrs: &[BlockPtr]) {
         let more = self.loaded(ptrs);
         let mut ahead = self.ahead.write();
         if ahead.len() >= AHEAD_MAX {
@@ -469,8 +476,8 @@ impl Io {
     }
 
     /// Nodes from the disk by their sums. What cannot be read is found out when it is needed.
-    fn loaded(&self, ptrs: &[Ptr]) -> Loaded {
-        let mut loaded = Loaded::new();
+    fn loaded(&self, ptrs: &[BlockPtr]) -> NodeMap {
+        let mut loaded = NodeMap::new();
         let places = ptrs.iter().enumerate();
         let places =
             places.map(|(nth, ptr)| (nth, ptr.at, ptr.at.saturating_add(u64::from(ptr.len))));
@@ -479,7 +486,7 @@ impl Io {
                 let start = (ptr.at - from) as usize;
                 let node = bytes
                     .get(start..start + ptr.len as usize)
-                    .filter(|bytes| self.summer.sum(ptr.at, bytes) == ptr.sum)
+                    .filter(|bytes| self.summer.checksum(ptr.at, bytes) == ptr.sum)
                     .and_then(|bytes| Node::decode(bytes, ptr.at).ok());
                 if let Some(node) = node {
                     loaded.insert(ptr.sum, Arc::new(node));
@@ -513,7 +520,7 @@ impl Io {
             };
             let len = behind - at;
             // What is longer is read alone, or only said to be.
-            if start >= end || len > FAR_MAX || !self.geometry.holds(at, len) {
+            if start >= end || len > FAR_MAX || !self.geometry.contains(at, len) {
                 continue;
             }
             match runs.last_mut() {
@@ -542,9 +549,9 @@ impl Io {
     }
 
     /// Whether a payload can be had without the disk.
-    fn is_near(&self, data: &Data) -> bool {
+    fn is_near(&self, data: &PayloadRef) -> bool {
         let (first, last) = (data.at / self.page(), (data.end().max(1) - 1) / self.page());
-        !self.geometry.holds(data.at, u64::from(data.stored))
+        !self.geometry.contains(data.at, u64::from(data.stored))
             || (first..=last).all(|index| self.memory.has_page(index))
             || self.recent(data.at, data.stored as usize).is_some()
     }
@@ -562,13 +569,15 @@ impl Io {
     }
 
     /// Bytes that a pointer leads to.
-    pub fn read_ptr(&self, ptr: Ptr) -> Result<Vec<u8>> {
+    pub fn read_ptr(&self, ptr: BlockPtr) -> Result<Vec<u8>> {
         self.read_ptr_near(ptr, false)
     }
 
-    fn read_ptr_near(&self, ptr: Ptr, keeps: bool) -> Result<Vec<u8>> {
+    fn read_ptr_near(&self, ptr: BlockPtr, keeps: bool) -> Result<Vec<u8>> {
         self.with(ptr.at, ptr.len as usize, keeps, |bytes| {
-            if self.summer.sum(ptr.at, bytes) != ptr.sum && !is_left_out(Omission::NodeSum) {
+            if self.summer.checksum(ptr.at, bytes) != ptr.sum
+                && !is_fault_injected(InjectedFault::NodeSum)
+            {
                 return Err(Error::Corrupt { what: "a node's sum", at_bytes: ptr.at });
             }
             Ok(bytes.to_vec())
@@ -576,23 +585,23 @@ impl Io {
     }
 
     /// Keeps a node that was just made.
-    pub fn offer_node(&self, ptr: Ptr, node: Arc<Node>) {
-        self.fresh.write().insert(ptr.sum, node.clone());
+    pub fn cache_node(&self, ptr: BlockPtr, node: Arc<Node>) {
+        self.unsubmitted_nodes.write().insert(ptr.sum, node.clone());
         self.memory.keep_node(ptr, node);
     }
 
     /// Makes room: nothing but snapshots leads to this node any more.
-    pub fn forget_node(&self, ptr: Ptr) {
+    pub fn forget_node(&self, ptr: BlockPtr) {
         self.memory.forget_node(ptr);
     }
 
     /// A node, if it is in memory, for who uses it.
-    fn near(&self, ptr: Ptr) -> Option<Arc<Node>> {
+    fn near(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
         if let Some(node) = self.memory.node(ptr) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Some(node);
         }
-        if let Some(node) = self.fresh.read().get(&ptr.sum) {
+        if let Some(node) = self.unsubmitted_nodes.read().get(&ptr.sum) {
             return Some(node.clone());
         }
         let node = self.ahead.read().get(&ptr.sum)?.clone();
@@ -601,30 +610,30 @@ impl Io {
     }
 
     /// A node that was seen: while memory has room, nothing has to know what is used.
-    fn seen(&self, ptr: Ptr, seen: &Seen) -> Option<Arc<Node>> {
-        let node = seen.node(ptr).filter(|_| self.memory.is_calm())?;
+    fn seen(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
+        let node = seen.node(ptr).filter(|_| self.memory.is_below_eviction())?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(node)
     }
 
     /// Keeps where a node was found, and gives it.
-    fn found(&self, ptr: Ptr, seen: &Seen, node: Arc<Node>) -> Arc<Node> {
-        if self.memory.is_calm() {
+    fn found(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
+        if self.memory.is_below_eviction() {
             seen.keep(ptr, &node);
         }
         node
     }
 
     /// Whether a node is in memory.
-    pub fn has_node(&self, ptr: Ptr) -> bool {
+    pub fn has_node(&self, ptr: BlockPtr) -> bool {
         self.memory.node(ptr).is_some()
-            || self.fresh.read().contains_key(&ptr.sum)
+            || self.unsubmitted_nodes.read().contains_key(&ptr.sum)
             || self.ahead.read().contains_key(&ptr.sum)
     }
 
     /// Every frame can be read from `recent` now, or from the disk.
     pub fn all_handed_over(&self) {
-        let mut fresh = self.fresh.write();
+        let mut fresh = self.unsubmitted_nodes.write();
         if !fresh.is_empty() {
             fresh.clear();
         }
@@ -632,31 +641,31 @@ impl Io {
 }
 
 /// Nodes that are in memory: others are not read, and the first of them is kept.
-pub(crate) struct InMemory<'a> {
-    io: &'a Io,
+pub(crate) struct CachedNodes<'a> {
+    io: &'a CachedDisk,
     /// What was read before, for who looks again.
-    read: Option<&'a Loaded>,
-    missing: Cell<Option<Ptr>>,
+    read: Option<&'a NodeMap>,
+    missing: Cell<Option<BlockPtr>>,
 }
 
-impl<'a> InMemory<'a> {
-    pub fn of(io: &'a Io) -> Self {
+impl<'a> CachedNodes<'a> {
+    pub fn of(io: &'a CachedDisk) -> Self {
         Self { io, read: None, missing: Cell::new(None) }
     }
 
     /// The same, and what was read.
-    pub fn and(io: &'a Io, read: &'a Loaded) -> Self {
+    pub fn with_loaded(io: &'a CachedDisk, read: &'a NodeMap) -> Self {
         Self { read: Some(read), ..Self::of(io) }
     }
 
     /// What was asked for first that is not there.
-    pub fn missing(&self) -> Option<Ptr> {
+    pub fn missing(&self) -> Option<BlockPtr> {
         self.missing.get()
     }
 }
 
-impl Nodes for InMemory<'_> {
-    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+impl NodeSource for CachedNodes<'_> {
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
         if let Some(node) = self.read.and_then(|read| read.get(&ptr.sum)) {
             return Ok(node.clone());
         }
@@ -666,7 +675,7 @@ impl Nodes for InMemory<'_> {
         })
     }
 
-    fn load_seen(&self, ptr: Ptr, seen: &Seen) -> Result<Arc<Node>> {
+    fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
         match self.io.seen(ptr, seen) {
             Some(node) => Ok(node),
             None => self.load(ptr).map(|node| self.io.found(ptr, seen, node)),
@@ -674,13 +683,13 @@ impl Nodes for InMemory<'_> {
     }
 }
 
-impl Nodes for Io {
-    fn load_together(&self, ptrs: &[Ptr]) -> Loaded {
-        let is_far = |ptr: &Ptr| !self.has_node(*ptr);
+impl NodeSource for CachedDisk {
+    fn prefetch(&self, ptrs: &[BlockPtr]) -> NodeMap {
+        let is_far = |ptr: &BlockPtr| !self.has_node(*ptr);
         if !ptrs.first().is_some_and(is_far) {
-            return Loaded::new();
+            return NodeMap::new();
         }
-        let far: Vec<Ptr> = ptrs.iter().filter(|ptr| is_far(ptr)).copied().collect();
+        let far: Vec<BlockPtr> = ptrs.iter().filter(|ptr| is_far(ptr)).copied().collect();
         let loaded = self.loaded(&far);
         for ptr in far {
             if let Some(node) = loaded.get(&ptr.sum) {
@@ -690,18 +699,18 @@ impl Nodes for Io {
         loaded
     }
 
-    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
         if let Some(node) = self.near(ptr) {
             return Ok(node);
         }
         // What is made of the bytes is kept, and their pages only for their neighbours.
-        let bytes = self.read_ptr_near(ptr, self.memory.is_roomy())?;
+        let bytes = self.read_ptr_near(ptr, self.memory.is_half_empty())?;
         let node = Arc::new(Node::decode(&bytes, ptr.at)?);
         self.memory.keep_node(ptr, node.clone());
         Ok(node)
     }
 
-    fn load_seen(&self, ptr: Ptr, seen: &Seen) -> Result<Arc<Node>> {
+    fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
         match self.seen(ptr, seen) {
             Some(node) => Ok(node),
             None => self.load(ptr).map(|node| self.found(ptr, seen, node)),

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use crate::entry::{Data, Entry, Key, Named, named, value_key};
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, value_key};
 use crate::index::cursor::Cursor;
 use crate::store::Snapshot;
 use crate::{Error, Group, Refused, Result, Store, Ticket};
@@ -118,13 +118,13 @@ impl Kv {
             let (entry, _view) = self.store.find_key(&value_key(key))?;
             let (id, len) = match entry {
                 Some(Entry::Data(data)) => return self.store.value_of(&data).map(Some),
-                Some(Entry::Link(id, len)) => (id, len),
-                Some(Entry::Short(value)) => return Ok(Some(value.to_vec())),
+                Some(Entry::ValueObject(id, len)) => (id, len),
+                Some(Entry::Inline(value)) => return Ok(Some(value.to_vec())),
                 _ => return Ok(None),
             };
             match self.store.len(id) {
                 Ok(have) if have == len => {
-                    let mut value = room_for(len, self.store.disk_bytes())?;
+                    let mut value = allocate_value(len, self.store.disk_bytes())?;
                     match self.store.read(id, 0, &mut value) {
                         Ok(read) if read == value.len() => return Ok(Some(value)),
                         Ok(_) | Err(Error::NoObject(_)) => {}
@@ -157,7 +157,7 @@ impl Kv {
 const NO_VALUE: Error = Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 };
 
 /// Memory for a value, which lies on a disk of `disk_bytes` as a whole.
-pub(crate) fn room_for(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
+pub(crate) fn allocate_value(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
     let longer = Error::Misuse("a value longer than memory");
     if len > disk_bytes {
         return Err(Error::Corrupt { what: "a value longer than its disk", at_bytes: 0 });
@@ -192,8 +192,8 @@ impl KvSnapshot {
                 self.snapshot.read_data(data, &mut value)?;
                 Ok(value)
             }
-            Entry::Short(value) => Ok(value.to_vec()),
-            Entry::Link(id, len) => {
+            Entry::Inline(value) => Ok(value.to_vec()),
+            Entry::ValueObject(id, len) => {
                 let is_there = match self.snapshot.len(*id) {
                     Ok(have) => have == *len,
                     Err(Error::NoObject(_)) => false,
@@ -202,7 +202,7 @@ impl KvSnapshot {
                 if !is_there {
                     return Err(NO_VALUE);
                 }
-                let mut value = room_for(*len, self.snapshot.io().geometry.disk_bytes)?;
+                let mut value = allocate_value(*len, self.snapshot.io().geometry.disk_bytes)?;
                 self.snapshot.read(*id, 0, &mut value)?;
                 Ok(value)
             }
@@ -250,14 +250,14 @@ pub struct Scan {
 #[derive(Debug, Default)]
 struct End {
     cursor: Option<Cursor>,
-    ready: VecDeque<(Key, Ready)>,
+    ready: VecDeque<(Key, PrefetchedValue)>,
     /// Pairs that were asked for last.
     asked: usize,
     is_over: bool,
 }
 
 #[derive(Debug)]
-enum Ready {
+enum PrefetchedValue {
     Value(Result<Vec<u8>>),
     /// A long value is read when it is given.
     Long(Entry),
@@ -276,7 +276,7 @@ impl Scan {
     }
 
     /// The next pair of one end.
-    fn give(&mut self, is_front: bool) -> Option<Pair> {
+    fn next_pair(&mut self, is_front: bool) -> Option<Pair> {
         if self.from >= self.to {
             return None;
         }
@@ -285,17 +285,17 @@ impl Scan {
         }
         let (key, ready) = self.end(is_front).ready.pop_front()?;
         let value = match ready {
-            Ready::Value(value) => value,
-            Ready::Long(entry) => self.snapshot.value(&entry),
-            Ready::Failed(error) => return Some(Err(error)),
+            PrefetchedValue::Value(value) => value,
+            PrefetchedValue::Long(entry) => self.snapshot.value(&entry),
+            PrefetchedValue::Failed(error) => return Some(Err(error)),
         };
         // What the other end gave is not given again.
         if key < self.from || key >= self.to {
             self.from = self.to.clone();
             return None;
         }
-        let name = match named(&key) {
-            Some(Named::Value(name)) => name.to_vec(),
+        let name = match decode_key(&key) {
+            Some(DecodedKey::Value(name)) => name.to_vec(),
             _ => return None,
         };
         if is_front {
@@ -317,7 +317,7 @@ impl Scan {
         self.end(is_front).asked = asked;
         let mut found: Vec<(Key, Entry)> = Vec::with_capacity(asked);
         let failed = self.look_ahead(&snapshot.snapshot, is_front, asked, &mut found).err();
-        let near: Vec<&Data> = found
+        let near: Vec<&PayloadRef> = found
             .iter()
             .filter_map(|(_, entry)| match entry {
                 Entry::Data(data) => Some(data),
@@ -328,15 +328,15 @@ impl Scan {
         let end = self.end(is_front);
         for (key, entry) in found {
             let ready = match entry {
-                Entry::Data(_) => Ready::Value(values.next().unwrap_or(Ok(vec![]))),
-                Entry::Short(value) => Ready::Value(Ok(value.to_vec())),
-                long => Ready::Long(long),
+                Entry::Data(_) => PrefetchedValue::Value(values.next().unwrap_or(Ok(vec![]))),
+                Entry::Inline(value) => PrefetchedValue::Value(Ok(value.to_vec())),
+                long => PrefetchedValue::Long(long),
             };
             end.ready.push_back((key, ready));
         }
         if let Some(error) = failed {
             // What comes behind it is given next.
-            end.ready.push_back((Key::new(), Ready::Failed(error)));
+            end.ready.push_back((Key::new(), PrefetchedValue::Failed(error)));
         }
     }
 
@@ -359,7 +359,7 @@ impl Scan {
         while found.len() < asked && bytes < AHEAD_BYTES {
             match cursor.next(view, io)? {
                 Some((key, entry)) if key >= from && key < to => {
-                    bytes = bytes.saturating_add(crate::codec::index(entry.covers()));
+                    bytes = bytes.saturating_add(crate::codec::to_usize_saturating(entry.covers()));
                     found.push((key, entry));
                 }
                 _ => {
@@ -376,12 +376,12 @@ impl Iterator for Scan {
     type Item = Pair;
 
     fn next(&mut self) -> Option<Pair> {
-        self.give(true)
+        self.next_pair(true)
     }
 }
 
 impl DoubleEndedIterator for Scan {
     fn next_back(&mut self) -> Option<Pair> {
-        self.give(false)
+        self.next_pair(false)
     }
 }

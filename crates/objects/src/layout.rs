@@ -47,7 +47,7 @@ use crate::{Error, Hint, LayoutKind, Result};
 
 /// What is known of a payload when its place is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum PayloadKind {
     /// Written by a client.
     Written {
         /// What its object's maker said.
@@ -64,10 +64,10 @@ pub enum Kind {
     /// A node of the tree.
     Node,
     /// A part of a run or checkpoint: the next ones replace it.
-    Brief,
+    ShortLived,
 }
 
-impl Kind {
+impl PayloadKind {
     /// One of each that a layout may tell apart.
     const SAMPLES: [Self; 8] = [
         Self::Written { hint: Hint::Unknown, replaced_after: None },
@@ -77,7 +77,7 @@ impl Kind {
         Self::Moved { age: 0 },
         Self::Moved { age: u64::MAX },
         Self::Node,
-        Self::Brief,
+        Self::ShortLived,
     ];
 }
 
@@ -118,16 +118,16 @@ pub trait Layout: Send + Sync {
 
     /// Which of them gets a payload. In a trickle commits are small, and each has a waiter: who
     /// parts them makes it wait for two places.
-    fn stream_of(&self, kind: Kind, is_trickle: bool) -> usize {
+    fn stream_of(&self, kind: PayloadKind, is_trickle: bool) -> usize {
         match kind {
-            _ if is_trickle && !matches!(kind, Kind::Moved { .. }) => 0,
-            Kind::Written { .. } => 0,
+            _ if is_trickle && !matches!(kind, PayloadKind::Moved { .. }) => 0,
+            PayloadKind::Written { .. } => 0,
             // What survived until its segment was cleaned is older than what is written:
             // apart from it, it stays together.
-            Kind::Moved { .. } => 1,
+            PayloadKind::Moved { .. } => 1,
             // A merge replaces nearly all: then they leave whole segments behind. Among
             // payloads each hole of theirs costs moving the neighbours.
-            Kind::Node | Kind::Brief => 2,
+            PayloadKind::Node | PayloadKind::ShortLived => 2,
         }
     }
 
@@ -137,7 +137,7 @@ pub trait Layout: Send + Sync {
     }
 
     /// Whether the age of what a payload replaces matters to its place: it is looked up then.
-    fn parts_by_age(&self) -> bool {
+    fn separates_by_age(&self) -> bool {
         false
     }
 
@@ -148,14 +148,14 @@ pub trait Layout: Send + Sync {
 
     /// Whether what is as long as a page begins with one: then no more pages than it needs are
     /// read for it.
-    fn aligns(&self) -> bool {
+    fn is_page_aligned(&self) -> bool {
         false
     }
 
     /// What is gathered of changes without a waiter, in bytes: the more, the less is
     /// lost where frames end. At most the log.
     fn commit_bytes(&self) -> usize {
-        crate::codec::index((16 << 20).min(self.log_bytes() / 2))
+        crate::codec::to_usize_saturating((16 << 20).min(self.log_bytes() / 2))
     }
 
     /// What the cleaner reads at once, in bytes: the time that this takes should be some times
@@ -164,7 +164,7 @@ pub trait Layout: Send + Sync {
 
     /// The cleaner jumps from one thing that is alive to the next where fewer than one byte
     /// of so many is; else it reads what is between.
-    fn jumps_from(&self) -> u64 {
+    fn sparse_read_ratio(&self) -> u64 {
         16
     }
 
@@ -194,7 +194,7 @@ pub trait Layout: Send + Sync {
 
     /// The worth of cleaning a segment: `used` of its bytes are alive, of `len`; what is
     /// in it was written `age` bytes ago, on average. Not less where less is alive.
-    fn worth(&self, used: u64, len: u64, age: u64) -> f64 {
+    fn cleaning_benefit(&self, used: u64, len: u64, age: u64) -> f64 {
         // Cost-benefit (Rosenblum and Ousterhout, section 3.5): what is gained, and for how
         // long, over what is read and written again. Of the age only the root: where what
         // dies together lies together it says less, and measured 1.8 against 1.9.
@@ -276,13 +276,17 @@ fn fits(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
     let site = layout.site();
     let (page, segment) = (site.page_bytes as usize, site.segment_bytes as usize);
     let streams = layout.streams();
-    let is_stream =
-        |kind: Kind| [false, true].iter().all(|trickle| layout.stream_of(kind, *trickle) < streams);
+    let is_stream = |kind: PayloadKind| {
+        [false, true].iter().all(|trickle| layout.stream_of(kind, *trickle) < streams)
+    };
     let log = layout.log_bytes();
     let all = [
         ((1..=STREAMS_MAX).contains(&streams), "a layout has 1 to 16 streams"),
         (layout.index_stream() < streams, "the layout's index is in no stream of it"),
-        (Kind::SAMPLES.into_iter().all(is_stream), "the layout names a stream that it has not"),
+        (
+            PayloadKind::SAMPLES.into_iter().all(is_stream),
+            "the layout names a stream that it has not",
+        ),
         ((page..=segment).contains(&layout.frame_bytes()), "a frame has a page to a segment"),
         ((4096..=40 << 20).contains(&log), "the log of a layout has 4 KiB to 40 MiB"),
         ((1..=log).contains(&(layout.commit_bytes() as u64)), "a commit is at most the log"),

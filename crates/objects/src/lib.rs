@@ -125,5 +125,5 @@ pub use error::{Error, Refused, Result};
 pub use group::{Group, Hint, NewObject, ObjectId};
 pub use io::CacheInfo;
 pub use kv::count::KvCount;
-pub use recovery::salvage::Salvaged;
+pub use recovery::salvage::SalvageReport;
 pub use store::{CreateOptions, Info, LayoutKind, OpenOptions, Profile, Snapshot, Store, Ticket};

@@ -19,6 +19,6 @@ mod stream;
 pub(crate) mod table;
 mod writer;
 
-pub(crate) use self::stream::{Place, Stream};
+pub(crate) use self::stream::{Stream, StreamPosition};
 pub use self::writer::Counters;
-pub(crate) use self::writer::Log;
+pub(crate) use self::writer::LogWriter;

@@ -12,18 +12,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use quick_cache::sync::Cache;
 use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
 
-pub(crate) use self::near::Held;
-use self::near::Near;
-use crate::index::tree::{Node, Ptr};
+use self::near::PageIndex;
+pub(crate) use self::near::PageIndexGuard;
+use crate::index::tree::{BlockPtr, Node};
 
 /// A page by its number, or a node by its sum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Name {
+enum CacheKey {
     Page(u64),
     Node(u64),
 }
 
-impl Hash for Name {
+impl Hash for CacheKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         // Sums are spread already: numbers of pages are small beside them.
         match self {
@@ -33,7 +33,7 @@ impl Hash for Name {
 }
 
 #[derive(Clone, Debug)]
-enum Kept {
+enum CacheEntry {
     Page(Arc<[u8]>),
     Node(Arc<Node>),
 }
@@ -41,11 +41,11 @@ enum Kept {
 #[derive(Clone, Debug)]
 struct ByWeight;
 
-impl Weighter<Name, Kept> for ByWeight {
-    fn weight(&self, _: &Name, kept: &Kept) -> u64 {
+impl Weighter<CacheKey, CacheEntry> for ByWeight {
+    fn weight(&self, _: &CacheKey, kept: &CacheEntry) -> u64 {
         match kept {
-            Kept::Page(page) => (page.len() as u64).saturating_add(64),
-            Kept::Node(node) => node.weight(),
+            CacheEntry::Page(page) => (page.len() as u64).saturating_add(64),
+            CacheEntry::Node(node) => node.weight(),
         }
     }
 }
@@ -72,19 +72,19 @@ impl Hasher for Mixer {
 
 /// What the table drives out is not near any more.
 #[derive(Clone, Debug)]
-struct Leaving(Arc<Near>);
+struct EvictionHook(Arc<PageIndex>);
 
-impl Lifecycle<Name, Kept> for Leaving {
+impl Lifecycle<CacheKey, CacheEntry> for EvictionHook {
     type RequestState = ();
 
-    fn on_evict(&self, (): &mut (), name: Name, _: Kept) {
-        if let Name::Page(number) = name {
+    fn on_evict(&self, (): &mut (), name: CacheKey, _: CacheEntry) {
+        if let CacheKey::Page(number) = name {
             self.0.forget(number);
         }
     }
 }
 
-type Table = Cache<Name, Kept, ByWeight, BuildHasherDefault<Mixer>, Leaving>;
+type Table = Cache<CacheKey, CacheEntry, ByWeight, BuildHasherDefault<Mixer>, EvictionHook>;
 
 /// Where pages are looked for.
 pub(crate) trait Pages {
@@ -92,15 +92,15 @@ pub(crate) trait Pages {
     fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T>;
 }
 
-impl Pages for Held<'_> {
+impl Pages for PageIndexGuard<'_> {
     fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
         self.page(number).map(take)
     }
 }
 
-impl Pages for Memory {
+impl Pages for BlockCache {
     fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
-        if self.is_calm()
+        if self.is_below_eviction()
             && let Some(taken) = self.near.with(number, &take)
         {
             return Some(taken);
@@ -110,22 +110,22 @@ impl Pages for Memory {
 }
 
 /// Pages and nodes.
-pub(crate) struct Memory {
+pub(crate) struct BlockCache {
     table: Table,
-    near: Arc<Near>,
+    near: Arc<PageIndex>,
     /// What was put in since it was last asked how full it is, in bytes.
     unasked: AtomicU64,
     is_calm: AtomicBool,
 }
 
-impl Memory {
+impl BlockCache {
     /// At most `capacity` bytes; most things have about `typical`.
     pub fn new(capacity: u64, typical: u64) -> Self {
         let items = capacity.checked_div(typical).unwrap_or(0).clamp(16, 1 << 24);
-        let near = Arc::new(Near::new(items));
+        let near = Arc::new(PageIndex::new(items));
         let capacity = capacity.saturating_sub(near.bytes_max());
-        let items = crate::codec::index(items);
-        let (hasher, lifecycle) = (BuildHasherDefault::default(), Leaving(near.clone()));
+        let items = crate::codec::to_usize_saturating(items);
+        let (hasher, lifecycle) = (BuildHasherDefault::default(), EvictionHook(near.clone()));
         let options = OptionsBuilder::new()
             .weight_capacity(capacity)
             .estimated_items_capacity(items)
@@ -141,11 +141,11 @@ impl Memory {
 
     /// Whether there is so much room that nothing is driven out yet: then it need not be known
     /// what is used. It is a bit behind.
-    pub fn is_calm(&self) -> bool {
+    pub fn is_below_eviction(&self) -> bool {
         self.is_calm.load(Ordering::Relaxed)
     }
 
-    fn keep(&self, name: Name, kept: Kept) {
+    fn keep(&self, name: CacheKey, kept: CacheEntry) {
         let weight = ByWeight.weight(&name, &kept);
         self.table.insert(name, kept);
         let capacity = self.table.capacity();
@@ -163,53 +163,53 @@ impl Memory {
     }
 
     /// Whether most of it is unused.
-    pub fn is_roomy(&self) -> bool {
+    pub fn is_half_empty(&self) -> bool {
         self.table.weight() < self.table.capacity() / 2
     }
 
     /// All pages that can be had without asking the table, while nothing is driven out.
-    pub fn hold(&self) -> Option<Held<'_>> {
-        self.is_calm().then(|| self.near.hold())
+    pub fn hold(&self) -> Option<PageIndexGuard<'_>> {
+        self.is_below_eviction().then(|| self.near.hold())
     }
 
     pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
-        match self.table.get(&Name::Page(number)) {
-            Some(Kept::Page(page)) => Some(page),
+        match self.table.get(&CacheKey::Page(number)) {
+            Some(CacheEntry::Page(page)) => Some(page),
             _ => None,
         }
     }
 
     pub fn has_page(&self, number: u64) -> bool {
-        self.table.contains_key(&Name::Page(number))
+        self.table.contains_key(&CacheKey::Page(number))
     }
 
     pub fn keep_page(&self, number: u64, page: Arc<[u8]>) {
-        if self.is_calm() {
+        if self.is_below_eviction() {
             self.near.keep(number, page.clone());
         }
-        self.keep(Name::Page(number), Kept::Page(page));
+        self.keep(CacheKey::Page(number), CacheEntry::Page(page));
     }
 
     pub fn forget_page(&self, number: u64) {
         self.near.forget(number);
-        self.table.remove(&Name::Page(number));
+        self.table.remove(&CacheKey::Page(number));
     }
 
-    pub fn node(&self, ptr: Ptr) -> Option<Arc<Node>> {
-        match self.table.get(&Name::Node(ptr.sum)) {
-            Some(Kept::Node(node)) => Some(node),
+    pub fn node(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
+        match self.table.get(&CacheKey::Node(ptr.sum)) {
+            Some(CacheEntry::Node(node)) => Some(node),
             _ => None,
         }
     }
 
     /// Nodes are known by their sums, which hold the place: an address that is used again
     /// cannot be mistaken.
-    pub fn keep_node(&self, ptr: Ptr, node: Arc<Node>) {
-        self.keep(Name::Node(ptr.sum), Kept::Node(node));
+    pub fn keep_node(&self, ptr: BlockPtr, node: Arc<Node>) {
+        self.keep(CacheKey::Node(ptr.sum), CacheEntry::Node(node));
     }
 
-    pub fn forget_node(&self, ptr: Ptr) {
-        self.table.remove(&Name::Node(ptr.sum));
+    pub fn forget_node(&self, ptr: BlockPtr) {
+        self.table.remove(&CacheKey::Node(ptr.sum));
     }
 }
 
@@ -220,9 +220,9 @@ mod tests {
 
     #[test]
     fn both_kinds_share_one_limit_and_are_not_mistaken() {
-        let memory = Memory::new(1 << 20, 4096);
+        let memory = BlockCache::new(1 << 20, 4096);
         let node = Arc::new(Node::Inner(Inner::new(1, vec![])));
-        let ptr = |sum| Ptr { at: 0, len: 7, sum };
+        let ptr = |sum| BlockPtr { at: 0, len: 7, sum };
         memory.keep_page(7, Arc::from(&[1; 4096][..]));
         assert!(memory.node(ptr(7)).is_none() && memory.page(7).is_some());
         memory.keep_node(ptr(7), node);
@@ -231,16 +231,16 @@ mod tests {
         assert!(memory.node(ptr(7)).is_none() && memory.has_page(7));
         memory.forget_page(7);
         assert!(memory.page(7).is_none());
-        assert!(memory.is_calm());
+        assert!(memory.is_below_eviction());
         (0..1000).for_each(|number| memory.keep_page(number, Arc::from(&[2; 4096][..])));
-        assert!(!memory.is_calm());
+        assert!(!memory.is_below_eviction());
         // Pages alone may have all.
         assert!((900 << 10..=1 << 20).contains(&memory.used_bytes()), "{}", memory.used_bytes());
     }
 
     #[test]
     fn what_is_driven_out_is_not_near_either() {
-        let memory = Memory::new(1 << 20, 4096);
+        let memory = BlockCache::new(1 << 20, 4096);
         let near = |number| memory.near.with(number, |page| page[0]).is_some();
         (0..100).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
         assert!((0..100).all(near) && memory.hold().is_some());

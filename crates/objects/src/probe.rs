@@ -65,7 +65,7 @@ const WRITES_NS: [u64; 6] =
 
 /// What was measured.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Measured {
+pub struct ProbeResults {
     /// Long writes in order, in bytes a second.
     pub write_bytes_per_s: u64,
     /// Long reads in order, in bytes a second.
@@ -84,10 +84,10 @@ pub struct Measured {
     pub reads_per_s: [u64; 6],
     /// What writes across a boundary of 1, 2, 4, 8, 16 and 32 KiB cost, relative to those on
     /// it. Zeros below the first that is felt, and where distance hides it.
-    pub across: [f64; 6],
+    pub misalignment_cost: [f64; 6],
     /// The unit in which the device says that it is written, in bytes; 0 where it says
     /// nothing.
-    pub told_bytes: u32,
+    pub reported_unit_bytes: u32,
     /// The unit in which the disk is written, in bytes.
     pub page_bytes: u32,
 }
@@ -107,7 +107,7 @@ pub fn probe(
     region: Extent,
     told_bytes: u32,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Measured> {
+) -> Result<ProbeResults> {
     let properties = disk.properties();
     let unit = LONG_BYTES.max(u64::from(properties.sector_bytes));
     let region = region
@@ -137,7 +137,7 @@ pub fn probe(
         *rate = probe.read_rate(depth)?;
     }
     tell();
-    let mut measured = Measured {
+    let mut measured = ProbeResults {
         write_bytes_per_s,
         read_bytes_per_s,
         near_read_ns,
@@ -146,8 +146,8 @@ pub fn probe(
         far_write_ns,
         flush_ns,
         reads_per_s,
-        across: [0.0; 6],
-        told_bytes,
+        misalignment_cost: [0.0; 6],
+        reported_unit_bytes: told_bytes,
         page_bytes: SHORT_BYTES as u32,
     };
     let floor = properties.sector_bytes.max(told_bytes);
@@ -155,14 +155,14 @@ pub fn probe(
         // From the largest down: the first that is felt is the page's.
         for (nth, unit) in UNITS.into_iter().enumerate().rev() {
             if unit >= floor {
-                measured.across[nth] = probe.across(u64::from(unit), WRITES_NS[nth])?;
+                measured.misalignment_cost[nth] = probe.across(u64::from(unit), WRITES_NS[nth])?;
             }
-            if is_felt(nth, measured.across[nth]) {
+            if is_felt(nth, measured.misalignment_cost[nth]) {
                 break;
             }
             tell();
         }
-        measured.page_bytes = page(&measured.across).max(floor);
+        measured.page_bytes = page(&measured.misalignment_cost).max(floor);
     }
     measured.page_bytes = measured.page_bytes.max(floor);
     progress(steps, steps);
@@ -197,7 +197,7 @@ const TURNS: (usize, usize) = (3, 7);
 
 /// What a boundary of two units costs, in turns until all are clearly on one side of the
 /// line; the median of them. If they never are, what speaks for 4 KiB: the second best.
-fn settle(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -> Result<f64> {
+fn measure_until_stable(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -> Result<f64> {
     let line = across_min(unit);
     let mut turns = vec![];
     loop {
@@ -217,7 +217,7 @@ fn settle(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -> Result<f64> 
     }
 }
 
-impl Measured {
+impl ProbeResults {
     /// Whether distance costs time: short requests take several times as long, and longer
     /// than anything without moving parts takes.
     pub fn seeks(&self) -> bool {
@@ -254,7 +254,7 @@ impl Measured {
             ),
         });
         let page_bytes = self.page_fitting(disk_bytes);
-        let felt = felt(&self.across);
+        let felt = felt(&self.misalignment_cost);
         why.push(match felt {
             _ if page_bytes < self.page_bytes => {
                 let measured = Bytes(self.page_bytes.into());
@@ -266,13 +266,13 @@ impl Measured {
             Some(index) if page_bytes == 2 * UNITS[index] => format!(
                 "page {}: a write across its boundary costs {:.1} times one on it, across that of the next larger size {}",
                 Bytes(page_bytes.into()),
-                self.across[index],
-                match self.across.get(index + 1) {
+                self.misalignment_cost[index],
+                match self.misalignment_cost.get(index + 1) {
                     Some(next) => format!("{next:.1}"),
                     None => "is not known".to_owned(),
                 }
             ),
-            _ if page_bytes == self.told_bytes => {
+            _ if page_bytes == self.reported_unit_bytes => {
                 format!("page {}: the device says so", Bytes(page_bytes.into()))
             }
             _ => format!("page {}: no boundary is felt", Bytes(page_bytes.into())),
@@ -295,7 +295,7 @@ impl Measured {
         let fits = disk_bytes / (SEGMENTS_SMALL * SEGMENT_PAGES);
         let fits = u32::try_from(fits.max(SHORT_BYTES)).unwrap_or(u32::MAX);
         // What the device says stays.
-        self.page_bytes.min((1 << fits.ilog2()).max(self.told_bytes))
+        self.page_bytes.min((1 << fits.ilog2()).max(self.reported_unit_bytes))
     }
 
     fn segment_bytes(&self, disk_bytes: u64, page_bytes: u32) -> (u32, String) {
@@ -544,7 +544,7 @@ impl Probe<'_> {
 
     /// What writes of `2 * unit` cost a `unit` off their boundary, relative to those on it.
     fn across(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
-        settle(unit as u32, &mut |turn| {
+        measure_until_stable(unit as u32, &mut |turn| {
             // Whatever becomes slower or faster meanwhile does so to both.
             let mut rates = [0; 2];
             for nth in [turn % 2, 1 - turn % 2] {
@@ -615,7 +615,7 @@ mod tests {
     use super::*;
     use crate::recovery::superblock::Geometry;
 
-    fn measure(disk: &Arc<SimDisk>) -> Measured {
+    fn measure(disk: &Arc<SimDisk>) -> ProbeResults {
         let region = Extent::new(0, 48 << 20);
         probe(&**disk, &|| disk.clock().now_ns(), region, 0, &mut |_, _| {}).unwrap()
     }
@@ -670,7 +670,7 @@ mod tests {
         let (profile, why) = measured.profile(128 << 20);
         assert_eq!((profile.page_bytes, &*why[1]), (4096, "page 4 KiB: the device says so"));
         // Nothing below is asked for.
-        assert_eq!(measured.across[..3], [0.0; 3]);
+        assert_eq!(measured.misalignment_cost[..3], [0.0; 3]);
     }
 
     /// What 500 disks are found to be whose two rates differ by `is`, when each measurement is
@@ -684,7 +684,7 @@ mod tests {
         };
         let mut felt = 0;
         for _ in 0..500 {
-            let across = settle(unit, &mut |_| Ok(rate(is) / rate(1.0))).unwrap();
+            let across = measure_until_stable(unit, &mut |_| Ok(rate(is) / rate(1.0))).unwrap();
             felt += usize::from(is_felt(nth, across));
         }
         felt
@@ -700,12 +700,12 @@ mod tests {
     }
 
     /// What a disk is found to be that answers as if others used it all the time, in any way.
-    fn extremes(told_bytes: u32) -> Vec<Measured> {
+    fn extremes(told_bytes: u32) -> Vec<ProbeResults> {
         let mut all = vec![];
         for rate in [0, 1, 5_000_000, u64::MAX] {
             for (near, far) in [(0, 0), (1000, 1001), (0, u64::MAX), (u64::MAX, 0)] {
                 for page_bytes in [512, 1024, 4096, 32768, 65536] {
-                    all.push(Measured {
+                    all.push(ProbeResults {
                         write_bytes_per_s: rate,
                         read_bytes_per_s: rate,
                         near_read_ns: near,
@@ -714,8 +714,8 @@ mod tests {
                         far_write_ns: far,
                         flush_ns: far,
                         reads_per_s: [rate; 6],
-                        across: [0.0, 9.0, f64::INFINITY, f64::NAN, 9.0, 9.0],
-                        told_bytes,
+                        misalignment_cost: [0.0, 9.0, f64::INFINITY, f64::NAN, 9.0, 9.0],
+                        reported_unit_bytes: told_bytes,
                         page_bytes: page_bytes.max(told_bytes),
                     });
                 }

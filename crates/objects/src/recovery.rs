@@ -29,19 +29,19 @@ use self::replay::replay;
 use crate::codec::low_half;
 use crate::core::Core;
 use crate::entry::{Entry, Key};
-use crate::hooks::{Omission, is_left_out};
+use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::index::Levels;
-use crate::index::layer::{Active, Layer, Lost, weight};
+use crate::index::layer::{ImmutableMemtable, Memtable, UnreadableRange, weight};
 use crate::index::merge::merge_pairs;
-use crate::index::run::{Run, read_chunk};
-use crate::index::tree::{Child, Ptr, Tree};
-use crate::io::Io;
+use crate::index::run::{SortedRun, read_chunk};
+use crate::index::tree::{BlockPtr, Child, Tree};
+use crate::io::CachedDisk;
 use crate::layout::{StoreDimensions, layout};
-use crate::log::{Log, Stream};
-use crate::recovery::blob::Blob;
+use crate::log::{LogWriter, Stream};
+use crate::recovery::blob::CheckpointRecord;
 use crate::recovery::checkpoint::Checkpoints;
 use crate::recovery::superblock::{Geometry, Superblock, wipe};
-use crate::space::segment::Segments;
+use crate::space::segment::SegmentTable;
 use crate::store::{CreateOptions, OpenOptions};
 use crate::{Error, Result};
 
@@ -57,8 +57,8 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
         capacity_bytes: capacity,
     };
     let layout = layout(profile.layout, &site)?;
-    let io = Io::new(disk, geometry, summer, cache_bytes);
-    let mut log = Log::new(io, layout, low_half(crate::codec::mix(summer.0)));
+    let io = CachedDisk::new(disk, geometry, summer, cache_bytes);
+    let mut log = LogWriter::new(io, layout, low_half(crate::codec::mix(summer.0)));
     log.incarnation = superblock.incarnation;
     let levels = Levels { merge_pairs: merge_pairs(capacity, cache_bytes), ..Levels::default() };
     Ok(Core::new(log, levels, Checkpoints::new(superblock)))
@@ -79,14 +79,14 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
         log_incarnation: 1,
         profile,
         geometry,
-        checkpoint: Ptr { at: 0, len: 0, sum: 0 },
-        twin: None,
+        checkpoint: BlockPtr { at: 0, len: 0, sum: 0 },
+        checkpoint_copy: None,
     };
     // A layout that does not fit is refused before anything is written.
     let mut core = empty_core(disk.clone(), superblock, 1 << 20)?;
     // What was there must not be found if this ends before its time.
     let group = draconis_device::Group { writes: wipe(&*disk) };
-    if !group.writes.is_empty() && !is_left_out(Omission::Wipe) {
+    if !group.writes.is_empty() && !is_fault_injected(InjectedFault::Wipe) {
         let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
         disk.wait_durable(ticket)?;
     }
@@ -101,14 +101,14 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
 /// Opens a store; writes nothing if that is asked for.
 pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
     let mut lost = vec![];
-    let core = open_what_is_left(disk, options, &mut lost)?;
+    let core = open_degraded(disk, options, &mut lost)?;
     lost.retain(|lost| lost.is_needed || !options.read_only);
     lost.into_iter().next().map_or(Ok(core), |lost| Err(lost.error))
 }
 
 /// Something that could not be read while a store was opened.
 #[derive(Clone, Debug)]
-pub(crate) struct Loss {
+pub(crate) struct OpenDamage {
     pub error: Error,
     /// Whether readers cannot know what is missing.
     pub is_needed: bool,
@@ -116,10 +116,10 @@ pub(crate) struct Loss {
 
 /// Opens a store as far as it can be read; writes nothing if that is asked for, or if something
 /// was lost.
-pub(crate) fn open_what_is_left(
+pub(crate) fn open_degraded(
     disk: Arc<dyn Disk>,
     options: &OpenOptions,
-    lost: &mut Vec<Loss>,
+    lost: &mut Vec<OpenDamage>,
 ) -> Result<Core> {
     let (superblock, agree) = Superblock::find(&*disk)?;
     let newest = agree.iter().filter(|is_newest| **is_newest).count();
@@ -131,10 +131,10 @@ pub(crate) fn open_what_is_left(
     load(&mut core, &blob, lost)?;
     match replay(&mut core, &blob) {
         Ok(()) => {}
-        Err(error @ Error::Corrupt { .. }) => lost.push(Loss { error, is_needed: true }),
+        Err(error @ Error::Corrupt { .. }) => lost.push(OpenDamage { error, is_needed: true }),
         Err(error) => return Err(error),
     }
-    core.levels.refresh();
+    core.levels.publish_view();
     if options.read_only || !lost.is_empty() {
         core.stopped = Some(Error::Misuse("the store is open for reading only"));
         return Ok(core);
@@ -144,7 +144,7 @@ pub(crate) fn open_what_is_left(
         let ticket = core.checkpoints.write_copies(&mut core.log, [1, 0])?;
         core.log.io.disk.wait_durable(ticket)?;
     }
-    if !is_left_out(Omission::Incarnation) {
+    if !is_fault_injected(InjectedFault::Incarnation) {
         core.checkpoints.superblock.incarnation =
             core.checkpoints.superblock.incarnation.saturating_add(1);
         let ticket = core.checkpoints.write_superblock(&mut core.log)?;
@@ -157,18 +157,22 @@ pub(crate) fn open_what_is_left(
 }
 
 /// What the checkpoint says, by one of its copies.
-fn read_blob(core: &Core) -> Result<Blob> {
-    let read = |ptr: Ptr| Blob::decode(&core.log.io.read_ptr(ptr)?, ptr.at);
-    let Superblock { checkpoint, twin, .. } = core.checkpoints.superblock;
+fn read_blob(core: &Core) -> Result<CheckpointRecord> {
+    let read = |ptr: BlockPtr| CheckpointRecord::decode(&core.log.io.read_ptr(ptr)?, ptr.at);
+    let Superblock { checkpoint, checkpoint_copy: twin, .. } = core.checkpoints.superblock;
     read(checkpoint).or_else(|error| {
         log::warn!("the checkpoint's first copy: {error}");
         read(twin.ok_or(error)?)
     })
 }
 
-fn read_layer(core: &Core, chunks: &[Ptr], losses: &mut Vec<Loss>) -> Result<Layer> {
+fn read_layer(
+    core: &Core,
+    chunks: &[BlockPtr],
+    losses: &mut Vec<OpenDamage>,
+) -> Result<ImmutableMemtable> {
     let mut pairs: Vec<(Key, Entry)> = vec![];
-    let mut lost: Vec<Lost> = vec![];
+    let mut lost: Vec<UnreadableRange> = vec![];
     for chunk in chunks {
         let before = pairs.len();
         let read =
@@ -182,58 +186,61 @@ fn read_layer(core: &Core, chunks: &[Ptr], losses: &mut Vec<Loss>) -> Result<Lay
             Err(error) => {
                 pairs.truncate(before);
                 let behind = pairs.last().map(|(key, _)| key.clone()).unwrap_or_default();
-                lost.push(Lost { behind, before: None, at: chunk.at });
-                losses.push(Loss { error, is_needed: false });
+                lost.push(UnreadableRange { behind, before: None, at: chunk.at });
+                losses.push(OpenDamage { error, is_needed: false });
             }
         }
     }
     let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
-    Ok(Layer::without(pairs, bytes, lost))
+    Ok(ImmutableMemtable::without(pairs, bytes, lost))
 }
 
-fn read_table(core: &Core, blob: &Blob) -> Result<Segments> {
+fn read_table(core: &Core, blob: &CheckpointRecord) -> Result<SegmentTable> {
     let mut table = vec![];
     for chunk in &blob.table {
         table.extend(core.log.io.read_ptr(*chunk)?);
     }
-    Segments::decode(
+    SegmentTable::decode(
         core.checkpoints.superblock.geometry,
         &table,
         core.checkpoints.superblock.checkpoint.at,
     )
 }
 
-fn load(core: &mut Core, blob: &Blob, lost: &mut Vec<Loss>) -> Result<()> {
+fn load(core: &mut Core, blob: &CheckpointRecord, lost: &mut Vec<OpenDamage>) -> Result<()> {
     let checkpoint = core.checkpoints.superblock.checkpoint;
     match read_table(core, blob) {
         Ok(table) => core.log.segments = table,
         // Readers do without.
-        Err(error) => lost.push(Loss { error, is_needed: false }),
+        Err(error) => lost.push(OpenDamage { error, is_needed: false }),
     }
     // The table was written before itself.
     let copies =
-        [vec![checkpoint], core.checkpoints.superblock.twin.into_iter().collect()].concat();
-    core.checkpoints.ptrs = [blob.table.clone(), copies.clone(), blob.image.clone()].concat();
+        [vec![checkpoint], core.checkpoints.superblock.checkpoint_copy.into_iter().collect()]
+            .concat();
+    core.checkpoints.ptrs =
+        [blob.table.clone(), copies.clone(), blob.replayed_log.clone()].concat();
     for ptr in [blob.table.clone(), copies].concat() {
-        core.log.segments.add(ptr.at, ptr.len, blob.clock, false);
+        core.log.segments.add_live(ptr.at, ptr.len, blob.clock, false);
     }
     let before = lost.len();
     for chunks in &blob.runs {
         let layer = Some(Arc::new(read_layer(core, chunks, lost)?));
-        core.levels.runs.push(Run { layer, chunks: chunks.clone() });
+        core.levels.runs.push(SortedRun { layer, chunks: chunks.clone() });
         // What a part hid that is lost must not be seen: then each stays as it is.
         if lost.len() == before {
-            core.levels.fold_runs();
+            core.levels.merge_loaded_runs();
         }
     }
-    let mut image = read_layer(core, &blob.image, lost)?;
+    let mut image = read_layer(core, &blob.replayed_log, lost)?;
     if !image.lost.is_empty() {
         let lost = std::mem::take(&mut image.lost);
-        core.levels.log_layers.push(Arc::new(Layer::without(vec![], 0, lost)));
+        core.levels.sealed_memtables.push(Arc::new(ImmutableMemtable::without(vec![], 0, lost)));
     }
-    core.levels.active = Active { map: image.pairs.into_iter().collect(), bytes: image.bytes };
+    core.levels.active = Memtable { map: image.pairs.into_iter().collect(), bytes: image.bytes };
     core.levels.tree = Tree { root: blob.root.map(Child::Disk) };
-    (core.log.clock, core.next_id, core.links) = (blob.clock, blob.next_id.max(1), blob.links);
+    (core.log.clock, core.next_id, core.value_objects) =
+        (blob.clock, blob.next_id.max(1), blob.links);
     if blob.places.len() != core.log.layout.streams() {
         return Err(Error::Corrupt { what: "the number of streams", at_bytes: checkpoint.at });
     }

@@ -11,4 +11,4 @@ pub(crate) mod reading;
 mod room;
 pub(crate) mod segment;
 
-pub(crate) use self::room::{Full, Reserve};
+pub(crate) use self::room::{NoSpaceState, Reserve};

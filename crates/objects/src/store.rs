@@ -16,10 +16,10 @@ use draconis_device::Disk;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::core::Core;
-use crate::disk::Place;
-use crate::entry::{Data, Entry, ObjectRecord};
+use crate::disk::CurrentObject;
+use crate::entry::{Entry, ObjectRecord, PayloadRef};
 use crate::index::view::View;
-use crate::io::{CacheInfo, Io};
+use crate::io::{CacheInfo, CachedDisk};
 use crate::log::Counters;
 use crate::upkeep::WorkDone;
 use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
@@ -126,11 +126,11 @@ const SHORT_PAYLOAD: u32 = 32 << 10;
 /// A store. Everything takes `&self`, from any number of threads.
 pub struct Store {
     core: RwLock<Core>,
-    io: Arc<Io>,
+    io: Arc<CachedDisk>,
     flusher: Mutex<Flusher>,
     flushed: Condvar,
     /// Objects that are open as disks.
-    pub(crate) open: Mutex<Vec<Weak<Place>>>,
+    pub(crate) open: Mutex<Vec<Weak<CurrentObject>>>,
     /// Bytes that room is kept for, of all disks.
     pub(crate) kept_bytes: Mutex<u64>,
     /// Held by who changes which objects are over which.
@@ -181,7 +181,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NotAStore`], or what the disk says.
-    pub fn measures(disk: &dyn Disk) -> Result<(u64, Profile)> {
+    pub fn read_profile(disk: &dyn Disk) -> Result<(u64, Profile)> {
         let (superblock, _) = crate::recovery::superblock::Superblock::find(disk)?;
         Ok((superblock.geometry.disk_bytes, superblock.profile))
     }
@@ -224,10 +224,10 @@ impl Store {
     ///
     /// # Errors
     /// What the disk said; then the store takes no more groups.
-    pub fn upkeep(&self, bytes: u64) -> Result<bool> {
+    pub fn maintain(&self, bytes: u64) -> Result<bool> {
         let mut core = self.core.write();
         core.check_running()?;
-        core.owe_for_written(0);
+        core.grow_backlogs(0);
         core.owe(WorkDone::bytes(bytes));
         self.work(core, bytes)?;
         Ok(self.core.read().is_working())
@@ -285,13 +285,13 @@ impl Store {
                 None => return Ok(()),
             }
         };
-        let waited = match crate::hooks::is_left_out(crate::hooks::Omission::Flush) {
+        let waited = match crate::hooks::is_fault_injected(crate::hooks::InjectedFault::Flush) {
             true => Ok(()),
             false => self.io.disk.wait_durable(disk_ticket),
         };
         let mut core = self.core.write();
         match waited {
-            Ok(()) => core.log.is_durable(seq),
+            Ok(()) => core.log.mark_durable(seq),
             // It waits on its way.
             Err(error @ draconis_device::Error::Away(_)) => return Err(error.into()),
             Err(error) => return Err(core.stop(error.into())),
@@ -352,10 +352,10 @@ impl Store {
     pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
         let wanted = into.len() as u64;
         // The view is held until all is read: it keeps segments from being used again.
-        let ((parts, len), _view) = self.look(|index, nodes| {
+        let ((parts, len), _view) = self.lookup(|index, nodes| {
             let record = index.object(nodes, id)?.ok_or(Error::NoObject(id))?;
             let len = record.len.saturating_sub(at).min(wanted);
-            Ok((index.shown(nodes, (id, &record), (at, at + len))?, len))
+            Ok((index.visible_payloads(nodes, (id, &record), (at, at + len))?, len))
         })?;
         let mut together = self.read_together(&parts).into_iter();
         fill(at, &mut into[..len as usize], parts, |data, into| match together.next().flatten() {
@@ -369,8 +369,8 @@ impl Store {
 
     /// Short payloads that must come from the disk, asked for together: `None` is what is in
     /// memory, is long enough for a request of its own, or could not be read.
-    fn read_together(&self, parts: &[(u64, Data)]) -> Vec<Option<Vec<u8>>> {
-        let is_short = |data: &Data| data.stored < SHORT_PAYLOAD;
+    fn read_together(&self, parts: &[(u64, PayloadRef)]) -> Vec<Option<Vec<u8>>> {
+        let is_short = |data: &PayloadRef| data.stored < SHORT_PAYLOAD;
         if parts.len() < 2 || parts.iter().filter(|(_, data)| is_short(data)).count() < 2 {
             return vec![];
         }
@@ -378,22 +378,22 @@ impl Store {
         {
             let core = self.core.read();
             let in_frames =
-                |data: &Data| core.log.in_frames(data.at, data.stored as usize).is_some();
+                |data: &PayloadRef| core.log.in_frames(data.at, data.stored as usize).is_some();
             wanted.extend((0..parts.len()).filter(|&nth| {
                 let data = &parts[nth].1;
                 is_short(data) && !in_frames(data)
             }));
         }
-        let far: Vec<&Data> = wanted.iter().map(|&nth| &parts[nth].1).collect();
+        let far: Vec<&PayloadRef> = wanted.iter().map(|&nth| &parts[nth].1).collect();
         let mut found: Vec<Option<Vec<u8>>> = vec![None; parts.len()];
-        for (nth, bytes) in wanted.into_iter().zip(self.io.read_far(&far)) {
+        for (nth, bytes) in wanted.into_iter().zip(self.io.read_uncached(&far)) {
             found[nth] = bytes;
         }
         found
     }
 
     /// Copies a payload that the index led to.
-    pub(crate) fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         {
             let core = self.core.read();
             if let Some(stored) = core.log.in_frames(data.at, data.stored as usize) {
@@ -404,8 +404,8 @@ impl Store {
         self.io.read_data(data, into)
     }
 
-    pub(crate) fn value_of(&self, data: &Data) -> Result<Vec<u8>> {
-        if let Some(value) = self.io.value_near(data) {
+    pub(crate) fn value_of(&self, data: &PayloadRef) -> Result<Vec<u8>> {
+        if let Some(value) = self.io.cached_value(data) {
             return Ok(value);
         }
         {
@@ -420,7 +420,7 @@ impl Store {
     /// What a key of the index leads to, and a view that keeps it there.
     pub(crate) fn find_key(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
         let core = self.core.read();
-        core.check_whole()?;
+        core.check_no_partial_group()?;
         if let Some(entry) = core.levels.active.map.get(key) {
             return Ok((Some(entry.clone()), core.levels.view.clone()));
         }
@@ -431,7 +431,7 @@ impl Store {
     }
 
     pub(crate) fn object_record(&self, id: ObjectId) -> Result<Option<ObjectRecord>> {
-        Ok(self.look(|index, nodes| index.object(nodes, id))?.0)
+        Ok(self.lookup(|index, nodes| index.object(nodes, id))?.0)
     }
 
     /// Length of an object in bytes.
@@ -518,8 +518,8 @@ fn stopped(error: &Error) -> Error {
 pub(crate) fn fill(
     at: u64,
     into: &mut [u8],
-    parts: Vec<(u64, Data)>,
-    mut read: impl FnMut(&Data, &mut [u8]) -> Result<()>,
+    parts: Vec<(u64, PayloadRef)>,
+    mut read: impl FnMut(&PayloadRef, &mut [u8]) -> Result<()>,
 ) -> Result<usize> {
     let mut done = 0;
     for (offset, data) in parts {
@@ -539,9 +539,14 @@ mod tests {
 
     #[test]
     fn payloads_that_overlap_are_damage_and_gaps_are_zeros() {
-        let data =
-            |len| Data { at: 4096, stored: len, skip: 0, len, sums: [0].into_iter().collect() };
-        let read = |_: &Data, into: &mut [u8]| {
+        let data = |len| PayloadRef {
+            at: 4096,
+            stored: len,
+            skip: 0,
+            len,
+            sums: [0].into_iter().collect(),
+        };
+        let read = |_: &PayloadRef, into: &mut [u8]| {
             into.fill(7);
             Ok(())
         };

@@ -38,9 +38,9 @@ mod usage;
 
 pub use draconis_device::Random;
 
-pub use crate::hooks::{Omission, Settings, set};
-pub use damage::{Damage, Harm, damage, fail};
-pub use ended::{Lives, ended};
+pub use crate::hooks::{InjectedFault, Settings, set};
+pub use damage::{Damage, DamageTally, damage, fail};
+pub use ended::{DiskFactory, ended};
 pub use history::{Contents, History};
 pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};

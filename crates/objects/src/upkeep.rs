@@ -37,9 +37,9 @@ use parking_lot::Mutex;
 use crate::Result;
 use crate::core::Core;
 use crate::index::counting::AHEAD;
-use crate::index::tree::{Nodes, Ptr};
-use crate::io::{InMemory, Io};
-use crate::space::reading::Reading;
+use crate::index::tree::{BlockPtr, NodeSource};
+use crate::io::{CachedDisk, CachedNodes};
+use crate::space::reading::SegmentReader;
 
 /// Pairs of one step of folding and merging.
 const STEP: u64 = 64;
@@ -53,11 +53,11 @@ const CLEANED_AT_ONCE: u64 = 96 << 10;
 const OWED_MAX: u64 = 1 << 20;
 
 /// Something that a step needs of the disk.
-pub(crate) enum Need {
+pub(crate) enum RequiredIo {
     /// Nodes of the index.
-    Nodes(Vec<Ptr>),
+    Nodes(Vec<BlockPtr>),
     /// What the cleaner reads, up to this byte of the disk.
-    Bytes(Arc<Mutex<Reading>>, u64),
+    Bytes(Arc<Mutex<SegmentReader>>, u64),
     /// Writes that reads are to see.
     Settled(Ticket),
     /// Writes that are to be durable.
@@ -65,25 +65,25 @@ pub(crate) enum Need {
 }
 
 /// What the disk said of a need.
-pub(crate) enum Granted {
+pub(crate) enum CompletedIo {
     Settled(Ticket),
     Durable(Ticket),
 }
 
-impl Need {
+impl RequiredIo {
     /// Fulfils it, which may take long; what was read for those before stays if `is_further`. What
     /// fails is found out by the step, for an error that says it all.
-    pub fn fulfil(self, io: &Io, is_further: bool) -> Option<Granted> {
+    pub fn perform(self, io: &CachedDisk, is_further: bool) -> Option<CompletedIo> {
         match self {
             // One by itself does not drive out those that were asked for together.
             Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.load_more_ahead(&nodes),
-            Self::Nodes(nodes) => io.load_ahead(&nodes),
+            Self::Nodes(nodes) => io.prefetch_nodes(&nodes),
             Self::Bytes(reading, to) => reading.lock().wait(to),
             Self::Settled(ticket) => {
-                return io.disk.wait_visible(ticket).ok().map(|()| Granted::Settled(ticket));
+                return io.disk.wait_visible(ticket).ok().map(|()| CompletedIo::Settled(ticket));
             }
             Self::Durable(ticket) => {
-                return io.wait_long(ticket).ok().map(|()| Granted::Durable(ticket));
+                return io.wait_long(ticket).ok().map(|()| CompletedIo::Durable(ticket));
             }
         }
         None
@@ -91,30 +91,30 @@ impl Need {
 }
 
 /// What a step did, in its own measure, or what it needs first.
-pub(crate) type Step = ControlFlow<Need, u64>;
+pub(crate) type Step = ControlFlow<RequiredIo, u64>;
 
 /// What a step does about what is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MissPolicy {
     /// Asks for it.
-    Asks,
+    Defer,
     /// Waits for it.
-    Waits,
+    Block,
 }
 
 /// Looks something up in the index, as patience is.
 pub(crate) fn look<T>(
-    io: &Io,
+    io: &CachedDisk,
     patience: MissPolicy,
-    act: impl FnOnce(&dyn Nodes) -> Result<T>,
-) -> Result<ControlFlow<Need, T>> {
-    if patience == MissPolicy::Waits {
+    act: impl FnOnce(&dyn NodeSource) -> Result<T>,
+) -> Result<ControlFlow<RequiredIo, T>> {
+    if patience == MissPolicy::Block {
         return act(io).map(ControlFlow::Continue);
     }
-    let nodes = InMemory::of(io);
+    let nodes = CachedNodes::of(io);
     let done = act(&nodes);
     match nodes.missing() {
-        Some(ptr) => Ok(ControlFlow::Break(Need::Nodes(vec![ptr]))),
+        Some(ptr) => Ok(ControlFlow::Break(RequiredIo::Nodes(vec![ptr]))),
         None => done.map(ControlFlow::Continue),
     }
 }
@@ -165,7 +165,7 @@ impl WorkDone {
 
 /// What is owed, and what was paid for.
 #[derive(Debug, Default)]
-pub(crate) struct Upkeep {
+pub(crate) struct Maintenance {
     /// What was written when it was paid for last.
     seen: WorkDone,
     /// Bytes that the cleaner is to look at.
@@ -174,7 +174,7 @@ pub(crate) struct Upkeep {
 
 /// What one change does, at most.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct WorkBudget {
     folds: u64,
     cleans: u64,
     /// How often it waits for what the cleaner reads.
@@ -185,7 +185,7 @@ pub(crate) struct Share {
     chooses: bool,
 }
 
-impl Share {
+impl WorkBudget {
     /// Of a change that brought so many bytes.
     pub fn of(bytes: u64) -> Self {
         Self {
@@ -200,9 +200,9 @@ impl Share {
 
 impl Core {
     /// Sees what was written since, and what is owed for it, where a change brought so many bytes.
-    pub fn owe_for_written(&mut self, brought_bytes: u64) {
+    pub fn grow_backlogs(&mut self, brought_bytes: u64) {
         let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
-        let now = WorkDone { all, log, brought: self.log.spent.bring(brought_bytes) };
+        let now = WorkDone { all, log, brought: self.log.spent.estimate_disk_bytes(brought_bytes) };
         let before = std::mem::replace(&mut self.upkeep.seen, now);
         self.owe(now.since(before));
     }
@@ -228,16 +228,18 @@ impl Core {
     fn owe_for_cleaning(&mut self, bytes: u64) {
         if let Some(cleaning) = &self.cleaner.cleaning {
             let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
-            let span = cleaning.dead * 64 / self.haste();
+            let span = cleaning.dead * 64 / self.cleaning_rate_64ths();
             self.upkeep.cleaning.grow(bytes, segment_bytes, span);
         }
     }
 
     /// How much is cleaned for a byte, in 64ths: one is freed for each that is written where an
     /// eighth of what should be free is missing; the more is missing the more.
-    fn haste(&self) -> u64 {
+    fn cleaning_rate_64ths(&self) -> u64 {
         let low = self.low() as u64;
-        let missing = low.saturating_sub((self.log.segments.free() + self.coming()) as u64);
+        let missing = low.saturating_sub(
+            (self.log.segments.free() + self.segments_awaiting_checkpoint()) as u64,
+        );
         (missing * 64 * 8 / low.max(1)).clamp(8, 4 * 64)
     }
 
@@ -252,7 +254,11 @@ impl Core {
     }
 
     /// Does the next step that is due, if one is and it is within the share.
-    pub fn next_step(&mut self, share: &mut Share, patience: MissPolicy) -> Result<Option<Step>> {
+    pub fn next_step(
+        &mut self,
+        share: &mut WorkBudget,
+        patience: MissPolicy,
+    ) -> Result<Option<Step>> {
         if self.stopped.is_some() {
             return Ok(None);
         }
@@ -277,7 +283,7 @@ impl Core {
         Ok(None)
     }
 
-    fn begin_within(&mut self, share: &mut Share) -> Result<Option<Step>> {
+    fn begin_within(&mut self, share: &mut WorkBudget) -> Result<Option<Step>> {
         match std::mem::take(&mut share.begins) {
             true => self.begin_checkpoint().map(Some),
             false => Ok(None),
@@ -289,15 +295,15 @@ impl Core {
         let (due, all) = (counting.debt.due(), counting.layer.pairs.len() as u64 * 2 + 1);
         // In small lots, to use what is loaded; all of it before the next begins.
         let is_late = self.is_log_long();
-        if !counting.ends && !is_late && due < all.min(16) {
+        if !counting.is_ready_to_finish && !is_late && due < all.min(16) {
             return Ok(None);
         }
         let pairs = if is_late { AHEAD } else { AHEAD.min(due as usize + 1) };
         self.count_on(pairs, patience).map(Some)
     }
 
-    fn next_fold(&mut self, share: &mut Share) -> Result<Option<Step>> {
-        let (is_behind, has_room) = (self.levels.is_behind(), self.has_room());
+    fn next_fold(&mut self, share: &mut WorkBudget) -> Result<Option<Step>> {
+        let (is_behind, has_room) = (self.levels.is_merge_backlogged(), self.has_room());
         let Some(folding) = &mut self.levels.folding else { return Ok(None) };
         let due = folding.debt.due();
         let pairs = match is_behind {
@@ -310,14 +316,14 @@ impl Core {
         }
         folding.debt.did(pairs);
         share.folds = share.folds.saturating_sub(pairs);
-        self.levels.fold(&mut self.log, pairs as usize + 1)?;
+        self.levels.compact_step(&mut self.log, pairs as usize + 1)?;
         Ok(Some(Step::Continue(pairs)))
     }
 
     fn next_merge(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
         let Some(merging) = &self.levels.merging else { return Ok(None) };
         let due = merging.debt.due();
-        let pairs = match self.levels.is_behind() {
+        let pairs = match self.levels.is_merge_backlogged() {
             true => self.merged_at_once(),
             false if due >= STEP || due >= merging.layer.pairs.len() as u64 => due as usize + 1,
             false => 0,
@@ -325,13 +331,13 @@ impl Core {
         if !self.has_room() || pairs == 0 {
             return Ok(None);
         }
-        self.levels.merge(&mut self.log, pairs, patience).map(Some)
+        self.levels.tree_merge_step(&mut self.log, pairs, patience).map(Some)
     }
 
-    fn next_clean(&mut self, share: &mut Share, patience: MissPolicy) -> Result<Option<Step>> {
+    fn next_clean(&mut self, share: &mut WorkBudget, patience: MissPolicy) -> Result<Option<Step>> {
         let (free, low) = (self.log.segments.free(), self.low());
         let is_idle = self.levels.counting.is_none() && self.checkpoints.written.is_none();
-        if free + self.coming() >= low && self.cleaner.cleaning.is_none() {
+        if free + self.segments_awaiting_checkpoint() >= low && self.cleaner.cleaning.is_none() {
             self.upkeep.cleaning = Backlog::default();
             // What was cleaned is free after a checkpoint.
             if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
@@ -344,7 +350,7 @@ impl Core {
             return Ok(None);
         }
         if self.cleaner.cleaning.is_none() {
-            if !self.checkpoints.epochs.is_empty() {
+            if !self.checkpoints.pinned_segments.is_empty() {
                 // A snapshot keeps what was given up: cleaning would only use up what is left.
                 return Ok(None);
             }
@@ -374,7 +380,7 @@ impl Core {
             Some(_) if due < OWED_MAX || share.waits + due / (OWED_MAX * 4) == 0 => {
                 return Ok(None);
             }
-            Some(need) if patience == MissPolicy::Asks => {
+            Some(need) if patience == MissPolicy::Defer => {
                 share.waits = share.waits.saturating_sub(1);
                 return Ok(Some(Step::Break(need)));
             }
@@ -419,13 +425,13 @@ impl Core {
 
     /// Counts so many pairs, and writes the checkpoint once all are counted.
     pub fn count_on(&mut self, pairs: usize, patience: MissPolicy) -> Result<Step> {
-        let step = self.levels.count(&mut self.log, pairs, patience)?;
+        let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
         let Some(counting) = &mut self.levels.counting else { return Ok(step) };
         if let Step::Continue(pairs) = step {
             counting.debt.did(pairs);
         }
-        counting.ends = counting.is_done() && step.is_continue();
-        if counting.ends { self.finish_checkpoint(patience) } else { Ok(step) }
+        counting.is_ready_to_finish = counting.is_done() && step.is_continue();
+        if counting.is_ready_to_finish { self.finish_checkpoint(patience) } else { Ok(step) }
     }
 }
 

@@ -2,7 +2,7 @@
 //! `LETTERS` and `SECTORS` in the environment make this one longer.
 
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, Effort, Harm, Settings, Shape, Tally, Violation};
+use draconis_objects::torture::{self, DamageTally, Effort, Settings, Shape, Tally, Violation};
 
 /// The seed, or its number, in `NAME` of the environment.
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -99,7 +99,7 @@ fn making() {
 #[test]
 fn damaged_disks() {
     let first = number("SEED", 1);
-    let mut all = Harm::default();
+    let mut all = DamageTally::default();
     for seed in first..first + number("RUNS", 12) {
         let shape = Shape::ALL[(seed % 4) as usize];
         let script = match seed % 3 {
@@ -118,7 +118,7 @@ fn damaged_disks() {
 #[test]
 fn failing_disks() {
     let first = number("SEED", 1);
-    let mut all = Harm::default();
+    let mut all = DamageTally::default();
     for seed in first..first + number("RUNS", 80) {
         let shape = Shape::ALL[(seed % 4) as usize];
         let script = torture::random(seed / 8, shape, 100);

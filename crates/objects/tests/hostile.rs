@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use draconis_objects::torture::{self, Omission, Random, Settings};
+use draconis_objects::torture::{self, InjectedFault, Random, Settings};
 
 /// What takes longer than this does not end: each takes milliseconds on a quiet machine.
 const HANGS: Duration = Duration::from_secs(120);
@@ -19,13 +19,13 @@ fn peak_bytes() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-fn run(without: Option<Omission>, rounds: u64) -> (u64, u64) {
+fn run(without: Option<InjectedFault>, rounds: u64) -> (u64, u64) {
     let (first, mut opened, mut refused) = (number("SEED", 0), 0, 0);
     let mut bases = vec![];
     for seed in 0..16 {
         bases.push(torture::base(seed).unwrap());
     }
-    torture::set(Settings { without, ..Settings::USUAL });
+    torture::set(Settings { fault: without, ..Settings::USUAL });
     for seed in first..first + number("RUNS", rounds) {
         let mut image = bases[(seed % 16) as usize].clone();
         torture::spoil(&mut image, &mut Random::new(seed));
@@ -53,7 +53,7 @@ fn spoilt() {
 
 #[test]
 fn spoilt_with_sums_to_match() {
-    let (opened, refused) = run(Some(Omission::Sums), 1500);
+    let (opened, refused) = run(Some(InjectedFault::Sums), 1500);
     println!("{opened} opened, {refused} refused");
 }
 
@@ -65,7 +65,7 @@ const FUZZED: &[u8] = include_bytes!("fuzzed.bin");
 #[test]
 fn fuzzed() {
     let bases: Vec<_> = (0..8).map(|seed| torture::base(seed).unwrap()).collect();
-    torture::set(Settings { without: Some(Omission::Sums), ..Settings::USUAL });
+    torture::set(Settings { fault: Some(InjectedFault::Sums), ..Settings::USUAL });
     let (mut rest, mut opened, mut inputs) = (FUZZED, 0, 0);
     while let [low, high, more @ ..] = rest {
         let (input, behind) = more.split_at(usize::from(u16::from_le_bytes([*low, *high])));

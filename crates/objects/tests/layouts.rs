@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
-use draconis_objects::layout::{Kind, Layout, StoreDimensions, conform, register};
+use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register};
 use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};
 
 #[allow(dead_code, reason = "its main is for those who run it")]
@@ -13,12 +13,12 @@ mod zoned;
 
 #[test]
 fn layouts_of_our_own() {
-    [LayoutKind::Log, LayoutKind::Cow, LayoutKind::Bucket].into_iter().for_each(conform::all);
+    [LayoutKind::Log, LayoutKind::Cow, LayoutKind::Bucket].into_iter().for_each(conform::check_all);
 }
 
 #[test]
 fn the_example_is_a_layout() {
-    conform::all(register(zoned::NUMBER, zoned::make).unwrap());
+    conform::check_all(register(zoned::NUMBER, zoned::make).unwrap());
 }
 
 fn profile(layout: LayoutKind) -> CreateOptions {
@@ -58,8 +58,8 @@ impl<const WHAT: u16> Layout for Wrong<WHAT> {
         if WHAT == 0 { 17 } else { 3 }
     }
 
-    fn stream_of(&self, kind: Kind, _: bool) -> usize {
-        if WHAT == 1 && kind == Kind::Brief { 3 } else { 0 }
+    fn stream_of(&self, kind: PayloadKind, _: bool) -> usize {
+        if WHAT == 1 && kind == PayloadKind::ShortLived { 3 } else { 0 }
     }
 
     fn index_stream(&self) -> usize {

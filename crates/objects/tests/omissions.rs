@@ -2,7 +2,7 @@
 //! out it fails.
 
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, Effort, Omission, Settings, Shape, Violation};
+use draconis_objects::torture::{self, Effort, InjectedFault, Settings, Shape, Violation};
 
 const EFFORT: Effort = Effort { second_life: 2, second_cut: 8, emptied: 0, read_only: 0 };
 
@@ -29,8 +29,8 @@ fn makings(settings: Settings) -> Option<Violation> {
     (1..20).find_map(|seed| torture::make_over(seed, settings).err())
 }
 
-fn with(without: Omission) -> Settings {
-    Settings { without: Some(without), ..Settings::USUAL }
+fn with(without: InjectedFault) -> Settings {
+    Settings { fault: Some(without), ..Settings::USUAL }
 }
 
 fn quiet() {
@@ -40,22 +40,22 @@ fn quiet() {
 /// Where the campaign is to find an omission.
 type Find = fn(Settings) -> Option<Violation>;
 
-const ALL: [(Omission, Find); 15] = [
-    (Omission::Flush, cuts),
-    (Omission::SuperblockAfterFrames, cuts),
-    (Omission::Barrier, cuts),
-    (Omission::FreeAfterCheckpoint, cuts),
-    (Omission::NoGaps, cuts),
-    (Omission::WholeCommits, cuts),
-    (Omission::VerifiedReplay, cuts),
-    (Omission::Incarnation, cuts),
-    (Omission::ForkZeros, cuts),
-    (Omission::Wipe, makings),
-    (Omission::FrameSum, damages),
-    (Omission::DurableMark, damages),
-    (Omission::PayloadSum, damages),
-    (Omission::NodeSum, damages),
-    (Omission::SuperblockSum, damages),
+const ALL: [(InjectedFault, Find); 15] = [
+    (InjectedFault::Flush, cuts),
+    (InjectedFault::SuperblockAfterFrames, cuts),
+    (InjectedFault::Barrier, cuts),
+    (InjectedFault::FreeAfterCheckpoint, cuts),
+    (InjectedFault::NoGaps, cuts),
+    (InjectedFault::WholeCommits, cuts),
+    (InjectedFault::VerifiedReplay, cuts),
+    (InjectedFault::Incarnation, cuts),
+    (InjectedFault::ForkZeros, cuts),
+    (InjectedFault::Wipe, makings),
+    (InjectedFault::FrameSum, damages),
+    (InjectedFault::DurableMark, damages),
+    (InjectedFault::PayloadSum, damages),
+    (InjectedFault::NodeSum, damages),
+    (InjectedFault::SuperblockSum, damages),
 ];
 
 #[test]

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use draconis_device::Disk;
 use draconis_device::sim::SimDisk;
-use draconis_objects::torture::{self, Omission, Random, Settings};
+use draconis_objects::torture::{self, InjectedFault, Random, Settings};
 use draconis_objects::{
     CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
@@ -126,9 +126,9 @@ fn write(
     }
 }
 
-fn run(seed: u64, without: Option<Omission>) -> usize {
+fn run(seed: u64, without: Option<InjectedFault>) -> usize {
     let layout = if seed.is_multiple_of(2) { LayoutKind::Log } else { LayoutKind::Cow };
-    let settings = Settings { commit_bytes: 4000, without, ..Settings::USUAL };
+    let settings = Settings { commit_bytes: 4000, fault: without, ..Settings::USUAL };
     torture::set(settings);
     let (disk, _) = match seed.is_multiple_of(2) {
         false => SimDisk::ssd(LEN, seed),
@@ -207,7 +207,7 @@ fn everybody_at_once() {
 /// Threads do not replay: a few runs are enough by far.
 #[test]
 fn what_is_left_out_is_missed() {
-    for what in [Omission::Flush, Omission::NoGaps] {
+    for what in [InjectedFault::Flush, InjectedFault::NoGaps] {
         let missed = |seed| std::panic::catch_unwind(|| run(seed, Some(what))).is_err();
         // On a busy machine they seldom meet.
         assert!((1..400).any(missed), "{what:?}");

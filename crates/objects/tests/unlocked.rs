@@ -135,7 +135,7 @@ fn use_store(store: &Arc<Store>, random: &mut Random, rounds: u64) {
             store.wait(ticket).unwrap();
         }
         if round % 64 == 0 {
-            store.upkeep(256 << 10).unwrap();
+            store.maintain(256 << 10).unwrap();
         }
         if round % 128 == 0 {
             store.checkpoint().unwrap();
@@ -195,7 +195,7 @@ fn a_thread_may_do_the_upkeep() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(SeqCst) {
-                if !store.upkeep(64 << 10).unwrap() {
+                if !store.maintain(64 << 10).unwrap() {
                     std::thread::yield_now();
                 }
             }
@@ -212,11 +212,11 @@ fn a_thread_may_do_the_upkeep() {
     });
     // Without a writer it comes to an end: then nothing is left that the next writer finds.
     for _ in 0..100_000 {
-        if !store.upkeep(1 << 20).unwrap() {
+        if !store.maintain(1 << 20).unwrap() {
             break;
         }
     }
-    let is_left = store.upkeep(0).unwrap();
+    let is_left = store.maintain(0).unwrap();
     assert!(!is_left);
     store.sync().unwrap();
     drop(store);

@@ -15,29 +15,29 @@ use rustix::io::Errno;
 use crate::elsewhere::{self, RemoteCredentials};
 use crate::options::MountOptions;
 use crate::parts;
-use crate::store_keeper::StoreDisk;
+use crate::store_keeper::StoreDiskHandle;
 
 /// How much of a volume's name a file in memory is called by.
 const MEMORY_NAME_MAX: usize = 240;
 /// The length of a file that only stands for a volume: more than any block of one.
 const STAND_IN_BYTES: u64 = 1 << 20;
 /// Most files that lie behind each other.
-const BEHIND_MAX: usize = 64;
+const MAX_BACKING_FILES: usize = 64;
 /// How often it is tried again while the volume is in use.
-const TRY_EVERY: Duration = Duration::from_millis(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A volume that was opened and claimed.
-pub(crate) struct Claimed {
+pub(crate) struct ClaimedVolume {
     /// What the worker reads, and what is written for it.
-    pub(crate) source: Source,
+    pub(crate) source: VolumeSource,
     /// Why it may not be, if that was wanted.
     pub(crate) note: Option<String>,
     /// What the mount needs besides.
-    pub(crate) keep: Keep,
+    pub(crate) guards: VolumeGuards,
 }
 
 /// Where the bytes of a volume are.
-pub(crate) enum Source {
+pub(crate) enum VolumeSource {
     /// In a file or block device.
     File {
         /// For the worker: read-only.
@@ -46,10 +46,10 @@ pub(crate) enum Source {
         disk: Option<OwnedFd>,
     },
     /// In a store, which another process has for all of its disks.
-    Store(StoreDisk),
+    Store(StoreDiskHandle),
 }
 
-impl Source {
+impl VolumeSource {
     pub(crate) fn is_read_only(&self) -> bool {
         match self {
             Self::File { disk, .. } => disk.is_none(),
@@ -59,7 +59,7 @@ impl Source {
 }
 
 /// What a mount has of its volume, beside its worker.
-pub(crate) struct Keep {
+pub(crate) struct VolumeGuards {
     /// For a loop device of a file that may be written: without the claim, or the device
     /// would hold it for as long as it is there.
     backing: Option<OwnedFd>,
@@ -68,31 +68,31 @@ pub(crate) struct Keep {
 }
 
 /// A block device that a mount can have as its source, and what keeps it until there is one.
-pub(crate) struct Device {
+pub(crate) struct SourceDevice {
     pub(crate) path: PathBuf,
     _device: Option<OwnedFd>,
 }
 
 /// Why it was not opened.
-enum NotOpened {
+enum OpenFailure {
     InUse(String),
     Failed(String),
 }
 
-impl NotOpened {
-    fn sentence(self) -> String {
+impl OpenFailure {
+    fn into_message(self) -> String {
         let (Self::InUse(why) | Self::Failed(why)) = self;
         why
     }
 }
 
-impl From<String> for NotOpened {
+impl From<String> for OpenFailure {
     fn from(why: String) -> Self {
         Self::Failed(why)
     }
 }
 
-impl Claimed {
+impl ClaimedVolume {
     /// A disk in a store: `sockets` is where those have theirs who have stores. One that is
     /// elsewhere needs `means`.
     pub(crate) fn in_store(
@@ -102,9 +102,9 @@ impl Claimed {
         read_only: bool,
         means: Option<&RemoteCredentials>,
     ) -> Result<Self, String> {
-        let (disk, note) = StoreDisk::open(sockets, store, disk, read_only, means)?;
-        let keep = Keep { backing: None, guard: None };
-        Ok(Self { source: Source::Store(disk), note, keep })
+        let (disk, note) = StoreDiskHandle::open(sockets, store, disk, read_only, means)?;
+        let keep = VolumeGuards { backing: None, guard: None };
+        Ok(Self { source: VolumeSource::Store(disk), note, guards: keep })
     }
 
     /// Opens a volume for as long as the descriptors live. What was just unmounted is
@@ -114,48 +114,48 @@ impl Claimed {
         loop {
             match Self::try_open(volume, read_only) {
                 Ok(claimed) => return Ok(claimed),
-                Err(NotOpened::InUse(_)) if Instant::now() < until => {
-                    std::thread::sleep(TRY_EVERY);
+                Err(OpenFailure::InUse(_)) if Instant::now() < until => {
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
-                Err(NotOpened::InUse(why) | NotOpened::Failed(why)) => return Err(why),
+                Err(OpenFailure::InUse(why) | OpenFailure::Failed(why)) => return Err(why),
             }
         }
     }
 
-    fn try_open(volume: &Path, read_only: bool) -> Result<Self, NotOpened> {
+    fn try_open(volume: &Path, read_only: bool) -> Result<Self, OpenFailure> {
         let guard = guard(volume)?;
         let mut note = None;
         if !read_only {
             match open(volume, OFlags::RDWR) {
                 Ok(disk) => {
                     claim_as(volume, &disk, LockMode::Exclusive)?;
-                    let image =
-                        again(&disk, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
-                    let backing = again(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
-                    let source = Source::File { image, disk: Some(disk) };
-                    return Ok(Self { source, note, keep: Keep { backing, guard } });
+                    let image = reopen(&disk, OFlags::RDONLY)
+                        .map_err(|errno| describe_errno(volume, errno))?;
+                    let backing = reopen(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
+                    let source = VolumeSource::File { image, disk: Some(disk) };
+                    return Ok(Self { source, note, guards: VolumeGuards { backing, guard } });
                 }
                 Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => {
-                    note = Some(format!("read-only: {}", said(volume, errno)));
+                    note = Some(format!("read-only: {}", describe_errno(volume, errno)));
                 }
-                Err(errno) => return Err(said(volume, errno).into()),
+                Err(errno) => return Err(describe_errno(volume, errno).into()),
             }
         }
-        let image = open(volume, OFlags::RDONLY).map_err(|errno| said(volume, errno))?;
+        let image = open(volume, OFlags::RDONLY).map_err(|errno| describe_errno(volume, errno))?;
         claim_as(volume, &image, LockMode::Shared)?;
-        let source = Source::File { image, disk: None };
-        Ok(Self { source, note, keep: Keep { backing: None, guard } })
+        let source = VolumeSource::File { image, disk: None };
+        Ok(Self { source, note, guards: VolumeGuards { backing: None, guard } })
     }
 }
 
-impl Keep {
+impl VolumeGuards {
     /// The file behind a loop device, and the guard of a block device.
-    pub(crate) fn parts(&self) -> [Option<BorrowedFd<'_>>; 2] {
+    pub(crate) fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         [&self.backing, &self.guard].map(|fd| fd.as_ref().map(AsFd::as_fd))
     }
 
     /// What has these parts.
-    pub(crate) fn of_parts(backing: Option<OwnedFd>, guard: Option<OwnedFd>) -> Self {
+    pub(crate) fn from_fds(backing: Option<OwnedFd>, guard: Option<OwnedFd>) -> Self {
         Self { backing, guard }
     }
 
@@ -164,15 +164,15 @@ impl Keep {
     ///
     /// # Errors
     /// What the system says, for the user.
-    pub(crate) fn source(&mut self, volume: &Path) -> Result<Device, String> {
+    pub(crate) fn attach_block_device(&mut self, volume: &Path) -> Result<SourceDevice, String> {
         if self.guard.take().is_some() {
-            return Ok(Device { path: volume.to_path_buf(), _device: None });
+            return Ok(SourceDevice { path: volume.to_path_buf(), _device: None });
         }
         let file = self.backing.take().ok_or("the volume is not written")?;
         let attached = crate::loop_device::attach(&file);
         let (path, device) = attached
-            .map_err(|error| format!("no loop device can be had: {}", crate::sentence(&error)))?;
-        Ok(Device { path, _device: Some(device) })
+            .map_err(|error| format!("no loop device can be had: {}", crate::error_text(&error)))?;
+        Ok(SourceDevice { path, _device: Some(device) })
     }
 
     /// Has a file in memory in the place of one, for a volume that is in a store: nothing is read
@@ -196,8 +196,8 @@ impl Keep {
     ///
     /// # Errors
     /// A sentence for the user.
-    pub(crate) fn guard_again(&mut self, volume: &Path) -> Result<(), String> {
-        self.guard = guard(volume).map_err(NotOpened::sentence)?;
+    pub(crate) fn reacquire_guard(&mut self, volume: &Path) -> Result<(), String> {
+        self.guard = guard(volume).map_err(OpenFailure::into_message)?;
         Ok(())
     }
 }
@@ -208,18 +208,18 @@ impl Keep {
 ///
 /// # Errors
 /// A sentence for the user.
-pub(crate) fn behind(
+pub(crate) fn open_backing_files(
     volume: &Path,
     options: &MountOptions,
     image: (u64, u64),
 ) -> Result<Vec<OwnedFd>, String> {
     let count = options.parts.len() + options.backing.len();
-    if count > BEHIND_MAX {
-        return Err(format!("there can be {BEHIND_MAX} files behind an image, not {count}"));
+    if count > MAX_BACKING_FILES {
+        return Err(format!("there can be {MAX_BACKING_FILES} files behind an image, not {count}"));
     }
     let open_part = |name: &PathBuf| {
         let file = volume.with_file_name(name);
-        let fd = parts::open(volume, name).map_err(|errno| said(&file, errno))?;
+        let fd = parts::open(volume, name).map_err(|errno| describe_errno(&file, errno))?;
         claim_behind(fd, &file)
     };
     let mut known = vec![image];
@@ -231,7 +231,7 @@ pub(crate) fn behind(
             return Err(format!("{name} cannot lie behind itself: --backing names each file once"));
         }
         known.push(found);
-        let fd = open(file, OFlags::RDONLY).map_err(|errno| said(file, errno))?;
+        let fd = open(file, OFlags::RDONLY).map_err(|errno| describe_errno(file, errno))?;
         claim_behind(fd, file)
     };
     let parts = options.parts.iter().map(open_part);
@@ -244,7 +244,7 @@ fn claim_behind(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
         Err(Errno::WOULDBLOCK) => {
             Err(format!("{} is in use by another mount or tool", file.display()))
         }
-        Err(other) => Err(said(file, other)),
+        Err(other) => Err(describe_errno(file, other)),
     }
 }
 
@@ -253,10 +253,10 @@ fn claim_behind(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
 /// # Errors
 /// A sentence for the user.
 pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
-    if let Some(address) = elsewhere::address(volume) {
-        return Ok(elsewhere::identity(address));
+    if let Some(address) = elsewhere::parse_url(volume) {
+        return Ok(elsewhere::url_identity(address));
     }
-    let stat = rustix::fs::stat(volume).map_err(|errno| said(volume, errno))?;
+    let stat = rustix::fs::stat(volume).map_err(|errno| describe_errno(volume, errno))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => Ok((stat.st_rdev, u64::MAX)),
         FileType::RegularFile => Ok((stat.st_dev, stat.st_ino)),
@@ -265,8 +265,8 @@ pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
 }
 
 /// What the system said of a path, as a sentence.
-pub(crate) fn said(path: &Path, errno: Errno) -> String {
-    format!("{}: {}", path.display(), crate::sentence(&std::io::Error::from(errno)))
+pub(crate) fn describe_errno(path: &Path, errno: Errno) -> String {
+    format!("{}: {}", path.display(), crate::error_text(&std::io::Error::from(errno)))
 }
 
 fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -274,30 +274,30 @@ fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
 }
 
 /// `O_EXCL` on a device: refused while the kernel has it mounted.
-fn guard(volume: &Path) -> Result<Option<OwnedFd>, NotOpened> {
+fn guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
     if identity(volume)?.1 != u64::MAX {
         return Ok(None);
     }
     open(volume, OFlags::RDONLY | OFlags::EXCL).map(Some).map_err(|errno| match errno {
-        Errno::BUSY => NotOpened::InUse(format!(
+        Errno::BUSY => OpenFailure::InUse(format!(
             "{} is in use: it is mounted, or another program has it for itself",
             volume.display()
         )),
-        other => said(volume, other).into(),
+        other => describe_errno(volume, other).into(),
     })
 }
 
-fn claim_as(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), NotOpened> {
+fn claim_as(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), OpenFailure> {
     try_lock_file(fd, how).map_err(|errno| match errno {
         Errno::WOULDBLOCK => {
-            NotOpened::InUse(format!("{} is in use by another mount or tool", volume.display()))
+            OpenFailure::InUse(format!("{} is in use by another mount or tool", volume.display()))
         }
-        other => said(volume, other).into(),
+        other => describe_errno(volume, other).into(),
     })
 }
 
 /// Another descriptor of the same file, whatever its name leads to by now.
-fn again(fd: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn reopen(fd: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let same = format!("/proc/self/fd/{}", fd.as_raw_fd());
     rustix::fs::open(same, flags | OFlags::CLOEXEC, Mode::empty())
 }

@@ -13,13 +13,13 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::protocol::{self, MountStatus, Reply, Request, Status};
 
 /// How long a manager may take to come up.
-const START_WAIT: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a user's manager has its socket and its log.
 #[derive(Clone, Debug)]
-pub struct Directory(PathBuf);
+pub struct RuntimeDir(PathBuf);
 
-impl Directory {
+impl RuntimeDir {
     /// The directory of the calling user: `$DRACONIS_RUNTIME_DIR`, else `/run/draconis`
     /// for root, else `$XDG_RUNTIME_DIR/draconis`, else `/tmp/draconis-UID`.
     ///
@@ -38,7 +38,7 @@ impl Directory {
             let text = format!(
                 "{}: cannot be made for the manager's socket: {}; DRACONIS_RUNTIME_DIR names another",
                 path.display(),
-                crate::sentence(&error)
+                crate::error_text(&error)
             );
             std::io::Error::new(error.kind(), text)
         })?;
@@ -60,12 +60,12 @@ impl Directory {
     }
 
     /// Where those have their addresses who have stores.
-    pub(crate) fn stores(&self) -> PathBuf {
+    pub(crate) fn store_sockets(&self) -> PathBuf {
         self.0.join("stores")
     }
 
     /// The address of a keeper.
-    pub(crate) fn keeper(&self, id: u64) -> PathBuf {
+    pub(crate) fn keeper_socket(&self, id: u64) -> PathBuf {
         self.keepers().join(format!("{id}.sock"))
     }
 
@@ -91,7 +91,7 @@ impl Directory {
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn free_keeper(&self, from: u64) -> std::io::Result<u64> {
+    pub(crate) fn next_keeper_id(&self, from: u64) -> std::io::Result<u64> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(self.keepers())?;
         Ok(self.keeper_ids()?.last().map_or(from, |last| from.max(last + 1)))
     }
@@ -99,7 +99,7 @@ impl Directory {
     /// Whether a keeper runs, whether or not a manager does.
     fn has_keepers(&self) -> bool {
         let ids = self.keeper_ids().unwrap_or_default();
-        ids.into_iter().any(|id| UnixStream::connect(self.keeper(id)).is_ok())
+        ids.into_iter().any(|id| UnixStream::connect(self.keeper_socket(id)).is_ok())
     }
 
     /// Where a manager in the background writes what happens.
@@ -146,9 +146,9 @@ impl Directory {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            .process_group_of_its_own()
+            .new_process_group()
             .spawn()?;
-        let until = Instant::now() + START_WAIT;
+        let until = Instant::now() + START_TIMEOUT;
         while Instant::now() < until {
             if let Some(manager) = self.connect() {
                 return Ok(manager);
@@ -160,13 +160,13 @@ impl Directory {
     }
 }
 
-trait OwnGroup {
-    fn process_group_of_its_own(&mut self) -> &mut Self;
+trait CommandExt {
+    fn new_process_group(&mut self) -> &mut Self;
 }
 
-impl OwnGroup for Command {
+impl CommandExt for Command {
     /// Ctrl-C in a terminal is for the command there, not for what it started.
-    fn process_group_of_its_own(&mut self) -> &mut Self {
+    fn new_process_group(&mut self) -> &mut Self {
         std::os::unix::process::CommandExt::process_group(self, 0)
     }
 }
@@ -175,30 +175,33 @@ impl OwnGroup for Command {
 ///
 /// # Errors
 /// What the socket says, when the manager dies for instance.
-pub fn ask(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
+pub fn send_request(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
     protocol::send(manager, request)?;
     protocol::receive(manager)
 }
 
 /// How often a question is asked again whose manager ends before it has answered: one that is the
 /// end of managers must not be asked for ever.
-const TRIES: usize = 10;
+const MAX_RETRIES: usize = 10;
 
 /// Asks the manager, if one runs or something is mounted; one that ends at this moment does not
 /// run.
 ///
 /// # Errors
 /// As [`ask`].
-pub fn ask_running(directory: &Directory, request: &Request) -> std::io::Result<Option<Reply>> {
-    let mut tries = TRIES;
+pub fn request_if_running(
+    directory: &RuntimeDir,
+    request: &Request,
+) -> std::io::Result<Option<Reply>> {
+    let mut tries = MAX_RETRIES;
     loop {
         let manager = match directory.connect() {
             Some(manager) => manager,
             None if directory.has_keepers() => directory.connect_or_start()?,
             None => return Ok(None),
         };
-        match ask(&manager, request) {
-            Err(error) if has_ended(&error) && tries > 0 => tries -= 1,
+        match send_request(&manager, request) {
+            Err(error) if is_disconnect(&error) && tries > 0 => tries -= 1,
             answer => return answer.map(Some),
         }
     }
@@ -208,14 +211,14 @@ pub fn ask_running(directory: &Directory, request: &Request) -> std::io::Result<
 ///
 /// # Errors
 /// As [`ask`]; when none comes up.
-pub fn ask_or_start(directory: &Directory, request: &Request) -> std::io::Result<Reply> {
-    let mut tries = TRIES;
+pub fn request_or_start(directory: &RuntimeDir, request: &Request) -> std::io::Result<Reply> {
+    let mut tries = MAX_RETRIES;
     loop {
-        match ask(&directory.connect_or_start()?, request) {
+        match send_request(&directory.connect_or_start()?, request) {
             // What only waits is the end of none.
-            Err(error) if has_ended(&error) && matches!(request, Request::Wait { .. }) => {}
-            Err(error) if has_ended(&error) && tries > 0 => tries -= 1,
-            Ok(Reply::Failed { .. }) if tries < TRIES && is_mounted(directory, request)? => {
+            Err(error) if is_disconnect(&error) && matches!(request, Request::Wait { .. }) => {}
+            Err(error) if is_disconnect(&error) && tries > 0 => tries -= 1,
+            Ok(Reply::Failed { .. }) if tries < MAX_RETRIES && is_mounted(directory, request)? => {
                 return Ok(Reply::Mounted { notes: vec![] });
             }
             answer => return answer,
@@ -225,12 +228,13 @@ pub fn ask_or_start(directory: &Directory, request: &Request) -> std::io::Result
 
 /// Whether what a request asks to be mounted is: a manager that ended before it answered may have
 /// had it done, and the next one refuses to do it twice.
-fn is_mounted(directory: &Directory, request: &Request) -> std::io::Result<bool> {
+fn is_mounted(directory: &RuntimeDir, request: &Request) -> std::io::Result<bool> {
     let Request::Mount { volume, disk, mount_point, .. } = request else { return Ok(false) };
     let volume = protocol::volume_name(volume, disk.as_deref());
-    let until = Instant::now() + START_WAIT;
+    let until = Instant::now() + START_TIMEOUT;
     loop {
-        let Reply::Status(status) = ask(&directory.connect_or_start()?, &Request::Status)? else {
+        let Reply::Status(status) = send_request(&directory.connect_or_start()?, &Request::Status)?
+        else {
             return Ok(false);
         };
         let is_it = |it: &&MountStatus| (&it.volume, &it.mount_point) == (&volume, mount_point);
@@ -247,31 +251,31 @@ fn is_mounted(directory: &Directory, request: &Request) -> std::io::Result<bool>
 ///
 /// # Errors
 /// What the socket says; when it does not end.
-pub fn retire(directory: &Directory) -> std::io::Result<()> {
+pub fn retire(directory: &RuntimeDir) -> std::io::Result<()> {
     let Some(manager) = directory.connect() else { return Ok(()) };
     let other = |what: String| Err(std::io::Error::other(what));
-    let pid = match ask(&manager, &Request::Status)? {
+    let pid = match send_request(&manager, &Request::Status)? {
         Reply::Status(Status { manager_pid: Some(pid), .. }) => pid,
         reply => return other(format!("the manager answers {reply:?}")),
     };
     // By its process: its address may be answered by the next one at once.
     let process = Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     let Some(Ok(process)) = process else { return Ok(()) };
-    let asked = directory.connect().map(|manager| ask(&manager, &Request::Retire));
+    let asked = directory.connect().map(|manager| send_request(&manager, &Request::Retire));
     match asked {
         None | Some(Ok(Reply::Done)) => {}
-        Some(Err(error)) if has_ended(&error) => {}
+        Some(Err(error)) if is_disconnect(&error) => {}
         Some(Err(error)) => return Err(error),
         Some(Ok(reply)) => return other(format!("the manager answers {reply:?}")),
     }
-    let wait = Timespec { tv_sec: START_WAIT.as_secs() as i64, tv_nsec: 0 };
+    let wait = Timespec { tv_sec: START_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&wait))? {
         0 => other("the manager does not end".into()),
         _ => Ok(()),
     }
 }
 
-fn has_ended(error: &std::io::Error) -> bool {
+fn is_disconnect(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }

@@ -19,7 +19,7 @@ use rustix::fs::{Mode, OFlags};
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 /// The first Linux that sends again.
-const RESENDS_FROM: (u32, u32) = (6, 9);
+const RESEND_MIN_KERNEL: (u32, u32) = (6, 9);
 
 /// How long the kernel may take to do what the notices say that are under way.
 const PAUSE_WAIT: Duration = Duration::from_secs(2);
@@ -65,11 +65,11 @@ impl Relays {
 }
 
 /// Whether this kernel sends again what was not answered.
-pub(crate) fn resends() -> bool {
+pub(crate) fn kernel_can_resend() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy();
     !InjectedFault::Resend.is_made()
-        && version(&release).is_none_or(|version| version >= RESENDS_FROM)
+        && version(&release).is_none_or(|version| version >= RESEND_MIN_KERNEL)
 }
 
 /// Major and minor number of a release such as `6.1.0-27-amd64`.
@@ -82,8 +82,8 @@ fn version(release: &str) -> Option<(u32, u32)> {
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn for_worker(connection: &OwnedFd) -> io::Result<OwnedFd> {
-    if resends() {
+pub(crate) fn clone_for_worker(connection: &OwnedFd) -> io::Result<OwnedFd> {
+    if kernel_can_resend() {
         return connection.try_clone();
     }
     let flags = OFlags::RDWR | OFlags::CLOEXEC;

@@ -24,17 +24,17 @@ use draconis_exchange::heap::arena::Class;
 use draconis_exchange::heap::{Block, PagePool};
 use rustix::io::Errno;
 
-use crate::marked::Marked;
+use crate::marked::AcceptedMarkDisk;
 
 /// Lanes of the disk contract: one for what is handed over, the others for those who wait.
-pub(crate) const LANES: u32 = 6;
+pub(crate) const DISK_LANES: u32 = 6;
 /// How long either side waits for the other, which is alive: as long as a disk may take.
 /// A death is noticed at once.
-const PATIENCE: Duration = Duration::MAX;
+const NO_TIMEOUT: Duration = Duration::MAX;
 
 /// Adds what a worker that writes needs to the plan of its session, behind its other lanes.
-pub(crate) fn plan(plan: &mut SessionConfig) {
-    plan.static_lanes += LANES;
+pub(crate) fn add_disk_lanes(plan: &mut SessionConfig) {
+    plan.static_lanes += DISK_LANES;
     plan.guest = vec![
         Class { slot_bytes: 4 << 10, slots: 128 },
         Class { slot_bytes: 64 << 10, slots: 16 },
@@ -63,11 +63,11 @@ pub(crate) fn serve_disk(
     let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
     let (told, mark) = (last.clone(), Arc::new(AtomicU64::new(0)));
     let marking = mark.clone();
-    let lanes = first..first + LANES;
+    let lanes = first..first + DISK_LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
     let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
-        let disk = Marked::new(file.clone(), marking);
-        if let Err(lost) = serve(&disk, ends, PATIENCE) {
+        let disk = AcceptedMarkDisk::new(file.clone(), marking);
+        if let Err(lost) = serve(&disk, ends, NO_TIMEOUT) {
             log::debug!("a worker's disk was closed: {lost}");
         }
         drop(disk);
@@ -77,7 +77,7 @@ pub(crate) fn serve_disk(
         }
         // Dropping the file writes what was taken whole, and gives the claim up.
     })?;
-    Ok(DiskService { thread, served, last, mark })
+    Ok(DiskService { thread, served, write_error: last, accepted_mark: mark })
 }
 
 /// The service of a worker's disk, which ends with the worker.
@@ -86,9 +86,9 @@ pub(crate) struct DiskService {
     /// The disk is the thread's alone, so that it is free when that has ended.
     served: Weak<FileDisk>,
     /// What had ended all writing when it ended.
-    last: Arc<OnceLock<Error>>,
+    write_error: Arc<OnceLock<Error>>,
     /// What the worker wants to be told of the last chain that was taken.
-    mark: Arc<AtomicU64>,
+    accepted_mark: Arc<AtomicU64>,
 }
 
 impl DiskService {
@@ -96,7 +96,7 @@ impl DiskService {
     pub(crate) fn failure(&self) -> Option<String> {
         let failure = match self.served.upgrade() {
             Some(disk) => disk.failure(),
-            None => self.last.get().cloned(),
+            None => self.write_error.get().cloned(),
         };
         let why = match failure? {
             Error::Io { errno: Errno::NOSPC, .. } => {
@@ -116,7 +116,7 @@ impl DiskService {
     pub(crate) fn join(self) -> u64 {
         // A thread that panicked has said so.
         let _ = self.thread.join();
-        self.mark.load(Ordering::Acquire)
+        self.accepted_mark.load(Ordering::Acquire)
     }
 }
 
@@ -130,13 +130,13 @@ pub(crate) fn split_disk(
     first: u32,
     rooms: &Arc<PagePool>,
 ) -> Result<SplitDisk, Error> {
-    let lanes = first..first + LANES;
+    let lanes = first..first + DISK_LANES;
     let ends: Vec<_> = lanes.filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
     if ends.is_empty() {
         return Err(Error::ServiceEnded);
     }
     let blocks = session.clone();
-    let writes = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)?;
+    let writes = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), NO_TIMEOUT)?;
     let writes = writes.with_shared_memory(rooms.clone());
     Ok(SplitDisk { reads, writes })
 }
@@ -211,10 +211,10 @@ mod tests {
             host: vec![Class { slot_bytes: 4096, slots: 1 }],
             guest: vec![],
         };
-        plan(&mut all);
+        add_disk_lanes(&mut all);
         let (offer, socket) = offer(&all).unwrap();
         let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-        let memory = crate::oplog::memory().unwrap();
+        let memory = crate::oplog::create_memory().unwrap();
         host.register_pool(memory.clone());
         (serve_disk(writable.into(), &host, 1, false).unwrap(), host, socket, memory)
     }
@@ -227,10 +227,11 @@ mod tests {
         let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
         let how = FileOptions { write: false, direct: true, uring: false };
         let reads = FileDisk::open(file.path(), how).unwrap();
-        let theirs = crate::oplog::adopt(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let theirs =
+            crate::oplog::map_existing(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let log = crate::oplog::OpLog::new(theirs, 1).unwrap();
         guest.register_pool(log.memory().clone());
-        let disk = split_disk(reads, &guest, 1, log.rooms()).unwrap();
+        let disk = split_disk(reads, &guest, 1, log.buffers()).unwrap();
         assert!(!disk.properties().read_only && disk.properties().len_bytes == 8 << 20);
         let chain = vec![
             group(&[(0, 4096, 1), (8192, 512, 2)]),
@@ -249,7 +250,7 @@ mod tests {
             [1, 4, 1, 2, 0, 3, 3, 0]
         );
         // Out of rooms: three pieces, of which two lie one behind the other on both sides.
-        let mut room = log.rooms().allocate(3 << 20).unwrap();
+        let mut room = log.buffers().allocate(3 << 20).unwrap();
         room.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 1024) as u8);
         let (sent, room) = (room.to_vec(), Arc::new(room));
         let mut block = Block::unallocated(5 << 20);
@@ -327,7 +328,7 @@ mod tests {
         }
 
         fn close(&self) {
-            for lane in 1..=LANES {
+            for lane in 1..=DISK_LANES {
                 self.put(lane, CLOSED_AT, &(1u64 << 63 | 1 << 16).to_ne_bytes());
                 self.ring(lane);
             }

@@ -35,29 +35,29 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair}
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-use crate::client::Directory;
-use crate::disk::{LANES, plan as add_disk};
-use crate::store_process::disk_of;
+use crate::client::RuntimeDir;
+use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
+use crate::store_process::open_session_disk;
 
 /// How long one side of a disk waits for the other, which is alive: requests have bounds of their
 /// own, and a death is noticed at once.
 const PATIENCE: Duration = Duration::MAX;
 /// How long a hello may take that was sent already.
-const HELLO_WAIT: Duration = Duration::from_secs(10);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest message that asks for a disk, in bytes.
 const MESSAGE_BYTES: usize = 16 << 10;
 // The first byte of the answer: a session comes along, or a sentence follows.
-const DONE: u8 = 0;
+const REPLY_OK: u8 = 0;
 const REFUSED: u8 = 1;
 
 /// Opens what is at an address: the program knows how.
-pub trait Elsewhere: Send + Sync {
+pub trait RemoteDiskProvider: Send + Sync {
     /// Opens a disk. It is closed when it is dropped: all that was written is sent then, as far as
     /// it can be.
     ///
     /// # Errors
     /// A sentence for the user.
-    fn open(&self, opening: &Opening) -> Result<Arc<dyn Disk>, String>;
+    fn open(&self, opening: &RemoteDiskRequest) -> Result<Arc<dyn Disk>, String>;
 
     /// All that was opened is about to be closed: what cannot be written soon has failed.
     fn finish(&self);
@@ -69,7 +69,7 @@ pub trait Elsewhere: Send + Sync {
 
 /// What is to be opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Opening {
+pub struct RemoteDiskRequest {
     /// Where it is.
     pub address: String,
     /// Whether it is only read.
@@ -102,7 +102,7 @@ impl std::fmt::Debug for RemoteCredentials {
 pub const WAITING: &str = "not sent yet: ";
 
 /// The address that a path is, if it is one and no path: `scheme://something`.
-pub fn address(path: &Path) -> Option<&str> {
+pub fn parse_url(path: &Path) -> Option<&str> {
     let text = path.to_str()?;
     let (scheme, _) = text.split_once("://")?;
     let is_word = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
@@ -110,7 +110,7 @@ pub fn address(path: &Path) -> Option<&str> {
 }
 
 /// Two numbers that an address has for itself, as a file has those of its device and inode.
-pub(crate) fn identity(address: &str) -> (u64, u64) {
+pub(crate) fn url_identity(address: &str) -> (u64, u64) {
     // FNV-1a: the same in every version of the program.
     let hash =
         address.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
@@ -120,26 +120,26 @@ pub(crate) fn identity(address: &str) -> (u64, u64) {
 }
 
 /// The file whose claim stands for an address, beside the sockets of stores.
-pub(crate) fn stand_in(sockets: &Path, address: &str) -> std::io::Result<File> {
+pub(crate) fn open_lock_file(sockets: &Path, address: &str) -> std::io::Result<File> {
     std::fs::create_dir_all(sockets)?;
-    let (one, other) = identity(address);
+    let (one, other) = url_identity(address);
     let path = sockets.join(format!("{one}-{other}.claim"));
     File::options().read(true).write(true).create(true).truncate(false).open(path)
 }
 
 /// The place from which something is mounted: this machine, and the runtime directory in which
 /// claims are made.
-pub(crate) fn seat_of(sockets: &Path) -> String {
+pub(crate) fn owner_id_of(sockets: &Path) -> String {
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let names = rustix::system::uname();
     let (host, path) = (names.nodename().to_string_lossy(), sockets.display());
-    let (one, other) = identity(&format!("{}\n{host}\n{path}", machine.trim()));
+    let (one, other) = url_identity(&format!("{}\n{host}\n{path}", machine.trim()));
     format!("{one:016x}{other:016x}")
 }
 
 /// The place from which those mount who have this directory.
-pub fn seat(directory: &Directory) -> String {
-    seat_of(&directory.stores())
+pub fn owner_id(directory: &RuntimeDir) -> String {
+    owner_id_of(&directory.store_sockets())
 }
 
 /// Sees that nothing at an address is mounted here by those who have this directory, for as long as
@@ -147,9 +147,9 @@ pub fn seat(directory: &Directory) -> String {
 ///
 /// # Errors
 /// A sentence for the user.
-pub fn claim_beside(directory: &Directory, address: &str) -> Result<File, String> {
-    let cannot = |error| format!("{address}: {}", crate::sentence(&error));
-    let file = stand_in(&directory.stores(), address).map_err(cannot)?;
+pub fn lock_url(directory: &RuntimeDir, address: &str) -> Result<File, String> {
+    let cannot = |error| format!("{address}: {}", crate::error_text(&error));
+    let file = open_lock_file(&directory.store_sockets(), address).map_err(cannot)?;
     // One that has just ended may still be about to go.
     match lock_file(&file, LockMode::Shared) {
         Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -160,20 +160,20 @@ pub fn claim_beside(directory: &Directory, address: &str) -> Result<File, String
 }
 
 /// A disk that another process has for this one.
-pub struct Served {
+pub struct DiskProcess {
     session: Arc<Session>,
     /// Ends with that process.
     control: OwnedFd,
 }
 
-impl Served {
+impl DiskProcess {
     /// Has `program`, which is draconis, open a disk in a process of its own.
     ///
     /// # Errors
     /// A sentence for the user.
-    pub fn open(program: &Path, opening: &Opening) -> Result<Self, String> {
+    pub fn open(program: &Path, opening: &RemoteDiskRequest) -> Result<Self, String> {
         let cannot = |error: std::io::Error| {
-            format!("{}: no process for it: {}", opening.address, crate::sentence(&error))
+            format!("{}: no process for it: {}", opening.address, crate::error_text(&error))
         };
         let ask = || -> std::io::Result<(OwnedFd, Vec<u8>, Vec<OwnedFd>)> {
             let (control, theirs) =
@@ -195,8 +195,8 @@ impl Served {
         };
         let (control, answer, mut fds) = ask().map_err(cannot)?;
         match (answer.split_first(), fds.pop()) {
-            (Some((&DONE, _)), Some(socket)) => {
-                let session = accept(&socket, Instant::now() + HELLO_WAIT);
+            (Some((&REPLY_OK, _)), Some(socket)) => {
+                let session = accept(&socket, Instant::now() + HELLO_TIMEOUT);
                 let session = session.map_err(|lost| cannot(std::io::Error::other(lost)))?;
                 Ok(Self { session, control })
             }
@@ -210,8 +210,8 @@ impl Served {
     /// # Errors
     /// When the process does not answer.
     pub fn start(self) -> Result<Arc<dyn Disk>, Error> {
-        let disk = disk_of(&self.session)?;
-        Ok(Arc::new(OutOfProcessDisk { disk, _end: End(self.control) }))
+        let disk = open_session_disk(&self.session)?;
+        Ok(Arc::new(OutOfProcessDisk { disk, _end: ProcessGuard(self.control) }))
     }
 }
 
@@ -219,13 +219,13 @@ impl Served {
 struct OutOfProcessDisk {
     disk: RemoteDisk,
     /// Dropped behind it.
-    _end: End,
+    _end: ProcessGuard,
 }
 
 /// The control socket of a process that ends by itself.
-struct End(OwnedFd);
+struct ProcessGuard(OwnedFd);
 
-impl Drop for End {
+impl Drop for ProcessGuard {
     fn drop(&mut self) {
         // Nothing comes but the end.
         let _ = rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut [0u8]));
@@ -244,17 +244,17 @@ impl draconis_device::ForwardingDisk for OutOfProcessDisk {
 ///
 /// # Errors
 /// A sentence, when something else started it.
-pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
+pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
     let not_started = "a disk process is started by a command; see draconis-store(1)";
     let control = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| not_started)?;
     let mut text = vec![0; MESSAGE_BYTES];
     let got = descriptors::receive(&control, &mut text, RecvFlags::empty());
     let mut got = got.map_err(|_| not_started)?;
     let text = text.get(..got.len).filter(|_| got.is_complete).ok_or(not_started)?;
-    let opening: Opening = serde_json::from_slice(text).map_err(|_| not_started)?;
+    let opening: RemoteDiskRequest = serde_json::from_slice(text).map_err(|_| not_started)?;
     let user = got.fds.pop().ok_or(not_started)?;
     let hosted = elsewhere.open(&opening).and_then(|disk| {
-        Hosted::new(disk, user).map_err(|error| format!("{}: {error}", opening.address))
+        DiskServerThread::new(disk, user).map_err(|error| format!("{}: {error}", opening.address))
     });
     let (hosted, socket) = match hosted {
         Ok(hosted) => hosted,
@@ -266,21 +266,21 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
             return Ok(());
         }
     };
-    let _ = descriptors::send(&control, &[DONE], &[socket.as_fd()]);
+    let _ = descriptors::send(&control, &[REPLY_OK], &[socket.as_fd()]);
     drop(socket);
     hosted.join();
     Ok(())
 }
 
 /// A disk that is served to another process, in a thread.
-pub(crate) struct Hosted {
+pub(crate) struct DiskServerThread {
     thread: JoinHandle<()>,
     /// As long as it is served.
     disk: Weak<dyn Disk>,
     failure: Arc<OnceLock<String>>,
 }
 
-impl Hosted {
+impl DiskServerThread {
     /// Serves `disk` to the process that `user` is a pidfd of; where that takes it up.
     ///
     /// # Errors
@@ -298,9 +298,9 @@ impl Hosted {
         let session = offer.start(user);
         let failure = Arc::new(OnceLock::new());
         let served = Arc::downgrade(&disk);
-        let told = Telling { disk, failure: failure.clone() };
+        let told = ErrorRecordingDisk { disk, failure: failure.clone() };
         let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
-            let lanes = 0..LANES;
+            let lanes = 0..DISK_LANES;
             let ends = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
             if let Err(lost) = serve(&told, ends, PATIENCE) {
                 log::debug!("a disk that is elsewhere was closed: {lost}");
@@ -323,14 +323,14 @@ impl Hosted {
 }
 
 /// A disk whose failures are told in words: over the contract goes only of which kind one was.
-struct Telling {
+struct ErrorRecordingDisk {
     disk: Arc<dyn Disk>,
     /// What ended all writing.
     failure: Arc<OnceLock<String>>,
 }
 
-impl Telling {
-    fn tell(&self, error: &Error) {
+impl ErrorRecordingDisk {
+    fn record_error(&self, error: &Error) {
         // It has said so, and goes on.
         if matches!(error, Error::Away(_)) {
             return log::warn!("{error}");
@@ -341,7 +341,7 @@ impl Telling {
     }
 }
 
-impl draconis_device::ForwardingDisk for Telling {
+impl draconis_device::ForwardingDisk for ErrorRecordingDisk {
     type Below = dyn Disk;
 
     fn disk(&self) -> &Self::Below {
@@ -366,15 +366,15 @@ impl draconis_device::ForwardingDisk for Telling {
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         self.disk()
             .submit_with(chain, after, terms)
-            .inspect_err(|refused| self.tell(&refused.error))
+            .inspect_err(|refused| self.record_error(&refused.error))
     }
 
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait_visible(ticket).inspect_err(|error| self.tell(error))
+        self.disk().wait_visible(ticket).inspect_err(|error| self.record_error(error))
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait_durable(ticket).inspect_err(|error| self.tell(error))
+        self.disk().wait_durable(ticket).inspect_err(|error| self.record_error(error))
     }
 }
 
@@ -386,21 +386,21 @@ mod tests {
 
     #[test]
     fn addresses_are_no_paths() {
-        let of = |text: &str| address(Path::new(text)).is_some();
+        let of = |text: &str| parse_url(Path::new(text)).is_some();
         assert!(["s3://bucket/a", "file:///dir", "gs://b"].into_iter().all(of));
         assert!(!["/s3://b", "a:/b", "dir/s3://x", "://x", "a b://x"].into_iter().any(of));
-        assert_eq!(identity("s3://bucket/a"), identity("s3://bucket/a"));
-        assert_ne!(identity("s3://bucket/a"), identity("s3://bucket/b"));
+        assert_eq!(url_identity("s3://bucket/a"), url_identity("s3://bucket/a"));
+        assert_ne!(url_identity("s3://bucket/a"), url_identity("s3://bucket/b"));
     }
 
     #[test]
     fn what_is_mounted_here_is_in_use() {
         let dir = tempfile::tempdir().unwrap();
-        let mount = stand_in(dir.path(), "s3://b/p").unwrap();
-        let other = stand_in(dir.path(), "s3://b/p").unwrap();
+        let mount = open_lock_file(dir.path(), "s3://b/p").unwrap();
+        let other = open_lock_file(dir.path(), "s3://b/p").unwrap();
         try_lock_file(&mount, LockMode::Exclusive).unwrap();
         try_lock_file(&other, LockMode::Shared).unwrap_err();
-        try_lock_file(stand_in(dir.path(), "s3://b/q").unwrap(), LockMode::Shared).unwrap();
+        try_lock_file(open_lock_file(dir.path(), "s3://b/q").unwrap(), LockMode::Shared).unwrap();
         drop(mount);
         try_lock_file(&other, LockMode::Shared).unwrap();
     }

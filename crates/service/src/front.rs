@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::holders::who_holds;
+use crate::holders::describe_mount_users;
 use crate::options::MountOptions;
 use crate::table;
 
 /// How a keeper makes a volume appear to Linux programs. FUSE is the only way today.
-pub trait Front: Send + Sync + 'static {
+pub trait Mounter: Send + Sync + 'static {
     /// Attaches `mount_point` and returns the descriptor over which its requests come. With
     /// a block `device` that is what the kernel shows as the source, and has for itself.
     ///
@@ -32,34 +32,35 @@ pub trait Front: Send + Sync + 'static {
         mount_point: &Path,
         volume: &Path,
         options: &MountOptions,
-    ) -> Result<(), NotDetached>;
+    ) -> Result<(), DetachError>;
 
     /// Sets the kernel up for speed once the mount is served, as far as it may.
-    fn tune(&self, mount_point: &Path);
+    fn set_read_ahead(&self, mount_point: &Path);
 
     /// Takes `mount_point` away; with `force` even while it is in use.
     ///
     /// # Errors
     /// See [`NotDetached`].
-    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached>;
+    fn detach(&self, mount_point: &Path, force: bool) -> Result<(), DetachError>;
 }
 
 /// Why a mount was not taken away.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotDetached {
+pub enum DetachError {
     /// It is in use.
     Busy,
     /// Anything else: a sentence that says what.
     Failed(String),
 }
 
-impl NotDetached {
+impl DetachError {
     /// The sentence for the user.
-    pub fn sentence(self, mount_point: &Path) -> String {
+    pub fn message(self, mount_point: &Path) -> String {
         match self {
             Self::Failed(why) => why,
             Self::Busy => {
-                let holders = table::at(mount_point).map(|mount| who_holds(&mount));
+                let holders =
+                    table::mount_at(mount_point).map(|mount| describe_mount_users(&mount));
                 let holders = holders.unwrap_or_else(|| "it is in use".into());
                 let name = mount_point.display();
                 format!("{name} is busy: {holders}; end that, or take it away at once with --force")

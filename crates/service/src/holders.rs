@@ -5,26 +5,26 @@
 
 use std::path::Path;
 
-use crate::table::{self, Entry};
+use crate::table::{self, MountEntry};
 
 /// Processes that are looked at, at most.
 const PROCESSES_MAX: usize = 1 << 15;
 /// Descriptors of each.
 const DESCRIPTORS_MAX: usize = 4096;
 /// Bytes of its table of mappings.
-const MAPS_MAX: usize = 4 << 20;
+const MAX_MAPS_BYTES: usize = 4 << 20;
 /// Holders that are named.
-const NAMED_MAX: usize = 8;
+const MAX_NAMED: usize = 8;
 
 /// What keeps `mount` from being unmounted, as the end of a sentence.
-pub(crate) fn who_holds(mount: &Entry) -> String {
+pub(crate) fn describe_mount_users(mount: &MountEntry) -> String {
     let mut said: Vec<String> = processes(mount);
-    let more = said.len().saturating_sub(NAMED_MAX);
-    said.truncate(NAMED_MAX);
+    let more = said.len().saturating_sub(MAX_NAMED);
+    said.truncate(MAX_NAMED);
     if more > 0 {
         said.push(format!("{more} more"));
     }
-    said.extend(below(mount).into_iter().take(NAMED_MAX));
+    said.extend(nested_mounts(mount).into_iter().take(MAX_NAMED));
     if said.is_empty() {
         return "something that this user may not see uses it".into();
     }
@@ -33,24 +33,24 @@ pub(crate) fn who_holds(mount: &Entry) -> String {
 
 /// All that the caller can see of what keeps `mount` from being unmounted. What it cannot see is
 /// gone in a moment, most often: a file that the kernel is about to close.
-pub(crate) fn in_sight(mount: &Entry) -> Vec<String> {
-    [processes(mount), below(mount)].concat()
+pub(crate) fn find_mount_users(mount: &MountEntry) -> Vec<String> {
+    [processes(mount), nested_mounts(mount)].concat()
 }
 
-fn below(mount: &Entry) -> Vec<String> {
-    let below = table::entries().into_iter();
+fn nested_mounts(mount: &MountEntry) -> Vec<String> {
+    let below = table::mounts().into_iter();
     let below = below.filter(|it| it.at != mount.at && it.at.starts_with(&mount.at));
     below.map(|it| format!("what is mounted on {}", it.at.display())).collect()
 }
 
-fn processes(mount: &Entry) -> Vec<String> {
+fn processes(mount: &MountEntry) -> Vec<String> {
     let Ok(all) = std::fs::read_dir("/proc") else { return vec![] };
     let mut found = vec![];
     for process in all.flatten().take(PROCESSES_MAX) {
         let name = process.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let dir = process.path();
-        if holds(&dir, mount) {
+        if process_uses_mount(&dir, mount) {
             let command = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
             let command: String = command.trim().chars().filter(|c| !c.is_control()).collect();
             found.push(format!("process {pid} ({command})"));
@@ -59,7 +59,7 @@ fn processes(mount: &Entry) -> Vec<String> {
     found
 }
 
-fn holds(process: &Path, mount: &Entry) -> bool {
+fn process_uses_mount(process: &Path, mount: &MountEntry) -> bool {
     let leads_there =
         |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(&mount.at));
     if ["cwd", "root", "exe"].iter().any(|link| leads_there(&process.join(link))) {
@@ -74,7 +74,7 @@ fn holds(process: &Path, mount: &Entry) -> bool {
 }
 
 /// Lines are: addresses, permissions, offset, device in hexadecimal, inode, path.
-fn is_mapping_of(line: &[u8], mount: &Entry) -> bool {
+fn is_mapping_of(line: &[u8], mount: &MountEntry) -> bool {
     let mut fields = line.split(|&b| b == b' ').filter(|field| !field.is_empty()).skip(3);
     let device = fields.next().and_then(|field| device_of(std::str::from_utf8(field).ok()?));
     device.is_some_and(|device| device == mount.device)
@@ -90,7 +90,7 @@ fn maps(process: &Path) -> Option<Vec<u8>> {
     use std::io::Read;
     let mut table = vec![];
     let file = std::fs::File::open(process.join("maps")).ok()?;
-    file.take(MAPS_MAX as u64).read_to_end(&mut table).ok()?;
+    file.take(MAX_MAPS_BYTES as u64).read_to_end(&mut table).ok()?;
     Some(table)
 }
 
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn mappings_are_told_by_device() {
-        let mount = Entry {
+        let mount = MountEntry {
             device: "0:45".into(),
             at: "/mnt/a".into(),
-            kind: "fuse.draconis".into(),
+            fs_type: "fuse.draconis".into(),
             source: "x".into(),
             user: None,
         };
@@ -117,17 +117,17 @@ mod tests {
     fn a_process_that_works_in_a_directory_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
-        let mount = Entry {
+        let mount = MountEntry {
             device: "0:1048575".into(),
             at: dir.clone(),
-            kind: String::new(),
+            fs_type: String::new(),
             source: "x".into(),
             user: None,
         };
-        assert!(who_holds(&mount).contains("may not see"));
+        assert!(describe_mount_users(&mount).contains("may not see"));
         let mut child =
             std::process::Command::new("sleep").arg("1000").current_dir(&dir).spawn().unwrap();
-        let said = who_holds(&mount);
+        let said = describe_mount_users(&mount);
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(said.contains(&format!("process {} (sleep)", child.id())), "{said}");

@@ -24,7 +24,7 @@ mod lives;
 mod starting;
 mod watching;
 
-pub(crate) use starting::dead_there;
+pub(crate) use starting::dead_mount_message;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -37,31 +37,31 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use crate::front::Front;
+use crate::front::Mounter;
 use crate::options::MountOptions;
-use crate::process::Exit;
+use crate::process::WorkerExit;
 use crate::protocol::{self, Kept, MountStatus, Reply, Request, Status};
 use crate::table;
 
 /// How long a keeper that was started for a mount waits to be told which.
-const FIRST_WAIT: Duration = Duration::from_secs(10);
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long `status` waits for fresh numbers.
-const STATUS_WAIT: Duration = Duration::from_millis(300);
+const STATUS_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long the kernel may take to send the first request.
-const SERVE_WAIT: Duration = Duration::from_secs(10);
+const INIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long, when it has changes to bring home first. That it hangs is noticed otherwise.
-const CLOSE_WAIT: Duration = Duration::from_secs(600);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How often it is looked whether a dead mount was taken away, where no client asks.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A keeper and its mount.
 pub struct Keeper {
-    front: Box<dyn Front>,
+    front: Box<dyn Mounter>,
     listener: UnixListener,
     /// There is one from the request to mount on.
     mount: Mutex<Option<Arc<Mount>>>,
     /// Told whenever the mount begins, ends, or a client has its answer.
-    told: Condvar,
+    changed: Condvar,
     /// Clients that wait for an answer.
     clients: AtomicU64,
     /// Managers: they hear of the end of the mount, and, as the conversation ends, of ours.
@@ -83,13 +83,13 @@ struct Mount {
 }
 
 struct MountState {
-    phase: Phase,
+    phase: MountPhase,
     /// What the kernel calls it, once it is attached.
     device: Option<String>,
-    asks: Option<Sender<Ask>>,
+    events: Option<Sender<SupervisorEvent>>,
     worker: Option<OwnedFd>,
     /// Its worker was killed for good.
-    is_last: bool,
+    is_final_worker: bool,
     status: MountStatus,
 }
 
@@ -97,7 +97,7 @@ struct MountState {
 ///   Starting ──▶ Serving ──▶ Ended { dead } ──▶ (cleared)
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Phase {
+enum MountPhase {
     Starting,
     Serving,
     /// Nothing serves it any more. `dead`: it is still in its place.
@@ -107,13 +107,13 @@ enum Phase {
     },
 }
 
-enum Ask {
+enum SupervisorEvent {
     Refresh(Sender<()>),
     Close(Sender<()>),
     ReadOnly(bool, Sender<Result<(), String>>),
     /// Go on as another program; answered only where that fails.
     Upgrade(handover::UpgradeRequest, Sender<String>),
-    Died(Exit),
+    Died(WorkerExit),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -128,10 +128,10 @@ fn is_connected(client: &UnixStream) -> bool {
 
 impl Keeper {
     /// A keeper that has mounted nothing yet, and is asked to over `listener`.
-    pub fn new(front: Box<dyn Front>, listener: UnixListener) -> Arc<Self> {
+    pub fn new(front: Box<dyn Mounter>, listener: UnixListener) -> Arc<Self> {
         let (mount, watchers) = (Mutex::default(), Mutex::default());
         let (told, clients) = (Condvar::new(), AtomicU64::new(0));
-        Arc::new(Self { front, listener, mount, told, clients, watchers })
+        Arc::new(Self { front, listener, mount, changed: told, clients, watchers })
     }
 
     /// Answers clients, each in a thread of its own, until the mount has ended; or at once where
@@ -149,7 +149,7 @@ impl Keeper {
                     keeper.serve(&client);
                     drop(client);
                     keeper.clients.fetch_sub(1, Ordering::Relaxed);
-                    keeper.tell();
+                    keeper.notify_waiters();
                 });
             }
         });
@@ -162,11 +162,11 @@ impl Keeper {
     }
 
     fn serve(self: &Arc<Self>, client: &UnixStream) {
-        if !protocol::is_own(client) {
+        if !protocol::is_same_user(client) {
             return;
         }
         let reply = match protocol::receive(client) {
-            Ok(Request::Watch) => return self.be_watched(client),
+            Ok(Request::Watch) => return self.serve_watcher(client),
             Ok(request) => self.answer(request, client),
             Err(error) => Reply::Failed { why: format!("the request makes no sense: {error}") },
         };
@@ -193,7 +193,7 @@ impl Keeper {
                 Ok(Some(why)) => Reply::Cleared { why },
                 Err(why) => failed(why),
             },
-            Request::End => self.end(&mount).map_or_else(failed, |()| Reply::Done),
+            Request::End => self.shut_down_mount(&mount).map_or_else(failed, |()| Reply::Done),
             Request::Wait { .. } => Reply::Ended { why: self.wait(&mount) },
             Request::Upgrade { program } => failed(self.upgrade(&mount, program, client)),
             other => failed(format!("a keeper cannot be asked that: {other:?}")),
@@ -201,8 +201,8 @@ impl Keeper {
     }
 
     /// Tells a manager what is kept here, and later when that has ended.
-    fn be_watched(&self, client: &UnixStream) {
-        let until = Instant::now() + FIRST_WAIT;
+    fn serve_watcher(&self, client: &UnixStream) {
+        let until = Instant::now() + FIRST_REQUEST_TIMEOUT;
         let (Some(mount), Ok(client)) = (self.wait_for_mount(until), client.try_clone()) else {
             return;
         };
@@ -213,7 +213,7 @@ impl Keeper {
         let mut watchers = lock(&self.watchers);
         watchers.retain(is_connected);
         let mut sent = protocol::send(&client, &kept);
-        if let Phase::Ended { why, .. } = mount.phase() {
+        if let MountPhase::Ended { why, .. } = mount.phase() {
             sent = sent.and_then(|()| protocol::send(&client, &Reply::Ended { why }));
         }
         if sent.is_ok() {
@@ -223,11 +223,11 @@ impl Keeper {
 
     /// The mount, unless it is over.
     fn current(&self) -> Option<Arc<Mount>> {
-        lock(&self.mount).clone().filter(|mount| !mount.is_over())
+        lock(&self.mount).clone().filter(|mount| !mount.has_ended())
     }
 
     fn status(&self, mount: &Mount) -> Status {
-        mount.answers(STATUS_WAIT);
+        mount.is_responding(STATUS_TIMEOUT);
         Status { mounts: vec![lock(&mount.state).status.clone()], ..Status::default() }
     }
 
@@ -235,7 +235,7 @@ impl Keeper {
     fn wait(&self, mount: &Mount) -> Option<String> {
         self.wait_while(mount, None, Mount::is_served);
         match mount.phase() {
-            Phase::Ended { why, .. } => why,
+            MountPhase::Ended { why, .. } => why,
             _ => None,
         }
     }
@@ -244,7 +244,8 @@ impl Keeper {
         let mut mount = lock(&self.mount);
         while mount.is_none() {
             let left = until.checked_duration_since(Instant::now())?;
-            mount = self.told.wait_timeout(mount, left).unwrap_or_else(PoisonError::into_inner).0;
+            mount =
+                self.changed.wait_timeout(mount, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         mount.clone()
     }
@@ -252,33 +253,33 @@ impl Keeper {
     /// Waits until nothing is mounted any more, and no client waits for an answer. A mount that
     /// is dead counts as mounted: it is known here why it is.
     fn wait_until_over(&self) {
-        let mount = self.wait_for_mount(Instant::now() + FIRST_WAIT);
+        let mount = self.wait_for_mount(Instant::now() + FIRST_REQUEST_TIMEOUT);
         let mut held = lock(&self.mount);
         loop {
-            let is_over = mount.as_ref().is_none_or(|mount| mount.is_over());
+            let is_over = mount.as_ref().is_none_or(|mount| mount.has_ended());
             if is_over && self.clients.load(Ordering::Relaxed) == 0 {
                 return;
             }
-            let waited = self.told.wait_timeout(held, LOOK_EVERY);
+            let waited = self.changed.wait_timeout(held, POLL_INTERVAL);
             held = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
 impl Mount {
-    fn phase(&self) -> Phase {
+    fn phase(&self) -> MountPhase {
         lock(&self.state).phase.clone()
     }
 
     fn is_served(&self) -> bool {
-        !matches!(self.phase(), Phase::Ended { .. })
+        !matches!(self.phase(), MountPhase::Ended { .. })
     }
 
     /// Whether its worker tells how it is.
-    fn answers(&self, wait: Duration) -> bool {
-        let asks = lock(&self.state).asks.clone();
+    fn is_responding(&self, wait: Duration) -> bool {
+        let asks = lock(&self.state).events.clone();
         let (done, answer) = channel::<()>();
-        let asked = asks.is_some_and(|asks| asks.send(Ask::Refresh(done)).is_ok());
+        let asked = asks.is_some_and(|asks| asks.send(SupervisorEvent::Refresh(done)).is_ok());
         // The end is dropped when the numbers are in: that is the answer.
         asked && answer.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected)
     }
@@ -286,7 +287,7 @@ impl Mount {
     /// Ends its worker, and has no other take over.
     fn kill(&self) {
         let mut state = lock(&self.state);
-        state.is_last = true;
+        state.is_final_worker = true;
         if let Some(worker) = &state.worker {
             // It may have ended by itself, which is as good.
             let _ = rustix::process::pidfd_send_signal(worker, rustix::process::Signal::KILL);
@@ -294,28 +295,28 @@ impl Mount {
     }
 
     fn is_dead(&self) -> bool {
-        matches!(self.phase(), Phase::Ended { dead: true, .. })
+        matches!(self.phase(), MountPhase::Ended { dead: true, .. })
     }
 
     /// Whether the kernel has it in its place.
     fn is_in_place(&self) -> bool {
         let device = lock(&self.state).device.clone();
         device.is_some_and(|device| {
-            let mut all = table::entries().into_iter();
+            let mut all = table::mounts().into_iter();
             all.any(|entry| entry.device == device && entry.at == self.mount_point)
         })
     }
 
     /// Whether it has ended, and is not in its place any more.
-    fn is_over(&self) -> bool {
+    fn has_ended(&self) -> bool {
         match self.phase() {
-            Phase::Ended { dead, .. } => !dead || !self.is_in_place(),
+            MountPhase::Ended { dead, .. } => !dead || !self.is_in_place(),
             _ => false,
         }
     }
 
     /// Whether it was unmounted, and its worker is about to end.
     fn is_ending(&self) -> bool {
-        self.phase() == Phase::Serving && !self.is_in_place()
+        self.phase() == MountPhase::Serving && !self.is_in_place()
     }
 }

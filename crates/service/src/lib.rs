@@ -39,7 +39,7 @@ pub mod volume;
 pub mod worker;
 
 /// What is said of an error, without the numbers that Rust puts behind what the system says.
-pub fn sentence(said: &(impl std::fmt::Display + ?Sized)) -> String {
+pub fn error_text(said: &(impl std::fmt::Display + ?Sized)) -> String {
     let said = said.to_string();
     let (mut rest, mut sentence) = (said.as_str(), String::new());
     while let Some((before, after)) = rest.split_once(" (os error ") {
@@ -55,12 +55,12 @@ pub fn sentence(said: &(impl std::fmt::Display + ?Sized)) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::sentence;
+    use super::error_text;
 
     #[test]
     fn numbers_of_errors_are_left_out() {
-        assert_eq!(sentence("x (os error 28): y (os error z) (os error 5)"), "x: y (os error z)");
+        assert_eq!(error_text("x (os error 28): y (os error z) (os error 5)"), "x: y (os error z)");
         let missing = std::io::Error::from_raw_os_error(2);
-        assert_eq!(sentence(&missing), "No such file or directory");
+        assert_eq!(error_text(&missing), "No such file or directory");
     }
 }

@@ -53,12 +53,12 @@ pub enum LocalError {
 
 /// A volume open in this process. It closes when this and all ends of it are dropped.
 #[derive(Clone)]
-pub struct Local {
+pub struct LocalVolume {
     tree: Arc<VolumeTree>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Local {
+impl LocalVolume {
     /// Opens the volume in `image` for reading. A client that is silent for `patience` is
     /// given up, and so is a call that takes as long.
     ///
@@ -93,7 +93,7 @@ impl Local {
 
     /// Serves a volume that is open already.
     pub fn new(tree: VolumeTree, patience: Duration) -> Self {
-        Self { tree: Arc::new(tree), patience }
+        Self { tree: Arc::new(tree), timeout: patience }
     }
 
     /// A new channel to the volume's root directory, with a thread that serves it and one
@@ -103,13 +103,13 @@ impl Local {
     /// What the system says when it has no thread left.
     pub fn directory(&self) -> std::io::Result<RpcClient<Directory>> {
         let (client, server) = channel::pair();
-        let Self { tree, patience } = self.clone();
+        let Self { tree, timeout: patience } = self.clone();
         std::thread::Builder::new().name("volume".into()).spawn(move || {
             if let Err(lost) = tree::serve(server, &*tree, patience) {
                 log::info!("a client of the volume was lost: {lost}");
             }
         })?;
-        Ok(RpcClient::new(client, self.patience))
+        Ok(RpcClient::new(client, self.timeout))
     }
 
     /// The volume itself, for what contracts do not say.

@@ -19,18 +19,18 @@ const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// How often another one may take the free device first.
-const TRIES: usize = 64;
+const MAX_RETRIES: usize = 64;
 
 /// How often [`wait_until_free`] looks.
 const RELEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// `struct loop_config` of `linux/loop.h`, with its `struct loop_info64`.
 #[repr(C)]
-struct Config {
+struct LoopConfig {
     fd: u32,
     block_size: u32,
     /// Device, inode, real device, offset, limit of size.
-    places: [u64; 5],
+    sizelimit: [u64; 5],
     /// Number, type of encryption, length of its key, flags.
     words: [u32; 4],
     file_name: [u8; 64],
@@ -40,7 +40,7 @@ struct Config {
     reserved: [u64; 8],
 }
 
-const _: () = assert!(size_of::<Config>() == 304, "as the kernel has it");
+const _: () = assert!(size_of::<LoopConfig>() == 304, "as the kernel has it");
 
 /// A loop device of `image`, which is open for reading and writing. Only root may.
 ///
@@ -49,7 +49,7 @@ const _: () = assert!(size_of::<Config>() == 304, "as the kernel has it");
 pub(crate) fn attach(image: impl AsFd) -> io::Result<(PathBuf, OwnedFd)> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let control = rustix::fs::open("/dev/loop-control", flags, Mode::empty())?;
-    for _ in 0..TRIES {
+    for _ in 0..MAX_RETRIES {
         let path = PathBuf::from(format!("/dev/loop{}", free_number(&control)?));
         let device = rustix::fs::open(&path, flags, Mode::empty())?;
         match configure(device.as_raw_fd(), image.as_fd().as_raw_fd()) {
@@ -79,10 +79,10 @@ fn free_number(control: &OwnedFd) -> io::Result<i32> {
 }
 
 fn configure(device: RawFd, image: RawFd) -> io::Result<()> {
-    let config = Config {
+    let config = LoopConfig {
         fd: image.cast_unsigned(),
         block_size: 0,
-        places: [0; 5],
+        sizelimit: [0; 5],
         words: [0, 0, 0, LO_FLAGS_AUTOCLEAR],
         file_name: [0; 64],
         crypt_name: [0; 64],

@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::keepers::{AskError, Entry, Phase};
+use self::keepers::{AskError, KeeperHandle, KeeperPhase};
 use crate::claimed::identity;
-use crate::client::Directory;
+use crate::client::RuntimeDir;
 use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
 
 /// How long a mount that is just ending may take to give its volume and directory back.
@@ -31,19 +31,19 @@ const STATUS_WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked whether a keeper has gone, where none says so.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many mounts that were lost are remembered.
-const LOST_MAX: usize = 16;
+const MAX_LOST_MOUNTS: usize = 16;
 
 /// A manager, and the keepers that it knows.
 pub struct Manager {
-    directory: Directory,
+    directory: RuntimeDir,
     /// In order of mounting.
-    keepers: Mutex<BTreeMap<u64, Arc<Entry>>>,
+    keepers: Mutex<BTreeMap<u64, Arc<KeeperHandle>>>,
     lost: Mutex<Vec<LostMount>>,
     /// Told whenever a mount begins or ends, or a client has its answer.
-    told: Condvar,
+    changed: Condvar,
     /// Clients that wait for an answer.
     clients: AtomicU64,
-    retires: AtomicBool,
+    is_retiring: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -55,14 +55,14 @@ impl Manager {
     ///
     /// # Errors
     /// When what is there cannot be read.
-    pub fn new(directory: Directory) -> std::io::Result<Arc<Self>> {
+    pub fn new(directory: RuntimeDir) -> std::io::Result<Arc<Self>> {
         let manager = Arc::new(Self {
             directory,
             keepers: Mutex::default(),
             lost: Mutex::default(),
-            told: Condvar::new(),
+            changed: Condvar::new(),
             clients: AtomicU64::new(0),
-            retires: AtomicBool::new(false),
+            is_retiring: AtomicBool::new(false),
         });
         manager.find_keepers()?;
         Ok(manager)
@@ -79,14 +79,14 @@ impl Manager {
                     manager.serve(&client);
                     drop(client);
                     manager.clients.fetch_sub(1, Ordering::Relaxed);
-                    manager.tell();
+                    manager.notify_waiters();
                 });
             }
         });
     }
 
     fn serve(self: &Arc<Self>, client: &UnixStream) {
-        if !protocol::is_own(client) {
+        if !protocol::is_same_user(client) {
             return;
         }
         let request = protocol::receive(client);
@@ -98,8 +98,8 @@ impl Manager {
         // A client that went away does not want to know.
         let _ = protocol::send(client, &reply);
         if retires {
-            self.retires.store(true, Ordering::Relaxed);
-            self.tell();
+            self.is_retiring.store(true, Ordering::Relaxed);
+            self.notify_waiters();
         }
     }
 
@@ -133,10 +133,10 @@ impl Manager {
             let Some(keeper) = self.find(at) else {
                 return if is_wait { Reply::Ended { why: None } } else { Reply::NotMounted };
             };
-            match keeper.ask(&request, None) {
+            match keeper.request(&request, None) {
                 Ok(reply) => return reply,
                 // It goes on as another program: what only waits is asked again.
-                Err(AskError::Lost(_)) if is_wait && keeper.is_there() => {}
+                Err(AskError::Lost(_)) if is_wait && keeper.is_running() => {}
                 Err(AskError::Gone) if is_wait => return Reply::Ended { why: None },
                 Err(AskError::Gone) => return Reply::NotMounted,
                 Err(AskError::Lost(error)) => {
@@ -148,9 +148,9 @@ impl Manager {
     }
 
     /// What is mounted there; one that is served before one that is dead.
-    fn find(&self, mount_point: &Path) -> Option<Arc<Entry>> {
-        let mut keepers = self.all();
-        keepers.retain(|keeper| keeper.kept.mount_point == mount_point);
+    fn find(&self, mount_point: &Path) -> Option<Arc<KeeperHandle>> {
+        let mut keepers = self.keepers();
+        keepers.retain(|keeper| keeper.mount.mount_point == mount_point);
         let served = keepers.iter().rposition(|keeper| !keeper.is_dead());
         match served {
             Some(at) => Some(keepers.swap_remove(at)),
@@ -170,27 +170,27 @@ impl Manager {
     ) -> Result<Reply, String> {
         let cannot = |error| format!("cannot start a keeper: {error}");
         // The place in the table is taken first: two requests for one volume cannot both pass.
-        let (id, keeper) = self.enter(kept, replace)?;
+        let (id, keeper) = self.reserve(kept, replace)?;
         let started = keeper.start().map_err(cannot).and_then(|()| {
-            keeper.ask(request, None).map_err(|why| format!("its keeper was lost: {why}"))
+            keeper.request(request, None).map_err(|why| format!("its keeper was lost: {why}"))
         });
         if matches!(started, Ok(Reply::Mounted { .. })) {
-            keeper.note(Phase::Serving);
-            self.follow(id, &keeper);
+            keeper.set_phase(KeeperPhase::Serving);
+            self.watch_keeper(id, &keeper);
         } else {
-            self.leave(id);
+            self.release(id);
         }
         started
     }
 
     /// Takes a place for a mount that is to be.
-    fn enter(&self, kept: Kept, replace: bool) -> Result<(u64, Arc<Entry>), String> {
+    fn reserve(&self, kept: Kept, replace: bool) -> Result<(u64, Arc<KeeperHandle>), String> {
         let until = Instant::now() + GIVE_BACK_WAIT;
         let mut keepers = lock(&self.keepers);
         loop {
             let conflict = keepers.values().find_map(|other| {
                 let is_replaced = replace && other.is_dead();
-                let why = other.conflict(&kept).filter(|_| !is_replaced)?;
+                let why = other.conflict_with(&kept).filter(|_| !is_replaced)?;
                 Some((other.clone(), why))
             });
             let Some((other, why)) = conflict else { break };
@@ -199,29 +199,29 @@ impl Manager {
             let Some(left) = left.filter(|_| other.is_ending()) else { return Err(why) };
             let wait = left.min(Duration::from_millis(50));
             keepers =
-                self.told.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
+                self.changed.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
         lock(&self.lost).retain(|lost| lost.mount_point != kept.mount_point);
         let id = keepers.last_key_value().map_or(0, |(id, _)| id + 1);
-        let id = self.directory.free_keeper(id).map_err(|error| error.to_string())?;
-        let entry = Arc::new(Entry::new(self.directory.keeper(id), kept));
+        let id = self.directory.next_keeper_id(id).map_err(|error| error.to_string())?;
+        let entry = Arc::new(KeeperHandle::new(self.directory.keeper_socket(id), kept));
         keepers.insert(id, entry.clone());
         Ok((id, entry))
     }
 
-    fn leave(&self, id: u64) {
+    fn release(&self, id: u64) {
         lock(&self.keepers).remove(&id);
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
     /// The keepers, in order of mounting.
-    fn all(&self) -> Vec<Arc<Entry>> {
+    fn keepers(&self) -> Vec<Arc<KeeperHandle>> {
         lock(&self.keepers).values().cloned().collect()
     }
 
     /// Everything that is mounted, with numbers as fresh as the workers give them.
     pub fn status(&self) -> Status {
-        let keepers = self.all();
+        let keepers = self.keepers();
         let mounts = std::thread::scope(|scope| {
             let asked: Vec<_> =
                 keepers.iter().map(|keeper| scope.spawn(|| keeper.status())).collect();
@@ -233,11 +233,11 @@ impl Manager {
 
     /// Has everything that is mounted go on by `program`, one after the other.
     fn upgrade(&self, program: &Path) -> Vec<Upgraded> {
-        let keepers = self.all().into_iter().filter(|keeper| !keeper.is_dead());
-        let upgrade = |keeper: &Entry| {
+        let keepers = self.keepers().into_iter().filter(|keeper| !keeper.is_dead());
+        let upgrade = |keeper: &KeeperHandle| {
             let request = Request::Upgrade { program: program.to_path_buf() };
-            let mount_point = keeper.kept.mount_point.clone();
-            let why = match keeper.ask(&request, None) {
+            let mount_point = keeper.mount.mount_point.clone();
+            let why = match keeper.request(&request, None) {
                 Ok(Reply::Done) => None,
                 Ok(Reply::Failed { why }) => Some(why),
                 // It was unmounted meanwhile.
@@ -253,12 +253,12 @@ impl Manager {
     /// Unmounts everything, in use or not. What programs have changed is brought home;
     /// what they change after that is refused.
     pub fn unmount_all(&self) {
-        for keeper in self.all() {
-            match keeper.ask(&Request::End, None) {
+        for keeper in self.keepers() {
+            match keeper.request(&Request::End, None) {
                 Ok(Reply::Failed { why }) => log::error!("{why}"),
                 Ok(_) | Err(AskError::Gone) => {}
                 Err(AskError::Lost(error)) => {
-                    log::error!("{}: {error}", keeper.kept.mount_point.display());
+                    log::error!("{}: {error}", keeper.mount.mount_point.display());
                 }
             }
         }
@@ -270,12 +270,12 @@ impl Manager {
         let mut keepers = lock(&self.keepers);
         let mut since = Instant::now();
         while since.elapsed() < idle {
-            if self.has_retired() {
+            if self.is_retiring() {
                 return;
             }
             let wait = LOOK_EVERY.min(idle);
             keepers =
-                self.told.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
+                self.changed.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
             if !keepers.is_empty() || self.clients.load(Ordering::Relaxed) > 0 {
                 since = Instant::now();
             }
@@ -285,20 +285,20 @@ impl Manager {
     /// Waits until the manager is told to retire.
     pub fn wait_until_retired(&self) {
         let mut keepers = lock(&self.keepers);
-        while !self.has_retired() {
-            keepers = self.told.wait(keepers).unwrap_or_else(PoisonError::into_inner);
+        while !self.is_retiring() {
+            keepers = self.changed.wait(keepers).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn has_retired(&self) -> bool {
-        self.retires.load(Ordering::Relaxed)
+    fn is_retiring(&self) -> bool {
+        self.is_retiring.load(Ordering::Relaxed)
     }
 
     /// Wakes all who wait.
-    fn tell(&self) {
+    fn notify_waiters(&self) {
         // Under the lock, or a waiter that looks at this moment could miss it.
         let keepers = lock(&self.keepers);
-        self.told.notify_all();
+        self.changed.notify_all();
         drop(keepers);
     }
 }

@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use draconis_device::{Disk, Group, Refused, SubmitOptions, Ticket};
 
 /// See the head of the file.
-pub(crate) struct Marked<D> {
+pub(crate) struct AcceptedMarkDisk<D> {
     disk: D,
     mark: Arc<AtomicU64>,
 }
 
-impl<D: Disk> Marked<D> {
+impl<D: Disk> AcceptedMarkDisk<D> {
     /// `disk`, whose last mark is kept in `mark`.
     pub(crate) fn new(disk: D, mark: Arc<AtomicU64>) -> Self {
         Self { disk, mark }
     }
 }
 
-impl<D: Disk> draconis_device::ForwardingDisk for Marked<D> {
+impl<D: Disk> draconis_device::ForwardingDisk for AcceptedMarkDisk<D> {
     type Below = D;
 
     fn disk(&self) -> &D {

@@ -37,7 +37,7 @@ use draconis_exchange::omission::{DelayPoint, InjectedFault};
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{FileId, InodeNumber, Made, Witness};
 
-use nameless::Nameless;
+use nameless::OrphanTable;
 
 /// What the memory begins with: another format of it has another number.
 pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  4");
@@ -45,18 +45,18 @@ pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  4");
 /// Room for the entries, in bytes.
 const RING_BYTES: u64 = 8 << 20;
 /// Where inodes without names are remembered.
-const NAMELESS_AT: usize = HEAD_BYTES + RING_BYTES as usize;
+const ORPHANS_AT: usize = HEAD_BYTES + RING_BYTES as usize;
 /// Room for contents, in bytes.
-const ROOMS_BYTES: usize = 64 << 20;
+const POOL_BYTES: usize = 64 << 20;
 /// Of that so much is in use before the disk is made to take what it can.
-const PRESSED_BYTES: usize = ROOMS_BYTES / 2;
+const COMMIT_THRESHOLD_BYTES: usize = POOL_BYTES / 2;
 /// And so much before clients wait for that.
-const NEARLY_FULL_BYTES: usize = ROOMS_BYTES / 4 * 3;
+const WAIT_THRESHOLD_BYTES: usize = POOL_BYTES / 4 * 3;
 /// The longest room that is asked for, of a request with all its data.
-const FIRST_ROOM_BYTES: usize = 1 << 20;
+const MAX_REQUEST_BYTES: usize = 1 << 20;
 const HEAD_BYTES: usize = 4096;
 /// Entries begin on multiples of this.
-const UNIT_BYTES: u64 = 64;
+const ENTRY_ALIGN_BYTES: u64 = 64;
 
 const FORMAT_AT: usize = 0;
 /// Whether the volume was clean before the first worker opened it: 1 no, 2 yes, 0 not opened.
@@ -66,10 +66,10 @@ const ENDS_AT: usize = 24;
 /// Which of the two parts for inodes without names is filled.
 const FILLED_AT: usize = 32;
 /// The last worker that has noted which entries the disk has taken.
-const NOTED_AT: usize = 8;
+const MARKED_EPOCH_AT: usize = 8;
 /// The requests that threads have in hand.
-const HANDS_AT: usize = 64;
-const HANDS: usize = 32;
+const IN_FLIGHT_AT: usize = 64;
+const IN_FLIGHT_SLOTS: usize = 32;
 
 /// Fields of an entry.
 const LEN: usize = 0;
@@ -77,13 +77,13 @@ const STATE: usize = 4;
 const UNIQUE: usize = 8;
 const EPOCH: usize = 16;
 const NUMBER: usize = 24;
-const MADE_INODE: usize = 32;
-const MADE_GENERATION: usize = 36;
+const CREATED_INODE: usize = 32;
+const CREATED_GENERATION: usize = 36;
 const SECONDS: usize = 40;
 const NANOSECONDS: usize = 48;
 const FLAGS: usize = 52;
 const REQUEST_LEN: usize = 56;
-const MOVED: usize = 60;
+const RENAMED_INODE: usize = 60;
 /// Where the contents are, in units, and how long.
 const DATA_PAGE: usize = 64;
 const DATA_LEN: usize = 68;
@@ -96,38 +96,38 @@ const REQUEST: usize = 80;
 const ERRNO_MAX: u32 = 511;
 
 /// States of an entry.
-const PENDING: u32 = 1;
-const CHANGED: u32 = 2;
-const DROPPED: u32 = 3;
+const STATE_PENDING: u32 = 1;
+const STATE_APPLIED: u32 = 2;
+const STATE_DROPPED: u32 = 3;
 
 /// Flags of an entry.
-const ANSWERED: u32 = 1;
-const TAKEN: u32 = 2;
+const FLAG_REPLIED: u32 = 1;
+const FLAG_ACCEPTED: u32 = 2;
 /// It is known how the change ended.
 const DECIDED: u32 = 4;
 
 thread_local! {
     /// The entry that the thread works on, and its place among the requests in hand.
-    static ENTRY: Cell<Option<u64>> = const { Cell::new(None) };
-    static HAND: Cell<Option<usize>> = const { Cell::new(None) };
+    static CURRENT_ENTRY: Cell<Option<u64>> = const { Cell::new(None) };
+    static IN_FLIGHT_SLOT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// The length of a log's memory, in bytes.
-pub(crate) const MEMORY_BYTES: usize = NAMELESS_AT + nameless::BYTES + ROOMS_BYTES;
+pub(crate) const MEMORY_BYTES: usize = ORPHANS_AT + nameless::BYTES + POOL_BYTES;
 
 /// Maps the memory of a log that another process made.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn adopt(memory: OwnedFd) -> Result<Arc<SharedMemory>, String> {
+pub(crate) fn map_existing(memory: OwnedFd) -> Result<Arc<SharedMemory>, String> {
     SharedMemory::map_peer(memory, MEMORY_BYTES).map(Arc::new).map_err(|why| why.to_string())
 }
 
 /// Has the first of its rooms mapped, which a worker reads a request into: a thousandth of a second
 /// that no client waits for where it is done before.
-pub(crate) fn map_first_room(memory: &SharedMemory) {
-    let rooms = MEMORY_BYTES - ROOMS_BYTES;
-    if let Err(errno) = memory.populate(rooms..rooms + FIRST_ROOM_BYTES) {
+pub(crate) fn prefault_request_buffer(memory: &SharedMemory) {
+    let rooms = MEMORY_BYTES - POOL_BYTES;
+    if let Err(errno) = memory.populate(rooms..rooms + MAX_REQUEST_BYTES) {
         log::debug!("the first room is mapped when it is needed: {errno}");
     }
 }
@@ -136,22 +136,22 @@ pub(crate) fn map_first_room(memory: &SharedMemory) {
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn memory() -> std::io::Result<Arc<SharedMemory>> {
+pub(crate) fn create_memory() -> std::io::Result<Arc<SharedMemory>> {
     let memory = SharedMemory::new(MEMORY_BYTES)?;
     memory.atomic_u64(FORMAT_AT).store(FORMAT, Ordering::Relaxed);
     Ok(Arc::new(memory))
 }
 
 /// The requests that a worker had in hand when it died.
-pub(crate) fn in_hand(memory: &SharedMemory) -> Vec<u64> {
-    let hands =
-        (0..HANDS).map(|hand| memory.atomic_u64(HANDS_AT + 8 * hand).swap(0, Ordering::Relaxed));
+pub(crate) fn take_in_flight(memory: &SharedMemory) -> Vec<u64> {
+    let hands = (0..IN_FLIGHT_SLOTS)
+        .map(|hand| memory.atomic_u64(IN_FLIGHT_AT + 8 * hand).swap(0, Ordering::Relaxed));
     hands.filter(|unique| *unique != 0).collect()
 }
 
 /// The epoch of the last worker for which what the disk has taken of its changes can matter.
-pub(crate) fn noted(memory: &SharedMemory) -> u64 {
-    memory.atomic_u64(NOTED_AT).load(Ordering::Relaxed)
+pub(crate) fn marked_epoch(memory: &SharedMemory) -> u64 {
+    memory.atomic_u64(MARKED_EPOCH_AT).load(Ordering::Relaxed)
 }
 
 /// Whether the volume was clean when it was first opened, if it was.
@@ -165,7 +165,7 @@ pub(crate) fn was_clean(memory: &SharedMemory) -> Option<bool> {
 /// Why a log was not taken over.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log of the worker before makes no sense: {0}")]
-pub struct Nonsense(&'static str);
+pub struct CorruptOplog(&'static str);
 
 /// See the head of the file.
 pub(crate) struct OpLog {
@@ -176,7 +176,7 @@ pub(crate) struct OpLog {
     taken: AtomicU64,
     ring: Mutex<Ring>,
     hands: AtomicU32,
-    nameless: Nameless,
+    nameless: OrphanTable,
 }
 
 /// Places count on over the end of the ring.
@@ -198,19 +198,19 @@ impl OpLog {
             return Err("the log of the mount has another format".into());
         }
         if epoch == 1 {
-            memory.atomic_u64(NOTED_AT).store(1, Ordering::Relaxed);
+            memory.atomic_u64(MARKED_EPOCH_AT).store(1, Ordering::Relaxed);
         }
         let ends = memory.atomic_u64(ENDS_AT).load(Ordering::Relaxed);
         let (tail, used) = (ends >> 32, (ends as u32).wrapping_sub((ends >> 32) as u32));
-        let tail = tail * UNIT_BYTES;
-        let (head, rooms) = (tail + u64::from(used) * UNIT_BYTES, VecDeque::new());
+        let tail = tail * ENTRY_ALIGN_BYTES;
+        let (head, rooms) = (tail + u64::from(used) * ENTRY_ALIGN_BYTES, VecDeque::new());
         let ring = Mutex::new(Ring { tail, head, rooms });
-        let part = MEMORY_BYTES - ROOMS_BYTES..MEMORY_BYTES;
+        let part = MEMORY_BYTES - POOL_BYTES..MEMORY_BYTES;
         // SAFETY: the keeper writes to the head only; of the workers one lives at a time, and of
         // a living one this is the only log.
         let rooms = unsafe { PagePool::new(memory.clone(), part) };
         let (taken, hands) = (AtomicU64::new(0), AtomicU32::new(0));
-        let nameless = Nameless::new(&memory, epoch == 1);
+        let nameless = OrphanTable::new(&memory, epoch == 1);
         Ok(Self { memory, rooms, epoch, taken, ring, hands, nameless })
     }
 
@@ -221,8 +221,8 @@ impl OpLog {
 
     /// The inodes that the workers before have left without a name, and others; nothing if there
     /// were too many.
-    pub(crate) fn nameless(&self) -> Option<BTreeSet<InodeNumber>> {
-        nameless::all(&self.memory)
+    pub(crate) fn orphans(&self) -> Option<BTreeSet<InodeNumber>> {
+        nameless::load_orphans(&self.memory)
     }
 
     /// What the workers before have left that is not gone, in the order in which it was done.
@@ -230,32 +230,32 @@ impl OpLog {
     ///
     /// # Errors
     /// [`Nonsense`].
-    pub(crate) fn take_over(
+    pub(crate) fn load_unfinished(
         &self,
         taken: (u64, u64),
-    ) -> Result<Vec<(LoggedRequest, Made)>, Nonsense> {
+    ) -> Result<Vec<(LoggedRequest, Made)>, CorruptOplog> {
         let mut ring = self.ring();
         let Ring { tail, head, .. } = *ring;
         if head - tail > RING_BYTES {
             ring.tail = ring.head;
-            return Err(Nonsense("its ends"));
+            return Err(CorruptOplog("its ends"));
         }
         let mut found = vec![];
         let mut at = tail;
         while at < head {
             let len =
-                self.len_of(at).filter(|len| *len <= head - at).ok_or(Nonsense("a length"))?;
-            if self.word(at, STATE).load(Ordering::Acquire) == CHANGED {
-                let found_room = self.claim_room(at)?;
+                self.len_of(at).filter(|len| *len <= head - at).ok_or(CorruptOplog("a length"))?;
+            if self.u32_field(at, STATE).load(Ordering::Acquire) == STATE_APPLIED {
+                let found_room = self.reclaim_buffer(at)?;
                 found.push(self.entry(at, len, taken, found_room.as_deref())?);
                 ring.rooms.extend(found_room.map(|room| (at, room)));
             } else {
                 // Nothing came of it that could be seen.
-                self.word(at, STATE).store(DROPPED, Ordering::Relaxed);
+                self.u32_field(at, STATE).store(STATE_DROPPED, Ordering::Relaxed);
             }
             at += len;
         }
-        self.memory.atomic_u64(NOTED_AT).store(self.epoch, Ordering::Release);
+        self.memory.atomic_u64(MARKED_EPOCH_AT).store(self.epoch, Ordering::Release);
         // Those of the newest epoch are repetitions of the oldest entries there were.
         found.sort_by_key(|(epoch, number, ..)| (std::cmp::Reverse(*epoch), *number));
         Ok(found.into_iter().map(|(.., entry, made)| (entry, made)).collect())
@@ -267,42 +267,43 @@ impl OpLog {
         len: u64,
         taken: (u64, u64),
         contents: Option<&PoolBuffer>,
-    ) -> Result<(u64, u64, LoggedRequest, Made), Nonsense> {
-        let word = |field| self.word(at, field).load(Ordering::Relaxed);
-        let long = |field| self.long(at, field).load(Ordering::Relaxed);
+    ) -> Result<(u64, u64, LoggedRequest, Made), CorruptOplog> {
+        let word = |field| self.u32_field(at, field).load(Ordering::Relaxed);
+        let long = |field| self.u64_field(at, field).load(Ordering::Relaxed);
         let (epoch, number) = (long(EPOCH), long(NUMBER));
         if epoch >= self.epoch {
-            return Err(Nonsense("a number"));
+            return Err(CorruptOplog("a number"));
         }
         let (flags, errno) = (word(FLAGS), word(ERRNO));
         // The kernel would not take the answer, and its client would wait for ever.
         if errno > ERRNO_MAX {
-            return Err(Nonsense("an errno"));
+            return Err(CorruptOplog("an errno"));
         }
         let outcome = Outcome { errno: errno as i32, written_bytes: word(WRITTEN_BYTES) };
         let outcome = (flags & DECIDED != 0).then_some(outcome);
         // What a change that failed left of itself was handed over before its outcome was noted.
         let has_failed = flags & DECIDED != 0 && errno != 0;
-        let is_taken = has_failed || flags & TAKEN != 0 || epoch == taken.0 && number <= taken.1;
+        let is_taken =
+            has_failed || flags & FLAG_ACCEPTED != 0 || epoch == taken.0 && number <= taken.1;
         if is_taken {
-            self.word(at, FLAGS).fetch_or(TAKEN, Ordering::Relaxed);
+            self.u32_field(at, FLAGS).fetch_or(FLAG_ACCEPTED, Ordering::Relaxed);
         }
         let request_len = word(REQUEST_LEN) as usize;
         if request_len as u64 > len - REQUEST as u64 {
-            return Err(Nonsense("the length of a request"));
+            return Err(CorruptOplog("the length of a request"));
         }
         let mut request = vec![0; request_len];
-        self.memory.copy_out(self.place(at) + REQUEST, &mut request);
+        self.memory.copy_out(self.byte_offset(at) + REQUEST, &mut request);
         // What is not done again needs no contents.
         request.extend_from_slice(contents.filter(|_| !is_taken).map_or(&[], |room| room));
-        let inode = word(MADE_INODE);
-        let file = FileId { inode, generation: word(MADE_GENERATION) };
+        let inode = word(CREATED_INODE);
+        let file = FileId { inode, generation: word(CREATED_GENERATION) };
         let nanoseconds = word(NANOSECONDS);
         if nanoseconds >= 1_000_000_000 {
-            return Err(Nonsense("a time"));
+            return Err(CorruptOplog("a time"));
         }
         let now = Time { seconds: long(SECONDS) as i64, nanoseconds };
-        let moved = Some(word(MOVED)).filter(|moved| *moved != 0).map(InodeNumber);
+        let moved = Some(word(RENAMED_INODE)).filter(|moved| *moved != 0).map(InodeNumber);
         let made = Made { now, inode: (inode != 0).then_some(file), moved };
         let inherited = LoggedRequest {
             position: at,
@@ -311,25 +312,25 @@ impl OpLog {
             created: made.inode.map(|made| Node(made.inode.into())),
             outcome,
             is_accepted: is_taken,
-            answered: flags & ANSWERED != 0,
+            answered: flags & FLAG_REPLIED != 0,
         };
         Ok((epoch, number, inherited, made))
     }
 
     /// What the entry at `at` says of its contents, held again.
-    fn claim_room(&self, at: u64) -> Result<Option<Arc<PoolBuffer>>, Nonsense> {
-        let word = |field| self.word(at, field).load(Ordering::Relaxed) as usize;
+    fn reclaim_buffer(&self, at: u64) -> Result<Option<Arc<PoolBuffer>>, CorruptOplog> {
+        let word = |field| self.u32_field(at, field).load(Ordering::Relaxed) as usize;
         let len = word(DATA_LEN);
         if len == 0 {
             return Ok(None);
         }
-        let place = word(DATA_PAGE).checked_mul(ALIGN_BYTES).ok_or(Nonsense("a room"))?;
-        let room = self.rooms.allocate_at(place, len).ok_or(Nonsense("a room"))?;
+        let place = word(DATA_PAGE).checked_mul(ALIGN_BYTES).ok_or(CorruptOplog("a room"))?;
+        let room = self.rooms.allocate_at(place, len).ok_or(CorruptOplog("a room"))?;
         Ok(Some(Arc::new(room)))
     }
 
     /// Rooms for contents.
-    pub(crate) fn rooms(&self) -> &Arc<PagePool> {
+    pub(crate) fn buffers(&self) -> &Arc<PagePool> {
         &self.rooms
     }
 
@@ -339,29 +340,29 @@ impl OpLog {
     }
 
     /// Whether so much of the rooms is in use that the disk is to take what it can.
-    pub(crate) fn is_pressed(&self) -> bool {
-        self.rooms.used_bytes() > PRESSED_BYTES
+    pub(crate) fn needs_commit(&self) -> bool {
+        self.rooms.used_bytes() > COMMIT_THRESHOLD_BYTES
     }
 
     /// Whether it cannot be waited for that any more.
-    pub(crate) fn is_nearly_full(&self) -> bool {
-        self.rooms.used_bytes() > NEARLY_FULL_BYTES
+    pub(crate) fn must_wait(&self) -> bool {
+        self.rooms.used_bytes() > WAIT_THRESHOLD_BYTES
     }
 
     /// Gives back what is gone.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn free_finished_entries(&self) {
         self.trim(&mut self.ring());
     }
 
     /// The calling thread begins to work on a request; `make_room` is called, with nothing
     /// held, while there is no room for what it brings, and says whether there may be some.
-    pub(crate) fn begin(
+    pub(crate) fn begin_request(
         &self,
         unique: u64,
         changing: Option<(&[u8], RequestData<'_>)>,
         make_room: impl Fn() -> bool,
     ) {
-        self.hand().store(unique, Ordering::Relaxed);
+        self.in_flight_slot().store(unique, Ordering::Relaxed);
         let Some((bytes, contents)) = changing else { return };
         let entry = loop {
             match self.append(unique, bytes, contents) {
@@ -371,25 +372,27 @@ impl OpLog {
                 None => return,
             }
         };
-        ENTRY.set(Some(entry));
+        CURRENT_ENTRY.set(Some(entry));
     }
 
     /// Whether the request of the calling thread has changed something.
     pub(crate) fn has_changed(&self) -> bool {
-        ENTRY.get().is_some_and(|at| self.word(at, STATE).load(Ordering::Relaxed) == CHANGED)
+        CURRENT_ENTRY
+            .get()
+            .is_some_and(|at| self.u32_field(at, STATE).load(Ordering::Relaxed) == STATE_APPLIED)
     }
 
     /// Notes how the change of the calling thread ended.
     pub(crate) fn decided(&self, outcome: Outcome) {
-        let Some(at) = ENTRY.get() else { return };
-        self.word(at, ERRNO).store(outcome.errno as u32, Ordering::Relaxed);
-        self.word(at, WRITTEN_BYTES).store(outcome.written_bytes, Ordering::Relaxed);
-        self.word(at, FLAGS).fetch_or(DECIDED, Ordering::Release);
+        let Some(at) = CURRENT_ENTRY.get() else { return };
+        self.u32_field(at, ERRNO).store(outcome.errno as u32, Ordering::Relaxed);
+        self.u32_field(at, WRITTEN_BYTES).store(outcome.written_bytes, Ordering::Relaxed);
+        self.u32_field(at, FLAGS).fetch_or(DECIDED, Ordering::Release);
     }
 
     /// Takes the calling thread's entry, for the thread that will answer.
     pub(crate) fn defer(&self) -> Option<Deferred> {
-        ENTRY.take().map(Deferred)
+        CURRENT_ENTRY.take().map(Deferred)
     }
 
     /// A deferred request was answered.
@@ -398,46 +401,48 @@ impl OpLog {
     }
 
     /// The calling thread has answered.
-    pub(crate) fn done(&self) {
-        if let Some(at) = ENTRY.take() {
+    pub(crate) fn finish_request(&self) {
+        if let Some(at) = CURRENT_ENTRY.take() {
             self.answered(at);
         }
-        self.hand().store(0, Ordering::Relaxed);
+        self.in_flight_slot().store(0, Ordering::Relaxed);
     }
 
     fn answered(&self, at: u64) {
-        if InjectedFault::LogFirst.is_made() && self.long(at, EPOCH).load(Ordering::Relaxed) != 0 {
+        if InjectedFault::LogFirst.is_made()
+            && self.u64_field(at, EPOCH).load(Ordering::Relaxed) != 0
+        {
             std::thread::sleep(std::time::Duration::from_millis(2));
-            self.word(at, STATE).store(CHANGED, Ordering::Release);
+            self.u32_field(at, STATE).store(STATE_APPLIED, Ordering::Release);
         }
-        match self.word(at, STATE).load(Ordering::Relaxed) {
-            PENDING => self.word(at, STATE).store(DROPPED, Ordering::Relaxed),
-            _ => drop(self.word(at, FLAGS).fetch_or(ANSWERED, Ordering::Relaxed)),
+        match self.u32_field(at, STATE).load(Ordering::Relaxed) {
+            STATE_PENDING => self.u32_field(at, STATE).store(STATE_DROPPED, Ordering::Relaxed),
+            _ => drop(self.u32_field(at, FLAGS).fetch_or(FLAG_REPLIED, Ordering::Relaxed)),
         }
     }
 
     /// Does `work` that repeats the entry at `at`.
-    pub(crate) fn repeat(&self, at: u64, unique: u64, work: &mut dyn FnMut()) {
-        self.hand().store(unique, Ordering::Relaxed);
-        ENTRY.set(Some(at));
+    pub(crate) fn replay(&self, at: u64, unique: u64, work: &mut dyn FnMut()) {
+        self.in_flight_slot().store(unique, Ordering::Relaxed);
+        CURRENT_ENTRY.set(Some(at));
         work();
-        ENTRY.set(None);
-        if self.long(at, EPOCH).load(Ordering::Relaxed) != self.epoch {
+        CURRENT_ENTRY.set(None);
+        if self.u64_field(at, EPOCH).load(Ordering::Relaxed) != self.epoch {
             // It changes nothing any more.
-            self.word(at, STATE).store(DROPPED, Ordering::Relaxed);
+            self.u32_field(at, STATE).store(STATE_DROPPED, Ordering::Relaxed);
         }
-        self.hand().store(0, Ordering::Relaxed);
+        self.in_flight_slot().store(0, Ordering::Relaxed);
     }
 
     /// All of epochs before that was not answered never will be asked for again.
-    pub(crate) fn settle(&self, inherited: impl Iterator<Item = u64>) {
-        self.nameless.settled();
+    pub(crate) fn finish_inherited(&self, inherited: impl Iterator<Item = u64>) {
+        self.nameless.end_replay();
         let ring = self.ring();
         // Those before the tail are gone, and others may be in their place.
         for at in inherited.filter(|at| *at >= ring.tail) {
-            let (state, flags) = (self.word(at, STATE), self.word(at, FLAGS));
-            if flags.fetch_or(ANSWERED, Ordering::Relaxed) & TAKEN != 0 {
-                state.store(DROPPED, Ordering::Relaxed);
+            let (state, flags) = (self.u32_field(at, STATE), self.u32_field(at, FLAGS));
+            if flags.fetch_or(FLAG_REPLIED, Ordering::Relaxed) & FLAG_ACCEPTED != 0 {
+                state.store(STATE_DROPPED, Ordering::Relaxed);
             }
         }
     }
@@ -451,7 +456,7 @@ impl OpLog {
         let mut ring = self.ring();
         self.trim(&mut ring);
         let request_len: usize = parts.iter().map(|part| part.len()).sum();
-        let len = (REQUEST as u64 + request_len as u64).next_multiple_of(UNIT_BYTES);
+        let len = (REQUEST as u64 + request_len as u64).next_multiple_of(ENTRY_ALIGN_BYTES);
         // No entry goes over the end of the ring.
         let left = RING_BYTES - ring.head % RING_BYTES;
         let skip = if left < len { left } else { 0 };
@@ -459,31 +464,32 @@ impl OpLog {
             return None;
         }
         if skip > 0 {
-            self.word(ring.head, LEN).store(skip as u32, Ordering::Relaxed);
-            self.word(ring.head, STATE).store(DROPPED, Ordering::Relaxed);
+            self.u32_field(ring.head, LEN).store(skip as u32, Ordering::Relaxed);
+            self.u32_field(ring.head, STATE).store(STATE_DROPPED, Ordering::Relaxed);
             ring.head += skip;
         }
         let at = ring.head;
-        self.word(at, LEN).store(len as u32, Ordering::Relaxed);
-        self.word(at, STATE).store(PENDING, Ordering::Relaxed);
-        self.long(at, UNIQUE).store(unique, Ordering::Relaxed);
-        self.long(at, EPOCH).store(0, Ordering::Relaxed);
-        self.word(at, MADE_INODE).store(0, Ordering::Relaxed);
-        self.word(at, MOVED).store(0, Ordering::Relaxed);
-        self.word(at, FLAGS).store(0, Ordering::Relaxed);
-        self.word(at, ERRNO).store(0, Ordering::Relaxed);
-        self.word(at, REQUEST_LEN).store(request_len as u32, Ordering::Relaxed);
+        self.u32_field(at, LEN).store(len as u32, Ordering::Relaxed);
+        self.u32_field(at, STATE).store(STATE_PENDING, Ordering::Relaxed);
+        self.u64_field(at, UNIQUE).store(unique, Ordering::Relaxed);
+        self.u64_field(at, EPOCH).store(0, Ordering::Relaxed);
+        self.u32_field(at, CREATED_INODE).store(0, Ordering::Relaxed);
+        self.u32_field(at, RENAMED_INODE).store(0, Ordering::Relaxed);
+        self.u32_field(at, FLAGS).store(0, Ordering::Relaxed);
+        self.u32_field(at, ERRNO).store(0, Ordering::Relaxed);
+        self.u32_field(at, REQUEST_LEN).store(request_len as u32, Ordering::Relaxed);
         let page = room.map_or(0, |room| room.offset() / ALIGN_BYTES);
-        self.word(at, DATA_PAGE).store(page as u32, Ordering::Relaxed);
-        self.word(at, DATA_LEN).store(room.map_or(0, |room| room.len()) as u32, Ordering::Relaxed);
-        let mut place = self.place(at) + REQUEST;
+        self.u32_field(at, DATA_PAGE).store(page as u32, Ordering::Relaxed);
+        self.u32_field(at, DATA_LEN)
+            .store(room.map_or(0, |room| room.len()) as u32, Ordering::Relaxed);
+        let mut place = self.byte_offset(at) + REQUEST;
         for part in parts {
             self.memory.copy_in(place, part);
             place += part.len();
         }
         ring.rooms.extend(room.map(|room| (at, room.clone())));
         ring.head += len;
-        self.put_ends(&ring);
+        self.store_tail_and_head(&ring);
         Some(at)
     }
 
@@ -493,11 +499,11 @@ impl OpLog {
         let old = ring.tail;
         while ring.tail < ring.head {
             let at = ring.tail;
-            let is_gone = match self.word(at, STATE).load(Ordering::Acquire) {
-                PENDING => false,
-                CHANGED => {
-                    let (epoch, number) = (self.long(at, EPOCH), self.long(at, NUMBER));
-                    self.word(at, FLAGS).load(Ordering::Relaxed) & ANSWERED != 0
+            let is_gone = match self.u32_field(at, STATE).load(Ordering::Acquire) {
+                STATE_PENDING => false,
+                STATE_APPLIED => {
+                    let (epoch, number) = (self.u64_field(at, EPOCH), self.u64_field(at, NUMBER));
+                    self.u32_field(at, FLAGS).load(Ordering::Relaxed) & FLAG_REPLIED != 0
                         && epoch.load(Ordering::Relaxed) == self.epoch
                         && number.load(Ordering::Relaxed) <= taken
                 }
@@ -515,7 +521,7 @@ impl OpLog {
             (ring.tail, ring.head) = (next, next);
         }
         if ring.tail != old {
-            self.put_ends(ring);
+            self.store_tail_and_head(ring);
         }
         // Others may have them once the entries are gone.
         while let Some((_, room)) = ring.rooms.pop_front_if(|(at, _)| *at < ring.tail) {
@@ -523,38 +529,39 @@ impl OpLog {
         }
     }
 
-    fn put_ends(&self, ring: &Ring) {
-        let units = |at: u64| u64::from((at / UNIT_BYTES) as u32);
+    fn store_tail_and_head(&self, ring: &Ring) {
+        let units = |at: u64| u64::from((at / ENTRY_ALIGN_BYTES) as u32);
         let ends = units(ring.tail) << 32 | units(ring.head);
         self.memory.atomic_u64(ENDS_AT).store(ends, Ordering::Release);
     }
 
     fn len_of(&self, at: u64) -> Option<u64> {
-        let len = u64::from(self.word(at, LEN).load(Ordering::Relaxed));
+        let len = u64::from(self.u32_field(at, LEN).load(Ordering::Relaxed));
         let left = RING_BYTES - at % RING_BYTES;
-        (len >= UNIT_BYTES && len.is_multiple_of(UNIT_BYTES) && len <= left).then_some(len)
+        (len >= ENTRY_ALIGN_BYTES && len.is_multiple_of(ENTRY_ALIGN_BYTES) && len <= left)
+            .then_some(len)
     }
 
-    fn place(&self, at: u64) -> usize {
+    fn byte_offset(&self, at: u64) -> usize {
         HEAD_BYTES + (at % RING_BYTES) as usize
     }
 
-    fn word(&self, at: u64, field: usize) -> &AtomicU32 {
-        self.memory.atomic_u32(self.place(at) + field)
+    fn u32_field(&self, at: u64, field: usize) -> &AtomicU32 {
+        self.memory.atomic_u32(self.byte_offset(at) + field)
     }
 
-    fn long(&self, at: u64, field: usize) -> &AtomicU64 {
-        self.memory.atomic_u64(self.place(at) + field)
+    fn u64_field(&self, at: u64, field: usize) -> &AtomicU64 {
+        self.memory.atomic_u64(self.byte_offset(at) + field)
     }
 
     /// Where the calling thread says what it has in hand.
-    fn hand(&self) -> &AtomicU64 {
-        let hand = HAND.get().unwrap_or_else(|| {
-            let hand = self.hands.fetch_add(1, Ordering::Relaxed) as usize % HANDS;
-            HAND.set(Some(hand));
+    fn in_flight_slot(&self) -> &AtomicU64 {
+        let hand = IN_FLIGHT_SLOT.get().unwrap_or_else(|| {
+            let hand = self.hands.fetch_add(1, Ordering::Relaxed) as usize % IN_FLIGHT_SLOTS;
+            IN_FLIGHT_SLOT.set(Some(hand));
             hand
         });
-        self.memory.atomic_u64(HANDS_AT + 8 * hand)
+        self.memory.atomic_u64(IN_FLIGHT_AT + 8 * hand)
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -563,30 +570,30 @@ impl OpLog {
 }
 
 impl Witness for OpLog {
-    fn changed(&self, number: u64, made: Made) {
-        let Some(at) = ENTRY.get() else { return };
+    fn record_change(&self, number: u64, made: Made) {
+        let Some(at) = CURRENT_ENTRY.get() else { return };
         DelayPoint::Applied.pass();
         if let Some(file) = made.inode {
-            self.word(at, MADE_INODE).store(file.inode, Ordering::Relaxed);
-            self.word(at, MADE_GENERATION).store(file.generation, Ordering::Relaxed);
+            self.u32_field(at, CREATED_INODE).store(file.inode, Ordering::Relaxed);
+            self.u32_field(at, CREATED_GENERATION).store(file.generation, Ordering::Relaxed);
         }
         if let Some(InodeNumber(moved)) = made.moved {
-            self.word(at, MOVED).store(moved, Ordering::Relaxed);
+            self.u32_field(at, RENAMED_INODE).store(moved, Ordering::Relaxed);
         }
-        self.long(at, SECONDS).store(made.now.seconds as u64, Ordering::Relaxed);
-        self.word(at, NANOSECONDS).store(made.now.nanoseconds, Ordering::Relaxed);
-        self.long(at, NUMBER).store(number, Ordering::Relaxed);
-        self.long(at, EPOCH).store(self.epoch, Ordering::Release);
+        self.u64_field(at, SECONDS).store(made.now.seconds as u64, Ordering::Relaxed);
+        self.u32_field(at, NANOSECONDS).store(made.now.nanoseconds, Ordering::Relaxed);
+        self.u64_field(at, NUMBER).store(number, Ordering::Relaxed);
+        self.u64_field(at, EPOCH).store(self.epoch, Ordering::Release);
         if !InjectedFault::LogFirst.is_made() {
-            self.word(at, STATE).store(CHANGED, Ordering::Release);
+            self.u32_field(at, STATE).store(STATE_APPLIED, Ordering::Release);
         }
         DelayPoint::Logged.pass();
     }
 
-    fn taken(&self, number: u64) {
+    fn accepted_through(&self, number: u64) {
         DelayPoint::Committed.pass();
         self.taken.fetch_max(number, Ordering::Release);
-        self.nameless.taken(&self.memory, number);
+        self.nameless.on_chain_accepted(&self.memory, number);
     }
 
     fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {

@@ -151,7 +151,7 @@ const BLOCK_MAP_BYTES: u64 = 2048;
 
 /// What writing takes beside the changes themselves: what is on its way to the disk, and
 /// a request and its reply for each thread that answers the kernel.
-const WRITING_BYTES: u64 = 64 << 20;
+const WRITE_MEMORY_BYTES: u64 = 64 << 20;
 
 /// An option that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -185,7 +185,7 @@ pub enum OptionError {
 /// Options that change nothing here: they are the default, for others, or about what we do
 /// not have. First those of mount(8) and systemd, then those of the kernel's driver, then
 /// those of fuse2fs and other servers.
-const WITHOUT_EFFECT: &[&str] = &[
+const IGNORED_OPTIONS: &[&str] = &[
     "defaults",
     "auto",
     "noauto",
@@ -267,10 +267,10 @@ const WITHOUT_EFFECT: &[&str] = &[
 ];
 
 /// What options of the bucket that a volume is in begin with.
-const OF_BUCKETS: &str = "bucket_";
+const BUCKET_PREFIX: &str = "bucket_";
 
 /// Options that would mean what is not done here, and why.
-const REFUSED: &[(&str, &str)] = &[
+const REFUSED_OPTIONS: &[(&str, &str)] = &[
     ("noacl", "access control lists always count; use fakeroot for no permissions at all"),
     ("nouser_xattr", "attributes of users are always there"),
     ("nouid32", "owners always have 32 bits"),
@@ -306,7 +306,7 @@ impl MountOptions {
         let writing = match self.read_only {
             true => 0,
             // What changes, and what changed before and is not written yet.
-            false => self.dirty_bytes.saturating_mul(2).saturating_add(WRITING_BYTES),
+            false => self.dirty_bytes.saturating_mul(2).saturating_add(WRITE_MEMORY_BYTES),
         };
         (64_u64 << 20)
             .saturating_add(self.data_cache_bytes)
@@ -400,14 +400,14 @@ impl MountOptions {
             "commit" => self.commit_s = number("commit", value)?,
             "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,
-            _ if name.starts_with(OF_BUCKETS) => {
-                let name = name.strip_prefix(OF_BUCKETS).unwrap_or(name);
+            _ if name.starts_with(BUCKET_PREFIX) => {
+                let name = name.strip_prefix(BUCKET_PREFIX).unwrap_or(name);
                 self.bucket.push((name.to_string(), value.to_string()));
             }
             // What mount(8) and systemd hand to every helper.
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
-            _ if WITHOUT_EFFECT.contains(&name) => {}
-            _ => match REFUSED.iter().find(|(refused, _)| *refused == name) {
+            _ if IGNORED_OPTIONS.contains(&name) => {}
+            _ => match REFUSED_OPTIONS.iter().find(|(refused, _)| *refused == name) {
                 Some((name, why)) => return Err(refused(name, why)),
                 None => return Err(OptionError::Unknown(option.to_string())),
             },
@@ -591,10 +591,10 @@ mod tests {
         assert!(said("errors=ignore").contains("needs remount-ro or continue"));
         assert!(said("resuid=1000").contains("tune2fs"));
         assert!(said("sb=8193").contains("e2fsck -b"));
-        for (name, why) in REFUSED {
+        for (name, why) in REFUSED_OPTIONS {
             let said = said(name);
             assert!(said.contains(name) && said.contains(why), "{said}");
-            assert!(!WITHOUT_EFFECT.contains(name));
+            assert!(!IGNORED_OPTIONS.contains(name));
         }
     }
 

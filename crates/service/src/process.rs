@@ -30,24 +30,24 @@ use draconis_exchange::shm::SharedMemory;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
-use crate::claimed::Source;
+use crate::claimed::VolumeSource;
 use crate::connection::{self, Relays};
 use crate::disk::{self, DiskService};
 use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
-use crate::recorder::Start;
-use crate::store_keeper::StoreDisk;
+use crate::recorder::WorkerStart;
+use crate::store_keeper::StoreDiskHandle;
 
 /// How long a worker may take to open a volume.
-const MOUNT_WAIT: Duration = Duration::from_secs(60);
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Room for the text of a message, in bytes.
-const TEXT_BYTES: u32 = 64 << 10;
+const MESSAGE_BYTES: u32 = 64 << 10;
 
 /// How a worker ends that could not bring everything home (`EX_IOERR` of sysexits(3)); what
 /// happened it says over its control socket.
-pub(crate) const LOST_WRITES: i32 = 74;
+pub(crate) const EXIT_LOST_WRITES: i32 = 74;
 /// Longest text it may say there, in bytes.
-const LAST_WORDS_BYTES: u64 = 4096;
+const MAX_FINAL_MESSAGE_BYTES: u64 = 4096;
 
 /// What the keeper says over the control socket of a mount that is served. The answer ends
 /// with a zero, and is empty if it is done.
@@ -62,7 +62,7 @@ pub(crate) const DISK_LANE: u32 = 1;
 
 /// One lane for the volume contract, and the blocks that carry its texts.
 fn plan(writable: bool) -> SessionConfig {
-    let texts = Class { slot_bytes: TEXT_BYTES, slots: 2 };
+    let texts = Class { slot_bytes: MESSAGE_BYTES, slots: 2 };
     let mut plan = SessionConfig {
         static_lanes: 1,
         host_lanes: 0,
@@ -71,7 +71,7 @@ fn plan(writable: bool) -> SessionConfig {
         guest: vec![],
     };
     if writable {
-        disk::plan(&mut plan);
+        disk::add_disk_lanes(&mut plan);
     }
     plan
 }
@@ -86,22 +86,22 @@ pub struct Worker {
     volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
     /// What writes for it. It ends with the worker.
-    disk: Service,
+    disk: WriteService,
     /// Whether the volume cannot be written.
     pub read_only: bool,
 }
 
 /// What writes for a worker.
-enum Service {
+enum WriteService {
     /// Nothing does.
     None,
     /// A thread here.
     Own(DiskService),
     /// The process of a store, which calls the disk by that number.
-    Store(StoreDisk, u64),
+    Store(StoreDiskHandle, u64),
 }
 
-impl Service {
+impl WriteService {
     fn failure(&self) -> Option<String> {
         match self {
             Self::Own(disk) => disk.failure(),
@@ -115,7 +115,7 @@ impl Service {
         match self {
             Self::None => 0,
             Self::Own(disk) => disk.join(),
-            Self::Store(disk, number) => disk.ended(number).unwrap_or_else(|why| {
+            Self::Store(disk, number) => disk.wait_detached(number).unwrap_or_else(|why| {
                 log::error!("{why}");
                 0
             }),
@@ -124,21 +124,21 @@ impl Service {
 }
 
 /// A worker that has not looked at its volume yet. Dropped, it ends.
-pub(crate) struct Ready(Worker);
+pub(crate) struct StandbyWorker(Worker);
 
-impl Ready {
+impl StandbyWorker {
     /// Has it open the volume.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub(crate) fn open(self, start: &Start) -> Result<Worker, StartError> {
+    pub(crate) fn open(self, start: &WorkerStart) -> Result<Worker, StartError> {
         let Self(mut worker) = self;
         // An error ends it.
         worker.mount(start).map(|()| worker)
     }
 
     /// Whether it has ended by itself or was killed.
-    pub(crate) fn is_gone(&mut self) -> bool {
+    pub(crate) fn has_exited(&mut self) -> bool {
         let ended = self.0.child.as_mut().map(Child::try_wait);
         !matches!(ended, Some(Ok(None)))
     }
@@ -160,15 +160,16 @@ pub enum StartError {
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy)]
-pub struct Exit {
+pub struct WorkerExit {
     pid: u32,
     status: Option<ExitStatus>,
 }
 
-impl Exit {
+impl WorkerExit {
     /// Whether it died, instead of ending because there was nothing more to do.
-    pub(crate) fn is_death(&self) -> bool {
-        self.status.is_none_or(|status| !status.success() && status.code() != Some(LOST_WRITES))
+    pub(crate) fn is_abnormal(&self) -> bool {
+        self.status
+            .is_none_or(|status| !status.success() && status.code() != Some(EXIT_LOST_WRITES))
     }
 
     /// Whether it was killed by another process.
@@ -177,11 +178,11 @@ impl Exit {
     }
 
     /// What is wrong with it, if something is; `last_words` are the worker's own.
-    pub fn complaint(&self, last_words: &str) -> Option<String> {
+    pub fn failure_reason(&self, last_words: &str) -> Option<String> {
         let pid = self.pid;
         match self.status {
             Some(status) if status.success() => None,
-            Some(status) if status.code() == Some(LOST_WRITES) => {
+            Some(status) if status.code() == Some(EXIT_LOST_WRITES) => {
                 Some(format!("what was changed last could not be written: {last_words}"))
             }
             Some(status) => Some(match (status.signal(), status.code()) {
@@ -206,31 +207,31 @@ impl Worker {
     /// # Errors
     /// See [`StartError`].
     pub(crate) fn start(
-        source: &Source,
+        source: &VolumeSource,
         behind: &[OwnedFd],
         log: &Arc<SharedMemory>,
-        start: &Start,
+        start: &WorkerStart,
     ) -> Result<Self, StartError> {
-        Self::prepare(source, behind, log, &start.options)?.open(start)
+        Self::start_standby(source, behind, log, &start.options)?.open(start)
     }
 
     /// Starts a process that confines itself, and looks at the volume once it is to open it.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub(crate) fn prepare(
-        source: &Source,
+    pub(crate) fn start_standby(
+        source: &VolumeSource,
         behind: &[OwnedFd],
         log: &Arc<SharedMemory>,
         options: &MountOptions,
-    ) -> Result<Ready, StartError> {
+    ) -> Result<StandbyWorker, StartError> {
         let (control, theirs) = UnixStream::pair()?;
         let (session, session_theirs) =
-            offer(&plan(matches!(source, Source::File { disk: Some(_), .. })))
+            offer(&plan(matches!(source, VolumeSource::File { disk: Some(_), .. })))
                 .map_err(std::io::Error::from)?;
         let child = Command::new("/proc/self/exe")
             .arg("worker")
-            .args(matches!(source, Source::Store(_)).then_some("--remote"))
+            .args(matches!(source, VolumeSource::Store(_)).then_some("--remote"))
             .arg("--memory")
             .arg((options.memory_limit_bytes() * 8).to_string())
             .env_clear()
@@ -257,19 +258,20 @@ impl Worker {
             std::io::Result::Ok(session.start(guest))
         };
         let (session, disk) = match source {
-            Source::File { image, disk } => {
+            VolumeSource::File { image, disk } => {
                 let session = given(image.as_fd())?;
                 session.register_pool(log.clone());
                 let disk = disk.as_ref().map(|disk| {
                     let discards = options.discard == Some(true);
                     disk::serve_disk(disk.try_clone()?, &session, DISK_LANE, discards)
-                        .map(Service::Own)
+                        .map(WriteService::Own)
                 });
-                (session, disk.unwrap_or(Ok(Service::None)))
+                (session, disk.unwrap_or(Ok(WriteService::None)))
             }
-            Source::Store(disk) => match disk.attach(pidfd.as_fd()) {
+            VolumeSource::Store(disk) => match disk.attach(pidfd.as_fd()) {
                 Ok(attached) => {
-                    let disk = disk.try_clone().map(|disk| Service::Store(disk, attached.number));
+                    let disk =
+                        disk.try_clone().map(|disk| WriteService::Store(disk, attached.number));
                     (given(attached.socket.as_fd())?, disk)
                 }
                 Err(why) => {
@@ -289,20 +291,20 @@ impl Worker {
             session,
             volume: None,
             text: None,
-            disk: Service::None,
+            disk: WriteService::None,
             read_only: true,
         };
         // An error here ends the worker, too.
         worker.disk = disk?;
-        Ok(Ready(worker))
+        Ok(StandbyWorker(worker))
     }
 
-    fn mount(&mut self, start: &Start) -> Result<(), StartError> {
+    fn mount(&mut self, start: &WorkerStart) -> Result<(), StartError> {
         let lost = |error: &dyn std::fmt::Display| StartError::Lost(error.to_string());
-        let until = Instant::now() + MOUNT_WAIT;
+        let until = Instant::now() + MOUNT_TIMEOUT;
         let nothing_left = || lost(&"its session is used up");
         let client = self.session.client::<Volume>(VOLUME_LANE).ok_or_else(nothing_left)?;
-        let mut text = self.session.block(TEXT_BYTES as usize).ok_or_else(nothing_left)?;
+        let mut text = self.session.block(MESSAGE_BYTES as usize).ok_or_else(nothing_left)?;
         let options = serde_json::to_vec(start).map_err(std::io::Error::from)?;
         text.copy_in(0, &options);
         let len = options.len() as u32;
@@ -342,9 +344,9 @@ impl Worker {
     ///
     /// # Errors
     /// [`Fault`]; after one it cannot be asked again.
-    pub fn status(&mut self, deadline: Instant) -> Result<WorkerStatus, Fault> {
-        let volume = self.volume.take().ok_or(Fault(ChannelError::Closed))?;
-        let text = self.text.take().ok_or(Fault(ChannelError::Closed))?;
+    pub fn status(&mut self, deadline: Instant) -> Result<WorkerStatus, WorkerError> {
+        let volume = self.volume.take().ok_or(WorkerError(ChannelError::Closed))?;
+        let text = self.text.take().ok_or(WorkerError(ChannelError::Closed))?;
         let (buffer, len) = match volume.send(volume::Status { buffer: text }).receive(deadline) {
             Ok(Reply::Ack(ack, volume)) => {
                 self.volume = Some(volume);
@@ -354,9 +356,9 @@ impl Worker {
                 self.volume = Some(volume);
                 (nak.buffer, 0)
             }
-            Err(lost) => return Err(Fault(lost)),
+            Err(lost) => return Err(WorkerError(lost)),
         };
-        let told = serde_json::from_slice(&text_of(&buffer, len)).unwrap_or_default();
+        let told = serde_json::from_slice(&read_message(&buffer, len)).unwrap_or_default();
         self.text = Some(buffer);
         Ok(told)
     }
@@ -366,10 +368,10 @@ impl Worker {
     ///
     /// # Errors
     /// [`Fault`], or that it could not.
-    pub fn close(&mut self, deadline: Instant) -> Result<(), Fault> {
-        let volume = self.volume.take().ok_or(Fault(ChannelError::Closed))?;
+    pub fn close(&mut self, deadline: Instant) -> Result<(), WorkerError> {
+        let volume = self.volume.take().ok_or(WorkerError(ChannelError::Closed))?;
         let sent = volume.send(volume::Unmount {});
-        match sent.receive(deadline).map_err(Fault)? {
+        match sent.receive(deadline).map_err(WorkerError)? {
             Reply::Ack(..) => Ok(()),
             Reply::Nak(_, volume) => {
                 self.volume = Some(volume);
@@ -390,22 +392,22 @@ impl Worker {
         self.control.set_read_timeout(Some(wait)).map_err(lost)?;
         (&self.control).write_all(&[word]).map_err(lost)?;
         let mut answers = std::io::BufReader::with_capacity(1, &self.control);
-        let limit = LAST_WORDS_BYTES;
+        let limit = MAX_FINAL_MESSAGE_BYTES;
         answers.by_ref().take(limit).read_until(0, &mut answer).map_err(lost)?;
         self.control.set_read_timeout(None).map_err(lost)?;
         match answer.as_slice() {
             [0] => Ok(()),
-            [said @ .., 0] => Err(printable(said)),
+            [said @ .., 0] => Err(sanitize(said)),
             _ => Err("the worker is gone".into()),
         }
     }
 
     /// What it said before it ended. It is a sentence of a process that is not trusted.
-    pub fn last_words(&self) -> String {
+    pub fn final_message(&self) -> String {
         let mut said = vec![];
         // It is gone, so there is an end; and what cannot be read was not said.
-        let _ = (&self.control).take(LAST_WORDS_BYTES).read_to_end(&mut said);
-        printable(&said)
+        let _ = (&self.control).take(MAX_FINAL_MESSAGE_BYTES).read_to_end(&mut said);
+        sanitize(&said)
     }
 
     /// Gives it the connection to the kernel: it starts to serve. Its notices go to the kernel
@@ -413,9 +415,9 @@ impl Worker {
     ///
     /// # Errors
     /// What the socket says, when the worker has died for instance.
-    pub(crate) fn give(&self, fuse: &OwnedFd, relays: &Relays) -> std::io::Result<()> {
+    pub(crate) fn send_connection(&self, fuse: &OwnedFd, relays: &Relays) -> std::io::Result<()> {
         let notices = relays.start(fuse)?;
-        let own = connection::for_worker(fuse)?;
+        let own = connection::clone_for_worker(fuse)?;
         send_descriptors(&self.control, &[own.as_fd(), notices.as_fd()])
     }
 
@@ -434,7 +436,7 @@ impl Worker {
         self.kill();
         self.reap();
         // What was taken whole is written before the volume is free for others.
-        std::mem::replace(&mut self.disk, Service::None).join()
+        std::mem::replace(&mut self.disk, WriteService::None).join()
     }
 
     fn reap(&mut self) {
@@ -444,10 +446,10 @@ impl Worker {
     }
 
     /// Calls `then` once it has ended, whatever the reason.
-    pub fn when_it_ends(&mut self, then: impl FnOnce(Exit) + Send + 'static) {
+    pub fn on_exit(&mut self, then: impl FnOnce(WorkerExit) + Send + 'static) {
         let pid = self.pid;
         let Some(mut child) = self.child.take() else { return };
-        std::thread::spawn(move || then(Exit { pid, status: child.wait().ok() }));
+        std::thread::spawn(move || then(WorkerExit { pid, status: child.wait().ok() }));
     }
 }
 
@@ -458,16 +460,16 @@ impl Drop for Worker {
 }
 
 /// A text from a process that is not trusted.
-fn printable(said: &[u8]) -> String {
+fn sanitize(said: &[u8]) -> String {
     String::from_utf8_lossy(said).chars().filter(|c| !c.is_control()).collect()
 }
 
 fn refused(why: Refusal, text: &Block, len: u32) -> StartError {
-    let said = String::from_utf8_lossy(&text_of(text, len)).into_owned();
+    let said = String::from_utf8_lossy(&read_message(text, len)).into_owned();
     StartError::Refused(if said.is_empty() { why.to_string() } else { said })
 }
 
-fn text_of(block: &Block, len: u32) -> Vec<u8> {
+fn read_message(block: &Block, len: u32) -> Vec<u8> {
     let mut bytes = vec![0; (len as usize).min(block.len())];
     block.copy_out(0, &mut bytes);
     bytes
@@ -476,9 +478,9 @@ fn text_of(block: &Block, len: u32) -> Vec<u8> {
 /// Why a worker did not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Fault(ChannelError);
+pub struct WorkerError(ChannelError);
 
-impl Fault {
+impl WorkerError {
     /// Whether it might still be there, but does not answer.
     pub fn is_timeout(&self) -> bool {
         !matches!(self.0, ChannelError::Closed)

@@ -13,7 +13,7 @@ use crate::options::MountOptions;
 use crate::sandbox::Confinement;
 
 /// Longest line either side takes, in bytes.
-const LINE_MAX_BYTES: u64 = 1 << 20;
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// A question to the manager, who passes most of them on to a keeper.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -254,7 +254,7 @@ pub(crate) fn volume_name(file: &Path, disk: Option<&str>) -> PathBuf {
 
 /// Whether the other end of a socket belongs to this user. Sockets lie in a directory that only
 /// their owner can enter; this is the second lock.
-pub(crate) fn is_own(client: &UnixStream) -> bool {
+pub(crate) fn is_same_user(client: &UnixStream) -> bool {
     let peer = rustix::net::sockopt::socket_peercred(client);
     peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
 }
@@ -274,20 +274,20 @@ pub fn send<T: Serialize>(mut socket: &UnixStream, what: &T) -> std::io::Result<
 /// # Errors
 /// What the socket says; `InvalidData` for anything that is not such a line.
 pub fn receive<T: for<'de> Deserialize<'de>>(socket: &UnixStream) -> std::io::Result<T> {
-    Lines::new(socket).receive()
+    LineReader::new(socket).receive()
 }
 
 /// Receives one line after the other.
-pub(crate) struct Lines<'s>(BufReader<&'s UnixStream>);
+pub(crate) struct LineReader<'s>(BufReader<&'s UnixStream>);
 
-impl<'s> Lines<'s> {
+impl<'s> LineReader<'s> {
     pub(crate) fn new(socket: &'s UnixStream) -> Self {
         Self(BufReader::new(socket))
     }
 
     pub(crate) fn receive<T: for<'de> Deserialize<'de>>(&mut self) -> std::io::Result<T> {
         let mut line = vec![];
-        self.0.by_ref().take(LINE_MAX_BYTES).read_until(b'\n', &mut line)?;
+        self.0.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
         if line.last() != Some(&b'\n') {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }

@@ -24,7 +24,7 @@ const REPEAT_FOR: Duration = Duration::from_millis(20);
 
 /// What a keeper tells a worker that it starts.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Start {
+pub(crate) struct WorkerStart {
     /// How to mount.
     pub(crate) options: MountOptions,
     /// How many workers the mount has had, this one included.
@@ -41,7 +41,7 @@ pub(crate) struct Start {
 }
 
 /// See the head of the file.
-pub(crate) struct WorkerRecorder {
+pub(crate) struct WorkerRequestLog {
     log: Arc<OpLog>,
     tree: Arc<OnceLock<VolumeTree>>,
     epoch: u64,
@@ -57,8 +57,12 @@ pub(crate) struct WorkerRecorder {
     helper: OnceLock<Thread>,
 }
 
-impl WorkerRecorder {
-    pub(crate) fn new(log: Arc<OpLog>, tree: Arc<OnceLock<VolumeTree>>, start: &Start) -> Self {
+impl WorkerRequestLog {
+    pub(crate) fn new(
+        log: Arc<OpLog>,
+        tree: Arc<OnceLock<VolumeTree>>,
+        start: &WorkerStart,
+    ) -> Self {
         let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
         let (refusals, left, helper) = (Mutex::default(), Mutex::default(), OnceLock::new());
         let repeated_since = Mutex::default();
@@ -66,32 +70,32 @@ impl WorkerRecorder {
     }
 
     /// What was refused because workers died over it, in words.
-    pub(crate) fn refusals(&self) -> Vec<String> {
+    pub(crate) fn quarantine_messages(&self) -> Vec<String> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether room is to be made before it is needed.
     pub(crate) fn is_pressed(&self) -> bool {
-        self.log.is_pressed()
+        self.log.needs_commit()
     }
 
     /// Has `helper` make room when there is little left.
-    pub(crate) fn when_pressed(&self, helper: Thread) {
+    pub(crate) fn set_commit_helper(&self, helper: Thread) {
         // The first stays.
         let _ = self.helper.set(helper);
     }
 
-    fn left(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
+    fn inherited_results(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the disk take what the log is full of; whether more can come.
-    pub(crate) fn make_room(&self) -> bool {
+    pub(crate) fn commit_to_free_space(&self) -> bool {
         let Some(tree) = self.tree() else { return false };
         let taken = self.hand_over();
-        self.log.let_go();
+        self.log.free_finished_entries();
         // What the disk has is kept until it was written.
-        while taken && self.log.is_pressed() && tree.volume().settle_oldest() == Ok(true) {}
+        while taken && self.log.needs_commit() && tree.volume().settle_oldest() == Ok(true) {}
         // Other threads have an answer to give, perhaps.
         std::thread::yield_now();
         taken
@@ -119,19 +123,19 @@ impl WorkerRecorder {
     }
 }
 
-impl RequestLog for WorkerRecorder {
+impl RequestLog for WorkerRequestLog {
     fn allocate_buffer(&self, len: usize) -> Option<PoolBuffer> {
-        self.log.rooms().allocate(len)
+        self.log.buffers().allocate(len)
     }
 
     fn begin_request(&self, unique: u64, changing: Option<(&[u8], RequestData<'_>)>) {
         if changing.is_some() && self.is_pressed() {
-            match self.helper.get().filter(|_| !self.log.is_nearly_full()) {
+            match self.helper.get().filter(|_| !self.log.must_wait()) {
                 Some(helper) => helper.unpark(),
-                None => drop(self.make_room()),
+                None => drop(self.commit_to_free_space()),
             }
         }
-        self.log.begin(unique, changing, || self.make_room());
+        self.log.begin_request(unique, changing, || self.commit_to_free_space());
     }
 
     fn decided(&self, outcome: Outcome) {
@@ -142,7 +146,7 @@ impl RequestLog for WorkerRecorder {
     }
 
     fn finish_request(&self) {
-        self.log.done();
+        self.log.finish_request();
     }
 
     fn defer(&self) -> Option<Deferred> {
@@ -166,20 +170,20 @@ impl RequestLog for WorkerRecorder {
         if self.epoch <= 1 {
             return Ok(None);
         }
-        let found = self.log.take_over(self.taken).map_err(|why| why.to_string())?;
-        let mut left = self.left();
+        let found = self.log.load_unfinished(self.taken).map_err(|why| why.to_string())?;
+        let mut left = self.inherited_results();
         left.extend(found.iter().map(|(inherited, made)| (inherited.position, *made)));
         Ok(Some(found.into_iter().map(|(inherited, _)| inherited).collect()))
     }
 
     fn replay(&self, inherited: &LoggedRequest, work: &mut dyn FnMut()) {
-        let made = self.left().get(&inherited.position).copied();
+        let made = self.inherited_results().get(&inherited.position).copied();
         let Some(tree) = self.tree() else { return };
         tree.volume().repeat(made.map(|made| match InjectedFault::SameInode.is_made() {
             true => Made { inode: None, ..made },
             false => made,
         }));
-        self.log.repeat(inherited.position, inherited.unique, work);
+        self.log.replay(inherited.position, inherited.unique, work);
         tree.volume().repeat(None);
         self.keep_repeated();
     }
@@ -191,8 +195,8 @@ impl RequestLog for WorkerRecorder {
     }
 
     fn end_replay(&self) {
-        let left = std::mem::take(&mut *self.left());
-        self.log.settle(left.into_keys());
+        let left = std::mem::take(&mut *self.inherited_results());
+        self.log.finish_inherited(left.into_keys());
     }
 
     fn orphans(&self) -> Vec<Node> {

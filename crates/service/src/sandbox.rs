@@ -28,13 +28,13 @@ use seccompiler::{
 use serde::{Deserialize, Serialize};
 
 /// The Landlock version whose rights are all taken away; an older kernel takes what it knows.
-const LANDLOCK: ABI = ABI::V6;
+const LANDLOCK_ABI: ABI = ABI::V6;
 /// `nobody`, on every Linux.
 const NOBODY: u32 = 65534;
 
 /// What a process is still for.
 #[derive(Debug)]
-pub enum Profile<'a> {
+pub enum SandboxProfile<'a> {
     /// A worker: reads, writes and waits on the descriptors it has. As root it becomes
     /// nobody.
     Worker,
@@ -72,7 +72,7 @@ pub struct ConfineError {
     why: String,
 }
 
-fn failed<E: std::fmt::Display>(step: &'static str) -> impl Fn(E) -> ConfineError {
+fn step_error<E: std::fmt::Display>(step: &'static str) -> impl Fn(E) -> ConfineError {
     move |why| ConfineError { step, why: why.to_string() }
 }
 
@@ -81,18 +81,18 @@ fn failed<E: std::fmt::Display>(step: &'static str) -> impl Fn(E) -> ConfineErro
 /// # Errors
 /// When a step that every supported kernel has fails; the caller must then stop.
 pub fn confine(
-    profile: &Profile<'_>,
+    profile: &SandboxProfile<'_>,
     memory_limit_bytes: Option<u64>,
 ) -> Result<Confinement, ConfineError> {
     #[cfg(target_env = "gnu")]
     one_malloc_arena();
     set_limits(memory_limit_bytes)?;
-    if matches!(profile, Profile::Worker | Profile::Store) {
+    if matches!(profile, SandboxProfile::Worker | SandboxProfile::Store) {
         become_nobody()?;
     }
     let keep = match profile {
         // `get` as root gives files their owners, modes and attributes back.
-        Profile::Extractor { .. } => {
+        SandboxProfile::Extractor { .. } => {
             CapabilitySet::CHOWN
                 | CapabilitySet::FOWNER
                 | CapabilitySet::FSETID
@@ -104,12 +104,12 @@ pub fn confine(
         _ => CapabilitySet::empty(),
     };
     drop_capabilities(keep)?;
-    rustix::thread::set_no_new_privs(true).map_err(failed("no_new_privs"))?;
+    rustix::thread::set_no_new_privs(true).map_err(step_error("no_new_privs"))?;
     let landlock = restrict_paths(profile)?;
-    let program = filter(profile).map_err(failed("seccomp"))?;
-    let no_clone3 = clone3_is_unknown().map_err(failed("seccomp"))?;
-    seccompiler::apply_filter_all_threads(&no_clone3).map_err(failed("seccomp"))?;
-    seccompiler::apply_filter_all_threads(&program).map_err(failed("seccomp"))?;
+    let program = filter(profile).map_err(step_error("seccomp"))?;
+    let no_clone3 = deny_clone3().map_err(step_error("seccomp"))?;
+    seccompiler::apply_filter_all_threads(&no_clone3).map_err(step_error("seccomp"))?;
+    seccompiler::apply_filter_all_threads(&program).map_err(step_error("seccomp"))?;
     Ok(Confinement {
         landlock,
         seccomp: true,
@@ -137,7 +137,7 @@ pub fn close_others(keep: &[BorrowedFd<'_>]) {
 /// Freed memory that glibc's allocator keeps, in bytes: giving it back and faulting it in again
 /// costs more than a fast device's reads.
 #[cfg(target_env = "gnu")]
-const KEPT_BYTES: libc::c_int = 16 << 20;
+const MALLOC_KEEP_BYTES: libc::c_int = 16 << 20;
 
 /// One arena, since glibc's others open a file in `/proc` when they shrink, which would be
 /// fatal; and that one does not give back what a cache will want again at once.
@@ -146,15 +146,15 @@ fn one_malloc_arena() {
     // SAFETY: `mallopt` takes two integers and touches the allocator's own settings.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MALLOC_KEEP_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MALLOC_KEEP_BYTES);
     }
 }
 
 fn set_limits(memory_limit_bytes: Option<u64>) -> Result<(), ConfineError> {
     let set = |resource, value| {
         let limit = Rlimit { current: Some(value), maximum: Some(value) };
-        rustix::process::setrlimit(resource, limit).map_err(failed("limits"))
+        rustix::process::setrlimit(resource, limit).map_err(step_error("limits"))
     };
     set(Resource::Core, 0)?;
     match memory_limit_bytes {
@@ -169,39 +169,41 @@ fn become_nobody() -> Result<(), ConfineError> {
         return Ok(());
     }
     let step = "give up root";
-    rustix::thread::set_thread_groups(&[]).map_err(failed(step))?;
+    rustix::thread::set_thread_groups(&[]).map_err(step_error(step))?;
     let gid = rustix::process::Gid::from_raw(NOBODY);
-    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed(step))?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(step_error(step))?;
     let uid = rustix::process::Uid::from_raw(NOBODY);
-    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed(step))
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(step_error(step))
 }
 
 fn drop_capabilities(keep: CapabilitySet) -> Result<(), ConfineError> {
-    let have = rustix::thread::capabilities(None).map_err(failed("capabilities"))?;
+    let have = rustix::thread::capabilities(None).map_err(step_error("capabilities"))?;
     let keep = have.permitted & keep;
     let sets =
         CapabilitySets { effective: keep, permitted: keep, inheritable: CapabilitySet::empty() };
-    rustix::thread::set_capabilities(None, sets).map_err(failed("capabilities"))
+    rustix::thread::set_capabilities(None, sets).map_err(step_error("capabilities"))
 }
 
-fn restrict_paths(profile: &Profile<'_>) -> Result<String, ConfineError> {
+fn restrict_paths(profile: &SandboxProfile<'_>) -> Result<String, ConfineError> {
     let step = "landlock";
-    let all: BitFlags<AccessFs> = AccessFs::from_all(LANDLOCK);
+    let all: BitFlags<AccessFs> = AccessFs::from_all(LANDLOCK_ABI);
     let ruleset = Ruleset::default()
         .handle_access(all)
-        .and_then(|rules| rules.handle_access(AccessNet::from_all(LANDLOCK)))
-        .and_then(|rules| rules.scope(Scope::from_all(LANDLOCK)))
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(LANDLOCK_ABI)))
+        .and_then(|rules| rules.scope(Scope::from_all(LANDLOCK_ABI)))
         .and_then(|rules| rules.create())
-        .map_err(failed(step))?;
+        .map_err(step_error(step))?;
     let ruleset = match profile {
-        Profile::Extractor { beneath } => {
-            let beneath = beneath.try_clone_to_owned().map_err(failed(step))?;
+        SandboxProfile::Extractor { beneath } => {
+            let beneath = beneath.try_clone_to_owned().map_err(step_error(step))?;
             let access = all & !BitFlags::from(AccessFs::Execute);
-            ruleset.add_rule(PathBeneath::new(AsPath(beneath), access)).map_err(failed(step))?
+            ruleset
+                .add_rule(PathBeneath::new(LandlockFd(beneath), access))
+                .map_err(step_error(step))?
         }
         _ => ruleset,
     };
-    let status = ruleset.restrict_self().map_err(failed(step))?;
+    let status = ruleset.restrict_self().map_err(step_error(step))?;
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => "full",
         RulesetStatus::PartiallyEnforced => "partial",
@@ -211,9 +213,9 @@ fn restrict_paths(profile: &Profile<'_>) -> Result<String, ConfineError> {
 }
 
 /// A descriptor where landlock wants one to a path.
-struct AsPath(OwnedFd);
+struct LandlockFd(OwnedFd);
 
-impl std::os::fd::AsFd for AsPath {
+impl std::os::fd::AsFd for LandlockFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -232,7 +234,7 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// What every confined process may call without looking at the arguments: use what it
 /// has, wait, and end.
-const PLAIN: &[i64] = &[
+const BASE_SYSCALLS: &[i64] = &[
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_pread64,
@@ -276,7 +278,7 @@ const PLAIN: &[i64] = &[
 ];
 
 /// What a tool that creates files beneath a directory calls besides. Landlock says where.
-const EXTRACT: &[i64] = &[
+const EXTRACT_SYSCALLS: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
     libc::SYS_newfstatat,
@@ -304,11 +306,11 @@ const EXTRACT: &[i64] = &[
     libc::SYS_fsync,
 ];
 
-fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
-    let mut rules: Rules = PLAIN.iter().map(|&call| (call, vec![])).collect();
+fn filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error> {
+    let mut rules: Rules = BASE_SYSCALLS.iter().map(|&call| (call, vec![])).collect();
     #[cfg(target_arch = "x86_64")]
     rules.insert(libc::SYS_poll, vec![]);
-    let no_exec = zero(2, libc::PROT_EXEC as u64)?;
+    let no_exec = arg_bits_clear(2, libc::PROT_EXEC as u64)?;
     rules.insert(libc::SYS_mmap, vec![SeccompRule::new(vec![no_exec.clone()])?]);
     rules.insert(libc::SYS_mprotect, vec![SeccompRule::new(vec![no_exec])?]);
     let thread = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
@@ -317,23 +319,23 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
     // Names of threads and of memory, which only make a stack trace easier to read.
     let names = [libc::PR_SET_NAME, libc::PR_SET_VMA];
     let names: Result<Vec<_>, seccompiler::Error> =
-        names.iter().map(|&name| one_of(0, name as u64)).collect();
+        names.iter().map(|&name| arg_equals(0, name as u64)).collect();
     rules.insert(libc::SYS_prctl, names?);
     let mut fcntl =
         vec![libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
-    if matches!(profile, Profile::Store) {
+    if matches!(profile, SandboxProfile::Store) {
         // Memory that it is given is mapped only if it is sealed.
         fcntl.push(libc::F_GET_SEALS);
     }
     let fcntl: Result<Vec<_>, seccompiler::Error> =
-        fcntl.iter().map(|&command| one_of(1, command as u64)).collect();
+        fcntl.iter().map(|&command| arg_equals(1, command as u64)).collect();
     rules.insert(libc::SYS_fcntl, fcntl?);
     rules.insert(libc::SYS_ioctl, terminal_ioctls()?);
     rules.insert(libc::SYS_clone3, vec![]);
-    if matches!(profile, Profile::Extractor { .. }) {
-        rules.extend(EXTRACT.iter().map(|&call| (call, vec![])));
+    if matches!(profile, SandboxProfile::Extractor { .. }) {
+        rules.extend(EXTRACT_SYSCALLS.iter().map(|&call| (call, vec![])));
     }
-    if matches!(profile, Profile::Resizer) {
+    if matches!(profile, SandboxProfile::Resizer) {
         rules.insert(libc::SYS_ftruncate, vec![]);
     }
     Ok(compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)?)
@@ -342,21 +344,21 @@ fn filter(profile: &Profile<'_>) -> Result<BpfProgram, seccompiler::Error> {
 /// Whether an output is a terminal, and how wide: what a progress bar asks.
 #[allow(clippy::unnecessary_cast, reason = "of another type in another C library")]
 fn terminal_ioctls() -> Result<Vec<SeccompRule>, seccompiler::Error> {
-    [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| one_of(1, command as u64)).collect()
+    [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| arg_equals(1, command as u64)).collect()
 }
 
-fn one_of(argument: u8, value: u64) -> Result<SeccompRule, seccompiler::Error> {
+fn arg_equals(argument: u8, value: u64) -> Result<SeccompRule, seccompiler::Error> {
     let condition = SeccompCondition::new(argument, Len::Dword, Op::Eq, value)?;
     Ok(SeccompRule::new(vec![condition])?)
 }
 
-fn zero(argument: u8, mask: u64) -> Result<SeccompCondition, seccompiler::Error> {
+fn arg_bits_clear(argument: u8, mask: u64) -> Result<SeccompCondition, seccompiler::Error> {
     Ok(SeccompCondition::new(argument, Len::Dword, Op::MaskedEq(mask), 0)?)
 }
 
 /// `clone3` hides its flags in memory where no filter can look; told that the kernel does
 /// not have it, the C library uses `clone`.
-fn clone3_is_unknown() -> Result<BpfProgram, seccompiler::Error> {
+fn deny_clone3() -> Result<BpfProgram, seccompiler::Error> {
     let rules = Rules::from([(libc::SYS_clone3, vec![])]);
     Ok(compile(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?)
 }

@@ -26,11 +26,13 @@ use draconis_exchange::descriptors;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::client::Directory;
-use crate::elsewhere::{Elsewhere, Opening, RemoteCredentials, address, identity};
-use crate::protocol::is_own;
-use crate::store_process::{Attached, Change, Listed, StoreProcess, receive_list};
-use finding::Wanted;
+use crate::client::RuntimeDir;
+use crate::elsewhere::{
+    RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, parse_url, url_identity,
+};
+use crate::protocol::is_same_user;
+use crate::store_process::{AttachedDisk, DiskCommand, ObjectEntry, StoreProcess, receive_list};
+use finding::ConnectPlan;
 
 /// How long one that was started waits for the first keeper.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
@@ -41,13 +43,13 @@ const MESSAGE_BYTES: usize = 16 << 10;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Ask {
+enum StoreRequest {
     /// Say whether the store is open.
     Hello,
     /// Serve a disk to the process whose pidfd comes along.
     Attach { disk: String, read_only: bool },
     /// Change which disks and snapshots there are.
-    Change { change: Change },
+    Change { change: DiskCommand },
     /// Wait until that has ended; the mark of the last chain that was taken.
     Ended { number: u64 },
     /// Say what ended all writing, if something did.
@@ -58,38 +60,38 @@ enum Ask {
 
 /// What one is started with, beside its socket and its claim.
 #[derive(Serialize, Deserialize)]
-enum Start {
+enum StartMessage {
     /// The store in the file that the claim is on.
     File,
-    Elsewhere(Opening),
+    Elsewhere(RemoteDiskRequest),
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
+enum StoreReply {
     /// With the socket of a session, of a disk.
     Number(u64),
     Refused(String),
 }
 
 /// A disk in a store, as the keeper of its mount has it.
-pub(crate) struct StoreDisk {
+pub(crate) struct StoreDiskHandle {
     store: UnixStream,
     disk: String,
     pub(crate) read_only: bool,
-    is_elsewhere: bool,
+    is_remote: bool,
 }
 
 /// What is to be known of one by another program that goes on with it.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Known {
+pub(crate) struct StoreDiskState {
     disk: String,
     read_only: bool,
     #[serde(default)]
     is_elsewhere: bool,
 }
 
-impl StoreDisk {
+impl StoreDiskHandle {
     /// Finds who has `store`, or starts one, with `means` if that is elsewhere; `sockets` is where
     /// they have their addresses. With it comes why it is read-only, if that was not asked for.
     ///
@@ -102,24 +104,24 @@ impl StoreDisk {
         read_only: bool,
         means: Option<&RemoteCredentials>,
     ) -> Result<(Self, Option<String>), String> {
-        let (wanted, note) = match address(store) {
-            Some(address) => (Wanted::elsewhere(sockets, address, read_only, means)?, None),
-            None => Wanted::file(sockets, store, read_only)?,
+        let (wanted, note) = match parse_url(store) {
+            Some(address) => (ConnectPlan::for_url(sockets, address, read_only, means)?, None),
+            None => ConnectPlan::for_file(sockets, store, read_only)?,
         };
-        let (read_only, is_elsewhere) = (read_only || note.is_some(), address(store).is_some());
+        let (read_only, is_elsewhere) = (read_only || note.is_some(), parse_url(store).is_some());
         let store = wanted.find_or_start(store)?;
-        Ok((Self { store, disk: disk.into(), read_only, is_elsewhere }, note))
+        Ok((Self { store, disk: disk.into(), read_only, is_remote: is_elsewhere }, note))
     }
 
     /// Has it served to the process that `guest` is a pidfd of.
     ///
     /// # Errors
     /// A sentence for the user.
-    pub(crate) fn attach(&self, guest: BorrowedFd<'_>) -> Result<Attached, String> {
-        let ask = Ask::Attach { disk: self.disk.clone(), read_only: self.read_only };
-        match self.ask(&ask, &[guest])? {
-            (number, Some(socket)) => Ok(Attached { socket, number }),
-            _ => Err(GONE.into()),
+    pub(crate) fn attach(&self, worker: BorrowedFd<'_>) -> Result<AttachedDisk, String> {
+        let ask = StoreRequest::Attach { disk: self.disk.clone(), read_only: self.read_only };
+        match self.ask(&ask, &[worker])? {
+            (number, Some(socket)) => Ok(AttachedDisk { socket, number }),
+            _ => Err(STORE_PROCESS_GONE.into()),
         }
     }
 
@@ -128,34 +130,38 @@ impl StoreDisk {
     ///
     /// # Errors
     /// A sentence.
-    pub(crate) fn ended(&self, number: u64) -> Result<u64, String> {
-        Ok(self.ask(&Ask::Ended { number }, &[])?.0)
+    pub(crate) fn wait_detached(&self, number: u64) -> Result<u64, String> {
+        Ok(self.ask(&StoreRequest::Ended { number }, &[])?.0)
     }
 
     /// What ended all writing to a store that is elsewhere, if something did: over the contracts
     /// goes only that it was.
     pub(crate) fn failure(&self) -> Option<String> {
-        if !self.is_elsewhere {
+        if !self.is_remote {
             return None;
         }
-        self.ask(&Ask::Failure, &[]).err()
+        self.ask(&StoreRequest::Failure, &[]).err()
     }
 
-    fn ask(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(u64, Option<OwnedFd>), String> {
-        let gone = |_| GONE.to_string();
+    fn ask(
+        &self,
+        ask: &StoreRequest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(u64, Option<OwnedFd>), String> {
+        let gone = |_| STORE_PROCESS_GONE.to_string();
         send(&self.store, ask, fds).map_err(gone)?;
         let (answer, mut fds) = receive(&self.store).map_err(gone)?;
         match answer {
-            Answer::Number(number) => Ok((number, fds.pop())),
-            Answer::Refused(why) => Err(why),
+            StoreReply::Number(number) => Ok((number, fds.pop())),
+            StoreReply::Refused(why) => Err(why),
         }
     }
 
     /// Gives it back; if no other mount has a disk of that store, it is free then. Says what could
     /// not be brought to where the store is.
-    pub(crate) fn give_back(self) -> Option<String> {
+    pub(crate) fn disconnect(self) -> Option<String> {
         // What is still to be sent elsewhere has bounds of its own.
-        wait_for_end(&self.store, (!self.is_elsewhere).then_some(CLOSE_WAIT))
+        wait_for_exit(&self.store, (!self.is_remote).then_some(CLOSE_WAIT))
     }
 
     /// The same over the same connection: the two do not ask at the same time.
@@ -163,15 +169,15 @@ impl StoreDisk {
     /// # Errors
     /// When there is no descriptor left.
     pub(crate) fn try_clone(&self) -> std::io::Result<Self> {
-        let Self { disk, read_only, is_elsewhere, .. } = self;
+        let Self { disk, read_only, is_remote: is_elsewhere, .. } = self;
         let (disk, read_only, is_elsewhere) = (disk.clone(), *read_only, *is_elsewhere);
-        Ok(Self { store: self.store.try_clone()?, disk, read_only, is_elsewhere })
+        Ok(Self { store: self.store.try_clone()?, disk, read_only, is_remote: is_elsewhere })
     }
 
     /// What another program needs beside [`StoreDisk::connection`] to go on with it.
-    pub(crate) fn known(&self) -> Known {
-        let Self { disk, read_only, is_elsewhere, .. } = self;
-        Known { disk: disk.clone(), read_only: *read_only, is_elsewhere: *is_elsewhere }
+    pub(crate) fn state(&self) -> StoreDiskState {
+        let Self { disk, read_only, is_remote: is_elsewhere, .. } = self;
+        StoreDiskState { disk: disk.clone(), read_only: *read_only, is_elsewhere: *is_elsewhere }
     }
 
     pub(crate) fn connection(&self) -> BorrowedFd<'_> {
@@ -179,9 +185,9 @@ impl StoreDisk {
     }
 
     /// The one that another program has had until now.
-    pub(crate) fn resume(connection: OwnedFd, known: Known) -> Self {
-        let Known { disk, read_only, is_elsewhere } = known;
-        Self { store: connection.into(), disk, read_only, is_elsewhere }
+    pub(crate) fn resume(connection: OwnedFd, known: StoreDiskState) -> Self {
+        let StoreDiskState { disk, read_only, is_elsewhere } = known;
+        Self { store: connection.into(), disk, read_only, is_remote: is_elsewhere }
     }
 }
 
@@ -190,9 +196,9 @@ impl StoreDisk {
 ///
 /// # Errors
 /// A sentence for the user.
-pub fn change(directory: &Directory, store: &Path, change: &Change) -> Result<bool, String> {
-    let Some(store) = owner(directory, store)? else { return Ok(false) };
-    ask_owner(&store, &Ask::Change { change: change.clone() }, &[])?;
+pub fn change(directory: &RuntimeDir, store: &Path, change: &DiskCommand) -> Result<bool, String> {
+    let Some(store) = connect_running(directory, store)? else { return Ok(false) };
+    request_running(&store, &StoreRequest::Change { change: change.clone() }, &[])?;
     Ok(true)
 }
 
@@ -201,39 +207,44 @@ pub fn change(directory: &Directory, store: &Path, change: &Change) -> Result<bo
 ///
 /// # Errors
 /// A sentence for the user.
-pub fn list(directory: &Directory, store: &Path) -> Result<Option<Vec<Listed>>, String> {
-    let Some(store) = owner(directory, store)? else { return Ok(None) };
+pub fn list(directory: &RuntimeDir, store: &Path) -> Result<Option<Vec<ObjectEntry>>, String> {
+    let Some(store) = connect_running(directory, store)? else { return Ok(None) };
     let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
     let (read, write) = pipe.map_err(|errno| sentence(&errno.into()))?;
-    ask_owner(&store, &Ask::List, &[write.as_fd()])?;
+    request_running(&store, &StoreRequest::List, &[write.as_fd()])?;
     drop(write);
     receive_list(read).map(Some)
 }
 
 /// A connection with the one who has `store`, if it is open.
-fn owner(directory: &Directory, store: &Path) -> Result<Option<UnixStream>, String> {
-    let Ok(store) = UnixStream::connect(socket_of(&directory.stores(), store)?) else {
+fn connect_running(directory: &RuntimeDir, store: &Path) -> Result<Option<UnixStream>, String> {
+    let Ok(store) = UnixStream::connect(socket_of(&directory.store_sockets(), store)?) else {
         return Ok(None);
     };
     // One that is just ending does not answer: then the store has no owner.
-    let is_open = send(&store, &Ask::Hello, &[]).is_ok() && receive::<Answer>(&store).is_ok();
+    let is_open =
+        send(&store, &StoreRequest::Hello, &[]).is_ok() && receive::<StoreReply>(&store).is_ok();
     Ok(is_open.then_some(store))
 }
 
-fn ask_owner(store: &UnixStream, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<(), String> {
-    let gone = |_| GONE.to_string();
+fn request_running(
+    store: &UnixStream,
+    ask: &StoreRequest,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), String> {
+    let gone = |_| STORE_PROCESS_GONE.to_string();
     send(store, ask, fds).map_err(gone)?;
     match receive(store).map_err(gone)?.0 {
-        Answer::Number(_) => Ok(()),
-        Answer::Refused(why) => Err(why),
+        StoreReply::Number(_) => Ok(()),
+        StoreReply::Refused(why) => Err(why),
     }
 }
 
-const GONE: &str = "the process that serves the store is gone";
+const STORE_PROCESS_GONE: &str = "the process that serves the store is gone";
 
 /// Leaves a store keeper; if no other is connected with it, it has ended then, and has said what
 /// it leaves undone.
-fn wait_for_end(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
+fn wait_for_exit(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
     let left = store.shutdown(Shutdown::Write).and_then(|()| store.set_read_timeout(wait));
     let mut said = vec![];
     // The end is the answer.
@@ -242,13 +253,13 @@ fn wait_for_end(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
         log::warn!("the process that has the store does not end: {error}");
     }
     match serde_json::from_slice(&said) {
-        Ok(Answer::Refused(why)) => Some(why),
+        Ok(StoreReply::Refused(why)) => Some(why),
         _ => None,
     }
 }
 
 fn sentence(error: &std::io::Error) -> String {
-    crate::sentence(error)
+    crate::error_text(error)
 }
 
 fn socket_of(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
@@ -257,7 +268,7 @@ fn socket_of(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
 }
 
 fn socket_of_address(sockets: &Path, address: &str) -> PathBuf {
-    let (one, other) = identity(address);
+    let (one, other) = url_identity(address);
     sockets.join(format!("{one}-{other}.sock"))
 }
 
@@ -278,7 +289,7 @@ fn receive<T: for<'de> Deserialize<'de>>(
 
 /// The keepers that are connected.
 #[derive(Default)]
-struct Connected {
+struct ClientCount {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -287,44 +298,45 @@ struct Connected {
 struct State {
     keepers: usize,
     /// There was none any more: the store is given up, and no other gets it.
-    closes: bool,
+    is_closing: bool,
     /// Those that go, and may be the last.
-    leaving: usize,
+    disconnecting: usize,
     /// What these are told, once the store is closed.
-    last_words: Option<Option<String>>,
+    close_message: Option<Option<String>>,
 }
 
-impl Connected {
+impl ClientCount {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts one that has come, if it is not too late.
-    fn enter(&self) -> bool {
+    fn try_register(&self) -> bool {
         let mut state = self.state();
-        state.keepers += usize::from(!state.closes);
+        state.keepers += usize::from(!state.is_closing);
         self.changed.notify_all();
-        !state.closes
+        !state.is_closing
     }
 
     /// One has gone; returns if the store is not given up for that. Else `tell` gets what is left
     /// undone, if something is.
-    fn leave(&self, tell: impl FnOnce(&str)) {
+    fn unregister(&self, tell: impl FnOnce(&str)) {
         let mut state = self.state();
         state.keepers -= 1;
-        state.leaving += 1;
+        state.disconnecting += 1;
         self.changed.notify_all();
         let is_open = |state: &mut State| {
-            state.keepers == 0 && !state.closes || state.closes && state.last_words.is_none()
+            state.keepers == 0 && !state.is_closing
+                || state.is_closing && state.close_message.is_none()
         };
         let waited = self.changed.wait_while(state, is_open);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        if let Some(Some(why)) = &state.last_words {
+        if let Some(Some(why)) = &state.close_message {
             tell(why);
         }
-        state.leaving -= 1;
+        state.disconnecting -= 1;
         self.changed.notify_all();
-        if state.closes {
+        if state.is_closing {
             drop(state);
             loop {
                 std::thread::park();
@@ -335,9 +347,9 @@ impl Connected {
     /// The store is closed: those that wait for it are told what was left undone.
     fn closed(&self, last_words: Option<String>) {
         let mut state = self.state();
-        state.last_words = Some(last_words);
+        state.close_message = Some(last_words);
         self.changed.notify_all();
-        let waited = self.changed.wait_while(state, |state| state.leaving > 0);
+        let waited = self.changed.wait_while(state, |state| state.disconnecting > 0);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -348,7 +360,7 @@ impl Connected {
         let state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let some = |state: &mut State| state.keepers > 0;
         let waited = self.changed.wait_while(state, some);
-        waited.unwrap_or_else(PoisonError::into_inner).closes = true;
+        waited.unwrap_or_else(PoisonError::into_inner).is_closing = true;
         self.changed.notify_all();
     }
 }
@@ -357,40 +369,42 @@ impl Connected {
 ///
 /// # Errors
 /// A sentence, when something other than a keeper started the process.
-pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
+pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
     let by_hand = || "a store keeper is started by a keeper; see draconis-mount(1)".to_string();
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| by_hand())?;
-    let (start, fds): (Start, _) = receive(&UnixStream::from(stdin)).map_err(|_| by_hand())?;
+    let (start, fds): (StartMessage, _) =
+        receive(&UnixStream::from(stdin)).map_err(|_| by_hand())?;
     let [listener, store]: [OwnedFd; 2] = fds.try_into().map_err(|_| by_hand())?;
     let listener = UnixListener::from(listener);
     let socket = listener.local_addr().map_err(|error| error.to_string())?;
     let program = Path::new("/proc/self/exe");
     let process = match start {
-        Start::File => {
+        StartMessage::File => {
             let flags = rustix::fs::fcntl_getfl(&store).map_err(|errno| errno.to_string())?;
             let read_only = !flags.contains(rustix::fs::OFlags::RDWR);
             let given = store.try_clone().map_err(|error| error.to_string())?;
             StoreProcess::start(program, given, read_only).map_err(|error| error.to_string())
         }
-        Start::Elsewhere(opening) => elsewhere.open(&opening).and_then(|disk| {
-            let started = StoreProcess::start_on(program, disk);
+        StartMessage::Elsewhere(opening) => elsewhere.open(&opening).and_then(|disk| {
+            let started = StoreProcess::start_on_disk(program, disk);
             started.map_err(|error| format!("{}: {error}", opening.address))
         }),
     };
     // What it is refused for, each keeper is told.
     let process = Arc::new(process);
-    let connected = Arc::new(Connected::default());
+    let connected = Arc::new(ClientCount::default());
     let (serving, counted) = (process.clone(), connected.clone());
     std::thread::spawn(move || {
         for keeper in listener.incoming().flatten() {
-            if !counted.enter() {
+            if !counted.try_register() {
                 continue;
             }
             let (process, counted) = (serving.clone(), counted.clone());
             std::thread::spawn(move || {
                 serve(&process, &keeper);
                 // The last one hears of our end by this. One that died does not want to know.
-                counted.leave(|why| drop(send(&keeper, &Answer::Refused(why.into()), &[])));
+                counted
+                    .unregister(|why| drop(send(&keeper, &StoreReply::Refused(why.into()), &[])));
                 drop(keeper);
             });
         }
@@ -409,27 +423,27 @@ pub fn run(elsewhere: &dyn Elsewhere) -> Result<(), String> {
 
 /// Answers one keeper until it is gone.
 fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
-    if !is_own(keeper) {
+    if !is_same_user(keeper) {
         return;
     }
-    while let Ok((ask, fds)) = receive::<Ask>(keeper) {
+    while let Ok((ask, fds)) = receive::<StoreRequest>(keeper) {
         let answered = process.as_ref().map_err(Clone::clone).and_then(|process| {
             let refused = |error: crate::store_process::StoreError| error.to_string();
             match (ask, fds.first()) {
-                (Ask::Hello, None) => Ok((0, None)),
-                (Ask::Failure, None) => process.failure().map_or(Ok((0, None)), Err),
-                (Ask::Attach { disk, read_only }, Some(guest)) => {
+                (StoreRequest::Hello, None) => Ok((0, None)),
+                (StoreRequest::Failure, None) => process.failure().map_or(Ok((0, None)), Err),
+                (StoreRequest::Attach { disk, read_only }, Some(guest)) => {
                     let attached = process.attach(&disk, read_only, guest.as_fd());
                     attached.map(|it| (it.number, Some(it.socket))).map_err(refused)
                 }
-                (Ask::List, Some(pipe)) => {
+                (StoreRequest::List, Some(pipe)) => {
                     process.list(pipe.as_fd()).map(|()| (0, None)).map_err(refused)
                 }
-                (Ask::Change { change }, None) => {
+                (StoreRequest::Change { change }, None) => {
                     process.change(&change).map(|()| (0, None)).map_err(refused)
                 }
-                (Ask::Ended { number }, None) => {
-                    process.ended(number).map(|mark| (mark, None)).map_err(refused)
+                (StoreRequest::Ended { number }, None) => {
+                    process.wait_detached(number).map(|mark| (mark, None)).map_err(refused)
                 }
                 _ => Err("that is not what a keeper asks".into()),
             }
@@ -437,9 +451,9 @@ fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
         let sent = match answered {
             Ok((number, socket)) => {
                 let fds: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
-                send(keeper, &Answer::Number(number), &fds)
+                send(keeper, &StoreReply::Number(number), &fds)
             }
-            Err(why) => send(keeper, &Answer::Refused(why), &[]),
+            Err(why) => send(keeper, &StoreReply::Refused(why), &[]),
         };
         if sent.is_err() {
             return;

@@ -25,9 +25,9 @@ mod change;
 mod listing;
 mod serving;
 
-pub use change::Change;
+pub use change::DiskCommand;
 pub(crate) use listing::receive as receive_list;
-pub use listing::{Listed, list};
+pub use listing::{ObjectEntry, list};
 pub use serving::run;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,13 +46,13 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
-use crate::disk::{LANES, plan as add_disk};
-use crate::elsewhere::Hosted;
+use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
+use crate::elsewhere::DiskServerThread;
 
 /// How long opening a store, or a disk in it, may take.
-const OPEN_WAIT: Duration = Duration::from_secs(60);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// The same of a store that is elsewhere: as long as several requests may take that are tried again.
-const OPEN_FAR_WAIT: Duration = Duration::from_secs(600);
+const OPEN_REMOTE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long either side of a disk waits for the other, which is alive: as long as a disk may
 /// take. A death is noticed at once.
 const PATIENCE: Duration = Duration::MAX;
@@ -64,12 +64,12 @@ const MESSAGE_BYTES: usize = 2048;
 // The first byte of what the starter says.
 const OPEN: u8 = b'o';
 const OPEN_READ_ONLY: u8 = b'r';
-const OPEN_SERVED: u8 = b's';
+const OPEN_REMOTE: u8 = b's';
 const ATTACH: u8 = b'a';
 const ATTACH_READ_ONLY: u8 = b'b';
-const ENDED: u8 = b'e';
+const WAIT_DETACHED: u8 = b'e';
 const CHANGE: u8 = b'c';
-const CHANGED: u8 = b'd';
+const POLL_CHANGE: u8 = b'd';
 const LIST: u8 = b'l';
 // The first byte of each answer: a number follows, or a sentence.
 const DONE: u8 = 0;
@@ -96,14 +96,14 @@ pub struct StoreProcess {
     /// One question at a time.
     control: Mutex<OwnedFd>,
     /// The disk below a store that is in no file here.
-    below: Mutex<Option<Hosted>>,
+    backing_disk: Mutex<Option<DiskServerThread>>,
     /// How long an answer may take.
     patience: Duration,
 }
 
 /// A disk that the process serves, for the worker to be told of.
 #[derive(Debug)]
-pub struct Attached {
+pub struct AttachedDisk {
     /// Where the worker takes its session up: see [`disk_of`].
     pub socket: OwnedFd,
     /// What [`StoreProcess::ended`] is asked about it.
@@ -117,7 +117,7 @@ impl StoreProcess {
     /// # Errors
     /// See [`StoreError`]; what the store is refused for.
     pub fn start(program: &Path, store: OwnedFd, read_only: bool) -> Result<Self, StoreError> {
-        let process = Self::spawn(program, OPEN_WAIT)?;
+        let process = Self::spawn(program, OPEN_TIMEOUT)?;
         let how = if read_only { OPEN_READ_ONLY } else { OPEN };
         process.ask(&[how], &[store.as_fd()])?;
         Ok(process)
@@ -127,11 +127,11 @@ impl StoreProcess {
     ///
     /// # Errors
     /// As [`StoreProcess::start`].
-    pub fn start_on(program: &Path, disk: Arc<dyn Disk>) -> Result<Self, StoreError> {
-        let mut process = Self::spawn(program, OPEN_FAR_WAIT)?;
-        let (hosted, socket) = Hosted::new(disk, process.pidfd.try_clone()?)?;
-        process.below = Mutex::new(Some(hosted));
-        if let Err(error) = process.ask(&[OPEN_SERVED], &[socket.as_fd()]) {
+    pub fn start_on_disk(program: &Path, disk: Arc<dyn Disk>) -> Result<Self, StoreError> {
+        let mut process = Self::spawn(program, OPEN_REMOTE_TIMEOUT)?;
+        let (hosted, socket) = DiskServerThread::new(disk, process.pidfd.try_clone()?)?;
+        process.backing_disk = Mutex::new(Some(hosted));
+        if let Err(error) = process.ask(&[OPEN_REMOTE], &[socket.as_fd()]) {
             process.kill();
             // Who hears of it may want to use the disk at once.
             process.close()?;
@@ -157,13 +157,13 @@ impl StoreProcess {
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(std::io::Error::from)?;
         let (control, below) = (Mutex::new(control), Mutex::default());
-        Ok(Self { child, pidfd, control, below, patience })
+        Ok(Self { child, pidfd, control, backing_disk: below, patience })
     }
 
     /// What ended all writing of the disk below, if that is served here and something did.
     pub fn failure(&self) -> Option<String> {
-        let below = self.below.lock().unwrap_or_else(PoisonError::into_inner);
-        below.as_ref().and_then(Hosted::failure)
+        let below = self.backing_disk.lock().unwrap_or_else(PoisonError::into_inner);
+        below.as_ref().and_then(DiskServerThread::failure)
     }
 
     /// Its process number.
@@ -180,7 +180,7 @@ impl StoreProcess {
         name: &str,
         read_only: bool,
         guest: BorrowedFd<'_>,
-    ) -> Result<Attached, StoreError> {
+    ) -> Result<AttachedDisk, StoreError> {
         let mut plan = SessionConfig {
             static_lanes: 0,
             host_lanes: 0,
@@ -197,7 +197,7 @@ impl StoreProcess {
             return Err(StoreError::Refused("no disk has so long a name".into()));
         }
         let number = self.ask(&question, &[host.as_fd()])?;
-        Ok(Attached { socket, number })
+        Ok(AttachedDisk { socket, number })
     }
 
     /// Waits until a disk is served no more, whose worker has closed it or is dead: the mark of
@@ -205,15 +205,15 @@ impl StoreProcess {
     ///
     /// # Errors
     /// [`StoreError::Refused`] if it still is, after a while.
-    pub fn ended(&self, number: u64) -> Result<u64, StoreError> {
-        self.ask(&[&[ENDED], &number.to_le_bytes()[..]].concat(), &[])
+    pub fn wait_detached(&self, number: u64) -> Result<u64, StoreError> {
+        self.ask(&[&[WAIT_DETACHED], &number.to_le_bytes()[..]].concat(), &[])
     }
 
     /// Has it change which disks and snapshots there are, and waits until that is durable.
     ///
     /// # Errors
     /// [`StoreError::Refused`] for what is in use, not there, or does not fit.
-    pub fn change(&self, change: &Change) -> Result<(), StoreError> {
+    pub fn change(&self, change: &DiskCommand) -> Result<(), StoreError> {
         let text = serde_json::to_vec(change).map_err(std::io::Error::from)?;
         let question = [&[CHANGE], &text[..]].concat();
         if question.len() > MESSAGE_BYTES {
@@ -221,7 +221,7 @@ impl StoreProcess {
         }
         let number = self.ask(&question, &[])?;
         // Others may ask between: what it takes may be long.
-        while self.ask(&[&[CHANGED], &number.to_le_bytes()[..]].concat(), &[])? != 0 {}
+        while self.ask(&[&[POLL_CHANGE], &number.to_le_bytes()[..]].concat(), &[])? != 0 {}
         Ok(())
     }
 
@@ -274,7 +274,7 @@ impl StoreProcess {
         // It may have ended by itself.
         let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], None)?;
-        let below = self.below.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let below = self.backing_disk.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(below) = below {
             below.join();
         }
@@ -294,8 +294,9 @@ impl StoreProcess {
 ///
 /// # Errors
 /// When the process does not answer.
-pub fn disk_of(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
-    let ends: Vec<_> = (0..LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
+pub fn open_session_disk(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
+    let ends: Vec<_> =
+        (0..DISK_LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
     if ends.is_empty() {
         return Err(draconis_device::Error::ServiceEnded);
     }

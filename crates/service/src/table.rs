@@ -18,13 +18,13 @@ const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// One line of the table (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct MountEntry {
     /// Major and minor number, as `0:45`: no two mounts that exist at once have the same.
     pub device: String,
     /// Where it is mounted.
     pub at: PathBuf,
     /// Type of its file system.
-    pub kind: String,
+    pub fs_type: String,
     /// What is mounted.
     pub source: PathBuf,
     /// The user it belongs to, if it is of FUSE.
@@ -42,20 +42,20 @@ pub enum Answer {
     Silent,
 }
 
-impl Entry {
+impl MountEntry {
     /// Whether this program mounted it, under the type that it gives by default.
     pub fn is_ours(&self) -> bool {
-        TYPES.contains(&self.kind.as_str())
+        TYPES.contains(&self.fs_type.as_str())
     }
 
     /// Whether it is of FUSE at all.
     pub fn is_fuse(&self) -> bool {
-        ["fuse", "fuseblk"].contains(&self.kind.split('.').next().unwrap_or_default())
+        ["fuse", "fuseblk"].contains(&self.fs_type.split('.').next().unwrap_or_default())
     }
 
     /// Whether the kernel passes `sync` and `syncfs` on to it.
     pub fn hears_of_syncs(&self) -> bool {
-        self.kind.starts_with("fuseblk")
+        self.fs_type.starts_with("fuseblk")
     }
 
     /// What is mounted; the file behind a loop device.
@@ -75,7 +75,7 @@ impl Entry {
     }
 
     /// Asks it.
-    pub fn answers(&self) -> Answer {
+    pub fn probe(&self) -> Answer {
         let path = self.at.clone();
         let (done, wait) = channel();
         std::thread::spawn(move || {
@@ -91,25 +91,28 @@ impl Entry {
 }
 
 /// Everything that this process sees mounted, the latest last.
-pub fn entries() -> Vec<Entry> {
+pub fn mounts() -> Vec<MountEntry> {
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').filter_map(parse).collect()
 }
 
 /// What is mounted exactly there; the topmost, if it is several.
-pub fn at(path: &Path) -> Option<Entry> {
-    entries().into_iter().rfind(|entry| entry.at == path)
+pub fn mount_at(path: &Path) -> Option<MountEntry> {
+    mounts().into_iter().rfind(|entry| entry.at == path)
 }
 
 /// Mounts of ours whose server is gone: those of `user`, or of all users for root. Mounts that
 /// `is_known` are not asked: the question keeps a mount busy for a moment, and its keeper knows.
-pub fn dead(user: rustix::process::Uid, is_known: impl Fn(&Entry) -> bool) -> Vec<Entry> {
-    let all = entries().into_iter();
+pub fn dead_mounts(
+    user: rustix::process::Uid,
+    is_known: impl Fn(&MountEntry) -> bool,
+) -> Vec<MountEntry> {
+    let all = mounts().into_iter();
     let own = all.filter(|it| it.is_ours() && (user.is_root() || it.user == Some(user.as_raw())));
-    own.filter(|entry| !is_known(entry) && entry.answers() == Answer::Dead).collect()
+    own.filter(|entry| !is_known(entry) && entry.probe() == Answer::Dead).collect()
 }
 
-fn parse(line: &[u8]) -> Option<Entry> {
+fn parse(line: &[u8]) -> Option<MountEntry> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     // Fields: id, parent, major:minor, root, mount point, options, optional ones, a dash,
     // type, source, options of the file system.
@@ -120,7 +123,7 @@ fn parse(line: &[u8]) -> Option<Entry> {
     let (kind, source) = (text(fields.next()?), unescape(fields.next()?));
     let options = text(fields.next().unwrap_or_default());
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    Some(Entry { device, at, kind, source, user })
+    Some(MountEntry { device, at, fs_type: kind, source, user })
 }
 
 /// The kernel writes space, tab, newline and backslash in octal there.
@@ -169,6 +172,6 @@ mod tests {
     #[test]
     fn odd_escapes_are_kept() {
         assert_eq!(unescape(b"/odd\\9\\"), PathBuf::from("/odd\\9\\"));
-        assert!(at(Path::new("/")).is_some());
+        assert!(mount_at(Path::new("/")).is_some());
     }
 }

@@ -10,13 +10,13 @@ mod part;
 mod told;
 
 pub use file::VolumeFile;
-pub use part::{Part, part, part_for_writing};
+pub use part::{LocatedVolume, locate, locate_for_writing};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use draconis_container::{Format, Image, signature::Held};
+use draconis_container::{Format, SessionDisk, signature::DetectedContent};
 use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::channel::Server;
 use draconis_exchange::contract::file::File;
@@ -26,10 +26,10 @@ use draconis_ext::{Claim, Claiming, InodeNumber, Options, Predecessor, Volume, W
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
-use told::Told;
+use told::ChangeFanout;
 
 /// Said of a volume that is marked as damaged, as the reason why it is not written.
-const DAMAGED: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
+const DAMAGED_NOTE: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
     errors=continue";
 
 /// How long claiming a volume may take that other hosts can reach: a manager waits for a worker that
@@ -56,10 +56,10 @@ pub enum OpenError {
     Container(#[from] draconis_container::Error),
     /// A disk image that was to be written.
     #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.help())]
-    OnlyRead(Format),
+    ReadOnlyFormat(Format),
     /// Something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
-    Held(Held),
+    NotAVolume(DetectedContent),
     /// The system does not say how long the image's file is.
     #[error("the length of the image: {0}")]
     Length(#[source] std::io::Error),
@@ -92,8 +92,8 @@ pub fn open(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    let Part { disk, is_of_backup, .. } = part(disk, behind, options)?;
-    let mut tree = open_part(disk, options)?;
+    let LocatedVolume { disk, is_of_backup, .. } = locate(disk, behind, options)?;
+    let mut tree = open_whole_disk(disk, options)?;
     tree.is_of_backup = is_of_backup;
     Ok(tree)
 }
@@ -102,10 +102,13 @@ pub fn open(
 ///
 /// # Errors
 /// See [`OpenError`].
-pub fn open_part(disk: Arc<dyn Disk>, options: &MountOptions) -> Result<VolumeTree, OpenError> {
+pub fn open_whole_disk(
+    disk: Arc<dyn Disk>,
+    options: &MountOptions,
+) -> Result<VolumeTree, OpenError> {
     let volume = Volume::open(disk.clone(), caches(options));
-    let volume = volume.map_err(|error| part::named(&*disk, error))?;
-    fits(&volume, options)?;
+    let volume = volume.map_err(|error| part::identify_contents(&*disk, error))?;
+    check_options(&volume, options)?;
     Ok(VolumeTree::new(volume, false, options))
 }
 
@@ -123,14 +126,14 @@ pub fn open_for_writing(
 
 /// [`open_for_writing`] for a mount, which renews what it claims where other hosts can reach the
 /// volume; `before` tells what is known of a worker that had it open.
-pub(crate) fn open_in_use(
+pub(crate) fn open_for_mount(
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-    before: Option<Predecessor>,
+    crashed: Option<Predecessor>,
 ) -> Result<VolumeTree, OpenError> {
-    let is_first = before.is_none();
-    open_with(disk, behind, options, before, |disk| {
+    let is_first = crashed.is_none();
+    open_with(disk, behind, options, crashed, |disk| {
         let how = Claiming {
             now: now(),
             chance: RandomState::new().build_hasher().finish() as u32,
@@ -154,13 +157,13 @@ fn open_with(
     before: Option<Predecessor>,
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
-    let (part, only_read) = part::part_for_mounting(disk, behind, options)?;
+    let (part, only_read) = part::locate_for_mount(disk, behind, options)?;
     let is_of_backup = part.is_of_backup;
     let mut tree = match only_read {
         None => open_found(part, options, before, claim)?,
         Some(why) => {
-            let mut tree = open_part(part.disk, options)?;
-            tree.not_written = Some(why.to_string());
+            let mut tree = open_whole_disk(part.disk, options)?;
+            tree.read_only_reason = Some(why.to_string());
             tree
         }
     };
@@ -170,13 +173,13 @@ fn open_with(
 
 /// [`open_with`] of a part that can be written.
 fn open_found(
-    part: Part,
+    part: LocatedVolume,
     options: &MountOptions,
     before: Option<Predecessor>,
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{Corrupt, ReadOnly, Unsupported};
-    let Part { disk, image, .. } = part;
+    let LocatedVolume { disk, image, .. } = part;
     let writing = Writing {
         clock: Arc::new(now),
         dirty_bytes: options.dirty_bytes,
@@ -184,9 +187,9 @@ fn open_found(
         discard: options.discard.unwrap_or_else(|| is_in_store(&disk.properties())),
     };
     if !options.ignore_errors && before.is_none() {
-        let mut tree = open_part(disk.clone(), options)?;
+        let mut tree = open_whole_disk(disk.clone(), options)?;
         if tree.volume.info().errors {
-            tree.not_written = Some(DAMAGED.into());
+            tree.read_only_reason = Some(DAMAGED_NOTE.into());
             return Ok(tree);
         }
     }
@@ -196,7 +199,7 @@ fn open_found(
     });
     match opened {
         Ok(volume) => {
-            fits(&volume, options)?;
+            check_options(&volume, options)?;
             let mut tree = VolumeTree::new(volume, true, options);
             tree.image = image;
             Ok(tree)
@@ -205,21 +208,21 @@ fn open_found(
         Err(why @ (ReadOnly | Unsupported { .. })) => {
             let mut tree = VolumeTree::new(Volume::open(disk, caches(options))?, false, options);
             if tree.volume.read_only_reason().is_none() {
-                tree.not_written = Some(why.to_string());
+                tree.read_only_reason = Some(why.to_string());
             }
             Ok(tree)
         }
         // Of a volume with a damaged journal the rest can be read.
         Err(why @ Corrupt { .. }) => {
-            let tree = open_part(disk, options)?;
+            let tree = open_whole_disk(disk, options)?;
             if tree.volume.journal_damage().is_some() { Ok(tree) } else { Err(why.into()) }
         }
-        Err(other) => Err(part::named(&*disk, other)),
+        Err(other) => Err(part::identify_contents(&*disk, other)),
     }
 }
 
 /// Refuses what only a volume of another kind can be told.
-fn fits(volume: &Volume, options: &MountOptions) -> Result<(), OpenError> {
+fn check_options(volume: &Volume, options: &MountOptions) -> Result<(), OpenError> {
     let has_journal = volume.superblock().journal.is_some();
     if options.journal && !has_journal {
         let why = "mount option 'data' needs a journal, and the volume has none; leave it out, or \
@@ -255,14 +258,14 @@ fn now() -> Time {
 /// name for the root directory's.
 pub struct VolumeTree {
     volume: Volume,
-    told: Arc<Told>,
+    told: Arc<ChangeFanout>,
     /// What the volume is in, where changing that is a session.
-    image: Option<Arc<dyn Image>>,
+    image: Option<Arc<dyn SessionDisk>>,
     /// Whether it was opened for writing. That it can be written may end; that its nodes
     /// are held may not.
-    writing: bool,
+    opened_writable: bool,
     /// Why it was not, though it was wanted.
-    not_written: Option<String>,
+    read_only_reason: Option<String>,
     /// Whether it is in a partition of a backup table.
     is_of_backup: bool,
     /// What the options say of each change.
@@ -319,14 +322,14 @@ impl VolumeTree {
         let (directory_group, minix_df) = (options.directory_group, options.minix_df);
         let not_written = None;
         let damage = volume.damage_at_a_glance().map(|error| error.to_string());
-        let told = Arc::<Told>::default();
+        let told = Arc::<ChangeFanout>::default();
         volume.tell_witness(told.clone());
         Self {
             volume,
             told,
             image: None,
-            writing,
-            not_written,
+            opened_writable: writing,
+            read_only_reason: not_written,
             is_of_backup: false,
             durable,
             permissions,
@@ -360,14 +363,14 @@ impl VolumeTree {
     /// # Errors
     /// What stopped writing, now or before, for the user.
     pub fn close(&self) -> Result<(), String> {
-        if !self.writing {
+        if !self.opened_writable {
             return Ok(());
         }
         let closed = self.volume.close();
         match (self.volume.failure(), closed) {
             (Some(why), _) => Err(why),
             (None, Err(error)) => Err(error.to_string()),
-            (None, Ok(())) => match self.image.as_ref().map(|image| image.rest()) {
+            (None, Ok(())) => match self.image.as_ref().map(|image| image.close_session()) {
                 Some(Err(error)) => Err(error.to_string()),
                 None | Some(Ok(())) => Ok(()),
             },
@@ -385,7 +388,7 @@ impl VolumeTree {
         }
         self.volume.reopen().map_err(|error| match self.volume.failure() {
             Some(why) => why,
-            None if !self.writing => {
+            None if !self.opened_writable => {
                 "it was mounted read-only: unmount it and mount it again".into()
             }
             None => error.to_string(),
@@ -398,8 +401,8 @@ impl VolumeTree {
     }
 
     /// Has `witness` told of every change from now on. Only the first one counts.
-    pub(crate) fn tell_witness(&self, witness: Arc<dyn Witness>) {
-        self.told.pass_on_to(witness);
+    pub(crate) fn set_change_recorder(&self, witness: Arc<dyn Witness>) {
+        self.told.set_oplog(witness);
     }
 
     /// Whether nothing can be written.
@@ -440,7 +443,7 @@ impl VolumeTree {
         }
         if let Some(reason) = info.read_only_reason {
             notes.push(format!("read-only: {reason}"));
-        } else if let Some(reason) = &self.not_written {
+        } else if let Some(reason) = &self.read_only_reason {
             notes.push(format!("read-only: {reason}"));
         }
         if !info.clean {
@@ -449,7 +452,7 @@ impl VolumeTree {
         if let Some(damage) = &self.damage {
             notes.push(format!("{damage}: draconis check shows all damage, e2fsck -f repairs it"));
         }
-        if info.errors && self.not_written.is_none() {
+        if info.errors && self.read_only_reason.is_none() {
             notes.push("the volume is marked as damaged; run e2fsck on it".into());
         }
         if info.truncated {
@@ -465,28 +468,28 @@ impl VolumeTree {
     }
 
     /// After a change of names: durable, if the options want that.
-    fn names_changed(&self) -> Result<(), Refusal> {
+    fn commit_names(&self) -> Result<(), Refusal> {
         match self.durable {
             Durable::OnRequest => Ok(()),
-            Durable::Names | Durable::All => self.make_durable(),
+            Durable::Names | Durable::All => self.sync_if_required(),
         }
     }
 
     /// After any other change.
-    fn contents_changed(&self) -> Result<(), Refusal> {
+    fn commit_contents(&self) -> Result<(), Refusal> {
         match self.durable {
             Durable::OnRequest | Durable::Names => Ok(()),
-            Durable::All => self.make_durable(),
+            Durable::All => self.sync_if_required(),
         }
     }
 
-    fn make_durable(&self) -> Result<(), Refusal> {
-        if self.writing { self.volume.sync().map_err(refusal) } else { Ok(()) }
+    fn sync_if_required(&self) -> Result<(), Refusal> {
+        if self.opened_writable { self.volume.sync().map_err(refusal) } else { Ok(()) }
     }
 
     /// Reading is written down, where it is to be.
-    fn was_read(&self, node: Node) {
-        if self.writing
+    fn record_access(&self, node: Node) {
+        if self.opened_writable
             && let Ok(inode) = inode(node)
         {
             self.volume.touch_access(inode);
@@ -498,7 +501,7 @@ impl Tree for VolumeTree {
     type File<'a> = VolumeFile<'a>;
 
     fn sync_files(&self, files: &[(Node, bool)]) -> Result<(), Refusal> {
-        if !self.writing {
+        if !self.opened_writable {
             return Ok(());
         }
         let inodes = files.iter().map(|&(node, data_only)| Ok((inode(node)?, data_only)));
@@ -517,29 +520,29 @@ impl Tree for VolumeTree {
     }
 
     fn is_writable(&self) -> bool {
-        self.writing
+        self.opened_writable
     }
 
     fn handles_open(&self, kind: FileType) -> bool {
         // Files may be immutable or append-only; times of access are kept of both.
         let keeps_times = self.volume.access_times() != AccessTimes::Never;
-        self.writing && (kind == FileType::File || keeps_times && !self.no_directory_atime)
+        self.opened_writable && (kind == FileType::File || keeps_times && !self.no_directory_atime)
     }
 
     fn is_low_on_space(&self) -> bool {
-        self.writing && self.volume.is_short_of_room()
+        self.opened_writable && self.volume.is_short_of_room()
     }
 
     fn notify_changes_to(&self, end: &Server<File>) {
         // What nothing changes is told of once: that it will be.
         let teller = end.teller();
-        if self.writing {
-            self.told.tell(teller);
+        if self.opened_writable {
+            self.told.add_client(teller);
         }
     }
 
     fn add_user(&self, node: Node) {
-        if self.writing
+        if self.opened_writable
             && let Ok(inode) = inode(node)
         {
             self.volume.hold(inode);
@@ -547,7 +550,7 @@ impl Tree for VolumeTree {
     }
 
     fn remove_users(&self, node: Node, users: u64) {
-        if self.writing
+        if self.opened_writable
             && let Ok(inode) = inode(node)
         {
             self.volume.release(inode, users);

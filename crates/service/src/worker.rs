@@ -23,12 +23,12 @@ use draconis_ext::{Predecessor, Volume as ExtVolume};
 
 use crate::disk::split_disk;
 use crate::oplog::{self, OpLog};
-use crate::process::{DISK_LANE, LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors};
+use crate::process::{DISK_LANE, EXIT_LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors};
 use crate::protocol::WorkerStatus;
-use crate::recorder::{Start, WorkerRecorder};
-use crate::sandbox::{Confinement, Profile, close_others, confine};
-use crate::store_process::disk_of;
-use crate::volume::{OpenError, VolumeTree, open, open_in_use};
+use crate::recorder::{WorkerRequestLog, WorkerStart};
+use crate::sandbox::{Confinement, SandboxProfile, close_others, confine};
+use crate::store_process::open_session_disk;
+use crate::volume::{OpenError, VolumeTree, open, open_for_mount};
 
 /// How long the worker waits for a keeper that says nothing: one that was stopped by
 /// Ctrl-Z goes on some day, and one that died is noticed at once.
@@ -37,13 +37,13 @@ const PATIENCE: Duration = Duration::MAX;
 const START_WAIT: Duration = Duration::from_secs(10);
 
 /// What opening a volume and serving a first request takes, in bytes.
-const FIRST_MEMORY_BYTES: usize = 4 << 20;
+const PREFAULT_BYTES: usize = 4 << 20;
 
 /// How long nothing changes before what has changed is handed to the disk.
-const PAUSE: Duration = Duration::from_millis(200);
+const COMMIT_IDLE: Duration = Duration::from_millis(200);
 
 /// How a worker talks to the kernel. FUSE is the only way today.
-pub trait Serve: Send + Sync + 'static {
+pub trait RequestServer: Send + Sync + 'static {
     /// Answers what comes over `connection` until the mount ends; `recorder` remembers what for
     /// a worker that comes after this one, and the keeper sends the `notices`.
     ///
@@ -59,9 +59,9 @@ pub trait Serve: Send + Sync + 'static {
     /// Requests answered so far.
     fn requests(&self) -> u64;
     /// How many of each kind were read.
-    fn by_opcode(&self) -> BTreeMap<&'static str, u64>;
+    fn requests_by_opcode(&self) -> BTreeMap<&'static str, u64>;
     /// For how long the request in hand has been worked on.
-    fn busy(&self) -> Duration;
+    fn current_request_age(&self) -> Duration;
 }
 
 /// Is a worker until its mount ends, of a disk that it reads itself, or that another process
@@ -71,7 +71,7 @@ pub trait Serve: Send + Sync + 'static {
 /// A sentence, when something other than a keeper started the process, or it cannot be
 /// confined.
 pub fn run(
-    serve: impl Serve,
+    serve: impl RequestServer,
     is_remote: bool,
     memory_limit_bytes: Option<u64>,
 ) -> Result<(), String> {
@@ -84,8 +84,8 @@ pub fn run(
     let own = [control.as_fd(), keeper.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
     let own: Vec<_> = own.into_iter().chain(behind.iter().map(AsFd::as_fd)).collect();
     close_others(&own);
-    let log = oplog::adopt(log)?;
-    oplog::map_first_room(&log);
+    let log = oplog::map_existing(log)?;
+    oplog::prefault_request_buffer(&log);
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("draconis: worker {}: {panic}", std::process::id());
         std::process::exit(70);
@@ -95,17 +95,17 @@ pub fn run(
     let options = FileOptions { write: false, direct: true, uring: false };
     let opened = |file| OpenedFile::new(file, options).map_err(|error| error.to_string());
     let image = if is_remote {
-        Image::Remote(accept(&image, until).map_err(|error| error.to_string())?)
+        VolumeInput::Remote(accept(&image, until).map_err(|error| error.to_string())?)
     } else {
-        Image::File(opened(image)?)
+        VolumeInput::File(opened(image)?)
     };
     let behind = behind.into_iter().map(opened).collect::<Result<_, _>>()?;
     let session = accept(&session, until).map_err(|error| error.to_string())?;
     let confinement =
-        confine(&Profile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
-    map_first_memory();
+        confine(&SandboxProfile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
+    prefault_heap();
     let worker = Arc::new(Control {
-        given: Mutex::new(Some(Given { image, behind, log })),
+        given: Mutex::new(Some(WorkerResources { image, behind, log })),
         session: session.clone(),
         tree: Arc::default(),
         recorder: OnceLock::new(),
@@ -125,35 +125,35 @@ pub fn run(
 
 /// Has memory mapped that is needed once the volume is opened, and gives it to the allocator, which
 /// keeps it: clients wait for a worker that follows another, and nothing waits for this one yet.
-fn map_first_memory() {
-    std::hint::black_box(vec![1_u8; FIRST_MEMORY_BYTES]);
+fn prefault_heap() {
+    std::hint::black_box(vec![1_u8; PREFAULT_BYTES]);
 }
 
 /// What a worker was given, until the volume is opened.
-struct Given {
-    image: Image,
+struct WorkerResources {
+    image: VolumeInput,
     /// What the image differs from, the nearest first.
     behind: Vec<OpenedFile>,
     log: Arc<SharedMemory>,
 }
 
 /// Where the volume is.
-enum Image {
+enum VolumeInput {
     File(OpenedFile),
     /// In a store, whose process serves it over a session.
     Remote(Arc<Session>),
 }
 
 struct Control<S> {
-    given: Mutex<Option<Given>>,
+    given: Mutex<Option<WorkerResources>>,
     session: Arc<Session>,
     tree: Arc<OnceLock<VolumeTree>>,
-    recorder: OnceLock<Arc<WorkerRecorder>>,
+    recorder: OnceLock<Arc<WorkerRequestLog>>,
     confinement: Confinement,
     serve: S,
 }
 
-impl<S: Serve> Control<S> {
+impl<S: RequestServer> Control<S> {
     /// The keeper sends the connection once the volume is open and the directory attached.
     fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some(([connection, notices], _)) = receive_descriptors(control) else {
@@ -163,7 +163,7 @@ impl<S: Serve> Control<S> {
         let (Some(tree), Some(recorder)) = (self.tree.get(), self.recorder.get()) else {
             std::process::exit(1)
         };
-        self.listen(control);
+        self.serve_control(control);
         let mut code = match self.serve.serve(connection, &notices, tree, &**recorder) {
             Ok(()) => 0,
             Err(error) => {
@@ -174,13 +174,13 @@ impl<S: Serve> Control<S> {
         if let Err(why) = tree.close() {
             // The keeper reads it once we are gone; one that is gone itself does not.
             let _ = control.write_all(why.as_bytes());
-            code = LOST_WRITES;
+            code = EXIT_LOST_WRITES;
         }
         std::process::exit(code)
     }
 
     /// Does what the keeper says of the mount while it is served.
-    fn listen(&self, control: &UnixStream) {
+    fn serve_control(&self, control: &UnixStream) {
         let (tree, control) = (self.tree.clone(), control.try_clone());
         let listen = move || {
             let Ok(mut control) = control else { return };
@@ -201,17 +201,17 @@ impl<S: Serve> Control<S> {
     }
 
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
-        let start: Start = serde_json::from_slice(options)
+        let start: WorkerStart = serde_json::from_slice(options)
             .map_err(|error| OpenError::Options(error.to_string()))?;
         let given = self.given.lock().unwrap_or_else(PoisonError::into_inner).take();
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
-        let Given { image, behind, log } = given;
+        let WorkerResources { image, behind, log } = given;
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
         let tree = self.open_volume(image, behind, &log, &start)?;
-        let recorder = WorkerRecorder::new(log, self.tree.clone(), &start);
+        let recorder = WorkerRequestLog::new(log, self.tree.clone(), &start);
         let recorder = Arc::new(recorder);
         if !tree.read_only() {
-            send_behind(tree.volume(), &recorder, self.tree.clone());
+            spawn_writeback(tree.volume(), &recorder, self.tree.clone());
         }
         // There is none yet: this is done once.
         let _ = self.recorder.set(recorder);
@@ -220,30 +220,32 @@ impl<S: Serve> Control<S> {
 
     fn open_volume(
         &self,
-        image: Image,
+        image: VolumeInput,
         behind: Vec<OpenedFile>,
         log: &Arc<OpLog>,
-        start: &Start,
+        start: &WorkerStart,
     ) -> Result<VolumeTree, OpenError> {
-        let Start { options, was_clean, .. } = start;
+        let WorkerStart { options, was_clean, .. } = start;
         let disk: Arc<dyn Disk> = match image {
-            Image::File(file) if options.read_only => Arc::new(file.start()),
-            Image::File(file) => {
+            VolumeInput::File(file) if options.read_only => Arc::new(file.start()),
+            VolumeInput::File(file) => {
                 self.session.register_pool(log.memory().clone());
                 let file = file.growing().map_err(OpenError::Length)?.start();
-                let split = split_disk(file, &self.session, DISK_LANE, log.rooms());
+                let split = split_disk(file, &self.session, DISK_LANE, log.buffers());
                 Arc::new(split.map_err(OpenError::Disk)?)
             }
-            Image::Remote(session) => Arc::new(disk_of(&session).map_err(OpenError::Disk)?),
+            VolumeInput::Remote(session) => {
+                Arc::new(open_session_disk(&session).map_err(OpenError::Disk)?)
+            }
         };
         let behind = behind.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>);
         let behind: Vec<_> = behind.collect();
         if options.read_only {
             return open(disk, &behind, options);
         }
-        let nameless = || log.nameless();
+        let nameless = || log.orphans();
         let before = was_clean.map(|was_clean| Predecessor { was_clean, nameless: nameless() });
-        let tree = open_in_use(disk, &behind, options, before)?;
+        let tree = open_for_mount(disk, &behind, options, before)?;
         if tree.read_only() {
             return Ok(tree);
         }
@@ -251,7 +253,7 @@ impl<S: Serve> Control<S> {
         if was_clean.is_none() {
             log.note_clean(volume.was_clean());
         }
-        tree.tell_witness(log.clone());
+        tree.set_change_recorder(log.clone());
         // That a file without a name is not in use any more the kernel tells behind what it
         // asks next.
         volume.on_no_room(|| std::thread::sleep(Duration::from_millis(1)));
@@ -259,7 +261,7 @@ impl<S: Serve> Control<S> {
             tree.close().map_err(OpenError::Options)?;
         }
         self.commit_every(Duration::from_secs(options.commit_s.max(1)), volume);
-        self.renew_claim(volume);
+        self.renew_mmp(volume);
         Ok(tree)
     }
 
@@ -274,7 +276,7 @@ impl<S: Serve> Control<S> {
                     continue;
                 };
                 match tree.volume().uncommitted_changes() {
-                    Some(changes) => wait_for_a_pause(tree.volume(), changes, period),
+                    Some(changes) => wait_until_idle(tree.volume(), changes, period),
                     None => {
                         // What was freed with the last commit is free once that is durable,
                         // which this sees to; then the next change wakes us.
@@ -300,7 +302,7 @@ impl<S: Serve> Control<S> {
     }
 
     /// Where other hosts can reach the volume, tells them all the time that it is in use.
-    fn renew_claim(&self, volume: &ExtVolume) {
+    fn renew_mmp(&self, volume: &ExtVolume) {
         let Ok(Some(first)) = volume.renew_claim() else { return };
         let tree = self.tree.clone();
         let renew = move || {
@@ -323,20 +325,21 @@ impl<S: Serve> Control<S> {
     fn status(&self) -> WorkerStatus {
         let mut status = self.tree.get().map(VolumeTree::status).unwrap_or_default();
         status.requests = self.serve.requests();
-        let by_opcode = self.serve.by_opcode().into_iter();
+        let by_opcode = self.serve.requests_by_opcode().into_iter();
         status.by_opcode = by_opcode.map(|(name, count)| (name.into(), count)).collect();
-        status.busy_ms = u64::try_from(self.serve.busy().as_millis()).unwrap_or(u64::MAX);
+        status.busy_ms =
+            u64::try_from(self.serve.current_request_age().as_millis()).unwrap_or(u64::MAX);
         status.sandbox = self.confinement.clone();
         status.refused =
-            self.recorder.get().map(|recorder| recorder.refusals()).unwrap_or_default();
+            self.recorder.get().map(|recorder| recorder.quarantine_messages()).unwrap_or_default();
         status
     }
 }
 
 /// Has a thread hand contents to the disk, and make room in the log, while clients go on.
-fn send_behind(
+fn spawn_writeback(
     volume: &ExtVolume,
-    recorder: &Arc<WorkerRecorder>,
+    recorder: &Arc<WorkerRequestLog>,
     tree: Arc<OnceLock<VolumeTree>>,
 ) {
     let making = recorder.clone();
@@ -347,14 +350,14 @@ fn send_behind(
             // The next change is told of what went wrong.
             let sent = tree.volume().send_sealed();
             if sent.is_ok() && making.is_pressed() {
-                making.make_room();
+                making.commit_to_free_space();
             }
         }
     };
     match std::thread::Builder::new().name("send".into()).spawn(send) {
         Ok(started) => {
             let thread = started.thread().clone();
-            recorder.when_pressed(thread.clone());
+            recorder.set_commit_helper(thread.clone());
             volume.on_contents(move || thread.unpark());
         }
         Err(error) => log::warn!("no thread to send with, clients do: {error}"),
@@ -362,10 +365,10 @@ fn send_behind(
 }
 
 /// Returns when `volume` has not changed for [`PAUSE`], or `period` is over.
-fn wait_for_a_pause(volume: &ExtVolume, mut changes: u64, period: Duration) {
+fn wait_until_idle(volume: &ExtVolume, mut changes: u64, period: Duration) {
     let until = Instant::now() + period;
     loop {
-        std::thread::sleep(PAUSE.min(until.saturating_duration_since(Instant::now())));
+        std::thread::sleep(COMMIT_IDLE.min(until.saturating_duration_since(Instant::now())));
         match volume.uncommitted_changes() {
             Some(now) if now != changes && Instant::now() < until => changes = now,
             _ => return,
@@ -373,7 +376,7 @@ fn wait_for_a_pause(volume: &ExtVolume, mut changes: u64, period: Duration) {
     }
 }
 
-impl<S: Serve> VolumeServer for Control<S> {
+impl<S: RequestServer> VolumeServer for Control<S> {
     fn mount(&self, request: &mut Mount) -> Result<MountedVolume, MountError> {
         let mut text = vec![0; (request.len as usize).min(request.options.len())];
         request.options.copy_out(0, &mut text);

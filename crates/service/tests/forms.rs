@@ -22,9 +22,9 @@ use draconis_exchange::contract::{
     AttributeChange, AttributeName, Attributes, FileType, Name, Node, Refusal, tree,
 };
 use draconis_exchange::heap::Block;
-use draconis_service::local::Local;
+use draconis_service::local::LocalVolume;
 use draconis_service::options::MountOptions;
-use draconis_service::sandbox::{Profile, confine};
+use draconis_service::sandbox::{SandboxProfile, confine};
 use draconis_service::volume;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -50,7 +50,7 @@ impl Drop for Form {
 }
 
 fn thread(image: &Path) -> Form {
-    let local = Local::open(image, &MountOptions::default(), PATIENCE).unwrap();
+    let local = LocalVolume::open(image, &MountOptions::default(), PATIENCE).unwrap();
     Form {
         directory: local.directory().unwrap(),
         pair: Box::new(channel::pair),
@@ -96,7 +96,7 @@ fn child_entry() {
     let options = FileOptions { write: false, direct: true, uring: false };
     let image = OpenedFile::new(image.into(), options).unwrap();
     let session = accept(&socket, Instant::now() + PATIENCE).unwrap();
-    let confinement = confine(&Profile::Worker, None).unwrap();
+    let confinement = confine(&SandboxProfile::Worker, None).unwrap();
     assert!(confinement.seccomp && confinement.no_capabilities);
     let tree = volume::open(Arc::new(image.start()), &[], &MountOptions::default()).unwrap();
     let served = tree::serve(session.server(0).unwrap(), &tree, PATIENCE);
@@ -397,7 +397,7 @@ fn a_client_that_closes_ends_it(make: Make) {
 fn a_volume_is_changed_through_channels() {
     let volume = Volume::new();
     let image = volume.image();
-    let local = Local::open_for_writing(&image, &MountOptions::default(), PATIENCE).unwrap();
+    let local = LocalVolume::open_for_writing(&image, &MountOptions::default(), PATIENCE).unwrap();
     let mut directory = local.directory().unwrap();
     let create = directory::Create {
         parent: Node::ROOT,

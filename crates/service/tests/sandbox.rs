@@ -10,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
-use draconis_service::sandbox::{Profile, confine, open_beneath};
+use draconis_service::sandbox::{SandboxProfile, confine, open_beneath};
 use rustix::fs::{AtFlags, CWD, symlinkat, unlinkat};
 
 /// A system call that no safe function makes as it is wanted here.
@@ -148,12 +148,12 @@ fn child_entry() {
     let (profile, attempt) = role.split_once(' ').unwrap();
     match profile {
         "worker" => {
-            let confinement = confine(&Profile::Worker, None).unwrap();
+            let confinement = confine(&SandboxProfile::Worker, None).unwrap();
             assert!(confinement.seccomp && confinement.no_capabilities);
         }
-        "store" => drop(confine(&Profile::Store, None).unwrap()),
-        "reader" => drop(confine(&Profile::Reader, None).unwrap()),
-        "bounded" => drop(confine(&Profile::Worker, Some(64 << 20)).unwrap()),
+        "store" => drop(confine(&SandboxProfile::Store, None).unwrap()),
+        "reader" => drop(confine(&SandboxProfile::Reader, None).unwrap()),
+        "bounded" => drop(confine(&SandboxProfile::Worker, Some(64 << 20)).unwrap()),
         "unconfined" => {}
         _ => return extract(attempt),
     }
@@ -236,7 +236,7 @@ fn extract(attempt: &str) {
     let inside = common::path();
     let outside = inside.with_file_name("outside");
     let beneath = open_beneath(&inside).unwrap();
-    let profile = Profile::Extractor { beneath: std::os::fd::AsFd::as_fd(&beneath) };
+    let profile = SandboxProfile::Extractor { beneath: std::os::fd::AsFd::as_fd(&beneath) };
     let confinement = confine(&profile, None).unwrap();
     if let Some((_, hostile)) = HOSTILE.iter().find(|(name, _)| *name == attempt) {
         hostile();

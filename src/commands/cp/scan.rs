@@ -4,23 +4,23 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use draconis_access::populate::{LeftOut, Source};
+use draconis_access::populate::{SkippedItems, Source};
 use draconis_access::walk::segments;
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
 use draconis_ext::{Inode, InodeNumber, Volume};
 
-use crate::change::Maker;
+use crate::change::Creator;
 use crate::image;
 use crate::text::printable;
 
 /// What copies have of their originals.
 #[derive(Clone, Copy)]
-pub enum Keep {
+pub enum Preserve {
     /// Contents and permissions.
     Contents {
         /// Whose they become, and since when they are.
-        maker: Maker,
+        maker: Creator,
         now: Time,
     },
     /// Owners, times and extended attributes, too.
@@ -54,23 +54,23 @@ impl Contents for Files<'_> {
 struct Scan<'a> {
     tree: Tree,
     files: Files<'a>,
-    keep: Keep,
+    keep: Preserve,
     seen: HashMap<InodeNumber, NodeId>,
-    left_out: LeftOut,
+    left_out: SkippedItems,
 }
 
 /// Scans `tops` of a volume, each under the name it gets; answers the inodes as well.
 pub fn scan<'a>(
     volume: &'a Volume,
     tops: &[(Vec<u8>, InodeNumber)],
-    keep: Keep,
+    keep: Preserve,
 ) -> anyhow::Result<(Source<'a>, HashSet<InodeNumber>)> {
     let mut scan = Scan {
         tree: Tree::new(Node::new(What::Directory, 0o755)),
         files: Files { volume, files: vec![] },
         keep,
         seen: HashMap::new(),
-        left_out: LeftOut::default(),
+        left_out: SkippedItems::default(),
     };
     let mut stack = vec![];
     for (name, top) in tops {
@@ -92,7 +92,7 @@ pub fn scan<'a>(
     let seen = scan.seen.keys().copied().collect();
     let implied = HashSet::from([NodeId::ROOT]);
     let notes = scan.left_out.notes;
-    Ok((Source { implied, notes, ..Source::new(scan.tree, scan.files) }, seen))
+    Ok((Source { implied_dirs: implied, notes, ..Source::new(scan.tree, scan.files) }, seen))
 }
 
 impl Scan<'_> {
@@ -130,13 +130,13 @@ impl Scan<'_> {
         };
         let mut node = Node::new(what, (attributes.mode & 0o7777) as u16);
         match self.keep {
-            Keep::Contents { maker, now } => {
+            Preserve::Contents { maker, now } => {
                 (node.uid, node.gid) = (maker.uid, maker.gid);
                 // Rights of the old owner's that the new one need not have.
                 node.mode &= (0o1777 & !maker.umask) as u16;
                 node = node.at(now);
             }
-            Keep::All => {
+            Preserve::All => {
                 (node.uid, node.gid) = (attributes.uid, attributes.gid);
                 node.accessed = attributes.accessed;
                 node.modified = attributes.modified;
@@ -154,7 +154,7 @@ impl Scan<'_> {
             let value = volume.xattr(inode.number, &attribute)?;
             if !node.attribute(&attribute, &value) {
                 let what = format!("the attribute {} is", printable(&attribute));
-                self.left_out.tell(&what, &printable(name));
+                self.left_out.record(&what, &printable(name));
             }
         }
         Ok(())

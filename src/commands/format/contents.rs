@@ -5,35 +5,35 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
-use draconis_access::populate::{self, Filling, Found, Patterns, Reproducible, Table};
+use draconis_access::populate::{self, DerivedFields, FillOptions, Patterns, ScanResult, Table};
 use draconis_ext::mkfs::Options;
 
 use super::Arguments;
 use crate::say;
 
 /// Longest list of files and longest table, in bytes.
-const LONGEST_LIST: u64 = 256 << 20;
+const MAX_LIST_BYTES: u64 = 256 << 20;
 
 /// Scans the sources; their tree, and the configuration of an image.
-pub fn gather(arguments: &Arguments, options: &mut Options) -> anyhow::Result<Found> {
+pub fn scan_sources(arguments: &Arguments, options: &mut Options) -> anyhow::Result<ScanResult> {
     let epoch = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
     let table = arguments.devices.as_deref().map(table).transpose()?;
     let list = arguments.list.as_deref().map(list).transpose()?;
-    let reproducible = arguments.reproducible.then(|| Reproducible {
+    let reproducible = arguments.reproducible.then(|| DerivedFields {
         time: !epoch,
         uuid: matches!(&arguments.uuid[..], "random" | "time"),
         hash_seed: !arguments.extended.iter().any(|list| list.contains("hash_seed")),
     });
-    let filling = Filling {
+    let filling = FillOptions {
         from: &arguments.from,
         list: list.as_deref(),
         exclude: &Patterns::new(arguments.reading.exclude()),
-        choice: arguments.reading.choice(&arguments.image),
+        choice: arguments.reading.image_options(&arguments.image),
         owner: arguments.owner.map(|owner| (owner.uid, owner.gid)),
         squash: arguments.squash,
         squash_perms: arguments.squash_perms,
         table: table.as_ref().zip(arguments.devices.as_deref()),
-        clamped: epoch,
+        clamp_times: epoch,
         reproducible,
     };
     let found = populate::fill(filling, options)?;
@@ -57,8 +57,8 @@ fn table(path: &Path) -> anyhow::Result<Table> {
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut all = vec![];
     let read = match path == Path::new("-") {
-        true => std::io::stdin().lock().take(LONGEST_LIST).read_to_end(&mut all),
-        false => File::open(path).and_then(|file| file.take(LONGEST_LIST).read_to_end(&mut all)),
+        true => std::io::stdin().lock().take(MAX_LIST_BYTES).read_to_end(&mut all),
+        false => File::open(path).and_then(|file| file.take(MAX_LIST_BYTES).read_to_end(&mut all)),
     };
     read.with_context(|| path.display().to_string())?;
     Ok(all)

@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_objects::kv::Kv;
 
-use crate::commands::store::opened::{readable, tell};
+use crate::commands::store::opened::{readable, with_context};
 use crate::text::printable;
 
 /// Print the value of a key.
@@ -24,7 +24,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let kv = Kv::new(readable(&arguments.store)?);
     let key = arguments.key.as_bytes();
-    match kv.get(key).map_err(|error| tell(&arguments.store, error))? {
+    match kv.get(key).map_err(|error| with_context(&arguments.store, error))? {
         Some(value) => {
             let mut out = std::io::stdout().lock();
             out.write_all(&value)?;

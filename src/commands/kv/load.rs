@@ -9,9 +9,9 @@ use draconis_objects::Error;
 use draconis_objects::kv::{Batch, Kv};
 
 use super::form::Form;
-use crate::commands::store::opened::{close, tell, writable};
+use crate::commands::store::opened::{close, with_context, writable};
 use crate::commands::store::stream::Input;
-use crate::progress::{Progress, When};
+use crate::progress::{Progress, ProgressMode};
 
 /// Load tab-separated keys and values from a file.
 ///
@@ -22,8 +22,8 @@ use crate::progress::{Progress, When};
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Read keys and values as hexadecimal digits, two for each byte.
     #[arg(long)]
     hex: bool,
@@ -35,17 +35,17 @@ pub struct Arguments {
 }
 
 /// Lines that come in together, in bytes.
-const LOT_BYTES: usize = 1 << 20;
+const BATCH_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let from = Input::open(Some(&arguments.file), &arguments.store)?;
     let kv = Kv::new(writable(&arguments.store)?);
-    let mut from = BufReader::with_capacity(LOT_BYTES, from);
+    let mut from = BufReader::with_capacity(BATCH_BYTES, from);
     let mut progress = Progress::new(arguments.progress, from.get_ref().len_bytes());
     let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());
     let form = Form::chosen(arguments.hex);
     // Lines that are in the store.
-    let mut taken = 0u64;
+    let mut loaded = 0u64;
     // What came before a line that makes no sense is kept, and the line is named.
     let wrong = loop {
         line.clear();
@@ -60,12 +60,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Ok((key, value)) => batch.put(&key, &value),
             Err(why) => break Some(why),
         }
-        if batch.len_bytes() >= LOT_BYTES {
-            write_lines(&kv, arguments, std::mem::take(&mut batch), taken)?;
-            taken = number;
+        if batch.len_bytes() >= BATCH_BYTES {
+            write_lines(&kv, arguments, std::mem::take(&mut batch), loaded)?;
+            loaded = number;
         }
     };
-    write_lines(&kv, arguments, batch, taken)?;
+    write_lines(&kv, arguments, batch, loaded)?;
     close(kv.store(), &arguments.store)?;
     match wrong {
         None => from.get_ref().is_unchanged(),
@@ -97,7 +97,7 @@ fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, taken: u64) -> anyh
             };
             match refused.1 {
                 Error::Misuse(why) => Err(anyhow!("{kept}: {why}")),
-                error => Err(tell(&arguments.store, error).context(kept)),
+                error => Err(with_context(&arguments.store, error).context(kept)),
             }
         }
     }

@@ -10,7 +10,7 @@ use clap::Args;
 use draconis_objects::kv::Kv;
 
 use super::form::Form;
-use crate::commands::store::opened::{readable, tell};
+use crate::commands::store::opened::{readable, with_context};
 
 /// List keys and values in key order.
 ///
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let kv = Kv::new(readable(&arguments.store)?);
     let bytes = |text: &std::ffi::OsString| text.clone().into_vec();
     let (from, to) = match &arguments.prefix {
-        Some(prefix) => (Bound::Included(bytes(prefix)), behind(prefix.as_bytes())),
+        Some(prefix) => (Bound::Included(bytes(prefix)), prefix_end(prefix.as_bytes())),
         None => (
             arguments.from.as_ref().map_or(Bound::Unbounded, |key| Bound::Included(bytes(key))),
             arguments.to.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(bytes(key))),
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     for _ in 0..arguments.limit.unwrap_or(usize::MAX) {
         let next = if arguments.reverse { pairs.next_back() } else { pairs.next() };
         let Some(pair) = next else { break };
-        let (key, value) = pair.map_err(|error| tell(&arguments.store, error))?;
+        let (key, value) = pair.map_err(|error| with_context(&arguments.store, error))?;
         line.clear();
         form.encode(&key, &mut line);
         if !arguments.keys {
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// The first key behind all that begin with `prefix`, if there is one.
-fn behind(prefix: &[u8]) -> Bound<Vec<u8>> {
+fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
         if last < u8::MAX {

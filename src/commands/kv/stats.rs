@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_objects::kv::Kv;
 use serde::Serialize;
 
-use crate::commands::store::opened::{readable, tell};
+use crate::commands::store::opened::{readable, with_context};
 use crate::{say, text};
 
 /// Show the number and size of keys and values.
@@ -22,7 +22,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let kv = Kv::new(readable(&arguments.store)?);
-    let count = kv.count().map_err(|error| tell(&arguments.store, error))?;
+    let count = kv.count().map_err(|error| with_context(&arguments.store, error))?;
     let info = kv.store().info();
     if arguments.json {
         let facts = Facts {
@@ -39,11 +39,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let mut out = std::io::stdout().lock();
     writeln!(out, "keys          {}", count.keys)?;
-    writeln!(out, "their bytes   {}", text::bytes(count.key_bytes))?;
-    writeln!(out, "values        {}", text::bytes(count.value_bytes))?;
+    writeln!(out, "their bytes   {}", text::format_bytes(count.key_bytes))?;
+    writeln!(out, "values        {}", text::format_bytes(count.value_bytes))?;
     writeln!(out, "long values   {}", count.long_values)?;
     writeln!(out, "not in tree   {} changes", info.pending_keys)?;
-    let (used, capacity) = (text::bytes(info.used_bytes), text::bytes(info.capacity_bytes));
+    let (used, capacity) =
+        (text::format_bytes(info.used_bytes), text::format_bytes(info.capacity_bytes));
     writeln!(out, "store         {used} of {capacity}")?;
     Ok(())
 }

@@ -5,43 +5,43 @@ use std::path::PathBuf;
 use clap::Args;
 use draconis_objects::Group;
 
-use super::Object;
-use super::opened::{close, tell, writable};
-use super::stream::{GROUP_BYTES, Input, LOT_BYTES, take};
-use crate::progress::{Progress, When};
+use super::ObjectArg;
+use super::opened::{close, with_context, writable};
+use super::stream::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to};
+use crate::progress::{Progress, ProgressMode};
 
 /// Append a file to an object.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The number of the object, or the name of a disk.
-    object: Object,
+    object: ObjectArg,
     /// What to append; standard input if left out or -.
     file: Option<PathBuf>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    arguments.object.is_to_change(device)?;
+    arguments.object.check_writable(device)?;
     let mut from = Input::open(arguments.file.as_deref(), device)?;
     let store = writable(device)?;
     let id = arguments.object.find(&store, device)?;
-    store.len(id).map_err(|error| tell(device, error))?;
+    store.len(id).map_err(|error| with_context(device, error))?;
     let mut progress = Progress::new(arguments.progress, from.len_bytes());
     let mut most = GROUP_BYTES;
     loop {
-        let bytes = take(&mut from, most, &mut progress)?;
+        let bytes = read_up_to(&mut from, most, &mut progress)?;
         if bytes.is_empty() {
             break;
         }
         let mut group = Group::new();
         group.append(id, &bytes);
-        store.submit(group, &[]).map_err(|refused| tell(device, refused.error))?;
-        most = LOT_BYTES;
+        store.submit(group, &[]).map_err(|refused| with_context(device, refused.error))?;
+        most = BATCH_BYTES;
     }
     close(&store, device)?;
     from.is_unchanged()

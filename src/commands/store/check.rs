@@ -6,13 +6,13 @@ use std::process::ExitCode;
 
 use clap::Args;
 use draconis_objects::Store;
-use draconis_objects::check::{CheckOptions, Finding, Of, Report};
+use draconis_objects::check::{CheckOptions, Finding, Owner, Report};
 use serde::Serialize;
 
-use super::opened::{shared, tell};
+use super::opened::{shared, with_context};
 use crate::bucket;
 use crate::image;
-use crate::progress::{Progress, When};
+use crate::progress::{Progress, ProgressMode};
 use crate::say;
 use crate::text::{self, printable};
 
@@ -24,8 +24,8 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
 }
@@ -44,9 +44,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn try_check(arguments: &Arguments) -> anyhow::Result<bool> {
-    let disk = match bucket::address(&arguments.device) {
+    let disk = match bucket::bucket_url(&arguments.device) {
         Some(address) => {
-            let (served, _) = bucket::served(address, false)?;
+            let (served, _) = bucket::start_disk_process(address, false)?;
             image::confine()?;
             served.start()?
         }
@@ -65,7 +65,7 @@ fn try_check(arguments: &Arguments) -> anyhow::Result<bool> {
         told = done;
     });
     drop(bar);
-    let report = report.map_err(|error| tell(&arguments.device, error))?;
+    let report = report.map_err(|error| with_context(&arguments.device, error))?;
     show(arguments, &report)?;
     Ok(report.is_clean())
 }
@@ -102,10 +102,10 @@ fn show(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
             out,
             "{}: {}, {}, {}, index {}, {}/{} segments{}",
             arguments.device.display(),
-            text::counted(report.objects, "object", "objects"),
-            text::counted(report.keys, "key", "keys"),
-            text::bytes(report.payload_bytes),
-            text::bytes(report.index_bytes),
+            text::pluralize(report.objects, "object", "objects"),
+            text::pluralize(report.keys, "key", "keys"),
+            text::format_bytes(report.payload_bytes),
+            text::format_bytes(report.index_bytes),
             report.used_segments,
             report.used_segments + report.free_segments,
             if report.is_clean() { "" } else { ", damaged" }
@@ -143,9 +143,9 @@ struct Said {
 
 fn said(finding: &Finding) -> Said {
     let (object, key, name) = match &finding.of {
-        Some(Of::Object(id)) => (Some(id.0), None, None),
-        Some(Of::Key(key)) => (None, Some(printable(key)), None),
-        Some(Of::Name(name)) => (None, None, Some(printable(name))),
+        Some(Owner::Object(id)) => (Some(id.0), None, None),
+        Some(Owner::Key(key)) => (None, Some(printable(key)), None),
+        Some(Owner::Name(name)) => (None, None, Some(printable(name))),
         None => (None, None, None),
     };
     let text = finding.to_string();

@@ -1,9 +1,9 @@
 //! `draconis store clone`
 
 use clap::Args;
-use draconis_service::store_process::Change;
+use draconis_service::store_process::DiskCommand;
 
-use super::lineage::{InStore, change, commit_mounted};
+use super::lineage::{StoreDiskArg, change, sync_mounted};
 use crate::image::object::disk_name;
 
 /// Create a writable copy of a disk or snapshot.
@@ -13,7 +13,7 @@ use crate::image::object::disk_name;
 pub struct Arguments {
     /// The disk or snapshot, as STORE#NAME or STORE#NAME@SNAPSHOT.
     #[arg(value_name = "STORE#NAME[@SNAPSHOT]")]
-    of: InStore,
+    of: StoreDiskArg,
     /// What the new disk is called.
     #[arg(value_name = "NEW", value_parser = disk_name)]
     disk: String,
@@ -22,7 +22,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { of, disk } = arguments;
     if of.snapshot.is_none() {
-        commit_mounted(of)?;
+        sync_mounted(of)?;
     }
-    change(&of.store, &Change::Clone { of: of.name(), disk: disk.clone() })
+    change(&of.store, &DiskCommand::Clone { of: of.name(), disk: disk.clone() })
 }

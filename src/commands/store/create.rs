@@ -12,10 +12,10 @@ use draconis_access::overwrite::Force;
 use draconis_container::signature::STORE;
 use draconis_objects::{LayoutKind, Profile};
 
-use super::profile::{Given, tell_profile};
+use super::profile::{ProfileInput, tell_profile};
 use crate::bucket;
 use crate::image;
-use crate::progress::{Progress, When};
+use crate::progress::{Progress, ProgressMode};
 use crate::text::{self, size};
 
 /// Create an empty store.
@@ -40,7 +40,7 @@ pub struct Arguments {
     sparse: bool,
     /// Choose the layout: log for disks that seek, cow for flash, bucket for buckets.
     #[arg(long, value_enum)]
-    layout: Option<Layout>,
+    layout: Option<LayoutArg>,
     /// Take layout and sizes from this file instead of measuring; - is standard input.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -53,15 +53,15 @@ pub struct Arguments {
     #[arg(long)]
     destroy: bool,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// The file, block device or bucket; a file that is not there is created.
     device: PathBuf,
 }
 
 /// A layout, as `--layout` spells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Layout {
+pub enum LayoutArg {
     /// One log.
     Log,
     /// Several, by how long things live.
@@ -70,12 +70,12 @@ pub enum Layout {
     Bucket,
 }
 
-impl From<Layout> for LayoutKind {
-    fn from(layout: Layout) -> Self {
+impl From<LayoutArg> for LayoutKind {
+    fn from(layout: LayoutArg) -> Self {
         match layout {
-            Layout::Log => Self::Log,
-            Layout::Cow => Self::Cow,
-            Layout::Bucket => Self::Bucket,
+            LayoutArg::Log => Self::Log,
+            LayoutArg::Cow => Self::Cow,
+            LayoutArg::Bucket => Self::Bucket,
         }
     }
 }
@@ -86,11 +86,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut sources = Sources::new();
     arguments.profile.iter().for_each(|file| sources.add(file));
     sources.refuse(device)?;
-    let given = arguments.profile.as_deref().map(Given::read).transpose()?;
-    if let Some(address) = bucket::address(device) {
+    let given = arguments.profile.as_deref().map(ProfileInput::read).transpose()?;
+    if let Some(address) = bucket::bucket_url(device) {
         return make_in_bucket(arguments, address, given);
     }
-    let opened = image::alone(device)?;
+    let opened = image::open_exclusive(device)?;
     if let Some(file) = &opened {
         may_overwrite(arguments, file)?;
     }
@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             ensure!(arguments.size.is_some(), "{shown} does not exist: --size is needed");
             let file = File::options().read(true).write(true).create_new(true).open(device);
             let file = file.with_context(|| shown.to_string())?;
-            image::claim_alone(&file, device)?;
+            image::claim_exclusive(&file, device)?;
             make(arguments, file, given)
         }
     };
@@ -117,7 +117,7 @@ fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
     let force = arguments.force.clone().unwrap_or_default();
     let is_file = file.metadata()?.is_file();
     if !is_file && !arguments.destroy {
-        let what = image::held(file)?;
+        let what = image::detect_contents(file)?;
         bail!(
             "{shown} is a block device{}; --destroy makes a store of it, and what it holds is lost",
             what.map_or(String::new(), |held| format!(" that holds {}", held.what))
@@ -139,27 +139,27 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
     if !is_file && len != there {
         bail!("{shown} has {there} bytes; a store takes all of a device, without --size");
     }
-    let wanted = making::Wanted {
+    let wanted = making::StoreSpec {
         len_bytes: len,
         sparse: arguments.sparse,
         profile: given,
         layout: arguments.layout.map(Into::into),
     };
-    let mut bars = Bars::new(arguments.progress);
-    let made = making::make(device, file, &wanted, &mut |step, done, total| {
+    let mut bars = StepProgress::new(arguments.progress);
+    let made = making::create_in_file(device, file, &wanted, &mut |step, done, total| {
         bars.tell(step, done, total);
     })?;
-    say(device, len, &made.profile, &made.why)
+    print_summary(device, len, &made.profile, &made.why)
 }
 
 /// A bar for each step.
-pub struct Bars {
-    when: When,
+pub struct StepProgress {
+    when: ProgressMode,
     bar: Option<(making::Step, Progress, u64)>,
 }
 
-impl Bars {
-    pub fn new(when: When) -> Self {
+impl StepProgress {
+    pub fn new(when: ProgressMode) -> Self {
         Self { when, bar: None }
     }
 
@@ -189,22 +189,22 @@ fn make_in_bucket(
     };
     profile.layout = arguments.layout.map_or(profile.layout, Into::into);
     let is_forced = arguments.force.as_ref().is_some_and(|force| force.is_usual(&[STORE]));
-    let disk = bucket::made(address, len, is_forced)?;
-    making::create(&arguments.device, disk, profile)?;
-    say(&arguments.device, len, &profile, &why)
+    let disk = bucket::create_disk(address, len, is_forced)?;
+    making::create_on_disk(&arguments.device, disk, profile)?;
+    print_summary(&arguments.device, len, &profile, &why)
 }
 
 /// Says how the store is that was made.
-fn say(device: &Path, len: u64, profile: &Profile, why: &[String]) -> anyhow::Result<()> {
+fn print_summary(device: &Path, len: u64, profile: &Profile, why: &[String]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
         "{}: {}, layout {}, pages of {}, segments of {}, queue depth {}",
         device.display(),
-        text::bytes(len),
+        text::format_bytes(len),
         profile.layout,
-        text::bytes(profile.page_bytes.into()),
-        text::bytes(profile.segment_bytes.into()),
+        text::format_bytes(profile.page_bytes.into()),
+        text::format_bytes(profile.segment_bytes.into()),
         profile.queue_depth
     )?;
     tell_profile(&mut out, why)?;

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_objects::{Group, Hint};
 
-use super::opened::{close, tell, writable};
+use super::opened::{close, with_context, writable};
 use crate::image::object::disk_name;
 use crate::say;
 use crate::text::{self, size};
@@ -38,11 +38,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !size.is_multiple_of(SECTOR_BYTES) || *size == 0 || *size > i64::MAX as u64 {
         bail!(
             "{}: a disk has whole sectors of {SECTOR_BYTES} bytes, at least one",
-            text::bytes(*size)
+            text::format_bytes(*size)
         );
     }
     let store = writable(device)?;
-    let say = |error| tell(device, error);
+    let say = |error| with_context(device, error);
     let mut group = Group::new();
     let before = match store.named(name.as_bytes()).map_err(say)? {
         Some(id) => {
@@ -51,8 +51,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 bail!(
                     "{shown}#{name} has {}, {} is less; draconis shrink {shown}#{name} makes it \
                      shorter with its volume",
-                    text::bytes(len),
-                    text::bytes(*size)
+                    text::format_bytes(len),
+                    text::format_bytes(*size)
                 );
             }
             group.truncate(id, *size);
@@ -71,11 +71,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(before) => {
             say::print_line(format_args!(
                 "{shown}#{name}: {}, was {}",
-                text::bytes(*size),
-                text::bytes(before)
+                text::format_bytes(*size),
+                text::format_bytes(before)
             ))?;
         }
-        None => say::print_line(format_args!("{shown}#{name}: {}", text::bytes(*size)))?,
+        None => say::print_line(format_args!("{shown}#{name}: {}", text::format_bytes(*size)))?,
     }
     Ok(())
 }

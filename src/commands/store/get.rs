@@ -8,11 +8,11 @@ use anyhow::Context;
 use clap::Args;
 use draconis_access::destination::Sources;
 
-use super::Object;
-use super::opened::{readable, tell};
+use super::ObjectArg;
+use super::opened::{readable, with_context};
 use super::stream::PIECE_BYTES;
 use crate::bucket;
-use crate::progress::{Progress, When};
+use crate::progress::{Progress, ProgressMode};
 
 /// Write an object to a file or standard output.
 ///
@@ -20,12 +20,12 @@ use crate::progress::{Progress, When};
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The number of the object, or the name of a disk.
-    object: Object,
+    object: ObjectArg,
     /// Where to; standard output if left out or -.
     file: Option<PathBuf>,
 }
@@ -34,25 +34,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let store = readable(device)?;
     let id = arguments.object.find(&store, device)?;
-    let len = store.len(id).map_err(|error| tell(device, error))?;
+    let len = store.len(id).map_err(|error| with_context(device, error))?;
     let (mut out, name) = match arguments.file.as_deref() {
         Some(path) if path != Path::new("-") => {
             let mut sources = Sources::of_image(device, &[]);
             bucket::journal_file().iter().for_each(|file| sources.add(file));
             let file = sources.create(path)?;
             let out = match file.metadata()?.is_file() {
-                true => Out::Sparse(file),
-                false => Out::Dense(Box::new(file)),
+                true => Output::Sparse(file),
+                false => Output::Dense(Box::new(file)),
             };
             (out, path.display().to_string())
         }
-        _ => (Out::Dense(Box::new(std::io::stdout().lock())), "standard output".to_owned()),
+        _ => (Output::Dense(Box::new(std::io::stdout().lock())), "standard output".to_owned()),
     };
     let mut progress = Progress::new(arguments.progress, len);
     let mut piece = vec![0; PIECE_BYTES];
     let mut at = 0;
     while at < len {
-        let got = store.read(id, at, &mut piece).map_err(|error| tell(device, error))?;
+        let got = store.read(id, at, &mut piece).map_err(|error| with_context(device, error))?;
         out.put(&piece[..got]).with_context(|| name.clone())?;
         at += got as u64;
         progress.add(got as u64);
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Where bytes go to, in order.
-enum Out {
+enum Output {
     /// A file that was empty: what is not written of it is a hole.
     Sparse(File),
     /// What has no holes.
@@ -71,7 +71,7 @@ enum Out {
 /// Zeros as long as this, at a multiple of it, are left out.
 const HOLE_BYTES: usize = 64 << 10;
 
-impl Out {
+impl Output {
     fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         match self {
             Self::Dense(out) => out.write_all(bytes),

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::opened::{disk, is_dense, length, missing, tell};
+use super::opened::{disk, has_no_holes, no_store_message, store_len, with_context};
 use crate::bucket;
 use crate::image;
 use crate::say;
@@ -28,44 +28,48 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let shown = device.display();
-    if let Some(address) = bucket::address(device) {
+    if let Some(address) = bucket::bucket_url(device) {
         let wanted = arguments.size.with_context(|| format!("{shown}: SIZE is needed"))?;
         let disk = bucket::writable(address)?;
-        let before = Store::measures(&*disk).map_err(|error| tell(device, error))?.0;
+        let before = Store::read_profile(&*disk).map_err(|error| with_context(device, error))?.0;
         ensure_grows(device, before, wanted)?;
-        disk.resize(wanted).map_err(|error| tell(device, error.into()))?;
-        Store::resize(disk, wanted).map_err(|error| tell(device, error))?;
+        disk.resize(wanted).map_err(|error| with_context(device, error.into()))?;
+        Store::resize(disk, wanted).map_err(|error| with_context(device, error))?;
         say::print_line(format_args!(
             "{shown}: {}, was {}",
-            text::bytes(wanted),
-            text::bytes(before)
+            text::format_bytes(wanted),
+            text::format_bytes(before)
         ))?;
         return Ok(());
     }
-    let file = image::alone(device)?.with_context(|| missing(device))?;
+    let file = image::open_exclusive(device)?.with_context(|| no_store_message(device))?;
     let there = image::len_bytes(&file)?;
     let is_device = file.metadata()?.file_type().is_block_device();
-    let before = length(device, &file)?;
+    let before = store_len(device, &file)?;
     let wanted = arguments.size.unwrap_or(there);
     ensure_grows(device, before, wanted)?;
     if is_device && wanted > there {
-        bail!("{shown} has only {}", text::bytes(there));
+        bail!("{shown} has only {}", text::format_bytes(there));
     }
     // Asked before it is longer: what comes is a hole.
-    let is_written_out = is_dense(&file)?;
+    let is_written_out = has_no_holes(&file)?;
     if wanted > there {
-        file.set_len(wanted).with_context(|| format!("{shown}: {}", text::bytes(wanted)))?;
+        file.set_len(wanted).with_context(|| format!("{shown}: {}", text::format_bytes(wanted)))?;
         if is_written_out {
-            draconis_access::making::reserve(&file, wanted)
-                .with_context(|| format!("{shown}: {}", text::bytes(wanted)))?;
+            draconis_access::making::preallocate(&file, wanted)
+                .with_context(|| format!("{shown}: {}", text::format_bytes(wanted)))?;
         }
     }
     let grown = Store::resize(disk(file.try_clone()?, device, true, true)?, wanted);
     if grown.is_err() && wanted > there {
         let _ = file.set_len(there);
     }
-    grown.map_err(|error| tell(device, error))?;
-    say::print_line(format_args!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before)))?;
+    grown.map_err(|error| with_context(device, error))?;
+    say::print_line(format_args!(
+        "{shown}: {}, was {}",
+        text::format_bytes(wanted),
+        text::format_bytes(before)
+    ))?;
     Ok(())
 }
 
@@ -76,7 +80,7 @@ fn ensure_grows(device: &Path, before: u64, wanted: u64) -> anyhow::Result<()> {
     let shown = device.display();
     bail!(
         "{shown} has {}, {} is less; draconis store shrink makes it smaller",
-        text::bytes(before),
-        text::bytes(wanted)
+        text::format_bytes(before),
+        text::format_bytes(wanted)
     );
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::opened::readable;
-use super::profile::Chosen;
+use super::profile::ProfileJson;
 use crate::{say, text};
 
 /// Show the layout, size and usage of a store.
@@ -42,17 +42,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let percent = info.used_bytes as f64 / info.capacity_bytes.max(1) as f64 * 100.0;
     writeln!(out, "identity      {:032x}", info.id)?;
     writeln!(out, "layout        {}", profile.layout)?;
-    writeln!(out, "page          {}", text::bytes(profile.page_bytes.into()))?;
-    writeln!(out, "segment       {}", text::bytes(profile.segment_bytes.into()))?;
+    writeln!(out, "page          {}", text::format_bytes(profile.page_bytes.into()))?;
+    writeln!(out, "segment       {}", text::format_bytes(profile.segment_bytes.into()))?;
     writeln!(out, "queue depth   {}", profile.queue_depth)?;
-    writeln!(out, "length        {}", text::bytes(info.disk_bytes))?;
-    let (used, capacity) = (text::bytes(info.used_bytes), text::bytes(info.capacity_bytes));
+    writeln!(out, "length        {}", text::format_bytes(info.disk_bytes))?;
+    let (used, capacity) =
+        (text::format_bytes(info.used_bytes), text::format_bytes(info.capacity_bytes));
     writeln!(out, "used          {used} of {capacity} ({percent:.1} %)")?;
     writeln!(out, "segments      {}, {} free", info.segments, info.free_segments)?;
     writeln!(
         out,
         "opened        {} for writing",
-        text::counted(info.incarnation.saturating_sub(1), "time", "times")
+        text::pluralize(info.incarnation.saturating_sub(1), "time", "times")
     )?;
     Ok(())
 }
@@ -60,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 #[derive(Serialize)]
 struct Facts {
     id: String,
-    profile: Chosen,
+    profile: ProfileJson,
     disk_bytes: u64,
     capacity_bytes: u64,
     used_bytes: u64,

@@ -7,24 +7,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
-use draconis_service::client::{Directory, ask_running};
+use draconis_service::client::{RuntimeDir, request_if_running};
 use draconis_service::protocol::{Reply, Request};
 use draconis_service::store_keeper;
-use draconis_service::store_process::Change;
+use draconis_service::store_process::DiskCommand;
 
-use super::opened::{close, tell, writable};
+use super::opened::{close, with_context, writable};
 use crate::bucket;
 use crate::image::object::disk_name;
 
 /// A disk or a snapshot on the command line: STORE#DISK, STORE#DISK@SNAPSHOT.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct InStore {
+pub struct StoreDiskArg {
     pub store: PathBuf,
     pub disk: String,
     pub snapshot: Option<String>,
 }
 
-impl InStore {
+impl StoreDiskArg {
     /// What is behind the last `#`, in a store in a file, on a device or in a bucket.
     ///
     /// # Errors
@@ -55,13 +55,13 @@ impl InStore {
     }
 }
 
-impl std::fmt::Display for InStore {
+impl std::fmt::Display for StoreDiskArg {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}#{}", self.store.display(), self.name())
     }
 }
 
-impl std::str::FromStr for InStore {
+impl std::str::FromStr for StoreDiskArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -70,11 +70,12 @@ impl std::str::FromStr for InStore {
 }
 
 /// Carries a change out; it is durable then.
-pub fn change(store: &Path, change: &Change) -> anyhow::Result<()> {
+pub fn change(store: &Path, change: &DiskCommand) -> anyhow::Result<()> {
     let shown = store.display();
-    let by_name = bucket::address(store).map(|address| PathBuf::from(bucket::normal(address)));
+    let by_name =
+        bucket::bucket_url(store).map(|address| PathBuf::from(bucket::normalize_url(address)));
     if by_name.is_some() || store.exists() {
-        let directory = Directory::open().context("cannot look for who has the store")?;
+        let directory = RuntimeDir::open().context("cannot look for who has the store")?;
         let named = by_name.as_deref().unwrap_or(store);
         let done = store_keeper::change(&directory, named, change);
         if done.map_err(|why| anyhow!("{shown}: {why}"))? {
@@ -82,14 +83,14 @@ pub fn change(store: &Path, change: &Change) -> anyhow::Result<()> {
         }
     }
     let opened = writable(store)?;
-    change.carry_out(&opened).map_err(|error| tell(store, error))?;
+    change.execute(&opened).map_err(|error| with_context(store, error))?;
     close(&opened, store)
 }
 
 /// Has what was written to a disk that is mounted committed, so that a snapshot has it.
-pub fn commit_mounted(disk: &InStore) -> anyhow::Result<()> {
-    let store = match bucket::address(&disk.store) {
-        Some(address) => PathBuf::from(bucket::normal(address)),
+pub fn sync_mounted(disk: &StoreDiskArg) -> anyhow::Result<()> {
+    let store = match bucket::bucket_url(&disk.store) {
+        Some(address) => PathBuf::from(bucket::normalize_url(address)),
         None => match disk.store.canonicalize() {
             Ok(store) => store,
             Err(_) => return Ok(()),
@@ -98,7 +99,8 @@ pub fn commit_mounted(disk: &InStore) -> anyhow::Result<()> {
     let mut name = store.into_os_string();
     name.push("#");
     name.push(&disk.disk);
-    let Some(Reply::Status(status)) = ask_running(&Directory::open()?, &Request::Status)? else {
+    let Some(Reply::Status(status)) = request_if_running(&RuntimeDir::open()?, &Request::Status)?
+    else {
         return Ok(());
     };
     for mount in status.mounts.iter().filter(|mount| mount.volume.as_os_str() == name) {
@@ -121,7 +123,8 @@ mod tests {
 
     #[test]
     fn disks_and_snapshots_are_named_behind_the_last_hash() {
-        let named = |text: &str| text.parse::<InStore>().map(|it| (it.store.clone(), it.name()));
+        let named =
+            |text: &str| text.parse::<StoreDiskArg>().map(|it| (it.store.clone(), it.name()));
         assert_eq!(named("a#b#vol@s.1"), Ok(("a#b".into(), "vol@s.1".into())));
         assert_eq!(named("s3://bucket/p#vol"), Ok(("s3://bucket/p".into(), "vol".into())));
         for wrong in ["vol", "#vol", "s#", "s#vol@", "s#@x", "s#vol@a@b", "s#17", "s#a b"] {

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use draconis_service::store_process::{self, Listed};
+use draconis_service::store_process::{self, ObjectEntry};
 use serde::Serialize;
 
-use super::opened::{self, readable, tell};
+use super::opened::{self, readable, with_context};
 use crate::text::printable;
 
 /// List objects with size, unshared bytes and names.
@@ -25,16 +25,20 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let list = match opened::listed_by_owner(device)? {
+    let list = match opened::list_running(device)? {
         Some(list) => list,
-        None => store_process::list(&readable(device)?).map_err(|error| tell(device, error))?,
+        None => {
+            store_process::list(&readable(device)?).map_err(|error| with_context(device, error))?
+        }
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     if arguments.json {
-        let all: Vec<Shown> = list.iter().map(Shown::of).collect();
+        let all: Vec<ObjectJson> = list.iter().map(ObjectJson::of).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
     } else {
-        for Shown { object, len_bytes, own_bytes, names, .. } in list.iter().map(Shown::of) {
+        for ObjectJson { object, len_bytes, own_bytes, names, .. } in
+            list.iter().map(ObjectJson::of)
+        {
             write!(out, "{object}\t{len_bytes}")?;
             own_bytes.map_or(Ok(()), |own| write!(out, "\t{own}"))?;
             names.iter().try_for_each(|name| write!(out, "\t{name}"))?;
@@ -46,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 #[derive(Serialize)]
-struct Shown {
+struct ObjectJson {
     object: u64,
     len_bytes: u64,
     /// Of a disk or snapshot: bytes that it does not share with what it is over.
@@ -57,8 +61,8 @@ struct Shown {
     names: Vec<String>,
 }
 
-impl Shown {
-    fn of(listed: &Listed) -> Self {
+impl ObjectJson {
+    fn of(listed: &ObjectEntry) -> Self {
         Self {
             object: listed.object,
             len_bytes: listed.len_bytes,

@@ -6,21 +6,23 @@ use std::sync::Arc;
 use anyhow::anyhow;
 use draconis_access::destination::refuse_output;
 use draconis_access::stores;
-pub use draconis_access::stores::{close, disk, is_dense, length, missing, tell};
+pub use draconis_access::stores::{
+    close, disk, has_no_holes, no_store_message, store_len, with_context,
+};
 use draconis_device::Disk;
 use draconis_objects::Store;
-use draconis_service::client::Directory;
+use draconis_service::client::RuntimeDir;
 use draconis_service::store_keeper;
-use draconis_service::store_process::Listed;
+use draconis_service::store_process::ObjectEntry;
 
 use crate::bucket;
 
 /// Opens a store to be changed, alone.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
     refuse_output(device, &[])?;
-    match bucket::address(device) {
+    match bucket::bucket_url(device) {
         Some(address) => stores::open(device, bucket::writable(address)?, false),
-        None => stores::writable(device),
+        None => stores::open_exclusive(device),
     }
 }
 
@@ -32,17 +34,18 @@ pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
 /// Opens the disk that a store to be read is on.
 pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     refuse_output(device, &[])?;
-    match bucket::address(device) {
+    match bucket::bucket_url(device) {
         Some(address) => bucket::readable(address),
-        None => stores::shared(device, uring),
+        None => stores::open_disk_shared(device, uring),
     }
 }
 
 /// What the store has, if the process says so that has it because some of its disks are mounted.
-pub fn listed_by_owner(device: &Path) -> anyhow::Result<Option<Vec<Listed>>> {
-    let named = bucket::address(device).map(|address| PathBuf::from(bucket::normal(address)));
+pub fn list_running(device: &Path) -> anyhow::Result<Option<Vec<ObjectEntry>>> {
+    let named =
+        bucket::bucket_url(device).map(|address| PathBuf::from(bucket::normalize_url(address)));
     // Who cannot have such a directory has mounted nothing.
-    let Ok(directory) = Directory::open() else { return Ok(None) };
+    let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
     if named.is_none() && !std::fs::metadata(device).is_ok_and(|found| !found.is_dir()) {
         return Ok(None);
     }

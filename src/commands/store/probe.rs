@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use draconis_access::making::measured;
-use draconis_objects::probe::{self, Measured};
+use draconis_access::making::measure;
+use draconis_objects::probe::{self, ProbeResults};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
-use super::create::Bars;
-use super::opened::missing;
-use super::profile::{Chosen, tell_profile};
-use crate::progress::When;
+use super::create::StepProgress;
+use super::opened::no_store_message;
+use super::profile::{ProfileJson, tell_profile};
+use crate::progress::ProgressMode;
 use crate::text::{self, size};
 use crate::{bucket, image, say};
 
@@ -35,15 +35,15 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// A directory, a file or a block device.
     device: PathBuf,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    bucket::refuse(
+    bucket::refuse_bucket(
         device,
         "a bucket is not measured; draconis store create asks it whether it keeps its promises",
     )?;
@@ -56,27 +56,26 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 "{shown}: measuring it overwrites it; --destroy says so, or give a directory that is on it"
             );
         }
-        let file = image::alone(device)?.with_context(|| missing(device))?;
+        let file = image::open_exclusive(device)?.with_context(|| no_store_message(device))?;
         let len = image::len_bytes(&file)?;
         (file, len)
     } else {
-        let file = nameless(device, wanted)?;
+        let file = temporary_file(device, wanted)?;
         // A store is made as large as one likes; sizes are for a large one.
         let there = std::fs::metadata(device).ok().filter(std::fs::Metadata::is_file);
         (file, there.map_or(64 << 30, |there| there.len()))
     };
-    let mut bars = Bars::new(arguments.progress);
-    let measured =
-        measured(device, file, wanted, &mut |step, done, all| bars.tell(step, done, all))
-            .map_err(|error| anyhow!("{shown}: {error}"))?;
+    let mut bars = StepProgress::new(arguments.progress);
+    let measured = measure(device, file, wanted, &mut |step, done, all| bars.tell(step, done, all))
+        .map_err(|error| anyhow!("{shown}: {error}"))?;
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
-        let probed = Probed { profile: profile.into(), why, measured: figures(&measured) };
+        let probed = ProbeJson { profile: profile.into(), why, measured: figures(&measured) };
         say::print_line(serde_json::to_string_pretty(&probed)?)?;
         return Ok(());
     }
     let mut out = std::io::stdout().lock();
-    let per_second = |bytes| format!("{}/s", text::bytes(bytes));
+    let per_second = |bytes| format!("{}/s", text::format_bytes(bytes));
     writeln!(out, "writes in order    {}", per_second(measured.write_bytes_per_s))?;
     writeln!(out, "reads in order     {}", per_second(measured.read_bytes_per_s))?;
     let micros = |ns: u64| format!("{:.1} µs", ns as f64 / 1e3);
@@ -92,14 +91,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 #[derive(Serialize)]
-struct Probed {
-    profile: Chosen,
+struct ProbeJson {
+    profile: ProfileJson,
     why: Vec<String>,
-    measured: Figures,
+    measured: MeasurementsJson,
 }
 
 #[derive(Serialize)]
-struct Figures {
+struct MeasurementsJson {
     write_bytes_per_s: u64,
     read_bytes_per_s: u64,
     near_read_ns: u64,
@@ -112,12 +111,19 @@ struct Figures {
     told_bytes: u32,
 }
 
-fn figures(measured: &Measured) -> Figures {
-    let &Measured { write_bytes_per_s, read_bytes_per_s, near_read_ns, far_read_ns, .. } = measured;
-    let &Measured {
-        near_write_ns, far_write_ns, flush_ns, reads_per_s, across, told_bytes, ..
+fn figures(measured: &ProbeResults) -> MeasurementsJson {
+    let &ProbeResults { write_bytes_per_s, read_bytes_per_s, near_read_ns, far_read_ns, .. } =
+        measured;
+    let &ProbeResults {
+        near_write_ns,
+        far_write_ns,
+        flush_ns,
+        reads_per_s,
+        misalignment_cost: across,
+        reported_unit_bytes: told_bytes,
+        ..
     } = measured;
-    Figures {
+    MeasurementsJson {
         write_bytes_per_s,
         read_bytes_per_s,
         near_read_ns,
@@ -132,7 +138,7 @@ fn figures(measured: &Measured) -> Figures {
 }
 
 /// A file without a name on the file system that `near` is on; it goes when it is closed.
-fn nameless(near: &Path, len_bytes: u64) -> anyhow::Result<File> {
+fn temporary_file(near: &Path, len_bytes: u64) -> anyhow::Result<File> {
     let dir = match near.parent() {
         _ if near.is_dir() => near,
         Some(parent) if parent != Path::new("") => parent,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// A profile as JSON has it.
 #[derive(Serialize, Deserialize)]
-pub struct Chosen {
+pub struct ProfileJson {
     layout: String,
     page_bytes: u32,
     segment_bytes: u32,
@@ -19,12 +19,12 @@ pub struct Chosen {
 /// What `--profile` reads: what `probe --json` writes, or the profile alone.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub enum Given {
-    Probed { profile: Chosen },
-    Alone(Chosen),
+pub enum ProfileInput {
+    Probed { profile: ProfileJson },
+    Alone(ProfileJson),
 }
 
-impl Given {
+impl ProfileInput {
     /// Reads what `probe --json` wrote.
     pub fn read(file: &Path) -> anyhow::Result<Profile> {
         let shown = file.display();
@@ -40,7 +40,7 @@ impl Given {
     }
 }
 
-impl From<Profile> for Chosen {
+impl From<Profile> for ProfileJson {
     fn from(profile: Profile) -> Self {
         Self {
             layout: profile.layout.to_string(),
@@ -51,7 +51,7 @@ impl From<Profile> for Chosen {
     }
 }
 
-impl Chosen {
+impl ProfileJson {
     fn profile(&self) -> anyhow::Result<Profile> {
         let layout = match self.layout.as_str() {
             "log" => LayoutKind::Log,

@@ -6,11 +6,11 @@ use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use draconis_objects::{Error, Group, Hint, ObjectId};
 
-use super::Object;
-use super::opened::{close, tell, writable};
-use super::stream::{GROUP_BYTES, Input, LOT_BYTES, take, write};
+use super::ObjectArg;
+use super::opened::{close, with_context, writable};
+use super::stream::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to, write};
 use crate::image::object;
-use crate::progress::{Progress, When};
+use crate::progress::{Progress, ProgressMode};
 use crate::say;
 
 /// Store a file as a new object, or replace an object.
@@ -22,23 +22,23 @@ use crate::say;
 pub struct Arguments {
     /// What is known of its future: rewritten soon (hot) or kept (cold).
     #[arg(long, value_enum)]
-    hint: Option<Heat>,
+    hint: Option<LifetimeHint>,
     /// When to show progress.
-    #[arg(long, value_enum, default_value_t = When::Auto)]
-    progress: When,
+    #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
+    progress: ProgressMode,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// The number of the object to replace, or new: its number is printed; or the name of a
     /// disk, which is replaced or made.
     #[arg(value_name = "OBJECT|NAME|new")]
-    object: ObjectName,
+    object: ObjectDestArg,
     /// What to put; standard input if left out or -.
     file: Option<PathBuf>,
 }
 
 /// What is known of an object's future, as `--hint` spells it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Heat {
+pub enum LifetimeHint {
     /// Rewritten soon.
     Hot,
     /// Kept.
@@ -47,7 +47,7 @@ pub enum Heat {
 
 /// An object on the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ObjectName {
+pub enum ObjectDestArg {
     /// One that is to be made.
     New,
     /// One that is there.
@@ -56,15 +56,15 @@ pub enum ObjectName {
     Name(String),
 }
 
-impl std::str::FromStr for ObjectName {
+impl std::str::FromStr for ObjectDestArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "new" => Ok(Self::New),
             _ => Ok(match text.parse()? {
-                Object::Number(number) => Self::Number(number),
-                Object::Name(name) => Self::Name(object::disk_name(&name)?),
+                ObjectArg::Number(number) => Self::Number(number),
+                ObjectArg::Name(name) => Self::Name(object::disk_name(&name)?),
             }),
         }
     }
@@ -74,22 +74,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let mut from = Input::open(arguments.file.as_deref(), device)?;
     let store = writable(device)?;
-    let say = |error| tell(device, error);
+    let say = |error| with_context(device, error);
     let mut progress = Progress::new(arguments.progress, from.len_bytes());
-    let mut bytes = take(&mut from, GROUP_BYTES, &mut progress)?;
+    let mut bytes = read_up_to(&mut from, GROUP_BYTES, &mut progress)?;
     let mut group = Group::new();
     let there = match &arguments.object {
-        ObjectName::New => None,
-        ObjectName::Number(number) => Some(ObjectId(*number)),
-        ObjectName::Name(name) => store.named(name.as_bytes()).map_err(say)?,
+        ObjectDestArg::New => None,
+        ObjectDestArg::Number(number) => Some(ObjectId(*number)),
+        ObjectDestArg::Name(name) => store.named(name.as_bytes()).map_err(say)?,
     };
     let is_new = there.is_none();
     let id = match there {
         None => {
             let hint = match arguments.hint {
                 None => Hint::Unknown,
-                Some(Heat::Hot) => Hint::Hot,
-                Some(Heat::Cold) => Hint::Cold,
+                Some(LifetimeHint::Hot) => Hint::Hot,
+                Some(LifetimeHint::Cold) => Hint::Cold,
             };
             group.create(store.new_object(), hint)
         }
@@ -109,11 +109,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write(&mut group, id, at, &bytes);
         at += bytes.len() as u64;
         let is_last = bytes.len() < most;
-        if let (true, true, ObjectName::Name(name)) = (is_last, is_new, &arguments.object) {
+        if let (true, true, ObjectDestArg::Name(name)) = (is_last, is_new, &arguments.object) {
             group.name(name.as_bytes(), id);
         }
         if let Err(refused) = store.submit(std::mem::take(&mut group), &[]) {
-            if is_new && most == LOT_BYTES {
+            if is_new && most == BATCH_BYTES {
                 // Half an object is of no use.
                 let mut group = Group::new();
                 group.delete(id);
@@ -125,11 +125,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if is_last {
             break;
         }
-        most = LOT_BYTES;
-        bytes = take(&mut from, most, &mut progress)?;
+        most = BATCH_BYTES;
+        bytes = read_up_to(&mut from, most, &mut progress)?;
     }
     close(&store, device)?;
-    if arguments.object == ObjectName::New {
+    if arguments.object == ObjectDestArg::New {
         say::print_line(id)?;
     }
     from.is_unchanged()

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use draconis_objects::{Error, Group, ObjectId};
-use draconis_service::store_process::Change;
+use draconis_service::store_process::DiskCommand;
 
-use super::Object;
-use super::lineage::{self, InStore};
-use super::opened::{close, tell, writable};
+use super::ObjectArg;
+use super::lineage::{self, StoreDiskArg};
+use super::opened::{close, with_context, writable};
 
 /// Remove objects, disks or snapshots atomically.
 ///
@@ -29,7 +29,7 @@ pub struct Arguments {
     device: PathBuf,
     /// The numbers of the objects, or the names of disks and snapshots.
     #[arg(value_name = "OBJECT")]
-    objects: Vec<Object>,
+    objects: Vec<ObjectArg>,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -37,16 +37,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !objects.is_empty() {
         return remove(arguments, device, objects);
     }
-    match InStore::parse(device.as_os_str()) {
-        Ok(one) if !device.exists() => remove(arguments, &one.store, &[Object::Name(one.name())]),
+    match StoreDiskArg::parse(device.as_os_str()) {
+        Ok(one) if !device.exists() => {
+            remove(arguments, &one.store, &[ObjectArg::Name(one.name())])
+        }
         _ => bail!("{}: say which objects; draconis store ls lists them", device.display()),
     }
 }
 
-fn remove(arguments: &Arguments, device: &Path, objects: &[Object]) -> anyhow::Result<()> {
+fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow::Result<()> {
     // A disk by its name: perhaps others of its store are mounted.
-    if let [Object::Name(name)] = objects {
-        let change = Change::Remove { name: name.clone(), with_snapshots: arguments.recursive };
+    if let [ObjectArg::Name(name)] = objects {
+        let change =
+            DiskCommand::Remove { name: name.clone(), with_snapshots: arguments.recursive };
         let done = lineage::change(device, &change);
         let is_missing = |error: &anyhow::Error| {
             let text = error.to_string();
@@ -62,19 +65,20 @@ fn remove(arguments: &Arguments, device: &Path, objects: &[Object]) -> anyhow::R
     for object in objects {
         match object.find(&store, device) {
             Ok(id) => ids.push(id),
-            Err(_) if arguments.force && matches!(object, Object::Name(_)) => {}
+            Err(_) if arguments.force && matches!(object, ObjectArg::Name(_)) => {}
             Err(error) => return Err(error),
         }
     }
     ids.sort_unstable();
     ids.dedup();
-    let say = |error| tell(device, error);
+    let say = |error| with_context(device, error);
     let disks = store.disks().map_err(say)?;
     let mut group = Group::new();
     for id in ids {
         let names = disks.iter().filter(|disk| disk.id == id);
         let names: Vec<&[u8]> = names.map(|disk| disk.name.as_slice()).collect();
-        let is_of_others = disks.iter().any(|disk| disk.over.as_deref() == names.first().copied());
+        let is_of_others =
+            disks.iter().any(|disk| disk.parent.as_deref() == names.first().copied());
         let has_snapshots = |name: &&[u8]| {
             name.contains(&b'@')
                 || disks.iter().any(|disk| {

@@ -2,9 +2,9 @@
 
 use anyhow::bail;
 use clap::Args;
-use draconis_service::store_process::Change;
+use draconis_service::store_process::DiskCommand;
 
-use super::lineage::{InStore, change};
+use super::lineage::{StoreDiskArg, change};
 use crate::image::object::disk_name;
 
 /// Restore a disk to a snapshot.
@@ -14,7 +14,7 @@ use crate::image::object::disk_name;
 pub struct Arguments {
     /// The disk, as STORE#NAME.
     #[arg(value_name = "STORE#NAME")]
-    disk: InStore,
+    disk: StoreDiskArg,
     /// The snapshot.
     #[arg(value_parser = disk_name)]
     snapshot: String,
@@ -27,5 +27,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         bail!("a disk is rolled back: draconis store rollback {shown} {snapshot}");
     }
     let (name, snapshot) = (disk.disk.clone(), snapshot.clone());
-    change(&disk.store, &Change::RollBack { disk: name, snapshot })
+    change(&disk.store, &DiskCommand::RollBack { disk: name, snapshot })
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_access::making::reserve;
-use draconis_access::uuid::Identities;
+use draconis_access::making::preallocate;
+use draconis_access::uuid::UuidGenerator;
 use draconis_device::Disk;
 use draconis_objects::{CreateOptions, OpenOptions, Store};
 
-use super::opened::{close, disk, shared, tell};
+use super::opened::{close, disk, shared, with_context};
 use crate::bucket;
 use crate::image;
 use crate::{say, text};
@@ -31,22 +31,23 @@ pub struct Arguments {
 }
 
 /// Something is lost: the status of damage.
-const LOST: u8 = 4;
+const EXIT_DATA_LOST: u8 = 4;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (old, new) = (&arguments.old, &arguments.new);
     let shown = new.display();
     let damaged = shared(old, true)?;
-    let (len, profile) = Store::measures(&*damaged).map_err(|error| tell(old, error))?;
-    let id = u128::from_le_bytes(Identities::new(None).uuid());
+    let (len, profile) =
+        Store::read_profile(&*damaged).map_err(|error| with_context(old, error))?;
+    let id = u128::from_le_bytes(UuidGenerator::new(None).uuid());
     let begin = |into: Arc<dyn Disk>| {
         Store::create(into.clone(), &CreateOptions { profile, id })
             .and_then(|()| Store::open(into, &OpenOptions::default()))
-            .map_err(|error| tell(new, error))
+            .map_err(|error| with_context(new, error))
     };
-    if let Some(address) = bucket::address(new) {
-        let store = begin(bucket::made(address, len, false)?)?;
-        return bring(arguments, &store, damaged);
+    if let Some(address) = bucket::bucket_url(new) {
+        let store = begin(bucket::create_disk(address, len, false)?)?;
+        return copy_readable(arguments, &store, damaged);
     }
     let file = match File::options().read(true).write(true).create_new(true).open(new) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
@@ -54,10 +55,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         opened => opened.with_context(|| shown.to_string())?,
     };
-    image::claim_alone(&file, new)?;
+    image::claim_exclusive(&file, new)?;
     let made = || -> anyhow::Result<_> {
-        file.set_len(len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
-        reserve(&file, len).with_context(|| format!("{shown}: {}", text::bytes(len)))?;
+        file.set_len(len).with_context(|| format!("{shown}: {}", text::format_bytes(len)))?;
+        preallocate(&file, len).with_context(|| format!("{shown}: {}", text::format_bytes(len)))?;
         let into = disk(file.try_clone()?, new, true, true)?;
         begin(into)
     };
@@ -68,14 +69,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             return Err(error);
         }
     };
-    bring(arguments, &store, damaged)
+    copy_readable(arguments, &store, damaged)
 }
 
 /// Brings over all that can be read, and says what cannot.
-fn bring(arguments: &Arguments, store: &Store, damaged: Arc<dyn Disk>) -> anyhow::Result<ExitCode> {
+fn copy_readable(
+    arguments: &Arguments,
+    store: &Store,
+    damaged: Arc<dyn Disk>,
+) -> anyhow::Result<ExitCode> {
     let (old, new) = (&arguments.old, &arguments.new);
     let shown = new.display();
-    let salvaged = store.salvage(damaged).map_err(|error| tell(old, error))?;
+    let salvaged = store.salvage(damaged).map_err(|error| with_context(old, error))?;
     close(store, new)?;
     for lost in &salvaged.lost {
         say::print_line(format_args!("lost: {lost}"))?;
@@ -85,10 +90,10 @@ fn bring(arguments: &Arguments, store: &Store, damaged: Arc<dyn Disk>) -> anyhow
     }
     say::print_line(format_args!(
         "{shown}: {}, {}, {}{}",
-        text::counted(salvaged.objects, "object", "objects"),
-        text::counted(salvaged.keys, "key", "keys"),
-        text::bytes(salvaged.bytes),
+        text::pluralize(salvaged.objects, "object", "objects"),
+        text::pluralize(salvaged.keys, "key", "keys"),
+        text::format_bytes(salvaged.bytes),
         if salvaged.lost.is_empty() { ", all there was" } else { "" }
     ))?;
-    Ok(ExitCode::from(if salvaged.lost.is_empty() { 0 } else { LOST }))
+    Ok(ExitCode::from(if salvaged.lost.is_empty() { 0 } else { EXIT_DATA_LOST }))
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::opened::{disk, length, missing, tell};
+use super::opened::{disk, no_store_message, store_len, with_context};
 use crate::bucket;
 use crate::image;
 use crate::say;
@@ -31,32 +31,36 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let is_more = |before: u64| match wanted > before {
         true => Err(anyhow!(
             "{shown} has {}, {} is more; draconis store grow makes it larger",
-            text::bytes(before),
-            text::bytes(wanted)
+            text::format_bytes(before),
+            text::format_bytes(wanted)
         )),
         false => Ok(()),
     };
-    if let Some(address) = bucket::address(device) {
+    if let Some(address) = bucket::bucket_url(device) {
         let disk = bucket::writable(address)?;
-        let before = Store::measures(&*disk).map_err(|error| tell(device, error))?.0;
+        let before = Store::read_profile(&*disk).map_err(|error| with_context(device, error))?.0;
         is_more(before)?;
-        Store::resize(disk.clone(), wanted).map_err(|error| tell(device, error))?;
-        disk.resize(wanted).map_err(|error| tell(device, error.into()))?;
+        Store::resize(disk.clone(), wanted).map_err(|error| with_context(device, error))?;
+        disk.resize(wanted).map_err(|error| with_context(device, error.into()))?;
         say::print_line(format_args!(
             "{shown}: {}, was {}",
-            text::bytes(wanted),
-            text::bytes(before)
+            text::format_bytes(wanted),
+            text::format_bytes(before)
         ))?;
         return Ok(());
     }
-    let file = image::alone(device)?.with_context(|| missing(device))?;
-    let before = length(device, &file)?;
+    let file = image::open_exclusive(device)?.with_context(|| no_store_message(device))?;
+    let before = store_len(device, &file)?;
     is_more(before)?;
     let disk = disk(file.try_clone()?, device, true, true)?;
-    Store::resize(disk, wanted).map_err(|error| tell(device, error))?;
+    Store::resize(disk, wanted).map_err(|error| with_context(device, error))?;
     if file.metadata()?.is_file() {
         file.set_len(wanted).with_context(|| shown.to_string())?;
     }
-    say::print_line(format_args!("{shown}: {}, was {}", text::bytes(wanted), text::bytes(before)))?;
+    say::print_line(format_args!(
+        "{shown}: {}, was {}",
+        text::format_bytes(wanted),
+        text::format_bytes(before)
+    ))?;
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use anyhow::bail;
 use clap::Args;
-use draconis_service::store_process::Change;
+use draconis_service::store_process::DiskCommand;
 
-use super::lineage::{InStore, change, commit_mounted};
+use super::lineage::{StoreDiskArg, change, sync_mounted};
 use crate::image::object::disk_name;
 
 /// Take a snapshot of a disk.
@@ -16,7 +16,7 @@ use crate::image::object::disk_name;
 pub struct Arguments {
     /// The disk, as STORE#NAME.
     #[arg(value_name = "STORE#NAME")]
-    disk: InStore,
+    disk: StoreDiskArg,
     /// What the snapshot is called.
     #[arg(value_parser = disk_name)]
     snapshot: String,
@@ -27,7 +27,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if disk.snapshot.is_some() {
         bail!("{disk} is a snapshot; draconis store clone {disk} NEW makes a disk of it");
     }
-    commit_mounted(disk)?;
+    sync_mounted(disk)?;
     let (name, snapshot) = (disk.disk.clone(), snapshot.clone());
-    change(&disk.store, &Change::Snapshot { disk: name, snapshot })
+    change(&disk.store, &DiskCommand::Snapshot { disk: name, snapshot })
 }

@@ -19,7 +19,7 @@ pub const PIECE_BYTES: usize = 1 << 20;
 pub const GROUP_BYTES: usize = 64 << 20;
 
 /// What one group of a longer one has, in bytes.
-pub const LOT_BYTES: usize = 8 << 20;
+pub const BATCH_BYTES: usize = 8 << 20;
 
 /// Where bytes come from.
 pub enum Input {
@@ -97,7 +97,11 @@ fn put(group: &mut Group, id: ObjectId, at: u64, bytes: &[u8], part: Range<usize
 }
 
 /// Reads up to `most` bytes; fewer only at the end.
-pub fn take(from: &mut dyn Read, most: usize, progress: &mut Progress) -> anyhow::Result<Vec<u8>> {
+pub fn read_up_to(
+    from: &mut dyn Read,
+    most: usize,
+    progress: &mut Progress,
+) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![];
     while bytes.len() < most {
         let piece = PIECE_BYTES.min(most - bytes.len()) as u64;

@@ -17,7 +17,7 @@ use tar::{EntryType, Header};
 
 const BLOCK_BYTES: u64 = 512;
 /// Longest configuration, in bytes: what registries take.
-const LONGEST_JSON: u64 = 4 << 20;
+const MAX_JSON_BYTES: u64 = 4 << 20;
 
 /// A layer that is being written, behind the place of its header.
 pub struct Layer {
@@ -27,14 +27,14 @@ pub struct Layer {
 }
 
 /// What an image says of itself.
-pub struct About {
+pub struct ImageMetadata {
     pub platform: Option<Platform>,
     /// The configuration that it has, but for its layers.
     pub config: Option<Value>,
     pub tag: Option<String>,
 }
 
-impl About {
+impl ImageMetadata {
     /// Reads the configuration.
     pub fn new(
         platform: Option<Platform>,
@@ -42,7 +42,7 @@ impl About {
         tag: Option<String>,
     ) -> anyhow::Result<Self> {
         let read = |path: &Path| -> anyhow::Result<Value> {
-            ensure!(path.metadata()?.len() <= LONGEST_JSON, "too long for a configuration");
+            ensure!(path.metadata()?.len() <= MAX_JSON_BYTES, "too long for a configuration");
             let value: Value = serde_json::from_slice(&std::fs::read(path)?)?;
             ensure!(value.is_object(), "not the configuration of an image");
             Ok(value)
@@ -60,7 +60,7 @@ impl Layer {
     }
 
     /// Ends the layer, and writes what leads to it.
-    pub fn end(mut self, about: About) -> anyhow::Result<()> {
+    pub fn end(mut self, about: ImageMetadata) -> anyhow::Result<()> {
         pad(&mut self.file, self.len)?;
         let layer = Digest::from_bytes(self.sum.finalize().into());
         let config = config(about.config, about.platform, &layer);
@@ -117,7 +117,7 @@ impl Write for Layer {
 fn config(config: Option<Value>, platform: Option<Platform>, layer: &Digest) -> Value {
     let fresh = config.is_none();
     let mut config = config.unwrap_or_else(|| json!({}));
-    if let Some(platform) = platform.or_else(|| fresh.then(Platform::own)) {
+    if let Some(platform) = platform.or_else(|| fresh.then(Platform::host)) {
         config["os"] = platform.os().into();
         config["architecture"] = platform.architecture().into();
         if let Some(fields) = config.as_object_mut() {

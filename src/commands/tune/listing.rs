@@ -97,7 +97,7 @@ impl Rows<'_> {
     }
 
     /// A row for what is not 0.
-    fn some(&mut self, name: &str, value: impl Into<u64>) -> io::Result<()> {
+    fn row_if_nonzero(&mut self, name: &str, value: impl Into<u64>) -> io::Result<()> {
         match value.into() {
             0 => Ok(()),
             value => self.row(name, value),
@@ -106,7 +106,7 @@ impl Rows<'_> {
 
     fn date(&self, seconds: u32, high: u8) -> String {
         let seconds = i64::from(seconds) | i64::from(high) << 32;
-        self.clock.of_c(Time { seconds, nanoseconds: 0 })
+        self.clock.ctime(Time { seconds, nanoseconds: 0 })
     }
 
     fn date_or(&self, seconds: u32, high: u8, none: &str) -> String {
@@ -170,7 +170,7 @@ impl Rows<'_> {
         self.row("Inode count", raw.s_inodes_count)?;
         self.row("Block count", blocks)?;
         self.row("Reserved block count", reserved)?;
-        self.some("Overhead clusters", raw.s_overhead_blocks.get())?;
+        self.row_if_nonzero("Overhead clusters", raw.s_overhead_blocks.get())?;
         self.row("Free blocks", free)?;
         self.row("Free inodes", raw.s_free_inodes_count)?;
         self.row("First block", raw.s_first_data_block)?;
@@ -180,16 +180,16 @@ impl Rows<'_> {
         if is_64bit {
             self.row("Group descriptor size", raw.s_desc_size)?;
         }
-        self.some("Reserved GDT blocks", raw.s_reserved_gdt_blocks.get())?;
+        self.row_if_nonzero("Reserved GDT blocks", raw.s_reserved_gdt_blocks.get())?;
         self.row("Blocks per group", raw.s_blocks_per_group)?;
         let named = if clustered { "Clusters per group" } else { "Fragments per group" };
         self.row(named, raw.s_clusters_per_group)?;
         self.row("Inodes per group", raw.s_inodes_per_group)?;
         let table_bytes = u64::from(raw.s_inodes_per_group.get()) * u64::from(inode_bytes(raw));
         self.row("Inode blocks per group", table_bytes.div_ceil(block_bytes.max(1)))?;
-        self.some("First meta block group", raw.s_first_meta_bg.get())?;
-        self.some("RAID stride", raw.s_raid_stride.get())?;
-        self.some("RAID stripe width", raw.s_raid_stripe_width.get())?;
+        self.row_if_nonzero("First meta block group", raw.s_first_meta_bg.get())?;
+        self.row_if_nonzero("RAID stride", raw.s_raid_stride.get())?;
+        self.row_if_nonzero("RAID stripe width", raw.s_raid_stripe_width.get())?;
         if raw.s_log_groups_per_flex != 0 {
             let groups = 1_u64.checked_shl(raw.s_log_groups_per_flex.into()).unwrap_or(0);
             self.row("Flex block group size", groups)?;
@@ -210,15 +210,15 @@ impl Rows<'_> {
         self.row("Maximum mount count", raw.s_max_mnt_count.get().cast_signed())?;
         self.row("Last checked", self.date(raw.s_lastcheck.get(), raw.s_lastcheck_hi))?;
         let interval = raw.s_checkinterval.get();
-        self.row("Check interval", format!("{interval} ({})", spelled(interval)))?;
+        self.row("Check interval", format!("{interval} ({})", format_interval(interval)))?;
         if interval != 0 {
             let checked = i64::from(raw.s_lastcheck.get()) | i64::from(raw.s_lastcheck_hi) << 32;
             let next = Time { seconds: checked + i64::from(interval), nanoseconds: 0 };
-            self.row("Next check after", self.clock.of_c(next))?;
+            self.row("Next check after", self.clock.ctime(next))?;
         }
         match raw.s_kbytes_written.get() {
             0 => Ok(()),
-            kib => self.row("Lifetime writes", rounded(kib)),
+            kib => self.row("Lifetime writes", format_kib(kib)),
         }
     }
 
@@ -227,17 +227,17 @@ impl Rows<'_> {
         if raw.s_rev_level.get() >= 1 {
             self.row("First inode", raw.s_first_ino)?;
             writeln!(self.out, "Inode size:\t          {}", raw.s_inode_size)?;
-            self.some("Required extra isize", raw.s_min_extra_isize.get())?;
-            self.some("Desired extra isize", raw.s_want_extra_isize.get())?;
+            self.row_if_nonzero("Required extra isize", raw.s_min_extra_isize.get())?;
+            self.row_if_nonzero("Desired extra isize", raw.s_want_extra_isize.get())?;
         }
         if raw.s_journal_uuid != [0; 16] {
             self.row("Journal UUID", uuid(raw.s_journal_uuid))?;
         }
-        self.some("Journal inode", raw.s_journal_inum.get())?;
+        self.row_if_nonzero("Journal inode", raw.s_journal_inum.get())?;
         if raw.s_journal_dev != 0 {
             writeln!(self.out, "Journal device:\t          0x{:04x}", raw.s_journal_dev)?;
         }
-        self.some("First orphan inode", raw.s_last_orphan.get())?;
+        self.row_if_nonzero("First orphan inode", raw.s_last_orphan.get())?;
         let (compatible, _, _) = features(raw);
         if compatible.contains(Compatible::DIR_INDEX) || raw.s_hash_seed.iter().any(|it| *it != 0) {
             let algorithms = [
@@ -277,22 +277,22 @@ impl Rows<'_> {
     /// What the kernel noted of damage, the first and the last.
     fn errors(&mut self) -> io::Result<()> {
         let raw = self.raw;
-        self.some("FS Error count", raw.s_error_count.get())?;
+        self.row_if_nonzero("FS Error count", raw.s_error_count.get())?;
         let first = (raw.s_first_error_time.get(), raw.s_first_error_time_hi);
         if first != (0, 0) {
             self.row("First error time", self.date(first.0, first.1))?;
             self.row("First error function", text_or(&raw.s_first_error_func, ""))?;
             self.row("First error line #", raw.s_first_error_line)?;
-            self.some("First error inode #", raw.s_first_error_ino.get())?;
-            self.some("First error block #", raw.s_first_error_block.get())?;
+            self.row_if_nonzero("First error inode #", raw.s_first_error_ino.get())?;
+            self.row_if_nonzero("First error block #", raw.s_first_error_block.get())?;
         }
         let last = (raw.s_last_error_time.get(), raw.s_last_error_time_hi);
         if last != (0, 0) {
             self.row("Last error time", self.date(last.0, last.1))?;
             self.row("Last error function", text_or(&raw.s_last_error_func, ""))?;
             self.row("Last error line #", raw.s_last_error_line)?;
-            self.some("Last error inode #", raw.s_last_error_ino.get())?;
-            self.some("Last error block #", raw.s_last_error_block.get())?;
+            self.row_if_nonzero("Last error inode #", raw.s_last_error_ino.get())?;
+            self.row_if_nonzero("Last error block #", raw.s_last_error_block.get())?;
         }
         Ok(())
     }
@@ -304,9 +304,9 @@ impl Rows<'_> {
             self.row("MMP block number", raw.s_mmp_block)?;
             self.row("MMP update interval", raw.s_mmp_interval)?;
         }
-        self.some("User quota inode", raw.s_usr_quota_inum.get())?;
-        self.some("Group quota inode", raw.s_grp_quota_inum.get())?;
-        self.some("Project quota inode", raw.s_prj_quota_inum.get())?;
+        self.row_if_nonzero("User quota inode", raw.s_usr_quota_inum.get())?;
+        self.row_if_nonzero("Group quota inode", raw.s_grp_quota_inum.get())?;
+        self.row_if_nonzero("Project quota inode", raw.s_prj_quota_inum.get())?;
         if read_only.contains(ReadOnlyCompatible::METADATA_CSUM) {
             self.row("Checksum type", if raw.s_checksum_type == 1 { "crc32c" } else { "unknown" })?;
             self.row("Checksum", format!("0x{:08x}", raw.s_checksum))?;
@@ -321,7 +321,7 @@ impl Rows<'_> {
                 name.map_or_else(|| format!("UNKNOWN_ENCODING_{number}"), |it| it.to_string());
             self.row("Character encoding", name)?;
         }
-        self.some("Orphan file inode", raw.s_orphan_file_inum.get())
+        self.row_if_nonzero("Orphan file inode", raw.s_orphan_file_inum.get())
     }
 }
 
@@ -351,7 +351,7 @@ fn mount_options(bits: u32) -> Vec<String> {
 }
 
 /// A time span: months, weeks and days, then hours, minutes and seconds.
-fn spelled(mut seconds: u32) -> String {
+fn format_interval(mut seconds: u32) -> String {
     if seconds == 0 {
         return "<none>".to_owned();
     }
@@ -372,7 +372,7 @@ fn spelled(mut seconds: u32) -> String {
 }
 
 /// So many KiB in a unit that leaves up to five digits.
-fn rounded(kib: u64) -> String {
+fn format_kib(kib: u64) -> String {
     let mut amount = kib;
     let mut rest = 0;
     for unit in ["kB", "MB", "GB", "TB"] {

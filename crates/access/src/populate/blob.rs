@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use draconis_container::packing::{HEAD_BYTES, Packing};
+use draconis_container::packing::{Compression, HEAD_BYTES};
 use rustix::fs::{Mode, OFlags};
 
 use super::lengths;
 
 /// What an archive may unpack to, if it is not said: so much, and a hundred times its own length.
-const LIMIT_BYTES: u64 = 16 << 30;
-const LIMIT_RATIO: u64 = 100;
+const MAX_UNPACKED_BYTES: u64 = 16 << 30;
+const MAX_UNPACK_RATIO: u64 = 100;
 /// Bytes that are read at once.
 const WINDOW: usize = 256 << 10;
 
@@ -36,7 +36,7 @@ impl Blob {
         let found = file.metadata()?;
         let has_length = found.is_file() && lengths::is_exact(&file, &found)?;
         if !has_length {
-            let mut kept = nameless(beside)?;
+            let mut kept = temporary_file(beside)?;
             std::io::copy(&mut file, &mut kept).context("keeping it beside the image")?;
             file = kept;
         }
@@ -78,10 +78,10 @@ impl Blob {
     }
 
     /// How it is packed.
-    pub fn packing(&self) -> std::io::Result<Option<Packing>> {
+    pub fn compression(&self) -> std::io::Result<Option<Compression>> {
         let mut head = [0; HEAD_BYTES];
         let len = self.read_at(&mut head, 0)?;
-        Ok(Packing::of(head.get(..len).unwrap_or_default()))
+        Ok(Compression::of(head.get(..len).unwrap_or_default()))
     }
 
     /// Its bytes as they are.
@@ -90,28 +90,31 @@ impl Blob {
     }
 
     /// Its bytes, unpacked if they are packed, `limit` of them at most.
-    pub fn unpacked(&self, limit: Option<u64>) -> anyhow::Result<Box<dyn Read + Send>> {
+    pub fn decompress(&self, limit: Option<u64>) -> anyhow::Result<Box<dyn Read + Send>> {
         let stream = BufReader::with_capacity(WINDOW, self.stream());
-        let most = limit.unwrap_or_else(|| LIMIT_BYTES.saturating_add(self.len * LIMIT_RATIO));
-        Ok(match self.packing()? {
+        let most =
+            limit.unwrap_or_else(|| MAX_UNPACKED_BYTES.saturating_add(self.len * MAX_UNPACK_RATIO));
+        Ok(match self.compression()? {
             None => Box::new(stream),
-            Some(packing) => Box::new(Bounded { from: packing.unpack(stream)?, left: most, most }),
+            Some(packing) => {
+                Box::new(LimitedReader { from: packing.unpack(stream)?, left: most, most })
+            }
         })
     }
 
     /// The same, unpacked: into a file without a name in the directory of `beside` if it is packed.
-    pub fn kept_unpacked(&self, limit: Option<u64>, beside: &Path) -> anyhow::Result<Self> {
-        if self.packing()?.is_none() {
+    pub fn decompress_to_file(&self, limit: Option<u64>, beside: &Path) -> anyhow::Result<Self> {
+        if self.compression()?.is_none() {
             return Ok(self.clone());
         }
-        let mut kept = nameless(beside)?;
-        std::io::copy(&mut self.unpacked(limit)?, &mut kept)
+        let mut kept = temporary_file(beside)?;
+        std::io::copy(&mut self.decompress(limit)?, &mut kept)
             .context("unpacking it beside the image")?;
         Self::new(kept, beside)
     }
 
     /// All of it, if it is no longer than `most`.
-    pub fn small(&self, most: u64) -> anyhow::Result<Vec<u8>> {
+    pub fn read_all(&self, most: u64) -> anyhow::Result<Vec<u8>> {
         ensure!(self.len <= most, "{} bytes long: more than {most} are not read", self.len);
         let mut all = vec![0; self.len as usize];
         self.read_exact_at(&mut all, 0)?;
@@ -133,13 +136,13 @@ impl Read for Stream {
 }
 
 /// What is unpacked, up to a bound.
-struct Bounded<R> {
+struct LimitedReader<R> {
     from: R,
     left: u64,
     most: u64,
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for LimitedReader<R> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let got = self.from.read(into)?;
         match self.left.checked_sub(got as u64) {
@@ -147,7 +150,7 @@ impl<R: Read> Read for Bounded<R> {
             None => {
                 return Err(std::io::Error::other(format!(
                     "it unpacks to more than {}; format and untar take --limit SIZE for what is larger",
-                    crate::say::bytes(self.most)
+                    crate::say::format_bytes(self.most)
                 )));
             }
         }
@@ -156,7 +159,7 @@ impl<R: Read> Read for Bounded<R> {
 }
 
 /// A file without a name, which goes when it is closed.
-pub fn nameless(beside: &Path) -> anyhow::Result<File> {
+pub fn temporary_file(beside: &Path) -> anyhow::Result<File> {
     let dir = match beside.parent() {
         Some(dir) if dir.starts_with("/dev") => std::env::temp_dir(),
         Some(dir) if !dir.as_os_str().is_empty() => dir.to_path_buf(),

@@ -11,11 +11,11 @@ use anyhow::{Context, bail, ensure};
 use draconis_ext::mkfs::{Node, NodeId, Tree, What};
 
 use super::merge::parts;
-use super::{Source, Stamp};
+use super::{Source, TimestampPolicy};
 use crate::say::printable;
 
 /// Nodes that one line makes.
-const MOST_NODES: u64 = 65_536;
+const MAX_NODES: u64 = 65_536;
 
 /// A table.
 #[derive(Debug, Default)]
@@ -67,7 +67,7 @@ fn parse(fields: &[&[u8]]) -> anyhow::Result<Line> {
     let [kind] = *kind else { bail!("the type {}: one letter is needed", printable(kind)) };
     ensure!(b"fdcbpsr".contains(&kind), "the type {}: f, d, c, b, p, s or r", char::from(kind));
     let count = u64::from(number(7, "the count")?);
-    ensure!(count <= MOST_NODES, "the count {count}: {MOST_NODES} at most");
+    ensure!(count <= MAX_NODES, "the count {count}: {MAX_NODES} at most");
     Ok(Line {
         path: path.to_vec(),
         kind,
@@ -82,15 +82,19 @@ fn parse(fields: &[&[u8]]) -> anyhow::Result<Line> {
 }
 
 /// Lays a table over a tree.
-pub fn devices(source: &mut Source<'_>, table: &Table, stamp: Stamp) -> anyhow::Result<()> {
+pub fn apply_table(
+    source: &mut Source<'_>,
+    table: &Table,
+    stamp: TimestampPolicy,
+) -> anyhow::Result<()> {
     for (nth, line) in &table.0 {
-        lay(source, line, stamp)
+        apply_line(source, line, stamp)
             .with_context(|| format!("line {nth}: {}", printable(&line.path)))?;
     }
     Ok(())
 }
 
-fn lay(source: &mut Source<'_>, line: &Line, stamp: Stamp) -> anyhow::Result<()> {
+fn apply_line(source: &mut Source<'_>, line: &Line, stamp: TimestampPolicy) -> anyhow::Result<()> {
     if matches!(line.kind, b'f' | b'r') {
         return change(source, line);
     }
@@ -123,7 +127,7 @@ fn change(source: &mut Source<'_>, line: &Line) -> anyhow::Result<()> {
         if let Some(node) = source.tree.node_mut(id) {
             set(node, line);
         }
-        source.implied.remove(&id);
+        source.implied_dirs.remove(&id);
     }
     Ok(())
 }
@@ -144,7 +148,7 @@ fn make(
     line: &Line,
     path: &[u8],
     minor: u32,
-    stamp: Stamp,
+    stamp: TimestampPolicy,
 ) -> anyhow::Result<()> {
     let what = match line.kind {
         b'd' => What::Directory,
@@ -160,7 +164,7 @@ fn make(
         && matches!(node.what, What::Directory)
     {
         set(node, line);
-        source.implied.remove(&there);
+        source.implied_dirs.remove(&there);
         return Ok(());
     }
     let (last, above) = parts.split_last().context("the root directory is something else")?;
@@ -188,8 +192,8 @@ mod tests {
     fn laid(table: &str) -> anyhow::Result<Tree> {
         let table = Table::parse(table.as_bytes())?;
         let mut source = Source::new(Tree::new(Node::new(What::Directory, 0o755)), Nothing);
-        let stamp = Stamp { now: Default::default(), reproducible: false };
-        devices(&mut source, &table, stamp)?;
+        let stamp = TimestampPolicy { now: Default::default(), reproducible: false };
+        apply_table(&mut source, &table, stamp)?;
         Ok(source.tree)
     }
 

@@ -15,12 +15,12 @@ use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::lengths::{self, Faults, Kept, fingerprint};
-use super::{LeftOut, Patterns, Source, Stamp};
-use crate::image::file_of;
+use super::{Patterns, SkippedItems, Source, TimestampPolicy};
+use crate::image::container_file;
 use crate::say::printable;
 
 /// Files that are named one by one when there are many.
-const MOST_TOLD: usize = 20;
+const MAX_NAMED: usize = 20;
 
 /// Files by their number, below the top.
 #[derive(Default)]
@@ -108,7 +108,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 struct Scan<'a> {
     tree: Tree,
     files: Files,
-    stamp: Stamp,
+    stamp: TimestampPolicy,
     /// Nodes with several names, by device and inode.
     seen: HashMap<(u64, u64), NodeId>,
     /// File systems, by their device, where `st_size` is what reading gives.
@@ -117,7 +117,7 @@ struct Scan<'a> {
     image: Option<(u64, u64)>,
     /// Where what has to be kept is kept: beside this.
     beside: &'a Path,
-    left_out: LeftOut,
+    left_out: SkippedItems,
     exclude: &'a Patterns,
     /// Who reads.
     user: u32,
@@ -130,29 +130,29 @@ pub fn scan(
     top: &Path,
     image: &Path,
     mut root: Node,
-    stamp: Stamp,
+    stamp: TimestampPolicy,
     exclude: &Patterns,
     list: Option<&[Vec<u8>]>,
 ) -> anyhow::Result<Source<'static>> {
     let shown = || top.display().to_string();
     let found = std::fs::metadata(top).with_context(shown)?;
-    let mut left_out = LeftOut::default();
-    describe(&mut root, &found, stamp);
+    let mut left_out = SkippedItems::default();
+    set_metadata(&mut root, &found, stamp);
     attributes(&mut root, top, &mut left_out).with_context(shown)?;
     let mut scan = Scan::new(top, image, root, stamp, exclude);
     scan.left_out = left_out;
     match list {
-        Some(list) => scan.listed(list)?,
+        Some(list) => scan.scan_listed(list)?,
         None => scan.below(vec![(PathBuf::new(), NodeId::ROOT)])?,
     }
-    scan.all_readable()?;
+    scan.check_readable()?;
     let faults = scan.files.faults.clone();
     Ok(Source { notes: scan.left_out.notes, faults, ..Source::new(scan.tree, scan.files) })
 }
 
 /// What is put into a volume, and how.
 #[derive(Clone, Copy)]
-pub struct Gather<'a> {
+pub struct FileScan<'a> {
     /// Each of these.
     pub sources: &'a [PathBuf],
     /// The name that the only source gets, if not its own.
@@ -167,7 +167,7 @@ pub struct Gather<'a> {
 ///
 /// # Errors
 /// A file cannot be read, or two have one name.
-pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>> {
+pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<Source<'static>> {
     let root = Node::new(What::Directory, 0o755).at(stamp.now);
     let all = Patterns::default();
     let mut scan = Scan::new(Path::new(""), what.image, root, stamp, &all);
@@ -206,38 +206,46 @@ pub fn gather(what: Gather<'_>, stamp: Stamp) -> anyhow::Result<Source<'static>>
         );
         let nth = u32::try_from(scan.files.dirs.len()).context("too many sources")?;
         scan.files.dirs.push(real.clone());
-        let at = Place { path: &real, dir_nth: nth, name_there: b"" };
+        let at = SourcePath { path: &real, dir_index: nth, name_there: b"" };
         let entry = scan.entry(at, &found, name, NodeId::ROOT).with_context(shown)?;
         stack.extend(entry.map(|id| (real, id)));
     }
     scan.below(stack)?;
-    scan.all_readable()?;
+    scan.check_readable()?;
     let implied = HashSet::from([NodeId::ROOT]);
     let notes = scan.left_out.notes;
     let faults = scan.files.faults.clone();
-    Ok(Source { implied, notes, faults, ..Source::new(scan.tree, scan.files) })
+    Ok(Source { implied_dirs: implied, notes, faults, ..Source::new(scan.tree, scan.files) })
 }
 
 /// Where something is on this machine.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct SourcePath<'a> {
     path: &'a Path,
     /// As [`Files`] remembers it.
-    dir_nth: u32,
+    dir_index: u32,
     name_there: &'a [u8],
 }
 
 impl<'a> Scan<'a> {
-    fn new(top: &Path, image: &'a Path, root: Node, stamp: Stamp, exclude: &'a Patterns) -> Self {
+    fn new(
+        top: &Path,
+        image: &'a Path,
+        root: Node,
+        stamp: TimestampPolicy,
+        exclude: &'a Patterns,
+    ) -> Self {
         Self {
             tree: Tree::new(root),
             files: Files { top: top.to_path_buf(), ..Files::default() },
             stamp,
             seen: HashMap::new(),
-            image: std::fs::metadata(file_of(image)).ok().map(|found| (found.dev(), found.ino())),
+            image: std::fs::metadata(container_file(image))
+                .ok()
+                .map(|found| (found.dev(), found.ino())),
             beside: image,
             exact: HashSet::new(),
-            left_out: LeftOut::default(),
+            left_out: SkippedItems::default(),
             exclude,
             user: rustix::process::geteuid().as_raw(),
             unreadable: vec![],
@@ -253,7 +261,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Scans only these, and the directories that they are in.
-    fn listed(&mut self, list: &[Vec<u8>]) -> anyhow::Result<()> {
+    fn scan_listed(&mut self, list: &[Vec<u8>]) -> anyhow::Result<()> {
         let top = self.files.top.clone();
         for line in list {
             let shown = || printable(line);
@@ -272,7 +280,7 @@ impl<'a> Scan<'a> {
                 let found = found.with_context(|| path.display().to_string())?;
                 let nth = u32::try_from(self.files.dirs.len()).context("too many directories")?;
                 self.files.dirs.push(above);
-                let place = Place { path: &path, dir_nth: nth, name_there: name };
+                let place = SourcePath { path: &path, dir_index: nth, name_there: name };
                 let made = self.entry(place, &found, name, dir);
                 match made.with_context(|| path.display().to_string())? {
                     Some(made) => dir = made,
@@ -288,7 +296,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Whether this user may read a file, by the rights that count when it is opened.
-    fn may_read(&self, path: &Path, found: &Metadata) -> bool {
+    fn is_readable(&self, path: &Path, found: &Metadata) -> bool {
         use rustix::fs::{Access, AtFlags, CWD, accessat};
         // No list of rights takes from the owner what the mode gives: most trees are packed by
         // who owns them.
@@ -302,11 +310,11 @@ impl<'a> Scan<'a> {
     }
 
     /// Refuses before anything is written what could not be read then.
-    fn all_readable(&self) -> anyhow::Result<()> {
+    fn check_readable(&self) -> anyhow::Result<()> {
         let Some(first) = self.unreadable.first() else { return Ok(()) };
         let others = self.unreadable.get(1..).unwrap_or_default();
-        let named = others.iter().take(MOST_TOLD).map(|other| format!(", nor {}", other.display()));
-        let more = match others.len().saturating_sub(MOST_TOLD) {
+        let named = others.iter().take(MAX_NAMED).map(|other| format!(", nor {}", other.display()));
+        let more = match others.len().saturating_sub(MAX_NAMED) {
             0 => String::new(),
             more => format!(", nor {more} others"),
         };
@@ -342,7 +350,7 @@ impl<'a> Scan<'a> {
             let path = path.join(&name);
             let shown = || path.display().to_string();
             let found = std::fs::symlink_metadata(&path).with_context(shown)?;
-            let at = Place { path: &path, dir_nth: nth, name_there: name.as_bytes() };
+            let at = SourcePath { path: &path, dir_index: nth, name_there: name.as_bytes() };
             let below = self.entry(at, &found, name.as_bytes(), id);
             if let Some(child) = below.with_context(shown)? {
                 stack.push((dir.join(&name), child));
@@ -353,11 +361,11 @@ impl<'a> Scan<'a> {
     }
 
     /// Where the contents of a file are; none if it cannot be read.
-    fn file(&mut self, at: Place<'_>, found: &Metadata) -> anyhow::Result<Option<What>> {
-        let source = self.files.add(at.dir_nth, at.name_there, found)?;
+    fn file(&mut self, at: SourcePath<'_>, found: &Metadata) -> anyhow::Result<Option<What>> {
+        let source = self.files.add(at.dir_index, at.name_there, found)?;
         match self.unknown_length(source, at.path, found) {
             Ok(None) => {
-                let data = data(at.path, found)?;
+                let data = data_ranges(at.path, found)?;
                 Ok(Some(What::File { size_bytes: found.size(), data, source }))
             }
             Ok(Some(size_bytes)) => {
@@ -396,7 +404,7 @@ impl<'a> Scan<'a> {
     /// Adds one name; its node if that is a directory.
     fn entry(
         &mut self,
-        at: Place<'_>,
+        at: SourcePath<'_>,
         found: &Metadata,
         name: &[u8],
         dir: NodeId,
@@ -404,7 +412,7 @@ impl<'a> Scan<'a> {
         let path = at.path;
         let identity = (found.dev(), found.ino());
         if Some(identity) == self.image {
-            self.left_out.tell("the image itself is", &path.display());
+            self.left_out.record("the image itself is", &path.display());
             return Ok(None);
         }
         let kind = found.file_type();
@@ -421,7 +429,7 @@ impl<'a> Scan<'a> {
             What::Directory
         } else if kind.is_file() {
             // Told now, and not when half of the volume is written.
-            if found.size() > 0 && !self.may_read(path, found) {
+            if found.size() > 0 && !self.is_readable(path, found) {
                 self.unreadable.push(path.to_path_buf());
                 return Ok(None);
             }
@@ -441,7 +449,7 @@ impl<'a> Scan<'a> {
             What::Socket
         };
         let mut node = Node::new(what, 0);
-        describe(&mut node, found, self.stamp);
+        set_metadata(&mut node, found, self.stamp);
         attributes(&mut node, path, &mut self.left_out)?;
         let id = self.tree.add(dir, name, node)?;
         if several {
@@ -451,7 +459,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-fn describe(node: &mut Node, found: &Metadata, stamp: Stamp) {
+fn set_metadata(node: &mut Node, found: &Metadata, stamp: TimestampPolicy) {
     let time = |seconds, nanoseconds| Time {
         seconds,
         nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
@@ -467,7 +475,7 @@ fn describe(node: &mut Node, found: &Metadata, stamp: Stamp) {
 }
 
 /// Where a file has data. Files without holes are not opened for that.
-fn data(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>> {
+fn data_ranges(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>> {
     let size = found.size();
     if size == 0 {
         return Ok(vec![]);
@@ -496,7 +504,7 @@ fn data(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>> {
     Ok(data)
 }
 
-fn attributes(node: &mut Node, path: &Path, left_out: &mut LeftOut) -> std::io::Result<()> {
+fn attributes(node: &mut Node, path: &Path, left_out: &mut SkippedItems) -> std::io::Result<()> {
     let mut list = [0; 4096];
     let len = match rustix::fs::llistxattr(path, &mut list[..]) {
         Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
@@ -507,7 +515,11 @@ fn attributes(node: &mut Node, path: &Path, left_out: &mut LeftOut) -> std::io::
     each_attribute(node, path, list.get(..len).unwrap_or_default(), left_out)
 }
 
-fn long_attributes(node: &mut Node, path: &Path, left_out: &mut LeftOut) -> std::io::Result<()> {
+fn long_attributes(
+    node: &mut Node,
+    path: &Path,
+    left_out: &mut SkippedItems,
+) -> std::io::Result<()> {
     let mut list = vec![0; 65536];
     let len = rustix::fs::llistxattr(path, &mut list[..])?;
     each_attribute(node, path, list.get(..len).unwrap_or_default(), left_out)
@@ -517,7 +529,7 @@ fn each_attribute(
     node: &mut Node,
     path: &Path,
     list: &[u8],
-    left_out: &mut LeftOut,
+    left_out: &mut SkippedItems,
 ) -> std::io::Result<()> {
     let mut value = vec![0; 65536];
     for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
@@ -529,7 +541,7 @@ fn each_attribute(
         };
         if !node.attribute(name, value.get(..len).unwrap_or_default()) {
             let name = String::from_utf8_lossy(name);
-            left_out.tell(&format!("the attribute {name} is"), &path.display());
+            left_out.record(&format!("the attribute {name} is"), &path.display());
         }
     }
     Ok(())

@@ -7,23 +7,26 @@ use anyhow::{Context, bail};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Contents, Node, NodeId, Options, Tree, What};
 
-use super::devices::{Table, devices};
-use super::rules::{newest, own, set_times, squash_perms};
-use super::{Choice, Digest, Found, Origin, Patterns, Source, Stamp, Wanted, scan};
+use super::devices::{Table, apply_table};
+use super::rules::{newest_mtime, set_owner, set_times, squash_perms};
+use super::{
+    Digest, ImageOptions, Patterns, ScanRequest, ScanResult, Source, SourceSpec, TimestampPolicy,
+    scan,
+};
 
 /// A clock that no file is newer than.
-const NEVER: Time = Time { seconds: i64::MAX, nanoseconds: 0 };
+const TIME_MAX: Time = Time { seconds: i64::MAX, nanoseconds: 0 };
 
 /// What is wanted of sources, and how they become a volume.
-pub struct Filling<'a> {
+pub struct FillOptions<'a> {
     /// A directory, or archives and images, later ones over earlier ones; none for an empty volume.
-    pub from: &'a [Origin],
+    pub from: &'a [SourceSpec],
     /// Of a directory, only these.
     pub list: Option<&'a [Vec<u8>]>,
     /// What is left out.
     pub exclude: &'a Patterns,
     /// How archives and images are read.
-    pub choice: Choice<'a>,
+    pub choice: ImageOptions<'a>,
     /// Whose everything becomes.
     pub owner: Option<(u32, u32)>,
     /// Everything becomes root's.
@@ -33,14 +36,14 @@ pub struct Filling<'a> {
     /// Nodes that are made besides, and what the table is called.
     pub table: Option<(&'a Table, &'a Path)>,
     /// No time is later than that of the volume, and only the last change comes from the source.
-    pub clamped: bool,
+    pub clamp_times: bool,
     /// The same bytes of the same source, whenever and wherever.
-    pub reproducible: Option<Reproducible>,
+    pub reproducible: Option<DerivedFields>,
 }
 
 /// What of a volume follows from its tree.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Reproducible {
+pub struct DerivedFields {
     /// Its time: that of the newest file.
     pub time: bool,
     /// Its identity.
@@ -53,20 +56,30 @@ pub struct Reproducible {
 ///
 /// # Errors
 /// A source cannot be read, or is not what it claims to be; a table does not fit the tree.
-pub fn fill(filling: Filling<'_>, options: &mut Options) -> anyhow::Result<Found> {
-    let Filling { from, list, exclude, choice, owner, table, clamped, reproducible, .. } = filling;
+pub fn fill(filling: FillOptions<'_>, options: &mut Options) -> anyhow::Result<ScanResult> {
+    let FillOptions {
+        from,
+        list,
+        exclude,
+        choice,
+        owner,
+        table,
+        clamp_times: clamped,
+        reproducible,
+        ..
+    } = filling;
     let made = Time { seconds: i64::from(options.time), nanoseconds: 0 };
     // The time of the newest file is not known before all are.
     let by_newest = reproducible.is_some_and(|follows| follows.time);
-    let now = if by_newest { NEVER } else { made };
-    let mut stamp = Stamp { now, reproducible: clamped || reproducible.is_some() };
+    let now = if by_newest { TIME_MAX } else { made };
+    let mut stamp = TimestampPolicy { now, reproducible: clamped || reproducible.is_some() };
     let mut root =
         Node::new(What::Directory, 0o755).at(if by_newest { Time::default() } else { now });
     (root.uid, root.gid) = options.root_owner;
     let keep_owners = owner.is_none() && !filling.squash;
     let mut found = match from {
-        [] => Found { source: Source::new(Tree::new(root), Nothing), config: None },
-        from => scan(Wanted { from, list, exclude, choice, keep_owners, root, stamp })?,
+        [] => ScanResult { source: Source::new(Tree::new(root), NoContents), config: None },
+        from => scan(ScanRequest { from, list, exclude, choice, keep_owners, root, stamp })?,
     };
     let source = &mut found.source;
     if let Some((path, target)) = source.outside_link() {
@@ -78,32 +91,32 @@ pub fn fill(filling: Filling<'_>, options: &mut Options) -> anyhow::Result<Found
         options.time = u32::try_from(stamp.now.seconds).unwrap_or(u32::MAX);
     }
     if let Some((uid, gid)) = owner {
-        own(&mut source.tree, uid, gid);
+        set_owner(&mut source.tree, uid, gid);
     } else if filling.squash {
-        own(&mut source.tree, 0, 0);
+        set_owner(&mut source.tree, 0, 0);
     }
     if filling.squash_perms {
         squash_perms(&mut source.tree);
     }
     if let Some((table, named)) = table {
-        let laid = devices(source, table, stamp);
+        let laid = apply_table(source, table, stamp);
         laid.with_context(|| named.display().to_string())?;
     }
     if let Some(follows) = reproducible {
-        identities(follows, options, &source.tree);
+        derive_ids(follows, options, &source.tree);
     }
     Ok(found)
 }
 
 /// The newest time of what is described; what is only on the way has none.
 fn newest_described(source: &mut Source<'_>) -> Time {
-    for id in &source.implied {
+    for id in &source.implied_dirs {
         if let Some(node) = source.tree.node_mut(*id) {
             *node = node.clone().at(Time::default());
         }
     }
-    let newest = newest(&mut source.tree).max(Time::default());
-    for id in &source.implied {
+    let newest = newest_mtime(&mut source.tree).max(Time::default());
+    for id in &source.implied_dirs {
         if let Some(node) = source.tree.node_mut(*id) {
             *node = node.clone().at(newest);
         }
@@ -112,7 +125,7 @@ fn newest_described(source: &mut Source<'_>) -> Time {
 }
 
 /// Identity and hash seed from names, lengths, times, owners and attributes.
-fn identities(follows: Reproducible, options: &mut Options, tree: &Tree) {
+fn derive_ids(follows: DerivedFields, options: &mut Options, tree: &Tree) {
     use std::fmt::Write as _;
     let mut sums = String::new();
     let mut dirs = vec![NodeId::ROOT];
@@ -158,9 +171,9 @@ fn identities(follows: Reproducible, options: &mut Options, tree: &Tree) {
 }
 
 /// An empty volume's files.
-struct Nothing;
+struct NoContents;
 
-impl Contents for Nothing {
+impl Contents for NoContents {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Err(ErrorKind::NotFound.into())
     }

@@ -25,13 +25,13 @@ use super::tar::Entries;
 use crate::say::printable;
 
 /// Longest document, in bytes: what registries take.
-const LONGEST_JSON: u64 = 4 << 20;
+const MAX_JSON_BYTES: u64 = 4 << 20;
 /// Indexes of indexes.
-const DEEPEST: u32 = 4;
+const MAX_INDEX_DEPTH: u32 = 4;
 /// Layers of one image.
-const MOST_LAYERS: usize = 4096;
+const MAX_LAYERS: usize = 4096;
 /// Files of one archive.
-const MOST_MEMBERS: usize = 65_536;
+const MAX_MEMBERS: usize = 65_536;
 
 /// What names an image in an index.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
@@ -39,18 +39,18 @@ pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 const IMAGE_NAME: &str = "io.containerd.image.name";
 
 /// What is chosen where there are several, and where things may be kept.
-pub struct Choice<'a> {
+pub struct ImageOptions<'a> {
     /// Of an image for several, this one; this machine's if left out.
     pub platform: Option<Platform>,
     /// Where what cannot be read twice is kept, in a file without a name.
-    pub beside: &'a Path,
+    pub temp_dir_of: &'a Path,
     /// What an archive may unpack to.
     pub limit: Option<u64>,
 }
 
 #[derive(Deserialize)]
 struct Index {
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     manifests: Vec<Descriptor>,
 }
 
@@ -62,10 +62,10 @@ struct Descriptor {
     digest: String,
     size: u64,
     platform: Option<Platform>,
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     annotations: HashMap<String, String>,
     /// Where it is, if it may not be handed on.
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     urls: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ struct Manifest {
     #[serde(default)]
     schema_version: u32,
     config: Option<Descriptor>,
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     layers: Vec<Descriptor>,
     manifests: Option<Vec<Descriptor>>,
 }
@@ -90,22 +90,22 @@ struct Config {
 
 #[derive(Deserialize)]
 struct RootFs {
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     diff_ids: Vec<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Saved {
+struct DockerManifest {
     config: String,
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     repo_tags: Vec<String>,
-    #[serde(default, deserialize_with = "or_nothing")]
+    #[serde(default, deserialize_with = "null_as_default")]
     layers: Vec<String>,
 }
 
 /// A list or a table; programs in Go write `null` for an empty one.
-fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
+fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
@@ -116,35 +116,35 @@ pub fn open(
     kind: ImageKind,
     path: &Path,
     tag: Option<&str>,
-    choice: &Choice<'_>,
+    choice: &ImageOptions<'_>,
 ) -> anyhow::Result<Archives> {
     match kind {
         ImageKind::OciDirectory => {
             ensure!(path.is_dir(), "not a directory; an archive is oci-archive:FILE");
-            oci(&Store::Directory(path.to_path_buf()), tag, choice)
+            oci(&BlobStore::Directory(path.to_path_buf()), tag, choice)
         }
-        ImageKind::OciArchive => oci(&Store::archive(path, choice)?, tag, choice),
-        ImageKind::DockerArchive => docker(&Store::archive(path, choice)?, tag, choice),
+        ImageKind::OciArchive => oci(&BlobStore::archive(path, choice)?, tag, choice),
+        ImageKind::DockerArchive => docker(&BlobStore::archive(path, choice)?, tag, choice),
     }
 }
 
 /// The files that an image is made of.
-enum Store {
+enum BlobStore {
     Directory(PathBuf),
-    Archive(HashMap<Vec<u8>, Member>),
+    Archive(HashMap<Vec<u8>, ArchiveMember>),
 }
 
-enum Member {
+enum ArchiveMember {
     File(Blob),
     Link(Vec<u8>),
 }
 
-impl Store {
-    fn archive(path: &Path, choice: &Choice<'_>) -> anyhow::Result<Self> {
+impl BlobStore {
+    fn archive(path: &Path, choice: &ImageOptions<'_>) -> anyhow::Result<Self> {
         ensure!(!path.is_dir(), "a directory; an image in one is oci:DIR");
-        let archive = Blob::new(File::open(path)?, choice.beside)?;
+        let archive = Blob::new(File::open(path)?, choice.temp_dir_of)?;
         // Its parts are read in any order.
-        let archive = archive.kept_unpacked(choice.limit, choice.beside)?;
+        let archive = archive.decompress_to_file(choice.limit, choice.temp_dir_of)?;
         let mut members = HashMap::new();
         let mut entries = Entries::new(&archive, None)?;
         while let Some(entry) = entries.next()? {
@@ -152,17 +152,17 @@ impl Store {
             let at = entries.reader.at;
             entries.reader.skip(entry.size)?;
             let member = match entry.kind() {
-                b'0' => archive.part(at, entry.size).map(Member::File),
-                b'1' => Some(Member::Link(entry.target())),
+                b'0' => archive.part(at, entry.size).map(ArchiveMember::File),
+                b'1' => Some(ArchiveMember::Link(entry.target())),
                 // docker save writes these for layers that are the same.
                 b'2' => {
                     let dir = name.rsplitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
-                    joined(dir, &entry.target()).map(Member::Link)
+                    joined(dir, &entry.target()).map(ArchiveMember::Link)
                 }
                 _ => None,
             };
             members.extend(member.map(|member| (name, member)));
-            ensure!(members.len() <= MOST_MEMBERS, "more than {MOST_MEMBERS} files: no image");
+            ensure!(members.len() <= MAX_MEMBERS, "more than {MAX_MEMBERS} files: no image");
         }
         Ok(Self::Archive(members))
     }
@@ -179,8 +179,8 @@ impl Store {
                 let mut at = parts(name.as_bytes())?.join(&b'/');
                 for _ in 0..4 {
                     match members.get(&at).with_context(missing)? {
-                        Member::File(blob) => return Ok(blob.clone()),
-                        Member::Link(to) => at = parts(to)?.join(&b'/'),
+                        ArchiveMember::File(blob) => return Ok(blob.clone()),
+                        ArchiveMember::Link(to) => at = parts(to)?.join(&b'/'),
                     }
                 }
                 bail!("{name} is a link to links")
@@ -221,31 +221,38 @@ fn joined(dir: &[u8], target: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn json<T: DeserializeOwned>(blob: &Blob, what: &str) -> anyhow::Result<T> {
-    let text = blob.small(LONGEST_JSON).with_context(|| what.to_owned())?;
+    let text = blob.read_all(MAX_JSON_BYTES).with_context(|| what.to_owned())?;
     serde_json::from_slice(&text).with_context(|| format!("{what} makes no sense"))
 }
 
-fn oci(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+fn oci(
+    store: &BlobStore,
+    tag: Option<&str>,
+    choice: &ImageOptions<'_>,
+) -> anyhow::Result<Archives> {
     let index = store.blob("index.json").context("not an OCI image")?;
     let index: Index = json(&index, "index.json")?;
-    let named = tagged(&index.manifests, tag)?;
-    let mut found = chosen(&named, choice.platform.as_ref())?;
-    for _ in 0..DEEPEST {
+    let named = manifests_by_tag(&index.manifests, tag)?;
+    let mut found = manifest_for(&named, choice.platform.as_ref())?;
+    for _ in 0..MAX_INDEX_DEPTH {
         let what = format!("the manifest {}", found.digest);
         let manifest: Manifest = json(&store.described(&found)?, &what)?;
         if let Some(manifests) = &manifest.manifests {
-            found = chosen(manifests, choice.platform.as_ref())?;
+            found = manifest_for(manifests, choice.platform.as_ref())?;
             continue;
         }
         ensure!(manifest.schema_version != 1, "{what} is of version 1, which is not read");
         let config = manifest.config.with_context(|| format!("{what} has no configuration"))?;
-        return layered(store, &config, &manifest.layers, choice);
+        return open_layers(store, &config, &manifest.layers, choice);
     }
     bail!("indexes that lead to indexes and to no manifest")
 }
 
 /// What has a tag, or everything.
-fn tagged(manifests: &[Descriptor], tag: Option<&str>) -> anyhow::Result<Vec<Descriptor>> {
+fn manifests_by_tag(
+    manifests: &[Descriptor],
+    tag: Option<&str>,
+) -> anyhow::Result<Vec<Descriptor>> {
     let names = |it: &Descriptor| -> Vec<String> {
         [REF_NAME, IMAGE_NAME].iter().filter_map(|key| it.annotations.get(*key).cloned()).collect()
     };
@@ -273,7 +280,7 @@ fn tagged(manifests: &[Descriptor], tag: Option<&str>) -> anyhow::Result<Vec<Des
 }
 
 /// The manifest for a platform.
-fn chosen(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result<Descriptor> {
+fn manifest_for(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result<Descriptor> {
     // What says where an image comes from is listed beside it.
     let images: Vec<&Descriptor> = manifests
         .iter()
@@ -284,9 +291,9 @@ fn chosen(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result
     {
         return Ok(only.clone());
     }
-    let own = Platform::own();
+    let own = Platform::host();
     let wanted = wanted.unwrap_or(&own);
-    let fits = |it: &&&Descriptor| it.platform.as_ref().is_some_and(|it| wanted.takes(it));
+    let fits = |it: &&&Descriptor| it.platform.as_ref().is_some_and(|it| wanted.accepts(it));
     let found = images.iter().find(fits);
     found.map(|it| (*it).clone()).with_context(|| {
         let there = images.iter().filter_map(|it| it.platform.as_ref());
@@ -301,14 +308,14 @@ fn chosen(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result
     })
 }
 
-fn layered(
-    store: &Store,
+fn open_layers(
+    store: &BlobStore,
     config: &Descriptor,
     layers: &[Descriptor],
-    choice: &Choice<'_>,
+    choice: &ImageOptions<'_>,
 ) -> anyhow::Result<Archives> {
-    ensure!(layers.len() <= MOST_LAYERS, "{} layers", layers.len());
-    let text = store.described(config)?.small(LONGEST_JSON).context("the configuration")?;
+    ensure!(layers.len() <= MAX_LAYERS, "{} layers", layers.len());
+    let text = store.described(config)?.read_all(MAX_JSON_BYTES).context("the configuration")?;
     let mut found = vec![];
     for layer in layers {
         let kind = &layer.media_type;
@@ -327,7 +334,7 @@ fn layered(
         }
         let archive = store.described(layer)?;
         let shown = format!("layer {}", layer.digest);
-        found.push(Layer { archive, shown, whiteouts: true });
+        found.push(Layer { archive, display_name: shown, whiteouts: true });
     }
     if let Ok(config) = serde_json::from_slice::<Config>(&text) {
         check_platform(&config, choice)?;
@@ -335,16 +342,20 @@ fn layered(
     Ok(Archives { layers: found, config: Some(text) })
 }
 
-fn check_platform(config: &Config, choice: &Choice<'_>) -> anyhow::Result<()> {
+fn check_platform(config: &Config, choice: &ImageOptions<'_>) -> anyhow::Result<()> {
     if let (Some(wanted), Some(found)) = (&choice.platform, &config.platform) {
-        ensure!(wanted.takes(found), "the image is for {found}, not for {wanted}");
+        ensure!(wanted.accepts(found), "the image is for {found}, not for {wanted}");
     }
     Ok(())
 }
 
-fn docker(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+fn docker(
+    store: &BlobStore,
+    tag: Option<&str>,
+    choice: &ImageOptions<'_>,
+) -> anyhow::Result<Archives> {
     let manifest = store.blob("manifest.json").context("not what docker save writes")?;
-    let mut saved: Vec<Saved> = json(&manifest, "manifest.json")?;
+    let mut saved: Vec<DockerManifest> = json(&manifest, "manifest.json")?;
     let all: Vec<&str> = saved.iter().flat_map(|it| &it.repo_tags).map(String::as_str).collect();
     let all = printable(all.join(", ").as_bytes());
     let nth = match tag {
@@ -358,7 +369,7 @@ fn docker(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Resu
         None => bail!("several images; name one behind a colon: {all}"),
     };
     let saved = saved.swap_remove(nth);
-    let text = store.blob(&saved.config)?.small(LONGEST_JSON).context("the configuration")?;
+    let text = store.blob(&saved.config)?.read_all(MAX_JSON_BYTES).context("the configuration")?;
     // Its name is its digest, in either of the two ways in which it is written.
     let hex = saved.config.rsplit('/').next().unwrap_or_default();
     if let Ok(digest) = Digest::parse(&format!("sha256:{}", hex.trim_end_matches(".json"))) {
@@ -368,7 +379,7 @@ fn docker(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Resu
     check_platform(&config, choice)?;
     let ids = config.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
     ensure!(
-        ids.len() == saved.layers.len() && ids.len() <= MOST_LAYERS,
+        ids.len() == saved.layers.len() && ids.len() <= MAX_LAYERS,
         "{} layers, and digests of {}",
         saved.layers.len(),
         ids.len()
@@ -377,9 +388,9 @@ fn docker(store: &Store, tag: Option<&str>, choice: &Choice<'_>) -> anyhow::Resu
     for (name, id) in saved.layers.iter().zip(&ids) {
         let archive = store.blob(name)?;
         let digest = Digest::parse(id)?;
-        let compared = digest.compare(archive.unpacked(choice.limit)?);
+        let compared = digest.compare(archive.decompress(choice.limit)?);
         compared.with_context(|| format!("the layer {name}"))?;
-        layers.push(Layer { archive, shown: format!("layer {name}"), whiteouts: true });
+        layers.push(Layer { archive, display_name: format!("layer {name}"), whiteouts: true });
     }
     Ok(Archives { layers, config: Some(text) })
 }

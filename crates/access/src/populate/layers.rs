@@ -15,7 +15,7 @@ use draconis_ext::mkfs::{Contents, Node, What};
 use super::blob::Blob;
 use super::merge::Merge;
 use super::tar::{Entries, Entry, Reader, number, unsigned};
-use super::{LeftOut, Source, Stamp, acl, coded};
+use super::{SkippedItems, Source, TimestampPolicy, acl, coded};
 use crate::say::printable;
 
 /// What pax records of attributes begin with, and the record of SELinux's.
@@ -31,14 +31,14 @@ const PIECE_BYTES: u64 = 24;
 pub struct Layer {
     pub archive: Blob,
     /// What it is called in messages.
-    pub shown: String,
+    pub display_name: String,
     /// Whether names in it can take others away.
     pub whiteouts: bool,
 }
 
 /// Where in its archive a piece of a file is.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct ArchiveExtent {
     /// In the file.
     at: u64,
     len: u64,
@@ -47,28 +47,28 @@ struct Piece {
 }
 
 /// A file's archive, and its pieces there.
-struct Place {
+struct FileLocation {
     layer: u32,
-    pieces: Box<[Piece]>,
+    pieces: Box<[ArchiveExtent]>,
 }
 
 /// The contents of all files.
 struct Archives {
-    open: Vec<Open>,
-    places: Vec<Place>,
+    open: Vec<OpenArchive>,
+    places: Vec<FileLocation>,
     /// Of one archive only: what unpacks it can refer back to 128 MiB, and keeps them.
-    unpacking: Mutex<Option<Unpacking>>,
+    unpacking: Mutex<Option<StreamPosition>>,
 }
 
 /// An archive whose contents are read.
-struct Open {
+struct OpenArchive {
     archive: Blob,
     limit: Option<u64>,
-    packed: bool,
+    is_compressed: bool,
 }
 
 /// An archive that is unpacked on the way, and how far.
-struct Unpacking {
+struct StreamPosition {
     layer: u32,
     from: Box<dyn Read + Send>,
     reached: u64,
@@ -77,7 +77,7 @@ struct Unpacking {
 impl Archives {
     fn read_from(&self, layer: u32, into: &mut [u8], at: u64) -> std::io::Result<()> {
         let open = self.open.get(layer as usize).ok_or(std::io::ErrorKind::NotFound)?;
-        if !open.packed {
+        if !open.is_compressed {
             return open.archive.read_exact_at(into, at);
         }
         let mut unpacking = self.unpacking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,8 +86,8 @@ impl Archives {
             Some(it) => it,
             // Behind us, or in another one: from the start.
             None => {
-                let from = open.archive.unpacked(open.limit).map_err(std::io::Error::other)?;
-                Unpacking { layer, from, reached: 0 }
+                let from = open.archive.decompress(open.limit).map_err(std::io::Error::other)?;
+                StreamPosition { layer, from, reached: 0 }
             }
         };
         let before = at - it.reached;
@@ -118,7 +118,7 @@ impl Contents for Archives {
     }
 
     fn in_order(&self) -> bool {
-        self.open.iter().any(|open| open.packed)
+        self.open.iter().any(|open| open.is_compressed)
     }
 }
 
@@ -126,7 +126,7 @@ impl Contents for Archives {
 pub fn scan(
     layers: Vec<Layer>,
     root: Node,
-    stamp: Stamp,
+    stamp: TimestampPolicy,
     keep_owners: bool,
     limit: Option<u64>,
 ) -> anyhow::Result<Source<'static>> {
@@ -136,31 +136,31 @@ pub fn scan(
         keep_owners,
         layer: 0,
         places: vec![],
-        left_out: LeftOut::default(),
+        left_out: SkippedItems::default(),
         names: acl::Names::of_this_machine(),
     };
     let mut open = vec![];
     for (nth, layer) in (0..).zip(layers) {
         scan.layer = nth;
         scan.merge.layer(layer.whiteouts);
-        scan.layer(&layer.archive, limit).with_context(|| layer.shown.clone())?;
-        let packed = layer.archive.packing()?.is_some();
-        open.push(Open { archive: layer.archive, limit, packed });
+        scan.layer(&layer.archive, limit).with_context(|| layer.display_name.clone())?;
+        let packed = layer.archive.compression()?.is_some();
+        open.push(OpenArchive { archive: layer.archive, limit, is_compressed: packed });
     }
     let contents = Archives { open, places: scan.places, unpacking: Mutex::new(None) };
     let Merge { tree, implied, outside, .. } = scan.merge;
     let notes = scan.left_out.notes;
-    Ok(Source { implied, outside, notes, ..Source::new(tree, contents) })
+    Ok(Source { implied_dirs: implied, outside, notes, ..Source::new(tree, contents) })
 }
 
 struct Scan {
     merge: Merge,
-    stamp: Stamp,
+    stamp: TimestampPolicy,
     /// Takes the owners that the archives name; otherwise everything is root's.
     keep_owners: bool,
     layer: u32,
-    places: Vec<Place>,
-    left_out: LeftOut,
+    places: Vec<FileLocation>,
+    left_out: SkippedItems,
     names: acl::Names,
 }
 
@@ -191,7 +191,7 @@ impl Scan {
         match &what {
             What::File { .. } => {}
             What::Symlink(target) => {
-                self.merge.takes(target.len() as u64)?;
+                self.merge.charge(target.len() as u64)?;
                 reader.skip(entry.size)?;
             }
             _ => reader.skip(entry.size)?,
@@ -246,17 +246,17 @@ impl Scan {
             } else if let Some(which @ (b"access" | b"default")) = key.strip_prefix(ACL) {
                 let Some(bytes) = acl::bytes(value, &self.names) else {
                     let what = "an access control list that names users unknown here is";
-                    self.left_out.tell(what, &printable(&entry.name));
+                    self.left_out.record(what, &printable(&entry.name));
                     continue;
                 };
                 ([b"system.posix_acl_", which].concat(), bytes)
             } else {
                 continue;
             };
-            self.merge.takes((attribute.len() + value.len()) as u64)?;
+            self.merge.charge((attribute.len() + value.len()) as u64)?;
             if !node.attribute(&attribute, &value) {
                 let what = format!("the attribute {} is", printable(&attribute));
-                self.left_out.tell(&what, &printable(&entry.name));
+                self.left_out.record(&what, &printable(&entry.name));
             }
         }
         Ok(())
@@ -275,7 +275,7 @@ impl Scan {
             let end = at.checked_add(len).filter(|end| *end <= size_bytes && at >= end_before);
             let end = end.context("the map of a sparse file makes no sense")?;
             if len > 0 {
-                pieces.push(Piece { at, len, archive_at });
+                pieces.push(ArchiveExtent { at, len, archive_at });
                 data.push((at, end));
             }
             archive_at = archive_at.checked_add(len).context("too long")?;
@@ -286,9 +286,9 @@ impl Scan {
         let left = entry.size.checked_sub(before).filter(|left| *left >= archive_at - start);
         reader.skip(left.context("the map of a sparse file makes no sense")?)?;
         data.shrink_to_fit();
-        self.merge.takes(pieces.len() as u64 * 2 * PIECE_BYTES)?;
+        self.merge.charge(pieces.len() as u64 * 2 * PIECE_BYTES)?;
         let source = self.places.len() as u64;
-        self.places.push(Place { layer: self.layer, pieces: pieces.into() });
+        self.places.push(FileLocation { layer: self.layer, pieces: pieces.into() });
         Ok(What::File { size_bytes, data, source })
     }
 }

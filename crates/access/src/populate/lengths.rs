@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::say::bytes;
+use crate::say::format_bytes;
 
 /// What a file of unknown length may hold, in bytes.
 const MAX_BYTES: u64 = 16 << 30;
@@ -86,11 +86,11 @@ impl Kept {
     pub fn keep(&mut self, source: u64, file: &mut File, beside: &Path) -> anyhow::Result<u64> {
         let kept = match &mut self.file {
             Some(kept) => kept,
-            none => none.insert(super::nameless(beside)?),
+            none => none.insert(super::temporary_file(beside)?),
         };
         let mut limited = file.take(MAX_BYTES + 1);
         let len = std::io::copy(&mut limited, kept)?;
-        anyhow::ensure!(len <= MAX_BYTES, "it does not end within {}", bytes(MAX_BYTES));
+        anyhow::ensure!(len <= MAX_BYTES, "it does not end within {}", format_bytes(MAX_BYTES));
         self.places.insert(source, (self.end, len));
         self.end += len;
         Ok(len)

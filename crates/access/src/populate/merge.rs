@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use anyhow::{Context, bail, ensure};
 use draconis_ext::mkfs::{Node, NodeId, Tree, What};
 
-use super::Stamp;
+use super::TimestampPolicy;
 use crate::say::printable;
 
 /// What marks the name of something that is taken away.
@@ -25,9 +25,9 @@ const SPECIAL: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// Links that are followed on the way to one name, as in the kernel.
-const MOST_LINKS: u32 = 40;
+const MAX_SYMLINKS: u32 = 40;
 /// Memory that all names and attributes may take.
-const MOST_BYTES: u64 = 1 << 30;
+const MAX_MEMORY_BYTES: u64 = 1 << 30;
 /// What one name takes, beside its bytes.
 const ENTRY_BYTES: u64 = 350;
 
@@ -38,7 +38,7 @@ pub struct Merge {
     pub implied: HashSet<NodeId>,
     /// Hard links to what the archives do not have, and the paths of their targets.
     pub outside: HashMap<NodeId, Vec<u8>>,
-    stamp: Stamp,
+    stamp: TimestampPolicy,
     /// Whether this layer can take something away.
     whiteouts: bool,
     /// The first node of this layer.
@@ -46,13 +46,13 @@ pub struct Merge {
     /// Names that this layer gave to older nodes.
     linked: HashSet<(NodeId, Vec<u8>)>,
     /// Older directories that this layer has something in, and those that it describes.
-    touched: HashSet<NodeId>,
+    modified_dirs: HashSet<NodeId>,
     described: HashSet<NodeId>,
     taken_bytes: u64,
 }
 
 impl Merge {
-    pub fn new(root: Node, stamp: Stamp) -> Self {
+    pub fn new(root: Node, stamp: TimestampPolicy) -> Self {
         Self {
             tree: Tree::new(root),
             implied: HashSet::from([NodeId::ROOT]),
@@ -61,7 +61,7 @@ impl Merge {
             whiteouts: false,
             first: None,
             linked: HashSet::new(),
-            touched: HashSet::new(),
+            modified_dirs: HashSet::new(),
             described: HashSet::new(),
             taken_bytes: 0,
         }
@@ -72,24 +72,24 @@ impl Merge {
         self.whiteouts = whiteouts;
         self.first = None;
         self.linked.clear();
-        self.touched.clear();
+        self.modified_dirs.clear();
         self.described.clear();
     }
 
     /// Counts memory that something takes.
-    pub fn takes(&mut self, bytes: u64) -> anyhow::Result<()> {
+    pub fn charge(&mut self, bytes: u64) -> anyhow::Result<()> {
         self.taken_bytes = self.taken_bytes.saturating_add(bytes);
         ensure!(
-            self.taken_bytes <= MOST_BYTES,
+            self.taken_bytes <= MAX_MEMORY_BYTES,
             "names and attributes up to this take more than {}",
-            crate::say::bytes(MOST_BYTES)
+            crate::say::format_bytes(MAX_MEMORY_BYTES)
         );
         Ok(())
     }
 
     /// Lays a node over what there is, or takes away what its name says.
     pub fn add(&mut self, path: &[u8], node: Node) -> anyhow::Result<()> {
-        self.takes(ENTRY_BYTES + path.len() as u64)?;
+        self.charge(ENTRY_BYTES + path.len() as u64)?;
         let parts = parts(path)?;
         let Some((last, above)) = parts.split_last() else {
             ensure!(
@@ -99,8 +99,8 @@ impl Merge {
             self.described.insert(NodeId::ROOT);
             return self.describe(NodeId::ROOT, node);
         };
-        if self.whiteouts && last.starts_with(WHITEOUT) | above.iter().any(|it| special(it)) {
-            return self.take_away(above, last);
+        if self.whiteouts && last.starts_with(WHITEOUT) | above.iter().any(|it| is_reserved(it)) {
+            return self.apply_whiteout(above, last);
         }
         let dir = self.dir(above)?;
         let there = self.tree.lookup(dir, last);
@@ -118,20 +118,20 @@ impl Merge {
     /// Gives something another name. A target that the archives do not have so far may be on the
     /// volume: a node stands for it.
     pub fn link(&mut self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
-        self.takes(ENTRY_BYTES + path.len() as u64)?;
+        self.charge(ENTRY_BYTES + path.len() as u64)?;
         let target = parts(target).with_context(|| format!("a link to {}", printable(target)))?;
         let to = self.find(&target)?;
         let is_dir = to.is_some_and(|to| matches!(self.tree.node(to).what, What::Directory));
         ensure!(!is_dir, "a hard link to a directory");
         let parts = parts(path)?;
         let (last, above) = parts.split_last().context("a link that is the root directory")?;
-        if self.whiteouts && last.starts_with(WHITEOUT) | above.iter().any(|it| special(it)) {
-            return self.take_away(above, last);
+        if self.whiteouts && last.starts_with(WHITEOUT) | above.iter().any(|it| is_reserved(it)) {
+            return self.apply_whiteout(above, last);
         }
         let dir = self.dir(above)?;
         let Some(to) = to else {
             let target = target.join(&b'/');
-            self.takes(target.len() as u64)?;
+            self.charge(target.len() as u64)?;
             let empty = What::File { size_bytes: 0, data: vec![], source: u64::MAX };
             let id = self.put(dir, last, Node::new(empty, 0))?;
             self.outside.insert(id, target);
@@ -163,13 +163,13 @@ impl Merge {
 
     fn touch(&mut self, dir: NodeId) {
         if !self.is_new(dir) {
-            self.touched.insert(dir);
+            self.modified_dirs.insert(dir);
         }
     }
 
     /// The directory of these names, made if need be.
     fn dir(&mut self, parts: &[&[u8]]) -> anyhow::Result<NodeId> {
-        let mut walk = Walk::new(parts);
+        let mut walk = PathWalk::new(parts);
         while let Some(name) = walk.next()? {
             let dir = walk.dir();
             let child = self.tree.lookup(dir, &name);
@@ -183,7 +183,7 @@ impl Merge {
                 let own = self.is_new(child) || self.linked.contains(&(dir, name.clone()));
                 ensure!(!own, "its parent is no directory");
             }
-            self.takes(ENTRY_BYTES + name.len() as u64)?;
+            self.charge(ENTRY_BYTES + name.len() as u64)?;
             let made = self.put(dir, &name, self.implied())?;
             self.implied.insert(made);
             walk.stack.push(made);
@@ -201,7 +201,7 @@ impl Merge {
     /// What has this path. The last name is not followed.
     fn find(&self, parts: &[&[u8]]) -> anyhow::Result<Option<NodeId>> {
         let Some((last, above)) = parts.split_last() else { return Ok(Some(NodeId::ROOT)) };
-        let mut walk = Walk::new(above);
+        let mut walk = PathWalk::new(above);
         while let Some(name) = walk.next()? {
             match self.tree.lookup(walk.dir(), &name) {
                 Some(child) if walk.enter(&self.tree, child)? => {}
@@ -211,32 +211,32 @@ impl Merge {
         Ok(self.tree.lookup(walk.dir(), last))
     }
 
-    fn take_away(&mut self, above: &[&[u8]], last: &[u8]) -> anyhow::Result<()> {
+    fn apply_whiteout(&mut self, above: &[&[u8]], last: &[u8]) -> anyhow::Result<()> {
         let opaque = last == OPAQUE;
-        if above.iter().any(|name| special(name)) || special(last) && !opaque {
+        if above.iter().any(|name| is_reserved(name)) || is_reserved(last) && !opaque {
             // What AUFS kept for itself.
             return Ok(());
         }
         let dir = self.dir(above)?;
         if opaque {
             let names: Vec<Vec<u8>> = self.tree.names(dir).map(|(name, _)| name.to_vec()).collect();
-            return self.hide(names.into_iter().map(|name| (dir, name)).collect());
+            return self.remove_lower(names.into_iter().map(|name| (dir, name)).collect());
         }
         let name = last.strip_prefix(WHITEOUT).unwrap_or_default();
         if matches!(name, b"" | b"." | b"..") {
             bail!("a whiteout of no name: it would take the directory itself away");
         }
-        self.hide(vec![(dir, name.to_vec())])
+        self.remove_lower(vec![(dir, name.to_vec())])
     }
 
     /// Takes names away that the layers below have.
-    fn hide(&mut self, mut names: Vec<(NodeId, Vec<u8>)>) -> anyhow::Result<()> {
+    fn remove_lower(&mut self, mut names: Vec<(NodeId, Vec<u8>)>) -> anyhow::Result<()> {
         while let Some(name) = names.pop() {
             let Some(id) = self.tree.lookup(name.0, &name.1) else { continue };
             if self.is_new(id) || self.linked.contains(&name) {
                 continue;
             }
-            if !self.touched.contains(&id) {
+            if !self.modified_dirs.contains(&id) {
                 self.tree.remove(name.0, &name.1);
                 continue;
             }
@@ -252,18 +252,18 @@ impl Merge {
     }
 }
 
-fn special(name: &[u8]) -> bool {
+fn is_reserved(name: &[u8]) -> bool {
     name.starts_with(SPECIAL)
 }
 
 /// A walk along names, through symbolic links.
-struct Walk {
+struct PathWalk {
     stack: Vec<NodeId>,
     todo: VecDeque<Vec<u8>>,
     links: u32,
 }
 
-impl Walk {
+impl PathWalk {
     fn new(parts: &[&[u8]]) -> Self {
         let todo = parts.iter().map(|part| part.to_vec()).collect();
         Self { stack: vec![NodeId::ROOT], todo, links: 0 }
@@ -295,7 +295,7 @@ impl Walk {
             What::Directory => self.stack.push(child),
             What::Symlink(target) => {
                 self.links += 1;
-                ensure!(self.links <= MOST_LINKS, "too many symbolic links on the way to it");
+                ensure!(self.links <= MAX_SYMLINKS, "too many symbolic links on the way to it");
                 if target.starts_with(b"/") {
                     self.stack.truncate(1);
                 }
@@ -346,7 +346,7 @@ mod tests {
     }
 
     fn merged(layers: &[&str]) -> anyhow::Result<Merge> {
-        let stamp = Stamp { now: Time::default(), reproducible: false };
+        let stamp = TimestampPolicy { now: Time::default(), reproducible: false };
         let mut merge = Merge::new(Node::new(What::Directory, 0o755), stamp);
         for layer in layers {
             lay(&mut merge, layer)?;

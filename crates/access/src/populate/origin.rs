@@ -16,14 +16,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use super::blob::Blob;
-use super::image::{self, Choice};
+use super::image::{self, ImageOptions};
 use super::layers::Layer;
 
 /// Where files come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SourceSpec {
     /// Standard input, an archive.
-    Input,
+    Stdin,
     /// A directory or an archive.
     Path(PathBuf),
     /// A container image.
@@ -54,10 +54,10 @@ impl ImageKind {
     ];
 }
 
-impl From<OsString> for Origin {
+impl From<OsString> for SourceSpec {
     fn from(text: OsString) -> Self {
         if text == "-" {
-            return Self::Input;
+            return Self::Stdin;
         }
         for (prefix, kind) in ImageKind::ALL {
             if let Some(name) = text.as_bytes().strip_prefix(prefix.as_bytes()) {
@@ -68,10 +68,10 @@ impl From<OsString> for Origin {
     }
 }
 
-impl std::fmt::Display for Origin {
+impl std::fmt::Display for SourceSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Input => write!(f, "standard input"),
+            Self::Stdin => write!(f, "standard input"),
             Self::Path(path) => write!(f, "{}", path.display()),
             Self::Image { kind, name } => {
                 let prefix = ImageKind::ALL.iter().find(|(_, other)| other == kind);
@@ -88,7 +88,7 @@ pub(super) struct Archives {
     pub config: Option<Vec<u8>>,
 }
 
-impl Origin {
+impl SourceSpec {
     /// Whether it is a directory of this machine.
     pub fn is_directory(&self) -> bool {
         matches!(self, Self::Path(path) if path.is_dir())
@@ -97,7 +97,7 @@ impl Origin {
     /// Where it is on this machine; none of standard input.
     pub fn path(&self) -> Option<PathBuf> {
         match self {
-            Self::Input => None,
+            Self::Stdin => None,
             Self::Path(path) => Some(path.clone()),
             Self::Image { name, .. } => {
                 Some(split_tag(name).map_or_else(|_| name.into(), |it| it.0))
@@ -106,20 +106,20 @@ impl Origin {
     }
 
     /// Opens its archives; what has a digest fits it then.
-    pub(super) fn archives(&self, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+    pub(super) fn archives(&self, choice: &ImageOptions<'_>) -> anyhow::Result<Archives> {
         let shown = self.to_string();
         self.open(choice).with_context(|| shown)
     }
 
-    fn open(&self, choice: &Choice<'_>) -> anyhow::Result<Archives> {
+    fn open(&self, choice: &ImageOptions<'_>) -> anyhow::Result<Archives> {
         let archive = match self {
             Self::Image { kind, name } => {
                 let (path, tag) = split_tag(name)?;
                 return image::open(*kind, &path, tag.as_deref(), choice);
             }
-            Self::Input => {
+            Self::Stdin => {
                 let input = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?;
-                Blob::new(input.into(), choice.beside)?
+                Blob::new(input.into(), choice.temp_dir_of)?
             }
             Self::Path(path) => {
                 ensure!(
@@ -127,10 +127,10 @@ impl Origin {
                     "a directory is taken alone; tar makes an archive of it, which can be laid \
                      over others"
                 );
-                Blob::new(File::open(path)?, choice.beside)?
+                Blob::new(File::open(path)?, choice.temp_dir_of)?
             }
         };
-        let layer = Layer { archive, shown: self.to_string(), whiteouts: false };
+        let layer = Layer { archive, display_name: self.to_string(), whiteouts: false };
         Ok(Archives { layers: vec![layer], config: None })
     }
 }
@@ -160,12 +160,12 @@ mod tests {
 
     #[test]
     fn what_is_named_is_known_by_its_prefix() {
-        let origin = |text: &str| Origin::from(OsString::from(text));
-        assert_eq!(origin("-"), Origin::Input);
-        assert_eq!(origin("./oci:x"), Origin::Path("./oci:x".into()));
-        assert_eq!(origin("tree"), Origin::Path("tree".into()));
+        let origin = |text: &str| SourceSpec::from(OsString::from(text));
+        assert_eq!(origin("-"), SourceSpec::Stdin);
+        assert_eq!(origin("./oci:x"), SourceSpec::Path("./oci:x".into()));
+        assert_eq!(origin("tree"), SourceSpec::Path("tree".into()));
         for text in ["oci:a:b", "oci-archive:x", "docker-archive:x:y/z:1"] {
-            assert!(matches!(origin(text), Origin::Image { .. }));
+            assert!(matches!(origin(text), SourceSpec::Image { .. }));
             assert_eq!(origin(text).to_string(), text);
         }
     }

@@ -14,7 +14,7 @@ pub struct Platform {
 
 impl Platform {
     /// This machine's.
-    pub fn own() -> Self {
+    pub fn host() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
             "x86_64" => ("amd64", None),
             "aarch64" => ("arm64", None),
@@ -42,7 +42,7 @@ impl Platform {
     }
 
     /// Whether an image for `other` does where this is wanted.
-    pub fn takes(&self, other: &Self) -> bool {
+    pub fn accepts(&self, other: &Self) -> bool {
         let variant = self.variant.is_none() || self.variant == other.variant;
         self.os == other.os && self.architecture == other.architecture && variant
     }
@@ -86,9 +86,9 @@ mod tests {
     #[test]
     fn platforms_are_read_and_fit() {
         let platform = |text: &str| text.parse::<Platform>().unwrap();
-        assert!(platform("linux/arm").takes(&platform("linux/arm/v7")));
-        assert!(!platform("linux/arm/v6").takes(&platform("linux/arm/v7")));
-        assert!(!platform("linux/amd64").takes(&platform("linux/arm64")));
+        assert!(platform("linux/arm").accepts(&platform("linux/arm/v7")));
+        assert!(!platform("linux/arm/v6").accepts(&platform("linux/arm/v7")));
+        assert!(!platform("linux/amd64").accepts(&platform("linux/arm64")));
         assert!(platform("unknown/unknown").is_unknown());
         assert_eq!(platform("linux/arm/v7").to_string(), "linux/arm/v7");
         for bad in ["", "linux", "linux/", "/arm", "a/b/c/d"] {

@@ -3,7 +3,7 @@
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{Node, NodeId, Tree, What};
 
-use super::Stamp;
+use super::TimestampPolicy;
 
 /// What is left out, by patterns as `tar --exclude` and `.gitignore` have them.
 #[derive(Default, Debug)]
@@ -47,24 +47,24 @@ impl Patterns {
                 return false;
             }
             if pattern.anywhere {
-                return pattern.names.first().is_some_and(|it| wild(it, name));
+                return pattern.names.first().is_some_and(|it| match_component(it, name));
             }
             let mut path = tree.names_to(dir);
             path.push(name.to_vec());
-            along(&pattern.names, &path)
+            match_path(&pattern.names, &path)
         };
         self.0.iter().any(fits)
     }
 }
 
 /// Whether names follow a pattern in which `**` is any number of them.
-fn along(pattern: &[Vec<u8>], path: &[Vec<u8>]) -> bool {
-    fits(pattern, path, |it| it == b"**", |it, name| wild(it, name))
+fn match_path(pattern: &[Vec<u8>], path: &[Vec<u8>]) -> bool {
+    fits(pattern, path, |it| it == b"**", |it, name| match_component(it, name))
 }
 
 /// Whether a name fits one with `*`, `?` and `[..]`.
-fn wild(pattern: &[u8], name: &[u8]) -> bool {
-    fits(&tokens(pattern), name, |it| matches!(it, Token::Any), Token::fits)
+fn match_component(pattern: &[u8], name: &[u8]) -> bool {
+    fits(&tokens(pattern), name, |it| matches!(it, Token::Any), Token::match_glob)
 }
 
 enum Token {
@@ -75,7 +75,7 @@ enum Token {
 }
 
 impl Token {
-    fn fits(&self, byte: &u8) -> bool {
+    fn match_glob(&self, byte: &u8) -> bool {
         match self {
             Self::Any | Self::One => true,
             Self::Byte(own) => own == byte,
@@ -189,7 +189,7 @@ pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
 }
 
 /// Changes every node that there is a way to, once or more.
-fn each(tree: &mut Tree, mut change: impl FnMut(&mut Node)) {
+fn for_each_node(tree: &mut Tree, mut change: impl FnMut(&mut Node)) {
     let mut dirs = vec![NodeId::ROOT];
     if let Some(root) = tree.node_mut(NodeId::ROOT) {
         change(root);
@@ -208,14 +208,14 @@ fn each(tree: &mut Tree, mut change: impl FnMut(&mut Node)) {
 }
 
 /// Gives everything to one owner.
-pub fn own(tree: &mut Tree, uid: u32, gid: u32) {
-    each(tree, |node| (node.uid, node.gid) = (uid, gid));
+pub fn set_owner(tree: &mut Tree, uid: u32, gid: u32) {
+    for_each_node(tree, |node| (node.uid, node.gid) = (uid, gid));
 }
 
 /// Takes the permissions of groups and others away, as `genext2fs --squash-perms` does, and
 /// access control lists, which give some back.
 pub fn squash_perms(tree: &mut Tree) {
-    each(tree, |node| {
+    for_each_node(tree, |node| {
         if !matches!(node.what, What::Symlink(_)) {
             node.mode &= 0o7700;
             node.remove_acls();
@@ -224,15 +224,15 @@ pub fn squash_perms(tree: &mut Tree) {
 }
 
 /// When what was changed last was changed.
-pub fn newest(tree: &mut Tree) -> Time {
+pub fn newest_mtime(tree: &mut Tree) -> Time {
     let mut newest = Time::default();
-    each(tree, |node| newest = newest.max(node.modified));
+    for_each_node(tree, |node| newest = newest.max(node.modified));
     newest
 }
 
 /// Sets times again, as if the volume were made at another time.
-pub fn set_times(tree: &mut Tree, stamp: Stamp) {
-    each(tree, |node| {
+pub fn set_times(tree: &mut Tree, stamp: TimestampPolicy) {
+    for_each_node(tree, |node| {
         let Node { modified, accessed, changed, .. } = *node;
         stamp.set(node, modified, Some(accessed), Some(changed));
     });
@@ -254,14 +254,17 @@ mod tests {
             ("[x", "[x", "x"),
             ("[]]", "]", "x"),
         ] {
-            assert!(wild(pattern.as_bytes(), fitting.as_bytes()), "{pattern} {fitting}");
+            assert!(match_component(pattern.as_bytes(), fitting.as_bytes()), "{pattern} {fitting}");
             if !other.is_empty() {
-                assert!(!wild(pattern.as_bytes(), other.as_bytes()), "{pattern} {other}");
+                assert!(
+                    !match_component(pattern.as_bytes(), other.as_bytes()),
+                    "{pattern} {other}"
+                );
             }
         }
         // No pattern takes long.
         let (long, many) = ("a".repeat(255), "a*".repeat(100) + "b");
-        assert!(!wild(many.as_bytes(), long.as_bytes()));
+        assert!(!match_component(many.as_bytes(), long.as_bytes()));
     }
 
     #[test]

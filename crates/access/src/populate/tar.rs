@@ -17,14 +17,14 @@ use crate::say::printable;
 
 const BLOCK: u64 = 512;
 /// Longest list of records and longest name that an archive may hold.
-const LONGEST_EXTENSION: u64 = 1 << 20;
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 /// Numbers in the map of a sparse file, at most.
-const MOST_PIECES: usize = 1 << 20;
+const MAX_SPARSE_ENTRIES: usize = 1 << 20;
 /// Bytes of the archive that are read at once.
 const WINDOW: usize = 64 << 10;
 
 /// Where the bytes of an archive come from.
-enum Forward {
+enum ArchiveInput {
     /// A place that can be skipped to.
     Plain(Blob),
     /// A stream, which unpacks what is skipped.
@@ -33,7 +33,7 @@ enum Forward {
 
 /// Reads an archive forwards, a window at a time.
 pub struct Reader {
-    from: Forward,
+    from: ArchiveInput,
     /// The byte of the archive that is read next.
     pub at: u64,
     window: Vec<u8>,
@@ -53,9 +53,9 @@ pub struct Entry {
 impl Reader {
     /// Reads an archive from its start; one that is packed unpacks to `limit` bytes at most.
     pub fn new(archive: &Blob, limit: Option<u64>) -> anyhow::Result<Self> {
-        let from = match archive.packing()? {
-            None => Forward::Plain(archive.clone()),
-            Some(_) => Forward::Packed(archive.unpacked(limit)?),
+        let from = match archive.compression()? {
+            None => ArchiveInput::Plain(archive.clone()),
+            Some(_) => ArchiveInput::Packed(archive.decompress(limit)?),
         };
         Ok(Self { from, at: 0, window: vec![], used: 0 })
     }
@@ -68,8 +68,8 @@ impl Reader {
                 self.used = 0;
                 self.window.resize(WINDOW, 0);
                 let got = match &mut self.from {
-                    Forward::Plain(archive) => archive.read_at(&mut self.window, self.at)?,
-                    Forward::Packed(stream) => stream.read(&mut self.window)?,
+                    ArchiveInput::Plain(archive) => archive.read_at(&mut self.window, self.at)?,
+                    ArchiveInput::Packed(stream) => stream.read(&mut self.window)?,
                 };
                 self.window.truncate(got);
                 if got == 0 {
@@ -95,13 +95,13 @@ impl Reader {
     pub fn skip(&mut self, bytes: u64) -> anyhow::Result<()> {
         let end = self.at.checked_add(bytes);
         let end = end.filter(|end| *end < 1 << 62).context("an impossible length")?;
-        ensure!(self.forward(end)?, "the archive ends in the middle of a file");
-        self.forward(end.next_multiple_of(BLOCK))?;
+        ensure!(self.skip_to(end)?, "the archive ends in the middle of a file");
+        self.skip_to(end.next_multiple_of(BLOCK))?;
         Ok(())
     }
 
     /// Goes to a later byte; whether everything before it is there.
-    fn forward(&mut self, to: u64) -> anyhow::Result<bool> {
+    fn skip_to(&mut self, to: u64) -> anyhow::Result<bool> {
         let held = (self.window.len() - self.used) as u64;
         let step = held.min(to.saturating_sub(self.at));
         (self.used, self.at) = (self.used + step as usize, self.at + step);
@@ -109,11 +109,11 @@ impl Reader {
             return Ok(true);
         }
         match &mut self.from {
-            Forward::Plain(archive) => {
+            ArchiveInput::Plain(archive) => {
                 self.at = to;
                 Ok(to <= archive.len())
             }
-            Forward::Packed(stream) => {
+            ArchiveInput::Packed(stream) => {
                 let mut skipped = stream.take(to - self.at);
                 self.at += std::io::copy(&mut skipped, &mut std::io::sink())?;
                 Ok(self.at == to)
@@ -122,7 +122,7 @@ impl Reader {
     }
 
     /// Why what begins with `head`, and is read up to that, is no archive.
-    fn no_archive(&mut self, head: &[u8]) -> anyhow::Error {
+    fn not_an_archive_error(&mut self, head: &[u8]) -> anyhow::Error {
         let mut more = vec![0; signature::HEAD_BYTES.saturating_sub(head.len())];
         let Ok(got) = self.read(&mut more) else { return anyhow!("not a tar archive") };
         more.truncate(got);
@@ -134,11 +134,11 @@ impl Reader {
 
     /// Contents that mean something themselves: names and records.
     fn extension(&mut self, bytes: u64) -> anyhow::Result<Vec<u8>> {
-        ensure!(bytes <= LONGEST_EXTENSION, "an extended header of {bytes} bytes");
+        ensure!(bytes <= MAX_EXTENSION_BYTES, "an extended header of {bytes} bytes");
         let mut all = vec![0; bytes as usize];
         let whole = self.read(&mut all)? == all.len();
         ensure!(whole, "the archive ends in the middle of an extended header");
-        self.forward(self.at.next_multiple_of(BLOCK))?;
+        self.skip_to(self.at.next_multiple_of(BLOCK))?;
         Ok(all)
     }
 }
@@ -149,21 +149,21 @@ pub struct Entries {
     global: Extension,
     read: u64,
     /// A header that was read already.
-    ahead: Option<[u8; 512]>,
+    peeked_header: Option<[u8; 512]>,
 }
 
 impl Entries {
     /// The entries of `archive`; one that is packed unpacks to `limit` bytes at most.
     pub fn new(archive: &Blob, limit: Option<u64>) -> anyhow::Result<Self> {
         let reader = Reader::new(archive, limit)?;
-        Ok(Self { reader, global: Extension::default(), read: 0, ahead: None })
+        Ok(Self { reader, global: Extension::default(), read: 0, peeked_header: None })
     }
 
     /// The next one, whose contents the reader then stands before: they must be skipped.
     pub fn next(&mut self) -> anyhow::Result<Option<Entry>> {
         let mut extension = self.global.clone();
         loop {
-            let block = match self.ahead.take() {
+            let block = match self.peeked_header.take() {
                 Some(block) => Some(block),
                 None => {
                     let mut block = [0; 512];
@@ -171,7 +171,7 @@ impl Entries {
                         512 => Some(block),
                         // Nothing at all is an archive of nothing.
                         got if self.read > 0 || got == 0 => None,
-                        got => return Err(self.reader.no_archive(&block[..got])),
+                        got => return Err(self.reader.not_an_archive_error(&block[..got])),
                     }
                 }
             };
@@ -180,7 +180,7 @@ impl Entries {
             };
             if !checksum_fits(&header) {
                 ensure!(self.read == 0, "damaged: a header has a wrong checksum");
-                return Err(self.reader.no_archive(&header));
+                return Err(self.reader.not_an_archive_error(&header));
             }
             self.read += 1;
             let size = unsigned(&header[124..136]);
@@ -193,7 +193,7 @@ impl Entries {
                     self.global.pax(&self.reader.extension(size)?)?;
                     let held: usize =
                         self.global.records.iter().map(|(k, v)| k.len() + v.len()).sum();
-                    ensure!(held as u64 <= LONGEST_EXTENSION, "global headers of {held} bytes");
+                    ensure!(held as u64 <= MAX_EXTENSION_BYTES, "global headers of {held} bytes");
                     extension.records.extend(self.global.records.clone());
                 }
                 b'L' => extension.name = Some(string(&self.reader.extension(size)?).to_vec()),
@@ -204,7 +204,7 @@ impl Entries {
                     let name = name_of(&header, &extension);
                     let size = extension.number("size")?.unwrap_or(size);
                     let size = match header[156] {
-                        b'1' => self.behind_a_link(size)?,
+                        b'1' => self.link_data_len(size)?,
                         // Nothing follows these, whatever length they are said to have.
                         b'2'..=b'6' => 0,
                         _ => size,
@@ -219,13 +219,13 @@ impl Entries {
 impl Entries {
     /// How much is left of the contents of a link. Some archives give it the length of the file
     /// that it names, with or without the bytes: if a header follows, it is without them.
-    fn behind_a_link(&mut self, size: u64) -> anyhow::Result<u64> {
+    fn link_data_len(&mut self, size: u64) -> anyhow::Result<u64> {
         if size == 0 {
             return Ok(0);
         }
         let block = self.reader.block()?.context("the archive ends behind a link")?;
         if checksum_fits(&block) || block.iter().all(|byte| *byte == 0) {
-            self.ahead = Some(block);
+            self.peeked_header = Some(block);
             return Ok(0);
         }
         Ok(size.saturating_sub(BLOCK))
@@ -433,7 +433,7 @@ fn old_sparse_map(reader: &mut Reader, header: &[u8; 512]) -> anyhow::Result<Vec
     pairs(&mut map, &header[386..482])?;
     let mut more = header[482] != 0;
     while more {
-        ensure!(map.len() < MOST_PIECES, "a sparse file in too many pieces");
+        ensure!(map.len() < MAX_SPARSE_ENTRIES, "a sparse file in too many pieces");
         let block = reader.block()?.context("the archive ends in the middle of a file")?;
         pairs(&mut map, &block[..504])?;
         more = block[504] != 0;
@@ -450,7 +450,7 @@ fn new_sparse_map(reader: &mut Reader, size: u64) -> anyhow::Result<Vec<u64>> {
         ensure!(reader.at < end, "the map of a sparse file makes no sense");
         let block = reader.block()?.context("the archive ends in the middle of a file")?;
         ensure!(
-            numbers.len() < MOST_PIECES && digits.len() < 32,
+            numbers.len() < MAX_SPARSE_ENTRIES && digits.len() < 32,
             "the map of a sparse file makes no sense"
         );
         for byte in block {

@@ -134,7 +134,7 @@ fn vhd_images_are_read_over_others() {
             for given in [&files[..0], &files[..1]] {
                 let missing = open(memory(top.clone()), given).map(drop).unwrap_err();
                 let name = "päront.vhd".to_owned();
-                assert_eq!(missing, Error::Unsupported(Unsupported::Behind(name)));
+                assert_eq!(missing, Error::Unsupported(Unsupported::NeedsBacking(name)));
             }
             // Given in another order, once too often, or itself.
             let others = [memory(parent.clone()), memory(top.clone()), memory(vec![7; 4096])];
@@ -142,7 +142,7 @@ fn vhd_images_are_read_over_others() {
                 let error = open(memory(top.clone()), &[wrong, files[1].clone()]).map(drop);
                 let error = error.unwrap_err();
                 assert!(
-                    matches!(&error, Error::Unsupported(Unsupported::NotBehind { wanted, .. })
+                    matches!(&error, Error::Unsupported(Unsupported::WrongBacking { wanted, .. })
                         if *wanted == "02".repeat(16)),
                     "{error}"
                 );
@@ -188,7 +188,7 @@ fn vmdk_images_are_read_over_others() {
         assert!(all(&*opened.disk).unwrap() == expected, "{more:?}");
         let missing = open(read("middle"), &[]).map(drop).unwrap_err();
         let name = parent_path.to_str().unwrap().to_owned();
-        assert_eq!(missing, Error::Unsupported(Unsupported::Behind(name)));
+        assert_eq!(missing, Error::Unsupported(Unsupported::NeedsBacking(name)));
         // It is no image of the same kind, another one, and one that was changed since.
         let other = converted(dir.path(), &raw, &["-O", "vmdk"]).unwrap();
         let changed = {
@@ -200,7 +200,7 @@ fn vmdk_images_are_read_over_others() {
         };
         for wrong in [raw.clone(), other, changed] {
             let error = open(read("middle"), &[memory(wrong)]).map(drop).unwrap_err();
-            let is_refused = matches!(&error, Error::Unsupported(Unsupported::NotBehind { .. }));
+            let is_refused = matches!(&error, Error::Unsupported(Unsupported::WrongBacking { .. }));
             assert!(is_refused, "{error}");
             assert!(error.to_string().contains(parent_path.to_str().unwrap()), "{error}");
         }

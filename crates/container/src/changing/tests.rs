@@ -254,7 +254,7 @@ fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() 
                     disk.wait_durable(ticket).unwrap();
                 }
                 if round == 20 {
-                    image.as_ref().unwrap().rest().unwrap();
+                    image.as_ref().unwrap().close_session().unwrap();
                     judged(dir.path(), &file.bytes(), None, false, &format!("{nth}, rests"));
                 }
             }
@@ -546,7 +546,7 @@ fn what_contradicts_itself_or_is_not_known_is_not_changed() {
         added.map(|()| std::fs::read(&path).unwrap())
     };
     let refused = open_for_writing(memory(bitmaps.unwrap()), &[], 7).err().unwrap();
-    assert!(matches!(refused, Error::Unsupported(Unsupported::Unchanged(..))), "{refused}");
+    assert!(matches!(refused, Error::Unsupported(Unsupported::ReadOnlyFormat(..))), "{refused}");
 }
 
 #[test]

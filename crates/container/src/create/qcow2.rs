@@ -4,7 +4,7 @@
 //!   | head | clusters of the disk .. | second tables .. | first table | counts .. | table of counts |
 //! ```
 
-use super::{Piece, Places};
+use super::{FileWrite, UnitOffsets};
 
 pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
 /// As QEMU's first tables have at most 32 MiB.
@@ -15,14 +15,17 @@ const CLUSTER_BITS: u32 = 16;
 const ENTRIES: u64 = CLUSTER_BYTES / 8;
 /// Counts of 16 bits that a cluster has.
 const COUNTS: u64 = CLUSTER_BYTES / 2;
-const COUNTS_BITS_LOG: u32 = 4;
+const REFCOUNT_ORDER: u32 = 4;
 const HEAD_BYTES: u32 = 104;
 /// Nothing else has this cluster.
-const COPIED: u64 = 1 << 63;
+const OFLAG_COPIED: u64 = 1 << 63;
 
 /// The tables, the head, and where the file ends.
-pub(super) fn tables(places: &Places, len_bytes: u64) -> (Vec<Piece>, Vec<Piece>, u64) {
-    let mut pieces: Vec<Piece> = vec![];
+pub(super) fn tables(
+    places: &UnitOffsets,
+    len_bytes: u64,
+) -> (Vec<FileWrite>, Vec<FileWrite>, u64) {
+    let mut pieces: Vec<FileWrite> = vec![];
     let mut end = places.end;
     let mut first: Vec<u64> = vec![];
     let tables = len_bytes.div_ceil(CLUSTER_BYTES).div_ceil(ENTRIES);
@@ -32,8 +35,8 @@ pub(super) fn tables(places: &Places, len_bytes: u64) -> (Vec<Piece>, Vec<Piece>
             first.push(0);
             continue;
         }
-        let entry = |nth: u64| places.units.get(&nth).map_or(0, |place| place | COPIED);
-        first.push(end | COPIED);
+        let entry = |nth: u64| places.units.get(&nth).map_or(0, |place| place | OFLAG_COPIED);
+        first.push(end | OFLAG_COPIED);
         pieces.push((end, clusters(units.map(entry))));
         end += CLUSTER_BYTES;
     }
@@ -76,7 +79,7 @@ pub(super) fn tables(places: &Places, len_bytes: u64) -> (Vec<Piece>, Vec<Piece>
     // No snapshots, no features.
     [of_table as u32, 0, 0, 0].into_iter().for_each(&mut word);
     [0; 6].into_iter().for_each(&mut word);
-    [COUNTS_BITS_LOG, HEAD_BYTES].into_iter().for_each(&mut word);
+    [REFCOUNT_ORDER, HEAD_BYTES].into_iter().for_each(&mut word);
     head.resize(CLUSTER_BYTES as usize, 0);
     (pieces, vec![(0, head)], end)
 }

@@ -4,20 +4,22 @@
 //!   | file type | header 1 | header 2 | regions ×2 | log | metadata | blocks .. | table of blocks |
 //! ```
 
-use super::{Piece, Places};
-use crate::vhdx::{BAT, DISK_SIZE, FILE_PARAMETERS, KIB, METADATA, MIB, SECTOR_SIZE, guid, seal};
+use super::{FileWrite, UnitOffsets};
+use crate::vhdx::{
+    BAT, DISK_SIZE, FILE_PARAMETERS, KIB, METADATA, MIB, SECTOR_SIZE, guid, set_checksum,
+};
 
 /// Contents go in blocks of the smallest size: what is not written takes no room.
 pub(super) const BLOCK_BYTES: u64 = MIB;
 pub(super) const FIRST_BYTES: u64 = 3 * MIB;
-pub(super) const LONGEST_BYTES: u64 = 4 << 40;
+pub(super) const MAX_DISK_BYTES: u64 = 4 << 40;
 
 const LOG_AT: u64 = MIB;
 const METADATA_AT: u64 = 2 * MIB;
 const SECTOR_BYTES: u32 = 512;
 /// Blocks of contents between two entries for bitmaps, which a disk that is behind none has not.
 const CHUNK: u64 = ((SECTOR_BYTES as u64) << 23) / BLOCK_BYTES;
-const IS_WHOLE: u64 = 6;
+const PAYLOAD_BLOCK_FULLY_PRESENT: u64 = 6;
 /// Of an item: every reader must know it; it is of the disk, not of the file.
 const REQUIRED: u32 = 4;
 const OF_DISK: u32 = 2;
@@ -29,17 +31,17 @@ const PHYSICAL_SECTOR: [u8; 16] =
 
 /// The tables, the head, and where the file ends.
 pub(super) fn tables(
-    places: &Places,
+    places: &UnitOffsets,
     len_bytes: u64,
     identity: [u8; 16],
-) -> (Vec<Piece>, Vec<Piece>, u64) {
+) -> (Vec<FileWrite>, Vec<FileWrite>, u64) {
     let blocks = len_bytes.div_ceil(BLOCK_BYTES);
     let entries = blocks + blocks.saturating_sub(1) / CHUNK;
     let table_bytes = (entries * 8).next_multiple_of(MIB);
     let mut table = vec![0; table_bytes as usize];
     for (nth, place) in &places.units {
         let at = ((nth + nth / CHUNK) * 8) as usize;
-        put(&mut table, at, &(place | IS_WHOLE).to_le_bytes());
+        put(&mut table, at, &(place | PAYLOAD_BLOCK_FULLY_PRESENT).to_le_bytes());
     }
     let table_at = places.end;
     let pieces = vec![(table_at, table), (METADATA_AT, metadata(len_bytes, identity))];
@@ -58,7 +60,7 @@ pub(super) fn tables(
         put(&mut header, 66, &1u16.to_le_bytes());
         put(&mut header, 68, &(MIB as u32).to_le_bytes());
         put(&mut header, 72, &LOG_AT.to_le_bytes());
-        seal(&mut header);
+        set_checksum(&mut header);
         put(&mut head, at as usize, &header);
     }
     let mut regions = vec![0; 64 * KIB as usize];
@@ -73,7 +75,7 @@ pub(super) fn tables(
         put(&mut regions, entry + 24, &(len as u32).to_le_bytes());
         put(&mut regions, entry + 28, &1u32.to_le_bytes());
     }
-    seal(&mut regions);
+    set_checksum(&mut regions);
     put(&mut head, 192 * KIB as usize, &regions);
     put(&mut head, 256 * KIB as usize, &regions);
     (pieces, vec![(0, head)], table_at + table_bytes)

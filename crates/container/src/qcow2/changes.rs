@@ -13,18 +13,18 @@ use draconis_device::Ticket;
 
 use super::counts::Refcounts;
 use super::snapshots;
-use super::{COMPRESSED, COPIED, MOST_ENTRIES, OFFSET, Qcow2, table};
-use crate::changing::{Out, Tables};
-use crate::inside::{Map, Place};
-use crate::source::{Source, be32, be64};
+use super::{COMPRESSED, COPIED, MAX_L1_ENTRIES, OFFSET, Qcow2, table};
+use crate::changing::{AllocationTables, MetadataWriter};
+use crate::inside::{ImageMap, Location};
+use crate::source::{ImageFile, be32, be64};
 use crate::{CONVERT, Error, Unsupported};
 
 /// Second tables that are kept, together.
 const KEPT_BYTES: u64 = 16 << 20;
 /// And at least so many.
-const LEAST_KEPT: u64 = 4;
+const MIN_CACHED_L2_TABLES: u64 = 4;
 /// Sectors of tables that are handed over as one group.
-const MOST_AT_ONCE: usize = 1024;
+const MAX_SECTORS_PER_GROUP: usize = 1024;
 
 struct L2Table {
     entries: Vec<u64>,
@@ -39,7 +39,7 @@ enum Sector {
     L2Table(u64, u64),
 }
 
-pub(crate) struct Changes {
+pub(crate) struct WritableQcow2 {
     map: Qcow2,
     counts: Refcounts,
     sector_bytes: u64,
@@ -52,11 +52,11 @@ pub(crate) struct Changes {
     unsettled: Option<Ticket>,
 }
 
-impl Changes {
-    pub(crate) fn open(file: &Source, map: Qcow2) -> Result<Self, Error> {
+impl WritableQcow2 {
+    pub(crate) fn open(file: &ImageFile, map: Qcow2) -> Result<Self, Error> {
         let head = file.bytes(0, 112.min(file.len_bytes()) as usize)?;
-        let unchanged = |what, help| Err(Unsupported::Unchanged("qcow2", what, help).into());
-        if map.in_parts {
+        let unchanged = |what, help| Err(Unsupported::ReadOnlyFormat("qcow2", what, help).into());
+        if map.has_subclusters {
             return unchanged("clusters in parts (extended_l2)", CONVERT);
         }
         match if map.version == 3 { be64(&head, 88) } else { 0 } {
@@ -67,20 +67,20 @@ impl Changes {
             _ => return unchanged("features that are not known", CONVERT),
         }
         let entries = u64::from(be32(&head, 36));
-        if entries > MOST_ENTRIES {
+        if entries > MAX_L1_ENTRIES {
             return Err(Error::DamagedAt("qcow2: a first table of impossible length", 36));
         }
         let mut counts = Refcounts::open(file, map.cluster_bits, map.version)?;
-        counts.is_had(map.first_at, entries * 8, false)?;
+        counts.record_exclusive(map.first_at, entries * 8, false)?;
         let sector_bytes = file.sector_bytes().max(512);
         let whole = (entries * 8).next_multiple_of(sector_bytes) / 8;
         let first = table(file, map.first_at, whole)?;
         let seconds = first.iter().take(entries as usize).map(|entry| entry & OFFSET);
         let seconds: Vec<u64> = seconds.filter(|at| *at != 0).collect();
-        let kept = snapshots::seconds(file, &mut counts, &head)?;
+        let kept = snapshots::record_snapshots(file, &mut counts, &head)?;
         if kept.is_empty() {
             for at in seconds {
-                look_through(file, &map, &mut counts, at, None)?;
+                record_l2_table(file, &map, &mut counts, at, None)?;
             }
         } else {
             let mut times = kept;
@@ -88,10 +88,10 @@ impl Changes {
                 *times.entry(at).or_insert(0) += 1;
             }
             for (at, times) in times {
-                look_through(file, &map, &mut counts, at, Some(times))?;
+                record_l2_table(file, &map, &mut counts, at, Some(times))?;
             }
         }
-        counts.compare(file, map.is_dirty)?;
+        counts.verify_or_repair(file, map.is_dirty)?;
         Ok(Self {
             map,
             counts,
@@ -105,21 +105,21 @@ impl Changes {
     }
 
     /// Gives a second table that a snapshot has, too, a place of its own.
-    fn part_with(&mut self, out: &mut Out<'_>, nth: u64) -> Result<(), Error> {
+    fn unshare_l2_table(&mut self, out: &mut MetadataWriter<'_>, nth: u64) -> Result<(), Error> {
         let old = self.second_at(nth);
-        let place = self.counts.take(out)?;
+        let place = self.counts.allocate_cluster(out)?;
         let entries = &self.second(out.file, nth)?.entries;
         let bytes: Vec<u8> = entries.iter().copied().flat_map(u64::to_be_bytes).collect();
         let ticket = out.submit(vec![vec![(place, bytes)]])?;
         // It is read here from now on.
         out.file.disk().wait_visible(ticket)?;
-        out.follow(ticket);
-        self.lead_to_second(nth, place);
-        self.counts.let_go(old, self.map.cluster());
+        out.add_dependency(ticket);
+        self.set_l1_entry(nth, place);
+        self.counts.release_clusters(old, self.map.cluster());
         Ok(())
     }
 
-    fn lead_to_second(&mut self, nth: u64, place: u64) {
+    fn set_l1_entry(&mut self, nth: u64, place: u64) {
         if let Some(entry) = self.first.get_mut(nth as usize) {
             *entry = place | COPIED;
         }
@@ -143,7 +143,7 @@ impl Changes {
     }
 
     /// A second table that is there.
-    fn second(&mut self, file: &Source, nth: u64) -> Result<&mut L2Table, Error> {
+    fn second(&mut self, file: &ImageFile, nth: u64) -> Result<&mut L2Table, Error> {
         self.uses += 1;
         if !self.seconds.contains_key(&nth) {
             self.forget_one();
@@ -166,7 +166,7 @@ impl Changes {
 
     /// Makes room for another second table, unless one of them waits to be written.
     fn forget_one(&mut self) {
-        let most = (KEPT_BYTES >> self.map.cluster_bits).max(LEAST_KEPT);
+        let most = (KEPT_BYTES >> self.map.cluster_bits).max(MIN_CACHED_L2_TABLES);
         if (self.seconds.len() as u64) < most || !self.changed.is_empty() {
             return;
         }
@@ -177,7 +177,7 @@ impl Changes {
         self.seconds.retain(|_, second| second.used > until);
     }
 
-    fn entry(&mut self, file: &Source, at: u64) -> Result<u64, Error> {
+    fn entry(&mut self, file: &ImageFile, at: u64) -> Result<u64, Error> {
         let (nth, place) = self.nth(at);
         if self.second_at(nth) == 0 {
             return Ok(0);
@@ -187,26 +187,26 @@ impl Changes {
 }
 
 /// Notes a second table and all that it leads to: had by nothing else, or so many times.
-fn look_through(
-    file: &Source,
+fn record_l2_table(
+    file: &ImageFile,
     map: &Qcow2,
     counts: &mut Refcounts,
     at: u64,
     times: Option<u64>,
 ) -> Result<(), Error> {
     let note = |counts: &mut Refcounts, at| match times {
-        None => counts.is_had(at, map.cluster(), map.is_dirty),
+        None => counts.record_exclusive(at, map.cluster(), map.is_dirty),
         Some(times) => {
-            counts.is_cluster(at)?;
-            counts.is_shared(at, map.cluster(), times, map.is_dirty)
+            counts.check_cluster_offset(at)?;
+            counts.record_shared(at, map.cluster(), times, map.is_dirty)
         }
     };
     note(counts, at)?;
     for entry in table(file, at, map.cluster() / 8)? {
         if entry & COMPRESSED != 0 {
-            let (at, len) = map.packed(entry);
+            let (at, len) = map.compressed_extent(entry);
             let len = len.min(file.len_bytes().saturating_sub(at));
-            counts.is_shared(at, len, times.unwrap_or(1), false)?;
+            counts.record_shared(at, len, times.unwrap_or(1), false)?;
         } else if entry & OFFSET != 0 {
             note(counts, entry & OFFSET)?;
         }
@@ -214,7 +214,7 @@ fn look_through(
     Ok(())
 }
 
-impl Tables for Changes {
+impl AllocationTables for WritableQcow2 {
     fn len_bytes(&self) -> u64 {
         self.map.len_bytes()
     }
@@ -223,53 +223,53 @@ impl Tables for Changes {
         self.map.cluster()
     }
 
-    fn find(&mut self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&mut self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         if self.second_at(self.nth(at).0) == 0 {
             let table_bytes = self.per_table() << self.map.cluster_bits;
-            return Ok((Place::Behind(at), table_bytes - at % table_bytes));
+            return Ok((Location::Backing(at), table_bytes - at % table_bytes));
         }
         let entry = self.entry(file, at)?;
-        self.map.place(file, entry, at)
+        self.map.locate(file, entry, at)
     }
 
-    fn unpack(&self, file: &Source, piece: u64) -> Result<Vec<u8>, Error> {
-        self.map.unpack(file, piece)
+    fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error> {
+        self.map.decompress_chunk(file, piece)
     }
 
-    fn own(&mut self, file: &Source, at: u64) -> Result<Option<u64>, Error> {
+    fn writable_offset(&mut self, file: &ImageFile, at: u64) -> Result<Option<u64>, Error> {
         let entry = self.entry(file, at)?;
         let place = match entry & COMPRESSED {
             0 if entry & super::ZEROS == 0 => entry & OFFSET,
             _ => 0,
         };
-        Ok((place != 0 && self.counts.is_own(place)).then_some(place))
+        Ok((place != 0 && self.counts.is_exclusive(place)).then_some(place))
     }
 
     /// Writes in place need nothing.
-    fn begin(&mut self, _: &mut Out<'_>) -> Result<(), Error> {
+    fn begin_session(&mut self, _: &mut MetadataWriter<'_>) -> Result<(), Error> {
         Ok(())
     }
 
-    fn take(&mut self, out: &mut Out<'_>, at: u64) -> Result<u64, Error> {
+    fn allocate_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64) -> Result<u64, Error> {
         let (nth, _) = self.nth(at);
         let second = self.second_at(nth);
-        if second != 0 && !self.counts.is_own(second) {
-            self.part_with(out, nth)?;
+        if second != 0 && !self.counts.is_exclusive(second) {
+            self.unshare_l2_table(out, nth)?;
         }
         if second == 0 {
-            let place = self.counts.take(out)?;
+            let place = self.counts.allocate_cluster(out)?;
             // It reads as zeros: a table that leads nowhere.
-            self.lead_to_second(nth, place);
+            self.set_l1_entry(nth, place);
             // The file is to end behind all of it.
             let last = self.map.cluster() / self.sector_bytes - 1;
             self.changed.insert(Sector::L2Table(nth, last));
             let entries = vec![0; self.per_table() as usize];
             self.seconds.insert(nth, L2Table { entries, used: self.uses });
         }
-        self.counts.take(out)
+        self.counts.allocate_cluster(out)
     }
 
-    fn lead(&mut self, out: &mut Out<'_>, at: u64, place: u64) -> Result<(), Error> {
+    fn map_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error> {
         let (nth, entry) = self.nth(at);
         let second = self.second(out.file, nth)?;
         let old = match second.entries.get_mut(entry) {
@@ -278,15 +278,15 @@ impl Tables for Changes {
         };
         self.changed.insert(Sector::L2Table(nth, entry as u64 * 8 / self.sector_bytes));
         if old & COMPRESSED != 0 {
-            let (at, len) = self.map.packed(old);
-            self.counts.let_go(at, len.min(out.file.len_bytes().saturating_sub(at)));
+            let (at, len) = self.map.compressed_extent(old);
+            self.counts.release_clusters(at, len.min(out.file.len_bytes().saturating_sub(at)));
         } else if old & OFFSET != 0 {
-            self.counts.let_go(old & OFFSET, self.map.cluster());
+            self.counts.release_clusters(old & OFFSET, self.map.cluster());
         }
         Ok(())
     }
 
-    fn hand_over(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    fn submit_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         if self.changed.is_empty() {
             return Ok(());
         }
@@ -308,13 +308,13 @@ impl Tables for Changes {
         }
         let after = out.followed();
         while !writes.is_empty() {
-            let rest = writes.split_off(writes.len().min(MOST_AT_ONCE));
+            let rest = writes.split_off(writes.len().min(MAX_SECTORS_PER_GROUP));
             self.unsettled = Some(out.submit_behind(std::mem::replace(&mut writes, rest), &after)?);
         }
         self.counts.refill(out)
     }
 
-    fn rest(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         self.unsettled = None;
         self.counts.rest(out)
     }

@@ -16,28 +16,28 @@ use std::collections::{BTreeSet, VecDeque};
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
 use super::{DIRTY, OFFSET};
-use crate::changing::Out;
-use crate::source::{Source, be32, be64};
+use crate::changing::MetadataWriter;
+use crate::source::{ImageFile, be32, be64};
 use crate::{CONVERT, Error, Unsupported};
 
 /// Clusters of a file that is changed: numbers of two bytes are kept of them, 32 MiB.
-const MOST_CLUSTERS: u64 = 1 << 24;
+const MAX_CLUSTERS: u64 = 1 << 24;
 /// Clusters that tables may lead to behind the end of a file that was cut off.
-const MOST_BEHIND: u64 = 1 << 16;
+const MAX_CLUSTERS_PAST_END: u64 = 1 << 16;
 /// What QEMU lets a table of counts have.
-const MOST_TABLE_BYTES: u64 = 8 << 20;
+const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 /// Clusters that are taken at once, at first.
 const FIRST_TAKEN: u64 = 16;
 /// What is taken at once at the most: behind the end of a file, and inside, where zeros are written.
-const MOST_TAKEN_BYTES: u64 = 64 << 20;
-const MOST_ZEROED_BYTES: u64 = 2 << 20;
+const MAX_PREALLOCATED_BYTES: u64 = 64 << 20;
+const MAX_ZEROED_BYTES: u64 = 2 << 20;
 
 /// While all is looked at: something that nothing else may share has the cluster.
 const EXCLUSIVE: u16 = 1 << 15;
-const LARGEST: u64 = (EXCLUSIVE - 1) as u64;
+const MAX_REFCOUNT: u64 = (EXCLUSIVE - 1) as u64;
 
 /// Neighbours that are taken and have no use yet.
-struct Taken {
+struct Preallocated {
     first: u64,
     count: u64,
     /// What leads to them follows this.
@@ -47,7 +47,7 @@ struct Taken {
 pub(super) struct Refcounts {
     cluster_bits: u32,
     /// Bits of a count, as a power of two.
-    order: u32,
+    refcount_order: u32,
     version: u32,
     sector_bytes: u64,
     /// The first bytes of the file.
@@ -55,14 +55,14 @@ pub(super) struct Refcounts {
     table_at: u64,
     table: Vec<u64>,
     /// The count of each cluster.
-    of: Vec<u16>,
+    refcounts: Vec<u16>,
     /// Sectors of counts, from the first cluster on, that the file has otherwise.
     changed: BTreeSet<u64>,
     /// Clusters behind this one were never written.
     inside: u64,
     /// All before it have a use.
     search_from: u64,
-    taken: VecDeque<Taken>,
+    taken: VecDeque<Preallocated>,
     take_next: u64,
     /// Clusters that lose one of those who have them when the session ends.
     let_go: Vec<u64>,
@@ -72,13 +72,13 @@ pub(super) struct Refcounts {
 impl Refcounts {
     /// Reads where counts are; what has the clusters is told with [`Refcounts::is_had`] next, then
     /// [`Refcounts::compare`] looks at the counts themselves.
-    pub(super) fn open(file: &Source, cluster_bits: u32, version: u32) -> Result<Self, Error> {
+    pub(super) fn open(file: &ImageFile, cluster_bits: u32, version: u32) -> Result<Self, Error> {
         let sector_bytes = file.sector_bytes().max(512);
         let cluster = 1u64 << cluster_bits;
         let clusters = file.len_bytes().div_ceil(cluster);
-        if clusters > MOST_CLUSTERS || sector_bytes > cluster {
+        if clusters > MAX_CLUSTERS || sector_bytes > cluster {
             let why = "a file of so many clusters, or of so small ones";
-            return Err(Unsupported::Unchanged("qcow2", why, CONVERT).into());
+            return Err(Unsupported::ReadOnlyFormat("qcow2", why, CONVERT).into());
         }
         let head = file.bytes(0, sector_bytes.min(file.len_bytes()) as usize)?;
         let order = if version == 3 { be32(&head, 96) } else { 4 };
@@ -87,19 +87,22 @@ impl Refcounts {
         }
         let table_at = be64(&head, 48);
         let table_bytes = u64::from(be32(&head, 56)) << cluster_bits;
-        if table_bytes > MOST_TABLE_BYTES || !table_at.is_multiple_of(cluster) || table_at == 0 {
+        if table_bytes > MAX_REFCOUNT_TABLE_BYTES
+            || !table_at.is_multiple_of(cluster)
+            || table_at == 0
+        {
             return Err(Error::DamagedAt("qcow2: a table of counts that cannot be", table_at));
         }
         let table = super::table(file, table_at, table_bytes / 8)?;
         let mut counts = Self {
             cluster_bits,
-            order,
+            refcount_order: order,
             version,
             sector_bytes,
             head,
             table_at,
             table,
-            of: vec![0; clusters as usize],
+            refcounts: vec![0; clusters as usize],
             changed: BTreeSet::new(),
             inside: clusters,
             search_from: 0,
@@ -108,11 +111,11 @@ impl Refcounts {
             let_go: vec![],
             in_session: false,
         };
-        counts.is_had(0, cluster, false)?;
-        counts.is_had(table_at, table_bytes, false)?;
+        counts.record_exclusive(0, cluster, false)?;
+        counts.record_exclusive(table_at, table_bytes, false)?;
         for block in counts.table.clone() {
             if block != 0 {
-                counts.is_had(block, cluster, false)?;
+                counts.record_exclusive(block, cluster, false)?;
             }
         }
         Ok(counts)
@@ -120,8 +123,13 @@ impl Refcounts {
 
     /// Something has `len` bytes from `at` on, alone; what is behind the end of the file only where
     /// that `may_be`.
-    pub(super) fn is_had(&mut self, at: u64, len: u64, may_be_behind: bool) -> Result<(), Error> {
-        self.is_cluster(at)?;
+    pub(super) fn record_exclusive(
+        &mut self,
+        at: u64,
+        len: u64,
+        may_be_behind: bool,
+    ) -> Result<(), Error> {
+        self.check_cluster_offset(at)?;
         for nth in self.clusters(at, len) {
             match self.known(nth, at, may_be_behind)? {
                 0 => self.set(nth, EXCLUSIVE),
@@ -132,7 +140,7 @@ impl Refcounts {
     }
 
     /// Whether a cluster can begin at byte `at`.
-    pub(super) fn is_cluster(&self, at: u64) -> Result<(), Error> {
+    pub(super) fn check_cluster_offset(&self, at: u64) -> Result<(), Error> {
         match at.is_multiple_of(1 << self.cluster_bits) && at & !OFFSET == 0 {
             true => Ok(()),
             false => Err(Error::DamagedAt("qcow2: a cluster that is none", at)),
@@ -140,7 +148,7 @@ impl Refcounts {
     }
 
     /// So many things have these bytes, of clusters that others may have, too.
-    pub(super) fn is_shared(
+    pub(super) fn record_shared(
         &mut self,
         at: u64,
         len: u64,
@@ -149,7 +157,7 @@ impl Refcounts {
     ) -> Result<(), Error> {
         for nth in self.clusters(at, len) {
             let count = u64::from(self.known(nth, at, may_be_behind)?).saturating_add(times);
-            if count > LARGEST {
+            if count > MAX_REFCOUNT {
                 return Err(Error::DamagedAt("qcow2: two things have the same cluster", at));
             }
             self.set(nth, count as u16);
@@ -163,22 +171,22 @@ impl Refcounts {
     }
 
     fn known(&mut self, nth: u64, at: u64, may_be_behind: bool) -> Result<u16, Error> {
-        let most = self.inside + if may_be_behind { MOST_BEHIND } else { 0 };
-        if nth >= most.min(MOST_CLUSTERS) {
+        let most = self.inside + if may_be_behind { MAX_CLUSTERS_PAST_END } else { 0 };
+        if nth >= most.min(MAX_CLUSTERS) {
             return Err(Error::DamagedAt("qcow2: a cluster behind the end of the file", at));
         }
-        if nth >= self.of.len() as u64 {
-            self.of.resize(nth as usize + 1, 0);
+        if nth >= self.refcounts.len() as u64 {
+            self.refcounts.resize(nth as usize + 1, 0);
         }
         Ok(self.count(nth))
     }
 
     fn count(&self, nth: u64) -> u16 {
-        usize::try_from(nth).ok().and_then(|nth| self.of.get(nth)).copied().unwrap_or(0)
+        usize::try_from(nth).ok().and_then(|nth| self.refcounts.get(nth)).copied().unwrap_or(0)
     }
 
     fn set(&mut self, nth: u64, count: u16) {
-        if let Some(place) = usize::try_from(nth).ok().and_then(|nth| self.of.get_mut(nth)) {
+        if let Some(place) = usize::try_from(nth).ok().and_then(|nth| self.refcounts.get_mut(nth)) {
             *place = count;
         }
     }
@@ -186,14 +194,18 @@ impl Refcounts {
     /// Compares the counts of the file with who has each cluster. Those of an image that was not
     /// closed, or that cannot say so, are put right when it is changed; those of another may count
     /// users that are not known here, and no fewer.
-    pub(super) fn compare(&mut self, file: &Source, was_dirty: bool) -> Result<(), Error> {
-        for count in &mut self.of {
+    pub(super) fn verify_or_repair(
+        &mut self,
+        file: &ImageFile,
+        was_dirty: bool,
+    ) -> Result<(), Error> {
+        for count in &mut self.refcounts {
             if *count == EXCLUSIVE {
                 *count = 1;
             }
         }
         let put_right = was_dirty || self.version == 2;
-        let clusters = self.of.len() as u64;
+        let clusters = self.refcounts.len() as u64;
         for (nth, block) in self.table.clone().into_iter().enumerate() {
             let first = nth as u64 * self.per_block();
             if block == 0 {
@@ -218,7 +230,7 @@ impl Refcounts {
                 }
                 if put_right {
                     self.changed.insert(self.sector_of(nth));
-                } else if said > LARGEST {
+                } else if said > MAX_REFCOUNT {
                     let at = nth << self.cluster_bits;
                     return Err(Error::DamagedAt("qcow2: an impossible count", at));
                 } else {
@@ -232,8 +244,8 @@ impl Refcounts {
     /// Clusters that the file has no counts for: those of a block from `first` on.
     fn compare_none(&mut self, first: u64, was_dirty: bool) -> Result<(), Error> {
         let end = match first < self.table.len() as u64 * self.per_block() {
-            true => first.saturating_add(self.per_block()).min(self.of.len() as u64),
-            false => self.of.len() as u64,
+            true => first.saturating_add(self.per_block()).min(self.refcounts.len() as u64),
+            false => self.refcounts.len() as u64,
         };
         for nth in first..end {
             if self.count(nth) == 0 {
@@ -249,23 +261,23 @@ impl Refcounts {
     }
 
     /// Whether only one thing has the cluster at byte `at`.
-    pub(super) fn is_own(&self, at: u64) -> bool {
+    pub(super) fn is_exclusive(&self, at: u64) -> bool {
         self.count(at >> self.cluster_bits) == 1
     }
 
     /// Lets go of what something had.
-    pub(super) fn let_go(&mut self, at: u64, len: u64) {
+    pub(super) fn release_clusters(&mut self, at: u64, len: u64) {
         let clusters = self.clusters(at, len);
         self.let_go.extend(clusters);
     }
 
     /// Takes a cluster, which reads as zeros.
-    pub(super) fn take(&mut self, out: &mut Out<'_>) -> Result<u64, Error> {
+    pub(super) fn allocate_cluster(&mut self, out: &mut MetadataWriter<'_>) -> Result<u64, Error> {
         if self.taken.is_empty() {
-            self.take_ahead(out)?;
+            self.preallocate(out)?;
         }
         let Some(run) = self.taken.front_mut() else { return Err(no_room(self.end())) };
-        out.follow(run.ticket);
+        out.add_dependency(run.ticket);
         let nth = run.first;
         (run.first, run.count) = (run.first + 1, run.count - 1);
         if run.count == 0 {
@@ -275,11 +287,11 @@ impl Refcounts {
     }
 
     /// Takes more ahead where few are left.
-    pub(super) fn refill(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    pub(super) fn refill(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         let left: u64 = self.taken.iter().map(|run| run.count).sum();
         match self.in_session && left < self.take_next / 4 {
             // That there is no room is told to who needs it.
-            true => self.take_ahead(out).or_else(|error| match error {
+            true => self.preallocate(out).or_else(|error| match error {
                 Error::Disk(error) if error.is_no_space() => Ok(()),
                 other => Err(other),
             }),
@@ -287,7 +299,7 @@ impl Refcounts {
         }
     }
 
-    fn take_ahead(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    fn preallocate(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         let cluster = 1u64 << self.cluster_bits;
         let most = |bytes: u64, next: u64| next.min(bytes >> self.cluster_bits).max(1);
         // What is free inside the file goes first: it becomes no longer.
@@ -295,16 +307,17 @@ impl Refcounts {
             self.search_from += 1;
         }
         let (first, count, is_inside) = if self.search_from < self.inside {
-            let most = most(MOST_ZEROED_BYTES, self.take_next);
+            let most = most(MAX_ZEROED_BYTES, self.take_next);
             let end = (self.search_from + most).min(self.inside);
             let free = (self.search_from..end).take_while(|nth| self.count(*nth) == 0);
             (self.search_from, free.count() as u64, true)
         } else {
             let room = self.most_clusters(out.file).saturating_sub(self.end()).max(1);
-            let most = most(MOST_TAKEN_BYTES, self.take_next).min(room);
-            (self.lengthen(out.file, most)?, most, false)
+            let most = most(MAX_PREALLOCATED_BYTES, self.take_next).min(room);
+            (self.extend_file(out.file, most)?, most, false)
         };
-        self.take_next = (self.take_next * 2).min(MOST_TAKEN_BYTES >> self.cluster_bits).max(1);
+        self.take_next =
+            (self.take_next * 2).min(MAX_PREALLOCATED_BYTES >> self.cluster_bits).max(1);
         for nth in first..first + count {
             self.set_changed(nth, 1);
         }
@@ -317,25 +330,25 @@ impl Refcounts {
             zeros.push((last, vec![0; self.sector_bytes as usize]));
         }
         let ticket = self.write(out, zeros)?;
-        self.taken.push_back(Taken { first, count, ticket });
+        self.taken.push_back(Preallocated { first, count, ticket });
         Ok(())
     }
 
     /// The first of `count` clusters behind all others.
-    fn lengthen(&mut self, file: &Source, count: u64) -> Result<u64, Error> {
+    fn extend_file(&mut self, file: &ImageFile, count: u64) -> Result<u64, Error> {
         let first = self.end();
         let end = first + count;
         if end > self.most_clusters(file) {
             return Err(no_room(first << self.cluster_bits));
         }
-        self.of.resize(end as usize, 0);
+        self.refcounts.resize(end as usize, 0);
         Ok(first)
     }
 
     /// The first of `count` clusters in a row that are written whole before they are used: behind
     /// all others, or free ones of what cannot become longer.
-    fn row(&mut self, file: &Source, count: u64) -> Result<u64, Error> {
-        let behind = self.lengthen(file, count);
+    fn find_contiguous(&mut self, file: &ImageFile, count: u64) -> Result<u64, Error> {
+        let behind = self.extend_file(file, count);
         if behind.is_ok() {
             return behind;
         }
@@ -350,12 +363,12 @@ impl Refcounts {
     }
 
     /// Clusters that the file can have.
-    fn most_clusters(&self, file: &Source) -> u64 {
-        MOST_CLUSTERS.min(file.room_bytes() >> self.cluster_bits)
+    fn most_clusters(&self, file: &ImageFile) -> u64 {
+        MAX_CLUSTERS.min(file.room_bytes() >> self.cluster_bits)
     }
 
     fn end(&self) -> u64 {
-        (self.of.len() as u64).max(self.inside)
+        (self.refcounts.len() as u64).max(self.inside)
     }
 
     fn set_changed(&mut self, nth: u64, count: u16) {
@@ -365,7 +378,11 @@ impl Refcounts {
 
     /// Begins a session, if there is none, and writes the counts that changed, and `more` with
     /// them; the ticket with which they are there.
-    fn write(&mut self, out: &mut Out<'_>, more: Vec<(u64, Vec<u8>)>) -> Result<Ticket, Error> {
+    fn write(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        more: Vec<(u64, Vec<u8>)>,
+    ) -> Result<Ticket, Error> {
         let mut chain = vec![];
         if !self.in_session {
             self.in_session = true;
@@ -404,7 +421,7 @@ impl Refcounts {
     /// for those that let the file lead to them.
     fn make_blocks(
         &mut self,
-        file: &Source,
+        file: &ImageFile,
         leads: &mut Vec<(u64, Vec<u8>, bool)>,
     ) -> Result<BTreeSet<u64>, Error> {
         let mut is_new = BTreeSet::new();
@@ -422,7 +439,7 @@ impl Refcounts {
                 moved = true;
                 continue;
             }
-            let nth = self.row(file, 1)?;
+            let nth = self.find_contiguous(file, 1)?;
             self.set_changed(nth, 1);
             if let Some(entry) = self.table.get_mut(missing as usize) {
                 *entry = nth << self.cluster_bits;
@@ -448,37 +465,37 @@ impl Refcounts {
     }
 
     /// Moves the table of counts to where it has room for the entry `nth`.
-    fn move_table(&mut self, file: &Source, nth: u64) -> Result<(), Error> {
+    fn move_table(&mut self, file: &ImageFile, nth: u64) -> Result<(), Error> {
         let per_cluster = 1u64 << (self.cluster_bits - 3);
         let clusters = (nth + 1).max(self.table.len() as u64 * 2).div_ceil(per_cluster);
-        if clusters << self.cluster_bits > MOST_TABLE_BYTES {
+        if clusters << self.cluster_bits > MAX_REFCOUNT_TABLE_BYTES {
             return Err(no_room(self.end() << self.cluster_bits));
         }
-        let first = self.row(file, clusters)?;
+        let first = self.find_contiguous(file, clusters)?;
         for nth in first..first + clusters {
             self.set_changed(nth, 1);
         }
-        self.let_go(self.table_at, self.table.len() as u64 * 8);
+        self.release_clusters(self.table_at, self.table.len() as u64 * 8);
         self.table.resize((clusters * per_cluster) as usize, 0);
         self.table_at = first << self.cluster_bits;
         Ok(())
     }
 
     /// Ends the session.
-    pub(super) fn rest(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    pub(super) fn rest(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         if !self.in_session {
             return Ok(());
         }
         for nth in std::mem::take(&mut self.let_go) {
             self.set_changed(nth, self.count(nth).saturating_sub(1));
         }
-        while let Some(Taken { first, count, .. }) = self.taken.pop_back() {
+        while let Some(Preallocated { first, count, .. }) = self.taken.pop_back() {
             for nth in first..first + count {
                 self.set_changed(nth, 0);
             }
             // Behind the end of the file still: it was not written.
-            if first >= self.inside && first + count == self.of.len() as u64 {
-                self.of.truncate(first as usize);
+            if first >= self.inside && first + count == self.refcounts.len() as u64 {
+                self.refcounts.truncate(first as usize);
             }
         }
         (self.search_from, self.take_next) = (0, FIRST_TAKEN);
@@ -501,7 +518,7 @@ impl Refcounts {
 
     /// Counts of a block.
     fn per_block(&self) -> u64 {
-        (8 << self.cluster_bits) >> self.order
+        (8 << self.cluster_bits) >> self.refcount_order
     }
 
     fn sectors_per_block(&self) -> u64 {
@@ -510,12 +527,12 @@ impl Refcounts {
 
     /// The sector of counts that a cluster's is in.
     fn sector_of(&self, nth: u64) -> u64 {
-        nth / ((self.sector_bytes * 8) >> self.order)
+        nth / ((self.sector_bytes * 8) >> self.refcount_order)
     }
 
     /// A count of a block.
     fn number(&self, block: &[u8], nth: u64) -> u64 {
-        let bits = 1u64 << self.order;
+        let bits = 1u64 << self.refcount_order;
         if bits < 8 {
             let byte = block.get((nth * bits / 8) as usize).copied().unwrap_or(0);
             return u64::from(byte) >> (nth * bits % 8) & ((1 << bits) - 1);
@@ -528,7 +545,7 @@ impl Refcounts {
 
     /// Sectors of counts as the file is to have them.
     fn bytes(&self, sector: u64, sectors: u64) -> Vec<u8> {
-        let bits = 1u64 << self.order;
+        let bits = 1u64 << self.refcount_order;
         let mut bytes = vec![0u8; (sectors * self.sector_bytes) as usize];
         let first = sector * self.sector_bytes * 8 / bits;
         for nth in 0..sectors * self.sector_bytes * 8 / bits {

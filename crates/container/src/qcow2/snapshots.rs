@@ -14,22 +14,22 @@ use std::collections::BTreeMap;
 
 use super::counts::Refcounts;
 use super::{OFFSET, table};
-use crate::source::{Source, be32, be64};
+use crate::source::{ImageFile, be32, be64};
 use crate::{CONVERT, Error, Unsupported};
 
 /// Snapshots of one image, as QEMU has it.
-const MOST: u32 = 65_536;
+const MAX_SNAPSHOTS: u32 = 65_536;
 /// Entries of all their first tables.
-const MOST_ENTRIES: u64 = 1 << 20;
+const MAX_SNAPSHOT_L1_ENTRIES: u64 = 1 << 20;
 /// What one says of itself, without its names.
 const HEAD_BYTES: u64 = 40;
 /// What it may say besides.
-const MOST_EXTRA_BYTES: u64 = 1024;
+const MAX_EXTRA_DATA_BYTES: u64 = 1024;
 
 /// Notes what snapshots have for themselves; the second tables that they lead to, with how many
 /// of them do.
-pub(super) fn seconds(
-    file: &Source,
+pub(super) fn record_snapshots(
+    file: &ImageFile,
     counts: &mut Refcounts,
     head: &[u8],
 ) -> Result<BTreeMap<u64, u64>, Error> {
@@ -38,20 +38,20 @@ pub(super) fn seconds(
     if count == 0 {
         return Ok(seconds);
     }
-    let too_many = || Unsupported::Unchanged("qcow2", "so many snapshots inside", CONVERT);
-    if count > MOST {
+    let too_many = || Unsupported::ReadOnlyFormat("qcow2", "so many snapshots inside", CONVERT);
+    if count > MAX_SNAPSHOTS {
         return Err(too_many().into());
     }
-    let (mut at, mut entries_left) = (start, MOST_ENTRIES);
+    let (mut at, mut entries_left) = (start, MAX_SNAPSHOT_L1_ENTRIES);
     for _ in 0..count {
         let one = file.bytes(at, HEAD_BYTES as usize)?;
         let (first_at, entries) = (be64(&one, 0), u64::from(be32(&one, 8)));
         let (names, extra) = (be32(&one, 12), u64::from(be32(&one, 36)));
-        if extra > MOST_EXTRA_BYTES {
+        if extra > MAX_EXTRA_DATA_BYTES {
             return Err(Error::DamagedAt("qcow2: a snapshot that says too much", at));
         }
         entries_left = entries_left.checked_sub(entries).ok_or_else(too_many)?;
-        counts.is_had(first_at, entries * 8, false)?;
+        counts.record_exclusive(first_at, entries * 8, false)?;
         for entry in table(file, first_at, entries)? {
             if entry & OFFSET != 0 {
                 *seconds.entry(entry & OFFSET).or_insert(0) += 1;
@@ -60,6 +60,6 @@ pub(super) fn seconds(
         let names = u64::from(names >> 16) + u64::from(names & 0xFFFF);
         at = at.saturating_add((HEAD_BYTES + extra + names).next_multiple_of(8));
     }
-    counts.is_had(start, at.saturating_sub(start), false)?;
+    counts.record_exclusive(start, at.saturating_sub(start), false)?;
     Ok(seconds)
 }

@@ -13,23 +13,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
-use super::log::{IN_FIRST, Patch, SECTOR, new_entry};
-use super::{DATA_WRITE, FILE_WRITE, LOG, MIB, Vhdx, seal};
-use crate::changing::{Out, Tables};
-use crate::inside::{Map, Place};
-use crate::source::{Source, le64};
+use super::log::{IN_FIRST, LogWrite, SECTOR, new_entry};
+use super::{DATA_WRITE, FILE_WRITE_GUID_AT, LOG, MIB, Vhdx, set_checksum};
+use crate::changing::{AllocationTables, MetadataWriter};
+use crate::inside::{ImageMap, Location};
+use crate::source::{ImageFile, le64};
 use crate::{CONVERT, Error, Unsupported};
 
 const IS_WHOLE: u64 = 6;
 /// Blocks that are compared with each other: 32 MiB of places.
-const MOST_BLOCKS: usize = 1 << 21;
+const MAX_WRITABLE_BLOCKS: usize = 1 << 21;
 
-pub(crate) struct Changes {
+pub(crate) struct WritableVhdx {
     map: Vhdx,
     /// Where the file ends, in whole MiB.
     end: u64,
     /// Identities come of it.
-    chance: u64,
+    guid_seed: u64,
     in_session: bool,
     log_id: [u8; 16],
     /// Of the next entry.
@@ -44,22 +44,22 @@ pub(crate) struct Changes {
     last_entry: Option<Ticket>,
 }
 
-impl Changes {
-    pub(crate) fn open(file: &Source, map: Vhdx, chance: u64) -> Result<Self, Error> {
+impl WritableVhdx {
+    pub(crate) fn open(file: &ImageFile, map: Vhdx, chance: u64) -> Result<Self, Error> {
         if map.log.1 < MIB || !map.log.1.is_multiple_of(MIB) || map.log.0 < MIB {
             return Err(Error::DamagedAt("VHDX: a log that cannot be", map.log.0));
         }
         if map.behind.is_some() {
             let what = "only what differs from another";
-            return Err(Unsupported::Unchanged("VHDX", what, CONVERT).into());
+            return Err(Unsupported::ReadOnlyFormat("VHDX", what, CONVERT).into());
         }
         if map.has_unknown {
             let what = "regions that are not known";
-            return Err(Unsupported::Unchanged("VHDX", what, CONVERT).into());
+            return Err(Unsupported::ReadOnlyFormat("VHDX", what, CONVERT).into());
         }
-        let blocks = map.table.iter().filter(|entry| *entry & 7 == IS_WHOLE);
-        if blocks.clone().count() > MOST_BLOCKS {
-            return Err(Unsupported::Unchanged("VHDX", "so many blocks", CONVERT).into());
+        let blocks = map.bat.iter().filter(|entry| *entry & 7 == IS_WHOLE);
+        if blocks.clone().count() > MAX_WRITABLE_BLOCKS {
+            return Err(Unsupported::ReadOnlyFormat("VHDX", "so many blocks", CONVERT).into());
         }
         let blocks = blocks.map(|entry| (entry >> 20 << 20, map.block_bytes));
         let mut all: Vec<(u64, u64)> = [(0, MIB), map.log].into_iter().collect();
@@ -74,7 +74,7 @@ impl Changes {
         }
         let len = file.len_bytes();
         let last = all.last().copied().unwrap_or_default();
-        if last.0 >= len && !map.is_left_open() {
+        if last.0 >= len && !map.needs_replay() {
             return Err(Error::DamagedAt("VHDX: a block behind the end of the file", last.0));
         }
         let end = match file.room_bytes() > len {
@@ -84,7 +84,7 @@ impl Changes {
         Ok(Self {
             map,
             end,
-            chance,
+            guid_seed: chance,
             in_session: false,
             log_id: [0; 16],
             number: 1,
@@ -100,8 +100,8 @@ impl Changes {
     fn identity(&mut self) -> [u8; 16] {
         let mut half = || {
             // SplitMix64.
-            self.chance = self.chance.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut mixed = self.chance;
+            self.guid_seed = self.guid_seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut mixed = self.guid_seed;
             mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
             mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
             mixed ^ mixed >> 31
@@ -122,7 +122,7 @@ impl Changes {
                 room.copy_from_slice(bytes);
             }
         }
-        seal(&mut self.map.header);
+        set_checksum(&mut self.map.header);
         self.map.header_at =
             super::HEADERS.into_iter().find(|at| *at != self.map.header_at).unwrap_or(0);
         (self.map.header_at, self.map.header.clone())
@@ -130,14 +130,14 @@ impl Changes {
 
     /// What is written over the table of blocks by the log.
     fn sector(&self, nth: u64) -> (u64, Vec<u8>) {
-        let entries = self.map.table.iter().skip(nth as usize * SECTOR / 8).take(SECTOR / 8);
+        let entries = self.map.bat.iter().skip(nth as usize * SECTOR / 8).take(SECTOR / 8);
         let mut bytes: Vec<u8> = entries.copied().flat_map(u64::to_le_bytes).collect();
         bytes.resize(SECTOR, 0);
         (self.map.table_at + nth * SECTOR as u64, bytes)
     }
 
     /// Writes the table as the log has it, behind the log.
-    fn apply(&mut self, out: &mut Out<'_>) -> Result<Option<Ticket>, Error> {
+    fn apply(&mut self, out: &mut MetadataWriter<'_>) -> Result<Option<Ticket>, Error> {
         let after: Vec<Ticket> = self.last_entry.into_iter().collect();
         match std::mem::take(&mut self.logged) {
             logged if logged.is_empty() => Ok(None),
@@ -151,7 +151,7 @@ impl Changes {
     }
 }
 
-impl Tables for Changes {
+impl AllocationTables for WritableVhdx {
     fn len_bytes(&self) -> u64 {
         self.map.len_bytes()
     }
@@ -160,25 +160,25 @@ impl Tables for Changes {
         self.map.block_bytes
     }
 
-    fn find(&mut self, file: &Source, at: u64) -> Result<(Place, u64), Error> {
+    fn find(&mut self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         self.map.find(file, at)
     }
 
-    fn unpack(&self, file: &Source, piece: u64) -> Result<Vec<u8>, Error> {
-        self.map.unpack(file, piece)
+    fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error> {
+        self.map.decompress_chunk(file, piece)
     }
 
-    fn own(&mut self, _: &Source, at: u64) -> Result<Option<u64>, Error> {
-        let entry = self.map.table.get(self.map.nth(at)).copied().unwrap_or(0);
+    fn writable_offset(&mut self, _: &ImageFile, at: u64) -> Result<Option<u64>, Error> {
+        let entry = self.map.bat.get(self.map.nth(at)).copied().unwrap_or(0);
         Ok((entry & 7 == IS_WHOLE).then_some(entry >> 20 << 20))
     }
 
-    fn begin(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    fn begin_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         if self.in_session {
             return Ok(());
         }
         self.in_session = true;
-        let ids = [(FILE_WRITE, self.identity()), (DATA_WRITE, self.identity())];
+        let ids = [(FILE_WRITE_GUID_AT, self.identity()), (DATA_WRITE, self.identity())];
         let mut chain = vec![vec![self.header(&ids)]];
         let mut put_right: Vec<(u64, Vec<u8>)> = vec![];
         if out.file.len_bytes() < self.end {
@@ -187,8 +187,8 @@ impl Tables for Changes {
         }
         for patch in self.map.replayed() {
             put_right.push(match patch {
-                Patch::Sector(at, sector) => (at, sector),
-                Patch::Zeros(at, len) => (at, vec![0; len as usize]),
+                LogWrite::Sector(at, sector) => (at, sector),
+                LogWrite::Zeros(at, len) => (at, vec![0; len as usize]),
             });
         }
         chain.push(put_right);
@@ -204,7 +204,7 @@ impl Tables for Changes {
         out.wait()
     }
 
-    fn take(&mut self, out: &mut Out<'_>, _: u64) -> Result<u64, Error> {
+    fn allocate_unit(&mut self, out: &mut MetadataWriter<'_>, _: u64) -> Result<u64, Error> {
         let place = self.end;
         let end = place.saturating_add(self.map.block_bytes);
         if end > out.file.room_bytes() {
@@ -213,20 +213,20 @@ impl Tables for Changes {
         self.end = end;
         let sector = out.file.sector_bytes();
         let ticket = out.submit(vec![vec![(end - sector, vec![0; sector as usize])]])?;
-        out.follow(ticket);
+        out.add_dependency(ticket);
         Ok(place)
     }
 
-    fn lead(&mut self, _: &mut Out<'_>, at: u64, place: u64) -> Result<(), Error> {
+    fn map_unit(&mut self, _: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error> {
         let nth = self.map.nth(at);
-        if let Some(entry) = self.map.table.get_mut(nth) {
+        if let Some(entry) = self.map.bat.get_mut(nth) {
             *entry = place | IS_WHOLE;
         }
         self.changed.insert((nth * 8 / SECTOR) as u64);
         Ok(())
     }
 
-    fn hand_over(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    fn submit_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         if self.changed.is_empty() {
             return Ok(());
         }
@@ -252,7 +252,7 @@ impl Tables for Changes {
         Ok(())
     }
 
-    fn rest(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
+    fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         if !self.in_session {
             return Ok(());
         }

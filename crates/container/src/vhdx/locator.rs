@@ -7,19 +7,19 @@
 //! into the other, in `parent_linkage2`.
 
 use super::guid;
-use crate::behind::{BackingId, Behind, utf16};
+use crate::behind::{BackingFile, BackingId, utf16};
 use crate::source::{le16, le32};
 use crate::{Error, Format, Unsupported};
 
 /// What a locator takes, and how many pairs it has: five are known, of paths of Windows.
-pub(super) const MOST_BYTES: u32 = 1 << 20;
-const MOST_PAIRS: u16 = 64;
+pub(super) const MAX_LOCATOR_BYTES: u32 = 1 << 20;
+const MAX_PAIRS: u16 = 64;
 
 pub(super) const KIND: [u8; 16] =
     guid(0xB04A_EFB7, 0xD19E, 0x4A81, [0xB7, 0x89, 0x25, 0xB8, 0xE9, 0x44, 0x59, 0x13]);
 
 /// What `locator` says is behind.
-pub(super) fn behind(locator: &[u8]) -> Result<Behind, Error> {
+pub(super) fn behind(locator: &[u8]) -> Result<BackingFile, Error> {
     if !locator.starts_with(&KIND) {
         let what = "a parent that is found in a way that is not known";
         return Err(Unsupported::Feature("VHDX", what).into());
@@ -28,7 +28,7 @@ pub(super) fn behind(locator: &[u8]) -> Result<Behind, Error> {
         let end = (at as usize).saturating_add(len.into());
         utf16(locator.get(at as usize..end).unwrap_or_default(), u16::from_le_bytes)
     };
-    let pairs = (0..usize::from(le16(locator, 18).min(MOST_PAIRS))).map(|nth| {
+    let pairs = (0..usize::from(le16(locator, 18).min(MAX_PAIRS))).map(|nth| {
         let at = 20 + 12 * nth;
         let key = text(le32(locator, at), le16(locator, at + 8));
         (key, text(le32(locator, at + 4), le16(locator, at + 10)))
@@ -49,7 +49,7 @@ pub(super) fn behind(locator: &[u8]) -> Result<Behind, Error> {
     let identities = identities.iter().map(|text| text.to_ascii_lowercase()).collect();
     let names = all(&["relative_path", "absolute_win32_path", "volume_path"]);
     let name = names.into_iter().next().unwrap_or_default();
-    Ok(Behind { name, is: BackingId::One(Format::Vhdx, identities) })
+    Ok(BackingFile { name, is: BackingId::One(Format::Vhdx, identities) })
 }
 
 /// A GUID as a locator has it, in small letters.

@@ -12,17 +12,17 @@
 
 use std::collections::BTreeMap;
 
-use super::{MIB, seal, sum_fits};
-use crate::source::{Source, le32, le64};
+use super::{MIB, set_checksum, sum_fits};
+use crate::source::{ImageFile, le32, le64};
 use crate::{Error, Unsupported};
 
 pub(super) const SECTOR: usize = 4096;
 /// Logs are read as a whole.
-const LONGEST: u64 = 32 * MIB;
+const MAX_LOG_BYTES: u64 = 32 * MIB;
 /// Zeros that a log may write.
-const MOST_ZEROS: u64 = 64 * MIB;
+const MAX_ZEROED_BYTES: u64 = 64 * MIB;
 /// Bytes that are looked at, in lengths of the log.
-const MOST_LOOKS: u64 = 8;
+const MAX_SCAN_FACTOR: u64 = 8;
 const HEAD: usize = 64;
 const DESCRIPTOR: usize = 32;
 /// Descriptors in the first sector of an entry.
@@ -31,7 +31,7 @@ const IN_OTHERS: usize = SECTOR / DESCRIPTOR;
 
 /// Something that the log writes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Patch {
+pub(super) enum LogWrite {
     Sector(u64, Vec<u8>),
     Zeros(u64, u64),
 }
@@ -42,19 +42,19 @@ struct Entry {
     number: u64,
     /// The lengths that the file had for certain, and that it needs.
     flushed_bytes: u64,
-    patches: Vec<Patch>,
+    patches: Vec<LogWrite>,
 }
 
 /// What the log of a file that was not closed writes.
 #[derive(Default)]
 pub(super) struct Replay {
-    pub(super) patches: Vec<Patch>,
+    pub(super) patches: Vec<LogWrite>,
 }
 
 impl Replay {
     /// The active sequence of the log at `at`, of entries with this `id`.
-    pub(super) fn read(file: &Source, at: u64, len: u64, id: &[u8]) -> Result<Self, Error> {
-        if len > LONGEST {
+    pub(super) fn read(file: &ImageFile, at: u64, len: u64, id: &[u8]) -> Result<Self, Error> {
+        if len > MAX_LOG_BYTES {
             return Err(Unsupported::Feature("VHDX", "so long a log").into());
         }
         if len == 0 || !len.is_multiple_of(MIB) || !at.is_multiple_of(MIB) || at < MIB {
@@ -70,24 +70,24 @@ impl Replay {
             return Err(Error::Damaged("VHDX: its end is cut off"));
         }
         let entries = active.iter().filter_map(|at| entries.get(at));
-        let patches: Vec<Patch> = entries.flat_map(|entry| entry.patches.clone()).collect();
+        let patches: Vec<LogWrite> = entries.flat_map(|entry| entry.patches.clone()).collect();
         let zeros = patches.iter().map(|patch| match patch {
-            Patch::Zeros(_, len) => *len,
-            Patch::Sector(..) => 0,
+            LogWrite::Zeros(_, len) => *len,
+            LogWrite::Sector(..) => 0,
         });
-        match zeros.fold(0, u64::saturating_add) <= MOST_ZEROS {
+        match zeros.fold(0, u64::saturating_add) <= MAX_ZEROED_BYTES {
             true => Ok(Self { patches }),
             false => Err(Unsupported::Feature("VHDX", "so many zeros in its log").into()),
         }
     }
 
     /// Lays what the log writes over what was read at `at`.
-    pub(super) fn lay_over(&self, at: u64, bytes: &mut [u8]) {
+    pub(super) fn overlay(&self, at: u64, bytes: &mut [u8]) {
         let end = at.saturating_add(bytes.len() as u64);
         for patch in &self.patches {
             let (start, len) = match patch {
-                Patch::Sector(start, sector) => (*start, sector.len() as u64),
-                Patch::Zeros(start, len) => (*start, *len),
+                LogWrite::Sector(start, sector) => (*start, sector.len() as u64),
+                LogWrite::Zeros(start, len) => (*start, *len),
             };
             let (from, to) = (start.max(at), start.saturating_add(len).min(end));
             if from >= to {
@@ -97,8 +97,8 @@ impl Replay {
                 continue;
             };
             match patch {
-                Patch::Zeros(..) => room.fill(0),
-                Patch::Sector(start, sector) => {
+                LogWrite::Zeros(..) => room.fill(0),
+                LogWrite::Sector(start, sector) => {
                     let there = sector.get((from - start) as usize..(to - start) as usize);
                     room.copy_from_slice(there.unwrap_or_default());
                 }
@@ -119,7 +119,7 @@ fn entries(log: &[u8], id: &[u8]) -> Result<BTreeMap<usize, Entry>, Error> {
             continue;
         }
         looks += len as u64;
-        if looks > MOST_LOOKS * log.len() as u64 {
+        if looks > MAX_SCAN_FACTOR * log.len() as u64 {
             return Err(Error::DamagedAt("VHDX: a log whose entries lie in each other", at as u64));
         }
         // An entry may go on at the start of the ring.
@@ -150,7 +150,7 @@ fn entry(bytes: &[u8]) -> Option<Entry> {
             return None;
         }
         if descriptor.starts_with(b"zero") {
-            patches.push(Patch::Zeros(at, le64(descriptor, 8)));
+            patches.push(LogWrite::Zeros(at, le64(descriptor, 8)));
             continue;
         }
         let sector = sectors.next()?;
@@ -161,7 +161,7 @@ fn entry(bytes: &[u8]) -> Option<Entry> {
         let mut data = sector.to_vec();
         data.get_mut(..8)?.copy_from_slice(descriptor.get(8..16)?);
         data.get_mut(SECTOR - 4..)?.copy_from_slice(descriptor.get(4..8)?);
-        patches.push(Patch::Sector(at, data));
+        patches.push(LogWrite::Sector(at, data));
     }
     let flushed_bytes = le64(bytes, 48);
     Some(Entry { len: bytes.len(), tail, number, flushed_bytes, patches })
@@ -240,6 +240,6 @@ pub(super) fn new_entry(
         put(data + 4, &((number >> 32) as u32).to_le_bytes());
         put(data + SECTOR - 4, &(number as u32).to_le_bytes());
     }
-    seal(&mut bytes);
+    set_checksum(&mut bytes);
     bytes
 }

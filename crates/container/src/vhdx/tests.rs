@@ -9,10 +9,10 @@ use draconis_exchange::heap::Block;
 
 use super::log::{SECTOR as LOG_SECTOR, new_entry};
 use super::{
-    BITMAP_IS_THERE, DATA_WRITE, HAS_PARENT, HEADER_BYTES, HEADERS, KIB, LOG, MIB, PARENT_LOCATOR,
-    locator, seal,
+    DATA_WRITE, HAS_PARENT, HEADER_BYTES, HEADERS, KIB, LOG, MIB, PARENT_LOCATOR, SB_BLOCK_PRESENT,
+    locator, set_checksum,
 };
-use crate::create::{Draft, NewFormat, NewImage};
+use crate::create::{DryRunDisk, NewFormat, NewImage};
 use crate::source::le64;
 use crate::{Error, Unsupported, open, open_for_writing};
 
@@ -53,9 +53,9 @@ fn texts(pairs: &[(&str, &str)]) -> Vec<u8> {
 /// An image without a block of its own, over the one whose contents have the identity `behind`.
 fn image(len_bytes: u64, identity: u8, behind: Option<&[u8]>) -> File {
     let file = tempfile::tempfile().unwrap();
-    file.set_len(NewFormat::Vhdx.most_bytes(len_bytes)).unwrap();
+    file.set_len(NewFormat::Vhdx.max_file_bytes(len_bytes)).unwrap();
     let on = disk(&file, true);
-    let draft = Draft::new(&*on, NewFormat::Vhdx, len_bytes);
+    let draft = DryRunDisk::new(&*on, NewFormat::Vhdx, len_bytes);
     NewImage::new(&*on, &draft, [identity; 16]).unwrap().finish().unwrap();
     file.set_len(BLOCKS_AT).unwrap();
     let flags = if behind.is_some() { HAS_PARENT } else { 0 };
@@ -127,7 +127,7 @@ impl Layer {
             }
         }
         for (chunk, bits) in (0..).zip(bits) {
-            set(file, chunk * (CHUNK + 1) + CHUNK, bitmap(chunk) | BITMAP_IS_THERE);
+            set(file, chunk * (CHUNK + 1) + CHUNK, bitmap(chunk) | SB_BLOCK_PRESENT);
             file.write_all_at(&bits, bitmap(chunk)).unwrap();
         }
     }
@@ -196,10 +196,10 @@ fn images_are_read_over_others() {
         assert!(refused.to_string().contains("is only read"), "{refused}");
         let missing = open(top_disk.clone(), &behind[..1]).err().unwrap();
         let name = r".\parent.vhdx".to_owned();
-        assert_eq!(missing, Error::Unsupported(Unsupported::Behind(name.clone())));
+        assert_eq!(missing, Error::Unsupported(Unsupported::NeedsBacking(name.clone())));
         for wrong in [base_disk, top_disk.clone()] {
             let refused = open(top_disk.clone(), &[wrong, behind[1].clone()]).err().unwrap();
-            let Error::Unsupported(Unsupported::NotBehind { name: of, wanted, .. }) = &refused
+            let Error::Unsupported(Unsupported::WrongBacking { name: of, wanted, .. }) = &refused
             else {
                 panic!("{refused}");
             };
@@ -216,7 +216,7 @@ fn the_log_has_bitmaps_too() {
     base.write_all_at(&[1; 1024], place(0)).unwrap();
     let child = over(BLOCK_BYTES, 32, 31);
     set(&child, 0, place(0) | 7);
-    set(&child, CHUNK, place(1) | BITMAP_IS_THERE);
+    set(&child, CHUNK, place(1) | SB_BLOCK_PRESENT);
     child.set_len(place(1) + MIB).unwrap();
     child.write_all_at(&[2; 1024], place(0)).unwrap();
     let behind = [disk(&base, false)];
@@ -235,7 +235,7 @@ fn the_log_has_bitmaps_too() {
         let mut header = vec![0; HEADER_BYTES];
         child.read_exact_at(&mut header, at).unwrap();
         header[LOG..LOG + 16].copy_from_slice(&id);
-        seal(&mut header);
+        set_checksum(&mut header);
         child.write_all_at(&header, at).unwrap();
     }
     assert_eq!([sector(0), sector(1)], [1, 2]);
@@ -255,10 +255,10 @@ fn the_image_behind_may_be_the_one_that_is_merged() {
     let newer = le64(&header, 8) + 1;
     header[8..16].copy_from_slice(&newer.to_le_bytes());
     header[DATA_WRITE..DATA_WRITE + 16].fill(43);
-    seal(&mut header);
+    set_checksum(&mut header);
     base.write_all_at(&header, HEADERS[0]).unwrap();
     let refused = open(disk(&child, false), &[disk(&base, false)]).err().unwrap();
-    assert!(matches!(refused, Error::Unsupported(Unsupported::NotBehind { .. })), "{refused}");
+    assert!(matches!(refused, Error::Unsupported(Unsupported::WrongBacking { .. })), "{refused}");
 }
 
 #[test]

@@ -15,29 +15,29 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Properties, SubDisk};
 
-use super::{NONE, SECTOR, Vmdk, number};
-use crate::filled::{Fill, Filled};
-use crate::inside::inside;
-use crate::source::Source;
+use super::{CID_NOPARENT, SECTOR, Vmdk, number};
+use crate::filled::{ReadOnlyDisk, ReadSource};
+use crate::inside::open_mapped;
+use crate::source::ImageFile;
 use crate::{Error, Format, Unsupported};
 
 /// How such a text begins, behind a byte order mark if it has one.
 const MARK: &[u8] = b"# Disk DescriptorFile";
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// The longest text that is read.
-pub const LONGEST_TEXT: u64 = 64 << 10;
+pub const MAX_DESCRIPTOR_BYTES: u64 = 64 << 10;
 /// The most files that one image is in.
-pub const MOST_EXTENTS: usize = 64;
-const MOST_SECTORS: u64 = 1 << 53;
+pub const MAX_EXTENTS: usize = 64;
+const MAX_SECTORS: u64 = 1 << 53;
 
 /// A line of the text.
 struct Line<'a> {
     sectors: u64,
-    what: What<'a>,
+    what: ExtentKind<'a>,
 }
 
 #[derive(Clone, Copy)]
-enum What<'a> {
+enum ExtentKind<'a> {
     Zeros,
     /// A file, and the sector in it where this begins.
     Flat(&'a str, u64),
@@ -46,16 +46,16 @@ enum What<'a> {
 
 /// Opens the disk that the files `given` hold together.
 pub(crate) fn open(
-    file: &Source,
+    file: &ImageFile,
     given: &[Arc<dyn Disk>],
     properties: Properties,
 ) -> Result<Arc<dyn Disk>, Error> {
-    if file.len_bytes() > LONGEST_TEXT {
+    if file.len_bytes() > MAX_DESCRIPTOR_BYTES {
         return Err(Error::Damaged("VMDK: a description longer than any is"));
     }
     let bytes = file.bytes(0, file.len_bytes() as usize)?;
     let text = text(&bytes);
-    if number(&text, "parentCID")?.is_some_and(|id| id != NONE) {
+    if number(&text, "parentCID")?.is_some_and(|id| id != CID_NOPARENT) {
         let what = "its contents in several files that differ from another image";
         return Err(Unsupported::Feature("VMDK", what).into());
     }
@@ -65,8 +65,8 @@ pub(crate) fn open(
     if let Some(missing) = names.get(found) {
         let name = missing.chars().take(256).collect();
         return Err(match is_beneath(missing) {
-            true => Unsupported::Elsewhere { name, wanted, found },
-            false => Unsupported::NotBeside(name),
+            true => Unsupported::MissingExtents { name, wanted, found },
+            false => Unsupported::ForeignExtentName(name),
         }
         .into());
     }
@@ -79,27 +79,27 @@ pub(crate) fn open(
     for line in &lines {
         let len_bytes = line.sectors * SECTOR;
         let disk = match line.what {
-            What::Zeros => None,
-            What::Flat(name, at) => Some(flat(file_of(name)?, at, len_bytes)?),
-            What::Sparse(name) => Some(sparse(file_of(name)?, len_bytes)?),
+            ExtentKind::Zeros => None,
+            ExtentKind::Flat(name, at) => Some(flat(file_of(name)?, at, len_bytes)?),
+            ExtentKind::Sparse(name) => Some(sparse(file_of(name)?, len_bytes)?),
         };
         parts.push(Part { start_bytes, len_bytes, disk });
         start_bytes += len_bytes;
     }
-    Ok(Arc::new(Filled::new(start_bytes, properties, Joined(parts))))
+    Ok(Arc::new(ReadOnlyDisk::new(start_bytes, properties, ConcatenatedExtents(parts))))
 }
 
 /// Bytes of a file that lie there as they are.
-fn flat(disk: &Arc<dyn Disk>, at: u64, len_bytes: u64) -> Result<Source, Error> {
+fn flat(disk: &Arc<dyn Disk>, at: u64, len_bytes: u64) -> Result<ImageFile, Error> {
     let extent = Extent::new(at.saturating_mul(SECTOR), len_bytes);
     let view = SubDisk::new(disk.clone(), extent);
-    Ok(Source::new(Arc::new(view.map_err(|_| SHORT)?)))
+    Ok(ImageFile::new(Arc::new(view.map_err(|_| SHORT)?)))
 }
 
 const SHORT: Error = Error::Damaged("VMDK: a file of its contents is shorter than it says");
 
-fn sparse(disk: &Arc<dyn Disk>, len_bytes: u64) -> Result<Source, Error> {
-    let source = Source::new(disk.clone());
+fn sparse(disk: &Arc<dyn Disk>, len_bytes: u64) -> Result<ImageFile, Error> {
+    let source = ImageFile::new(disk.clone());
     let head = source.bytes(0, source.len_bytes().min(512) as usize)?;
     if Format::of(&head) != Some(Format::Vmdk) {
         return Err(Error::Damaged("VMDK: a file of its contents is not as sparse as it says"));
@@ -108,7 +108,7 @@ fn sparse(disk: &Arc<dyn Disk>, len_bytes: u64) -> Result<Source, Error> {
     if map.len_bytes < len_bytes {
         return Err(SHORT);
     }
-    Ok(Source::new(inside(source, map, None)))
+    Ok(ImageFile::new(open_mapped(source, map, None)))
 }
 
 fn lines(text: &str) -> Result<Vec<Line<'_>>, Error> {
@@ -130,13 +130,13 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>, Error> {
         let quoted =
             || rest.trim_start().strip_prefix('"').and_then(|it| it.split_once('"')).ok_or(WRONG);
         let what = match kind {
-            Some("ZERO") => What::Zeros,
-            Some("SPARSE") => What::Sparse(quoted()?.0),
+            Some("ZERO") => ExtentKind::Zeros,
+            Some("SPARSE") => ExtentKind::Sparse(quoted()?.0),
             // ESXi's word for the same; it leaves the offset out.
             Some("FLAT" | "VMFS") => {
                 let (name, rest) = quoted()?;
                 let at = word(rest).0.unwrap_or("0");
-                What::Flat(name, at.parse().map_err(|_| WRONG)?)
+                ExtentKind::Flat(name, at.parse().map_err(|_| WRONG)?)
             }
             Some("VMFSSPARSE" | "SESPARSE") => {
                 let what = "its contents in a snapshot of ESXi (VMFSSPARSE or SESPARSE)";
@@ -147,9 +147,9 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>, Error> {
                 return Err(Unsupported::Feature("VMDK", what).into());
             }
         };
-        all = all.checked_add(sectors).filter(|all| *all <= MOST_SECTORS).ok_or(WRONG)?;
+        all = all.checked_add(sectors).filter(|all| *all <= MAX_SECTORS).ok_or(WRONG)?;
         lines.push(Line { sectors, what });
-        if lines.len() > MOST_EXTENTS {
+        if lines.len() > MAX_EXTENTS {
             return Err(Unsupported::Feature("VMDK", "its contents in more than 64 files").into());
         }
     }
@@ -166,7 +166,7 @@ fn word(text: &str) -> (Option<&str>, &str) {
     (Some(word).filter(|word| !word.is_empty()), rest)
 }
 
-impl<'a> What<'a> {
+impl<'a> ExtentKind<'a> {
     fn name(self) -> Option<&'a str> {
         match self {
             Self::Zeros => None,
@@ -223,13 +223,13 @@ struct Part {
     start_bytes: u64,
     len_bytes: u64,
     /// What it is; zeros if it is nothing.
-    disk: Option<Source>,
+    disk: Option<ImageFile>,
 }
 
 /// Stretches, one behind the other.
-struct Joined(Vec<Part>);
+struct ConcatenatedExtents(Vec<Part>);
 
-impl Fill for Joined {
+impl ReadSource for ConcatenatedExtents {
     fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
         let mut done = 0;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -380,7 +380,7 @@ mod tests {
             "NOACCESS 8 ZERO",
             "RW 8 ZERO\nparentCID=12345678",
             &"RW 8 ZERO\n".repeat(65),
-            &"#".repeat(LONGEST_TEXT as usize),
+            &"#".repeat(MAX_DESCRIPTOR_BYTES as usize),
         ] {
             // The last of two lines counts.
             let text = format!("{}{lines}", HEAD.replace("parentCID=ffffffff\n", ""));

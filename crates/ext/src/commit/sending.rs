@@ -62,7 +62,7 @@ impl Volume {
     pub(super) fn send(&self, writing: &WriteSide, and_wait: bool) -> Result<()> {
         let taken = self.or_stop(writing.outbox.send(and_wait))?;
         if let Some(witness) = writing.witness.get().filter(|_| taken > 0) {
-            witness.taken(taken);
+            witness.accepted_through(taken);
         }
         if and_wait {
             let (landed, freed) = writing.outbox.known();

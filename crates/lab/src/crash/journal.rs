@@ -21,7 +21,7 @@ use super::small;
 /// The inode of the journal.
 const JOURNAL: InodeNumber = InodeNumber(8);
 /// What mke2fs cannot make a journal shorter than, in blocks.
-const LEAST_BLOCKS: u32 = 1024;
+const MIN_BLOCKS: u32 = 1024;
 
 /// What a volume is like that is cut.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ impl Shape {
     pub(super) fn make(&self) -> anyhow::Result<Vec<u8>> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("volume");
-        let journal_mib = (self.block_bytes * LEAST_BLOCKS) >> 20;
+        let journal_mib = (self.block_bytes * MIN_BLOCKS) >> 20;
         let len =
             usize::try_from(self.block_bytes)? * if self.block_bytes > 1024 { 3400 } else { 5000 };
         std::fs::write(&path, vec![0xEE; len])?;

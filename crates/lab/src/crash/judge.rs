@@ -18,7 +18,7 @@ use super::{Protocol, on_store, small, writing};
 pub(super) const LEFT: &str = "after the power cut";
 
 /// Judges the states of one workload.
-pub(super) struct Judge<'a> {
+pub(super) struct StateChecker<'a> {
     workload: &'a dyn Workload,
     protocol: Protocol,
     /// Where states are put for `e2fsck`.
@@ -30,9 +30,9 @@ pub(super) struct Judge<'a> {
 #[derive(Debug)]
 pub(super) enum Violation {
     /// `e2fsck -p` would ask.
-    Question(Vec<Complaint>),
+    NeedsE2fsck(Vec<Complaint>),
     /// Anything is wrong, where nothing may be.
-    Wrong(Vec<Complaint>),
+    NotClean(Vec<Complaint>),
     /// It asks.
     Asked { status: Option<i32>, said: String },
     /// The check or the mount fails.
@@ -40,21 +40,21 @@ pub(super) enum Violation {
     /// Something acknowledged is gone or wrong.
     Lost(String),
     /// Something acknowledged is gone or wrong after `e2fsck -p`.
-    LostByMending(String),
+    LostAfterE2fsck(String),
     /// What recovers it comes to something else, or does not make it whole.
     NotRecovered(String),
     /// Going on writing, without `e2fsck` before, went wrong.
-    NoGoingOn(String),
+    WriteFailed(String),
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Question(complaints) => {
+            Self::NeedsE2fsck(complaints) => {
                 f.write_str("e2fsck -p would ask about")?;
                 complaints.iter().take(8).try_for_each(|complaint| write!(f, "\n    {complaint}"))
             }
-            Self::Wrong(complaints) => {
+            Self::NotClean(complaints) => {
                 f.write_str("wrong, where nothing may be")?;
                 complaints.iter().take(8).try_for_each(|complaint| write!(f, "\n    {complaint}"))
             }
@@ -63,14 +63,14 @@ impl fmt::Display for Violation {
             }
             Self::Unreadable(why) => write!(f, "cannot be read: {why}"),
             Self::Lost(what) => f.write_str(what),
-            Self::LostByMending(what) => write!(f, "after e2fsck -p: {what}"),
+            Self::LostAfterE2fsck(what) => write!(f, "after e2fsck -p: {what}"),
             Self::NotRecovered(why) => write!(f, "recovered: {why}"),
-            Self::NoGoingOn(why) => write!(f, "written to as it was left: {why}"),
+            Self::WriteFailed(why) => write!(f, "written to as it was left: {why}"),
         }
     }
 }
 
-impl<'a> Judge<'a> {
+impl<'a> StateChecker<'a> {
     pub(super) fn new(workload: &'a dyn Workload, protocol: Protocol) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let places = ["/usr/sbin/e2fsck", "/sbin/e2fsck", "/usr/bin/e2fsck"].map(PathBuf::from);
@@ -105,11 +105,12 @@ impl<'a> Judge<'a> {
         if self.protocol == Protocol::Ordered {
             match complaints(&disk, |it| !it.is_mended_without_question()) {
                 Ok(none) if none.is_empty() => {}
-                Ok(questions) => violations.push(Violation::Question(questions)),
+                Ok(questions) => violations.push(Violation::NeedsE2fsck(questions)),
                 Err(error) => violations.push(Violation::Unreadable(error.to_string())),
             }
         }
-        violations.extend(self.look(disk.clone(), crash.marks()).map(Violation::Lost));
+        violations
+            .extend(self.verify_acknowledged(disk.clone(), crash.marks()).map(Violation::Lost));
         if sampled {
             violations.extend(match self.protocol {
                 Protocol::Journal => self.recover(crash)?,
@@ -121,7 +122,7 @@ impl<'a> Judge<'a> {
         if self.protocol != Protocol::Ordered {
             match all_that_is_wrong(&disk) {
                 Ok(none) if none.is_empty() => {}
-                Ok(wrong) => violations.push(Violation::Wrong(wrong)),
+                Ok(wrong) => violations.push(Violation::NotClean(wrong)),
                 // What our check does not know yet is read as a whole, and left to e2fsck.
                 Err(draconis_ext::Error::Unsupported { .. })
                     if self.protocol == Protocol::Journal => {}
@@ -133,13 +134,13 @@ impl<'a> Judge<'a> {
         }
         if sampled {
             // Last, for it changes the state.
-            violations.extend(self.mount(&disk, crash.marks()).err().map(Violation::NoGoingOn));
+            violations.extend(self.mount(&disk, crash.marks()).err().map(Violation::WriteFailed));
         }
         Ok(violations)
     }
 
     /// What is lost of what `marks` acknowledge.
-    fn look(&self, disk: Arc<dyn Disk>, marks: &[u64]) -> Option<String> {
+    fn verify_acknowledged(&self, disk: Arc<dyn Disk>, marks: &[u64]) -> Option<String> {
         match Volume::open(disk, small()) {
             Ok(volume) => self.workload.verify(&volume, marks).err(),
             Err(error) => Some(format!("no mount: {error}")),
@@ -161,18 +162,18 @@ impl<'a> Judge<'a> {
         }
         match complaints(disk, |it| !it.is_mended_without_question()) {
             Ok(none) if none.is_empty() => {}
-            Ok(questions) => return Err(Violation::Question(questions).to_string()),
+            Ok(questions) => return Err(Violation::NeedsE2fsck(questions).to_string()),
             Err(draconis_ext::Error::Unsupported { .. }) if self.protocol == Protocol::Journal => {}
             Err(error) => return Err(error.to_string()),
         }
-        self.look(disk.clone(), marks).map_or(Ok(()), Err)
+        self.verify_acknowledged(disk.clone(), marks).map_or(Ok(()), Err)
     }
 
     /// What `e2fsck -fp` says, and whether everything is there after it.
     fn ask(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<Violation>> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
         let path = self.put(&on_store::bytes_of(disk)?)?;
-        let (status, said) = told(Command::new(e2fsck).arg("-fp").arg(&path))?;
+        let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fp").arg(&path))?;
         // 1 is said of a volume that was in use, too; and orphans it gives back as a mount does.
         let is_known = |line: &str| {
             line.is_empty() || line.contains("Clearing orphaned inode") || line.contains(" files (")
@@ -182,11 +183,11 @@ impl<'a> Judge<'a> {
             return Ok(Some(Violation::Asked { status, said }));
         }
         let mended = MemoryDisk::new(std::fs::read(&path)?, 512);
-        Ok(self.look(Arc::new(mended), marks).map(Violation::LostByMending))
+        Ok(self.verify_acknowledged(Arc::new(mended), marks).map(Violation::LostAfterE2fsck))
     }
 }
 
-impl Judge<'_> {
+impl StateChecker<'_> {
     /// Bytes as a file, one for each thread.
     fn put(&self, bytes: &[u8]) -> anyhow::Result<PathBuf> {
         let path = self.dir.path().join(format!("{:?}", std::thread::current().id()));
@@ -201,7 +202,7 @@ impl Judge<'_> {
         Volume::open_for_writing(disk.clone(), small(), writing())
             .and_then(|volume| volume.close())
             .map_err(|error| error.to_string())?;
-        self.look(disk, crash.marks()).map_or(Ok(()), Err)
+        self.verify_acknowledged(disk, crash.marks()).map_or(Ok(()), Err)
     }
 
     /// What e2fsck says once it recovered the state, and once we did: nothing. And whether the
@@ -218,7 +219,7 @@ impl Judge<'_> {
         let written = events.iter().filter(is_write).count();
         let options = CrashOptions { seed: written as u64, subsets: 2, exhaustive_sectors: 0 };
         for again in CrashStates::new(bytes.clone(), events, options).step_by(5) {
-            if let Some(lost) = self.look(again.disk.clone(), crash.marks()) {
+            if let Some(lost) = self.verify_acknowledged(again.disk.clone(), crash.marks()) {
                 let why = format!("cut off in that ({:?}): {lost}", again.cut);
                 return Ok(Some(Violation::NotRecovered(why)));
             }
@@ -230,20 +231,22 @@ impl Judge<'_> {
         for (bytes, is_ours) in [(bytes, false), (record.into_inner().into_bytes(), true)] {
             let path = self.put(&bytes)?;
             if !is_ours {
-                told(Command::new(e2fsck).args(["-y", "-E", "journal_only"]).arg(&path))?;
+                run_and_capture(
+                    Command::new(e2fsck).args(["-y", "-E", "journal_only"]).arg(&path),
+                )?;
                 let recovered = MemoryDisk::new(std::fs::read(&path)?, 512);
                 let has_orphans = Volume::open(Arc::new(recovered), small())
                     .is_ok_and(|volume| volume.superblock().last_orphan != 0);
                 if has_orphans {
-                    told(Command::new(e2fsck).arg("-p").arg(&path))?;
+                    run_and_capture(Command::new(e2fsck).arg("-p").arg(&path))?;
                 }
             }
-            let (status, said) = told(Command::new(e2fsck).arg("-fn").arg(&path))?;
+            let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fn").arg(&path))?;
             if status != Some(0) {
                 return Ok(Some(Violation::Asked { status, said }));
             }
             let recovered = MemoryDisk::new(std::fs::read(&path)?, 512);
-            if let Some(lost) = self.look(Arc::new(recovered), crash.marks()) {
+            if let Some(lost) = self.verify_acknowledged(Arc::new(recovered), crash.marks()) {
                 let by = if is_ours { "by us" } else { "by e2fsck" };
                 return Ok(Some(Violation::NotRecovered(format!("{by}: {lost}"))));
             }
@@ -253,7 +256,7 @@ impl Judge<'_> {
 }
 
 /// How a program ended and what it said.
-fn told(command: &mut Command) -> anyhow::Result<(Option<i32>, String)> {
+fn run_and_capture(command: &mut Command) -> anyhow::Result<(Option<i32>, String)> {
     let output = command.output().context("e2fsck")?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
 }
@@ -286,7 +289,7 @@ fn snapshots(store: Vec<u8>) -> Option<Violation> {
     };
     clones.iter().find_map(|disk| match all_that_is_wrong(disk) {
         Ok(none) if none.is_empty() => None,
-        Ok(wrong) => Some(Violation::Wrong(wrong)),
+        Ok(wrong) => Some(Violation::NotClean(wrong)),
         Err(error) => Some(Violation::Unreadable(format!("a snapshot: {error}"))),
     })
 }

@@ -24,17 +24,17 @@ use draconis_objects::{
     CreateOptions, Error, Group, Hint, LayoutKind, ObjectDisk, OpenOptions, Profile, Store,
 };
 
-use super::{Shape, make};
+use super::{VolumeConfig, make};
 
 /// What the volume's disk is called.
 const NAME: &[u8] = b"volume";
 
 /// Kinds of volumes: without a journal, with one that is not used, and with checksums.
-pub(super) const KINDS: [(&str, Shape); 4] = [
-    ("ext2", Shape { block_bytes: 1024, len_bytes: 4 << 20 }),
-    ("ext4", Shape { block_bytes: 1024, len_bytes: 8 << 20 }),
-    ("ext2", Shape { block_bytes: 4096, len_bytes: 8 << 20 }),
-    ("ext4", Shape { block_bytes: 4096, len_bytes: 12 << 20 }),
+pub(super) const KINDS: [(&str, VolumeConfig); 4] = [
+    ("ext2", VolumeConfig { block_bytes: 1024, len_bytes: 4 << 20 }),
+    ("ext4", VolumeConfig { block_bytes: 1024, len_bytes: 8 << 20 }),
+    ("ext2", VolumeConfig { block_bytes: 4096, len_bytes: 8 << 20 }),
+    ("ext4", VolumeConfig { block_bytes: 4096, len_bytes: 12 << 20 }),
 ];
 
 /// A store with a fresh volume in it, and what it is.
@@ -59,7 +59,7 @@ pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
     store.checkpoint()?;
     drop(store);
     let disk = Arc::into_inner(disk).context("a store that was dropped keeps its disk")?;
-    let Shape { block_bytes, .. } = shape;
+    let VolumeConfig { block_bytes, .. } = shape;
     Ok((format!("{kind} -b {block_bytes} on {layout}"), disk.into_bytes()))
 }
 
@@ -85,11 +85,11 @@ pub(super) fn open_keeping(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Dis
     let store = opened(disk).map_err(said)?;
     let disk = store.disk_named(NAME).map_err(said)?;
     let state = Mutex::new(Keeping { dice: Random::new(seed ^ 0x5A9), chains: 0 });
-    Ok(Arc::new(Kept { disk, store, state }))
+    Ok(Arc::new(SnapshottingDisk { disk, store, state }))
 }
 
 /// A disk between whose chains its snapshots change.
-struct Kept {
+struct SnapshottingDisk {
     disk: ObjectDisk,
     store: Arc<Store>,
     state: Mutex<Keeping>,
@@ -101,9 +101,9 @@ struct Keeping {
 }
 
 /// Snapshots and clones that stand at once.
-const KEPT_MOST: usize = 4;
+const MAX_SNAPSHOTS: usize = 4;
 
-impl Kept {
+impl SnapshottingDisk {
     /// Takes, clones, rolls back or removes one, now and then.
     fn change_snapshots(&self) -> draconis_objects::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,15 +117,15 @@ impl Kept {
         let others: Vec<&Vec<u8>> = all.iter().filter(|name| *name != NAME).collect();
         let any = others.get(state.dice.below(others.len().max(1) as u64) as usize);
         let done = match (any, state.dice.below(4)) {
-            (Some(any), 0) if others.len() < KEPT_MOST => {
+            (Some(any), 0) if others.len() < MAX_SNAPSHOTS => {
                 self.store.clone_disk(any, new.as_bytes())
             }
             // The volume's own disk is open: a clone goes back to where it began.
-            (Some(any), 1) if others.len() < KEPT_MOST => (self.store)
+            (Some(any), 1) if others.len() < MAX_SNAPSHOTS => (self.store)
                 .clone_disk(any, new.as_bytes())
                 .and_then(|()| self.store.take_snapshot(new.as_bytes(), b"begin"))
                 .and_then(|()| self.store.roll_back(new.as_bytes(), b"begin")),
-            (Some(any), _) if others.len() >= KEPT_MOST => self.store.remove_disk(any, true),
+            (Some(any), _) if others.len() >= MAX_SNAPSHOTS => self.store.remove_disk(any, true),
             _ => self.store.take_snapshot(NAME, new.as_bytes()),
         };
         match done {
@@ -136,7 +136,7 @@ impl Kept {
     }
 }
 
-impl draconis_device::ForwardingDisk for Kept {
+impl draconis_device::ForwardingDisk for SnapshottingDisk {
     type Below = ObjectDisk;
 
     fn disk(&self) -> &ObjectDisk {

@@ -19,7 +19,7 @@ const NAMES: u64 = 40;
 /// The longest file, in bytes.
 const FILE_BYTES: u64 = 200 << 10;
 /// Files that are held open at most.
-const HELD: usize = 6;
+const MAX_OPEN_FILES: usize = 6;
 const NOTE: &str = "user.note";
 
 pub(super) struct Client {
@@ -57,7 +57,7 @@ impl Client {
     }
 
     /// Closes what is open.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn close_files(&mut self) {
         self.held.clear();
     }
 
@@ -214,8 +214,8 @@ impl Client {
 
     fn hold(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let Some((name, file)) = self.file() else { return Ok(()) };
-        if self.held.len() >= HELD {
-            let nth = self.random.below(HELD as u64) as usize;
+        if self.held.len() >= MAX_OPEN_FILES {
+            let nth = self.random.below(MAX_OPEN_FILES as u64) as usize;
             self.held.swap_remove(nth);
         }
         let path = self.path(&name);

@@ -1,26 +1,26 @@
 //! A record appended, and a record written over, each durable before the next.
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
 pub struct AppendUpdate;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "append-update",
     paper: Paper::Draconis,
-    asks: "How many durable writes of 512 bytes and of 4 KB are made in a second, appending and \
+    question: "How many durable writes of 512 bytes and of 4 KB are made in a second, appending and \
            updating?",
-    finding: "Figure 9: updates of exactly a flash page (4 KB) are over 4 times as fast as the \
+    published_result: "Figure 9: updates of exactly a flash page (4 KB) are over 4 times as fast as the \
               others; appends of 4 KB are not, because their metadata is smaller than a page. \
               Synchronous LevelDB is as fast as appending 512 bytes. An SSD is 250 times a disk.",
-    explains: "The 4 times of an update of a whole page show where nothing hides read-modify- \
+    caveat: "The 4 times of an update of a whole page show where nothing hides read-modify- \
                write: a capacitor's buffer before the flash, as in the model, answers before it. \
                What remains is the second write of a file that grew. Between the devices stands \
                one turn of the platter (120 in a second) against a write into that buffer (25 µs \
@@ -31,12 +31,12 @@ const ABOUT: About = About {
         parameter("writes", "writes of each kind", "100", "1000"),
     ],
     subjects: &["dir", "kernel:ext2", "draconis", "draconis-lib", "model:ssd", "model:hdd"],
-    takes: |kind| kind != Kind::KeyValue,
-    ..About::USUAL
+    accepts: |kind| kind != Kind::KeyValue,
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for AppendUpdate {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -54,8 +54,8 @@ impl Experiment for AppendUpdate {
         let mut samples = vec![];
         for size in context.numbers("sizes")? {
             let mut bytes = Buffer::new(size as usize);
-            context.dice().fill(&mut bytes);
-            let file = files.create("append-update", size * writes, How::Cached)?;
+            context.rng().fill(&mut bytes);
+            let file = files.create("append-update", size * writes, OpenMode::Cached)?;
             for what in ["append", "update"] {
                 let mut watch = Stopwatch::start(&*clock);
                 for nth in 0..writes {
@@ -73,7 +73,7 @@ impl Experiment for AppendUpdate {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let at = |subject: &str, label: &str| points.named("rate", subject, "", label);
         let tell = |subject: &&str| {
             let (small, page) = (at(subject, "append 512 B")?, at(subject, "update 4 KiB")?);

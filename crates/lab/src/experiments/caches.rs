@@ -4,13 +4,13 @@ use anyhow::Context as _;
 use draconis_ext::Options;
 
 use super::reading::{prepare, read_all};
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
@@ -39,14 +39,14 @@ fn cuts() -> [(&'static str, Options); 8] {
     ]
 }
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "caches",
     paper: Paper::Singularity,
-    asks: "What is each of the library's caches worth, to a file that is read for the first and \
+    question: "What is each of the library's caches worth, to a file that is read for the first and \
            for the second time?",
-    finding: "The slides: large files are unusable without the block-number cache; the 350 MB file \
+    published_result: "The slides: large files are unusable without the block-number cache; the 350 MB file \
               is read 8300 times faster with caching.",
-    explains: "8300 times was the price of walking the indirect blocks with a head. Here a run of \
+    caveat: "8300 times was the price of walking the indirect blocks with a head. Here a run of \
                blocks is one entry, and what leads to it lies in the data cache: each cache alone \
                is worth less, all together still orders of magnitude.",
     parameters: &[
@@ -55,13 +55,13 @@ const ABOUT: About = About {
         parameter("most_ms", "a pass stops after so many milliseconds", "150", "4000"),
     ],
     subjects: &["draconis-lib"],
-    takes: |kind| kind == Kind::Library,
+    accepts: |kind| kind == Kind::Library,
     warms_up: false,
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for Caches {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -87,7 +87,7 @@ impl Experiment for Caches {
         let mut samples = vec![];
         for (name, options) in cuts() {
             subject.library().context("our library")?.reopen(options)?;
-            let file = subject.files()?.open("caches", How::Cached)?;
+            let file = subject.files()?.open("caches", OpenMode::Cached)?;
             for pass in ["first time", "second time"] {
                 let mut watch = Stopwatch::start(&*clock);
                 let (mut at, mut spent) = (0, 0);
@@ -109,7 +109,7 @@ impl Experiment for Caches {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let at = |label| points.named("speed", subject, "second time", label);
             let (full, off, no_map) = (at("all full")?, at("all off")?, at("no block-map cache")?);

@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::pipe;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::pin;
@@ -35,7 +35,7 @@ pub struct Channel;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The largest payload, in bytes.
-const MOST: usize = 1 << 20;
+const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 
 /// Answers without touching the buffer: the hand-over is what counts, as it was there.
 struct Idle;
@@ -83,7 +83,7 @@ fn child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
         static_lanes: 1,
         host_lanes: 0,
         guest_lanes: 0,
-        host: vec![class(4096), class(65536), class(MOST as u32)],
+        host: vec![class(4096), class(65536), class(MAX_PAYLOAD_BYTES as u32)],
         guest: vec![],
     };
     let (offer, socket) = process::offer(&plan)?;
@@ -203,17 +203,17 @@ impl Transport {
         let [mut from, mut to] = theirs.map(Stream::from);
         let peer = std::thread::spawn(move || {
             pin::to(1);
-            let bytes = vec![7; MOST];
+            let bytes = vec![7; MAX_PAYLOAD_BYTES];
             let mut request = [0; 32];
             while from.read_exact(&mut request).is_ok() {
                 let len = u32::from_le_bytes([request[0], request[1], request[2], request[3]]);
-                if to.write_all(&bytes[..(len as usize).min(MOST)]).is_err() {
+                if to.write_all(&bytes[..(len as usize).min(MAX_PAYLOAD_BYTES)]).is_err() {
                     break;
                 }
             }
         });
         let [mut from, mut to] = ours.map(Stream::from);
-        let mut reply = vec![0; MOST];
+        let mut reply = vec![0; MAX_PAYLOAD_BYTES];
         let mut times = vec![];
         for payload in payloads {
             let mut request = [0; 32];
@@ -243,8 +243,8 @@ impl Transport {
     /// A read that the page cache answers.
     fn call(&self, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
         let file = tempfile::tempfile()?;
-        file.write_all_at(&vec![7; MOST], 0)?;
-        let mut into = vec![0; MOST];
+        file.write_all_at(&vec![7; MAX_PAYLOAD_BYTES], 0)?;
+        let mut into = vec![0; MAX_PAYLOAD_BYTES];
         let mut times = vec![];
         for payload in payloads {
             times.push(batches(self.trips, || Ok(file.read_exact_at(&mut into[..*payload], 0)?))?);
@@ -253,27 +253,27 @@ impl Transport {
     }
 }
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "channel",
     paper: Paper::Singularity,
-    asks: "What does the round trip of a read cost by its payload: a function call, a service in a \
+    question: "What does the round trip of a read cost by its payload: a function call, a service in a \
            thread, one in a process, a Unix socket, a pipe, a system call?",
-    finding: "On Singularity 919 to 942 cycles whatever the payload, since the buffer is handed \
+    published_result: "On Singularity 919 to 942 cycles whatever the payload, since the buffer is handed \
               over; on Linux, which copies, 5,544 cycles at 1 byte and 87,941 at 64 KB.",
-    explains: "Handing over costs the same whatever the payload, as on Singularity; what copies \
+    caveat: "Handing over costs the same whatever the payload, as on Singularity; what copies \
                grows with it. Between processes the wake-up is what costs, and spinning avoids it.",
     parameters: &[
         parameter("payloads", "bytes of the reply", "4,4K,64K,1M", "4,64,1K,4K,16K,64K,256K,1M"),
         parameter("trips", "round trips of each kind, of half a second at most", "1000", "100000"),
     ],
     subjects: &["mem"],
-    takes: |kind| kind == Kind::Memory,
+    accepts: |kind| kind == Kind::Memory,
     warms_up: false,
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for Channel {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -288,8 +288,11 @@ impl Experiment for Channel {
     }
 
     fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        let payloads: Vec<usize> =
-            context.numbers("payloads")?.iter().map(|bytes| (*bytes as usize).min(MOST)).collect();
+        let payloads: Vec<usize> = context
+            .numbers("payloads")?
+            .iter()
+            .map(|bytes| (*bytes as usize).min(MAX_PAYLOAD_BYTES))
+            .collect();
         let trips = context.number("trips")?;
         let two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
         let mut samples = vec![];
@@ -322,7 +325,7 @@ impl Experiment for Channel {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |series: &&str| {
             let line = points.line("time", "mem", series);
             let (least, most) = (line.first()?, line.last()?);

@@ -8,14 +8,14 @@ use anyhow::{Context as _, bail};
 
 use super::parallel::Load;
 use super::reading::{prepare, read_all};
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
@@ -79,10 +79,10 @@ impl FioCheck {
             };
             return Ok(bytes * 1e9 / load.run(context, subject)?.max(1) as f64);
         }
-        let how = if job == "write" { How::Cached } else { How::Direct };
+        let how = if job == "write" { OpenMode::Cached } else { OpenMode::Direct };
         let file = subject.files()?.open("area", how)?;
         let mut buffer = Buffer::new(block as usize);
-        let mut dice = context.dice();
+        let mut dice = context.rng();
         let mut watch = Stopwatch::start(&*clock);
         for nth in 0..requests {
             context.check()?;
@@ -136,12 +136,12 @@ fn settle() {
     std::thread::sleep(Duration::from_millis(150));
 }
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "fio-check",
     paper: Paper::Lab,
-    asks: "Do fio and sysbench measure what the lab measures, where they can express it?",
-    finding: "No paper. The Draconis paper used sysbench; within 10 % the two should agree.",
-    explains: "Both do the same: the same file, written out before, by pread and pwrite of one \
+    question: "Do fio and sysbench measure what the lab measures, where they can express it?",
+    published_result: "No paper. The Draconis paper used sysbench; within 10 % the two should agree.",
+    caveat: "Both do the same: the same file, written out before, by pread and pwrite of one \
                thread, aligned, past the kernel's cache (the last one through it, an fsync after \
                each). fio looks at the clock in whole milliseconds for its speed and starts its \
                thread within that; what is left is noise, above all where a neighbour uses the \
@@ -151,13 +151,13 @@ const ABOUT: About = About {
         parameter("requests", "requests of each job", "6000", "50000"),
     ],
     subjects: &["dir"],
-    takes: |kind| kind == Kind::Directory,
+    accepts: |kind| kind == Kind::Directory,
     repetitions: (2, 3),
     warms_up: false,
 };
 
 impl Experiment for FioCheck {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -208,7 +208,7 @@ impl Experiment for FioCheck {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let mut found = vec![];
         for subject in points.subjects() {
             for (name, _, _) in JOBS {

@@ -2,26 +2,26 @@
 
 use std::sync::Barrier;
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
 pub struct FsCompete;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "fs-compete",
     paper: Paper::Memory,
-    asks: "What do ten fsyncs of small writes cost while another thread makes one large file \
+    question: "What do ten fsyncs of small writes cost while another thread makes one large file \
            durable?",
-    finding: "One fsync at a time on a disk: the small ones wait for the large one, and longer the \
+    published_result: "One fsync at a time on a disk: the small ones wait for the large one, and longer the \
               larger it is (1 KB to 400 MB).",
-    explains: "Where the device takes writes fast enough, or the file systems lie in different \
+    caveat: "Where the device takes writes fast enough, or the file systems lie in different \
                files of one device, the large fsync does not hold the small ones up for long.",
     parameters: &[
         parameter("syncs", "fsyncs of the first thread", "10", "10"),
@@ -34,13 +34,13 @@ const ABOUT: About = About {
         ),
     ],
     subjects: &["dir", "kernel:ext2", "draconis"],
-    takes: |kind| // Two threads in a time of its own would not be the same twice.
+    accepts: |kind| // Two threads in a time of its own would not be the same twice.
         matches!(kind, Kind::Directory | Kind::Library | Kind::Memory),
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for FsCompete {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -64,8 +64,8 @@ impl Experiment for FsCompete {
         let mut samples = vec![];
         for large in context.numbers("large")? {
             context.check()?;
-            let first = files.create("small", small * syncs, How::Cached)?;
-            let second = files.create("large", large, How::Cached)?;
+            let first = files.create("small", small * syncs, OpenMode::Cached)?;
+            let second = files.create("large", large, OpenMode::Cached)?;
             let piece = Buffer::new(large.min(1 << 20) as usize);
             let mut at = 0;
             while at < large {
@@ -98,7 +98,7 @@ impl Experiment for FsCompete {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let line = points.line("time", subject, "");
             let (least, most) = (line.first()?, line.last()?);

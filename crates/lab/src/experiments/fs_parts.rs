@@ -1,11 +1,11 @@
 //! Where the time of a write goes: memory, blocks, the write call, the fsync call.
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
@@ -14,25 +14,25 @@ pub struct FsParts;
 /// The parts, in the order in which they come.
 const PARTS: [&str; 4] = ["memory allocation", "block allocation", "write call", "fsync call"];
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "fs-parts",
     paper: Paper::Memory,
-    asks: "How much of a write with an fsync every tenth time is memory allocation, block \
+    question: "How much of a write with an fsync every tenth time is memory allocation, block \
            allocation, the write call, the fsync call? Do they add up?",
-    finding: "The parts add up to the total; fsync dominates all of them.",
-    explains: "Where a file system delays giving blocks, their allocation shows in the fsync.",
+    published_result: "The parts add up to the total; fsync dominates all of them.",
+    caveat: "Where a file system delays giving blocks, their allocation shows in the fsync.",
     parameters: &[
         parameter("writes", "numWrites", "200", "1000"),
         parameter("every", "an fsync comes after so many", "10", "10"),
         parameter("sizes", "writeSize", "512,4096,6000", "512,1024,3000,4096,6000"),
     ],
     subjects: &["dir", "kernel:ext2", "draconis", "model:hdd", "model:ssd"],
-    takes: |kind| !matches!(kind, Kind::Raw | Kind::KeyValue),
-    ..About::USUAL
+    accepts: |kind| !matches!(kind, Kind::Raw | Kind::KeyValue),
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for FsParts {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -56,7 +56,7 @@ impl Experiment for FsParts {
         let (writes, every) = (context.number("writes")?, context.number("every")?.max(1));
         let mut samples = vec![];
         for size in context.numbers("sizes")? {
-            let file = files.create("parts", size * writes, How::Cached)?;
+            let file = files.create("parts", size * writes, OpenMode::Cached)?;
             file.sync()?;
             let mut parts = [0u64; PARTS.len()];
             let mut allocates = true;
@@ -100,7 +100,7 @@ impl Experiment for FsParts {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let mean = |part| points.mean("parts", subject, part);
             let fsync = mean("fsync call")?;

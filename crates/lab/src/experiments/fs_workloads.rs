@@ -1,7 +1,7 @@
 //! Good, bad and ugly workloads of a file system, and what they are of each other.
 
 use super::writing::write_and_fsync;
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
 use crate::results::{Figure, Points, Sample, Shape};
@@ -9,56 +9,56 @@ use crate::subject::{Kind, Subject};
 use crate::units;
 
 /// One of the three workloads.
-pub struct FsWorkload(About);
+pub struct FsWorkload(ExperimentInfo);
 
 const WRITES: Parameter = parameter("writes", "numWrites", "100", "1000");
 const SIZES: Parameter =
     parameter("sizes", "writeSize", "512,1024,3000,4096,6000", "512,1024,3000,4096,6000");
 
 /// What all experiments here have in common.
-const ALL: About = About {
+const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Memory,
-    explains: "A good write is a copy into the page cache, wherever that is kept; what an fsync \
+    caveat: "A good write is a copy into the page cache, wherever that is kept; what an fsync \
                costs is the device's: some 8 ms for a turn of the platter, a millisecond or less \
                where nothing turns. So the distance between good and bad is the paper's on \
                model:hdd and a few tens on flash. Mounted by FUSE, each write is a message as \
                well.",
     subjects: &["dir", "kernel:ext2", "draconis", "model:hdd", "model:ssd"],
-    takes: |kind| !matches!(kind, Kind::Raw | Kind::KeyValue),
-    ..About::USUAL
+    accepts: |kind| !matches!(kind, Kind::Raw | Kind::KeyValue),
+    ..ExperimentInfo::DEFAULTS
 };
 
 /// No fsync in the middle.
-pub const GOOD: FsWorkload = FsWorkload(About {
+pub const GOOD: FsWorkload = FsWorkload(ExperimentInfo {
     name: "fs-good",
-    asks: "How fast are writes that nobody waits for (fsync percentage 100: none in the middle)?",
-    finding: "Latency is that of the buffer cache: the good one of good : ugly : bad = 78.29 : \
+    question: "How fast are writes that nobody waits for (fsync percentage 100: none in the middle)?",
+    published_result: "Latency is that of the buffer cache: the good one of good : ugly : bad = 78.29 : \
               21.66 : 0.05. A logger of what may be lost works so.",
     parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "100", "100")],
     ..ALL
 });
 
 /// An fsync after nearly each write.
-pub const BAD: FsWorkload = FsWorkload(About {
+pub const BAD: FsWorkload = FsWorkload(ExperimentInfo {
     name: "fs-bad",
-    asks: "How fast are writes that are made durable nearly one by one (0.1 to 1 %)?",
-    finding: "Horrible: 0.05 of 100 parts of the throughput. A database's log or a mail server \
+    question: "How fast are writes that are made durable nearly one by one (0.1 to 1 %)?",
+    published_result: "Horrible: 0.05 of 100 parts of the throughput. A database's log or a mail server \
               works so.",
     parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "0.1", "0.1,1")],
     ..ALL
 });
 
 /// An fsync now and then.
-pub const UGLY: FsWorkload = FsWorkload(About {
+pub const UGLY: FsWorkload = FsWorkload(ExperimentInfo {
     name: "fs-ugly",
-    asks: "How fast are writes that are made durable now and then (5 to 15 %)?",
-    finding: "In between: 21.66 of 100 parts. A download manager works so.",
+    question: "How fast are writes that are made durable now and then (5 to 15 %)?",
+    published_result: "In between: 21.66 of 100 parts. A download manager works so.",
     parameters: &[WRITES, SIZES, parameter("percents", "fsyncPercentage", "5", "5,15")],
     ..ALL
 });
 
 impl Experiment for FsWorkload {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &self.0
     }
 
@@ -90,7 +90,7 @@ impl Experiment for FsWorkload {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let series = *points.series("latency", subject).first()?;
             Some(format!(
@@ -106,12 +106,12 @@ impl Experiment for FsWorkload {
 /// From bad to good by the fsync percentage.
 pub struct FsSweep;
 
-const SWEEP: About = About {
+const SWEEP: ExperimentInfo = ExperimentInfo {
     name: "fs-sweep",
-    asks: "How does throughput go from bad to good as fsyncs become rare?",
-    finding: "Close to 0 % it is the bad workload, close to 100 % the good one, and it rises all \
+    question: "How does throughput go from bad to good as fsyncs become rare?",
+    published_result: "Close to 0 % it is the bad workload, close to 100 % the good one, and it rises all \
               the way between.",
-    explains: "Each fsync costs the same, so throughput grows with the writes between two, until \
+    caveat: "Each fsync costs the same, so throughput grows with the writes between two, until \
                the copying itself is what takes the time. On model:hdd the last step is the \
                largest: one turn of the platter or none.",
     parameters: &[
@@ -128,7 +128,7 @@ const SWEEP: About = About {
 };
 
 impl Experiment for FsSweep {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &SWEEP
     }
 
@@ -153,7 +153,7 @@ impl Experiment for FsSweep {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let line = points.line("speed", subject, "");
             let (least, most) = (line.first()?, line.last()?);
@@ -173,12 +173,12 @@ impl Experiment for FsSweep {
 /// What each workload has of the three together.
 pub struct FsSplit;
 
-const SPLIT: About = About {
+const SPLIT: ExperimentInfo = ExperimentInfo {
     name: "fs-split",
-    asks: "How is throughput split between the good, the ugly and the bad workload, by write size?",
-    finding: "good : ugly : bad = 78.29 : 21.66 : 0.05. At 6000 bytes, more than a block, the ugly \
+    question: "How is throughput split between the good, the ugly and the bad workload, by write size?",
+    published_result: "good : ugly : bad = 78.29 : 21.66 : 0.05. At 6000 bytes, more than a block, the ugly \
               one loses: more blocks to allocate and write each time.",
-    explains: "The parts follow from what an fsync costs: thousands of writes on model:hdd, where \
+    caveat: "The parts follow from what an fsync costs: thousands of writes on model:hdd, where \
                bad all but vanishes as in the paper; some tens of writes where nothing turns, so \
                bad keeps a percent or two. 6000 bytes do not hurt the ugly one here: blocks are \
                given when they are written back and several go in one request, so an fsync that \
@@ -192,7 +192,7 @@ const SPLIT: About = About {
 };
 
 impl Experiment for FsSplit {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &SPLIT
     }
 
@@ -225,7 +225,7 @@ impl Experiment for FsSplit {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let split = told_split(points, "split", subject)?;
             let at = |size| points.at("ugly", subject, "", size);

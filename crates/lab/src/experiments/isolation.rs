@@ -17,12 +17,12 @@ use draconis_exchange::contract::tree::{Tree, Walked, walk};
 use draconis_exchange::heap::arena::Class;
 use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_service::options::MountOptions;
-use draconis_service::sandbox::{self, Profile};
+use draconis_service::sandbox::{self, SandboxProfile};
 use draconis_service::volume::{self, VolumeTree};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::reading::prepare;
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
@@ -36,7 +36,7 @@ pub struct Isolation;
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAME: &str = "isolation";
 /// The largest request, in bytes.
-const MOST: u32 = 1 << 20;
+const MAX_REQUEST_BYTES: u32 = 1 << 20;
 /// How often each way reads the file in each size.
 const ROUNDS: usize = 9;
 /// Chunks of a reader that keeps none of them until it needs them again.
@@ -68,7 +68,7 @@ pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let session = process::accept(&socket, Instant::now() + PATIENCE)?;
     let tree = open(image)?;
-    sandbox::confine(&Profile::Worker, None)?;
+    sandbox::confine(&SandboxProfile::Worker, None)?;
     let server = session.server::<File>(0).context("lane 0")?;
     tree.notify_changes_to(&server);
     let _ = file::serve(server, &tree.file(node(&tree)?), PATIENCE);
@@ -99,7 +99,7 @@ impl Way<'_> {
 
 fn by_call<'a>(tree: &'a VolumeTree, node: Node) -> Ask<'a> {
     let file = tree.file(node);
-    let mut buffer = Block::private(MOST as usize);
+    let mut buffer = Block::private(MAX_REQUEST_BYTES as usize);
     Box::new(move |offset, into| {
         let (len, buffer_offset) = (into.len() as u32, 0);
         let taken = buffer.take();
@@ -206,14 +206,14 @@ fn measure(
     })
 }
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "isolation",
     paper: Paper::Singularity,
-    asks: "What does isolation cost a file that is cached: the library called, the same library \
+    question: "What does isolation cost a file that is cached: the library called, the same library \
            behind a channel in a thread, and in a sandboxed process?",
-    finding: "Singularity: hardware isolation costs 37.7 %, channels 7 to 10 % with requests below \
+    published_result: "Singularity: hardware isolation costs 37.7 %, channels 7 to 10 % with requests below \
               8 KB.",
-    explains: "Singularity paid 37.7 % for hardware isolation in every system call. Here a call \
+    caveat: "Singularity paid 37.7 % for hardware isolation in every system call. Here a call \
                into the library does not even leave the thread. A message costs the hand-over to \
                another process and back, and a copy there beside the client's own; a client that \
                keeps what it was answered until it is told of a change pays its own copy alone.",
@@ -222,13 +222,13 @@ const ABOUT: About = About {
         parameter("requests", "sizes of a read", "4K,16K,128K", "4K,16K,64K,128K,1M"),
     ],
     subjects: &["draconis-lib"],
-    takes: |kind| kind == Kind::Library,
+    accepts: |kind| kind == Kind::Library,
     warms_up: false,
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for Isolation {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -247,9 +247,10 @@ impl Experiment for Isolation {
     }
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        let bytes = context.number("file")?.next_multiple_of(u64::from(MOST));
+        let bytes = context.number("file")?.next_multiple_of(u64::from(MAX_REQUEST_BYTES));
         let requests = context.numbers("requests")?;
-        if let Some(request) = requests.iter().find(|len| u64::from(MOST) % **len != 0) {
+        if let Some(request) = requests.iter().find(|len| u64::from(MAX_REQUEST_BYTES) % **len != 0)
+        {
             bail!("requests={request}: a part of 1 MiB without a rest is needed");
         }
         prepare(context, &subject.files()?, NAME, bytes)?;
@@ -260,7 +261,7 @@ impl Experiment for Isolation {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let subject = "draconis-lib";
         let line = points.line("speed", subject, CALLED);
         let tell = |(len, called): &(f64, f64)| {

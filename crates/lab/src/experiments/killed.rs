@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use draconis_service::client::{Directory, ask_running};
+use draconis_service::client::{RuntimeDir, request_if_running};
 use draconis_service::protocol::{Reply, Request};
 use rustix::fs::{Advice, AtFlags, CWD, StatxFlags};
 use rustix::process::{Pid, Signal};
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
@@ -32,7 +32,7 @@ use draconis_device::Random;
 pub struct Killed;
 
 /// Between two deaths while a program reads or writes.
-const EVERY: Duration = Duration::from_millis(100);
+const KILL_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest that a worker may take to be followed by another.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Length of what is read, written and renamed, in bytes.
@@ -42,14 +42,14 @@ const NAMES: u64 = 64;
 /// Calm and killed, in turns.
 const PAIRS: u64 = 3;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "killed",
     paper: Paper::Lab,
-    asks: "What does a program notice whose mount loses its worker: how long does the first \
+    question: "What does a program notice whose mount loses its worker: how long does the first \
            answer take, and how much less is read and written while one dies every 100 ms?",
-    finding: "No paper: a process of Singularity that fails is closed, and what it served with \
+    published_result: "No paper: a process of Singularity that fails is closed, and what it served with \
               it.",
-    explains: "The first answer is one that was asked for after the death, of a program that asks \
+    caveat: "The first answer is one that was asked for after the death, of a program that asks \
                without a pause; what the worker did before it is in its log. The price is the part \
                of the work that is not done for each death a second.",
     parameters: &[
@@ -58,13 +58,13 @@ const ABOUT: About = About {
         parameter("file", "what is read, round and round", "64M", "256M"),
     ],
     subjects: &["draconis", "draconis:ext4"],
-    takes: |kind| kind == Kind::Directory,
+    accepts: |kind| kind == Kind::Directory,
     repetitions: (1, 3),
     warms_up: false,
 };
 
 impl Experiment for Killed {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -86,20 +86,22 @@ impl Experiment for Killed {
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let at = subject.directory().context("a directory")?.to_path_buf();
-        let victim = Victim::of(&at)?;
+        let victim = KillTarget::of(&at)?;
         let mut samples = first_answers(context, &victim, &at)?;
         let period = Duration::from_secs(context.number("seconds")?) / (2 * PAIRS as u32);
         let read = Reading::new(&at, context)?;
-        samples.extend(price(context, &victim, "read", period, || read.once())?);
+        samples.extend(measure_slowdown(context, &victim, "read", period, || read.once())?);
         let write = Writing::new(&at, context.seed);
-        samples.extend(price(context, &victim, "write and rename", period, || write.once())?);
+        samples.extend(measure_slowdown(context, &victim, "write and rename", period, || {
+            write.once()
+        })?);
         for path in read.files.iter().chain(&write.names) {
             std::fs::remove_file(path)?;
         }
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let line = points.line("answer", subject, "");
             let times: Vec<f64> = line.into_iter().map(|(_, y)| y).collect();
@@ -120,21 +122,22 @@ impl Experiment for Killed {
 }
 
 /// The mount whose workers die.
-struct Victim {
-    directory: Directory,
+struct KillTarget {
+    directory: RuntimeDir,
     at: PathBuf,
 }
 
-impl Victim {
+impl KillTarget {
     fn of(at: &Path) -> anyhow::Result<Self> {
-        let victim = Self { directory: Directory::open()?, at: at.canonicalize()? };
+        let victim = Self { directory: RuntimeDir::open()?, at: at.canonicalize()? };
         victim.worker()?;
         Ok(victim)
     }
 
     /// The process that serves, if one does by now.
     fn worker(&self) -> anyhow::Result<Option<u32>> {
-        let Some(Reply::Status(status)) = ask_running(&self.directory, &Request::Status)? else {
+        let Some(Reply::Status(status)) = request_if_running(&self.directory, &Request::Status)?
+        else {
             bail!("{} is not served by draconis", self.at.display());
         };
         let mount =
@@ -165,7 +168,7 @@ impl Victim {
 }
 
 /// How long the first answer takes that is asked for after a death.
-fn first_answers(context: &Context, victim: &Victim, at: &Path) -> anyhow::Result<Vec<Sample>> {
+fn first_answers(context: &Context, victim: &KillTarget, at: &Path) -> anyhow::Result<Vec<Sample>> {
     let (began, over) = (Instant::now(), AtomicBool::new(false));
     let now = || began.elapsed().as_nanos() as u64;
     // When a worker died that no answer has followed; 0 if there is none.
@@ -218,9 +221,9 @@ fn first_answers(context: &Context, victim: &Victim, at: &Path) -> anyhow::Resul
 }
 
 /// Bytes a second of `work`, undisturbed and while workers die, and what a death a second costs.
-fn price(
+fn measure_slowdown(
     context: &Context,
-    victim: &Victim,
+    victim: &KillTarget,
     name: &str,
     period: Duration,
     mut work: impl FnMut() -> anyhow::Result<u64>,
@@ -245,7 +248,7 @@ fn price(
                 while !over.load(Ordering::Relaxed) {
                     last = victim.kill(last)?.0;
                     deaths += 1;
-                    std::thread::sleep(EVERY);
+                    std::thread::sleep(KILL_INTERVAL);
                 }
                 Ok(deaths)
             });

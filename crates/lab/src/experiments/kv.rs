@@ -14,7 +14,7 @@ pub use buckets::KvBucket;
 pub use durable::KvDurable;
 pub use reads::{LARGE, READ};
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::child;
 use crate::context::Context;
 use crate::parameters::{Parameter, parameter};
@@ -24,7 +24,7 @@ use crate::units;
 
 /// One of the two.
 pub struct Kv {
-    about: About,
+    about: ExperimentInfo,
     sync: bool,
 }
 
@@ -46,22 +46,22 @@ const MEMORIES: &str = "Every store has the same memory (cache=), three quarters
 const VALUE: Parameter = parameter("value", "bytes of a value; keys have 16", "512", "512");
 
 /// What they have in common.
-const ALL: About = About {
+const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Draconis,
     subjects: STORES,
-    takes: |kind| kind == Kind::KeyValue,
+    accepts: |kind| kind == Kind::KeyValue,
     repetitions: (2, 1),
     warms_up: false,
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 /// The log is written when the kernel likes.
 pub const ASYNC: Kv = Kv {
-    about: About {
+    about: ExperimentInfo {
         name: "kv-async",
-        asks: "How many asynchronous puts does a store take in a second, in order and skewed, by \
+        question: "How many asynchronous puts does a store take in a second, in order and skewed, by \
                its key space, and what does it move meanwhile?",
-        finding: "Figures 4 to 6: LevelDB takes skewed puts more than 4 times slower than ordered \
+        published_result: "Figures 4 to 6: LevelDB takes skewed puts more than 4 times slower than ordered \
                   ones, on both devices: over thirty thousand compactions against none, the same \
                   number of level-0 tables; slower still as the key space grows.",
         parameters: &[
@@ -72,7 +72,7 @@ pub const ASYNC: Kv = Kv {
             parameter("writers", "threads that put", "1", "1"),
             parameter("most_ms", "a run stops after so many milliseconds", "700", "60000"),
         ],
-        explains: "A quick run writes a few tens of megabytes: level 0 fills a few times and \
+        caveat: "A quick run writes a few tens of megabytes: level 0 fills a few times and \
             little is merged. The storms of the paper come with its size: --size paper, or --set \
             puts=. Tables and compactions are those that the store wrote into its own log. The \
             longest put of a run is as much the machine's as the store's: on a busy virtual \
@@ -84,10 +84,10 @@ pub const ASYNC: Kv = Kv {
 
 /// Each put is durable.
 pub const SYNC: Kv = Kv {
-    about: About {
+    about: ExperimentInfo {
         name: "kv-sync",
-        asks: "How many puts that are durable before the next does a store take in a second?",
-        finding: "Figures 7 and 8: both patterns are alike; what bounds them is the append to the \
+        question: "How many puts that are durable before the next does a store take in a second?",
+        published_result: "Figures 7 and 8: both patterns are alike; what bounds them is the append to the \
                   log. An SSD is 250 times a disk.",
         parameters: &[
             parameter("keyspaces", "keys to choose from", "20K", "1M,4M,16M"),
@@ -97,7 +97,7 @@ pub const SYNC: Kv = Kv {
             parameter("writers", "threads that put", "1", "1"),
             parameter("most_ms", "a run stops after so many milliseconds", "400", "10000"),
         ],
-        explains: "One flush for each put (kv-durable counts them) is what all stores pay, in \
+        caveat: "One flush for each put (kv-durable counts them) is what all stores pay, in \
             order or not; LMDB pays two. So the rate is that of the disk, and what differs between \
             stores is mostly its mood: the 250 times between an SSD and a disk are those of \
             append-update on the models.",
@@ -209,7 +209,7 @@ impl Kv {
 }
 
 impl Experiment for Kv {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &self.about
     }
 
@@ -265,7 +265,7 @@ impl Experiment for Kv {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let of = |metric: &'static str, pattern: &'static str| {
                 let last = points.of(metric, subject).filter(|point| {

@@ -1,7 +1,7 @@
 //! Many reads of one size: how long each takes, and what pauses cost.
 
 use super::reading::{prepare, read_all};
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
@@ -9,7 +9,7 @@ use crate::parameters::parameter;
 use crate::pin::Pinned;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
@@ -20,15 +20,15 @@ const PAUSE: f64 = 20.0;
 /// The shortest pause.
 const PAUSE_NS: f64 = 100_000.0;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "latency",
     paper: Paper::Singularity,
-    asks: "How long does each of many reads take that are answered from caches, and what do the \
+    question: "How long does each of many reads take that are answered from caches, and what do the \
            pauses among them cost?",
-    finding: "Figure 4: of 2000 reads of 16 KB some take about 30 ms, interrupted by the garbage \
+    published_result: "Figure 4: of 2000 reads of 16 KB some take about 30 ms, interrupted by the garbage \
               collector. Without them the mean changes by less than 0.1 %; the variance is what \
               they cost.",
-    explains: "There is no garbage collector here. What pauses is the scheduler: another process, \
+    caveat: "There is no garbage collector here. What pauses is the scheduler: another process, \
                or the machine below a virtual one.",
     parameters: &[
         parameter("reads", "reads", "2000", "2000"),
@@ -36,13 +36,13 @@ const ABOUT: About = About {
         parameter("file", "length of the file, read round and round", "8M", "350M"),
     ],
     subjects: &["kernel:ext2", "draconis", "draconis-lib"],
-    takes: |kind| kind != Kind::KeyValue,
+    accepts: |kind| kind != Kind::KeyValue,
     repetitions: (1, 1),
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for Latency {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -63,7 +63,7 @@ impl Experiment for Latency {
         let (clock, bytes) = (subject.clock(), context.number("file")?);
         let buffer = context.number("buffer")?.min(bytes);
         prepare(context, &subject.files()?, "latency", bytes)?;
-        let file = subject.files()?.open("latency", How::Cached)?;
+        let file = subject.files()?.open("latency", OpenMode::Cached)?;
         let mut into = Buffer::new(buffer as usize);
         let reads = context.number("reads")?;
         // What will be read, and no more: caches smaller than the file keep the last.
@@ -85,7 +85,7 @@ impl Experiment for Latency {
         Ok(laps.iter().enumerate().map(sample).collect())
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let line = points.line("time", subject, "");
             let times: Vec<f64> = line.into_iter().map(|(_, y)| y).collect();

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde::Deserialize;
 
 use super::fs_workloads::{split, told_split};
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::child;
 use crate::context::Context;
 use crate::machine;
@@ -19,7 +19,7 @@ use draconis_device::Random;
 
 /// One of the experiments on memory.
 pub struct Mem {
-    about: About,
+    about: ExperimentInfo,
     what: What,
 }
 
@@ -34,9 +34,9 @@ enum What {
 }
 
 /// What they have in common.
-const ALL: About = About {
+const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Memory,
-    explains: "What a fault costs is the device's time for all that is read ahead with the page, \
+    caveat: "What a fault costs is the device's time for all that is read ahead with the page, \
                wanted or not: a device that reads far ahead makes random reads slower, and the \
                first of a run. There is no head to move, but from bad to good it remains several \
                orders of magnitude.",
@@ -59,18 +59,18 @@ const ALL: About = About {
         parameter("most_ms", "a pattern stops after so many milliseconds", "200", "3000"),
     ],
     subjects: &["mem"],
-    takes: |kind| kind == Kind::Memory,
+    accepts: |kind| kind == Kind::Memory,
     warms_up: false,
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 /// In memory, or in sequence.
 pub const GOOD: Mem = Mem {
-    about: About {
+    about: ExperimentInfo {
         name: "mem-good",
-        asks: "How fast are reads of a buffer that memory holds, and sequential reads of one that \
+        question: "How fast are reads of a buffer that memory holds, and sequential reads of one that \
                it does not?",
-        finding: "Figures 2 and 3: nanoseconds, as long as the buffer is below what memory holds \
+        published_result: "Figures 2 and 3: nanoseconds, as long as the buffer is below what memory holds \
                   (1.5 GB of 2), and in sequence above it too, since pages come 4096 bytes at a \
                   time and ahead.",
         ..ALL
@@ -80,11 +80,11 @@ pub const GOOD: Mem = Mem {
 
 /// At random, beyond memory.
 pub const BAD: Mem = Mem {
-    about: About {
+    about: ExperimentInfo {
         name: "mem-bad",
-        asks: "How slow are random reads of a buffer by its size, below and above what memory \
+        question: "How slow are random reads of a buffer by its size, below and above what memory \
                holds?",
-        finding: "Figures 4 and 5: above what memory holds most reads are page faults that take \
+        published_result: "Figures 4 and 5: above what memory holds most reads are page faults that take \
                   milliseconds: 0.001 of 100 parts of the throughput.",
         ..ALL
     },
@@ -93,10 +93,10 @@ pub const BAD: Mem = Mem {
 
 /// In sequence from random places, beyond memory.
 pub const UGLY: Mem = Mem {
-    about: About {
+    about: ExperimentInfo {
         name: "mem-ugly",
-        asks: "How fast are runs of sequential reads from random places of a buffer, by its size?",
-        finding: "Figures 4 and 5: between the two: 21.129 of 100 parts.",
+        question: "How fast are runs of sequential reads from random places of a buffer, by its size?",
+        published_result: "Figures 4 and 5: between the two: 21.129 of 100 parts.",
         ..ALL
     },
     what: What::Ugly,
@@ -104,11 +104,11 @@ pub const UGLY: Mem = Mem {
 
 /// From bad to good by the length of a run.
 pub const SWEEP: Mem = Mem {
-    about: About {
+    about: ExperimentInfo {
         name: "mem-sweep",
-        asks: "How does throughput go from bad to good as runs get longer, in a buffer that memory \
+        question: "How does throughput go from bad to good as runs get longer, in a buffer that memory \
                does not hold?",
-        finding: "numSequentialReads from 1 to 1000: near 1 it is the bad workload, near 1000 the \
+        published_result: "numSequentialReads from 1 to 1000: near 1 it is the bad workload, near 1000 the \
                   good one.",
         ..ALL
     },
@@ -117,11 +117,11 @@ pub const SWEEP: Mem = Mem {
 
 /// What each has of the three.
 pub const SPLIT: Mem = Mem {
-    about: About {
+    about: ExperimentInfo {
         name: "mem-split",
-        asks: "How is throughput split between good, ugly and bad reads, by the size of the \
+        question: "How is throughput split between good, ugly and bad reads, by the size of the \
                buffer?",
-        finding: "good : ugly : bad = 78.87 : 21.129 : 0.001.",
+        published_result: "good : ugly : bad = 78.87 : 21.129 : 0.001.",
         ..ALL
     },
     what: What::Split,
@@ -219,7 +219,7 @@ fn series(run: u64, reads: u64) -> &'static str {
 }
 
 impl Experiment for Mem {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &self.about
     }
 
@@ -297,7 +297,7 @@ impl Experiment for Mem {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let mut found = vec![];
         match self.what {
             What::Split => {

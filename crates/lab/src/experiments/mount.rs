@@ -16,8 +16,8 @@ use anyhow::Context as _;
 
 use small_files::{ByLibrary, BySystemCall};
 
-use super::reading::Chill;
-use super::{About, Experiment, Paper};
+use super::reading::ColdCheck;
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
@@ -208,14 +208,14 @@ pub fn weigh(tree: &Path) -> anyhow::Result<(u64, u64)> {
     Ok((files, bytes))
 }
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "mount",
     paper: Paper::Lab,
-    asks: "How fast is what people do with a mounted file system, beside the kernel's driver, \
+    question: "How fast is what people do with a mounted file system, beside the kernel's driver, \
            fuse2fs, and a FUSE server that does nothing?",
-    finding: "No paper: Ext2 on Singularity left open whether a file system outside the kernel can \
+    published_result: "No paper: Ext2 on Singularity left open whether a file system outside the kernel can \
               be as fast as one inside.",
-    explains: "What is asked of a FUSE server in small messages - create, stat, unlink - depends \
+    caveat: "What is asked of a FUSE server in small messages - create, stat, unlink - depends \
                on where the scheduler has it run: on the CPU of the program that asks, a message \
                costs 3 to 5 µs each way; on another one, which sleeps meanwhile, a wake-up of 30 \
                to 60 µs each way on a virtual machine. So these rates have two states several \
@@ -242,13 +242,13 @@ const ABOUT: About = About {
         "draconis-lib",
         "draconis-lib:ext4",
     ],
-    takes: |kind| matches!(kind, Kind::Directory | Kind::Library),
+    accepts: |kind| matches!(kind, Kind::Directory | Kind::Library),
     repetitions: (2, 3),
     warms_up: false,
 };
 
 impl Experiment for Mount {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -284,16 +284,16 @@ impl Experiment for Mount {
         pass.appends()?;
         pass.appends_of_many()?;
         let started = Instant::now();
-        let chill = Chill::down(subject)?;
+        let chill = ColdCheck::down(subject)?;
         if keeps {
             pass.took("unmount and mount", started.elapsed());
             if let Some(image) = subject.image() {
                 pass.scattered(&image)?;
             }
             pass.walk()?;
-            Chill::down(subject)?;
+            ColdCheck::down(subject)?;
             pass.archive()?;
-            Chill::down(subject)?;
+            ColdCheck::down(subject)?;
             pass.read_file("read, cold")?;
             pass.read_file("read, warm")?;
             let bytes = context.number("file")?;
@@ -317,7 +317,7 @@ impl Experiment for Mount {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let subjects = points.subjects();
         // Each beside those that serve a volume of the same kind.
         let kind = |spec: &str| spec.split_once(':').map_or("ext2", |(_, kind)| kind).to_owned();

@@ -17,12 +17,12 @@ use draconis_objects::{
     CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::clock::Clock;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Bare, Kind, Subject};
+use crate::subject::{Kind, RawRegion, Subject};
 use crate::units;
 
 /// See the module.
@@ -58,7 +58,8 @@ impl Place {
             });
         }
         let bare = subject.bare(bytes)?;
-        let Bare { disk, clock, region, .. } = bare.context("no disk without files between")?;
+        let RawRegion { disk, clock, region, .. } =
+            bare.context("no disk without files between")?;
         Ok(Self { disk, clock, region, model: None })
     }
 
@@ -180,7 +181,7 @@ impl Measuring<'_> {
     }
 
     fn rates(&mut self) -> anyhow::Result<()> {
-        let (ops, mut dice) = (self.context.number("ops")?, self.context.dice());
+        let (ops, mut dice) = (self.context.number("ops")?, self.context.rng());
         let (store, many) = (&self.store, ops * 20);
         let id = filled(store, AREA_BYTES)?;
         for size in self.context.numbers("sizes")? {
@@ -245,7 +246,7 @@ impl Measuring<'_> {
         let len = u64::from(info.segments) * u64::from(info.profile.segment_bytes) * fill / 100;
         let blocks = (len.saturating_sub(info.used_bytes)) / BLOCK_BYTES;
         let id = filled(store, blocks * BLOCK_BYTES)?;
-        let mut dice = context.dice();
+        let mut dice = context.rng();
         let payload = vec![0; BLOCK_BYTES as usize];
         for (pattern, is_skewed) in [("uniform", false), ("90/10", true)] {
             let mut before = store.info();
@@ -281,15 +282,15 @@ impl Measuring<'_> {
     }
 }
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "objects",
     paper: Paper::Draconis,
-    asks: "How fast are the object store's put, append, update and read, by size, synchronous and \
+    question: "How fast are the object store's put, append, update and read, by size, synchronous and \
            not, in the log and the copy-on-write layout, and what does it write for each byte?",
-    finding: "Section 4.2: proposed, never measured. The analytic optima at 80 % full are 2.69 \
+    published_result: "Section 4.2: proposed, never measured. The analytic optima at 80 % full are 2.69 \
               bytes written for each byte of uniform updates, 1.48 where nine of ten go to a \
               tenth.",
-    explains: "A small store keeps a larger part of itself for cleaning and checkpoints, so its \
+    caveat: "A small store keeps a larger part of itself for cleaning and checkpoints, so its \
                amplification is that of a fuller one; in a quick run it is overwritten once only, \
                which is before cleaning has settled.",
     parameters: &[
@@ -300,13 +301,13 @@ const ABOUT: About = About {
         parameter("turns", "how often it is overwritten; the last turn counts", "1", "2"),
     ],
     subjects: &["file", "model:hdd", "model:ssd"],
-    takes: |kind| matches!(kind, Kind::Raw | Kind::Model),
+    accepts: |kind| matches!(kind, Kind::Raw | Kind::Model),
     repetitions: (1, 1),
     warms_up: false,
 };
 
 impl Experiment for Objects {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -367,7 +368,7 @@ impl Experiment for Objects {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let layout = if subject.contains("hdd") { "log" } else { "cow" };
             let rate = |what: &str| {

@@ -11,7 +11,7 @@
 //! ```
 
 use super::parallel::Load;
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
@@ -31,14 +31,14 @@ pub const OFFSETS: [u64; 6] = [512, 1024, 2048, 4096, 8192, 0];
 const SLOWER: f64 = 1.12;
 const SLOWER_ON_MODELS: f64 = 1.04;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "page-size",
     paper: Paper::Draconis,
-    asks: "How fast are writes by their size in multiples of 512 bytes, and which page do they \
+    question: "How fast are writes by their size in multiples of 512 bytes, and which page do they \
            betray?",
-    finding: "Figure 1: throughput is much higher with blocks of 4 KB and 8 KB, so the page is 4 \
+    published_result: "Figure 1: throughput is much higher with blocks of 4 KB and 8 KB, so the page is 4 \
               KB: whatever is no multiple of it costs a read-modify-write.",
-    explains: "A cache before the flash - of the disk, or of the machine below a virtual one - \
+    caveat: "A cache before the flash - of the disk, or of the machine below a virtual one - \
                hides the page: then writes are priced by their number and the curve has no knee. \
                On the models it stands where they have it.",
     parameters: &[
@@ -53,12 +53,12 @@ const ABOUT: About = About {
         parameter("area", "bytes that are written all over", "16M", "1G"),
     ],
     subjects: &["file", "model:ssd", "model:ssd,page=16K"],
-    takes: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
-    ..About::USUAL
+    accepts: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for PageSize {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -99,7 +99,7 @@ impl Experiment for PageSize {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             Some(match page_of(points, subject)? {
                 512 => format!(

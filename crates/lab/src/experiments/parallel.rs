@@ -5,25 +5,25 @@ use std::sync::Arc;
 use draconis_device::Extent;
 use draconis_device::sim::{Request, RequestKind as Ask, Timing};
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 use draconis_device::Random;
 
 /// See the module.
 pub struct Parallel;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "parallel",
     paper: Paper::Draconis,
-    asks: "How many writes of a page does the device take in a second from 1 to 32 threads?",
-    finding: "Figure 3: it scales to 8 threads; beyond 16 the disk's limit of 175 thousand a \
+    question: "How many writes of a page does the device take in a second from 1 to 32 threads?",
+    published_result: "Figure 3: it scales to 8 threads; beyond 16 the disk's limit of 175 thousand a \
               second is reached.",
-    explains: "The paper's disk takes 20 µs for a write alone and 175 thousand a second together, \
+    caveat: "The paper's disk takes 20 µs for a write alone and 175 thousand a second together, \
                so four writers that did nothing else would fill it (--set host=0). The paper's \
                eight come from the host: its program, kernel and interrupts took as long again for \
                each write, and the model is given a host that does. A file system or a virtual \
@@ -37,12 +37,12 @@ const ABOUT: About = About {
         parameter("host", "nanoseconds of a host before each write to a model", "20000", "20000"),
     ],
     subjects: &["file", "dir", "model:ssd", "model:hdd"],
-    takes: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
-    ..About::USUAL
+    accepts: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for Parallel {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -77,7 +77,7 @@ impl Experiment for Parallel {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let line = points.line("rate", subject, "");
             let (useful, rate) = useful(&line)?;
@@ -135,7 +135,7 @@ impl Load {
                 // As many as it takes to fill its caches; they cost no time of ours.
                 let writes = self.writes.max((MODEL_BYTES / self.block).clamp(2000, 20_000));
                 let load = Self { writes, ..*self };
-                let ns = load.in_device_time(&mut *timing, &mut context.dice());
+                let ns = load.in_device_time(&mut *timing, &mut context.rng());
                 Ok((ns as f64 * self.writes as f64 / writes as f64) as u64)
             }
             None => self.by_threads(context, subject),
@@ -145,7 +145,7 @@ impl Load {
     /// Real threads, on the file `area`.
     fn by_threads(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
         let clock = subject.clock();
-        let file = subject.files()?.open("area", How::Direct)?;
+        let file = subject.files()?.open("area", OpenMode::Direct)?;
         let started = clock.now_ns();
         std::thread::scope(|scope| -> anyhow::Result<()> {
             let one = |nth: u64| {

@@ -2,8 +2,8 @@
 
 use super::page_size::{Probe, label, page_of};
 use super::parallel::{Load, useful};
-use super::reading::{Chill, prepare, read_all};
-use super::{About, Experiment, Paper};
+use super::reading::{ColdCheck, prepare, read_all};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
@@ -11,21 +11,21 @@ use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
 use crate::store_profile::StoreProfile;
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
 pub struct Profile;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "profile",
     paper: Paper::Draconis,
-    asks: "What is the device like in a few numbers: page, best buffer, sequential against random, \
+    question: "What is the device like in a few numbers: page, best buffer, sequential against random, \
            what a flush costs, how many requests at the same time pay?",
-    finding: "Section 4.2 proposes a component made for each hardware and leaves to its vendor \
+    published_result: "Section 4.2 proposes a component made for each hardware and leaves to its vendor \
               what that must know; here it is measured, and written into a file from which \
               `draconis store create --profile` makes a store.",
-    explains: "The figures are of the device as this program reaches it: below a virtual machine, \
+    caveat: "The figures are of the device as this program reaches it: below a virtual machine, \
                of what that offers. What a store is to be made with is measured by the store's own \
                probe, once for each device, since that repeats itself what it compares; for a \
                device that has a length for a store of that length, for others for one of 64 GiB.",
@@ -37,13 +37,13 @@ const ABOUT: About = About {
         parameter("buffers", "sizes of a read", "4K,16K,64K,256K,1M", "4K,16K,64K,256K,1M,4M"),
     ],
     subjects: &["file", "model:ssd", "model:hdd"],
-    takes: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
+    accepts: |kind| matches!(kind, Kind::Raw | Kind::Directory | Kind::Model),
     repetitions: (2, 5),
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for Profile {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -90,7 +90,7 @@ impl Experiment for Profile {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let time = |label| points.named("time", subject, "", label);
             let (threads, _) = useful(&points.line("rate", subject, ""))?;
@@ -134,10 +134,10 @@ fn requests(
     const BLOCK: u64 = 4096;
     let clock = subject.clock();
     let count = context.number("requests")?.min(area / BLOCK);
-    Chill::down(subject)?;
-    let file = subject.files()?.open("area", How::Direct)?;
+    ColdCheck::down(subject)?;
+    let file = subject.files()?.open("area", OpenMode::Direct)?;
     let mut block = Buffer::new(BLOCK as usize);
-    let mut dice = context.dice();
+    let mut dice = context.rng();
     let mut samples = vec![];
     for what in [
         "sequential read 4 KiB",
@@ -174,8 +174,8 @@ fn sizes(context: &Context, subject: &mut dyn Subject, area: u64) -> anyhow::Res
         Probe::new(context.number("requests")? * 2, 2, area, subject).offsets(context, subject);
     samples.extend(times.iter().map(|(at, ns)| Sample::named("offset", "", &label(*at), *ns)));
     for buffer in context.numbers("buffers")? {
-        Chill::down(subject)?;
-        let file = subject.files()?.open("area", How::Direct)?;
+        ColdCheck::down(subject)?;
+        let file = subject.files()?.open("area", OpenMode::Direct)?;
         let mut into = Buffer::new(buffer.min(area) as usize);
         let mut watch = Stopwatch::start(&*clock);
         let reads = (area / into.len() as u64).min(context.number("requests")?).max(1);

@@ -6,7 +6,7 @@ use anyhow::bail;
 
 use crate::buffer::Buffer;
 use crate::context::Context;
-use crate::subject::{Cold, Files, Handle, How, Subject};
+use crate::subject::{Cold, Files, Handle, OpenMode, Subject};
 use draconis_device::Random;
 
 /// What files are filled with at once, in bytes.
@@ -20,12 +20,12 @@ pub fn prepare(
     bytes: u64,
 ) -> anyhow::Result<()> {
     let mut probe = Buffer::new(4096);
-    if let Ok(file) = files.open(name, How::Cached)
+    if let Ok(file) = files.open(name, OpenMode::Cached)
         && file.read(bytes - 4096, &mut probe).is_ok_and(|got| got == probe.len())
     {
         return Ok(());
     }
-    let file = files.create(name, bytes, How::Cached)?;
+    let file = files.create(name, bytes, OpenMode::Cached)?;
     let mut piece = Buffer::new(PIECE_BYTES);
     let mut dice = Random::new(context.seed);
     let mut at = 0;
@@ -41,12 +41,12 @@ pub fn prepare(
 
 /// What a cold run was: it counts as one if the subject emptied its caches and as many
 /// bytes came from the device as were read.
-pub struct Chill {
+pub struct ColdCheck {
     emptied: Cold,
     before: Option<u64>,
 }
 
-impl Chill {
+impl ColdCheck {
     /// Empties the subject's caches.
     pub fn down(subject: &mut dyn Subject) -> anyhow::Result<Self> {
         let emptied = subject.cold()?;

@@ -1,27 +1,27 @@
 //! A file read from its start to its end, with buffers of many sizes.
 
-use super::reading::{Chill, prepare, read_all};
-use super::{About, Experiment, Paper};
+use super::reading::{ColdCheck, prepare, read_all};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
 pub struct SeqRead;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "seqread",
     paper: Paper::Singularity,
-    asks: "How fast is a file read in sequence, by the size of the buffer, and how slow is the \
+    question: "How fast is a file read in sequence, by the size of the buffer, and how slow is the \
            very first request after mounting?",
-    finding: "Figure 2: Linux 34 MB/s, Singularity 28 MB/s at 16 KB (0.82 of it). The first, cold \
+    published_result: "Figure 2: Linux 34 MB/s, Singularity 28 MB/s at 16 KB (0.82 of it). The first, cold \
               request of 4 KB runs at 0.005 MB/s and passes 1 MB/s only from buffers of 1 MB on. \
               The 13 MB file behaves as the 350 MB file does.",
-    explains: "The paper's cold 4 KB took a head's way to every indirect block: a second for 4 KB. \
+    caveat: "The paper's cold 4 KB took a head's way to every indirect block: a second for 4 KB. \
                Where nothing turns, a first request costs a few requests of some ten microseconds; \
                model:hdd still has the head. Read-ahead is what makes the size of the buffer \
                matter less today.",
@@ -35,13 +35,13 @@ const ABOUT: About = About {
         ),
     ],
     subjects: &["kernel:ext2", "fuse2fs", "draconis", "draconis-lib", "model:hdd"],
-    takes: |kind| kind != Kind::KeyValue,
+    accepts: |kind| kind != Kind::KeyValue,
     warms_up: false,
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for SeqRead {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -75,8 +75,8 @@ impl Experiment for SeqRead {
             for buffer in context.numbers("buffers")? {
                 context.check()?;
                 let mut into = Buffer::new(buffer.min(bytes) as usize);
-                let chill = Chill::down(subject)?;
-                let file = subject.files()?.open(&name, How::Cached)?;
+                let chill = ColdCheck::down(subject)?;
+                let file = subject.files()?.open(&name, OpenMode::Cached)?;
                 let mut watch = Stopwatch::start(&*clock);
                 let (mut first_ns, mut total_ns, mut at) = (0, 0, 0);
                 while at < bytes {
@@ -101,7 +101,7 @@ impl Experiment for SeqRead {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let subjects = points.subjects();
         let best_of = |subject: &str| {
             let series = points.series("speed", subject);

@@ -1,14 +1,14 @@
 //! Read after read, each timed: what does not show in a mean.
 
-use super::reading::{Chill, prepare, read_all};
-use super::{About, Experiment, Paper};
+use super::reading::{ColdCheck, prepare, read_all};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::stats;
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
@@ -17,15 +17,15 @@ pub struct TimeSeries;
 /// A read this many times slower than the median is called slow.
 const SLOW: f64 = 2.0;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "timeseries",
     paper: Paper::Singularity,
-    asks: "How does the speed of one read after the other change along a file, and are slow ones \
+    question: "How does the speed of one read after the other change along a file, and are slow ones \
            periodic?",
-    finding: "Figure 3 and the slides: most of 200 reads of 16 KB run near 30 MB/s, slower ones \
+    published_result: "Figure 3 and the slides: most of 200 reads of 16 KB run near 30 MB/s, slower ones \
               come periodically (the head moves to the next track), double spikes are preemption. \
               With 64 MB buffers reads converge to the mean.",
-    explains: "Slow reads come where read-ahead meets the device: one in so many reads waits, the \
+    caveat: "Slow reads come where read-ahead meets the device: one in so many reads waits, the \
                others find their bytes in memory. On model:hdd these are the turns of the platter.",
     parameters: &[
         parameter("reads", "reads of each size", "200", "200"),
@@ -33,13 +33,13 @@ const ABOUT: About = About {
         parameter("file", "length of the file; reads stop at its end", "16M", "350M"),
     ],
     subjects: &["kernel:ext2", "draconis", "draconis-lib", "model:hdd"],
-    takes: |kind| kind != Kind::KeyValue,
+    accepts: |kind| kind != Kind::KeyValue,
     repetitions: (1, 1),
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for TimeSeries {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -64,8 +64,8 @@ impl Experiment for TimeSeries {
             let mut into = Buffer::new(buffer.min(bytes) as usize);
             let len = into.len() as u64;
             let reads = context.number("reads")?.min(bytes / len);
-            let chill = Chill::down(subject)?;
-            let file = subject.files()?.open("timeseries", How::Cached)?;
+            let chill = ColdCheck::down(subject)?;
+            let file = subject.files()?.open("timeseries", OpenMode::Cached)?;
             let mut watch = Stopwatch::start(&*clock);
             let mut laps = Vec::with_capacity(reads as usize);
             for nth in 0..reads {
@@ -84,7 +84,7 @@ impl Experiment for TimeSeries {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let mut found = vec![];
         for subject in points.subjects() {
             for series in points.series("speed", subject) {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 
 use super::mount::weigh;
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
@@ -317,13 +317,13 @@ fn labelled(kind: &str, what: &str) -> String {
 /// The types of volumes there are.
 const KINDS: [&str; 3] = ["ext2", "ext3", "ext4"];
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "tools",
     paper: Paper::Lab,
-    asks: "How fast are volumes made, filled, checked, read and emptied without mounting them, \
+    question: "How fast are volumes made, filled, checked, read and emptied without mounting them, \
            beside e2fsprogs and the kernel's driver over a loop device?",
-    finding: "No paper.",
-    explains: "Cold, all of them wait for the same device, and what counts is how few and how \
+    published_result: "No paper.",
+    caveat: "Cold, all of them wait for the same device, and what counts is how few and how \
                large requests they make; warm, how little they do for each file. The volume that \
                is checked is the one that mke2fs made. Mounting and unmounting is part of what \
                the kernel is measured with, but for reading one large file.",
@@ -333,13 +333,13 @@ const ABOUT: About = About {
         parameter("file", "length of the large file", "48M", "400M"),
     ],
     subjects: &["mem"],
-    takes: |kind| kind == Kind::Memory,
+    accepts: |kind| kind == Kind::Memory,
     repetitions: (2, 3),
     warms_up: false,
 };
 
 impl Experiment for Tools {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -375,7 +375,7 @@ impl Experiment for Tools {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |kind: &str, (what, ours, theirs): &(&str, &str, &str)| {
             let what = labelled(kind, what);
             let of = |metric, by| points.named(metric, "mem", by, &what);

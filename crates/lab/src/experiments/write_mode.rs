@@ -1,25 +1,25 @@
 //! Random writes, rewriting in sequence, and appending.
 
-use super::{About, Experiment, Paper};
+use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{How, Kind, Subject};
+use crate::subject::{Kind, OpenMode, Subject};
 use crate::units;
 
 /// See the module.
 pub struct WriteMode;
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "write-mode",
     paper: Paper::Draconis,
-    asks: "How fast are random writes, sequential rewrites and sequential writes of a new file?",
-    finding: "Figure 2: random writes and sequential rewrites are equally fast on an SSD; writing \
+    question: "How fast are random writes, sequential rewrites and sequential writes of a new file?",
+    published_result: "Figure 2: random writes and sequential rewrites are equally fast on an SSD; writing \
               a new file is slower, because its metadata is smaller than a page and costs a \
               read-modify-write.",
-    explains: "Where a durable append is slower, the metadata that goes with it is the second \
+    caveat: "Where a durable append is slower, the metadata that goes with it is the second \
                write, as the paper says; on model:hdd each write is a turn of the platter, \
                whatever its place.",
     parameters: &[
@@ -28,12 +28,12 @@ const ABOUT: About = About {
         parameter("sync_every", "an fsync comes after so many", "1", "1"),
     ],
     subjects: &["dir", "kernel:ext2", "draconis", "model:ssd", "model:hdd"],
-    takes: |kind| kind != Kind::KeyValue,
-    ..About::USUAL
+    accepts: |kind| kind != Kind::KeyValue,
+    ..ExperimentInfo::DEFAULTS
 };
 
 impl Experiment for WriteMode {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -47,14 +47,14 @@ impl Experiment for WriteMode {
         let every = context.number("sync_every")?.max(1);
         let bytes = block * writes;
         let mut piece = Buffer::new(block as usize);
-        let mut dice = context.dice();
+        let mut dice = context.rng();
         dice.fill(&mut piece);
         let mut samples = vec![];
         super::reading::prepare(context, &files, "old", bytes)?;
         for mode in ["rndwr", "seqrewr", "seqwr"] {
             let file = match mode {
-                "seqwr" => files.create("new", bytes, How::Cached)?,
-                _ => files.open("old", How::Cached)?,
+                "seqwr" => files.create("new", bytes, OpenMode::Cached)?,
+                _ => files.open("old", OpenMode::Cached)?,
             };
             let order = match mode {
                 "rndwr" => dice.shuffled(writes),
@@ -76,7 +76,7 @@ impl Experiment for WriteMode {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let at = |mode| points.named("speed", subject, "", mode);
             let (random, again, new) = (at("rndwr")?, at("seqrewr")?, at("seqwr")?);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::buffer::Buffer;
 use crate::clock::Stopwatch;
 use crate::context::Context;
-use crate::subject::{Files, How, Subject};
+use crate::subject::{Files, OpenMode, Subject};
 
 /// After how many writes an fsync comes, as the paper's percentage says: 100 is never in
 /// the middle, and the smallest is after each.
@@ -25,10 +25,10 @@ pub fn write_and_fsync(
 ) -> anyhow::Result<u64> {
     let clock = subject.clock();
     let files: Arc<dyn Files> = subject.files()?;
-    let file = files.create("write-and-fsync", write_bytes * writes, How::Cached)?;
+    let file = files.create("write-and-fsync", write_bytes * writes, OpenMode::Cached)?;
     file.sync()?;
     let mut bytes = Buffer::new(write_bytes as usize);
-    context.dice().fill(&mut bytes);
+    context.rng().fill(&mut bytes);
     let interval = interval(percent, writes);
     let mut watch = Stopwatch::start(&*clock);
     for nth in 0..writes {

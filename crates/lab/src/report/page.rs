@@ -219,7 +219,7 @@ fn details(outcome: &Outcome) -> String {
 }
 
 /// More rows than this are left to the files.
-const MOST_ROWS: usize = 150;
+const MAX_ROWS: usize = 150;
 
 fn numbers(outcome: &Outcome, figure: &Figure) -> String {
     let of = || outcome.points.iter().filter(|point| point.metric == figure.metric);
@@ -227,7 +227,7 @@ fn numbers(outcome: &Outcome, figure: &Figure) -> String {
     if count == 0 {
         return String::new();
     }
-    if count > MOST_ROWS {
+    if count > MAX_ROWS {
         return format!("<p class=\"soft\">{count} points: see measurements.jsonl</p>");
     }
     let mut text = format!(

@@ -13,7 +13,7 @@ const LINES: usize = 10;
 const FLAT: f64 = 1.3;
 
 /// The profile and the guidance.
-pub struct Words {
+pub struct ProfileText {
     /// The machine's storage in lines of plain words.
     pub profile: Vec<String>,
     /// What is good, what is bad, and what is ugly.
@@ -21,7 +21,7 @@ pub struct Words {
 }
 
 /// Reads the results.
-pub fn words(results: &Results) -> Words {
+pub fn words(results: &Results) -> ProfileText {
     let all = Found { results };
     let profile = [
         all.reading(),
@@ -40,7 +40,7 @@ pub fn words(results: &Results) -> Words {
         ("Bad: avoid this", all.bad()),
         ("Ugly: know what it costs", all.ugly()),
     ];
-    Words {
+    ProfileText {
         profile: profile.into_iter().flatten().take(LINES).collect(),
         guidance: guidance.into_iter().filter(|(_, lines)| !lines.is_empty()).collect(),
     }

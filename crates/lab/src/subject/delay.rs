@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use draconis_device::sim;
 
 use super::memory::MemoryFiles;
-use super::{Files, Handle, How, Kind, Subject};
+use super::{Files, Handle, Kind, OpenMode, Subject};
 use crate::clock::{Clock, Wall};
 
 /// Files with known delays.
@@ -119,11 +119,11 @@ impl DelayFiles {
 }
 
 impl Files for DelayFiles {
-    fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn create(&self, name: &str, bytes: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         Ok(self.wrap(self.files.create(name, bytes, how)?))
     }
 
-    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         Ok(self.wrap(self.files.open(name, how)?))
     }
 

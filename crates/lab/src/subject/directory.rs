@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::counters::Device;
 use super::server::{Mounted, Server, drop_caches};
-use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use super::{Cold, Files, Handle, Kind, OpenMode, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
 /// Files of a directory.
@@ -22,7 +22,7 @@ struct FileHandle(File);
 
 impl DirectoryFiles {
     /// Opens past the caches if the file system can, else through them.
-    fn open_as(&self, name: &str, how: How, new: bool) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open_as(&self, name: &str, how: OpenMode, new: bool) -> anyhow::Result<Arc<dyn Handle>> {
         let path = self.0.join(name);
         let open = |flags: OFlags| {
             let mut options = File::options();
@@ -30,19 +30,19 @@ impl DirectoryFiles {
             options.custom_flags(flags.bits() as i32).open(&path)
         };
         let file = match how {
-            How::Cached => open(OFlags::empty()),
-            How::Direct => open(OFlags::DIRECT).or_else(|_| open(OFlags::empty())),
+            OpenMode::Cached => open(OFlags::empty()),
+            OpenMode::Direct => open(OFlags::DIRECT).or_else(|_| open(OFlags::empty())),
         };
         Ok(Arc::new(FileHandle(file.with_context(|| path.display().to_string())?)))
     }
 }
 
 impl Files for DirectoryFiles {
-    fn create(&self, name: &str, _: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn create(&self, name: &str, _: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         self.open_as(name, how, true)
     }
 
-    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         self.open_as(name, how, false)
     }
 
@@ -93,7 +93,7 @@ impl Directory {
     ///
     /// # Errors
     /// If nothing can be made there.
-    pub fn new(path: &str, shop: &Workshop) -> anyhow::Result<Self> {
+    pub fn new(path: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let base = if path.is_empty() { shop.dir.as_path() } else { Path::new(path) };
         let dir = tempfile::Builder::new().prefix(super::PREFIX).tempdir_in(base);
         let dir = dir.with_context(|| format!("a directory that can be written: {path}"))?;
@@ -160,7 +160,7 @@ impl Mount {
     ///
     /// # Errors
     /// What is missing: root, a program, room.
-    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+    pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let (by, kind) = spec.split_once(':').unwrap_or((spec, "ext2"));
         let server = match by {
             "kernel" => Server::Kernel,

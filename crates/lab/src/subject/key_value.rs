@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
-use super::{Files, Kind, Subject, Workshop};
+use super::{Files, Kind, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
 /// A store.
@@ -20,7 +20,7 @@ impl KeyValue {
     ///
     /// # Errors
     /// If the helper is not there or was built without it.
-    pub fn new(name: &str, shop: &Workshop) -> anyhow::Result<Self> {
+    pub fn new(name: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let stores = stores(&shop.peers)?;
         if !stores.iter().any(|store| store == name) {
             let package = match name {

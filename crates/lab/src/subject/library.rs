@@ -12,7 +12,7 @@ use draconis_ext::{
 
 use super::counters::Device;
 use super::directory::{judge, make_volume};
-use super::{Cold, Files, Handle, How, Kind, Subject, Workshop};
+use super::{Cold, Files, Handle, Kind, OpenMode, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
 /// Bytes that may be changed in memory before they are handed to the disk.
@@ -36,7 +36,7 @@ impl Library {
     ///
     /// # Errors
     /// What is missing.
-    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+    pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let kind = spec.split_once(':').map_or("ext2", |(_, kind)| kind);
         let dir = shop.directory()?;
         make_volume(kind, &dir.path().join("image"), shop.bytes)?;
@@ -167,7 +167,7 @@ struct LibraryHandle {
 }
 
 impl Files for LibraryFiles {
-    fn create(&self, name: &str, _: u64, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn create(&self, name: &str, _: u64, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         let volume = of(&self.0)?;
         let root = volume.root();
         if volume.resolve(root, name.as_bytes(), Follow::No).is_ok() {
@@ -177,7 +177,7 @@ impl Files for LibraryFiles {
         Ok(Arc::new(LibraryHandle { volume, inode }))
     }
 
-    fn open(&self, name: &str, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         let volume = of(&self.0)?;
         let inode = volume.resolve(volume.root(), name.as_bytes(), Follow::No)?;
         Ok(Arc::new(LibraryHandle { volume, inode }))

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use anyhow::Context;
 
-use super::{Files, Handle, How, Kind, Subject};
+use super::{Files, Handle, Kind, OpenMode, Subject};
 use crate::clock::{Clock, Wall};
 
 /// The machine's memory.
@@ -52,14 +52,14 @@ pub struct MemoryFiles(Mutex<HashMap<String, Contents>>);
 struct MemoryHandle(Contents);
 
 impl Files for MemoryFiles {
-    fn create(&self, name: &str, _: u64, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn create(&self, name: &str, _: u64, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         let contents = Contents::default();
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         files.insert(name.to_string(), contents.clone());
         Ok(Arc::new(MemoryHandle(contents)))
     }
 
-    fn open(&self, name: &str, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         let files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let contents = files.get(name).cloned().with_context(|| format!("no file {name}"))?;
         Ok(Arc::new(MemoryHandle(contents)))

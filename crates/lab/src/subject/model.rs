@@ -20,8 +20,8 @@ use draconis_device::sim::{
     self, Hdd, HddParameters, Request, RequestKind as Ask, SimDisk, Ssd, SsdParameters, Timing,
 };
 
-use super::raw::Areas;
-use super::{Bare, Cold, Files, Handle, How, Kind, Subject, Workshop};
+use super::raw::Regions;
+use super::{Cold, Files, Handle, Kind, OpenMode, RawRegion, RunEnvironment, Subject};
 use crate::clock::Clock;
 use crate::units;
 
@@ -53,7 +53,7 @@ pub struct Model {
     what: String,
     host: Arc<Mutex<Host>>,
     clock: sim::Clock,
-    areas: Arc<Areas>,
+    areas: Arc<Regions>,
 }
 
 /// The device of a spelling - `hdd`, `ssd`, `ssd,page=8K,channels=2` - and what it is.
@@ -97,10 +97,10 @@ impl Model {
     ///
     /// # Errors
     /// If that makes no sense.
-    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+    pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let (fresh, what) = device(spec, shop.bytes)?;
         let clock = sim::Clock::new();
-        let areas = Arc::<Areas>::default();
+        let areas = Arc::<Regions>::default();
         areas.take("metadata", 1 << 20, u64::MAX)?;
         let host = Arc::new(Mutex::new(Host::new(fresh.fork(), clock.clone())));
         Ok(Self { spec: spec.to_string(), fresh, what, host, clock, areas })
@@ -133,11 +133,11 @@ impl Subject for Model {
     }
 
     /// The device as it was before anything was asked of it, without the host.
-    fn bare(&self, bytes: u64) -> anyhow::Result<Option<Bare>> {
+    fn bare(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
         let clock = sim::Clock::new();
         let disk = SimDisk::boxed(self.fresh.fork(), &clock);
         let (region, clock) = (Extent::new(0, bytes), Arc::new(clock));
-        Ok(Some(Bare { disk, clock, region, told_bytes: 0, len_bytes: None }))
+        Ok(Some(RawRegion { disk, clock, region, told_bytes: 0, len_bytes: None }))
     }
 
     fn cold(&mut self) -> anyhow::Result<Cold> {
@@ -291,30 +291,30 @@ impl Host {
 
 struct ModelFiles {
     host: Arc<Mutex<Host>>,
-    areas: Arc<Areas>,
+    areas: Arc<Regions>,
 }
 
 struct ModelHandle {
     host: Arc<Mutex<Host>>,
     start: u64,
-    how: How,
+    how: OpenMode,
     len: Arc<Mutex<u64>>,
 }
 
 impl ModelFiles {
-    fn handle(&self, start: u64, how: How, len: u64) -> Arc<dyn Handle> {
+    fn handle(&self, start: u64, how: OpenMode, len: u64) -> Arc<dyn Handle> {
         let (host, len) = (self.host.clone(), Arc::new(Mutex::new(len)));
         Arc::new(ModelHandle { host, start, how, len })
     }
 }
 
 impl Files for ModelFiles {
-    fn create(&self, name: &str, bytes: u64, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn create(&self, name: &str, bytes: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         let start = self.areas.take(name, bytes, lock(&self.host).timing.model().len_bytes)?;
         Ok(self.handle(start, how, 0))
     }
 
-    fn open(&self, name: &str, how: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         // Its length is of no use but to know whether it grows: what is there does not.
         Ok(self.handle(self.areas.get(name)?, how, u64::MAX))
     }
@@ -329,8 +329,8 @@ impl Handle for ModelHandle {
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
         let mut host = lock(&self.host);
         match self.how {
-            How::Cached => host.read(self.start + at, into.len() as u64),
-            How::Direct => {
+            OpenMode::Cached => host.read(self.start + at, into.len() as u64),
+            OpenMode::Direct => {
                 host.call(0);
                 host.ask(Ask::Read, self.start + at, into.len() as u64);
             }
@@ -347,8 +347,8 @@ impl Handle for ModelHandle {
             host.grown = true;
         }
         match self.how {
-            How::Cached => host.write(self.start + at, bytes.len() as u64),
-            How::Direct => {
+            OpenMode::Cached => host.write(self.start + at, bytes.len() as u64),
+            OpenMode::Direct => {
                 host.call(0);
                 host.ask(Ask::Write, self.start + at, bytes.len() as u64);
             }

@@ -13,7 +13,7 @@ use draconis_device::{Extent, FileOptions, OpenedFile, write_unit_bytes};
 use rustix::fs::OFlags;
 
 use super::counters::Device;
-use super::{Bare, Cold, Files, Handle, How, Kind, Subject, Workshop};
+use super::{Cold, Files, Handle, Kind, OpenMode, RawRegion, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
 /// Areas begin on multiples of this, in bytes.
@@ -24,7 +24,7 @@ pub struct Raw {
     spec: String,
     clock: Arc<Wall>,
     file: Arc<File>,
-    areas: Arc<Areas>,
+    areas: Arc<Regions>,
     device: Option<Device>,
     is_device: bool,
     /// A file that was made for this run.
@@ -33,12 +33,12 @@ pub struct Raw {
 
 /// Where areas are.
 #[derive(Default)]
-pub struct Areas(Mutex<Taken>);
+pub struct Regions(Mutex<AllocatedRegions>);
 
 /// Where the next area begins, and by name where each begins and how long it is.
-type Taken = (u64, HashMap<String, (u64, u64)>);
+type AllocatedRegions = (u64, HashMap<String, (u64, u64)>);
 
-impl Areas {
+impl Regions {
     /// Takes the next area of `bytes` for `name`, or the one that it has if that is enough.
     pub fn take(&self, name: &str, bytes: u64, end: u64) -> anyhow::Result<u64> {
         let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +79,7 @@ impl Raw {
     ///
     /// # Errors
     /// What the system says; that something would be overwritten without `--destroy`.
-    pub fn new(spec: &str, shop: &Workshop) -> anyhow::Result<Self> {
+    pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let (head, path) = spec.split_once(':').unwrap_or((spec, ""));
         if head == "dev" && path.is_empty() {
             bail!("dev:PATH");
@@ -176,14 +176,14 @@ impl Subject for Raw {
         Ok(Cold::Yes)
     }
 
-    fn bare(&self, bytes: u64) -> anyhow::Result<Option<Bare>> {
+    fn bare(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
         let len_bytes = self.len()?;
         let start = self.areas.take("bare", bytes, len_bytes)?;
         let options = FileOptions { write: true, direct: true, uring: true };
         let opened = OpenedFile::new(self.file.try_clone()?.into(), options)?;
         // A file was written out, and stays so.
         let opened = if self.is_device { opened.discarding() } else { opened };
-        Ok(Some(Bare {
+        Ok(Some(RawRegion {
             disk: Arc::new(opened.start()),
             clock: self.clock.clone(),
             region: Extent::new(start, bytes),
@@ -200,7 +200,7 @@ impl Subject for Raw {
 
 struct RawFiles {
     file: Arc<File>,
-    areas: Arc<Areas>,
+    areas: Arc<Regions>,
     end: u64,
 }
 
@@ -210,12 +210,12 @@ struct RawHandle {
 }
 
 impl Files for RawFiles {
-    fn create(&self, name: &str, bytes: u64, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn create(&self, name: &str, bytes: u64, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         let start = self.areas.take(name, bytes, self.end)?;
         Ok(Arc::new(RawHandle { file: self.file.clone(), start }))
     }
 
-    fn open(&self, name: &str, _: How) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
         Ok(Arc::new(RawHandle { file: self.file.clone(), start: self.areas.get(name)? }))
     }
 

@@ -1,14 +1,14 @@
 //! What was counted in each segment, beside what the table of segments says.
 
-use super::Check;
-use super::report::{What, finding};
+use super::Checker;
+use super::report::{DamageKind, finding};
 use crate::space::segment::State;
 
-impl Check<'_> {
+impl Checker<'_> {
     pub(super) fn compare_counts(&mut self) {
         let geometry = self.core.checkpoints.superblock.geometry;
         let segments = self.core.log.segments.all.clone();
-        let counts = std::mem::take(&mut self.counts);
+        let counts = std::mem::take(&mut self.recounted_live);
         for ((number, segment), counted) in (0..geometry.segments).zip(segments).zip(counts) {
             let at = Some(geometry.start_of(number));
             if segment.state == State::Free {
@@ -16,21 +16,21 @@ impl Check<'_> {
                 if counted > 0 && self.is_whole {
                     let text =
                         format!("segment {number} is free, but {counted} bytes of it are alive");
-                    self.add(What::Unused, text, at, None);
+                    self.add(DamageKind::UnwrittenSpace, text, at, None);
                 }
                 continue;
             }
             self.report.used_segments = self.report.used_segments.saturating_add(1);
             if segment.is_bad {
                 let text = format!("segment {number} could not be cleaned");
-                self.report.notes.push(finding(What::Count, text, at, None));
+                self.report.notes.push(finding(DamageKind::Count, text, at, None));
             }
             // Of a tree that cannot be read the rest is not known.
             if counted != segment.live && self.report.is_complete {
                 let live = segment.live;
                 let text =
                     format!("segment {number} has {counted} bytes alive, {live} are counted");
-                self.add(What::Count, text, at, None);
+                self.add(DamageKind::Count, text, at, None);
             }
         }
     }

@@ -2,29 +2,29 @@
 
 use std::collections::BTreeMap;
 
-use super::Check;
-use super::report::{Finding, Of, What, finding};
-use super::walk::{Map, Seen};
+use super::Checker;
+use super::report::{DamageKind, Finding, Owner, finding};
+use super::walk::{IndexSnapshot, WalkItem};
 use crate::ObjectId;
-use crate::entry::{Data, Named, ObjectRecord};
-use crate::index::tree::Ptr;
+use crate::entry::{DecodedKey, ObjectRecord, PayloadRef};
+use crate::index::tree::BlockPtr;
 
-impl Check<'_> {
+impl Checker<'_> {
     /// Runs, tables and checkpoint: everything but nodes and payloads.
-    pub(super) fn chunks(&self) -> Vec<Ptr> {
+    pub(super) fn chunks(&self) -> Vec<BlockPtr> {
         let runs = self.core.levels.runs.iter().flat_map(|run| run.chunks.iter().copied());
         runs.chain(self.core.checkpoints.ptrs.iter().copied()).collect()
     }
 
     /// Looks at the index, counts, and asks who owns what.
-    pub(super) fn first_walk(&mut self) {
+    pub(super) fn walk_index(&mut self) {
         for ptr in self.chunks() {
             // They were read when the store was opened, but perhaps not all.
             if self.is_whole
                 && let Err(error) = self.core.log.io.read_ptr(ptr)
             {
                 self.broken(finding(
-                    What::Node,
+                    DamageKind::Node,
                     format!("a part of the index: {error}"),
                     Some(ptr.at),
                     None,
@@ -35,21 +35,21 @@ impl Check<'_> {
         let map = self.map.clone();
         let mut owners = Owners::default();
         map.walk(&mut |seen| match seen {
-            Seen::Node(ptr) => self.node(ptr),
-            Seen::Broken(finding) => self.broken(finding),
-            Seen::Live(of, data) => {
+            WalkItem::Node(ptr) => self.node(ptr),
+            WalkItem::Broken(finding) => self.broken(finding),
+            WalkItem::Live(of, data) => {
                 let at = data.at.saturating_add(u64::from(data.skip));
-                self.count(at, data.len, 32, of.map(Of::Object));
+                self.count(at, data.len, 32, of.map(Owner::Object));
             }
-            Seen::Payload(name, data) => self.payload(&map, &mut owners, name, data),
-            Seen::Zeros(id, at) => self.zeros(&map, &mut owners, id, at),
-            Seen::Object(id, record) => self.object(&mut owners, id, record),
-            Seen::Short(len) => {
+            WalkItem::Payload(name, data) => self.payload(&map, &mut owners, name, data),
+            WalkItem::Zeros(id, at) => self.zeros(&map, &mut owners, id, at),
+            WalkItem::Object(id, record) => self.object(&mut owners, id, record),
+            WalkItem::Short(len) => {
                 self.report.keys = self.report.keys.saturating_add(1);
                 self.report.payload_bytes = self.report.payload_bytes.saturating_add(len as u64);
             }
-            Seen::Link(key, id, len) => self.link(&map, &mut owners, key, id, len),
-            Seen::Name(name, id) => self.name(&map, name, id),
+            WalkItem::Link(key, id, len) => self.link(&map, &mut owners, key, id, len),
+            WalkItem::Name(name, id) => self.name(&map, name, id),
         });
         self.forks(&map, &owners);
         self.values(owners);
@@ -60,7 +60,7 @@ impl Check<'_> {
         self.report.add(self.options, finding);
     }
 
-    fn node(&mut self, ptr: Ptr) {
+    fn node(&mut self, ptr: BlockPtr) {
         let bytes = &mut self.report.index_bytes;
         *bytes = bytes.saturating_add(u64::from(ptr.len));
         self.count(ptr.at, ptr.len, 32, None);
@@ -68,22 +68,23 @@ impl Check<'_> {
     }
 
     /// Counts what is alive, in its segment.
-    fn count(&mut self, at: u64, len: u32, weight: u64, of: Option<Of>) {
+    fn count(&mut self, at: u64, len: u32, weight: u64, of: Option<Owner>) {
         // Nothing is nowhere: its segment may be another's by now.
         if len == 0 {
             return;
         }
         let geometry = self.core.checkpoints.superblock.geometry;
-        let Some(segment) = geometry.segment_of(at).filter(|_| geometry.holds(at, u64::from(len)))
+        let Some(segment) =
+            geometry.segment_of(at).filter(|_| geometry.contains(at, u64::from(len)))
         else {
             return self.add(
-                What::Outside,
+                DamageKind::OutsideSegments,
                 "an address outside of all segments".into(),
                 Some(at),
                 of,
             );
         };
-        if let Some(count) = self.counts.get_mut(segment as usize) {
+        if let Some(count) = self.recounted_live.get_mut(segment as usize) {
             *count = count.saturating_add(i64::from(len));
         }
         self.weigh(segment, weight);
@@ -96,14 +97,20 @@ impl Check<'_> {
         }
     }
 
-    fn payload(&mut self, map: &Map, owners: &mut Owners, name: Named<'_>, data: &Data) {
+    fn payload(
+        &mut self,
+        map: &IndexSnapshot,
+        owners: &mut Owners,
+        name: DecodedKey<'_>,
+        data: &PayloadRef,
+    ) {
         let bytes = &mut self.report.payload_bytes;
         *bytes = bytes.saturating_add(u64::from(data.len));
         let geometry = self.core.checkpoints.superblock.geometry;
         let of = match name {
-            Named::Object(id) | Named::Extent(id, _) => Of::Object(id),
-            Named::Value(key) => Of::Key(key.to_vec()),
-            Named::Name(name) => Of::Name(name.to_vec()),
+            DecodedKey::Object(id) | DecodedKey::Extent(id, _) => Owner::Object(id),
+            DecodedKey::Value(key) => Owner::Key(key.to_vec()),
+            DecodedKey::Name(name) => Owner::Name(name.to_vec()),
         };
         let segment = geometry.segment_of(data.at).filter(|_| data.stored > 0);
         if let Some(segment) = segment {
@@ -112,38 +119,38 @@ impl Check<'_> {
                 self.core.log.segments.all.get(segment as usize).map_or(0, |segment| segment.used);
             if end > u64::from(used) && self.is_whole {
                 let text = "bytes behind what was written in their segment".to_owned();
-                self.add(What::Unused, text, Some(data.at), Some(of.clone()));
+                self.add(DamageKind::UnwrittenSpace, text, Some(data.at), Some(of.clone()));
             }
             self.weigh(segment, (data.sums.len() as u64).saturating_mul(8).saturating_add(128));
         }
         match name {
-            Named::Extent(..) if !self.is_whole => {}
-            Named::Extent(id, at) => match owners.record(map, id) {
+            DecodedKey::Extent(..) if !self.is_whole => {}
+            DecodedKey::Extent(id, at) => match owners.record(map, id) {
                 None => {}
                 Some(None) => {
                     let text = format!("has bytes at {at}, but is not there");
-                    self.add(What::NoObject, text, Some(data.at), Some(of));
+                    self.add(DamageKind::NoObject, text, Some(data.at), Some(of));
                 }
                 Some(Some(record)) if at.saturating_add(u64::from(data.len)) > record.len => {
                     let text = format!("has bytes at {at}, but is {} long", record.len);
-                    self.add(What::BehindEnd, text, Some(data.at), Some(of));
+                    self.add(DamageKind::PastEnd, text, Some(data.at), Some(of));
                 }
                 Some(Some(_)) => {}
             },
-            Named::Value(_) => self.report.keys = self.report.keys.saturating_add(1),
-            Named::Object(_) | Named::Name(_) => {}
+            DecodedKey::Value(_) => self.report.keys = self.report.keys.saturating_add(1),
+            DecodedKey::Object(_) | DecodedKey::Name(_) => {}
         }
     }
 
-    fn zeros(&mut self, map: &Map, owners: &mut Owners, id: ObjectId, at: u64) {
+    fn zeros(&mut self, map: &IndexSnapshot, owners: &mut Owners, id: ObjectId, at: u64) {
         if self.is_whole && owners.record(map, id) == Some(None) {
             let text = format!("has zeros at {at}, but is not there");
-            self.add(What::NoObject, text, None, Some(Of::Object(id)));
+            self.add(DamageKind::NoObject, text, None, Some(Owner::Object(id)));
         }
     }
 
     /// What is over another was made after it, and each knows how many are over it.
-    fn forks(&mut self, map: &Map, owners: &Owners) {
+    fn forks(&mut self, map: &IndexSnapshot, owners: &Owners) {
         if !self.report.is_complete || !self.is_whole {
             return;
         }
@@ -160,11 +167,11 @@ impl Check<'_> {
                 Ok(Some(_)) if parent >= *id => format!("is over object {parent}, a later one"),
                 _ => continue,
             };
-            self.add(What::Lineage, text, None, Some(Of::Object(*id)));
+            self.add(DamageKind::Lineage, text, None, Some(Owner::Object(*id)));
         }
         for (id, record) in &owners.forks {
             let is = over.get(id).copied().unwrap_or(0);
-            let text = match (record.children, record.is_leaving) {
+            let text = match (record.children, record.is_pending_delete) {
                 (counted, _) if counted != is => {
                     format!("{counted} objects are counted over it, {is} are")
                 }
@@ -173,12 +180,12 @@ impl Check<'_> {
                 }
                 _ => continue,
             };
-            self.add(What::Lineage, text, None, Some(Of::Object(*id)));
+            self.add(DamageKind::Lineage, text, None, Some(Owner::Object(*id)));
         }
     }
 
     fn object(&mut self, owners: &mut Owners, id: ObjectId, record: ObjectRecord) {
-        if record.parent.is_some() || record.children > 0 || record.is_leaving {
+        if record.parent.is_some() || record.children > 0 || record.is_pending_delete {
             owners.forks.push((id, record));
         }
         if record.is_value {
@@ -188,12 +195,12 @@ impl Check<'_> {
         }
         if id.0 >= self.core.next_id && self.is_whole {
             let text = "has a number that will be given out again".to_owned();
-            self.add(What::Number, text, None, Some(Of::Object(id)));
+            self.add(DamageKind::Number, text, None, Some(Owner::Object(id)));
         }
     }
 
     /// A name leads to an object that is listed.
-    fn name(&mut self, map: &Map, name: &[u8], id: ObjectId) {
+    fn name(&mut self, map: &IndexSnapshot, name: &[u8], id: ObjectId) {
         self.report.names = self.report.names.saturating_add(1);
         if !self.is_whole {
             return;
@@ -203,10 +210,17 @@ impl Check<'_> {
             Ok(Some(record)) if record.is_value => format!("leads to object {id}, a value"),
             _ => return,
         };
-        self.add(What::NoObject, text, None, Some(Of::Name(name.to_vec())));
+        self.add(DamageKind::NoObject, text, None, Some(Owner::Name(name.to_vec())));
     }
 
-    fn link(&mut self, map: &Map, owners: &mut Owners, key: &[u8], id: ObjectId, len: u64) {
+    fn link(
+        &mut self,
+        map: &IndexSnapshot,
+        owners: &mut Owners,
+        key: &[u8],
+        id: ObjectId,
+        len: u64,
+    ) {
         self.report.keys = self.report.keys.saturating_add(1);
         owners.links.push(id);
         if !self.is_whole {
@@ -219,7 +233,7 @@ impl Check<'_> {
             }
             _ => return,
         };
-        self.add(What::NoValue, text, None, Some(Of::Key(key.to_vec())));
+        self.add(DamageKind::NoValue, text, None, Some(Owner::Key(key.to_vec())));
     }
 
     /// Each value has one key.
@@ -230,20 +244,20 @@ impl Check<'_> {
             return;
         }
         // Replaying counts links and not what took them away, so there may be fewer.
-        if owners.links.len() as u64 > self.core.links {
-            let (counted, is) = (self.core.links, owners.links.len());
+        if owners.links.len() as u64 > self.core.value_objects {
+            let (counted, is) = (self.core.value_objects, owners.links.len());
             let text = format!("{counted} long values are counted, {is} are there");
-            self.add(What::Count, text, None, None);
+            self.add(DamageKind::Count, text, None, None);
         }
         for (id, _) in owners.links.iter().zip(owners.links.iter().skip(1)).filter(|(a, b)| a == b)
         {
             let text = "is the value of two keys".to_owned();
-            self.add(What::NoValue, text, None, Some(Of::Object(*id)));
+            self.add(DamageKind::NoValue, text, None, Some(Owner::Object(*id)));
         }
         for id in owners.values {
             if owners.links.binary_search(&id).is_err() {
                 let text = "is a value that no key leads to".to_owned();
-                self.add(What::NoKey, text, None, Some(Of::Object(id)));
+                self.add(DamageKind::NoKey, text, None, Some(Owner::Object(id)));
             }
         }
     }
@@ -264,7 +278,7 @@ struct Owners {
 
 impl Owners {
     /// The record of an object; none if the index cannot be read there.
-    fn record(&mut self, map: &Map, id: ObjectId) -> Option<Option<ObjectRecord>> {
+    fn record(&mut self, map: &IndexSnapshot, id: ObjectId) -> Option<Option<ObjectRecord>> {
         if let Some((last, record)) = self.last
             && last == id
         {

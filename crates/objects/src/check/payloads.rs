@@ -13,10 +13,10 @@ use std::ops::Range;
 use draconis_device::{Extent, Pending, ReadAnswer, Urgency};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
-use super::Check;
-use super::report::{Of, What};
-use super::walk::{Map, Seen};
-use crate::entry::{Data, Key, Named, named, object_key};
+use super::Checker;
+use super::report::{DamageKind, Owner};
+use super::walk::{IndexSnapshot, WalkItem};
+use crate::entry::{DecodedKey, Key, PayloadRef, decode_key, object_key};
 use crate::{Error, ObjectId};
 
 /// The longest request.
@@ -26,9 +26,9 @@ const GAP_BYTES: u64 = 64 << 10;
 /// Requests in flight.
 const REQUESTS_MAX: u32 = 32;
 
-impl Check<'_> {
+impl Checker<'_> {
     /// Gathers payloads for as many segments as fit, and reads them in disk order.
-    pub(super) fn look_at_payloads(&mut self) {
+    pub(super) fn verify_payloads(&mut self) {
         let map = self.map.clone();
         let geometry = self.core.checkpoints.superblock.geometry;
         let mut first = 0;
@@ -50,7 +50,7 @@ impl Check<'_> {
         }
     }
 
-    fn window(&mut self, map: &Map, window: Range<u64>) {
+    fn window(&mut self, map: &IndexSnapshot, window: Range<u64>) {
         let geometry = self.core.checkpoints.superblock.geometry;
         let span = |at: u64, len: u32, of| Span { from: at, to: at + u64::from(len), of };
         let mut spans: Vec<Span> = vec![];
@@ -58,17 +58,20 @@ impl Check<'_> {
         let chunks = self.chunks().into_iter().filter(|ptr| window.contains(&ptr.at));
         spans.extend(chunks.map(|ptr| span(ptr.at, ptr.len, None)));
         map.walk(&mut |seen| match seen {
-            Seen::Node(ptr) if window.contains(&ptr.at) => spans.push(span(ptr.at, ptr.len, None)),
-            Seen::Live(of, data) if window.contains(&data.at) => {
+            WalkItem::Node(ptr) if window.contains(&ptr.at) => {
+                spans.push(span(ptr.at, ptr.len, None))
+            }
+            WalkItem::Live(of, data) if window.contains(&data.at) => {
                 spans.push(span(data.at + u64::from(data.skip), data.len, of));
             }
-            Seen::Payload(name, data)
-                if window.contains(&data.at) && geometry.holds(data.at, u64::from(data.stored)) =>
+            WalkItem::Payload(name, data)
+                if window.contains(&data.at)
+                    && geometry.contains(data.at, u64::from(data.stored)) =>
             {
                 let key = match name {
-                    Named::Object(id) | Named::Extent(id, _) => object_key(id),
-                    Named::Value(key) => crate::entry::value_key(key),
-                    Named::Name(name) => crate::entry::name_key(name),
+                    DecodedKey::Object(id) | DecodedKey::Extent(id, _) => object_key(id),
+                    DecodedKey::Value(key) => crate::entry::value_key(key),
+                    DecodedKey::Name(name) => crate::entry::name_key(name),
                 };
                 payloads.push(Payload { data: data.clone(), key });
             }
@@ -92,7 +95,7 @@ impl Check<'_> {
                     None => "a value or the index".to_owned(),
                 };
                 let text = format!("{} and {} have the same bytes", name(before.of), name(span.of));
-                self.add(What::Shared, text, Some(span.from), span.of.map(Of::Object));
+                self.add(DamageKind::Shared, text, Some(span.from), span.of.map(Owner::Object));
             }
             last = last.filter(|before| before.to > span.to).or(Some(span));
         }
@@ -169,10 +172,10 @@ impl Check<'_> {
             Ok(()) => {}
             Err(Error::Corrupt { at_bytes, .. }) => {
                 let text = "bytes that are not what was written".to_owned();
-                self.add(What::Payload, text, Some(at_bytes), payload.of());
+                self.add(DamageKind::Payload, text, Some(at_bytes), payload.of());
             }
             Err(error) => {
-                self.add(What::Unreadable, error.to_string(), Some(data.at), payload.of());
+                self.add(DamageKind::Unreadable, error.to_string(), Some(data.at), payload.of());
             }
         }
     }
@@ -188,16 +191,16 @@ struct Span {
 
 /// A payload that is read.
 struct Payload {
-    data: Data,
+    data: PayloadRef,
     key: Key,
 }
 
 impl Payload {
-    fn of(&self) -> Option<Of> {
-        match named(&self.key)? {
-            Named::Object(id) | Named::Extent(id, _) => Some(Of::Object(id)),
-            Named::Value(key) => Some(Of::Key(key.to_vec())),
-            Named::Name(name) => Some(Of::Name(name.to_vec())),
+    fn of(&self) -> Option<Owner> {
+        match decode_key(&self.key)? {
+            DecodedKey::Object(id) | DecodedKey::Extent(id, _) => Some(Owner::Object(id)),
+            DecodedKey::Value(key) => Some(Owner::Key(key.to_vec())),
+            DecodedKey::Name(name) => Some(Owner::Name(name.to_vec())),
         }
     }
 }

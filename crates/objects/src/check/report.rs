@@ -7,7 +7,7 @@ use crate::ObjectId;
 
 /// What kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum What {
+pub enum DamageKind {
     /// The store cannot be opened.
     Open,
     /// A copy of the superblock.
@@ -23,13 +23,13 @@ pub enum What {
     /// Two have the same bytes.
     Shared,
     /// An address that is in no segment, or in two.
-    Outside,
+    OutsideSegments,
     /// An address in a segment that is free, or behind what was written there.
-    Unused,
+    UnwrittenSpace,
     /// Bytes of an object that is not there.
     NoObject,
     /// Bytes behind an object's end.
-    BehindEnd,
+    PastEnd,
     /// A key whose value is not there.
     NoValue,
     /// A value that no key leads to.
@@ -42,7 +42,7 @@ pub enum What {
     Count,
 }
 
-impl What {
+impl DamageKind {
     /// A word for scripts.
     pub fn code(self) -> &'static str {
         match self {
@@ -53,10 +53,10 @@ impl What {
             Self::Payload => "payload",
             Self::Unreadable => "unreadable",
             Self::Shared => "shared",
-            Self::Outside => "outside",
-            Self::Unused => "unused",
+            Self::OutsideSegments => "outside",
+            Self::UnwrittenSpace => "unused",
             Self::NoObject => "no-object",
-            Self::BehindEnd => "behind-end",
+            Self::PastEnd => "behind-end",
             Self::NoValue => "no-value",
             Self::NoKey => "no-key",
             Self::Number => "number",
@@ -68,7 +68,7 @@ impl What {
 
 /// Whose bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Of {
+pub enum Owner {
     /// An object's.
     Object(ObjectId),
     /// The value of a key.
@@ -77,7 +77,7 @@ pub enum Of {
     Name(Vec<u8>),
 }
 
-impl fmt::Display for Of {
+impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Object(id) => write!(f, "object {id}"),
@@ -91,13 +91,13 @@ impl fmt::Display for Of {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// What kind of damage.
-    pub what: What,
+    pub what: DamageKind,
     /// In words.
     pub text: String,
     /// Where on the disk.
     pub at_bytes: Option<u64>,
     /// Whose.
-    pub of: Option<Of>,
+    pub of: Option<Owner>,
 }
 
 impl fmt::Display for Finding {
@@ -157,6 +157,11 @@ impl Report {
 }
 
 /// A finding of its parts.
-pub(super) fn finding(what: What, text: String, at_bytes: Option<u64>, of: Option<Of>) -> Finding {
+pub(super) fn finding(
+    what: DamageKind,
+    text: String,
+    at_bytes: Option<u64>,
+    of: Option<Owner>,
+) -> Finding {
     Finding { what, text, at_bytes, of }
 }

@@ -1,7 +1,7 @@
 //! The copies of the superblock.
 
 use super::CheckOptions;
-use super::report::{Report, What, finding};
+use super::report::{DamageKind, Report, finding};
 use crate::Error;
 use crate::core::Core;
 
@@ -15,12 +15,12 @@ pub(super) fn superblocks(core: &Core, report: &mut Report, options: &CheckOptio
             // A power cut while the store was made.
             Err(Error::NotAStore(_)) if newest.generation <= 1 => {
                 let text = format!("{name} was not written yet");
-                report.notes.push(finding(What::Superblock, text, Some(at), None));
+                report.notes.push(finding(DamageKind::Superblock, text, Some(at), None));
                 continue;
             }
             Err(error) => {
                 let text = format!("{name}: {error}");
-                report.add(options, finding(What::Superblock, text, Some(at), None));
+                report.add(options, finding(DamageKind::Superblock, text, Some(at), None));
                 continue;
             }
         };
@@ -33,14 +33,14 @@ pub(super) fn superblocks(core: &Core, report: &mut Report, options: &CheckOptio
         if behind == 1 && is_same_store {
             // Copies are written two at a time: a power cut came between.
             let text = format!("{name} is one checkpoint old");
-            report.notes.push(finding(What::Superblock, text, Some(at), None));
+            report.notes.push(finding(DamageKind::Superblock, text, Some(at), None));
         } else {
             let text = match (is_same_store, behind) {
                 (true, 0) => format!("{name} differs from the newest"),
                 (true, _) => format!("{name} is {behind} checkpoints old: a write was lost"),
                 (false, _) => format!("{name} is of another store"),
             };
-            report.add(options, finding(What::Superblock, text, Some(at), None));
+            report.add(options, finding(DamageKind::Superblock, text, Some(at), None));
         }
     }
 }

@@ -4,8 +4,8 @@ use draconis_device::{Extent, Group as DiskGroup, MemoryDisk, Write};
 use draconis_exchange::heap::Block;
 
 use super::*;
-use crate::entry::{Data, Entry, Key, ObjectRecord, extent_key, object_key, value_key};
-use crate::index::tree::{Child, Inner, Node, Nodes};
+use crate::entry::{Entry, Key, ObjectRecord, PayloadRef, extent_key, object_key, value_key};
+use crate::index::tree::{Child, Inner, Node, NodeSource};
 use crate::kv::{Batch, Kv};
 use crate::recovery::superblock::Superblock;
 use crate::upkeep::MissPolicy;
@@ -40,9 +40,9 @@ fn made(layout: LayoutKind) -> Arc<dyn Disk> {
     core.checkpoint_now().unwrap();
     let mut group = Group::new();
     group.write(ObjectId(1), 100, &[77; 5000]);
-    let _ = core.submit(&group, &[], MissPolicy::Waits).unwrap();
+    let _ = core.submit(&group, &[], MissPolicy::Block).unwrap();
     core.checkpoint_now().unwrap();
-    let _ = core.submit(&group, &[], MissPolicy::Waits).unwrap();
+    let _ = core.submit(&group, &[], MissPolicy::Block).unwrap();
     core.log.commit().unwrap();
     disk
 }
@@ -51,8 +51,8 @@ fn check(disk: &Arc<dyn Disk>) -> Report {
     Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap()
 }
 
-fn whats(report: &Report) -> Vec<What> {
-    let mut whats: Vec<What> = vec![];
+fn whats(report: &Report) -> Vec<DamageKind> {
+    let mut whats: Vec<DamageKind> = vec![];
     for finding in &report.damage {
         if !whats.contains(&finding.what) {
             whats.push(finding.what);
@@ -80,7 +80,7 @@ fn flip(disk: &Arc<dyn Disk>, at: u64) {
     disk.submit(DiskGroup { writes: vec![write] }, &[]).unwrap();
 }
 
-fn data_of(core: &Core, id: u64) -> Data {
+fn data_of(core: &Core, id: u64) -> PayloadRef {
     let mut found = None;
     let _ = core
         .levels
@@ -126,7 +126,7 @@ fn little_memory_gives_the_same_report() {
     })
     .unwrap();
     assert_eq!(report, all);
-    assert_eq!(whats(&report), [What::Payload]);
+    assert_eq!(whats(&report), [DamageKind::Payload]);
     assert!(calls > 3);
 }
 
@@ -144,9 +144,9 @@ fn rot_is_named_with_its_owner() {
     flip(&disk, of_key.at);
     let report = check(&disk);
     let of: Vec<_> = report.damage.iter().map(|finding| finding.of.clone().unwrap()).collect();
-    assert!(of.contains(&Of::Object(ObjectId(3))), "{report:#?}");
-    assert!(of.contains(&Of::Key(7u32.to_be_bytes().to_vec())), "{report:#?}");
-    assert_eq!(whats(&report), [What::Payload]);
+    assert!(of.contains(&Owner::Object(ObjectId(3))), "{report:#?}");
+    assert!(of.contains(&Owner::Key(7u32.to_be_bytes().to_vec())), "{report:#?}");
+    assert_eq!(whats(&report), [DamageKind::Payload]);
     assert!(report.is_complete);
 }
 
@@ -158,7 +158,7 @@ fn a_node_that_is_not_what_it_was() {
     let Some(Child::Disk(root)) = core.levels.tree.root else { panic!("a root on the disk") };
     flip(&disk, root.at + 5);
     let report = check(&disk);
-    assert_eq!(whats(&report), [What::Node]);
+    assert_eq!(whats(&report), [DamageKind::Node]);
     assert!(!report.is_complete && !report.is_clean());
 }
 
@@ -174,13 +174,13 @@ fn a_node_in_the_wrong_place() {
         let inner = Inner::new(inner.level, children);
         core.levels.tree.root = Some(Child::Changed(Arc::new(inner)));
     });
-    assert!(whats(&report).contains(&What::Order), "{report:#?}");
+    assert!(whats(&report).contains(&DamageKind::Order), "{report:#?}");
     let report = plant(|core| {
         let Some(Child::Disk(root)) = core.levels.tree.root.clone() else { panic!("a root") };
         let children = vec![(Key::new(), Child::Disk(root))];
         core.levels.tree.root = Some(Child::Changed(Arc::new(Inner::new(9, children))));
     });
-    assert_eq!(whats(&report), [What::Order]);
+    assert_eq!(whats(&report), [DamageKind::Order]);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn copies_of_the_superblock() {
     let disk = made(LayoutKind::Log);
     flip(&disk, 4096 + 9);
     let report = check(&disk);
-    assert_eq!(whats(&report), [What::Superblock]);
+    assert_eq!(whats(&report), [DamageKind::Superblock]);
     assert!(report.damage[0].text.contains("copy 1"), "{report:#?}");
     // The last two one checkpoint old: that is what a power cut leaves.
     let disk = made(LayoutKind::Log);
@@ -219,11 +219,11 @@ fn a_store_that_cannot_be_opened_is_a_finding() {
     let (newest, _) = Superblock::find(&*disk).unwrap();
     // Either copy serves.
     flip(&disk, newest.checkpoint.at);
-    assert_eq!(whats(&check(&disk)), [What::Node]);
+    assert_eq!(whats(&check(&disk)), [DamageKind::Node]);
     Store::open(disk.clone(), &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
-    flip(&disk, newest.twin.unwrap().at);
+    flip(&disk, newest.checkpoint_copy.unwrap().at);
     let report = check(&disk);
-    assert_eq!(whats(&report), [What::Open]);
+    assert_eq!(whats(&report), [DamageKind::Open]);
     assert!(!report.is_complete);
 }
 
@@ -232,22 +232,22 @@ fn bytes_of_no_object() {
     let report = plant(|core| {
         let payload = [1; 600];
         let key = extent_key(ObjectId(900), 0);
-        let kind = crate::layout::Kind::Moved { age: 0 };
+        let kind = crate::layout::PayloadKind::Moved { age: 0 };
         core.levels.put(&mut core.log, key, &payload, (kind, None)).unwrap();
     });
-    assert_eq!(whats(&report), [What::NoObject]);
-    assert_eq!(report.damage[0].of, Some(Of::Object(ObjectId(900))));
+    assert_eq!(whats(&report), [DamageKind::NoObject]);
+    assert_eq!(report.damage[0].of, Some(Owner::Object(ObjectId(900))));
 }
 
 #[test]
 fn a_name_of_no_object() {
     let report = plant(|core| {
         for (name, id) in [(&b"disk"[..], 900), (b"good", 1)] {
-            core.pair(crate::entry::name_key(name), Entry::naming(ObjectId(id))).unwrap();
+            core.put_entry(crate::entry::name_key(name), Entry::for_name(ObjectId(id))).unwrap();
         }
     });
-    assert_eq!((whats(&report), report.names), (vec![What::NoObject], 2));
-    assert_eq!(report.damage[0].of, Some(Of::Name(b"disk".to_vec())));
+    assert_eq!((whats(&report), report.names), (vec![DamageKind::NoObject], 2));
+    assert_eq!(report.damage[0].of, Some(Owner::Name(b"disk".to_vec())));
     assert_eq!(report.damage[0].to_string(), "name disk: leads to object 900, which is not there");
 }
 
@@ -256,9 +256,9 @@ fn bytes_behind_the_end() {
     let report = plant(|core| {
         let record = core.levels.index().object(&*core.log.io, ObjectId(2)).unwrap().unwrap();
         let short = Entry::Object(ObjectRecord { len: 39_999, ..record });
-        core.pair(object_key(ObjectId(2)), short).unwrap();
+        core.put_entry(object_key(ObjectId(2)), short).unwrap();
     });
-    assert_eq!(whats(&report), [What::BehindEnd]);
+    assert_eq!(whats(&report), [DamageKind::PastEnd]);
 }
 
 #[test]
@@ -266,20 +266,20 @@ fn two_with_the_same_bytes() {
     let report = plant(|core| {
         let data = data_of(core, 2);
         let to = extent_key(ObjectId(4), 1 << 20);
-        core.pair(to, Entry::Data(data)).unwrap();
+        core.put_entry(to, Entry::Data(data)).unwrap();
         let record = ObjectRecord { len: 2 << 20, ..ObjectRecord::new(Hint::Cold) };
-        core.pair(object_key(ObjectId(4)), Entry::Object(record)).unwrap();
+        core.put_entry(object_key(ObjectId(4)), Entry::Object(record)).unwrap();
     });
-    assert_eq!(whats(&report), [What::Count, What::Shared]);
+    assert_eq!(whats(&report), [DamageKind::Count, DamageKind::Shared]);
 }
 
 #[test]
 fn addresses_that_cannot_be() {
     let report = plant(|core| {
-        let data = Data { at: 1 << 50, ..data_of(core, 2) };
-        core.pair(extent_key(ObjectId(4), 0), Entry::Data(data)).unwrap();
+        let data = PayloadRef { at: 1 << 50, ..data_of(core, 2) };
+        core.put_entry(extent_key(ObjectId(4), 0), Entry::Data(data)).unwrap();
     });
-    assert!(whats(&report).contains(&What::Outside), "{report:#?}");
+    assert!(whats(&report).contains(&DamageKind::OutsideSegments), "{report:#?}");
 }
 
 #[test]
@@ -287,35 +287,39 @@ fn a_free_segment_that_holds_something() {
     let report = plant(|core| {
         let segment = core.log.segments.geometry.segment_of(data_of(core, 3).at).unwrap();
         let live = core.log.segments.all[segment as usize].live;
-        core.log.segments.kill(core.log.segments.geometry.start_of(segment), live as u32, false);
+        core.log.segments.sub_live(
+            core.log.segments.geometry.start_of(segment),
+            live as u32,
+            false,
+        );
         core.log.segments.release(segment);
     });
-    assert!(whats(&report).contains(&What::Unused), "{report:#?}");
+    assert!(whats(&report).contains(&DamageKind::UnwrittenSpace), "{report:#?}");
 }
 
 #[test]
 fn counts_that_are_wrong() {
     let report = plant(|core| {
         let at = data_of(core, 2).at;
-        core.log.segments.add(at, 11, 0, false);
+        core.log.segments.add_live(at, 11, 0, false);
     });
-    assert_eq!(whats(&report), [What::Count]);
-    let report = plant(|core| core.links -= 1);
-    assert_eq!(whats(&report), [What::Count]);
+    assert_eq!(whats(&report), [DamageKind::Count]);
+    let report = plant(|core| core.value_objects -= 1);
+    assert_eq!(whats(&report), [DamageKind::Count]);
 }
 
 #[test]
 fn values_and_their_keys() {
     let report = plant(|core| {
-        core.links += 1;
-        core.pair(value_key(b"lost"), Entry::Link(ObjectId(99), 5)).unwrap();
+        core.value_objects += 1;
+        core.put_entry(value_key(b"lost"), Entry::ValueObject(ObjectId(99), 5)).unwrap();
     });
-    assert_eq!(whats(&report), [What::NoValue]);
-    assert_eq!(report.damage[0].of, Some(Of::Key(b"lost".to_vec())));
+    assert_eq!(whats(&report), [DamageKind::NoValue]);
+    assert_eq!(report.damage[0].of, Some(Owner::Key(b"lost".to_vec())));
     let report = plant(|core| {
-        core.pair(value_key(b"long"), Entry::Gone).unwrap();
+        core.put_entry(value_key(b"long"), Entry::Tombstone).unwrap();
     });
-    assert_eq!(whats(&report), [What::NoKey]);
+    assert_eq!(whats(&report), [DamageKind::NoKey]);
 }
 
 #[test]
@@ -323,11 +327,11 @@ fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
     let disk = made(LayoutKind::Cow);
     let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     let endless = ObjectRecord { len: 1 << 60, is_value: true, ..ObjectRecord::new(Hint::Cold) };
-    core.pair(object_key(ObjectId(4)), Entry::Object(endless)).unwrap();
+    core.put_entry(object_key(ObjectId(4)), Entry::Object(endless)).unwrap();
     let links = [(&b"lost"[..], 99, 5), (b"other", 2, 5), (b"endless", 4, 1 << 60)];
     for (name, id, len) in links {
-        core.links += 1;
-        core.pair(value_key(name), Entry::Link(ObjectId(id), len)).unwrap();
+        core.value_objects += 1;
+        core.put_entry(value_key(name), Entry::ValueObject(ObjectId(id), len)).unwrap();
     }
     core.checkpoint_now().unwrap();
     drop(core);
@@ -345,9 +349,9 @@ fn a_long_value_that_is_not_there_is_an_error_for_who_asks() {
 fn a_number_that_comes_again() {
     let report = plant(|core| {
         let record = ObjectRecord { len: 0, ..ObjectRecord::new(Hint::Cold) };
-        core.pair(object_key(ObjectId(5000)), Entry::Object(record)).unwrap();
+        core.put_entry(object_key(ObjectId(5000)), Entry::Object(record)).unwrap();
     });
-    assert_eq!(whats(&report), [What::Number]);
+    assert_eq!(whats(&report), [DamageKind::Number]);
 }
 
 #[test]

@@ -3,29 +3,29 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::report::{Finding, What, finding};
-use crate::codec::{Reader, narrow};
+use super::report::{DamageKind, Finding, finding};
+use crate::codec::{Reader, to_u32_saturating};
 use crate::core::Core;
-use crate::entry::{Data, Entry, Key, Named, ObjectRecord, named};
-use crate::index::layer::{Layer, Sorted, hash, intervals};
-use crate::index::tree::{Child, Inner, Node, Nodes, Ptr, Tree};
+use crate::entry::{DecodedKey, Entry, Key, ObjectRecord, PayloadRef, decode_key};
+use crate::index::layer::{ImmutableMemtable, SortedLookup, hash, intervals};
+use crate::index::tree::{BlockPtr, Child, Inner, Node, NodeSource, Tree};
 use crate::index::view::Index;
-use crate::io::Io;
+use crate::io::CachedDisk;
 use crate::{Error, ObjectId};
 
 /// Leaves that are asked for together.
 const LEAVES_AT_ONCE: usize = 32;
 
 /// What a walk comes across.
-pub(super) enum Seen<'w> {
+pub(super) enum WalkItem<'w> {
     /// A node that could be read.
-    Node(Ptr),
+    Node(BlockPtr),
     /// Something is wrong with the tree.
     Broken(Finding),
     /// A payload that is alive.
-    Live(Option<ObjectId>, &'w Data),
+    Live(Option<ObjectId>, &'w PayloadRef),
     /// A payload that is read: of an object with its offset, or of a key.
-    Payload(Named<'w>, &'w Data),
+    Payload(DecodedKey<'w>, &'w PayloadRef),
     /// Zeros of an object over another, and where.
     Zeros(ObjectId, u64),
     /// An object.
@@ -39,25 +39,25 @@ pub(super) enum Seen<'w> {
 }
 
 /// Everything that leads somewhere.
-pub(super) struct Map {
-    pub(super) io: Arc<Io>,
+pub(super) struct IndexSnapshot {
+    pub(super) io: Arc<CachedDisk>,
     tree: Tree,
     /// Runs, as one.
-    counted: Arc<Layer>,
+    counted: Arc<ImmutableMemtable>,
     /// The log.
-    log: Arc<Layer>,
+    log: Arc<ImmutableMemtable>,
     /// Both, as one.
-    full: [Arc<Layer>; 1],
+    full: [Arc<ImmutableMemtable>; 1],
 }
 
-impl Map {
+impl IndexSnapshot {
     pub(super) fn new(core: &mut Core) -> Self {
-        let mut counted = Arc::new(Layer::default());
-        for newer in core.levels.counted_layers().iter().rev() {
-            counted = Arc::new(Layer::fold(newer, &counted, &mut |_| {}));
+        let mut counted = Arc::new(ImmutableMemtable::default());
+        for newer in core.levels.run_memtables().iter().rev() {
+            counted = Arc::new(ImmutableMemtable::merge(newer, &counted, &mut |_| {}));
         }
         let log = Arc::new(core.levels.active.seal());
-        let full = [Arc::new(Layer::fold(&log, &counted, &mut |_| {}))];
+        let full = [Arc::new(ImmutableMemtable::merge(&log, &counted, &mut |_| {}))];
         Self { io: core.log.io.clone(), tree: core.levels.tree.clone(), counted, log, full }
     }
 
@@ -66,14 +66,14 @@ impl Map {
     }
 
     /// Goes through all there is.
-    pub(super) fn walk(&self, see: &mut dyn FnMut(Seen<'_>)) {
+    pub(super) fn walk(&self, see: &mut dyn FnMut(WalkItem<'_>)) {
         if let Some(root) = &self.tree.root {
             let mut inner_nodes = HashSet::new();
             self.node(root, None, (&Key::new(), None), &mut inner_nodes, see);
         }
         for (key, entry) in self.counted.pairs.iter().chain(&self.log.pairs) {
             if let Entry::Data(data) = entry {
-                see(Seen::Live(owner(key), data));
+                see(WalkItem::Live(owner(key), data));
             }
         }
         for (key, entry) in &self.full[0].pairs {
@@ -95,32 +95,37 @@ impl Map {
         level: Option<u8>,
         (lower, upper): (&Key, Option<&Key>),
         inner_nodes: &mut HashSet<u64>,
-        see: &mut dyn FnMut(Seen<'_>),
+        see: &mut dyn FnMut(WalkItem<'_>),
     ) {
         let Child::Disk(ptr) = *child else { return };
-        let broken = |what, text: String| Seen::Broken(finding(what, text, Some(ptr.at), None));
+        let broken = |what, text: String| WalkItem::Broken(finding(what, text, Some(ptr.at), None));
         let node = match self.io.load(ptr) {
             Ok(node) => node,
             Err(Error::Corrupt { what, at_bytes }) => {
                 let text = format!("a node of the index cannot be used: {what}");
-                return see(Seen::Broken(finding(What::Node, text, Some(at_bytes), None)));
+                return see(WalkItem::Broken(finding(
+                    DamageKind::Node,
+                    text,
+                    Some(at_bytes),
+                    None,
+                )));
             }
             Err(error) => {
                 let text = format!("a node of the index cannot be read: {error}");
-                return see(broken(What::Unreadable, text));
+                return see(broken(DamageKind::Unreadable, text));
             }
         };
-        see(Seen::Node(ptr));
+        see(WalkItem::Node(ptr));
         if level.is_some_and(|level| level != node.level()) {
             let text = format!("a node of level {} where another is expected", node.level());
-            return see(broken(What::Order, text));
+            return see(broken(DamageKind::Order, text));
         }
         let is_within = |key: &[u8]| {
             lower.as_slice() <= key && upper.is_none_or(|upper| key < upper.as_slice())
         };
         match &*node {
             Node::Leaf(leaf) => {
-                let mut walk = leaf.walk();
+                let mut walk = leaf.iter();
                 // Every pair was read once when the node was.
                 while let Ok(Some((key, entry))) = walk.next() {
                     let Ok(entry) = Entry::decode(&mut Reader::new(entry, ptr.at)) else {
@@ -129,7 +134,10 @@ impl Map {
                     if is_within(key) {
                         self.tree_pair(key, &entry, see);
                     } else {
-                        see(broken(What::Order, "a key in a leaf that it is not of".to_owned()));
+                        see(broken(
+                            DamageKind::Order,
+                            "a key in a leaf that it is not of".to_owned(),
+                        ));
                     }
                 }
             }
@@ -137,7 +145,10 @@ impl Map {
                 // No node has two parents, so this ends even on a disk that lies.
                 let is_new = inner_nodes.insert(ptr.at);
                 if !is_new || !inner.children.iter().skip(1).all(|(key, _)| is_within(key)) {
-                    return see(broken(What::Order, "a node in a place not its own".to_owned()));
+                    return see(broken(
+                        DamageKind::Order,
+                        "a node in a place not its own".to_owned(),
+                    ));
                 }
                 self.children(inner, (lower, upper), inner_nodes, see);
             }
@@ -149,14 +160,14 @@ impl Map {
         inner: &Inner,
         (lower, upper): (&Key, Option<&Key>),
         inner_nodes: &mut HashSet<u64>,
-        see: &mut dyn FnMut(Seen<'_>),
+        see: &mut dyn FnMut(WalkItem<'_>),
     ) {
         let level = inner.level.checked_sub(1);
         for (index, (key, child)) in inner.children.iter().enumerate() {
             if level == Some(0) && index.is_multiple_of(LEAVES_AT_ONCE) {
                 let next = inner.children.iter().skip(index).take(LEAVES_AT_ONCE);
-                let next: Vec<Ptr> = next.filter_map(|(_, child)| child.on_disk()).collect();
-                self.io.load_ahead(&next);
+                let next: Vec<BlockPtr> = next.filter_map(|(_, child)| child.on_disk()).collect();
+                self.io.prefetch_nodes(&next);
             }
             // The first child has what is before its key, too.
             let from = if index == 0 { lower } else { key };
@@ -166,31 +177,33 @@ impl Map {
     }
 
     /// A pair of the tree, as far as layers do not hide it.
-    fn tree_pair(&self, key: &[u8], entry: &Entry, see: &mut dyn FnMut(Seen<'_>)) {
-        match (named(key), entry) {
-            (Some(Named::Extent(id, at)), Entry::Data(data)) => {
+    fn tree_pair(&self, key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
+        match (decode_key(key), entry) {
+            (Some(DecodedKey::Extent(id, at)), Entry::Data(data)) => {
                 let all = (at, at.saturating_add(u64::from(data.len)));
-                rests(&self.counted, id, all, &mut |from, to| {
-                    see(Seen::Live(Some(id), &part(data, at, from, to)));
+                for_each_visible_range(&self.counted, id, all, &mut |from, to| {
+                    see(WalkItem::Live(Some(id), &part(data, at, from, to)));
                 });
                 if !self.is_known(key) {
                     return;
                 }
-                rests(&self.full[0], id, all, &mut |from, to| {
+                for_each_visible_range(&self.full[0], id, all, &mut |from, to| {
                     let part = part(data, at, from, to);
-                    see(Seen::Payload(Named::Extent(id, from), &part));
+                    see(WalkItem::Payload(DecodedKey::Extent(id, from), &part));
                 });
             }
-            (Some(Named::Extent(id, at)), Entry::Zeros(len)) if self.is_known(key) => {
+            (Some(DecodedKey::Extent(id, at)), Entry::Zeros(len)) if self.is_known(key) => {
                 let all = (at, at.saturating_add(*len));
-                rests(&self.full[0], id, all, &mut |from, _| see(Seen::Zeros(id, from)));
+                for_each_visible_range(&self.full[0], id, all, &mut |from, _| {
+                    see(WalkItem::Zeros(id, from))
+                });
             }
             _ => {
                 let hash = hash(key);
                 if let Entry::Data(data) = entry
                     && self.counted.get(key, hash).is_none()
                 {
-                    see(Seen::Live(None, data));
+                    see(WalkItem::Live(None, data));
                 }
                 if self.full[0].get(key, hash).is_none() && self.is_known(key) {
                     show(key, entry, see);
@@ -201,27 +214,32 @@ impl Map {
 }
 
 /// The part from `from` to `to` of data that begins at `at`.
-fn part(data: &Data, at: u64, from: u64, to: u64) -> Data {
-    data.part(narrow(from.saturating_sub(at)), narrow(to.saturating_sub(from)))
+fn part(data: &PayloadRef, at: u64, from: u64, to: u64) -> PayloadRef {
+    data.part(
+        to_u32_saturating(from.saturating_sub(at)),
+        to_u32_saturating(to.saturating_sub(from)),
+    )
 }
 
 fn owner(key: &[u8]) -> Option<ObjectId> {
-    match named(key) {
-        Some(Named::Extent(id, _) | Named::Object(id)) => Some(id),
+    match decode_key(key) {
+        Some(DecodedKey::Extent(id, _) | DecodedKey::Object(id)) => Some(id),
         _ => None,
     }
 }
 
-fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(Seen<'_>)) {
-    match (named(key), entry) {
-        (Some(name), Entry::Data(data)) => see(Seen::Payload(name, data)),
-        (Some(Named::Extent(id, at)), Entry::Zeros(_)) => see(Seen::Zeros(id, at)),
-        (Some(Named::Object(id)), Entry::Object(record)) => see(Seen::Object(id, *record)),
-        (Some(Named::Value(name)), Entry::Link(id, len)) => see(Seen::Link(name, *id, *len)),
-        (Some(Named::Value(_)), Entry::Short(value)) => see(Seen::Short(value.len())),
-        (Some(Named::Name(name)), entry) => {
+fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
+    match (decode_key(key), entry) {
+        (Some(name), Entry::Data(data)) => see(WalkItem::Payload(name, data)),
+        (Some(DecodedKey::Extent(id, at)), Entry::Zeros(_)) => see(WalkItem::Zeros(id, at)),
+        (Some(DecodedKey::Object(id)), Entry::Object(record)) => see(WalkItem::Object(id, *record)),
+        (Some(DecodedKey::Value(name)), Entry::ValueObject(id, len)) => {
+            see(WalkItem::Link(name, *id, *len))
+        }
+        (Some(DecodedKey::Value(_)), Entry::Inline(value)) => see(WalkItem::Short(value.len())),
+        (Some(DecodedKey::Name(name)), entry) => {
             if let Some(id) = entry.named_object() {
-                see(Seen::Name(name, id));
+                see(WalkItem::Name(name, id));
             }
         }
         _ => {}
@@ -229,7 +247,12 @@ fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(Seen<'_>)) {
 }
 
 /// What of `[from, to)` of an object a layer does not hide.
-fn rests(layer: &Layer, id: ObjectId, (from, to): (u64, u64), give: &mut dyn FnMut(u64, u64)) {
+fn for_each_visible_range(
+    layer: &ImmutableMemtable,
+    id: ObjectId,
+    (from, to): (u64, u64),
+    give: &mut dyn FnMut(u64, u64),
+) {
     let mut done = from;
     intervals(layer, id, from, to, &mut |at, entry| {
         if at > done {

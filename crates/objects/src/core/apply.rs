@@ -8,10 +8,10 @@
 
 use crate::core::Core;
 use crate::entry::{
-    Entry, Key, ObjectRecord, SHORT_MAX, extent_key, name_key, object_key, value_key,
+    Entry, INLINE_VALUE_MAX, Key, ObjectRecord, extent_key, name_key, object_key, value_key,
 };
 use crate::group::Op;
-use crate::layout::Kind;
+use crate::layout::PayloadKind;
 use crate::{Error, Group, Hint, ObjectId, Result};
 
 impl Core {
@@ -21,7 +21,7 @@ impl Core {
                 Op::Create { id, hint } => self.set_object(id, ObjectRecord::new(hint))?,
                 Op::Fork { id, parent } => {
                     let mut record = self.record(parent)?;
-                    let new = record.forked(parent)?;
+                    let new = record.fork_child(parent)?;
                     self.set_object(parent, record)?;
                     self.set_object(id, new)?;
                 }
@@ -36,7 +36,7 @@ impl Core {
                 Op::Truncate { id, len } => {
                     let record = self.record(id)?;
                     if len < record.len {
-                        self.pair(extent_key(id, len), record.hole(u64::MAX - len))?;
+                        self.put_entry(extent_key(id, len), record.hole(u64::MAX - len))?;
                     }
                     self.set_object(id, ObjectRecord { len, ..record })?;
                 }
@@ -44,18 +44,18 @@ impl Core {
                     let record = self.record(id)?;
                     let len = record.len.saturating_sub(at).min(len);
                     if len > 0 {
-                        self.pair(extent_key(id, at), record.hole(len))?;
+                        self.put_entry(extent_key(id, at), record.hole(len))?;
                     }
                 }
                 Op::Name { name, name_len, id } => {
                     self.record(id)?;
                     let key = name_key(&group.bytes[name..name + name_len]);
-                    self.pair(key, Entry::naming(id))?;
+                    self.put_entry(key, Entry::for_name(id))?;
                 }
                 Op::Unname { name, name_len } => {
                     let key = name_key(&group.bytes[name..name + name_len]);
                     if self.levels.index().get(&*self.log.io, &key)?.is_some() {
-                        self.pair(key, Entry::Gone)?;
+                        self.put_entry(key, Entry::Tombstone)?;
                     }
                 }
                 Op::Delete { id } => self.delete(id)?,
@@ -77,7 +77,7 @@ impl Core {
     }
 
     pub fn set_object(&mut self, id: ObjectId, record: ObjectRecord) -> Result<()> {
-        self.pair(object_key(id), Entry::Object(record))
+        self.put_entry(object_key(id), Entry::Object(record))
     }
 
     pub fn write(
@@ -97,7 +97,7 @@ impl Core {
             let (payload, others) = rest.split_at(len);
             let key = extent_key(id, offset);
             let replaced_after = self.age_of(&key);
-            let kind = Kind::Written { hint: record.hint, replaced_after };
+            let kind = PayloadKind::Written { hint: record.hint, replaced_after };
             self.levels.put(&mut self.log, key, payload, (kind, None))?;
             offset += len as u64;
             rest = others;
@@ -114,14 +114,14 @@ impl Core {
         while let Some(id) = next.take() {
             let record = self.record(id)?;
             // What is empty may have zeros that hide what it is or was over.
-            self.pair(extent_key(id, 0), Entry::Hole(u64::MAX))?;
-            self.pair(object_key(id), Entry::Gone)?;
+            self.put_entry(extent_key(id, 0), Entry::Hole(u64::MAX))?;
+            self.put_entry(object_key(id), Entry::Tombstone)?;
             if let Some(parent) = record.parent {
                 let record = self.record(parent)?;
                 let children = record.children.saturating_sub(1);
                 self.set_object(parent, ObjectRecord { children, ..record })?;
                 // What was removed was there for this one alone.
-                next = Some(parent).filter(|_| record.is_leaving && children == 0);
+                next = Some(parent).filter(|_| record.is_pending_delete && children == 0);
             }
         }
         Ok(())
@@ -130,22 +130,22 @@ impl Core {
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let key = value_key(key);
         self.unlink(&key)?;
-        if value.len() <= SHORT_MAX {
+        if value.len() <= INLINE_VALUE_MAX {
             // It comes as often as what it replaces was moved: time goes on by it.
             self.log.clock += value.len() as u64;
-            return self.pair(key, Entry::Short(value.into()));
+            return self.put_entry(key, Entry::Inline(value.into()));
         }
         if value.len() <= self.log.payload_max() {
             let replaced_after = self.age_of(&key);
-            let kind = Kind::Written { hint: Hint::Unknown, replaced_after };
+            let kind = PayloadKind::Written { hint: Hint::Unknown, replaced_after };
             return self.levels.put(&mut self.log, key, value, (kind, None));
         }
         let id = ObjectId(self.next_id);
         self.next_id += 1;
         let record = ObjectRecord { is_value: true, ..ObjectRecord::new(Hint::Unknown) };
         self.write(id, record, 0, value)?;
-        self.links += 1;
-        self.pair(key, Entry::Link(id, value.len() as u64))
+        self.value_objects += 1;
+        self.put_entry(key, Entry::ValueObject(id, value.len() as u64))
     }
 
     fn remove(&mut self, key: Key) -> Result<()> {
@@ -154,16 +154,16 @@ impl Core {
             return Ok(());
         }
         self.unlink(&key)?;
-        self.pair(key, Entry::Gone)
+        self.put_entry(key, Entry::Tombstone)
     }
 
     /// Deletes the object that holds the key's value, if one does.
     fn unlink(&mut self, key: &Key) -> Result<()> {
-        if self.links == 0 {
+        if self.value_objects == 0 {
             return Ok(());
         }
-        if let Some(Entry::Link(id, _)) = self.levels.index().get(&*self.log.io, key)? {
-            self.links -= 1;
+        if let Some(Entry::ValueObject(id, _)) = self.levels.index().get(&*self.log.io, key)? {
+            self.value_objects -= 1;
             self.delete(id)?;
         }
         Ok(())
@@ -172,12 +172,12 @@ impl Core {
     /// How long ago what is under the key was written, as far as memory knows.
     fn age_of(&self, key: &Key) -> Option<u64> {
         // Where there is room enough, it matters little what lies together.
-        if !self.log.layout.parts_by_age()
+        if !self.log.layout.separates_by_age()
             || self.log.segments.free() > self.log.segments.all.len() / 2
         {
             return None;
         }
-        match self.levels.remembered(&self.log.io, key)? {
+        match self.levels.get_cached(&self.log.io, key)? {
             Entry::Data(data) => {
                 Some(self.log.clock.saturating_sub(self.log.segments.stamp_of(data.at)))
             }
@@ -191,7 +191,7 @@ impl Core {
     }
 
     /// Puts an entry without a payload into the commit, and has its key lead to it.
-    pub fn pair(&mut self, key: Key, entry: Entry) -> Result<()> {
+    pub fn put_entry(&mut self, key: Key, entry: Entry) -> Result<()> {
         self.log.pair(&key, &entry)?;
         self.levels.set(&mut self.log.segments, key, entry);
         Ok(())

@@ -8,11 +8,13 @@
 use std::collections::HashMap;
 
 use crate::core::Core;
-use crate::entry::{KEY_MAX, Key, NAME_MAX, ObjectRecord, PIECE, name_key, value_key};
+use crate::entry::{
+    CHECKSUM_BLOCK_BYTES, KEY_MAX, Key, NAME_MAX, ObjectRecord, name_key, value_key,
+};
 use crate::group::Op;
-use crate::index::tree::Nodes;
+use crate::index::tree::NodeSource;
 use crate::index::view::Index;
-use crate::upkeep::{MissPolicy, Need};
+use crate::upkeep::{MissPolicy, RequiredIo};
 use crate::{Error, Group, ObjectId, Result};
 
 fn check_name(len: usize) -> Result<()> {
@@ -24,22 +26,22 @@ fn check_name(len: usize) -> Result<()> {
 
 /// What a group needs.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct GroupPlan {
     objects: HashMap<ObjectId, Option<ObjectRecord>>,
     needed_bytes: u64,
-    frees: bool,
+    only_frees: bool,
 }
 
-impl Plan {
+impl GroupPlan {
     /// How much it needs, and whether it only gives up.
-    pub fn room(&self) -> (u64, bool) {
-        (self.needed_bytes, self.frees)
+    pub fn space_needed(&self) -> (u64, bool) {
+        (self.needed_bytes, self.only_frees)
     }
 
     fn existing(
         &mut self,
         index: &Index<'_>,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         id: ObjectId,
     ) -> Result<&mut ObjectRecord> {
         let entry = match self.objects.entry(id) {
@@ -52,10 +54,10 @@ impl Plan {
     }
 
     /// The same, to be changed: what others are over shows through them.
-    fn changing(
+    fn mutable_object(
         &mut self,
         index: &Index<'_>,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         id: ObjectId,
     ) -> Result<&mut ObjectRecord> {
         match self.existing(index, nodes, id)? {
@@ -65,7 +67,7 @@ impl Plan {
     }
 
     fn add(&mut self, len: usize, per_piece: usize, payload_max: usize) {
-        let pieces = len.div_ceil(PIECE as usize) + 1;
+        let pieces = len.div_ceil(CHECKSUM_BLOCK_BYTES as usize) + 1;
         let payloads = len.div_ceil(payload_max) + 1;
         self.needed_bytes += (len + pieces * per_piece + payloads * 96) as u64;
     }
@@ -73,8 +75,8 @@ impl Plan {
 
 impl Core {
     /// Looks at what a group would do, and whether it can.
-    pub(super) fn plan(&self, group: &Group, nodes: &dyn Nodes) -> Result<Plan> {
-        let mut plan = Plan::default();
+    pub(super) fn plan(&self, group: &Group, nodes: &dyn NodeSource) -> Result<GroupPlan> {
+        let mut plan = GroupPlan::default();
         let index = self.levels.index();
         let per_piece = 8;
         for op in &group.ops {
@@ -86,11 +88,11 @@ impl Core {
                 Op::Fork { id, parent } => {
                     self.check_depth(parent, nodes)?;
                     let parent_record = plan.existing(&index, nodes, parent)?;
-                    let record = parent_record.forked(parent)?;
+                    let record = parent_record.fork_child(parent)?;
                     plan.objects.insert(id, Some(record));
                 }
                 Op::Write { id, at, len, .. } => {
-                    let record = plan.changing(&index, nodes, id)?;
+                    let record = plan.mutable_object(&index, nodes, id)?;
                     let end = at
                         .checked_add(len as u64)
                         .filter(|&end| end < u64::MAX)
@@ -99,7 +101,7 @@ impl Core {
                     plan.add(len, per_piece, self.log.payload_max());
                 }
                 Op::Append { id, len, .. } => {
-                    let record = plan.changing(&index, nodes, id)?;
+                    let record = plan.mutable_object(&index, nodes, id)?;
                     record.len = record
                         .len
                         .checked_add(len as u64)
@@ -108,16 +110,16 @@ impl Core {
                     plan.add(len, per_piece, self.log.payload_max());
                 }
                 Op::Truncate { id, len } => {
-                    let record = plan.changing(&index, nodes, id)?;
+                    let record = plan.mutable_object(&index, nodes, id)?;
                     if len == u64::MAX {
                         return Err(Error::Misuse("an object that would be too long"));
                     }
                     record.len = len;
-                    plan.frees = true;
+                    plan.only_frees = true;
                 }
                 Op::Punch { id, .. } => {
-                    plan.changing(&index, nodes, id)?;
-                    plan.frees = true;
+                    plan.mutable_object(&index, nodes, id)?;
+                    plan.only_frees = true;
                 }
                 Op::Name { name_len, id, .. } => {
                     check_name(name_len)?;
@@ -128,20 +130,20 @@ impl Core {
                     check_name(name_len)?;
                     index.get(nodes, &name_key(&group.bytes[name..name + name_len]))?;
                     plan.needed_bytes += name_len as u64 * 2;
-                    plan.frees = true;
+                    plan.only_frees = true;
                 }
                 Op::Delete { id } => {
-                    let mut parent = plan.changing(&index, nodes, id)?.parent;
+                    let mut parent = plan.mutable_object(&index, nodes, id)?.parent;
                     plan.objects.insert(id, None);
                     while let Some(below) = parent.take() {
                         let record = plan.existing(&index, nodes, below)?;
                         record.children = record.children.saturating_sub(1);
-                        if record.is_leaving && record.children == 0 {
+                        if record.is_pending_delete && record.children == 0 {
                             parent = record.parent;
                             plan.objects.insert(below, None);
                         }
                     }
-                    plan.frees = true;
+                    plan.only_frees = true;
                 }
                 Op::Put { key_len, value_len, .. } => {
                     self.check_key(key_len)?;
@@ -151,12 +153,12 @@ impl Core {
                 Op::Remove { key_len, .. } => {
                     self.check_key(key_len)?;
                     plan.needed_bytes += key_len as u64 * 2;
-                    plan.frees = true;
+                    plan.only_frees = true;
                 }
             }
         }
         // Something that only frees may use what is kept for that.
-        plan.frees &= group.bytes.len() <= 4096 + KEY_MAX
+        plan.only_frees &= group.bytes.len() <= 4096 + KEY_MAX
             && group.ops.iter().all(|op| {
                 matches!(
                     op,
@@ -179,8 +181,12 @@ impl Core {
 
     /// The leaves that say whether keys of a group have values that are objects, which go with
     /// them, or are there at all, if they are not in memory.
-    pub(super) fn ask_links(&self, group: &Group, patience: MissPolicy) -> Result<Option<Need>> {
-        let has_links = self.links > 0;
+    pub(super) fn prefetch_value_links(
+        &self,
+        group: &Group,
+        patience: MissPolicy,
+    ) -> Result<Option<RequiredIo>> {
+        let has_links = self.value_objects > 0;
         if !has_links && !self.is_scarce() {
             return Ok(None);
         }
@@ -193,7 +199,7 @@ impl Core {
         let mut keys: Vec<Key> =
             asked.map(|(key, len)| value_key(&group.bytes[key..key + len])).collect();
         keys.sort_unstable();
-        let is_known = |key: &Key| self.levels.layered(key).is_some();
-        self.levels.ask_leaves(&self.log, keys.iter(), is_known, patience)
+        let is_known = |key: &Key| self.levels.get_in_memory(key).is_some();
+        self.levels.prefetch_leaves(&self.log, keys.iter(), is_known, patience)
     }
 }

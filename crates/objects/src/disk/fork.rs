@@ -19,8 +19,8 @@
 use std::ops::ControlFlow;
 
 use crate::core::Core;
-use crate::entry::{Data, Entry, ObjectRecord, extent_key, object_key};
-use crate::index::tree::Nodes;
+use crate::entry::{Entry, ObjectRecord, PayloadRef, extent_key, object_key};
+use crate::index::tree::NodeSource;
 use crate::index::view::{DEPTH_MAX, Index};
 use crate::{Error, ObjectId, Result};
 
@@ -29,11 +29,11 @@ const MOVED_BYTES: u64 = 1 << 20;
 const MOVED_ENTRIES: usize = 256;
 
 /// What an object has of its own: where, and what.
-type Own = Vec<(u64, Entry)>;
+type OwnExtents = Vec<(u64, Entry)>;
 
 /// Which of the two that are over each other goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Into {
+pub(crate) enum JoinTarget {
     /// The one above gets what it shows of the one below.
     Child,
     /// The one below gets what the one above has.
@@ -42,8 +42,8 @@ pub(crate) enum Into {
 
 impl ObjectRecord {
     /// A record for one that is over this one, which is `id`.
-    pub fn forked(&mut self, id: ObjectId) -> Result<Self> {
-        if self.is_value || self.is_leaving {
+    pub fn fork_child(&mut self, id: ObjectId) -> Result<Self> {
+        if self.is_value || self.is_pending_delete {
             return Err(Error::Misuse("a value of a key, or what was removed, is not forked"));
         }
         self.children =
@@ -54,7 +54,7 @@ impl ObjectRecord {
 
 impl Core {
     /// Whether there may be one more over an object.
-    pub fn check_depth(&self, id: ObjectId, nodes: &dyn Nodes) -> Result<()> {
+    pub fn check_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
         let index = self.levels.index();
         let mut below = Some(id);
         for _ in 1..DEPTH_MAX {
@@ -67,7 +67,7 @@ impl Core {
 
     /// Takes from `parent`, from byte `at` on, what the only one over it does not show. Returns
     /// where to go on.
-    pub fn drop_hidden(
+    pub fn free_hidden_extents(
         &mut self,
         parent: ObjectId,
         child: ObjectId,
@@ -86,7 +86,7 @@ impl Core {
         if !hidden.is_empty() {
             self.change((hidden.len() as u64 * 96, true), 0, |core| {
                 hidden.into_iter().try_for_each(|(at, end)| {
-                    core.pair(extent_key(parent, at), Entry::Hole(end - at))
+                    core.put_entry(extent_key(parent, at), Entry::Hole(end - at))
                 })
             })?;
         }
@@ -95,36 +95,36 @@ impl Core {
 
     /// Moves a piece of what `parent`, from byte `at` on, still has to its child, or the other
     /// way round. Returns where to go on.
-    pub fn move_own(
+    pub fn move_extents(
         &mut self,
         parent: ObjectId,
         child: ObjectId,
-        into: Into,
+        into: JoinTarget,
         at: u64,
     ) -> Result<Option<u64>> {
         self.check_running()?;
         let below = self.check_leaving(parent, child)?.parent;
         let (from, to) = match into {
-            Into::Child => (parent, child),
-            Into::Parent => (child, parent),
+            JoinTarget::Child => (parent, child),
+            JoinTarget::Parent => (child, parent),
         };
         let (mut own, mut next) = self.own(from, (at, u64::MAX), MOVED_BYTES, MOVED_ENTRIES)?;
-        let mut moved: Vec<(u64, Piece)> = vec![];
+        let mut moved: Vec<(u64, MovedExtent)> = vec![];
         let mut bytes = 0;
         let mut done = 0;
         for (at, entry) in &mut own {
             let end = *at + entry.covers();
             let (shown, reached) = match into {
-                Into::Child => self.gaps(child, (*at, end))?,
-                Into::Parent => (vec![(*at, end)], end),
+                JoinTarget::Child => self.gaps(child, (*at, end))?,
+                JoinTarget::Parent => (vec![(*at, end)], end),
             };
             for (from, to) in shown {
                 let (at, entry) = (*at, &*entry);
                 let piece = match entry.part(from - at, to - from) {
-                    Entry::Data(data) => Piece::Bytes(self.bytes_of(&data)?),
+                    Entry::Data(data) => MovedExtent::Bytes(self.bytes_of(&data)?),
                     // Where nothing is below, what is not there is zeros.
-                    _ if below.is_none() => Piece::Hole(to - from),
-                    _ => Piece::Zeros(to - from),
+                    _ if below.is_none() => MovedExtent::Hole(to - from),
+                    _ => MovedExtent::Zeros(to - from),
                 };
                 bytes += piece.bytes().len() as u64;
                 moved.push((from, piece));
@@ -144,19 +144,21 @@ impl Core {
         self.change((room, bytes == 0), bytes, |core| {
             for (at, piece) in &moved {
                 match piece {
-                    Piece::Bytes(bytes) => {
+                    MovedExtent::Bytes(bytes) => {
                         let record = core.record(to)?;
                         core.write(to, record, *at, bytes)?;
                     }
-                    Piece::Zeros(len) => core.pair(extent_key(to, *at), Entry::Zeros(*len))?,
-                    Piece::Hole(len) if into == Into::Parent => {
-                        core.pair(extent_key(to, *at), Entry::Hole(*len))?;
+                    MovedExtent::Zeros(len) => {
+                        core.put_entry(extent_key(to, *at), Entry::Zeros(*len))?
                     }
-                    Piece::Hole(_) => {}
+                    MovedExtent::Hole(len) if into == JoinTarget::Parent => {
+                        core.put_entry(extent_key(to, *at), Entry::Hole(*len))?;
+                    }
+                    MovedExtent::Hole(_) => {}
                 }
             }
             for (at, entry) in &own {
-                core.pair(extent_key(from, *at), Entry::Hole(entry.covers()))?;
+                core.put_entry(extent_key(from, *at), Entry::Hole(entry.covers()))?;
             }
             Ok(())
         })?;
@@ -180,7 +182,7 @@ impl Core {
     pub fn join(
         &mut self,
         (parent, child): (ObjectId, ObjectId),
-        into: Into,
+        into: JoinTarget,
         over: &[ObjectId],
         names: &[Vec<u8>],
     ) -> Result<bool> {
@@ -188,28 +190,28 @@ impl Core {
         let below = self.check_leaving(parent, child)?;
         let above = self.record(child)?;
         let (ends, goes_on) = match into {
-            Into::Child => (parent, child),
-            Into::Parent => (child, parent),
+            JoinTarget::Child => (parent, child),
+            JoinTarget::Parent => (child, parent),
         };
         if !self.own(ends, (0, u64::MAX), u64::MAX, 1)?.0.is_empty() {
             return Ok(false);
         }
-        if above.children as usize != over.len() && into == Into::Parent {
+        if above.children as usize != over.len() && into == JoinTarget::Parent {
             return Err(Error::Misuse("not all that are over an object are known"));
         }
         let needed = 192 * (over.len() + names.len() + 4) as u64;
         self.change((needed, true), 0, |core| {
-            core.pair(extent_key(ends, 0), Entry::Hole(u64::MAX))?;
-            core.pair(object_key(ends), Entry::Gone)?;
+            core.put_entry(extent_key(ends, 0), Entry::Hole(u64::MAX))?;
+            core.put_entry(object_key(ends), Entry::Tombstone)?;
             let record = ObjectRecord { parent: below.parent, ..above };
             core.set_object(goes_on, record)?;
-            if into == Into::Parent {
+            if into == JoinTarget::Parent {
                 for &id in over {
                     let record = core.record(id)?;
                     core.set_object(id, ObjectRecord { parent: Some(parent), ..record })?;
                 }
                 for name in names {
-                    core.pair(crate::entry::name_key(name), Entry::naming(parent))?;
+                    core.put_entry(crate::entry::name_key(name), Entry::for_name(parent))?;
                 }
             }
             Ok(())
@@ -218,22 +220,22 @@ impl Core {
     }
 
     /// Marks an object that was removed and that one is over; its name goes with it.
-    pub fn remove_below(&mut self, id: ObjectId, name: &[u8]) -> Result<crate::Ticket> {
+    pub fn mark_pending_delete(&mut self, id: ObjectId, name: &[u8]) -> Result<crate::Ticket> {
         self.check_running()?;
         let record = self.record(id)?;
         if record.children != 1 {
             return Err(Error::Misuse("only what one object is over is joined with it"));
         }
         self.change((512, true), 0, |core| {
-            core.set_object(id, ObjectRecord { is_leaving: true, ..record })?;
-            core.pair(crate::entry::name_key(name), Entry::Gone)
+            core.set_object(id, ObjectRecord { is_pending_delete: true, ..record })?;
+            core.put_entry(crate::entry::name_key(name), Entry::Tombstone)
         })
     }
 
     fn check_leaving(&self, parent: ObjectId, child: ObjectId) -> Result<ObjectRecord> {
         let record = self.record(parent)?;
         let is_over = self.record(child)?.parent == Some(parent);
-        if !record.is_leaving || record.children != 1 || !is_over {
+        if !record.is_pending_delete || record.children != 1 || !is_over {
             return Err(Error::Misuse("only what was removed is joined with what is over it"));
         }
         Ok(record)
@@ -247,8 +249,8 @@ impl Core {
         bounds: (u64, u64),
         bytes: u64,
         entries: usize,
-    ) -> Result<(Own, Option<u64>)> {
-        let mut own: Own = vec![];
+    ) -> Result<(OwnExtents, Option<u64>)> {
+        let mut own: OwnExtents = vec![];
         let (mut taken, mut next) = (0, None);
         let _ = self.levels.index().resolve(
             &*self.log.io,
@@ -299,7 +301,7 @@ impl Core {
         Ok((gaps, to))
     }
 
-    fn bytes_of(&self, data: &Data) -> Result<Vec<u8>> {
+    fn bytes_of(&self, data: &PayloadRef) -> Result<Vec<u8>> {
         let (skip, len) = (data.skip as usize, data.len as usize);
         if let Some(stored) = self.log.in_frames(data.at, data.stored as usize) {
             return Ok(stored.get(skip..skip + len).unwrap_or_default().to_vec());
@@ -311,20 +313,20 @@ impl Core {
 }
 
 /// A piece on its way from one object to another.
-enum Piece {
+enum MovedExtent {
     Bytes(Vec<u8>),
     Zeros(u64),
     Hole(u64),
 }
 
-impl Piece {
+impl MovedExtent {
     fn bytes(&self) -> &[u8] {
         if let Self::Bytes(bytes) = self { bytes } else { &[] }
     }
 }
 
 /// Bytes of payloads that an object has of its own.
-pub(crate) fn own_bytes(index: &Index<'_>, nodes: &dyn Nodes, id: ObjectId) -> Result<u64> {
+pub(crate) fn own_bytes(index: &Index<'_>, nodes: &dyn NodeSource, id: ObjectId) -> Result<u64> {
     let mut bytes = 0;
     let _ = index.resolve(nodes, id, (0, u64::MAX), &mut None, &mut |_, entry| {
         if let Entry::Data(data) = entry {

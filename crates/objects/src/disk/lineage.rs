@@ -18,8 +18,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::disk::Place;
-use crate::disk::fork::{Into, own_bytes};
+use crate::disk::CurrentObject;
+use crate::disk::fork::{JoinTarget, own_bytes};
 use crate::entry::ObjectRecord;
 use crate::{Error, Group, ObjectDisk, ObjectId, Result, Store};
 
@@ -38,16 +38,16 @@ pub struct DiskInfo {
     /// Bytes that it has of its own: what it would be without those that it is over.
     pub own_bytes: u64,
     /// The name of what it is over.
-    pub over: Option<Vec<u8>>,
+    pub parent: Option<Vec<u8>>,
 }
 
 /// Names and what they lead to, with all that those are over.
-struct Family {
+struct DiskTree {
     names: BTreeMap<Vec<u8>, ObjectId>,
     records: BTreeMap<ObjectId, ObjectRecord>,
 }
 
-impl Family {
+impl DiskTree {
     fn read(store: &Arc<Store>) -> Result<Self> {
         let names: BTreeMap<Vec<u8>, ObjectId> = store.names()?.into_iter().collect();
         let mut records = BTreeMap::new();
@@ -81,14 +81,14 @@ impl Family {
     }
 
     /// Those that are right over an object.
-    fn over(&self, id: ObjectId) -> Vec<ObjectId> {
+    fn children_of(&self, id: ObjectId) -> Vec<ObjectId> {
         let over = self.records.iter().filter(|(_, record)| record.parent == Some(id));
         over.map(|(id, _)| *id).collect()
     }
 
     /// The names of those that are right over an object, in words.
     fn told_over(&self, id: ObjectId) -> String {
-        let names = self.over(id).into_iter().flat_map(|id| self.names_of(id));
+        let names = self.children_of(id).into_iter().flat_map(|id| self.names_of(id));
         names.map(|name| shown(&name)).collect::<Vec<_>>().join(", ")
     }
 
@@ -97,7 +97,7 @@ impl Family {
         self.names.keys().filter(|name| name.starts_with(&of)).cloned().collect()
     }
 
-    fn is_new(&self, name: &[u8]) -> Result<()> {
+    fn check_name_free(&self, name: &[u8]) -> Result<()> {
         match self.names.contains_key(name) {
             true => Err(Error::Disk(format!("{} is there already", shown(name)))),
             false => Ok(()),
@@ -144,13 +144,19 @@ impl Store {
     /// # Errors
     /// What reading the index gave.
     pub fn disks(self: &Arc<Self>) -> Result<Vec<DiskInfo>> {
-        let family = Family::read(self)?;
+        let family = DiskTree::read(self)?;
         let mut disks = vec![];
         for (name, &id) in &family.names {
             let Some(record) = family.records.get(&id) else { continue };
             let over = record.parent.and_then(|below| family.names_of(below).into_iter().next());
             let own_bytes = self.own_bytes(id)?;
-            disks.push(DiskInfo { name: name.clone(), id, len: record.len, own_bytes, over });
+            disks.push(DiskInfo {
+                name: name.clone(),
+                id,
+                len: record.len,
+                own_bytes,
+                parent: over,
+            });
         }
         Ok(disks)
     }
@@ -168,12 +174,12 @@ impl Store {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
         let name = snapshot_name(disk, snapshot)?;
-        let family = Family::read(self)?;
-        family.is_new(&name)?;
+        let family = DiskTree::read(self)?;
+        family.check_name_free(&name)?;
         let id = family.id(disk)?;
         let mut group = Group::new();
-        let goes_on = keep(&mut group, &family, self, id, &name);
-        self.moving(id, goes_on, || self.submit_and_wait(group))
+        let goes_on = snapshot_object(&mut group, &family, self, id, &name);
+        self.with_disks_locked(id, goes_on, || self.submit_and_wait(group))
     }
 
     /// Makes a disk that has what a snapshot has, or another disk: that gets a snapshot of its own
@@ -184,8 +190,8 @@ impl Store {
     pub fn clone_disk(self: &Arc<Self>, of: &[u8], disk: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
-        let family = Family::read(self)?;
-        family.is_new(disk)?;
+        let family = DiskTree::read(self)?;
+        family.check_name_free(disk)?;
         if is_snapshot(disk) {
             return Err(Error::Disk("a clone is a disk, and has a name without @".into()));
         }
@@ -194,12 +200,12 @@ impl Store {
         let mut goes_on = id;
         if !is_snapshot(of) {
             let snapshot = snapshot_name(of, disk)?;
-            family.is_new(&snapshot)?;
-            goes_on = keep(&mut group, &family, self, id, &snapshot);
+            family.check_name_free(&snapshot)?;
+            goes_on = snapshot_object(&mut group, &family, self, id, &snapshot);
         }
         let new = group.fork(self.new_object(), id);
         group.name(disk, new);
-        self.moving(id, goes_on, || self.submit_and_wait(group))
+        self.with_disks_locked(id, goes_on, || self.submit_and_wait(group))
     }
 
     /// Makes a disk what it was when the snapshot was taken. What it had since is gone; later
@@ -210,9 +216,9 @@ impl Store {
     pub fn roll_back(self: &Arc<Self>, disk: &[u8], snapshot: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
-        let family = Family::read(self)?;
+        let family = DiskTree::read(self)?;
         let (id, to) = (family.id(disk)?, family.id(&snapshot_name(disk, snapshot)?)?);
-        self.is_closed(id, disk)?;
+        self.check_closed(id, disk)?;
         let mut group = Group::new();
         let new = group.fork(self.new_object(), to);
         for name in family.names_of(id) {
@@ -230,12 +236,12 @@ impl Store {
     pub fn remove_disk(self: &Arc<Self>, name: &[u8], with_snapshots: bool) -> Result<()> {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
-        let family = Family::read(self)?;
+        let family = DiskTree::read(self)?;
         let id = family.id(name)?;
         if is_snapshot(name) {
             return self.remove_snapshot(&family, id, name);
         }
-        self.is_closed(id, name)?;
+        self.check_closed(id, name)?;
         let mut snapshots = family.snapshots_of(name);
         if !snapshots.is_empty() && !with_snapshots {
             let told: Vec<String> = snapshots.iter().map(|name| shown(name)).collect();
@@ -253,9 +259,9 @@ impl Store {
             .collect();
         for snapshot in &snapshots {
             let of = family.id(snapshot)?;
-            self.is_closed(of, snapshot)?;
+            self.check_closed(of, snapshot)?;
             let others: Vec<ObjectId> =
-                family.over(of).into_iter().filter(|id| !goes.contains(id)).collect();
+                family.children_of(of).into_iter().filter(|id| !goes.contains(id)).collect();
             if !others.is_empty() {
                 let names = others.into_iter().flat_map(|id| family.names_of(id));
                 let names: Vec<String> = names.map(|name| shown(&name)).collect();
@@ -278,14 +284,19 @@ impl Store {
         self.submit_and_wait(group)
     }
 
-    fn remove_snapshot(self: &Arc<Self>, family: &Family, id: ObjectId, name: &[u8]) -> Result<()> {
-        self.is_closed(id, name)?;
+    fn remove_snapshot(
+        self: &Arc<Self>,
+        family: &DiskTree,
+        id: ObjectId,
+        name: &[u8],
+    ) -> Result<()> {
+        self.check_closed(id, name)?;
         if family.names_of(id).len() > 1 {
             let mut group = Group::new();
             group.unname(name);
             return self.submit_and_wait(group);
         }
-        match family.over(id).len() {
+        match family.children_of(id).len() {
             0 => {
                 let mut group = Group::new();
                 group.delete(id);
@@ -293,7 +304,7 @@ impl Store {
                 self.submit_and_wait(group)
             }
             1 => {
-                let ticket = self.with_core(|core| core.remove_below(id, name))?;
+                let ticket = self.with_core(|core| core.mark_pending_delete(id, name))?;
                 self.wait(ticket)?;
                 self.finish_removals()
             }
@@ -311,10 +322,10 @@ impl Store {
     /// [`Error::NoSpace`]; what reading and writing gave.
     fn finish_removals(self: &Arc<Self>) -> Result<()> {
         loop {
-            let family = Family::read(self)?;
-            let leaving = family.records.iter().find(|(_, record)| record.is_leaving);
+            let family = DiskTree::read(self)?;
+            let leaving = family.records.iter().find(|(_, record)| record.is_pending_delete);
             let Some((&parent, _)) = leaving else { return Ok(()) };
-            let [child] = family.over(parent)[..] else {
+            let [child] = family.children_of(parent)[..] else {
                 return Err(Error::Corrupt {
                     what: "a removed object that not one is over",
                     at_bytes: 0,
@@ -324,35 +335,35 @@ impl Store {
         }
     }
 
-    fn join(self: &Arc<Self>, family: &Family, parent: ObjectId, child: ObjectId) -> Result<()> {
+    fn join(self: &Arc<Self>, family: &DiskTree, parent: ObjectId, child: ObjectId) -> Result<()> {
         let mut at = Some(0);
         while let Some(from) = at {
-            at = self.with_core(|core| core.drop_hidden(parent, child, from))?;
+            at = self.with_core(|core| core.free_hidden_extents(parent, child, from))?;
         }
         // The one that has less is moved.
         let below = self.own_bytes(parent)?;
         let above = self.own_bytes(child)?;
-        let into = if below <= above { Into::Child } else { Into::Parent };
-        let (over, names) = (family.over(child), family.names_of(child));
-        if into == Into::Parent {
+        let into = if below <= above { JoinTarget::Child } else { JoinTarget::Parent };
+        let (over, names) = (family.children_of(child), family.names_of(child));
+        if into == JoinTarget::Parent {
             self.with_core(|core| core.lengthen(parent, child))?;
         }
         let all = || -> Result<()> {
             let mut at = Some(0);
             while let Some(from) = at {
-                at = self.with_core(|core| core.move_own(parent, child, into, from))?;
+                at = self.with_core(|core| core.move_extents(parent, child, into, from))?;
             }
             Ok(())
         };
         all()?;
         let mut is_joined = false;
-        if into == Into::Child {
+        if into == JoinTarget::Child {
             is_joined = self.with_core(|core| core.join((parent, child), into, &over, &names))?;
         }
         if !is_joined {
             // What was written meanwhile: there is no writer now.
-            let goes_on = if into == Into::Child { child } else { parent };
-            self.moving(child, goes_on, || {
+            let goes_on = if into == JoinTarget::Child { child } else { parent };
+            self.with_disks_locked(child, goes_on, || {
                 all()?;
                 self.with_core(|core| core.join((parent, child), into, &over, &names)).map(drop)
             })?;
@@ -362,7 +373,12 @@ impl Store {
 
     /// Does something while the disks of an object have no reader and no writer; after it they are
     /// those of another one.
-    fn moving(&self, id: ObjectId, to: ObjectId, act: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn with_disks_locked(
+        &self,
+        id: ObjectId,
+        to: ObjectId,
+        act: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let open = self.open_places(id);
         let mut held: Vec<_> = open.iter().map(|place| place.write()).collect();
         act()?;
@@ -370,14 +386,14 @@ impl Store {
         Ok(())
     }
 
-    fn is_closed(&self, id: ObjectId, name: &[u8]) -> Result<()> {
+    fn check_closed(&self, id: ObjectId, name: &[u8]) -> Result<()> {
         match self.open_places(id).is_empty() {
             true => Ok(()),
             false => Err(Error::Disk(format!("{} is in use: unmount it first", shown(name)))),
         }
     }
 
-    fn open_places(&self, id: ObjectId) -> Vec<Arc<Place>> {
+    fn open_places(&self, id: ObjectId) -> Vec<Arc<CurrentObject>> {
         let mut open = self.open.lock();
         open.retain(|place| place.strong_count() > 0);
         let places = open.iter().filter_map(std::sync::Weak::upgrade);
@@ -391,9 +407,9 @@ impl Store {
 }
 
 /// Has what an object has kept under a name: the object that goes on with its other names.
-fn keep(
+fn snapshot_object(
     group: &mut Group,
-    family: &Family,
+    family: &DiskTree,
     store: &Store,
     id: ObjectId,
     snapshot: &[u8],
@@ -405,7 +421,7 @@ fn keep(
 }
 
 /// How many an object is over.
-fn depth(family: &Family, id: ObjectId) -> usize {
+fn depth(family: &DiskTree, id: ObjectId) -> usize {
     let next = |id: &ObjectId| family.records.get(id)?.parent.filter(|below| below < id);
     std::iter::successors(Some(id), next).count()
 }

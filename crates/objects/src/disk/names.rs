@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::entry::{BEHIND_NAMES, Named, name_key, named};
+use crate::entry::{DecodedKey, NAMES_END, decode_key, name_key};
 use crate::index::cursor::Cursor;
 use crate::{Error, ObjectId, Result, Store};
 
@@ -32,10 +32,10 @@ impl Store {
         let snapshot = self.snapshot();
         let (view, io) = (snapshot.view(), snapshot.io());
         let first = name_key(&[]);
-        let mut cursor = Cursor::at(view, io, (&first, BEHIND_NAMES))?;
+        let mut cursor = Cursor::at(view, io, (&first, NAMES_END))?;
         let mut names = vec![];
         while let Some((key, entry)) = cursor.next(view, io)? {
-            let Some(Named::Name(name)) = named(&key) else { break };
+            let Some(DecodedKey::Name(name)) = decode_key(&key) else { break };
             if let Some(id) = entry.named_object() {
                 names.push((name.to_vec(), id));
             }

@@ -13,24 +13,24 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::entry::{Data, Entry, Key, Named, named};
-use crate::index::layer::{Layer, Sorted};
-use crate::index::run::{Chunks, Run};
-use crate::index::tree::{Found, Nodes};
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key};
+use crate::index::layer::{ImmutableMemtable, SortedLookup};
+use crate::index::run::{ChunkWriter, SortedRun};
+use crate::index::tree::{BoundedLeaf, NodeSource};
 use crate::index::view::Index;
-use crate::index::{Levels, fold_log};
-use crate::log::{Log, Place};
-use crate::upkeep::{Backlog, MissPolicy, Need, Step, look};
+use crate::index::{Levels, merge_memtables};
+use crate::log::{LogWriter, StreamPosition};
+use crate::upkeep::{Backlog, MissPolicy, RequiredIo, Step, look};
 
 /// Pairs whose leaves are asked for together.
 pub(crate) const AHEAD: usize = 64;
 
 /// A layer on its way to become a run.
-pub(crate) struct Counting {
-    pub layer: Arc<Layer>,
+pub(crate) struct MemtableFlush {
+    pub layer: Arc<ImmutableMemtable>,
     /// The last commit that is in it, and where the streams stood then.
     pub seq: u64,
-    pub places: Vec<Place>,
+    pub places: Vec<StreamPosition>,
     /// The next pair, and where in its interval.
     next: usize,
     resume: u64,
@@ -38,11 +38,11 @@ pub(crate) struct Counting {
     ahead: usize,
     pub debt: Backlog,
     /// All are counted and paid for: the checkpoint is to be written.
-    pub ends: bool,
-    pub chunks: Chunks,
+    pub is_ready_to_finish: bool,
+    pub chunks: ChunkWriter,
 }
 
-impl Counting {
+impl MemtableFlush {
     /// Whether all pairs are counted.
     pub fn is_done(&self) -> bool {
         self.next == self.layer.pairs.len()
@@ -51,16 +51,16 @@ impl Counting {
 
 impl Levels {
     /// Seals the log so far, to be counted.
-    pub fn begin_counting(&mut self, log: &mut Log) {
+    pub fn begin_memtable_flush(&mut self, log: &mut LogWriter) {
         let mut layer = Arc::new(self.active.seal());
-        while let Some(older) = self.log_layers.pop() {
+        while let Some(older) = self.sealed_memtables.pop() {
             layer = match (layer.pairs.is_empty(), older.pairs.is_empty()) {
                 (true, _) => older,
                 (_, true) => layer,
-                _ => Arc::new(fold_log(&mut log.segments, &layer, &older)),
+                _ => Arc::new(merge_memtables(&mut log.segments, &layer, &older)),
             };
         }
-        self.counting = Some(Counting {
+        self.counting = Some(MemtableFlush {
             layer,
             seq: log.batch.seq - 1,
             places: log.places(),
@@ -68,36 +68,41 @@ impl Levels {
             resume: 0,
             ahead: 0,
             debt: Backlog::default(),
-            ends: false,
-            chunks: Chunks::default(),
+            is_ready_to_finish: false,
+            chunks: ChunkWriter::default(),
         });
-        self.refresh();
+        self.publish_view();
     }
 
     /// Counts so many pairs, at most [`AHEAD`].
-    pub fn count(&mut self, log: &mut Log, pairs: usize, patience: MissPolicy) -> Result<Step> {
+    pub fn account_dead(
+        &mut self,
+        log: &mut LogWriter,
+        pairs: usize,
+        patience: MissPolicy,
+    ) -> Result<Step> {
         let Some(mut counting) = self.counting.take() else { return Ok(Step::Continue(0)) };
-        let older = self.counted_layers();
+        let older = self.run_memtables();
         let below = Index { top: None, layers: &older, tree: &self.tree };
-        let counted = self.ask_ahead(log, &mut counting, &older, pairs, patience).and_then(
-            |asked| match asked {
+        let counted = self
+            .prefetch_flush_leaves(log, &mut counting, &older, pairs, patience)
+            .and_then(|asked| match asked {
                 Some(need) => Ok(Step::Break(need)),
                 None => counting.count(log, &below, pairs, patience),
-            },
-        );
+            });
         self.counting = Some(counting);
         counted
     }
 
     /// What leaves the next pairs are looked up in, if they are not in memory.
-    fn ask_ahead(
+    fn prefetch_flush_leaves(
         &self,
-        log: &Log,
-        counting: &mut Counting,
-        older: &[Arc<Layer>],
+        log: &LogWriter,
+        counting: &mut MemtableFlush,
+        older: &[Arc<ImmutableMemtable>],
         pairs: usize,
         patience: MissPolicy,
-    ) -> Result<Option<Need>> {
+    ) -> Result<Option<RequiredIo>> {
         let all = &counting.layer.pairs;
         if counting.ahead >= all.len().min(counting.next + pairs) {
             return Ok(None);
@@ -108,7 +113,7 @@ impl Levels {
             let hash = crate::index::layer::hash(key);
             older.iter().any(|layer| layer.get(key, hash).is_some())
         };
-        let need = self.ask_leaves(log, next, is_known, patience)?;
+        let need = self.prefetch_leaves(log, next, is_known, patience)?;
         if need.is_none() {
             counting.ahead = to;
         }
@@ -116,27 +121,30 @@ impl Levels {
     }
 
     /// The layer that was counted is a run.
-    pub fn finish_counting(&mut self, log: &mut Log) -> Result<Option<(u64, Vec<Place>)>> {
+    pub fn finish_memtable_flush(
+        &mut self,
+        log: &mut LogWriter,
+    ) -> Result<Option<(u64, Vec<StreamPosition>)>> {
         let Some(counting) = self.counting.take() else { return Ok(None) };
         if !counting.layer.pairs.is_empty() {
             let chunks = counting.chunks.finish(log)?;
-            self.runs.push(Run { layer: Some(counting.layer), chunks });
+            self.runs.push(SortedRun { layer: Some(counting.layer), chunks });
         }
         Ok(Some((counting.seq, counting.places)))
     }
 }
 
-impl Counting {
+impl MemtableFlush {
     /// Counts so many pairs over what is `below`.
     fn count(
         &mut self,
-        log: &mut Log,
+        log: &mut LogWriter,
         below: &Index<'_>,
         pairs: usize,
         patience: MissPolicy,
     ) -> Result<Step> {
         let io = log.io.clone();
-        let mut dead: Vec<Data> = vec![];
+        let mut dead: Vec<PayloadRef> = vec![];
         let (mut left, mut hint) = (pairs, None);
         let before = (self.next, self.resume);
         let mut need = None;
@@ -167,14 +175,14 @@ impl Counting {
     fn hidden(
         &self,
         below: &Index<'_>,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         left: &mut usize,
-        hint: &mut Option<Found>,
-        dead: &mut Vec<Data>,
+        hint: &mut Option<BoundedLeaf>,
+        dead: &mut Vec<PayloadRef>,
     ) -> Result<Option<u64>> {
         let Some((key, entry)) = self.layer.pairs.get(self.next) else { return Ok(None) };
         *left = left.saturating_sub(1);
-        let Some(Named::Extent(id, at)) = named(key) else {
+        let Some(DecodedKey::Extent(id, at)) = decode_key(key) else {
             if let Some(Entry::Data(data)) = point(below, nodes, key, hint)? {
                 dead.push(data);
             }
@@ -201,11 +209,11 @@ impl Counting {
 /// What an exact key leads to, with a hint for the tree.
 fn point(
     index: &Index<'_>,
-    nodes: &dyn Nodes,
+    nodes: &dyn NodeSource,
     key: &Key,
-    hint: &mut Option<Found>,
+    hint: &mut Option<BoundedLeaf>,
 ) -> Result<Option<Entry>> {
-    if !matches!(named(key), Some(Named::Value(_))) {
+    if !matches!(decode_key(key), Some(DecodedKey::Value(_))) {
         return Ok(None);
     }
     let hash = crate::index::layer::hash(key);

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use crate::entry::{Entry, Key};
-use crate::index::layer::{Layer, Lost};
-use crate::index::leaf::Pairs;
-use crate::index::tree::{Found, Loaded, Node, Nodes, Ptr, Seen, Tree};
+use crate::index::layer::{ImmutableMemtable, UnreadableRange};
+use crate::index::leaf::EncodedPairs;
+use crate::index::tree::{BlockPtr, BoundedLeaf, Node, NodeMap, NodeRef, NodeSource, Tree};
 use crate::index::view::View;
 use crate::{Error, Result};
 
@@ -21,12 +21,12 @@ pub(crate) struct Cursor {
     /// The leaf of the place; none where the tree ends.
     leaf: Option<LeafPosition>,
     /// Leaves behind this one, which were read with it: the more, the longer it goes on.
-    ahead: Loaded,
+    ahead: NodeMap,
     together: usize,
     /// What layers lost within the bounds and was not told yet.
-    lost: Vec<Lost>,
+    lost: Vec<UnreadableRange>,
     /// The same, told or not.
-    unsure: Vec<Lost>,
+    unsure: Vec<UnreadableRange>,
     /// A leaf that cannot be read, and where the tree goes on behind it.
     broken: Option<(Error, Option<Key>)>,
 }
@@ -37,8 +37,8 @@ const TOGETHER_MAX: usize = 32;
 /// A place in a leaf.
 #[derive(Debug)]
 struct LeafPosition {
-    found: Found,
-    pairs: Pairs,
+    found: BoundedLeaf,
+    pairs: EncodedPairs,
     /// Pairs before the place.
     place: usize,
 }
@@ -46,43 +46,44 @@ struct LeafPosition {
 impl Cursor {
     /// A cursor before the first pair at `from` or behind it; of what is damaged it tells what
     /// may be before `to`.
-    pub fn at(view: &View, nodes: &dyn Nodes, (from, to): (&[u8], &[u8])) -> Result<Self> {
+    pub fn at(view: &View, nodes: &dyn NodeSource, (from, to): (&[u8], &[u8])) -> Result<Self> {
         Self::new(view, nodes, (from, to), true)
     }
 
     /// A cursor behind the last pair before `to`, which goes backwards, down to `from`.
-    pub fn before(view: &View, nodes: &dyn Nodes, (from, to): (&[u8], &[u8])) -> Result<Self> {
+    pub fn before(view: &View, nodes: &dyn NodeSource, (from, to): (&[u8], &[u8])) -> Result<Self> {
         Self::new(view, nodes, (from, to), false)
     }
 
     fn new(
         view: &View,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         (from, to): (&[u8], &[u8]),
         is_front: bool,
     ) -> Result<Self> {
         let start = if is_front { from } else { to };
         let layers = view.layers.iter().map(|layer| layer.seek(start)).collect();
         let lost = view.layers.iter().flat_map(|layer| &layer.lost);
-        let lost: Vec<Lost> = lost.filter(|lost| lost.touches(from, to)).cloned().collect();
+        let lost: Vec<UnreadableRange> =
+            lost.filter(|lost| lost.touches(from, to)).cloned().collect();
         let mut cursor = Self {
             is_front,
             layers,
             leaf: None,
-            ahead: Loaded::new(),
+            ahead: NodeMap::new(),
             together: 1,
             unsure: lost.clone(),
             lost,
             broken: None,
         };
-        cursor.enter(&view.tree, nodes, start);
-        cursor.settle(&view.tree, nodes);
+        cursor.load_leaf(&view.tree, nodes, start);
+        cursor.advance_leaf(&view.tree, nodes);
         Ok(cursor)
     }
 
     /// Goes to the leaf of `key`, or of what is before it.
-    fn enter(&mut self, tree: &Tree, nodes: &dyn Nodes, key: &[u8]) {
-        let nodes = &WithAhead { nodes, ahead: &self.ahead };
+    fn load_leaf(&mut self, tree: &Tree, nodes: &dyn NodeSource, key: &[u8]) {
+        let nodes = &WithPrefetched { nodes, ahead: &self.ahead };
         let found = match self.is_front {
             true => tree.leaf_of(nodes, key),
             false => tree.leaf_before(nodes, key),
@@ -104,12 +105,12 @@ impl Cursor {
     }
 
     /// The next pair that nothing hides, in the view that the cursor was made for.
-    pub fn next(&mut self, view: &View, nodes: &dyn Nodes) -> Result<Option<(Key, Entry)>> {
+    pub fn next(&mut self, view: &View, nodes: &dyn NodeSource) -> Result<Option<(Key, Entry)>> {
         loop {
             if let Some((error, next)) = self.broken.take() {
                 if let Some(next) = next {
-                    self.enter(&view.tree, nodes, &next);
-                    self.settle(&view.tree, nodes);
+                    self.load_leaf(&view.tree, nodes, &next);
+                    self.advance_leaf(&view.tree, nodes);
                 }
                 return Err(error);
             }
@@ -126,7 +127,7 @@ impl Cursor {
             {
                 best = Some((key, None));
             }
-            let is_passed = |lost: &Lost| match (best, self.is_front) {
+            let is_passed = |lost: &UnreadableRange| match (best, self.is_front) {
                 (None, _) => true,
                 (Some((key, _)), true) => key > lost.behind.as_slice(),
                 (Some((key, _)), false) => {
@@ -145,10 +146,10 @@ impl Cursor {
                 (None, None) => return Ok(None),
             };
             let key = Key::from_slice(key);
-            self.go_on(view, nodes, &key);
+            self.skip_key(view, nodes, &key);
             // What was lost may have hidden it.
             let is_sure = !self.unsure.iter().any(|lost| lost.touches(&key, &key));
-            if is_sure && !matches!(entry, Entry::Gone) {
+            if is_sure && !matches!(entry, Entry::Tombstone) {
                 return Ok(Some((key, entry)));
             }
         }
@@ -159,7 +160,7 @@ impl Cursor {
     }
 
     /// Leaves `key` behind, wherever it is.
-    fn go_on(&mut self, view: &View, nodes: &dyn Nodes, key: &[u8]) {
+    fn skip_key(&mut self, view: &View, nodes: &dyn NodeSource, key: &[u8]) {
         let is_front = self.is_front;
         let step = |place: &mut usize| {
             *place = if is_front { place.saturating_add(1) } else { place.saturating_sub(1) };
@@ -173,7 +174,7 @@ impl Cursor {
             && let Some(stand) = &mut self.leaf
         {
             step(&mut stand.place);
-            self.settle(&view.tree, nodes);
+            self.advance_leaf(&view.tree, nodes);
         }
     }
 
@@ -183,17 +184,17 @@ impl Cursor {
     }
 
     /// Reads what comes from the leaf of `key` on, if that is not there.
-    fn look_ahead(&mut self, tree: &Tree, nodes: &dyn Nodes, key: &[u8]) {
+    fn prefetch_leaves(&mut self, tree: &Tree, nodes: &dyn NodeSource, key: &[u8]) {
         // What cannot be read is found out when it is needed.
         let next = tree.leaves_from(nodes, key, !self.is_front, TOGETHER_MAX).unwrap_or_default();
         if next.first().is_some_and(|next| !self.ahead.contains_key(&next.sum)) {
             self.together = self.together.saturating_mul(2).min(TOGETHER_MAX);
-            self.ahead = nodes.load_together(next.get(..self.together).unwrap_or(&next));
+            self.ahead = nodes.prefetch(next.get(..self.together).unwrap_or(&next));
         }
     }
 
     /// Goes to the next leaf where this one is at its end.
-    fn settle(&mut self, tree: &Tree, nodes: &dyn Nodes) {
+    fn advance_leaf(&mut self, tree: &Tree, nodes: &dyn NodeSource) {
         while let Some(LeafPosition { found, pairs, place }) = &self.leaf {
             let is_over = if self.is_front { *place == pairs.len() } else { *place == 0 };
             if !is_over {
@@ -208,8 +209,8 @@ impl Cursor {
                     break;
                 }
             };
-            self.look_ahead(tree, nodes, &key);
-            self.enter(tree, nodes, &key);
+            self.prefetch_leaves(tree, nodes, &key);
+            self.load_leaf(tree, nodes, &key);
             // A leaf without one before it is the first.
             let is_last = |next: &LeafPosition| !self.is_front && *next.found.lower() >= lower;
             if self.leaf.as_ref().is_some_and(is_last) {
@@ -220,35 +221,35 @@ impl Cursor {
 }
 
 /// Nodes, some of which are here.
-struct WithAhead<'a> {
-    nodes: &'a dyn Nodes,
-    ahead: &'a Loaded,
+struct WithPrefetched<'a> {
+    nodes: &'a dyn NodeSource,
+    ahead: &'a NodeMap,
 }
 
-impl Nodes for WithAhead<'_> {
-    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+impl NodeSource for WithPrefetched<'_> {
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
         match self.ahead.get(&ptr.sum) {
             Some(node) => Ok(node.clone()),
             None => self.nodes.load(ptr),
         }
     }
 
-    fn load_seen(&self, ptr: Ptr, seen: &Seen) -> Result<Arc<Node>> {
+    fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
         match self.ahead.get(&ptr.sum) {
             Some(node) => Ok(node.clone()),
-            None => self.nodes.load_seen(ptr, seen),
+            None => self.nodes.load_via_ref(ptr, seen),
         }
     }
 }
 
-fn stand(found: Option<Found>, key: &[u8]) -> Result<Option<LeafPosition>> {
+fn stand(found: Option<BoundedLeaf>, key: &[u8]) -> Result<Option<LeafPosition>> {
     let Some(found) = found else { return Ok(None) };
-    let pairs = found.leaf().unfold()?;
+    let pairs = found.leaf().decode_pairs()?;
     let place = pairs.seek(key);
     Ok(Some(LeafPosition { found, pairs, place }))
 }
 
-fn at(layer: &Layer, place: usize, is_front: bool) -> Option<(&[u8], &Entry)> {
+fn at(layer: &ImmutableMemtable, place: usize, is_front: bool) -> Option<(&[u8], &Entry)> {
     let index = if is_front { place } else { place.checked_sub(1)? };
     layer.pairs.get(index).map(|(key, entry)| (key.as_slice(), entry))
 }

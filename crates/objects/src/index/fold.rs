@@ -10,25 +10,25 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::layer::Layer;
-use crate::entry::{Data, Entry, Key, Named, extent_key, named};
+use super::layer::ImmutableMemtable;
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
 
 /// Two layers on their way to become one, a few pairs at a time.
 #[derive(Debug)]
-pub(crate) struct Fold {
-    newer: Arc<Layer>,
-    older: Arc<Layer>,
+pub(crate) struct TwoWayMerge {
+    newer: Arc<ImmutableMemtable>,
+    older: Arc<ImmutableMemtable>,
     /// The next pair of each.
     new: usize,
     old: usize,
     /// What is left of the older one's interval that `old` is at.
     rest: Option<(Key, Entry)>,
-    into: Layer,
+    into: ImmutableMemtable,
 }
 
-impl Fold {
-    pub fn new(newer: Arc<Layer>, older: Arc<Layer>) -> Self {
-        let into = Layer::for_both(&newer, &older);
+impl TwoWayMerge {
+    pub fn new(newer: Arc<ImmutableMemtable>, older: Arc<ImmutableMemtable>) -> Self {
+        let into = ImmutableMemtable::for_both(&newer, &older);
         Self { newer, older, new: 0, old: 0, rest: None, into }
     }
 
@@ -38,13 +38,13 @@ impl Fold {
     }
 
     /// Goes on by so many pairs; says whether all are done.
-    pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&Data)) -> bool {
+    pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
         let is_done = self.take(pairs, dead);
         self.into.take_slots();
         is_done
     }
 
-    fn take(&mut self, pairs: usize, dead: &mut dyn FnMut(&Data)) -> bool {
+    fn take(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
         for _ in 0..pairs {
             let old = self.rest.as_ref().or_else(|| self.older.pairs.get(self.old));
             let new = self.newer.pairs.get(self.new);
@@ -99,7 +99,7 @@ impl Fold {
     }
 
     /// All as one; [`Fold::step`] has said that it is done.
-    pub fn finish(mut self) -> Layer {
+    pub fn finish(mut self) -> ImmutableMemtable {
         let pairs = &mut self.into.pairs;
         if pairs.len() < pairs.capacity() / 4 * 3 {
             pairs.shrink_to_fit();
@@ -121,8 +121,8 @@ enum Side {
 }
 
 fn side(old: &(Key, Entry), new: &(Key, Entry)) -> Side {
-    match (named(&old.0), named(&new.0)) {
-        (Some(Named::Extent(of, from)), Some(Named::Extent(id, at))) if of == id => {
+    match (decode_key(&old.0), decode_key(&new.0)) {
+        (Some(DecodedKey::Extent(of, from)), Some(DecodedKey::Extent(id, at))) if of == id => {
             let (to, end) = (from + old.1.covers(), at + new.1.covers());
             match () {
                 () if to <= at => Side::Old,
@@ -147,7 +147,7 @@ fn copied((key, entry): &(Key, Entry)) -> (Key, Entry) {
 
 /// The first `len` bytes of an interval, and what is behind them.
 fn divided((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entry)) {
-    let Some(Named::Extent(id, at)) = named(&key) else {
+    let Some(DecodedKey::Extent(id, at)) = decode_key(&key) else {
         return ((key.clone(), entry.clone()), (key, entry));
     };
     let behind = (extent_key(id, at + len), entry.part(len, entry.covers() - len));

@@ -20,14 +20,14 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::fold::Fold;
-use super::touched::Touched;
-use crate::entry::{Data, Entry, Key, Named, extent_key, named};
+use super::fold::TwoWayMerge;
+use super::touched::RangeFilter;
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
 use crate::{Error, ObjectId, Result};
 
 /// The layer that takes changes.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Active {
+pub(crate) struct Memtable {
     pub map: BTreeMap<Key, Entry>,
     /// Memory that it takes, about.
     pub bytes: usize,
@@ -43,11 +43,11 @@ pub(crate) fn weight(key: &Key, entry: &Entry) -> usize {
     100 + spilled + sums
 }
 
-impl Active {
+impl Memtable {
     /// Gives a key its entry; `dead` hears of payloads that nothing leads to any more.
-    pub fn set(&mut self, key: Key, entry: Entry, dead: &mut dyn FnMut(&Data)) {
-        match named(&key) {
-            Some(Named::Extent(id, at)) => self.set_interval(id, at, key, entry, dead),
+    pub fn set(&mut self, key: Key, entry: Entry, dead: &mut dyn FnMut(&PayloadRef)) {
+        match decode_key(&key) {
+            Some(DecodedKey::Extent(id, at)) => self.set_interval(id, at, key, entry, dead),
             _ => {
                 self.bytes += weight(&key, &entry);
                 if let Some(Entry::Data(old)) = self.map.insert(key, entry) {
@@ -63,17 +63,17 @@ impl Active {
         at: u64,
         key: Key,
         entry: Entry,
-        dead: &mut dyn FnMut(&Data),
+        dead: &mut dyn FnMut(&PayloadRef),
     ) {
         let end = at + entry.covers();
         // What begins before and reaches in.
         let before = self.map.range_mut::<Key, _>(extent_key(id, 0)..key.clone()).next_back();
         if let Some((old_key, old)) = before
-            && let Some(Named::Extent(_, old_at)) = named(old_key)
+            && let Some(DecodedKey::Extent(_, old_at)) = decode_key(old_key)
             && old_at + old.covers() > at
         {
             let old_end = old_at + old.covers();
-            let whole = std::mem::replace(old, Entry::Gone);
+            let whole = std::mem::replace(old, Entry::Tombstone);
             *old = whole.part(0, at - old_at);
             self.hide(&whole, old_at, at, end.min(old_end), dead);
             if old_end > end {
@@ -88,7 +88,7 @@ impl Active {
             .collect();
         for old_key in inside {
             let Some(old) = self.map.remove(&old_key) else { continue };
-            let Some(Named::Extent(_, old_at)) = named(&old_key) else { continue };
+            let Some(DecodedKey::Extent(_, old_at)) = decode_key(&old_key) else { continue };
             let old_end = old_at + old.covers();
             self.hide(&old, old_at, old_at, end.min(old_end), dead);
             if old_end > end {
@@ -107,22 +107,29 @@ impl Active {
         self.map.insert(key, entry);
     }
 
-    fn hide(&self, old: &Entry, old_at: u64, from: u64, to: u64, dead: &mut dyn FnMut(&Data)) {
+    fn hide(
+        &self,
+        old: &Entry,
+        old_at: u64,
+        from: u64,
+        to: u64,
+        dead: &mut dyn FnMut(&PayloadRef),
+    ) {
         if let Entry::Data(data) = old {
             dead(&data.part((from - old_at) as u32, (to - from) as u32));
         }
     }
 
     /// Ends the layer.
-    pub fn seal(&mut self) -> Layer {
+    pub fn seal(&mut self) -> ImmutableMemtable {
         let Self { map, bytes } = std::mem::take(self);
-        Layer::new(map.into_iter().collect(), bytes)
+        ImmutableMemtable::new(map.into_iter().collect(), bytes)
     }
 }
 
 /// A layer that changes no more.
 #[derive(Debug, Default)]
-pub(crate) struct Layer {
+pub(crate) struct ImmutableMemtable {
     pub pairs: Vec<(Key, Entry)>,
     /// Memory that it takes, about.
     pub bytes: usize,
@@ -131,14 +138,14 @@ pub(crate) struct Layer {
     slots: Vec<u32>,
     /// Pairs from the first on that are in `slots`.
     slotted: usize,
-    touched: Touched,
+    touched: RangeFilter,
     /// What could not be read.
-    pub lost: Vec<Lost>,
+    pub lost: Vec<UnreadableRange>,
 }
 
 /// Pairs between two keys that could not be read.
 #[derive(Clone, Debug)]
-pub(crate) struct Lost {
+pub(crate) struct UnreadableRange {
     /// Behind this key; from the first on if it is empty.
     pub behind: Key,
     /// Before this key, if there is one.
@@ -147,7 +154,7 @@ pub(crate) struct Lost {
     pub at: u64,
 }
 
-impl Lost {
+impl UnreadableRange {
     /// Whether it may have something from `from` to `to`, both included.
     pub fn touches(&self, from: &[u8], to: &[u8]) -> bool {
         let is_behind = self.behind.is_empty() || to > self.behind.as_slice();
@@ -180,7 +187,7 @@ pub(crate) fn hash(key: &[u8]) -> u64 {
 }
 
 /// Where pairs are looked up: both kinds of layer.
-pub(crate) trait Sorted {
+pub(crate) trait SortedLookup {
     /// The pair with exactly this key; `hash` is the key's.
     fn get(&self, key: &[u8], hash: u64) -> Option<&Entry>;
     /// The first pair at `key` or behind it.
@@ -197,7 +204,7 @@ pub(crate) trait Sorted {
     }
 }
 
-impl Sorted for Active {
+impl SortedLookup for Memtable {
     fn get(&self, key: &[u8], _: u64) -> Option<&Entry> {
         self.map.get(key)
     }
@@ -211,17 +218,17 @@ impl Sorted for Active {
     }
 }
 
-impl Layer {
+impl ImmutableMemtable {
     /// A layer of sorted pairs.
     pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
-        let (slots, touched) = (slots_for(pairs.len()), Touched::of(&pairs));
+        let (slots, touched) = (slots_for(pairs.len()), RangeFilter::of(&pairs));
         let mut layer = Self { pairs, bytes, slots, slotted: 0, touched, lost: vec![] };
         layer.take_slots();
         layer
     }
 
     /// The same, of which something could not be read.
-    pub fn without(pairs: Vec<(Key, Entry)>, bytes: usize, lost: Vec<Lost>) -> Self {
+    pub fn without(pairs: Vec<(Key, Entry)>, bytes: usize, lost: Vec<UnreadableRange>) -> Self {
         Self { lost, ..Self::new(pairs, bytes) }
     }
 
@@ -234,7 +241,7 @@ impl Layer {
             bytes: 0,
             slots: slots_for(most),
             slotted: 0,
-            touched: Touched::sized(newer.touched.pieces + older.touched.pieces),
+            touched: RangeFilter::sized(newer.touched.pieces + older.touched.pieces),
             lost: [&newer.lost[..], &older.lost].concat(),
         }
     }
@@ -262,8 +269,8 @@ impl Layer {
     }
 
     /// `newer` over `older` as one layer; `dead` hears what of the older one is hidden.
-    pub fn fold(newer: &Arc<Self>, older: &Arc<Self>, dead: &mut dyn FnMut(&Data)) -> Self {
-        let mut fold = Fold::new(newer.clone(), older.clone());
+    pub fn merge(newer: &Arc<Self>, older: &Arc<Self>, dead: &mut dyn FnMut(&PayloadRef)) -> Self {
+        let mut fold = TwoWayMerge::new(newer.clone(), older.clone());
         while !fold.step(usize::MAX, dead) {}
         fold.finish()
     }
@@ -273,7 +280,7 @@ fn slots_for(pairs: usize) -> Vec<u32> {
     vec![0; (pairs.min(SLOTTED) * 2).next_power_of_two()]
 }
 
-impl Sorted for Layer {
+impl SortedLookup for ImmutableMemtable {
     fn get(&self, key: &[u8], hash: u64) -> Option<&Entry> {
         let mask = self.slots.len().checked_sub(1)?;
         let mut at = hash as usize & mask;
@@ -306,7 +313,7 @@ impl Sorted for Layer {
     }
 
     fn may_touch(&self, id: ObjectId, from: u64, to: u64) -> bool {
-        !self.lost.is_empty() || self.touched.may(id, from, to)
+        !self.lost.is_empty() || self.touched.may_contain(id, from, to)
     }
 
     fn check(&self, from: &[u8], to: &[u8]) -> Result<()> {
@@ -318,7 +325,7 @@ impl Sorted for Layer {
 /// The intervals of `layer` that touch `[from, to)` of an object, in order, each with the
 /// offset at which it begins.
 pub(crate) fn intervals<'a>(
-    layer: &'a dyn Sorted,
+    layer: &'a dyn SortedLookup,
     id: ObjectId,
     from: u64,
     to: u64,
@@ -326,7 +333,7 @@ pub(crate) fn intervals<'a>(
 ) {
     let start = extent_key(id, from);
     if let Some((key, entry)) = layer.before(&start)
-        && let Some(Named::Extent(of, at)) = named(key)
+        && let Some(DecodedKey::Extent(of, at)) = decode_key(key)
         && of == id
         && at + entry.covers() > from
     {
@@ -334,8 +341,8 @@ pub(crate) fn intervals<'a>(
     }
     let mut next = start;
     while let Some((key, entry)) = layer.at_or_after(&next) {
-        match named(key) {
-            Some(Named::Extent(of, at)) if of == id && at < to => {
+        match decode_key(key) {
+            Some(DecodedKey::Extent(of, at)) if of == id && at < to => {
                 take(at, entry);
                 let Some(behind) = at.checked_add(entry.covers().max(1)) else { break };
                 next = extent_key(id, behind);
@@ -348,15 +355,15 @@ pub(crate) fn intervals<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::PIECE;
+    use crate::entry::CHECKSUM_BLOCK_BYTES;
 
     fn data(at: u64, len: u32) -> Entry {
-        let sums = (0..len.div_ceil(PIECE)).map(u64::from).collect();
-        Entry::Data(Data { at, stored: len, skip: 0, len, sums })
+        let sums = (0..len.div_ceil(CHECKSUM_BLOCK_BYTES)).map(u64::from).collect();
+        Entry::Data(PayloadRef { at, stored: len, skip: 0, len, sums })
     }
 
     /// Which payload byte each byte of object 1 reads, against a plain array.
-    fn bytes(layer: &dyn Sorted, to: u64) -> Vec<Option<u64>> {
+    fn bytes(layer: &dyn SortedLookup, to: u64) -> Vec<Option<u64>> {
         let mut out = vec![None; to as usize];
         intervals(layer, ObjectId(1), 0, to, &mut |at, entry| {
             if let Entry::Data(data) = entry {
@@ -378,7 +385,7 @@ mod tests {
             random = crate::codec::mix(random);
             random % below
         };
-        let mut active = Active::default();
+        let mut active = Memtable::default();
         let mut model = vec![None; 20_000];
         let (mut born, mut died) = (0u64, 0u64);
         for round in 0..2000u64 {
@@ -405,13 +412,13 @@ mod tests {
     #[test]
     fn folding_is_applying_one_after_the_other() {
         let id = ObjectId(1);
-        let (mut older, mut newer) = (Active::default(), Active::default());
+        let (mut older, mut newer) = (Memtable::default(), Memtable::default());
         older.set(extent_key(id, 0), data(1 << 20, 9000), &mut |_| {});
         newer.set(extent_key(id, 4000), data(2 << 20, 100), &mut |_| {});
         newer.set(extent_key(id, 8000), Entry::Hole(u64::MAX - 8000), &mut |_| {});
         let mut dead = 0;
         let (newer, older) = (Arc::new(newer.seal()), Arc::new(older.seal()));
-        let folded = Layer::fold(&newer, &older, &mut |data| dead += data.len);
+        let folded = ImmutableMemtable::merge(&newer, &older, &mut |data| dead += data.len);
         assert_eq!(dead, 1100);
         let have = bytes(&folded, 9000);
         assert_eq!(have[3999], Some((1 << 20) + 3999));

@@ -13,15 +13,15 @@
 use std::cmp::Ordering;
 
 use crate::Result;
-use crate::codec::{Reader, narrow, put_varint};
-use crate::entry::{Entry, Key, put_key_behind, read_key_behind, read_pair_behind, unfolded_max};
+use crate::codec::{Reader, put_varint, to_u32_saturating};
+use crate::entry::{Entry, Key, put_key_delta, read_key_behind, read_pair_delta, unfolded_max};
 
 /// Pairs from one mark to the next.
-const STRIDE: usize = 8;
+const RESTART_INTERVAL: usize = 8;
 
 /// A pair whose key is there as a whole.
 #[derive(Clone, Copy, Debug)]
-struct Mark {
+struct RestartPoint {
     /// Where the pair begins, among the pairs.
     pair: u32,
     /// Where its key begins.
@@ -29,7 +29,7 @@ struct Mark {
 }
 
 /// Bytes of a mark.
-const MARK: usize = 8;
+const RESTART_POINT_BYTES: usize = 8;
 
 /// Pairs, folded.
 #[derive(Debug)]
@@ -47,29 +47,29 @@ impl Leaf {
     pub fn decode(reader: &mut Reader<'_>, bytes: &[u8], count: usize, at: u64) -> Result<Self> {
         let begin = reader.pos();
         let (mut key, mut unfolded) = (Key::new(), 0usize);
-        let mut keys_at = count.div_ceil(STRIDE).saturating_mul(MARK);
+        let mut keys_at = count.div_ceil(RESTART_INTERVAL).saturating_mul(RESTART_POINT_BYTES);
         let (mut marks, mut keys) = (Vec::with_capacity(keys_at), vec![]);
         for index in 0..count {
-            let pair = narrow(reader.pos().saturating_sub(begin) as u64);
-            let entry = read_pair_behind(reader, &mut key)?;
-            if matches!(entry, Entry::Gone | Entry::Hole(_)) {
+            let pair = to_u32_saturating(reader.pos().saturating_sub(begin) as u64);
+            let entry = read_pair_delta(reader, &mut key)?;
+            if matches!(entry, Entry::Tombstone | Entry::Hole(_)) {
                 return Err(reader.corrupt("an entry that hides another"));
             }
             unfolded = unfolded.saturating_add(key.len());
             if unfolded > unfolded_max(bytes.len()) {
                 return Err(reader.corrupt("a leaf's length"));
             }
-            if index.is_multiple_of(STRIDE) {
+            if index.is_multiple_of(RESTART_INTERVAL) {
                 marks.extend_from_slice(&pair.to_le_bytes());
-                marks.extend_from_slice(&narrow(keys_at as u64).to_le_bytes());
+                marks.extend_from_slice(&to_u32_saturating(keys_at as u64).to_le_bytes());
                 keys.extend_from_slice(&key);
                 keys_at = keys_at.saturating_add(key.len());
             }
         }
         let pairs = bytes.get(begin..reader.pos()).unwrap_or_default();
-        let pairs_at = narrow(keys_at as u64);
+        let pairs_at = to_u32_saturating(keys_at as u64);
         let bytes = [marks.as_slice(), &keys, pairs].concat().into();
-        Ok(Self { bytes, pairs_at, count: narrow(count as u64), at })
+        Ok(Self { bytes, pairs_at, count: to_u32_saturating(count as u64), at })
     }
 
     /// As it is on the disk.
@@ -95,13 +95,16 @@ impl Leaf {
 
     /// How many marks there are.
     fn marks(&self) -> usize {
-        self.len().div_ceil(STRIDE)
+        self.len().div_ceil(RESTART_INTERVAL)
     }
 
-    fn mark(&self, nth: usize) -> Option<Mark> {
-        let bytes = self.bytes.get(nth.saturating_mul(MARK)..).filter(|_| nth < self.marks())?;
+    fn mark(&self, nth: usize) -> Option<RestartPoint> {
+        let bytes = self
+            .bytes
+            .get(nth.saturating_mul(RESTART_POINT_BYTES)..)
+            .filter(|_| nth < self.marks())?;
         let (pair, key) = (bytes.first_chunk()?, bytes.get(4..)?.first_chunk()?);
-        Some(Mark { pair: u32::from_le_bytes(*pair), key: u32::from_le_bytes(*key) })
+        Some(RestartPoint { pair: u32::from_le_bytes(*pair), key: u32::from_le_bytes(*key) })
     }
 
     fn key_of(&self, mark: usize) -> &[u8] {
@@ -114,14 +117,14 @@ impl Leaf {
     }
 
     /// All pairs, in order.
-    pub fn walk(&self) -> Walk<'_> {
+    pub fn iter(&self) -> LeafIter<'_> {
         self.walk_from(0)
     }
 
-    fn walk_from(&self, mark: usize) -> Walk<'_> {
+    fn walk_from(&self, mark: usize) -> LeafIter<'_> {
         let pair = self.mark(mark).map_or(usize::MAX, |mark| mark.pair as usize);
         let reader = Reader::new(self.pairs().get(pair..).unwrap_or_default(), self.at);
-        Walk { reader, key: Key::new(), first: Some(self.key_of(mark)) }
+        LeafIter { reader, key: Key::new(), first: Some(self.key_of(mark)) }
     }
 
     /// The last mark that `is_before` holds for, which it does up to some key; the first if there
@@ -152,7 +155,7 @@ impl Leaf {
         // Of the last pair: how much of its key is `key`'s, too.
         let (mut alike, mut is_first) = (0, true);
         while !reader.is_done() {
-            let (mut shared, mut rest) = (reader.varint_u32()? as usize, reader.sized()?);
+            let (mut shared, mut rest) = (reader.varint_u32()? as usize, reader.length_prefixed()?);
             if std::mem::take(&mut is_first) {
                 (shared, rest) = (0, self.key_of(nearest));
             }
@@ -196,22 +199,22 @@ impl Leaf {
     }
 
     /// All pairs with whole keys.
-    pub fn unfold(&self) -> Result<Pairs> {
-        let mut pairs = Pairs::default();
+    pub fn decode_pairs(&self) -> Result<EncodedPairs> {
+        let mut pairs = EncodedPairs::default();
         pairs.merge(self, &[])?;
         Ok(pairs)
     }
 }
 
 /// Pairs of a leaf one after the other.
-pub(crate) struct Walk<'a> {
+pub(crate) struct LeafIter<'a> {
     reader: Reader<'a>,
     key: Key,
     /// The key of the first pair, which is not read from what was before it.
     first: Option<&'a [u8]>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> LeafIter<'a> {
     /// The next pair: its key, and its entry as bytes.
     pub fn next(&mut self) -> Result<Option<(&[u8], &'a [u8])>> {
         if self.reader.is_done() {
@@ -220,7 +223,7 @@ impl<'a> Walk<'a> {
         match self.first.take() {
             Some(first) => {
                 self.reader.varint()?;
-                self.reader.sized()?;
+                self.reader.length_prefixed()?;
                 self.key = Key::from_slice(first);
             }
             None => read_key_behind(&mut self.reader, &mut self.key)?,
@@ -238,17 +241,18 @@ pub(crate) type Edit = (Key, Option<Entry>);
 
 /// Encoded pairs, in order, to be found by their number.
 #[derive(Debug, Default)]
-pub(crate) struct Pairs {
+pub(crate) struct EncodedPairs {
     bytes: Vec<u8>,
     /// Where the key of each begins and ends; its entry is behind it.
     places: Vec<(u32, u32)>,
 }
 
-impl Pairs {
+impl EncodedPairs {
     fn push(&mut self, key: &[u8], entry: impl FnOnce(&mut Vec<u8>)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(key);
-        self.places.push((narrow(start as u64), narrow(self.bytes.len() as u64)));
+        self.places
+            .push((to_u32_saturating(start as u64), to_u32_saturating(self.bytes.len() as u64)));
         entry(&mut self.bytes);
     }
 
@@ -266,7 +270,7 @@ impl Pairs {
         self.bytes.reserve(room.saturating_add(edits.len().saturating_mul(64)));
         self.places.reserve(leaf.len().saturating_add(edits.len()));
         let mut edits = edits.iter().peekable();
-        let mut walk = leaf.walk();
+        let mut walk = leaf.iter();
         while let Some((key, entry)) = walk.next()? {
             while let Some(edit) = edits.next_if(|(edit, _)| edit.as_slice() < key) {
                 self.push_edits([edit]);
@@ -329,7 +333,7 @@ impl Pairs {
         let mut previous: &[u8] = &[];
         for index in which {
             let key = self.key(index);
-            put_key_behind(&mut bytes, previous, key);
+            put_key_delta(&mut bytes, previous, key);
             bytes.extend_from_slice(self.raw_entry(index));
             previous = key;
         }
@@ -353,26 +357,28 @@ mod tests {
 
     #[test]
     fn every_key_is_found_from_every_place_as_in_a_map() {
-        for count in (1..=3 * STRIDE).chain([100, 301]) {
+        for count in (1..=3 * RESTART_INTERVAL).chain([100, 301]) {
             let mut random = count as u64;
             let mut model = BTreeMap::new();
             while model.len() < count {
                 random = mix(random);
                 // Neighbours with much in common, of any length.
                 let name = format!("{:b}", random % 2048 + 1);
-                model
-                    .insert(value_key(name.as_bytes()), Entry::Link(ObjectId(random), random % 99));
+                model.insert(
+                    value_key(name.as_bytes()),
+                    Entry::ValueObject(ObjectId(random), random % 99),
+                );
             }
             let edits: Vec<Edit> =
                 model.iter().map(|(key, entry)| (key.clone(), Some(entry.clone()))).collect();
-            let mut pairs = Pairs::default();
+            let mut pairs = EncodedPairs::default();
             pairs.push_edits(&edits);
             let bytes = pairs.encode(0..pairs.len());
             let node = read(&bytes);
             let Node::Leaf(leaf) = &node else { panic!("a leaf") };
             assert_eq!(leaf.encode(), bytes);
             assert_eq!((leaf.len(), leaf.first_key()), (count, pairs.key(0)));
-            let unfolded = leaf.unfold().unwrap();
+            let unfolded = leaf.decode_pairs().unwrap();
             let own = |(key, entry): (&Key, &Entry)| (key.clone(), entry.clone());
             for number in 0..2049 {
                 let mut key = value_key(format!("{number:b}").as_bytes());
@@ -398,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_leaf_in_memory_takes_little_more_than_on_the_disk() {
-        let entry = Entry::Link(ObjectId(1), 500);
+        let entry = Entry::ValueObject(ObjectId(1), 500);
         let edits: Vec<Edit> = (0..200)
             .map(|n| {
                 (
@@ -407,7 +413,7 @@ mod tests {
                 )
             })
             .collect();
-        let mut pairs = Pairs::default();
+        let mut pairs = EncodedPairs::default();
         pairs.push_edits(&edits);
         let bytes = pairs.encode(0..200);
         let weight = read(&bytes).weight() as usize;

@@ -9,30 +9,30 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::entry::{Data, Entry, Key};
-use crate::index::counting::Counting;
-use crate::index::layer::{Active, Layer, Sorted};
-use crate::index::merge::{Folding, Merging};
-use crate::index::run::Run;
-use crate::index::tree::{Nodes, Ptr, Tree};
-use crate::index::view::{Index, Token, View};
-use crate::io::{InMemory, Io};
-use crate::layout::Kind;
-use crate::log::Log;
-use crate::space::segment::Segments;
-use crate::upkeep::{MissPolicy, Need, look};
+use crate::entry::{Entry, Key, PayloadRef};
+use crate::index::counting::MemtableFlush;
+use crate::index::layer::{ImmutableMemtable, Memtable, SortedLookup};
+use crate::index::merge::{RunCompaction, TreeMerge};
+use crate::index::run::SortedRun;
+use crate::index::tree::{BlockPtr, NodeSource, Tree};
+use crate::index::view::{Index, ReaderPin, View};
+use crate::io::{CachedDisk, CachedNodes};
+use crate::layout::PayloadKind;
+use crate::log::LogWriter;
+use crate::space::segment::SegmentTable;
+use crate::upkeep::{MissPolicy, RequiredIo, look};
 
 /// All that leads somewhere.
 #[derive(Default)]
 pub(crate) struct Levels {
-    pub active: Active,
+    pub active: Memtable,
     /// Sealed by snapshots since the last checkpoint began, oldest first.
-    pub log_layers: Vec<Arc<Layer>>,
-    pub counting: Option<Counting>,
+    pub sealed_memtables: Vec<Arc<ImmutableMemtable>>,
+    pub counting: Option<MemtableFlush>,
     /// Oldest first.
-    pub runs: Vec<Run>,
-    pub folding: Option<Folding>,
-    pub merging: Option<Merging>,
+    pub runs: Vec<SortedRun>,
+    pub folding: Option<RunCompaction>,
+    pub merging: Option<TreeMerge>,
     /// The oldest runs that are merged as soon as they are one layer.
     pub to_merge: usize,
     /// Pairs in runs after which they are merged.
@@ -40,7 +40,7 @@ pub(crate) struct Levels {
     /// Bytes that the log had when a merge began last.
     pub merged_at: u64,
     pub tree: Tree,
-    pub token: Arc<Token>,
+    pub token: Arc<ReaderPin>,
     pub view: Arc<View>,
 }
 
@@ -51,60 +51,61 @@ impl Levels {
     }
 
     /// Makes the view anew: layers or tree are others now.
-    pub fn refresh(&mut self) {
-        let mut layers: Vec<Arc<Layer>> = self.log_layers.iter().rev().cloned().collect();
+    pub fn publish_view(&mut self) {
+        let mut layers: Vec<Arc<ImmutableMemtable>> =
+            self.sealed_memtables.iter().rev().cloned().collect();
         layers.extend(self.counting.iter().map(|counting| counting.layer.clone()));
-        layers.extend(self.counted_layers());
+        layers.extend(self.run_memtables());
         let view = View { layers, tree: self.tree.clone(), token: self.token.clone() };
         self.view = Arc::new(view);
     }
 
     /// Who looks from now on does not keep what was emptied before: who still may holds what this
     /// returns.
-    pub fn renew_token(&mut self) -> Arc<Token> {
-        let old = std::mem::replace(&mut self.token, Arc::new(Token));
-        self.refresh();
+    pub fn replace_reader_pin(&mut self) -> Arc<ReaderPin> {
+        let old = std::mem::replace(&mut self.token, Arc::new(ReaderPin));
+        self.publish_view();
         old
     }
 
     /// Runs, and what is being merged, newest first.
-    pub fn counted_layers(&self) -> Vec<Arc<Layer>> {
+    pub fn run_memtables(&self) -> Vec<Arc<ImmutableMemtable>> {
         let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
-        let mut layers: Vec<Arc<Layer>> =
+        let mut layers: Vec<Arc<ImmutableMemtable>> =
             self.runs[merged..].iter().rev().filter_map(|run| run.layer.clone()).collect();
         layers.extend(self.merging.iter().map(|merging| merging.layer.clone()));
         layers
     }
 
     /// Ends the active layer, so that a view has everything.
-    pub fn seal(&mut self, segments: &mut Segments) {
+    pub fn seal(&mut self, segments: &mut SegmentTable) {
         if self.active.map.is_empty() {
             return;
         }
-        self.log_layers.push(Arc::new(self.active.seal()));
+        self.sealed_memtables.push(Arc::new(self.active.seal()));
         // Few layers: each lookup asks all of them. Sizes double from new to old.
-        while let [.., older, newer] = self.log_layers.as_slice()
+        while let [.., older, newer] = self.sealed_memtables.as_slice()
             && (newer.pairs.len() * 2 >= older.pairs.len())
         {
-            let folded = fold_log(segments, newer, older);
-            self.log_layers.truncate(self.log_layers.len() - 2);
-            self.log_layers.push(Arc::new(folded));
+            let folded = merge_memtables(segments, newer, older);
+            self.sealed_memtables.truncate(self.sealed_memtables.len() - 2);
+            self.sealed_memtables.push(Arc::new(folded));
         }
-        self.refresh();
+        self.publish_view();
     }
 
     /// Gives a key its entry in the active layer.
-    pub fn set(&mut self, segments: &mut Segments, key: Key, entry: Entry) {
+    pub fn set(&mut self, segments: &mut SegmentTable, key: Key, entry: Entry) {
         self.active.set(key, entry, &mut |dead| segments.kill_data(dead, true));
     }
 
     /// Writes a payload that a key leads to from now on.
     pub fn put(
         &mut self,
-        log: &mut Log,
+        log: &mut LogWriter,
         key: Key,
         payload: &[u8],
-        (kind, stamp): (Kind, Option<u64>),
+        (kind, stamp): (PayloadKind, Option<u64>),
     ) -> Result<()> {
         let entry = log.payload(&key, payload, kind, stamp)?;
         self.set(&mut log.segments, key, entry);
@@ -118,7 +119,7 @@ impl Levels {
     }
 
     /// What layers have of a key that is no interval's.
-    pub fn layered(&self, key: &Key) -> Option<&Entry> {
+    pub fn get_in_memory(&self, key: &Key) -> Option<&Entry> {
         self.active.map.get(key).or_else(|| {
             let hash = crate::index::layer::hash(key);
             self.view.layers.iter().find_map(|layer| layer.get(key, hash))
@@ -126,10 +127,10 @@ impl Levels {
     }
 
     /// What memory knows a key to have that is no interval's.
-    pub fn remembered(&self, io: &Io, key: &Key) -> Option<Entry> {
-        match self.layered(key) {
+    pub fn get_cached(&self, io: &CachedDisk, key: &Key) -> Option<Entry> {
+        match self.get_in_memory(key) {
             Some(entry) => Some(entry.clone()),
-            None => self.tree.get(&InMemory::of(io), key).ok().flatten(),
+            None => self.tree.get(&CachedNodes::of(io), key).ok().flatten(),
         }
     }
 
@@ -137,11 +138,11 @@ impl Levels {
     /// in: one by one each would be waited for. `is_known` says which are answered without.
     fn far_leaves<'k>(
         &self,
-        (io, nodes): (&Io, &dyn Nodes),
+        (io, nodes): (&CachedDisk, &dyn NodeSource),
         keys: impl Iterator<Item = &'k Key>,
         is_known: impl Fn(&Key) -> bool,
-    ) -> Result<Vec<Ptr>> {
-        let mut wanted: Vec<Ptr> = vec![];
+    ) -> Result<Vec<BlockPtr>> {
+        let mut wanted: Vec<BlockPtr> = vec![];
         let mut upper: Option<Key> = Some(Key::new());
         for key in keys {
             let Some(bound) = &upper else { break };
@@ -160,13 +161,13 @@ impl Levels {
     }
 
     /// Has the leaves in memory that these sorted keys will be looked up in, or says which are not.
-    pub fn ask_leaves<'k>(
+    pub fn prefetch_leaves<'k>(
         &self,
-        log: &Log,
+        log: &LogWriter,
         keys: impl Iterator<Item = &'k Key> + Clone,
         is_known: impl Fn(&Key) -> bool,
         patience: MissPolicy,
-    ) -> Result<Option<Need>> {
+    ) -> Result<Option<RequiredIo>> {
         let io = &*log.io;
         let far = look(io, patience, |nodes| self.far_leaves((io, nodes), keys, &is_known))?;
         let far = match far {
@@ -174,15 +175,15 @@ impl Levels {
             ControlFlow::Continue(far) => far,
         };
         match patience {
-            MissPolicy::Asks if !far.is_empty() => return Ok(Some(Need::Nodes(far))),
-            MissPolicy::Waits if far.len() > 1 => io.load_ahead(&far),
+            MissPolicy::Defer if !far.is_empty() => return Ok(Some(RequiredIo::Nodes(far))),
+            MissPolicy::Block if far.len() > 1 => io.prefetch_nodes(&far),
             _ => {}
         }
         Ok(None)
     }
 
     /// The parts of all runs, and of those that are being written.
-    pub fn chunks_mut(&mut self) -> impl Iterator<Item = &mut Ptr> {
+    pub fn chunks_mut(&mut self) -> impl Iterator<Item = &mut BlockPtr> {
         let counting = self.counting.iter_mut().flat_map(|counting| &mut counting.chunks.stored);
         let folding = self.folding.iter_mut().filter_map(|folding| folding.chunks.as_mut());
         let runs = self.runs.iter_mut().flat_map(|run| &mut run.chunks);
@@ -198,12 +199,16 @@ impl Levels {
     /// Memory that what is no run yet takes, in bytes.
     pub fn unwritten_bytes(&self) -> usize {
         let counting = self.counting.iter().map(|counting| counting.layer.bytes);
-        let layers = self.log_layers.iter().map(|layer| layer.bytes).chain(counting);
+        let layers = self.sealed_memtables.iter().map(|layer| layer.bytes).chain(counting);
         self.active.bytes + layers.sum::<usize>()
     }
 }
 
 /// `newer` over `older`, both of the log.
-pub(crate) fn fold_log(segments: &mut Segments, newer: &Arc<Layer>, older: &Arc<Layer>) -> Layer {
-    Layer::fold(newer, older, &mut |dead: &Data| segments.kill_data(dead, true))
+pub(crate) fn merge_memtables(
+    segments: &mut SegmentTable,
+    newer: &Arc<ImmutableMemtable>,
+    older: &Arc<ImmutableMemtable>,
+) -> ImmutableMemtable {
+    ImmutableMemtable::merge(newer, older, &mut |dead: &PayloadRef| segments.kill_data(dead, true))
 }

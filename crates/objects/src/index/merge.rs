@@ -24,15 +24,15 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use crate::entry::{Entry, Key, Named, extent_key, named};
+use crate::entry::{DecodedKey, Entry, Key, decode_key, extent_key};
 use crate::index::Levels;
-use crate::index::fold::Fold;
-use crate::index::layer::Layer;
+use crate::index::fold::TwoWayMerge;
+use crate::index::layer::ImmutableMemtable;
 use crate::index::leaf::Edit;
-use crate::index::run::Chunks;
-use crate::index::tree::{Found, Nodes, Tree};
-use crate::io::Io;
-use crate::log::Log;
+use crate::index::run::ChunkWriter;
+use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
+use crate::io::CachedDisk;
+use crate::log::LogWriter;
 use crate::upkeep::{Backlog, MissPolicy, Step, look};
 use crate::{Error, ObjectId, Result};
 
@@ -47,9 +47,9 @@ const TIER: usize = 8;
 const STEP_MAX: usize = 4096;
 
 /// Runs on their way into the tree.
-pub(crate) struct Merging {
+pub(crate) struct TreeMerge {
     /// All of them as one.
-    pub layer: Arc<Layer>,
+    pub layer: Arc<ImmutableMemtable>,
     /// How many of the oldest runs it has.
     pub runs: usize,
     next: usize,
@@ -61,17 +61,17 @@ pub(crate) struct Merging {
 }
 
 /// Two layers of runs on their way to become one.
-pub(crate) struct Folding {
-    fold: Fold,
+pub(crate) struct RunCompaction {
+    fold: TwoWayMerge,
     /// The runs whose layers they are.
     older: usize,
     newer: usize,
     pub debt: Backlog,
     /// The result on the disk, if it is written.
-    pub chunks: Option<Chunks>,
+    pub chunks: Option<ChunkWriter>,
 }
 
-impl Folding {
+impl RunCompaction {
     /// Pairs that are to be looked at.
     pub fn pairs(&self) -> u64 {
         self.fold.pairs() as u64
@@ -93,7 +93,7 @@ impl Levels {
 
     /// Sees what is to be folded or merged next. Called when there is a run more, and when
     /// something was done.
-    pub fn plan_merge(&mut self, log: &Log) {
+    pub fn schedule_merges(&mut self, log: &LogWriter) {
         let merged = self.merged_runs();
         if self.merging.is_none() && self.to_merge == 0 {
             let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
@@ -129,17 +129,17 @@ impl Levels {
             return;
         }
         let is_written = self.to_merge == 0 && end - older >= TIER;
-        self.folding = Some(Folding {
-            fold: Fold::new(new.clone(), old.clone()),
+        self.folding = Some(RunCompaction {
+            fold: TwoWayMerge::new(new.clone(), old.clone()),
             older,
             newer,
             debt: Backlog::default(),
-            chunks: is_written.then(Chunks::default),
+            chunks: is_written.then(ChunkWriter::default),
         });
     }
 
     /// Folds the layers of runs that were just read, so that few are asked; nothing is written.
-    pub fn fold_runs(&mut self) {
+    pub fn merge_loaded_runs(&mut self) {
         loop {
             let mut newest = self.runs.iter_mut().rev().filter(|run| run.layer.is_some());
             let (Some(newer), Some(older)) = (newest.next(), newest.next()) else { return };
@@ -147,14 +147,14 @@ impl Levels {
             if new.pairs.len() * 2 < old.pairs.len() {
                 return;
             }
-            let mut fold = Fold::new(new.clone(), old.clone());
+            let mut fold = TwoWayMerge::new(new.clone(), old.clone());
             while !fold.step(usize::MAX, &mut |_| {}) {}
             newer.layer = None;
             older.layer = Some(Arc::new(fold.finish()));
         }
     }
 
-    fn start_merge(&mut self, log: &Log) {
+    fn start_merge(&mut self, log: &LogWriter) {
         let runs = std::mem::take(&mut self.to_merge);
         let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
         let logged = log.logged_bytes();
@@ -163,30 +163,30 @@ impl Levels {
         let log_bytes = log.layout.log_bytes();
         let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
         let debt = Backlog::default();
-        self.merging = Some(Merging { layer, runs, next: 0, resume: 0, debt, span });
-        self.refresh();
+        self.merging = Some(TreeMerge { layer, runs, next: 0, resume: 0, debt, span });
+        self.publish_view();
     }
 
     /// Whether folding and merging are so far behind that all of it is due: opening a store reads
     /// all runs.
-    pub fn is_behind(&self) -> bool {
+    pub fn is_merge_backlogged(&self) -> bool {
         self.runs.len() >= 2 * RUNS
     }
 
     /// Merges all there is, at once.
     #[cfg(test)]
-    pub fn merge_all(&mut self, log: &mut Log) -> Result<()> {
+    pub fn merge_all(&mut self, log: &mut LogWriter) -> Result<()> {
         self.to_merge = self.runs.len();
-        self.plan_merge(log);
+        self.schedule_merges(log);
         while self.folding.is_some() || self.merging.is_some() {
-            self.fold(log, 1024)?;
-            let _ = self.merge(log, 256, MissPolicy::Waits)?;
+            self.compact_step(log, 1024)?;
+            let _ = self.tree_merge_step(log, 256, MissPolicy::Block)?;
         }
         Ok(())
     }
 
     /// Goes on folding by so many pairs.
-    pub fn fold(&mut self, log: &mut Log, pairs: usize) -> Result<()> {
+    pub fn compact_step(&mut self, log: &mut LogWriter, pairs: usize) -> Result<()> {
         let Some(mut folding) = self.folding.take() else { return Ok(()) };
         // What is hidden was counted when the newer run was.
         let is_done = folding.fold.step(pairs, &mut |_| {});
@@ -197,7 +197,7 @@ impl Levels {
             self.folding = Some(folding);
             return Ok(());
         }
-        let Folding { fold, older, newer, chunks, .. } = folding;
+        let RunCompaction { fold, older, newer, chunks, .. } = folding;
         let layer = fold.finish();
         self.runs[newer].layer = None;
         if let Some(chunks) = chunks {
@@ -211,8 +211,8 @@ impl Levels {
             log.forget(old.into_iter().chain(others));
         }
         self.runs[older].layer = Some(Arc::new(layer));
-        self.refresh();
-        self.plan_merge(log);
+        self.publish_view();
+        self.schedule_merges(log);
         Ok(())
     }
 
@@ -220,7 +220,7 @@ impl Levels {
     /// last leaf, which would be written for each step again.
     fn end_of_leaf(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         all: &[(Key, Entry)],
         next: usize,
         pairs: usize,
@@ -241,22 +241,28 @@ impl Levels {
     }
 
     /// Goes on merging by so many pairs, or some more.
-    pub fn merge(&mut self, log: &mut Log, pairs: usize, patience: MissPolicy) -> Result<Step> {
+    pub fn tree_merge_step(
+        &mut self,
+        log: &mut LogWriter,
+        pairs: usize,
+        patience: MissPolicy,
+    ) -> Result<Step> {
         let Some(merging) = &self.merging else { return Ok(Step::Continue(0)) };
         let layer = merging.layer.clone();
         let (next, resume) = (merging.next, merging.resume);
-        let io: Arc<Io> = log.io.clone();
-        let end = |nodes: &dyn Nodes| self.end_of_leaf(nodes, &layer.pairs, next, pairs);
+        let io: Arc<CachedDisk> = log.io.clone();
+        let end = |nodes: &dyn NodeSource| self.end_of_leaf(nodes, &layer.pairs, next, pairs);
         let to = match look(&io, patience, end)? {
             ControlFlow::Continue(to) => to,
             ControlFlow::Break(need) => return Ok(Step::Break(need)),
         };
         let keys = layer.pairs[next..to].iter().map(|(key, _)| key);
-        if let Some(need) = self.ask_leaves(log, keys, |_| false, patience)? {
+        if let Some(need) = self.prefetch_leaves(log, keys, |_| false, patience)? {
             return Ok(Step::Break(need));
         }
         let pairs = pairs.max(to - next);
-        let edits = |nodes: &dyn Nodes| edits(&layer, (next, resume), pairs, &self.tree, nodes);
+        let edits =
+            |nodes: &dyn NodeSource| edits(&layer, (next, resume), pairs, &self.tree, nodes);
         let (edits, next, resume) = match look(&io, patience, edits)? {
             ControlFlow::Continue(edits) => edits,
             ControlFlow::Break(need) => return Ok(Step::Break(need)),
@@ -273,15 +279,15 @@ impl Levels {
                 folding.older -= merged;
                 folding.newer -= merged;
             }
-            self.plan_merge(log);
+            self.schedule_merges(log);
         }
-        self.refresh();
+        self.publish_view();
         Ok(Step::Continue(pairs as u64))
     }
 }
 
 /// What is left of an interval of the tree behind one that hid its middle.
-struct Rest {
+struct IntervalTail {
     id: ObjectId,
     at: u64,
     entry: Entry,
@@ -289,31 +295,31 @@ struct Rest {
 
 /// The edits that bring `pairs` pairs of a layer into the tree, and where to go on.
 fn edits(
-    layer: &Layer,
+    layer: &ImmutableMemtable,
     (mut next, mut resume): (usize, u64),
     pairs: usize,
     tree: &Tree,
-    nodes: &dyn Nodes,
+    nodes: &dyn NodeSource,
 ) -> Result<(Vec<Edit>, usize, u64)> {
     let mut out: Vec<Edit> = vec![];
-    let mut rest: Option<Rest> = None;
+    let mut rest: Option<IntervalTail> = None;
     // Intervals of the tree that begin before this offset are done with.
     let mut handled: (ObjectId, u64) = (ObjectId(0), 0);
-    let mut hint: Option<Found> = None;
+    let mut hint: Option<BoundedLeaf> = None;
     let mut left = pairs;
     while left > 0 {
         let Some((key, entry)) = layer.pairs.get(next) else { break };
         left -= 1;
-        let Some(Named::Extent(id, start)) = named(key) else {
+        let Some(DecodedKey::Extent(id, start)) = decode_key(key) else {
             flush(&mut out, &mut rest);
-            let edit = (!matches!(entry, Entry::Gone)).then(|| entry.clone());
+            let edit = (!matches!(entry, Entry::Tombstone)).then(|| entry.clone());
             out.push((Key::from_slice(key), edit));
             (next, resume) = (next + 1, 0);
             continue;
         };
         let (a, b) = (start + resume, start + entry.covers());
         // One that ends before this interval is done with; another may reach in.
-        let ends = |rest: &Rest| rest.at + rest.entry.covers() <= a;
+        let ends = |rest: &IntervalTail| rest.at + rest.entry.covers() <= a;
         if rest.as_ref().is_some_and(|rest| rest.id != id || ends(rest)) {
             flush(&mut out, &mut rest);
         }
@@ -324,8 +330,8 @@ fn edits(
         let before = match rest.take() {
             Some(rest) => Some((rest.at, rest.entry)),
             None => match tree.before(nodes, &extent_key(id, a), &mut hint)? {
-                Some((key, before)) => match named(&key) {
-                    Some(Named::Extent(of, at))
+                Some((key, before)) => match decode_key(&key) {
+                    Some(DecodedKey::Extent(of, at))
                         if of == id && at >= handled.1 && at + before.covers() > a =>
                     {
                         Some((at, before))
@@ -341,7 +347,7 @@ fn edits(
                 out.push((extent_key(id, at), Some(before.part(0, a.min(end) - at))));
             }
             if end > b {
-                rest = Some(Rest { id, at: b, entry: before.part(b - at, end - b) });
+                rest = Some(IntervalTail { id, at: b, entry: before.part(b - at, end - b) });
             }
         }
         // Zeros stay, as payloads do; a hole only takes away.
@@ -353,8 +359,8 @@ fn edits(
         let mut from = a;
         let mut stopped = false;
         while let Some((key, inside)) = tree.at_or_after(nodes, &extent_key(id, from), &mut hint)? {
-            let at = match named(&key) {
-                Some(Named::Extent(of, at)) if of == id && at < b => at,
+            let at = match decode_key(&key) {
+                Some(DecodedKey::Extent(of, at)) if of == id && at < b => at,
                 _ => break,
             };
             let end = at + inside.covers();
@@ -362,7 +368,7 @@ fn edits(
                 out.push((key, None));
             }
             if end > b {
-                rest = Some(Rest { id, at: b, entry: inside.part(b - at, end - b) });
+                rest = Some(IntervalTail { id, at: b, entry: inside.part(b - at, end - b) });
             }
             from = end.max(at + 1);
             if left == 0 && from < b && !matches!(entry, Entry::Data(_)) {
@@ -395,8 +401,8 @@ fn edits(
     Ok((out, next, resume))
 }
 
-fn flush(out: &mut Vec<Edit>, rest: &mut Option<Rest>) {
-    if let Some(Rest { id, at, entry }) = rest.take() {
+fn flush(out: &mut Vec<Edit>, rest: &mut Option<IntervalTail>) {
+    if let Some(IntervalTail { id, at, entry }) = rest.take() {
         let key: Key = extent_key(id, at);
         out.push((key, Some(entry)));
     }

@@ -17,13 +17,13 @@ use crate::{Error, Result};
 
 /// Where something on the disk is, and what its sum must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ptr {
+pub(crate) struct BlockPtr {
     pub at: u64,
     pub len: u32,
     pub sum: u64,
 }
 
-impl Ptr {
+impl BlockPtr {
     pub fn encode(&self, into: &mut Vec<u8>) {
         put_varint(into, self.at);
         put_varint(into, u64::from(self.len));
@@ -55,24 +55,24 @@ pub(crate) struct Inner {
     shared: usize,
     heads: Vec<u64>,
     /// Of each child, where it was found.
-    seen: Vec<Seen>,
+    child_refs: Vec<NodeRef>,
 }
 
 /// Where a node was found in memory, so that it is not looked up again by its sum. It does not
 /// keep the node there.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen(OnceLock<(u64, Weak<Node>)>);
+pub(crate) struct NodeRef(OnceLock<(u64, Weak<Node>)>);
 
-impl Seen {
+impl NodeRef {
     /// The node, if it is still in memory, and the one that `ptr` leads to: a child may have
     /// been replaced.
-    pub fn node(&self, ptr: Ptr) -> Option<Arc<Node>> {
+    pub fn node(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
         let (sum, node) = self.0.get()?;
         if *sum == ptr.sum { node.upgrade() } else { None }
     }
 
     /// Keeps where a node is; the first that is told counts.
-    pub fn keep(&self, ptr: Ptr, node: &Arc<Node>) {
+    pub fn keep(&self, ptr: BlockPtr, node: &Arc<Node>) {
         self.0.get_or_init(|| (ptr.sum, Arc::downgrade(node)));
     }
 }
@@ -92,8 +92,8 @@ impl Inner {
         let ends = first.zip(last).map(|((first, _), (last, _))| first.iter().zip(last));
         let shared = ends.map_or(0, |ends| ends.take_while(|(a, b)| a == b).count());
         let heads = told.iter().map(|(key, _)| head_of(key, shared)).collect();
-        let seen = vec![Seen::default(); children.len()];
-        Self { level, children, shared, heads, seen }
+        let seen = vec![NodeRef::default(); children.len()];
+        Self { level, children, shared, heads, child_refs: seen }
     }
 
     /// Which child has `key`, or what is just before it.
@@ -117,18 +117,18 @@ impl Inner {
     }
 
     /// A child: one that changed, or one of the disk, in memory.
-    pub fn load(&self, nodes: &dyn Nodes, index: usize) -> Result<Loading> {
+    pub fn load(&self, nodes: &dyn NodeSource, index: usize) -> Result<LoadedChild> {
         let Some((_, child)) = self.children.get(index) else {
             return Err(Error::Misuse("a child that is not there"));
         };
         match child {
-            Child::Changed(inner) => Ok(Loading::Changed(inner.clone())),
+            Child::Changed(inner) => Ok(LoadedChild::Changed(inner.clone())),
             Child::Disk(ptr) => {
-                let node = match self.seen.get(index) {
-                    Some(seen) => nodes.load_seen(*ptr, seen)?,
+                let node = match self.child_refs.get(index) {
+                    Some(seen) => nodes.load_via_ref(*ptr, seen)?,
                     None => nodes.load(*ptr)?,
                 };
-                Ok(Loading::Disk(*ptr, node))
+                Ok(LoadedChild::Disk(*ptr, node))
             }
         }
     }
@@ -158,26 +158,26 @@ impl Inner {
 /// A node on the disk, or an inner one that changed.
 #[derive(Clone, Debug)]
 pub(crate) enum Child {
-    Disk(Ptr),
+    Disk(BlockPtr),
     Changed(Arc<Inner>),
 }
 
 /// A child that is in memory now.
-pub(crate) enum Loading {
-    Disk(Ptr, Arc<Node>),
+pub(crate) enum LoadedChild {
+    Disk(BlockPtr, Arc<Node>),
     Changed(Arc<Inner>),
 }
 
 impl Child {
     /// The root of a tree, in memory.
-    pub fn load(&self, nodes: &dyn Nodes) -> Result<Loading> {
+    pub fn load(&self, nodes: &dyn NodeSource) -> Result<LoadedChild> {
         match self {
-            Self::Disk(ptr) => Ok(Loading::Disk(*ptr, nodes.load(*ptr)?)),
-            Self::Changed(inner) => Ok(Loading::Changed(inner.clone())),
+            Self::Disk(ptr) => Ok(LoadedChild::Disk(*ptr, nodes.load(*ptr)?)),
+            Self::Changed(inner) => Ok(LoadedChild::Changed(inner.clone())),
         }
     }
 
-    pub fn on_disk(&self) -> Option<Ptr> {
+    pub fn on_disk(&self) -> Option<BlockPtr> {
         match self {
             Self::Disk(ptr) => Some(*ptr),
             Self::Changed(_) => None,
@@ -203,11 +203,11 @@ impl Node {
         }
         let mut children: Vec<(Key, Child)> = Vec::with_capacity(count);
         for _ in 0..count {
-            let key = Key::from_slice(reader.sized()?);
+            let key = Key::from_slice(reader.length_prefixed()?);
             if children.last().is_some_and(|(previous, _)| *previous >= key) {
                 return Err(reader.corrupt("children that are out of order"));
             }
-            children.push((key, Child::Disk(Ptr::decode(&mut reader)?)));
+            children.push((key, Child::Disk(BlockPtr::decode(&mut reader)?)));
         }
         Ok(Self::Inner(Inner::new(level, children)))
     }
@@ -239,28 +239,28 @@ impl Node {
 }
 
 /// Nodes by their sums.
-pub(crate) type Loaded = HashMap<u64, Arc<Node>>;
+pub(crate) type NodeMap = HashMap<u64, Arc<Node>>;
 
 /// Where nodes come from.
-pub(crate) trait Nodes {
+pub(crate) trait NodeSource {
     /// A node, its sum verified.
-    fn load(&self, ptr: Ptr) -> Result<Arc<Node>>;
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>>;
     /// The same, for who knows where it was found before; where it is found now is kept there.
-    fn load_seen(&self, ptr: Ptr, _: &Seen) -> Result<Arc<Node>> {
+    fn load_via_ref(&self, ptr: BlockPtr, _: &NodeRef) -> Result<Arc<Node>> {
         self.load(ptr)
     }
     /// Nodes that will be needed next, read together if the first has to be read.
-    fn load_together(&self, _: &[Ptr]) -> Loaded {
-        Loaded::new()
+    fn prefetch(&self, _: &[BlockPtr]) -> NodeMap {
+        NodeMap::new()
     }
 }
 
 /// Where nodes go to.
-pub(crate) trait NodesMut: Nodes {
+pub(crate) trait NodeStore: NodeSource {
     /// Stores a node.
-    fn write(&mut self, bytes: Vec<u8>) -> Result<Ptr>;
+    fn write(&mut self, bytes: Vec<u8>) -> Result<BlockPtr>;
     /// Nothing leads to the node any more.
-    fn kill(&mut self, ptr: Ptr);
+    fn mark_dead(&mut self, ptr: BlockPtr);
     /// Nodes are about so large.
     fn node_bytes(&self) -> usize;
 }
@@ -287,7 +287,7 @@ mod tests {
             let mut keys: Vec<Key> = (0..round % 40).map(|_| key(round % 5)).collect();
             keys.sort();
             keys.dedup();
-            let ptr = Ptr { at: 0, len: 1, sum: 0 };
+            let ptr = BlockPtr { at: 0, len: 1, sum: 0 };
             let children = keys.iter().map(|key| (key.clone(), Child::Disk(ptr))).collect();
             let inner = Inner::new(1, children);
             let others: Vec<Key> = (0..40).map(|nth| key(nth % 6)).collect();
@@ -302,8 +302,8 @@ mod tests {
     #[test]
     fn a_node_that_was_seen_is_given_for_its_own_place_and_while_it_is_there() {
         let node = Arc::new(Node::Inner(Inner::new(1, vec![])));
-        let ptr = |sum| Ptr { at: 0, len: 1, sum };
-        let seen = Seen::default();
+        let ptr = |sum| BlockPtr { at: 0, len: 1, sum };
+        let seen = NodeRef::default();
         assert!(seen.node(ptr(7)).is_none());
         seen.keep(ptr(7), &node);
         assert!(seen.node(ptr(7)).is_some_and(|have| Arc::ptr_eq(&have, &node)));
@@ -321,7 +321,7 @@ mod tests {
             let len = random as usize % 60;
             let bytes: Vec<u8> = (0..len).map(|i| (mix(random ^ i as u64) % 7) as u8).collect();
             if let Ok(Node::Leaf(leaf)) = Node::decode(&bytes, 0) {
-                assert_eq!(leaf.unfold().unwrap().len(), leaf.len());
+                assert_eq!(leaf.decode_pairs().unwrap().len(), leaf.len());
                 assert!(leaf.get(leaf.first_key()).unwrap().is_some());
             }
         }

@@ -15,23 +15,23 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::codec::Reader;
-use crate::entry::{Entry, Key, put_key_behind, read_pair_behind, unfolded_max};
-use crate::index::layer::Layer;
-use crate::index::tree::Ptr;
-use crate::log::Log;
+use crate::entry::{Entry, Key, put_key_delta, read_pair_delta, unfolded_max};
+use crate::index::layer::ImmutableMemtable;
+use crate::index::tree::BlockPtr;
+use crate::log::LogWriter;
 
 /// A counted layer, in memory and on the disk.
-pub(crate) struct Run {
+pub(crate) struct SortedRun {
     /// None if an older run, or what is being merged, has its pairs too.
-    pub layer: Option<Arc<Layer>>,
-    pub chunks: Vec<Ptr>,
+    pub layer: Option<Arc<ImmutableMemtable>>,
+    pub chunks: Vec<BlockPtr>,
 }
 
 /// Pairs on their way to the disk, each within one chunk.
 #[derive(Debug, Default)]
-pub(crate) struct Chunks {
+pub(crate) struct ChunkWriter {
     /// Those that were stored.
-    pub stored: Vec<Ptr>,
+    pub stored: Vec<BlockPtr>,
     bytes: Vec<u8>,
     /// The last key in them, and how long all of them are.
     last: Key,
@@ -40,21 +40,21 @@ pub(crate) struct Chunks {
     taken: usize,
 }
 
-impl Chunks {
+impl ChunkWriter {
     /// Takes what was not taken yet of `pairs`.
-    pub fn feed(&mut self, log: &mut Log, pairs: &[(Key, Entry)]) -> Result<()> {
+    pub fn feed(&mut self, log: &mut LogWriter, pairs: &[(Key, Entry)]) -> Result<()> {
         let limit = log.layout.chunk_bytes();
         let mut pair = vec![];
         for (key, entry) in &pairs[self.taken..] {
             pair.clear();
-            put_key_behind(&mut pair, &self.last, key);
+            put_key_delta(&mut pair, &self.last, key);
             entry.encode(&mut pair);
             let len = self.bytes.len() + pair.len();
             let is_full = len > limit || self.keys_bytes + key.len() > unfolded_max(len);
             if !self.bytes.is_empty() && is_full {
                 self.flush(log)?;
                 pair.clear();
-                put_key_behind(&mut pair, &self.last, key);
+                put_key_delta(&mut pair, &self.last, key);
                 entry.encode(&mut pair);
             }
             self.bytes.extend_from_slice(&pair);
@@ -66,15 +66,15 @@ impl Chunks {
     }
 
     /// Where all of them are.
-    pub fn finish(mut self, log: &mut Log) -> Result<Vec<Ptr>> {
+    pub fn finish(mut self, log: &mut LogWriter) -> Result<Vec<BlockPtr>> {
         if !self.bytes.is_empty() {
             self.flush(log)?;
         }
         Ok(self.stored)
     }
 
-    fn flush(&mut self, log: &mut Log) -> Result<()> {
-        self.stored.push(log.store(&self.bytes, false)?);
+    fn flush(&mut self, log: &mut LogWriter) -> Result<()> {
+        self.stored.push(log.append_block(&self.bytes, false)?);
         self.bytes.clear();
         self.last.clear();
         self.keys_bytes = 0;
@@ -87,7 +87,7 @@ pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Vec<(Key, Entry)>) ->
     let mut reader = Reader::new(bytes, at);
     let (mut key, mut room) = (Key::new(), unfolded_max(bytes.len()));
     while !reader.is_done() {
-        let entry = read_pair_behind(&mut reader, &mut key)?;
+        let entry = read_pair_delta(&mut reader, &mut key)?;
         room = room.checked_sub(key.len()).ok_or_else(|| reader.corrupt("a run's length"))?;
         if into.last().is_some_and(|(previous, _)| previous.as_slice() >= key.as_slice()) {
             return Err(reader.corrupt("pairs of a run that are out of order"));

@@ -10,11 +10,11 @@
 
 use crate::ObjectId;
 use crate::codec::mix;
-use crate::entry::{Entry, Key, Named, PIECE, named};
+use crate::entry::{CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, decode_key};
 
 /// Which parts of objects a layer's intervals touch; may say more than there is.
 #[derive(Debug, Default)]
-pub(super) struct Touched {
+pub(super) struct RangeFilter {
     /// A bit for each piece of an object that hashes to it.
     bits: Vec<u64>,
     /// Pieces that were added.
@@ -31,10 +31,10 @@ const ASKED: u64 = 3;
 const WIDE: usize = 16;
 
 fn pieces(from: u64, to: u64) -> std::ops::Range<u64> {
-    from / u64::from(PIECE)..to.div_ceil(u64::from(PIECE))
+    from / u64::from(CHECKSUM_BLOCK_BYTES)..to.div_ceil(u64::from(CHECKSUM_BLOCK_BYTES))
 }
 
-impl Touched {
+impl RangeFilter {
     /// For so many pieces, at 16 bits for each.
     pub(super) fn sized(pieces: usize) -> Self {
         let words = if pieces == 0 { 0 } else { (pieces / 4).next_power_of_two() };
@@ -42,8 +42,8 @@ impl Touched {
     }
 
     pub(super) fn of(pairs: &[(Key, Entry)]) -> Self {
-        let narrow = |(key, entry): &(Key, Entry)| match named(key) {
-            Some(Named::Extent(_, at)) => {
+        let narrow = |(key, entry): &(Key, Entry)| match decode_key(key) {
+            Some(DecodedKey::Extent(_, at)) => {
                 let pieces = pieces(at, at + entry.covers());
                 (pieces.end - pieces.start).min(NARROW) as usize
             }
@@ -60,7 +60,7 @@ impl Touched {
     }
 
     pub(super) fn add(&mut self, key: &[u8], entry: &Entry) {
-        let Some(Named::Extent(id, at)) = named(key) else { return };
+        let Some(DecodedKey::Extent(id, at)) = decode_key(key) else { return };
         let (from, to) = (at, at + entry.covers());
         let pieces = pieces(from, to);
         let count = pieces.end - pieces.start;
@@ -75,7 +75,7 @@ impl Touched {
         }
     }
 
-    pub(super) fn may(&self, id: ObjectId, from: u64, to: u64) -> bool {
+    pub(super) fn may_contain(&self, id: ObjectId, from: u64, to: u64) -> bool {
         let mut pieces = pieces(from, to);
         if self.wide.len() > WIDE || pieces.end - pieces.start > ASKED {
             return true;

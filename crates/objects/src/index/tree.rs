@@ -20,12 +20,12 @@ use std::sync::Arc;
 use crate::entry::{Entry, Key};
 use crate::index::leaf::Leaf;
 pub(crate) use crate::index::node::{
-    Child, Inner, LEVELS_MAX, Loaded, Loading, Node, Nodes, NodesMut, Ptr, Seen,
+    BlockPtr, Child, Inner, LEVELS_MAX, LoadedChild, Node, NodeMap, NodeRef, NodeSource, NodeStore,
 };
 use crate::{Error, Result};
 
 /// The first key that something may have, and the first that it may not have.
-type Bounds = (Key, Option<Key>);
+type KeyRange = (Key, Option<Key>);
 
 /// The tree, as of one moment.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +35,7 @@ pub(crate) struct Tree {
 
 /// A leaf and the keys that it may have.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct BoundedLeaf {
     node: Arc<Node>,
     /// First key that it may have.
     lower: Key,
@@ -51,7 +51,7 @@ fn leaf_in(node: &Node) -> &Leaf {
     }
 }
 
-impl Found {
+impl BoundedLeaf {
     pub fn leaf(&self) -> &Leaf {
         leaf_in(&self.node)
     }
@@ -77,7 +77,7 @@ impl Tree {
     /// gets each inner node on the way, and which of its children is next.
     fn walk(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
         is_before: bool,
         see: &mut dyn FnMut(&Inner, usize),
@@ -93,11 +93,11 @@ impl Tree {
         let mut here = root.load(nodes)?;
         loop {
             here = match here {
-                Loading::Changed(inner) => {
+                LoadedChild::Changed(inner) => {
                     level = inner.level;
                     step(&inner)?
                 }
-                Loading::Disk(ptr, node) => {
+                LoadedChild::Disk(ptr, node) => {
                     if node.level() >= level {
                         return Err(Error::Corrupt { what: "a node's level", at_bytes: ptr.at });
                     }
@@ -115,10 +115,10 @@ impl Tree {
     /// first, and the first that it may not have.
     fn walk_within(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
         is_before: bool,
-    ) -> (Result<Option<Arc<Node>>>, Bounds) {
+    ) -> (Result<Option<Arc<Node>>>, KeyRange) {
         let (mut lower, mut upper) = (Key::new(), None);
         let node = self.walk(nodes, key, is_before, &mut |inner, index| {
             lower = inner.children[index].0.clone();
@@ -129,25 +129,30 @@ impl Tree {
         (node, (lower, upper))
     }
 
-    fn descend(&self, nodes: &dyn Nodes, key: &[u8], is_before: bool) -> Result<Option<Found>> {
+    fn descend(
+        &self,
+        nodes: &dyn NodeSource,
+        key: &[u8],
+        is_before: bool,
+    ) -> Result<Option<BoundedLeaf>> {
         let (node, (lower, upper)) = self.walk_within(nodes, key, is_before);
-        Ok(node?.map(|node| Found { node, lower, upper }))
+        Ok(node?.map(|node| BoundedLeaf { node, lower, upper }))
     }
 
     /// What keys the node may have that cannot be read on the way to the leaf of `key`, or of
     /// what is just before it: the first, and the first that it may not have.
-    pub fn unreadable(&self, nodes: &dyn Nodes, key: &[u8], is_before: bool) -> Bounds {
+    pub fn unreadable(&self, nodes: &dyn NodeSource, key: &[u8], is_before: bool) -> KeyRange {
         // Ends where it fails, which it does.
         self.walk_within(nodes, key, is_before).1
     }
 
     /// The leaf in which `key` is or would be.
-    pub fn leaf_of(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Found>> {
+    pub fn leaf_of(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<BoundedLeaf>> {
         self.descend(nodes, key, false)
     }
 
     /// The leaf in which the last key before `key` is, if there is one.
-    pub fn leaf_before(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Found>> {
+    pub fn leaf_before(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<BoundedLeaf>> {
         self.descend(nodes, key, true)
     }
 
@@ -156,7 +161,7 @@ impl Tree {
     /// it may not have. `None` where the root is all there is.
     fn above_leaf<T>(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
         is_before: bool,
         take: impl FnOnce(&Inner, usize, Option<Key>) -> T,
@@ -193,9 +198,9 @@ impl Tree {
     /// have; `None` where the root is all there is.
     pub fn place_of_leaf(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
-    ) -> Result<Option<(Ptr, Option<Key>)>> {
+    ) -> Result<Option<(BlockPtr, Option<Key>)>> {
         let place = self.above_leaf(nodes, key, false, |inner, index, upper| {
             inner.children[index].1.on_disk().map(|ptr| (ptr, upper))
         })?;
@@ -206,11 +211,11 @@ impl Tree {
     /// `key` and those before it; at most `count`, and no more than have one parent.
     pub fn leaves_from(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
         is_before: bool,
         count: usize,
-    ) -> Result<Vec<Ptr>> {
+    ) -> Result<Vec<BlockPtr>> {
         let leaves = self.above_leaf(nodes, key, is_before, |inner, index, _| {
             let place = |(_, child): &(Key, Child)| child.on_disk();
             match is_before {
@@ -223,7 +228,7 @@ impl Tree {
         Ok(leaves.unwrap_or_default())
     }
 
-    pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
+    pub fn get(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<Entry>> {
         match self.walk(nodes, key, false, &mut |_, _| ())? {
             Some(node) => leaf_in(&node).get(key),
             None => Ok(None),
@@ -234,9 +239,9 @@ impl Tree {
     /// one that may help next time.
     pub fn at_or_after(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
-        hint: &mut Option<Found>,
+        hint: &mut Option<BoundedLeaf>,
     ) -> Result<Option<(Key, Entry)>> {
         let mut key = Key::from_slice(key);
         loop {
@@ -257,13 +262,13 @@ impl Tree {
     /// The last pair before `key`; `hint` as in [`Tree::at_or_after`].
     pub fn before(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
-        hint: &mut Option<Found>,
+        hint: &mut Option<BoundedLeaf>,
     ) -> Result<Option<(Key, Entry)>> {
         let mut key = Key::from_slice(key);
         loop {
-            let serves = |found: &Found| {
+            let serves = |found: &BoundedLeaf| {
                 found.lower < key && found.upper.as_ref().is_none_or(|upper| key <= *upper)
             };
             if !hint.as_ref().is_some_and(serves) {
@@ -281,7 +286,7 @@ impl Tree {
     }
 
     /// Whether the node at `at` on `level` that begins with `key` belongs to the tree.
-    pub fn has_node(&self, nodes: &dyn Nodes, key: &[u8], level: u8, at: u64) -> Result<bool> {
+    pub fn has_node(&self, nodes: &dyn NodeSource, key: &[u8], level: u8, at: u64) -> Result<bool> {
         let Some(root) = &self.root else { return Ok(false) };
         let mut child = root.clone();
         loop {

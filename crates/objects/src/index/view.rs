@@ -5,31 +5,33 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::entry::{Data, Entry, Key, Named, ObjectRecord, extent_key, named, object_key};
-use crate::index::layer::{Layer, Sorted, intervals};
-use crate::index::tree::{Found, Nodes, Tree};
+use crate::entry::{
+    DecodedKey, Entry, Key, ObjectRecord, PayloadRef, decode_key, extent_key, object_key,
+};
+use crate::index::layer::{ImmutableMemtable, SortedLookup, intervals};
+use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
 use crate::{Error, ObjectId, Result};
 
 /// Held by those who may still read what a checkpoint did away with.
 #[derive(Debug, Default)]
-pub(crate) struct Token;
+pub(crate) struct ReaderPin;
 
 /// Layers and tree that change no more.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
     /// Newest first.
-    pub layers: Vec<Arc<Layer>>,
+    pub layers: Vec<Arc<ImmutableMemtable>>,
     pub tree: Tree,
     /// Only held.
     #[expect(dead_code)]
-    pub token: Arc<Token>,
+    pub token: Arc<ReaderPin>,
 }
 
 /// What is looked through, newest first: maybe the active layer, and a view.
 #[derive(Clone, Copy)]
 pub(crate) struct Index<'a> {
-    pub top: Option<&'a dyn Sorted>,
-    pub layers: &'a [Arc<Layer>],
+    pub top: Option<&'a dyn SortedLookup>,
+    pub layers: &'a [Arc<ImmutableMemtable>],
     pub tree: &'a Tree,
 }
 
@@ -41,13 +43,13 @@ impl View {
 
 /// Hears of what an object has of its own in an interval, payloads and zeros, with its offset;
 /// may end the walk.
-pub(crate) type Take<'t> = dyn FnMut(u64, Entry) -> ControlFlow<()> + 't;
+pub(crate) type ExtentVisitor<'t> = dyn FnMut(u64, Entry) -> ControlFlow<()> + 't;
 
 /// The most objects over each other: a read may ask each of them.
 pub(crate) const DEPTH_MAX: usize = 1000;
 
 impl Index<'_> {
-    fn split(&self) -> Option<(&dyn Sorted, Index<'_>)> {
+    fn split(&self) -> Option<(&dyn SortedLookup, Index<'_>)> {
         if let Some(top) = self.top {
             return Some((top, Index { top: None, ..*self }));
         }
@@ -56,7 +58,7 @@ impl Index<'_> {
     }
 
     /// What a key leads to: what hides something is `None`. Not for intervals.
-    pub fn get(&self, nodes: &dyn Nodes, key: &[u8]) -> Result<Option<Entry>> {
+    pub fn get(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<Entry>> {
         let hash = crate::index::layer::hash(key);
         let mut found = self.top.and_then(|top| top.get(key, hash));
         for layer in self.layers {
@@ -69,7 +71,7 @@ impl Index<'_> {
             }
         }
         match found {
-            Some(Entry::Gone) => Ok(None),
+            Some(Entry::Tombstone) => Ok(None),
             Some(entry) => Ok(Some(entry.clone())),
             None => self.tree.get(nodes, key),
         }
@@ -78,11 +80,11 @@ impl Index<'_> {
     /// What an object has of its own of `[from, to)`, in order.
     pub fn resolve(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         id: ObjectId,
         (from, to): (u64, u64),
-        hint: &mut Option<Found>,
-        take: &mut Take<'_>,
+        hint: &mut Option<BoundedLeaf>,
+        take: &mut ExtentVisitor<'_>,
     ) -> Result<ControlFlow<()>> {
         if from >= to {
             return Ok(ControlFlow::Continue(()));
@@ -116,13 +118,13 @@ impl Index<'_> {
 
     /// The payloads that an object shows of `[from, to)`, in order: its own, and where it has
     /// nothing those of what it is over.
-    pub fn shown(
+    pub fn visible_payloads(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         (id, record): (ObjectId, &ObjectRecord),
         (from, to): (u64, u64),
-    ) -> Result<Vec<(u64, Data)>> {
-        let mut parts: Vec<(u64, Data)> = vec![];
+    ) -> Result<Vec<(u64, PayloadRef)>> {
+        let mut parts: Vec<(u64, PayloadRef)> = vec![];
         let mut gaps = vec![(from, to.min(record.len))];
         let (mut id, mut parent) = (id, record.parent);
         for depth in 0.. {
@@ -144,7 +146,7 @@ impl Index<'_> {
                 }
             }
             let Some(below) = parent.filter(|_| !rest.is_empty()) else { break };
-            let record = self.below(nodes, id, below, depth)?;
+            let record = self.parent_record(nodes, id, below, depth)?;
             rest.iter_mut().for_each(|(_, to)| *to = record.len.min(*to));
             (id, parent, gaps) = (below, record.parent, rest);
         }
@@ -153,9 +155,9 @@ impl Index<'_> {
     }
 
     /// The record of what an object is over, which is the `depth`th.
-    pub fn below(
+    pub fn parent_record(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         id: ObjectId,
         below: ObjectId,
         depth: usize,
@@ -172,14 +174,14 @@ impl Index<'_> {
     /// that begins with it, leads to in it now.
     pub fn live_parts(
         &self,
-        nodes: &dyn Nodes,
+        nodes: &dyn NodeSource,
         key: &[u8],
-        stored: &Data,
-    ) -> Result<Vec<(Key, Data)>> {
-        let within = |data: &Data| data.at >= stored.at && data.end() <= stored.end();
+        stored: &PayloadRef,
+    ) -> Result<Vec<(Key, PayloadRef)>> {
+        let within = |data: &PayloadRef| data.at >= stored.at && data.end() <= stored.end();
         let mut parts = vec![];
-        match named(key) {
-            Some(Named::Extent(id, at)) => {
+        match decode_key(key) {
+            Some(DecodedKey::Extent(id, at)) => {
                 let end = at.saturating_add(u64::from(stored.len));
                 let _ = self.resolve(nodes, id, (at, end), &mut None, &mut |offset, entry| {
                     if let Entry::Data(data) = entry
@@ -190,7 +192,7 @@ impl Index<'_> {
                     ControlFlow::Continue(())
                 })?;
             }
-            Some(Named::Value(_)) => {
+            Some(DecodedKey::Value(_)) => {
                 if let Some(Entry::Data(data)) = self.get(nodes, key)?
                     && within(&data)
                 {
@@ -203,7 +205,7 @@ impl Index<'_> {
     }
 
     /// An object's record.
-    pub fn object(&self, nodes: &dyn Nodes, id: ObjectId) -> Result<Option<ObjectRecord>> {
+    pub fn object(&self, nodes: &dyn NodeSource, id: ObjectId) -> Result<Option<ObjectRecord>> {
         match self.get(nodes, &object_key(id))? {
             Some(Entry::Object(record)) => Ok(Some(record)),
             _ => Ok(None),
@@ -213,11 +215,11 @@ impl Index<'_> {
 
 fn resolve_tree(
     tree: &Tree,
-    nodes: &dyn Nodes,
+    nodes: &dyn NodeSource,
     id: ObjectId,
     (from, to): (u64, u64),
-    hint: &mut Option<Found>,
-    take: &mut Take<'_>,
+    hint: &mut Option<BoundedLeaf>,
+    take: &mut ExtentVisitor<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut give = |at: u64, entry: &Entry| {
         let (start, end) = (at.max(from), at.saturating_add(entry.covers()).min(to));
@@ -228,15 +230,15 @@ fn resolve_tree(
     };
     let mut key = extent_key(id, from);
     if let Some((key, entry)) = tree.before(nodes, &key, hint)?
-        && let Some(Named::Extent(of, at)) = named(&key)
+        && let Some(DecodedKey::Extent(of, at)) = decode_key(&key)
         && of == id
         && give(at, &entry).is_break()
     {
         return Ok(ControlFlow::Break(()));
     }
     while let Some((found, entry)) = tree.at_or_after(nodes, &key, hint)? {
-        match named(&found) {
-            Some(Named::Extent(of, at)) if of == id && at < to => {
+        match decode_key(&found) {
+            Some(DecodedKey::Extent(of, at)) if of == id && at < to => {
                 if give(at, &entry).is_break() {
                     return Ok(ControlFlow::Break(()));
                 }

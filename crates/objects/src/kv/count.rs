@@ -1,7 +1,7 @@
 //! How much the kv holds: from the index alone, values are not read.
 
 use crate::Result;
-use crate::entry::{Entry, Named, named, value_key};
+use crate::entry::{DecodedKey, Entry, decode_key, value_key};
 use crate::index::cursor::Cursor;
 use crate::kv::Kv;
 
@@ -29,17 +29,17 @@ impl Kv {
         let mut count = KvCount::default();
         let mut cursor = Cursor::at(view, io, (&value_key(&[]), &[u8::MAX]))?;
         while let Some((key, entry)) = cursor.next(view, io)? {
-            let Some(Named::Value(name)) = named(&key) else { break };
+            let Some(DecodedKey::Value(name)) = decode_key(&key) else { break };
             count.keys = count.keys.saturating_add(1);
             count.key_bytes = count.key_bytes.saturating_add(name.len() as u64);
             match entry {
                 Entry::Data(data) => {
                     count.value_bytes = count.value_bytes.saturating_add(u64::from(data.len));
                 }
-                Entry::Short(value) => {
+                Entry::Inline(value) => {
                     count.value_bytes = count.value_bytes.saturating_add(value.len() as u64);
                 }
-                Entry::Link(_, len) => {
+                Entry::ValueObject(_, len) => {
                     count.value_bytes = count.value_bytes.saturating_add(len);
                     count.long_values = count.long_values.saturating_add(1);
                 }

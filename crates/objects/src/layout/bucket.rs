@@ -41,7 +41,7 @@ impl Layout for Bucket {
         self.0.log_bytes(self.0.capacity_bytes.saturating_mul(8), 32 << 20)
     }
 
-    fn worth(&self, used: u64, len: u64, _age: u64) -> f64 {
+    fn cleaning_benefit(&self, used: u64, len: u64, _age: u64) -> f64 {
         // What is moved is paid for by the byte, now; what may die later costs nothing now.
         1.0 - used as f64 / len as f64
     }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk, Random};
 
-use super::{Kind, StoreDimensions};
+use super::{PayloadKind, StoreDimensions};
 use crate::check::CheckOptions;
 use crate::kv::Kv;
 use crate::{CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store};
@@ -42,7 +42,7 @@ pub const CHECKS: [Check; 4] = [
 ///
 /// # Panics
 /// If it does not do what every layout does.
-pub fn all(kind: LayoutKind) {
+pub fn check_all(kind: LayoutKind) {
     for (name, check) in CHECKS {
         log::debug!("conform: {name}");
         check(kind);
@@ -66,8 +66,8 @@ fn its_sizes_fit_each_other(kind: LayoutKind) {
                     panic!("{what}: {site:?}");
                 }
                 assert_eq!(*layout.site(), site, "a layout is of another site");
-                let hot = Kind::Written { hint: Hint::Hot, replaced_after: Some(0) };
-                let cold = Kind::Written { hint: Hint::Cold, replaced_after: None };
+                let hot = PayloadKind::Written { hint: Hint::Hot, replaced_after: Some(0) };
+                let cold = PayloadKind::Written { hint: Hint::Cold, replaced_after: None };
                 let apart = layout.stream_of(hot, true) != layout.stream_of(cold, true);
                 assert!(!apart, "a commit with a waiter waits for two places: {site:?}");
             }
@@ -82,7 +82,7 @@ fn what_has_less_alive_is_worth_more(kind: LayoutKind) {
     let layout = must(super::layout(kind, &site), "a layout");
     for age in [1, 1 << 12, 1 << 24, 1 << 40] {
         let worths: Vec<f64> =
-            (0..=64).map(|part| layout.worth(part * len / 64, len, age)).collect();
+            (0..=64).map(|part| layout.cleaning_benefit(part * len / 64, len, age)).collect();
         assert!(worths.iter().all(|worth| worth.is_finite()), "a worth is no number: {worths:?}");
         let descends = worths.iter().zip(worths.iter().skip(1)).all(|(more, less)| more >= less);
         assert!(descends, "more alive is worth more, at age {age}: {worths:?}");

@@ -1,6 +1,6 @@
 //! For flash: what dies together lies together, so that segments become empty by themselves.
 
-use super::{Kind, Layout, StoreDimensions};
+use super::{Layout, PayloadKind, StoreDimensions};
 use crate::Hint;
 
 pub(super) struct Cow(pub StoreDimensions);
@@ -20,24 +20,24 @@ impl Layout for Cow {
         5
     }
 
-    fn stream_of(&self, kind: Kind, is_trickle: bool) -> usize {
+    fn stream_of(&self, kind: PayloadKind, is_trickle: bool) -> usize {
         match kind {
-            Kind::Node => NODES,
-            Kind::Brief => HOT,
+            PayloadKind::Node => NODES,
+            PayloadKind::ShortLived => HOT,
             // Young, and moved only because its neighbours died even sooner: it will follow.
-            Kind::Moved { age } if age < self.0.capacity_bytes / 4 => HOT,
-            Kind::Moved { .. } => MOVED,
+            PayloadKind::Moved { age } if age < self.0.capacity_bytes / 4 => HOT,
+            PayloadKind::Moved { .. } => MOVED,
             // One request for a commit with a waiter.
-            Kind::Written { .. } if is_trickle => TRICKLE,
-            Kind::Written { hint: Hint::Hot, .. } => HOT,
-            Kind::Written { hint: Hint::Cold, .. } => COLD,
+            PayloadKind::Written { .. } if is_trickle => TRICKLE,
+            PayloadKind::Written { hint: Hint::Hot, .. } => HOT,
+            PayloadKind::Written { hint: Hint::Cold, .. } => COLD,
             // What was replaced soon will be replaced soon again (SepBIT).
-            Kind::Written { replaced_after: Some(bytes), .. }
+            PayloadKind::Written { replaced_after: Some(bytes), .. }
                 if bytes < self.0.capacity_bytes / 4 =>
             {
                 HOT
             }
-            Kind::Written { .. } => COLD,
+            PayloadKind::Written { .. } => COLD,
         }
     }
 
@@ -45,7 +45,7 @@ impl Layout for Cow {
         NODES
     }
 
-    fn parts_by_age(&self) -> bool {
+    fn separates_by_age(&self) -> bool {
         true
     }
 
@@ -53,12 +53,12 @@ impl Layout for Cow {
         self.0.at_most(1 << 20, 1)
     }
 
-    fn aligns(&self) -> bool {
+    fn is_page_aligned(&self) -> bool {
         true
     }
 
     fn commit_bytes(&self) -> usize {
-        crate::codec::index((4 << 20).min(self.log_bytes() / 2))
+        crate::codec::to_usize_saturating((4 << 20).min(self.log_bytes() / 2))
     }
 
     fn read_bytes(&self) -> usize {
@@ -66,7 +66,7 @@ impl Layout for Cow {
         64 << 10
     }
 
-    fn jumps_from(&self) -> u64 {
+    fn sparse_read_ratio(&self) -> u64 {
         2
     }
 

@@ -16,28 +16,28 @@ use std::sync::Arc;
 use draconis_device::{Group, Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
-use super::Log;
-use crate::hooks::{Omission, barrier_bytes, is_left_out};
-use crate::log::frame::{Done, Header};
-use crate::upkeep::Granted;
+use super::LogWriter;
+use crate::hooks::{InjectedFault, barrier_bytes, is_fault_injected};
+use crate::log::frame::{Header, SealedFrame};
+use crate::upkeep::CompletedIo;
 use crate::{Error, Result};
 
 /// The commit that takes groups.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct OpenCommit {
     pub seq: u64,
     /// Items so far.
     order: u64,
     /// Frames that were numbered so far.
-    parts: u32,
-    pub(super) done: Vec<Done>,
+    frames: u32,
+    pub(super) done: Vec<SealedFrame>,
     pub bytes: usize,
     /// The commit's first frames, given to the disk already.
     early: Option<Ticket>,
     pub(super) early_bytes: u64,
 }
 
-impl Batch {
+impl OpenCommit {
     /// An empty commit.
     pub fn numbered(seq: u64) -> Self {
         Self { seq, ..Self::default() }
@@ -51,7 +51,7 @@ impl Batch {
 
 /// What the disk was given.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
+pub(crate) struct SubmittedCommits {
     /// Commits that may not be durable yet, oldest first.
     pub commits: VecDeque<(u64, Ticket)>,
     pub durable: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Sent {
 
 /// What the disk takes for what changes bring: headers, what fills pages, nodes and runs.
 #[derive(Debug)]
-pub(crate) struct Spent {
+pub(crate) struct WriteAmplification {
     /// What changes brought since the last commit, in bytes.
     brought_bytes: u64,
     /// Bytes on the disk for each of those, in 64ths: a moving average.
@@ -75,15 +75,15 @@ pub(crate) struct Spent {
     before: u64,
 }
 
-impl Default for Spent {
+impl Default for WriteAmplification {
     fn default() -> Self {
         Self { brought_bytes: 0, each_64ths: 64, before: 0 }
     }
 }
 
-impl Spent {
+impl WriteAmplification {
     /// A change brought so many bytes: how many it takes of the disk, as things are.
-    pub fn bring(&mut self, bytes: u64) -> u64 {
+    pub fn estimate_disk_bytes(&mut self, bytes: u64) -> u64 {
         self.brought_bytes += bytes;
         bytes * self.each_64ths / 64
     }
@@ -98,9 +98,9 @@ impl Spent {
     }
 }
 
-impl Sent {
+impl SubmittedCommits {
     /// All commits up to `seq` were found on the disk.
-    pub fn found(&mut self, seq: u64) {
+    pub fn mark_recovered(&mut self, seq: u64) {
         (self.durable, self.barrier) = (seq, seq);
     }
 
@@ -111,19 +111,19 @@ impl Sent {
     }
 
     /// The disk did what was needed.
-    pub fn grant(&mut self, granted: Granted) {
+    pub fn record_completed(&mut self, granted: CompletedIo) {
         match granted {
-            Granted::Settled(ticket) => self.settled = self.settled.max(Some(ticket)),
-            Granted::Durable(ticket) => {
+            CompletedIo::Settled(ticket) => self.settled = self.settled.max(Some(ticket)),
+            CompletedIo::Durable(ticket) => {
                 self.durable_ticket = self.durable_ticket.max(Some(ticket));
             }
         }
     }
 }
 
-impl Log {
+impl LogWriter {
     /// Gives the first frames of a long commit to the disk.
-    pub(super) fn early(&mut self) -> Result<()> {
+    pub(super) fn submit_early_frames(&mut self) -> Result<()> {
         let waiting: usize = self.batch.done.iter().map(|done| done.len).sum();
         if waiting < self.commit_limit().saturating_mul(4) {
             return Ok(());
@@ -132,7 +132,7 @@ impl Log {
         let kept = self.batch.done.pop();
         let frames = std::mem::take(&mut self.batch.done);
         self.batch.early_bytes += waiting as u64;
-        let ticket = self.hand_over(frames, false, &[])?;
+        let ticket = self.submit_frames(frames, false, &[])?;
         self.batch.early = Some(ticket);
         self.batch.done.extend(kept);
         Ok(())
@@ -156,23 +156,28 @@ impl Log {
             after.extend(self.batch.early);
         }
         if self.sent.unflushed_bytes > barrier_bytes() {
-            after.extend(self.sent.last.filter(|_| !is_left_out(Omission::Barrier)));
+            after.extend(self.sent.last.filter(|_| !is_fault_injected(InjectedFault::Barrier)));
             self.sent.unflushed_bytes = 0;
             self.sent.barrier = self.batch.seq - 1;
         }
-        let ticket = self.hand_over(frames, true, &after)?;
+        let ticket = self.submit_frames(frames, true, &after)?;
         self.sent.unflushed_bytes += len as u64;
         self.bytes += len as u64;
         self.usual_bytes = (self.usual_bytes * 7 + self.batch.bytes) / 8;
         self.counters.commits += 1;
         self.sent.commits.push_back((self.batch.seq, ticket));
-        self.batch = Batch::numbered(self.batch.seq + 1);
+        self.batch = OpenCommit::numbered(self.batch.seq + 1);
         self.io.all_handed_over();
         self.spent.see(self.counters.written_bytes - self.counters.moved_bytes);
         Ok(())
     }
 
-    fn hand_over(&mut self, frames: Vec<Done>, is_end: bool, after: &[Ticket]) -> Result<Ticket> {
+    fn submit_frames(
+        &mut self,
+        frames: Vec<SealedFrame>,
+        is_end: bool,
+        after: &[Ticket],
+    ) -> Result<Ticket> {
         let count = frames.len();
         let mut writes = Vec::with_capacity(count);
         let mut places = Vec::with_capacity(count);
@@ -181,7 +186,7 @@ impl Log {
                 incarnation: self.incarnation,
                 at: 0,
                 seq: self.batch.seq,
-                durable: if is_left_out(Omission::DurableMark) {
+                durable: if is_fault_injected(InjectedFault::DurableMark) {
                     0
                 } else {
                     self.sent.durable.max(self.sent.barrier)
@@ -189,11 +194,11 @@ impl Log {
                 len: 0,
                 table_at: 0,
                 table_len: 0,
-                part: self.batch.parts,
+                frame_index: self.batch.frames,
                 is_last: is_end && index + 1 == count,
                 next_segment: frame.next_segment,
             };
-            self.batch.parts += 1;
+            self.batch.frames += 1;
             frame.stamp(header, self.tag, self.io.summer);
             // As large as the frame's own, which was used before: new memory is cleared page
             // by page, and that takes longer than copying.
@@ -204,19 +209,19 @@ impl Log {
             writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });
             places.push(Arc::new(frame));
         }
-        self.io.remember(&places);
+        self.io.keep_frames(&places);
         let ticket = self
             .io
             .disk
             .submit(Group { writes }, after)
             .map_err(|refused| Error::Device(refused.error))?;
         self.sent.last = Some(ticket);
-        self.io.handed_over(ticket, places)?;
+        self.io.track_submitted(ticket, places)?;
         Ok(ticket)
     }
 
     /// Commits up to `seq` are durable.
-    pub fn is_durable(&mut self, seq: u64) {
+    pub fn mark_durable(&mut self, seq: u64) {
         self.sent.durable = self.sent.durable.max(seq);
         while let Some(&(first, ticket)) = self.sent.commits.front()
             && first <= seq

@@ -17,10 +17,10 @@
 use draconis_exchange::heap::PrivateBuffer;
 
 use crate::Error;
-use crate::codec::{Reader, Summer};
+use crate::codec::{Checksummer, Reader};
 use crate::entry::Entry;
-use crate::hooks::{Omission, is_left_out};
-use crate::log::table::Table;
+use crate::hooks::{InjectedFault, is_fault_injected};
+use crate::log::table::FrameSummary;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
 pub(crate) const HEADER: usize = 72;
@@ -42,7 +42,7 @@ pub(crate) struct Header {
     pub table_at: u32,
     pub table_len: u32,
     /// Which of the commit's frames.
-    pub part: u32,
+    pub frame_index: u32,
     /// Whether the commit has no more frames.
     pub is_last: bool,
     /// Where the stream goes on after this segment.
@@ -50,18 +50,18 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub fn encode(&self, store: u32, table: &[u8], summer: Summer) -> [u8; HEADER] {
+    pub fn encode(&self, store: u32, table: &[u8], summer: Checksummer) -> [u8; HEADER] {
         let mut out = Vec::with_capacity(HEADER);
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&store.to_le_bytes());
         for word in [self.incarnation, self.at, self.seq, self.durable] {
             out.extend_from_slice(&word.to_le_bytes());
         }
-        let part = self.part | if self.is_last { LAST } else { 0 };
+        let part = self.frame_index | if self.is_last { LAST } else { 0 };
         for word in [self.len, self.table_at, self.table_len, part, self.next_segment, 0] {
             out.extend_from_slice(&word.to_le_bytes());
         }
-        let sum = summer.sum(self.at, &out) ^ summer.sum(self.at.wrapping_add(1), table);
+        let sum = summer.checksum(self.at, &out) ^ summer.checksum(self.at.wrapping_add(1), table);
         out.extend_from_slice(&sum.to_le_bytes());
         let mut header = [0; HEADER];
         header.copy_from_slice(&out);
@@ -70,7 +70,7 @@ impl Header {
 
     /// Reads a header without its table: `None` if it is not one of this store at `at`, of
     /// at most `room` bytes.
-    pub fn peek(bytes: &[u8], at: u64, store: u32, room: u64) -> Option<Self> {
+    pub fn decode_header(bytes: &[u8], at: u64, store: u32, room: u64) -> Option<Self> {
         let mut reader = Reader::new(bytes.get(..HEADER)?, at);
         let mine = reader.u32().ok()? == MAGIC && reader.u32().ok()? == store;
         if !mine {
@@ -95,24 +95,25 @@ impl Header {
             len,
             table_at,
             table_len,
-            part: part & !LAST,
+            frame_index: part & !LAST,
             is_last: part & LAST != 0,
             next_segment,
         })
     }
 
     /// Whether header and table are what was written.
-    pub fn is_whole(&self, header: &[u8], table: &[u8], summer: Summer) -> bool {
+    pub fn is_whole(&self, header: &[u8], table: &[u8], summer: Checksummer) -> bool {
         let Some(bytes) = header.get(..HEADER) else { return false };
         let Some((told, sum)) = bytes.split_last_chunk() else { return false };
-        let expected = summer.sum(self.at, told) ^ summer.sum(self.at.wrapping_add(1), table);
-        u64::from_le_bytes(*sum) == expected || is_left_out(Omission::FrameSum)
+        let expected =
+            summer.checksum(self.at, told) ^ summer.checksum(self.at.wrapping_add(1), table);
+        u64::from_le_bytes(*sum) == expected || is_fault_injected(InjectedFault::FrameSum)
     }
 }
 
 /// A frame that is being filled.
 #[derive(Debug)]
-pub(crate) struct Frame {
+pub(crate) struct FrameBuilder {
     /// First byte on the disk.
     pub at: u64,
     bytes: PrivateBuffer,
@@ -120,7 +121,7 @@ pub(crate) struct Frame {
     used: usize,
     /// Where the gap before the first aligned payload begins and ends.
     gap: (usize, usize),
-    table: Table,
+    table: FrameSummary,
 }
 
 #[allow(
@@ -129,7 +130,7 @@ pub(crate) struct Frame {
     clippy::indexing_slicing,
     reason = "builds in a buffer of its own: `holds` was asked before anything is put"
 )]
-impl Frame {
+impl FrameBuilder {
     /// An empty frame of at most `capacity` bytes.
     pub fn new(at: u64, capacity: usize) -> Self {
         Self {
@@ -137,14 +138,14 @@ impl Frame {
             bytes: PrivateBuffer::new_uninitialized(capacity),
             used: HEADER,
             gap: (HEADER, HEADER),
-            table: Table::new(at),
+            table: FrameSummary::new(at),
         }
     }
 
     /// The shortest frame that has a payload of `payload` bytes and a line of `line` bytes in
     /// its table. What is as long as `align`, if that is more than a byte, begins at a multiple
     /// of it.
-    pub fn least(payload: usize, line: usize, align: usize, page: usize) -> usize {
+    pub fn min_len(payload: usize, line: usize, align: usize, page: usize) -> usize {
         match align > 1 && payload >= align {
             true if line <= align - HEADER => align + payload,
             true => align + payload + line,
@@ -191,7 +192,7 @@ impl Frame {
     }
 
     /// Notes a payload that is a node, or a chunk.
-    pub fn note(&mut self, is_node: bool, at: u64, len: u32) {
+    pub fn add_block(&mut self, is_node: bool, at: u64, len: u32) {
         self.table.note(is_node, at, len);
     }
 
@@ -203,14 +204,14 @@ impl Frame {
 
     /// Ends the frame: puts the table, pads to whole pages. The header comes with
     /// [`Done::stamp`]. The stream goes on in `next_segment` after this one.
-    pub fn finish(mut self, page: usize, next_segment: u32) -> Done {
+    pub fn finish(mut self, page: usize, next_segment: u32) -> SealedFrame {
         let table_len = self.table.bytes.len();
         let table_at = if table_len <= self.gap.1 - self.gap.0 { self.gap.0 } else { self.used };
         self.bytes[table_at..table_at + table_len].copy_from_slice(&self.table.bytes);
         let end = self.used.max(table_at + table_len);
         let len = end.next_multiple_of(page);
         self.bytes[end..len].fill(0);
-        Done {
+        SealedFrame {
             at: self.at,
             bytes: self.bytes,
             len,
@@ -223,7 +224,7 @@ impl Frame {
 
 /// A frame that takes no more.
 #[derive(Debug)]
-pub(crate) struct Done {
+pub(crate) struct SealedFrame {
     pub at: u64,
     bytes: PrivateBuffer,
     pub len: usize,
@@ -238,7 +239,7 @@ pub(crate) struct Done {
     clippy::indexing_slicing,
     reason = "built here: header, payloads and table lie in the buffer"
 )]
-impl Done {
+impl SealedFrame {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
@@ -249,7 +250,7 @@ impl Done {
     }
 
     /// Puts the header; `header` has place and sizes from here.
-    pub fn stamp(&mut self, mut header: Header, store: u32, summer: Summer) {
+    pub fn stamp(&mut self, mut header: Header, store: u32, summer: Checksummer) {
         header.at = self.at;
         header.len = self.len as u32;
         header.table_at = self.table_at;
@@ -281,7 +282,7 @@ mod tests {
             len: 0,
             table_at: 0,
             table_len: 0,
-            part: 0,
+            frame_index: 0,
             is_last: true,
             next_segment: 9,
         }
@@ -289,21 +290,21 @@ mod tests {
 
     #[test]
     fn a_frame_comes_back_and_every_flipped_bit_of_header_and_table_is_seen() {
-        let summer = Summer(5);
-        let mut frame = Frame::new(1 << 20, 64 << 10);
+        let summer = Checksummer(5);
+        let mut frame = FrameBuilder::new(1 << 20, 64 << 10);
         let small = frame.put(b"small", 4096);
-        frame.pair(0, &value_key(b"k"), &Entry::Gone);
+        frame.pair(0, &value_key(b"k"), &Entry::Tombstone);
         let large = frame.put(&[7; 8192], 4096);
         assert!(large.is_multiple_of(4096) && small < large);
         frame.pair(1, &extent_key(ObjectId(1), 0), &Entry::Hole(9));
-        frame.note(true, large, 8192);
+        frame.add_block(true, large, 8192);
         assert_eq!(frame.get(small, 5), Some(&b"small"[..]));
         let mut done = frame.finish(4096, 9);
         // The table lies in the gap: one page for all but the large payload.
         assert_eq!(done.len, 3 * 4096);
         done.stamp(header(8), 11, summer);
         let bytes = done.bytes().to_vec();
-        let back = Header::peek(&bytes, 1 << 20, 11, 1 << 20).unwrap();
+        let back = Header::decode_header(&bytes, 1 << 20, 11, 1 << 20).unwrap();
         let table =
             |bytes: &[u8]| bytes[back.table_at as usize..][..back.table_len as usize].to_vec();
         assert!(back.is_whole(&bytes, &table(&bytes), summer));
@@ -312,19 +313,20 @@ mod tests {
             .collect();
         assert_eq!(items.len(), 3);
         assert!(items[2].contains(&format!("at: {large}")), "{items:?}");
-        assert_eq!(Header::peek(&bytes, 1 << 21, 11, 1 << 20), None);
-        assert_eq!(Header::peek(&bytes, 1 << 20, 12, 1 << 20), None);
+        assert_eq!(Header::decode_header(&bytes, 1 << 21, 11, 1 << 20), None);
+        assert_eq!(Header::decode_header(&bytes, 1 << 20, 12, 1 << 20), None);
         let covered =
             (0..HEADER).chain(back.table_at as usize..(back.table_at + back.table_len) as usize);
         for byte in covered {
             let mut bytes = bytes.clone();
             bytes[byte] ^= 4;
-            let is_whole = Header::peek(&bytes, 1 << 20, 11, 1 << 20).is_some_and(|header| {
-                let end = (header.table_at + header.table_len) as usize;
-                bytes
-                    .get(header.table_at as usize..end)
-                    .is_some_and(|table| header.is_whole(&bytes, table, summer))
-            });
+            let is_whole =
+                Header::decode_header(&bytes, 1 << 20, 11, 1 << 20).is_some_and(|header| {
+                    let end = (header.table_at + header.table_len) as usize;
+                    bytes
+                        .get(header.table_at as usize..end)
+                        .is_some_and(|table| header.is_whole(&bytes, table, summer))
+                });
             assert!(!is_whole, "byte {byte}");
         }
     }

@@ -8,12 +8,12 @@
     reason = "sequence numbers, counts and places are this process's own; streams are numbered by their layout"
 )]
 
-use super::Log;
-use crate::log::frame::Frame;
+use super::LogWriter;
+use crate::log::frame::FrameBuilder;
 use crate::{Error, Result};
 
 /// Where a stream stood: segment, position in it, the segment after it.
-pub(crate) type Place = (u32, u32, u32);
+pub(crate) type StreamPosition = (u32, u32, u32);
 
 /// A place that is being filled.
 #[derive(Debug)]
@@ -23,19 +23,19 @@ pub(crate) struct Stream {
     pub pos: u32,
     /// Where the stream goes on.
     pub next: u32,
-    pub frame: Option<Frame>,
+    pub frame: Option<FrameBuilder>,
 }
 
 impl Stream {
     /// One that goes on from `place`.
-    pub fn at((segment, pos, next): Place) -> Self {
+    pub fn at((segment, pos, next): StreamPosition) -> Self {
         Self { segment, pos, next, frame: None }
     }
 }
 
-impl Log {
+impl LogWriter {
     /// Where all streams stand.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<StreamPosition> {
         self.streams.iter().map(|stream| (stream.segment, stream.pos, stream.next)).collect()
     }
 
@@ -45,7 +45,7 @@ impl Log {
         stream: usize,
         payload: usize,
         line: usize,
-    ) -> Result<&mut Frame> {
+    ) -> Result<&mut FrameBuilder> {
         let geometry = self.segments.geometry;
         let page = geometry.page_bytes as usize;
         let align = self.alignment();
@@ -55,7 +55,7 @@ impl Log {
             .is_some_and(|frame| frame.holds(payload, line, align));
         if !has_room {
             self.finish_frame(stream);
-            let least = Frame::least(payload, line, align, page);
+            let least = FrameBuilder::min_len(payload, line, align, page);
             let usual = (self.usual_bytes * 2).max(64 << 10).min(self.layout.frame_bytes());
             let wanted = usual.max(least).next_multiple_of(page);
             let segment_bytes = geometry.segment_bytes as usize;
@@ -68,7 +68,7 @@ impl Log {
                 return Err(Error::Misuse("a payload that no segment holds"));
             }
             let at = geometry.start_of(place.segment) + u64::from(place.pos);
-            place.frame = Some(Frame::new(at, capacity));
+            place.frame = Some(FrameBuilder::new(at, capacity));
         }
         // It was there, or was made just now.
         self.streams[stream].frame.as_mut().ok_or(Error::Misuse("no frame"))

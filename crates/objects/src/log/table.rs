@@ -13,7 +13,7 @@
 //! here made cannot ask for much more memory than it has bytes.
 
 use crate::codec::{Reader, low_byte, put_varint};
-use crate::entry::{Data, Entry, Key, fits, pieces};
+use crate::entry::{Entry, Key, PayloadRef, checksum_blocks, is_valid_under};
 use crate::{Error, Result};
 
 /// The lowest two bits of the flags.
@@ -44,7 +44,7 @@ pub(crate) enum Item {
 
 /// What the next line is told by.
 #[derive(Clone, Debug, Default)]
-struct Before {
+struct DeltaContext {
     order: u64,
     key: Key,
     /// One behind the last payload, on the disk.
@@ -53,7 +53,7 @@ struct Before {
     stored: u32,
 }
 
-impl Before {
+impl DeltaContext {
     fn see(&mut self, order: u64, key: &[u8], entry: &Entry) {
         self.order = order;
         self.key = Key::from_slice(key);
@@ -62,7 +62,7 @@ impl Before {
         }
     }
 
-    fn is_alike(&self, data: &Data) -> bool {
+    fn is_alike(&self, data: &PayloadRef) -> bool {
         (data.at, data.stored) == (self.end, self.stored)
             && data.skip == 0
             && data.len == data.stored
@@ -71,21 +71,21 @@ impl Before {
 
 /// The table of a frame that is being filled.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct FrameSummary {
     pub bytes: Vec<u8>,
     /// Where the frame begins on the disk.
     frame_at: u64,
-    before: Before,
+    before: DeltaContext,
 }
 
-impl Table {
+impl FrameSummary {
     pub fn new(frame_at: u64) -> Self {
-        Self { bytes: vec![], frame_at, before: Before::default() }
+        Self { bytes: vec![], frame_at, before: DeltaContext::default() }
     }
 
     /// The most that a pair takes, with a payload of `len` bytes.
     pub fn most(key_len: usize, len: usize) -> usize {
-        key_len.saturating_add(pieces(len).saturating_mul(8)).saturating_add(56)
+        key_len.saturating_add(checksum_blocks(len).saturating_mul(8)).saturating_add(56)
     }
 
     pub fn pair(&mut self, order: u64, key: &[u8], entry: &Entry) {
@@ -135,7 +135,7 @@ impl Table {
 pub(crate) struct Items<'a> {
     reader: Reader<'a>,
     frame_at: u64,
-    before: Before,
+    before: DeltaContext,
 }
 
 impl<'a> Items<'a> {
@@ -143,7 +143,7 @@ impl<'a> Items<'a> {
     /// the disk.
     pub fn new(table: &'a [u8], frame_at: u64, table_at: u32) -> Self {
         let reader = Reader::new(table, frame_at.saturating_add(u64::from(table_at)));
-        Self { reader, frame_at, before: Before::default() }
+        Self { reader, frame_at, before: DeltaContext::default() }
     }
 
     fn read(&mut self) -> Result<Item> {
@@ -170,27 +170,28 @@ impl<'a> Items<'a> {
             Some(shared) if shared.len() <= SHARED_MAX => Key::from_slice(shared),
             _ => return Err(self.wrong()),
         };
-        key.extend_from_slice(self.reader.sized()?);
+        key.extend_from_slice(self.reader.length_prefixed()?);
         key.extend(std::iter::repeat_n(0, usize::from(flags >> ZEROS_SHIFT)));
         let entry = match flags & ALIKE {
             0 => Entry::decode(&mut self.reader)?,
             _ => Entry::Data(self.read_alike()?),
         };
-        if !fits(&key, &entry) {
+        if !is_valid_under(&key, &entry) {
             return Err(self.reader.corrupt("an entry under the wrong key"));
         }
         self.before.see(order, &key, &entry);
         Ok(Item::Pair(order, key, entry))
     }
 
-    fn read_alike(&mut self) -> Result<Data> {
+    fn read_alike(&mut self) -> Result<PayloadRef> {
         let (at, stored) = (self.before.end, self.before.stored);
         if at.checked_add(u64::from(stored)).is_none() {
             return Err(self.wrong());
         }
-        let sums =
-            (0..pieces(stored as usize)).map(|_| self.reader.u64()).collect::<Result<_>>()?;
-        Ok(Data { at, stored, skip: 0, len: stored, sums })
+        let sums = (0..checksum_blocks(stored as usize))
+            .map(|_| self.reader.u64())
+            .collect::<Result<_>>()?;
+        Ok(PayloadRef { at, stored, skip: 0, len: stored, sums })
     }
 
     fn wrong(&self) -> Error {
@@ -216,12 +217,12 @@ mod tests {
     const FRAME: u64 = 1 << 20;
 
     fn data(at: u64, len: u32) -> Entry {
-        let sums = (0..pieces(len as usize) as u64).map(|piece| at * 31 + piece).collect();
-        Entry::Data(Data { at: FRAME + at, stored: len, skip: 0, len, sums })
+        let sums = (0..checksum_blocks(len as usize) as u64).map(|piece| at * 31 + piece).collect();
+        Entry::Data(PayloadRef { at: FRAME + at, stored: len, skip: 0, len, sums })
     }
 
     fn table(items: &[Item]) -> Vec<u8> {
-        let mut table = Table::new(FRAME);
+        let mut table = FrameSummary::new(FRAME);
         for item in items {
             let before = table.bytes.len();
             match item {
@@ -229,7 +230,7 @@ mod tests {
                     table.pair(*order, key, entry);
                     let len = entry.covers() as usize;
                     let payload = if matches!(entry, Entry::Data(_)) { len } else { 0 };
-                    assert!(table.bytes.len() - before <= Table::most(key.len(), payload));
+                    assert!(table.bytes.len() - before <= FrameSummary::most(key.len(), payload));
                 }
                 Item::Node { at, len } => table.note(true, *at, *len),
                 Item::Chunk { at, len } => table.note(false, *at, *len),
@@ -250,8 +251,8 @@ mod tests {
             Item::Node { at: FRAME + 33_576, len: 500 },
             Item::Chunk { at: FRAME + 34_076, len: 80 },
             Item::Pair(11, value_key(&[0; 40]), data(34_156, 9000)),
-            Item::Pair(12, value_key(&[]), Entry::Gone),
-            Item::Pair(13, value_key(&long), Entry::Link(id, 1 << 30)),
+            Item::Pair(12, value_key(&[]), Entry::Tombstone),
+            Item::Pair(13, value_key(&long), Entry::ValueObject(id, 1 << 30)),
             Item::Pair(14, value_key(&long), data(50_000, 1)),
             Item::Pair(15, object_key(ObjectId(0)), Entry::Object(record)),
             Item::Pair(2, extent_key(id, 5), Entry::Hole(u64::MAX - 5)),

@@ -8,29 +8,29 @@
 
 use std::sync::Arc;
 
-use super::commit::{Batch, Sent, Spent};
+use super::commit::{OpenCommit, SubmittedCommits, WriteAmplification};
 use super::stream::Stream;
 use crate::Result;
-use crate::entry::{Data, Entry, Key, PAYLOAD_MAX, PIECE};
+use crate::entry::{CHECKSUM_BLOCK_BYTES, Entry, Key, PAYLOAD_MAX, PayloadRef};
 use crate::hooks::commit_bytes;
-use crate::index::tree::{Node, Nodes, NodesMut, Ptr};
-use crate::io::Io;
-use crate::layout::{Kind, Layout};
-use crate::log::table::Table;
-use crate::space::segment::Segments;
+use crate::index::tree::{BlockPtr, Node, NodeSource, NodeStore};
+use crate::io::CachedDisk;
+use crate::layout::{Layout, PayloadKind};
+use crate::log::table::FrameSummary;
+use crate::space::segment::SegmentTable;
 
 /// Commits shorter than this are a trickle.
 const TRICKLE_BYTES: usize = 32 << 10;
 
 /// Everything that a store writes with.
-pub(crate) struct Log {
-    pub io: Arc<Io>,
+pub(crate) struct LogWriter {
+    pub io: Arc<CachedDisk>,
     pub layout: Box<dyn Layout>,
-    pub segments: Segments,
+    pub segments: SegmentTable,
     pub streams: Vec<Stream>,
-    pub batch: Batch,
-    pub sent: Sent,
-    pub spent: Spent,
+    pub batch: OpenCommit,
+    pub sent: SubmittedCommits,
+    pub spent: WriteAmplification,
     /// What frames say of whose they are: of the store, and of which opening of it.
     pub tag: u32,
     pub incarnation: u64,
@@ -64,17 +64,17 @@ pub struct Counters {
     pub cleaned: u64,
 }
 
-impl Log {
+impl LogWriter {
     /// What writes into a store that is new, or was found.
-    pub fn new(io: Io, layout: Box<dyn Layout>, tag: u32) -> Self {
+    pub fn new(io: CachedDisk, layout: Box<dyn Layout>, tag: u32) -> Self {
         Self {
-            segments: Segments::new(io.geometry),
+            segments: SegmentTable::new(io.geometry),
             io: Arc::new(io),
             layout,
             streams: vec![],
-            batch: Batch::numbered(1),
-            sent: Sent::default(),
-            spent: Spent::default(),
+            batch: OpenCommit::numbered(1),
+            sent: SubmittedCommits::default(),
+            spent: WriteAmplification::default(),
             tag,
             incarnation: 0,
             usual_bytes: 0,
@@ -97,7 +97,9 @@ impl Log {
     /// The longest payload of one entry.
     pub fn payload_max(&self) -> usize {
         let quarter = self.segments.geometry.segment_bytes as usize / 4;
-        PAYLOAD_MAX.min(quarter - quarter % PIECE as usize).max(PIECE as usize / 4)
+        PAYLOAD_MAX
+            .min(quarter - quarter % CHECKSUM_BLOCK_BYTES as usize)
+            .max(CHECKSUM_BLOCK_BYTES as usize / 4)
     }
 
     /// Everything that the disk was given, and what the open commit will give it.
@@ -117,30 +119,30 @@ impl Log {
         &mut self,
         key: &Key,
         payload: &[u8],
-        kind: Kind,
+        kind: PayloadKind,
         stamp: Option<u64>,
     ) -> Result<Entry> {
         let align = self.alignment();
         let stream = self.stream_of(kind);
         let order = self.batch.next_order();
         let summer = self.io.summer;
-        let line = Table::most(key.len(), payload.len());
+        let line = FrameSummary::most(key.len(), payload.len());
         let frame = self.frame_for(stream, payload.len(), line)?;
         let at = frame.put(payload, align);
         let sums = (at..)
-            .step_by(PIECE as usize)
-            .zip(payload.chunks(PIECE as usize))
-            .map(|(at, piece)| summer.sum(at, piece))
+            .step_by(CHECKSUM_BLOCK_BYTES as usize)
+            .zip(payload.chunks(CHECKSUM_BLOCK_BYTES as usize))
+            .map(|(at, piece)| summer.checksum(at, piece))
             .collect();
         let len = payload.len() as u32;
-        let entry = Entry::Data(Data { at, stored: len, skip: 0, len, sums });
+        let entry = Entry::Data(PayloadRef { at, stored: len, skip: 0, len, sums });
         frame.pair(order, key, &entry);
         self.batch.bytes += payload.len() + line;
         if stamp.is_none() {
             self.clock += u64::from(len);
         }
-        self.segments.add(at, len, stamp.unwrap_or(self.clock), true);
-        self.early()?;
+        self.segments.add_live(at, len, stamp.unwrap_or(self.clock), true);
+        self.submit_early_frames()?;
         Ok(entry)
     }
 
@@ -148,48 +150,52 @@ impl Log {
     pub fn pair(&mut self, key: &Key, entry: &Entry) -> Result<()> {
         let order = self.batch.next_order();
         let short = match entry {
-            Entry::Short(value) => value.len(),
+            Entry::Inline(value) => value.len(),
             _ => 0,
         };
-        let line = Table::most(key.len(), 0) + short;
+        let line = FrameSummary::most(key.len(), 0) + short;
         self.frame_for(0, 0, line)?.pair(order, key, entry);
         self.batch.bytes += line;
         Ok(())
     }
 
     /// Stores something that is not of the log: a node, or else what the next one replaces.
-    pub fn store(&mut self, bytes: &[u8], is_node: bool) -> Result<Ptr> {
-        self.store_in(if is_node { Kind::Node } else { Kind::Brief }, bytes, is_node)
+    pub fn append_block(&mut self, bytes: &[u8], is_node: bool) -> Result<BlockPtr> {
+        self.store_in(
+            if is_node { PayloadKind::Node } else { PayloadKind::ShortLived },
+            bytes,
+            is_node,
+        )
     }
 
     /// The same, where what is of `kind` lies.
-    pub fn store_in(&mut self, kind: Kind, bytes: &[u8], is_node: bool) -> Result<Ptr> {
+    pub fn store_in(&mut self, kind: PayloadKind, bytes: &[u8], is_node: bool) -> Result<BlockPtr> {
         let align = self.alignment();
         let stream = self.stream_of(kind);
-        let frame = self.frame_for(stream, bytes.len(), Table::most(0, 0))?;
+        let frame = self.frame_for(stream, bytes.len(), FrameSummary::most(0, 0))?;
         let at = frame.put(bytes, align);
         let len = bytes.len() as u32;
-        frame.note(is_node, at, len);
+        frame.add_block(is_node, at, len);
         self.batch.bytes += bytes.len() + 16;
-        self.segments.add(at, len, self.clock, false);
+        self.segments.add_live(at, len, self.clock, false);
         self.counters.index_bytes += u64::from(len);
-        self.early()?;
-        Ok(Ptr { at, len, sum: self.io.summer.sum(at, bytes) })
+        self.submit_early_frames()?;
+        Ok(BlockPtr { at, len, sum: self.io.summer.checksum(at, bytes) })
     }
 
     /// Nothing leads any more to what was stored.
-    pub fn forget(&mut self, ptrs: impl IntoIterator<Item = Ptr>) {
+    pub fn forget(&mut self, ptrs: impl IntoIterator<Item = BlockPtr>) {
         for ptr in ptrs {
-            self.segments.kill(ptr.at, ptr.len, false);
+            self.segments.sub_live(ptr.at, ptr.len, false);
         }
     }
 
     /// Stores bytes in as many parts as the layout wants.
-    pub fn store_parts(&mut self, bytes: &[u8]) -> Result<Vec<Ptr>> {
-        bytes.chunks(self.layout.chunk_bytes()).map(|part| self.store(part, false)).collect()
+    pub fn append_chunks(&mut self, bytes: &[u8]) -> Result<Vec<BlockPtr>> {
+        bytes.chunks(self.layout.chunk_bytes()).map(|part| self.append_block(part, false)).collect()
     }
 
-    fn stream_of(&self, kind: Kind) -> usize {
+    fn stream_of(&self, kind: PayloadKind) -> usize {
         let stream = self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES);
         // Layouts of others were asked before, but not for all.
         stream.min(self.streams.len().saturating_sub(1))
@@ -197,27 +203,27 @@ impl Log {
 
     /// Payloads as long as this begin at a multiple of it.
     pub(super) fn alignment(&self) -> usize {
-        if self.layout.aligns() { self.segments.geometry.page_bytes as usize } else { 1 }
+        if self.layout.is_page_aligned() { self.segments.geometry.page_bytes as usize } else { 1 }
     }
 }
 
-impl Nodes for Log {
-    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+impl NodeSource for LogWriter {
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
         self.io.load(ptr)
     }
 }
 
-impl NodesMut for Log {
-    fn write(&mut self, bytes: Vec<u8>) -> Result<Ptr> {
-        let ptr = self.store(&bytes, true)?;
-        self.io.offer_node(ptr, Arc::new(Node::decode(&bytes, ptr.at)?));
+impl NodeStore for LogWriter {
+    fn write(&mut self, bytes: Vec<u8>) -> Result<BlockPtr> {
+        let ptr = self.append_block(&bytes, true)?;
+        self.io.cache_node(ptr, Arc::new(Node::decode(&bytes, ptr.at)?));
         Ok(ptr)
     }
 
-    fn kill(&mut self, ptr: Ptr) {
+    fn mark_dead(&mut self, ptr: BlockPtr) {
         // A snapshot that still needs it reads it again.
         self.io.forget_node(ptr);
-        self.segments.kill(ptr.at, ptr.len, false);
+        self.segments.sub_live(ptr.at, ptr.len, false);
     }
 
     fn node_bytes(&self) -> usize {

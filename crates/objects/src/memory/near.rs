@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockReadGuard};
 
-use crate::codec::index;
+use crate::codec::to_usize_saturating;
 
 /// Parts with a lock of their own. Page `n` is in part `n % PARTS`.
 const PARTS: usize = 8;
@@ -21,7 +21,7 @@ const SHELF: usize = 512;
 
 /// A place for one of the pages whose numbers lead here.
 #[derive(Debug, Default)]
-struct Place {
+struct PageSlot {
     number: u64,
     page: Option<Arc<[u8]>>,
 }
@@ -29,22 +29,22 @@ struct Place {
 /// In a line of its own, so that readers of one part do not disturb those of another.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Part {
+struct Shard {
     shelves: RwLock<Shelves>,
 }
 
-type Shelves = Box<[Option<Box<[Place]>>]>;
+type Shelves = Box<[Option<Box<[PageSlot]>>]>;
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct Near {
-    parts: [Part; PARTS],
+pub(super) struct PageIndex {
+    parts: [Shard; PARTS],
     /// Places of a part, less one: a power of two less one.
     mask: u64,
 }
 
 /// All that is near, as long as it is held. Nothing new is kept meanwhile.
-pub(crate) struct Held<'a> {
+pub(crate) struct PageIndexGuard<'a> {
     parts: [RwLockReadGuard<'a, Shelves>; PARTS],
     mask: u64,
 }
@@ -52,8 +52,8 @@ pub(crate) struct Held<'a> {
 /// The part of a page, and its shelf and place there.
 fn place_of(number: u64, mask: u64) -> (usize, usize, usize) {
     const EACH: u64 = PARTS as u64;
-    let place = index((number / EACH) & mask);
-    (index(number % EACH), place / SHELF, place % SHELF)
+    let place = to_usize_saturating((number / EACH) & mask);
+    (to_usize_saturating(number % EACH), place / SHELF, place % SHELF)
 }
 
 fn page_in(shelves: &Shelves, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
@@ -62,7 +62,7 @@ fn page_in(shelves: &Shelves, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
     place.page.as_ref().filter(|_| place.number == number)
 }
 
-impl Held<'_> {
+impl PageIndexGuard<'_> {
     /// A page, if it is here.
     pub fn page(&self, number: u64) -> Option<&[u8]> {
         let (part, ..) = place_of(number, self.mask);
@@ -70,19 +70,19 @@ impl Held<'_> {
     }
 }
 
-impl Near {
+impl PageIndex {
     /// For about so many pages.
     pub fn new(pages: u64) -> Self {
         let places = pages.clamp(1, 1 << 24).div_ceil(PARTS as u64).next_power_of_two();
-        let shelves = || (0..index(places).div_ceil(SHELF)).map(|_| None).collect();
-        let parts = from_fn(|_| Part { shelves: RwLock::new(shelves()) });
+        let shelves = || (0..to_usize_saturating(places).div_ceil(SHELF)).map(|_| None).collect();
+        let parts = from_fn(|_| Shard { shelves: RwLock::new(shelves()) });
         Self { parts, mask: places.saturating_sub(1) }
     }
 
     /// The most memory that it takes, beside the pages.
     pub fn bytes_max(&self) -> u64 {
         let places = self.mask.saturating_add(1).saturating_mul(PARTS as u64);
-        places.saturating_mul(size_of::<Place>() as u64)
+        places.saturating_mul(size_of::<PageSlot>() as u64)
     }
 
     fn part(&self, number: u64) -> Option<&RwLock<Shelves>> {
@@ -91,8 +91,11 @@ impl Near {
     }
 
     /// All of it. It is to be given back soon: those who have something new wait.
-    pub fn hold(&self) -> Held<'_> {
-        Held { parts: self.parts.each_ref().map(|part| part.shelves.read()), mask: self.mask }
+    pub fn hold(&self) -> PageIndexGuard<'_> {
+        PageIndexGuard {
+            parts: self.parts.each_ref().map(|part| part.shelves.read()),
+            mask: self.mask,
+        }
     }
 
     /// What `take` makes of the page, if it is here.
@@ -107,9 +110,9 @@ impl Near {
         let Some(part) = self.part(number) else { return };
         let mut shelves = part.write();
         let Some(shelf) = shelves.get_mut(shelf) else { return };
-        let make = || (0..SHELF).map(|_| Place::default()).collect();
+        let make = || (0..SHELF).map(|_| PageSlot::default()).collect();
         if let Some(place) = shelf.get_or_insert_with(make).get_mut(place) {
-            *place = Place { number, page: Some(page) };
+            *place = PageSlot { number, page: Some(page) };
         }
     }
 
@@ -132,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_page_is_found_by_its_number_until_another_takes_its_place() {
-        let near = Near::new(3000);
+        let near = PageIndex::new(3000);
         let page = |byte: u8| Arc::from(&[byte; 8][..]);
         let first = |number| {
             let one = near.with(number, |page| page[0]);

@@ -2,12 +2,12 @@
 
 use crate::Result;
 use crate::codec::{Reader, put_varint};
-use crate::index::tree::Ptr;
-use crate::log::Place;
+use crate::index::tree::BlockPtr;
+use crate::log::StreamPosition;
 
 /// What the blob says.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(crate) struct Blob {
+pub(crate) struct CheckpointRecord {
     /// The last commit that runs and image have.
     pub seq: u64,
     /// The commit that the blob is in: durable.
@@ -15,23 +15,23 @@ pub(crate) struct Blob {
     pub clock: u64,
     pub next_id: u64,
     pub links: u64,
-    pub root: Option<Ptr>,
-    pub runs: Vec<Vec<Ptr>>,
-    pub image: Vec<Ptr>,
-    pub places: Vec<Place>,
-    pub table: Vec<Ptr>,
+    pub root: Option<BlockPtr>,
+    pub runs: Vec<Vec<BlockPtr>>,
+    pub replayed_log: Vec<BlockPtr>,
+    pub places: Vec<StreamPosition>,
+    pub table: Vec<BlockPtr>,
 }
 
-fn put_ptrs(out: &mut Vec<u8>, ptrs: &[Ptr]) {
+fn put_ptrs(out: &mut Vec<u8>, ptrs: &[BlockPtr]) {
     put_varint(out, ptrs.len() as u64);
     ptrs.iter().for_each(|ptr| ptr.encode(out));
 }
 
-fn read_ptrs(reader: &mut Reader<'_>) -> Result<Vec<Ptr>> {
-    (0..reader.varint_u32()?).map(|_| Ptr::decode(reader)).collect()
+fn read_ptrs(reader: &mut Reader<'_>) -> Result<Vec<BlockPtr>> {
+    (0..reader.varint_u32()?).map(|_| BlockPtr::decode(reader)).collect()
 }
 
-impl Blob {
+impl CheckpointRecord {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![];
         for number in [self.seq, self.own_seq, self.clock, self.next_id, self.links] {
@@ -40,7 +40,7 @@ impl Blob {
         put_ptrs(&mut out, self.root.as_slice());
         put_varint(&mut out, self.runs.len() as u64);
         self.runs.iter().for_each(|run| put_ptrs(&mut out, run));
-        put_ptrs(&mut out, &self.image);
+        put_ptrs(&mut out, &self.replayed_log);
         put_varint(&mut out, self.places.len() as u64);
         for (segment, pos, next) in &self.places {
             for number in [segment, pos, next] {
@@ -68,7 +68,18 @@ impl Blob {
             .map(|_| Ok((reader.varint_u32()?, reader.varint_u32()?, reader.varint_u32()?)))
             .collect::<Result<_>>()?;
         let table = read_ptrs(reader)?;
-        Ok(Self { seq, own_seq, clock, next_id, links, root, runs, image, places, table })
+        Ok(Self {
+            seq,
+            own_seq,
+            clock,
+            next_id,
+            links,
+            root,
+            runs,
+            replayed_log: image,
+            places,
+            table,
+        })
     }
 }
 
@@ -78,8 +89,8 @@ mod tests {
 
     #[test]
     fn a_blob_comes_back() {
-        let ptr = |at| Ptr { at, len: 9, sum: at * 7 };
-        let blob = Blob {
+        let ptr = |at| BlockPtr { at, len: 9, sum: at * 7 };
+        let blob = CheckpointRecord {
             seq: 1,
             own_seq: 2,
             clock: 3,
@@ -87,14 +98,14 @@ mod tests {
             links: 5,
             root: Some(ptr(6)),
             runs: vec![vec![ptr(1), ptr(2)], vec![]],
-            image: vec![ptr(8)],
+            replayed_log: vec![ptr(8)],
             places: vec![(1, 2, 3), (4, 5, 6)],
             table: vec![ptr(9)],
         };
         let bytes = blob.encode();
-        assert_eq!(Blob::decode(&bytes, 0), Ok(blob));
+        assert_eq!(CheckpointRecord::decode(&bytes, 0), Ok(blob));
         for len in 0..bytes.len() {
-            assert!(Blob::decode(&bytes[..len], 0).is_err());
+            assert!(CheckpointRecord::decode(&bytes[..len], 0).is_err());
         }
     }
 }

@@ -25,35 +25,35 @@ use std::sync::Arc;
 use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
 use crate::core::Core;
-use crate::hooks::{Omission, is_left_out};
+use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::index::counting::AHEAD;
-use crate::index::layer::Layer;
-use crate::index::run::Chunks;
-use crate::index::tree::Ptr;
-use crate::index::view::Token;
-use crate::layout::Kind;
-use crate::log::{Log, Place};
-use crate::recovery::blob::Blob;
+use crate::index::layer::ImmutableMemtable;
+use crate::index::run::ChunkWriter;
+use crate::index::tree::BlockPtr;
+use crate::index::view::ReaderPin;
+use crate::layout::PayloadKind;
+use crate::log::{LogWriter, StreamPosition};
+use crate::recovery::blob::CheckpointRecord;
 use crate::recovery::superblock::Superblock;
-use crate::upkeep::{MissPolicy, Need, Step};
+use crate::upkeep::{MissPolicy, RequiredIo, Step};
 use crate::{Error, Result};
 
 /// What the disk has to begin from, and what waits for that.
 pub(crate) struct Checkpoints {
     pub superblock: Superblock,
     /// The newest one, while it may not be durable.
-    pub written: Option<Written>,
+    pub written: Option<SubmittedCheckpoint>,
     /// Where it lies.
-    pub ptrs: Vec<Ptr>,
+    pub ptrs: Vec<BlockPtr>,
     /// Segments that wait until those who hold the token let it go; oldest first.
-    pub epochs: VecDeque<(Arc<Token>, Vec<u32>)>,
+    pub pinned_segments: VecDeque<(Arc<ReaderPin>, Vec<u32>)>,
     /// The next superblock is the first of another length.
     pub is_resized: bool,
 }
 
 /// A checkpoint that the disk has, durable or not.
 #[derive(Debug)]
-pub(crate) struct Written {
+pub(crate) struct SubmittedCheckpoint {
     ticket: DiskTicket,
     pub emptied: Vec<u32>,
     /// Segments that were cleaned before it began.
@@ -66,20 +66,20 @@ impl Checkpoints {
     /// Of a store that this leads to.
     pub fn new(superblock: Superblock) -> Self {
         let epochs = VecDeque::new();
-        Self { superblock, written: None, ptrs: vec![], epochs, is_resized: false }
+        Self { superblock, written: None, ptrs: vec![], pinned_segments: epochs, is_resized: false }
     }
 
     /// Writes all copies of the superblock behind everything that was written.
-    pub fn write_superblock(&mut self, log: &mut Log) -> Result<DiskTicket> {
+    pub fn write_superblock(&mut self, log: &mut LogWriter) -> Result<DiskTicket> {
         self.superblock.generation += 1;
         // Where the store ends from now on there is none yet: till there is, all is as it was.
         self.write_copies(log, if self.is_resized { [1, 0] } else { [0, 1] })
     }
 
     /// Writes all copies of the superblock as it is, the second of the pairs behind the first.
-    pub fn write_copies(&self, log: &mut Log, pairs: [usize; 2]) -> Result<DiskTicket> {
+    pub fn write_copies(&self, log: &mut LogWriter, pairs: [usize; 2]) -> Result<DiskTicket> {
         let chain = pairs.map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
-        let is_ordered = !is_left_out(Omission::SuperblockAfterFrames);
+        let is_ordered = !is_fault_injected(InjectedFault::SuperblockAfterFrames);
         let after: Vec<DiskTicket> = log.sent.last.into_iter().filter(|_| is_ordered).collect();
         let disk = &log.io.disk;
         let tickets = disk
@@ -97,7 +97,7 @@ impl Core {
     pub fn begin_checkpoint(&mut self) -> Result<Step> {
         self.finish_counting()?;
         self.log.commit()?;
-        self.levels.begin_counting(&mut self.log);
+        self.levels.begin_memtable_flush(&mut self.log);
         self.log.segments.begin();
         self.cleaner.before.extend(self.cleaner.since.drain());
         self.log.bytes = 0;
@@ -107,7 +107,7 @@ impl Core {
     /// Counts all and writes the checkpoint that is on its way, if one is.
     pub fn finish_counting(&mut self) -> Result<()> {
         while self.levels.counting.is_some() {
-            let _ = self.count_on(AHEAD, MissPolicy::Waits)?;
+            let _ = self.count_on(AHEAD, MissPolicy::Block)?;
         }
         Ok(())
     }
@@ -117,10 +117,10 @@ impl Core {
         if let Some(need) = self.complete_checkpoint(patience)? {
             return Ok(Step::Break(need));
         }
-        if let Some((seq, places)) = self.levels.finish_counting(&mut self.log)? {
+        if let Some((seq, places)) = self.levels.finish_memtable_flush(&mut self.log)? {
             self.write_checkpoint(seq, places, vec![])?;
-            self.levels.plan_merge(&self.log);
-            self.levels.refresh();
+            self.levels.schedule_merges(&self.log);
+            self.levels.publish_view();
         }
         Ok(Step::Continue(0))
     }
@@ -131,72 +131,79 @@ impl Core {
         let places = self.log.places();
         let seq = self.log.batch.seq - 1;
         let pairs = self.levels.active.map.iter().map(|(key, entry)| (key.clone(), entry.clone()));
-        let layer = Layer::new(pairs.collect(), 0);
-        let mut chunks = Chunks::default();
+        let layer = ImmutableMemtable::new(pairs.collect(), 0);
+        let mut chunks = ChunkWriter::default();
         chunks.feed(&mut self.log, &layer.pairs)?;
         let image = chunks.finish(&mut self.log)?;
         self.write_checkpoint(seq, places, image)?;
         self.log.bytes = 0;
-        self.complete_checkpoint(MissPolicy::Waits).map(drop)
+        self.complete_checkpoint(MissPolicy::Block).map(drop)
     }
 
-    fn write_checkpoint(&mut self, seq: u64, places: Vec<Place>, image: Vec<Ptr>) -> Result<()> {
+    fn write_checkpoint(
+        &mut self,
+        seq: u64,
+        places: Vec<StreamPosition>,
+        image: Vec<BlockPtr>,
+    ) -> Result<()> {
         let (log, levels) = (&mut self.log, &mut self.levels);
         let root = levels.tree.write_changed(log)?;
         log.forget(std::mem::take(&mut self.checkpoints.ptrs));
         let emptied = log.segments.empty(seq);
         // A run that is being written as one is led to by a later checkpoint.
         let folding = levels.folding.iter().filter_map(|folding| folding.chunks.as_ref());
-        let unled: Vec<Ptr> = folding.flat_map(|chunks| chunks.stored.iter().copied()).collect();
+        let unled: Vec<BlockPtr> =
+            folding.flat_map(|chunks| chunks.stored.iter().copied()).collect();
         let table = log.segments.encode(&unled);
-        let table = log.store_parts(&table)?;
-        let blob = Blob {
+        let table = log.append_chunks(&table)?;
+        let blob = CheckpointRecord {
             seq,
             own_seq: log.batch.seq,
             clock: log.clock,
             next_id: self.next_id,
-            links: self.links,
+            links: self.value_objects,
             root,
             runs: levels.runs.iter().map(|run| run.chunks.clone()).collect(),
-            image: image.clone(),
+            replayed_log: image.clone(),
             places,
             table: table.clone(),
         };
         let bytes = blob.encode();
         // In a commit of its own number: `own_seq` is the one that is open now.
-        let checkpoint = log.store(&bytes, false)?;
+        let checkpoint = log.append_block(&bytes, false)?;
         // All hangs on it, so there are two, in two places where there are two.
-        let twin = log.store_in(Kind::Node, &bytes, false)?;
+        let twin = log.store_in(PayloadKind::Node, &bytes, false)?;
         log.commit()?;
         let superblock = &mut self.checkpoints.superblock;
-        (superblock.checkpoint, superblock.twin) = (checkpoint, Some(twin));
+        (superblock.checkpoint, superblock.checkpoint_copy) = (checkpoint, Some(twin));
         let ticket = self.checkpoints.write_superblock(log)?;
         log.sent.barrier = log.sent.barrier.max(blob.own_seq);
         self.checkpoints.ptrs = [table, vec![checkpoint, twin], image].concat();
         let written_bytes = log.counters.written_bytes;
         let cleaned = std::mem::take(&mut self.cleaner.before);
-        self.checkpoints.written = Some(Written { ticket, emptied, cleaned, written_bytes });
+        self.checkpoints.written =
+            Some(SubmittedCheckpoint { ticket, emptied, cleaned, written_bytes });
         log.counters.checkpoints += 1;
         Ok(())
     }
 
     /// Frees what the last checkpoint did away with, once that is durable.
-    pub fn complete_checkpoint(&mut self, patience: MissPolicy) -> Result<Option<Need>> {
+    pub fn complete_checkpoint(&mut self, patience: MissPolicy) -> Result<Option<RequiredIo>> {
         let Some(written) = &self.checkpoints.written else {
             self.release();
             return Ok(None);
         };
-        if !is_left_out(Omission::FreeAfterCheckpoint) {
+        if !is_fault_injected(InjectedFault::FreeAfterCheckpoint) {
             let is_durable = self.log.sent.durable_ticket >= Some(written.ticket);
             match patience {
                 _ if is_durable => {}
-                MissPolicy::Asks => return Ok(Some(Need::Durable(written.ticket))),
-                MissPolicy::Waits => self.log.io.wait_long(written.ticket)?,
+                MissPolicy::Defer => return Ok(Some(RequiredIo::Durable(written.ticket))),
+                MissPolicy::Block => self.log.io.wait_long(written.ticket)?,
             }
         }
         if let Some(written) = self.checkpoints.written.take() {
-            let old = self.levels.renew_token();
-            self.checkpoints.epochs.push_back((old, written.emptied));
+            let old = self.levels.replace_reader_pin();
+            self.checkpoints.pinned_segments.push_back((old, written.emptied));
         }
         self.release();
         Ok(None)
@@ -204,10 +211,10 @@ impl Core {
 
     /// Frees segments that have no reader any more.
     pub fn release(&mut self) {
-        while let Some((token, _)) = self.checkpoints.epochs.front()
+        while let Some((token, _)) = self.checkpoints.pinned_segments.front()
             && Arc::strong_count(token) == 1
         {
-            let Some((_, emptied)) = self.checkpoints.epochs.pop_front() else { break };
+            let Some((_, emptied)) = self.checkpoints.pinned_segments.pop_front() else { break };
             let log = &mut self.log;
             let geometry = log.segments.geometry;
             let len = u64::from(geometry.segment_bytes);
@@ -216,7 +223,7 @@ impl Core {
                 .map(|&segment| Extent::new(geometry.start_of(segment), len))
                 .collect();
             for (&segment, extent) in emptied.iter().zip(&extents) {
-                log.io.forget(extent.start_bytes, len);
+                log.io.invalidate(extent.start_bytes, len);
                 log.segments.release(segment);
                 // Others will write there: what was read of it is no longer true.
                 self.cleaner.cleaning.take_if(|cleaning| cleaning.segment == segment);
@@ -248,6 +255,6 @@ impl Core {
     pub fn checkpoint_now(&mut self) -> Result<()> {
         let _ = self.begin_checkpoint()?;
         self.finish_counting()?;
-        self.complete_checkpoint(MissPolicy::Waits).map(drop)
+        self.complete_checkpoint(MissPolicy::Block).map(drop)
     }
 }

@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, HashSet};
 use draconis_exchange::heap::PrivateBuffer;
 
 use crate::Result;
-use crate::codec::{index, narrow};
+use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::core::Core;
-use crate::entry::{Entry, Key, Named, named};
-use crate::hooks::{Omission, is_left_out};
-use crate::log::Place;
+use crate::entry::{DecodedKey, Entry, Key, decode_key};
+use crate::hooks::{InjectedFault, is_fault_injected};
+use crate::log::StreamPosition;
 use crate::log::frame::{HEADER, Header, missing};
 use crate::log::table::{Item, Items};
-use crate::recovery::blob::Blob;
+use crate::recovery::blob::CheckpointRecord;
 use crate::space::segment::State;
 
 /// How far behind a hole frames are looked for that say it should not be there.
@@ -27,21 +27,21 @@ const LOOK_BYTES: u32 = 1 << 20;
 const LOOK_SEGMENTS: usize = 8;
 
 /// A frame of the log.
-struct Found {
+struct LogFrame {
     header: Header,
     stream: usize,
     segment: u32,
     table: Vec<u8>,
 }
 
-impl Found {
+impl LogFrame {
     fn items(&self) -> Items<'_> {
         Items::new(&self.table, self.header.at, self.header.table_at)
     }
 }
 
 /// Reads the frames of one stream from where the checkpoint left it.
-fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Result<u64> {
+fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFrame>) -> Result<u64> {
     let geometry = core.checkpoints.superblock.geometry;
     let (mut segment, mut pos, mut next) = place;
     let read_bytes = core.log.layout.log_read_bytes();
@@ -63,10 +63,11 @@ fn scan(core: &Core, stream: usize, place: Place, out: &mut Vec<Found>) -> Resul
             durable = durable.max(header.durable);
             next = header.next_segment;
             pos = pos.saturating_add(header.len);
-            out.push(Found { header, stream, segment, table });
+            out.push(LogFrame { header, stream, segment, table });
         }
         // Something behind the hole may know that it should not be one.
-        let reach = narrow((LOOK_BYTES as usize).max(core.log.layout.frame_bytes()) as u64);
+        let reach =
+            to_u32_saturating((LOOK_BYTES as usize).max(core.log.layout.frame_bytes()) as u64);
         let reach = reach.saturating_add(geometry.page_bytes.saturating_mul(2));
         let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
@@ -117,7 +118,7 @@ fn frame_at(
         }
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
         let bytes = bytes.get(pos.saturating_sub(*from) as usize..).unwrap_or_default();
-        let Some(header) = Header::peek(bytes, at, core.log.tag, room as u64) else {
+        let Some(header) = Header::decode_header(bytes, at, core.log.tag, room as u64) else {
             return Ok(None);
         };
         let is_ours = header.incarnation == core.checkpoints.superblock.log_incarnation
@@ -138,17 +139,16 @@ fn frame_at(
 }
 
 /// Whether every payload of a frame is what it was.
-fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
+fn has_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
     let page = core.checkpoints.superblock.geometry.page_bytes as usize;
     let bytes =
         core.log.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
     for item in found.items() {
         let Ok(item) = item else { return Ok(false) };
         if let Item::Pair(_, _, Entry::Data(data)) = item {
-            let within = data
-                .at
-                .checked_sub(found.header.at)
-                .and_then(|from| bytes.get(index(from)..)?.get(..data.stored as usize));
+            let within = data.at.checked_sub(found.header.at).and_then(|from| {
+                bytes.get(to_usize_saturating(from)..)?.get(..data.stored as usize)
+            });
             let Some(stored) = within else { return Ok(false) };
             if core.log.io.verify(&data, stored).is_err() {
                 return Ok(false);
@@ -159,13 +159,13 @@ fn has_payloads(core: &Core, found: &Found) -> Result<bool> {
 }
 
 /// Replays what came behind the checkpoint.
-pub(super) fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
-    let mut found: Vec<Found> = vec![];
+pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
+    let mut found: Vec<LogFrame> = vec![];
     let mut durable = blob.own_seq;
     for (stream, place) in blob.places.iter().enumerate() {
         durable = durable.max(scan(core, stream, *place, &mut found)?);
     }
-    let mut commits: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
+    let mut commits: BTreeMap<u64, Vec<LogFrame>> = BTreeMap::new();
     for frame in found {
         if frame.header.seq > blob.seq {
             commits.entry(frame.header.seq).or_default().push(frame);
@@ -175,13 +175,14 @@ pub(super) fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
     while let Some(mut frames) =
         commits.remove(&seq.saturating_add(1)).or_else(|| behind_a_gap(&mut commits))
     {
-        frames.sort_by_key(|frame| frame.header.part);
-        let is_numbered = frames.iter().zip(0..).all(|(frame, part)| frame.header.part == part);
+        frames.sort_by_key(|frame| frame.header.frame_index);
+        let is_numbered =
+            frames.iter().zip(0..).all(|(frame, part)| frame.header.frame_index == part);
         let is_ended = frames.last().is_some_and(|frame| frame.header.is_last);
-        if (!is_numbered || !is_ended) && !is_left_out(Omission::WholeCommits) {
+        if (!is_numbered || !is_ended) && !is_fault_injected(InjectedFault::WholeCommits) {
             break;
         }
-        if seq >= durable && !is_left_out(Omission::VerifiedReplay) {
+        if seq >= durable && !is_fault_injected(InjectedFault::VerifiedReplay) {
             let mut is_whole = true;
             for frame in &frames {
                 is_whole &= has_payloads(core, frame)?;
@@ -198,7 +199,7 @@ pub(super) fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
         return Err(missing(at.unwrap_or(core.checkpoints.superblock.checkpoint.at)));
     }
     core.log.batch.seq = seq.saturating_add(1);
-    core.log.sent.found(seq);
+    core.log.sent.mark_recovered(seq);
     // What nothing leads to, and no stream stands in, is free.
     let standing: HashSet<u32> =
         core.log.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
@@ -214,11 +215,11 @@ pub(super) fn replay(core: &mut Core, blob: &Blob) -> Result<()> {
 }
 
 /// The next commit, if the one before it may be missing.
-fn behind_a_gap(commits: &mut BTreeMap<u64, Vec<Found>>) -> Option<Vec<Found>> {
-    is_left_out(Omission::NoGaps).then(|| commits.pop_first())?.map(|(_, frames)| frames)
+fn behind_a_gap(commits: &mut BTreeMap<u64, Vec<LogFrame>>) -> Option<Vec<LogFrame>> {
+    is_fault_injected(InjectedFault::NoGaps).then(|| commits.pop_first())?.map(|(_, frames)| frames)
 }
 
-fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
+fn accept(core: &mut Core, frames: Vec<LogFrame>) -> Result<()> {
     let mut pairs: Vec<(u64, Key, Entry)> = vec![];
     for frame in &frames {
         for item in frame.items() {
@@ -233,7 +234,7 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
             stream.segment = frame.segment;
         }
         let begin = core.checkpoints.superblock.geometry.start_of(frame.segment);
-        let within = narrow(frame.header.at.saturating_sub(begin));
+        let within = to_u32_saturating(frame.header.at.saturating_sub(begin));
         stream.pos = within.saturating_add(frame.header.len);
         stream.next = frame.header.next_segment;
         core.log.segments.reopen(stream.next);
@@ -246,13 +247,15 @@ fn accept(core: &mut Core, frames: Vec<Found>) -> Result<()> {
     for (_, key, entry) in pairs {
         if let Entry::Data(data) = &entry {
             core.log.clock = core.log.clock.saturating_add(u64::from(data.stored));
-            core.log.segments.add(data.at, data.stored, core.log.clock, true);
+            core.log.segments.add_live(data.at, data.stored, core.log.clock, true);
         }
-        match (named(&key), &entry) {
-            (Some(Named::Object(id)), Entry::Object(_)) => {
+        match (decode_key(&key), &entry) {
+            (Some(DecodedKey::Object(id)), Entry::Object(_)) => {
                 core.next_id = core.next_id.max(id.0.saturating_add(1))
             }
-            (_, Entry::Link(..)) => core.links = core.links.saturating_add(1),
+            (_, Entry::ValueObject(..)) => {
+                core.value_objects = core.value_objects.saturating_add(1)
+            }
             _ => {}
         }
         core.levels.set(&mut core.log.segments, key, entry);

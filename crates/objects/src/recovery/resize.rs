@@ -44,7 +44,7 @@ impl Store {
         let old = core.checkpoints.superblock.geometry;
         let new = old.resized(&core.checkpoints.superblock.profile, len_bytes)?;
         if new.segments < old.segments {
-            core.move_below(new)?;
+            core.evacuate_tail(new)?;
         }
         core.set_geometry(new);
         core.checkpoints.is_resized = true;
@@ -55,7 +55,7 @@ impl Store {
 
 impl Core {
     /// Moves all that lies behind the end of `new` to before it.
-    fn move_below(&mut self, new: Geometry) -> Result<()> {
+    fn evacuate_tail(&mut self, new: Geometry) -> Result<()> {
         let old = self.set_geometry(new);
         let fits = self.fits(0);
         let full = self.no_space(self.log.segments.held());
@@ -68,7 +68,7 @@ impl Core {
         self.clear_below(new.segments)?;
         self.log.segments.withhold(new.segments);
         if self.log.segments.free() <= self.floor() {
-            self.find_room(self.floor() + 1)?;
+            self.reclaim_segments(self.floor() + 1)?;
         }
         // Streams go on before the end: nothing is in their log that only they lead to.
         for stream in 0..self.log.streams.len() {
@@ -108,7 +108,7 @@ impl Core {
                 break;
             }
             if self.log.segments.free() <= self.due() + 2 {
-                self.find_room(self.due() + 3)?;
+                self.reclaim_segments(self.due() + 3)?;
             }
             let room = self.log.segments.free().saturating_sub(self.due() + 1).min(CLEARED_AT_ONCE);
             let below = self.log.segments.all[..end as usize].iter().zip(0..);
@@ -136,7 +136,7 @@ impl Core {
             return Ok(());
         }
         if self.log.segments.free() <= self.due() + 2 {
-            self.find_room(self.due() + 3)?;
+            self.reclaim_segments(self.due() + 3)?;
         }
         if self.log.segments.free() <= self.due() + 1 {
             return Err(
@@ -144,7 +144,7 @@ impl Core {
             );
         }
         self.finish_cleaning()?;
-        let _ = self.begin_cleaning(number, MissPolicy::Waits)?;
+        let _ = self.begin_cleaning(number, MissPolicy::Block)?;
         self.finish_cleaning()
     }
 }

@@ -11,12 +11,12 @@ use draconis_device::Disk;
 
 use crate::core::Core;
 use crate::entry::{
-    BEHIND_NAMES, Data, Entry, Key, Named, ObjectRecord, PIECE, name_key, named, object_key,
-    value_key,
+    CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, NAMES_END, ObjectRecord, PayloadRef, decode_key,
+    name_key, object_key, value_key,
 };
 use crate::index::cursor::Cursor;
 use crate::index::view::View;
-use crate::recovery::open_what_is_left;
+use crate::recovery::open_degraded;
 use crate::store::OpenOptions;
 use crate::{Error, Group, NewObject, ObjectId, Result, Store};
 
@@ -27,7 +27,7 @@ const READ_BYTES: u64 = 1 << 20;
 
 /// What a salvage brought, and what it did not.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Salvaged {
+pub struct SalvageReport {
     /// Objects, whole or in part.
     pub objects: u64,
     /// Keys with their values.
@@ -45,7 +45,7 @@ pub struct Salvaged {
 /// Losses that are named.
 const NAMED: usize = 10_000;
 
-impl Salvaged {
+impl SalvageReport {
     fn lose(&mut self, what: String) {
         if self.lost.len() < NAMED {
             self.lost.push(what);
@@ -62,12 +62,12 @@ impl Store {
     /// # Errors
     /// [`Error::NotAStore`] or [`Error::Corrupt`] where not even the checkpoint can be read;
     /// what this store says.
-    pub fn salvage(&self, from: Arc<dyn Disk>) -> Result<Salvaged> {
+    pub fn salvage(&self, from: Arc<dyn Disk>) -> Result<SalvageReport> {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let mut losses = vec![];
-        let mut core = open_what_is_left(from, &options, &mut losses)?;
+        let mut core = open_degraded(from, &options, &mut losses)?;
         core.levels.seal(&mut core.log.segments);
-        let mut done = Salvaged::default();
+        let mut done = SalvageReport::default();
         for loss in losses {
             done.lose(format!("what is newer than the rest, or hidden by it: {}", loss.error));
         }
@@ -91,7 +91,7 @@ struct Work<'s> {
     view: Arc<View>,
     into: &'s Store,
     group: Group,
-    done: Salvaged,
+    done: SalvageReport,
 }
 
 impl Work<'_> {
@@ -99,7 +99,7 @@ impl Work<'_> {
         let objects = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
         self.pairs((&objects.0, &objects.1), "objects")?;
         self.pairs((&value_key(&[]), &name_key(&[])), "keys")?;
-        self.pairs((&name_key(&[]), BEHIND_NAMES), "names")
+        self.pairs((&name_key(&[]), NAMES_END), "names")
     }
 
     fn pairs(&mut self, bounds: (&[u8], &[u8]), what: &str) -> Result<()> {
@@ -121,20 +121,22 @@ impl Work<'_> {
             if std::mem::take(&mut is_lost) {
                 self.done.lose(format!("{what} up to {name}: as above"));
             }
-            match (named(&key), entry) {
-                (Some(Named::Object(id)), Entry::Object(record)) if !record.is_value => {
+            match (decode_key(&key), entry) {
+                (Some(DecodedKey::Object(id)), Entry::Object(record)) if !record.is_value => {
                     self.object(id, &record)?;
                 }
-                (Some(Named::Value(key)), Entry::Data(data)) => match io.value(&data) {
+                (Some(DecodedKey::Value(key)), Entry::Data(data)) => match io.value(&data) {
                     Ok(value) => self.put(key, &value)?,
                     Err(error) => self.done.lose(format!("{name}: {error}")),
                 },
-                (Some(Named::Value(key)), Entry::Short(value)) => self.put(key, &value)?,
-                (Some(Named::Value(key)), Entry::Link(id, len)) => match self.long(id, len) {
-                    Ok(value) => self.put(key, &value)?,
-                    Err(error) => self.done.lose(format!("{name}: {error}")),
-                },
-                (Some(Named::Name(name)), entry) => self.name(name, &entry)?,
+                (Some(DecodedKey::Value(key)), Entry::Inline(value)) => self.put(key, &value)?,
+                (Some(DecodedKey::Value(key)), Entry::ValueObject(id, len)) => {
+                    match self.long(id, len) {
+                        Ok(value) => self.put(key, &value)?,
+                        Err(error) => self.done.lose(format!("{name}: {error}")),
+                    }
+                }
+                (Some(DecodedKey::Name(name)), entry) => self.name(name, &entry)?,
                 _ => {}
             }
             last = name;
@@ -178,7 +180,7 @@ impl Work<'_> {
     /// Reads from a byte of an object on; all of `into` is there.
     fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<()> {
         let to = at.saturating_add(into.len() as u64);
-        let mut parts: Vec<(u64, Data)> = vec![];
+        let mut parts: Vec<(u64, PayloadRef)> = vec![];
         let _ = self.view.index().resolve(
             &*self.core.log.io,
             id,
@@ -205,7 +207,7 @@ impl Work<'_> {
                 at_bytes: 0,
             });
         }
-        let mut value = crate::kv::room_for(len, self.core.log.io.geometry.disk_bytes)?;
+        let mut value = crate::kv::allocate_value(len, self.core.log.io.geometry.disk_bytes)?;
         self.read(id, 0, &mut value)?;
         Ok(value)
     }
@@ -244,7 +246,7 @@ impl Work<'_> {
             // What is over another is brought by what it has itself.
             let together = if record.parent.is_some() { part_len } else { READ_BYTES };
             let end = at.saturating_add(together).min(len);
-            let mut bytes = vec![0; crate::codec::index(end.saturating_sub(at))];
+            let mut bytes = vec![0; crate::codec::to_usize_saturating(end.saturating_sub(at))];
             match self.read(id, at, &mut bytes) {
                 Ok(()) => {
                     self.group.write(id, at, &bytes);
@@ -281,12 +283,12 @@ impl Work<'_> {
 
     /// Brings a part of an object by pieces, as far as each can be read.
     fn pieces(&mut self, id: ObjectId, from: u64, to: u64) -> Result<()> {
-        let piece = u64::from(PIECE);
+        let piece = u64::from(CHECKSUM_BLOCK_BYTES);
         let mut lost: Option<(u64, u64, Error)> = None;
         let mut at = from;
         while at < to {
             let end = at.saturating_add(1).next_multiple_of(piece).min(to);
-            let mut bytes = vec![0; crate::codec::index(end.saturating_sub(at))];
+            let mut bytes = vec![0; crate::codec::to_usize_saturating(end.saturating_sub(at))];
             match self.read(id, at, &mut bytes) {
                 Ok(()) => {
                     self.group.write(id, at, &bytes);
@@ -315,10 +317,10 @@ impl Work<'_> {
 }
 
 fn told(key: &Key) -> String {
-    match named(key) {
-        Some(Named::Object(id)) => format!("object {id}"),
-        Some(Named::Value(key)) => format!("key {}", key.escape_ascii()),
-        Some(Named::Name(name)) => format!("name {}", name.escape_ascii()),
+    match decode_key(key) {
+        Some(DecodedKey::Object(id)) => format!("object {id}"),
+        Some(DecodedKey::Value(key)) => format!("key {}", key.escape_ascii()),
+        Some(DecodedKey::Name(name)) => format!("name {}", name.escape_ascii()),
         _ => "something else".to_owned(),
     }
 }

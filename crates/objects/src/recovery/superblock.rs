@@ -14,9 +14,9 @@
 use draconis_device::{Disk, Extent, Urgency};
 use draconis_exchange::heap::Block;
 
-use crate::codec::{Reader, Summer, index};
-use crate::hooks::{Omission, is_left_out};
-use crate::index::tree::Ptr;
+use crate::codec::{Checksummer, Reader, to_usize_saturating};
+use crate::hooks::{InjectedFault, is_fault_injected};
+use crate::index::tree::BlockPtr;
 use crate::layout::{kind_of, number_of};
 use crate::{Error, Profile, Result};
 
@@ -117,7 +117,7 @@ impl Geometry {
     }
 
     /// Whether `[at, at + len)` lies in one segment.
-    pub fn holds(&self, at: u64, len: u64) -> bool {
+    pub fn contains(&self, at: u64, len: u64) -> bool {
         let Some(end) = at.checked_add(len.max(1)) else { return false };
         self.segment_of(at).is_some()
             && self.segment_of(at) == self.segment_of(end.saturating_sub(1))
@@ -148,17 +148,17 @@ pub(crate) struct Superblock {
     pub log_incarnation: u64,
     pub profile: Profile,
     pub geometry: Geometry,
-    pub checkpoint: Ptr,
+    pub checkpoint: BlockPtr,
     /// Its other copy; stores of older programs have none.
-    pub twin: Option<Ptr>,
+    pub checkpoint_copy: Option<BlockPtr>,
 }
 
 impl Superblock {
     /// Guards everything in the store but the superblocks.
-    pub fn summer(&self) -> Summer {
+    pub fn summer(&self) -> Checksummer {
         let half = |id: u128| u64::try_from(id & u128::from(u64::MAX)).unwrap_or_default();
         let (low, high) = (half(self.id), half(self.id >> 64));
-        Summer(crate::codec::mix(low) ^ crate::codec::mix(high ^ 1))
+        Checksummer(crate::codec::mix(low) ^ crate::codec::mix(high ^ 1))
     }
 
     fn encode(&self, at: u64) -> Vec<u8> {
@@ -179,12 +179,12 @@ impl Superblock {
         out.extend_from_slice(&self.checkpoint.at.to_le_bytes());
         out.extend_from_slice(&self.checkpoint.sum.to_le_bytes());
         // As long as the first.
-        let (twin_at, twin_sum) = self.twin.map_or((0, 0), |twin| (twin.at, twin.sum));
+        let (twin_at, twin_sum) = self.checkpoint_copy.map_or((0, 0), |twin| (twin.at, twin.sum));
         out.extend_from_slice(&twin_at.to_le_bytes());
         out.extend_from_slice(&twin_sum.to_le_bytes());
         out.extend_from_slice(&self.geometry.first_byte.to_le_bytes());
         out.resize(LEN - 8, 0);
-        let sum = Summer(MAGIC).sum(at, &out);
+        let sum = Checksummer(MAGIC).checksum(at, &out);
         out.extend_from_slice(&sum.to_le_bytes());
         out
     }
@@ -197,8 +197,8 @@ impl Superblock {
             return Err(not("no superblock"));
         }
         let (told, sum) = bytes.split_last_chunk().ok_or_else(|| not("the disk is too small"))?;
-        let is_whole = Summer(MAGIC).sum(at, told) == u64::from_le_bytes(*sum);
-        if !is_whole && !is_left_out(Omission::SuperblockSum) {
+        let is_whole = Checksummer(MAGIC).checksum(at, told) == u64::from_le_bytes(*sum);
+        if !is_whole && !is_fault_injected(InjectedFault::SuperblockSum) {
             return Err(Error::Corrupt { what: "a superblock's sum", at_bytes: at });
         }
         let version = reader.u32()?;
@@ -221,9 +221,9 @@ impl Superblock {
             queue_depth: reader.u32()?,
         };
         let len = reader.u32()?;
-        let checkpoint = Ptr { at: reader.u64()?, len, sum: reader.u64()? };
+        let checkpoint = BlockPtr { at: reader.u64()?, len, sum: reader.u64()? };
         let (at, sum) = (reader.u64()?, reader.u64()?);
-        let twin = (at > 0).then_some(Ptr { at, len, sum });
+        let twin = (at > 0).then_some(BlockPtr { at, len, sum });
         if made_for > disk_bytes {
             return Err(Error::NotAStore(format!(
                 "the store was made for {made_for} bytes, the disk has {disk_bytes}"
@@ -244,7 +244,7 @@ impl Superblock {
             profile,
             geometry,
             checkpoint,
-            twin,
+            checkpoint_copy: twin,
         })
     }
 
@@ -330,7 +330,7 @@ fn read_copy(disk: &dyn Disk, at: u64) -> Result<Superblock> {
         return Err(Error::NotAStore("no superblock".to_owned()));
     }
     let block = disk
-        .read(Extent::new(at, len), Block::private(index(len)), Urgency::Now)
+        .read(Extent::new(at, len), Block::private(to_usize_saturating(len)), Urgency::Now)
         .wait()
         .unwrap_or(Err(draconis_device::Refused {
             payload: None,
@@ -360,8 +360,8 @@ mod tests {
             log_incarnation: 1,
             profile,
             geometry: Geometry::of(&profile, disk_bytes).unwrap(),
-            checkpoint: Ptr { at: 9 << 10, len: 77, sum: 0xfeed },
-            twin: Some(Ptr { at: 99 << 10, len: 77, sum: 0xbeef }),
+            checkpoint: BlockPtr { at: 9 << 10, len: 77, sum: 0xfeed },
+            checkpoint_copy: Some(BlockPtr { at: 99 << 10, len: 77, sum: 0xbeef }),
         }
     }
 
@@ -399,8 +399,8 @@ mod tests {
         for segment in 0..geometry.segments {
             let start = geometry.start_of(segment);
             assert_eq!(geometry.segment_of(start), Some(segment));
-            assert!(geometry.holds(start, 16 << 10));
-            assert!(!geometry.holds(start + 1, 16 << 10));
+            assert!(geometry.contains(start, 16 << 10));
+            assert!(!geometry.contains(start + 1, 16 << 10));
         }
         assert_eq!(geometry.segment_of(geometry.start_of(geometry.segments)), None);
         assert!(geometry.start_of(geometry.segments) <= (1 << 20) - 8192);

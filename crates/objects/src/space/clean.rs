@@ -19,24 +19,24 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::core::Core;
-use crate::entry::{Data, Entry, Key};
-use crate::hooks::{Omission, is_left_out};
+use crate::entry::{Entry, Key, PayloadRef};
+use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::index::Levels;
-use crate::index::tree::{Node, Ptr};
-use crate::io::Io;
-use crate::layout::Kind;
-use crate::log::Log;
+use crate::index::tree::{BlockPtr, Node};
+use crate::io::CachedDisk;
+use crate::layout::PayloadKind;
+use crate::log::LogWriter;
 use crate::log::frame::{HEADER, Header};
 use crate::log::table::{Item, Items};
-use crate::space::reading::Reading;
+use crate::space::reading::SegmentReader;
 use crate::space::segment::{Segment, State};
-use crate::upkeep::{MissPolicy, Need, Step, look};
+use crate::upkeep::{MissPolicy, RequiredIo, Step, look};
 use crate::{Error, Result};
 
 /// Something in a frame that may be alive.
 #[derive(Debug)]
 enum Candidate {
-    Payload(Key, Data),
+    Payload(Key, PayloadRef),
     Node { at: u64, len: u32 },
     Chunk { at: u64, len: u32 },
 }
@@ -72,7 +72,7 @@ pub(crate) struct Cleaning {
     pub dead: u64,
     stamp: u64,
     /// Shared with who waits for it.
-    reading: Arc<Mutex<Reading>>,
+    reading: Arc<Mutex<SegmentReader>>,
     /// Up to where on the disk the next step needs it.
     needed: u64,
     /// Whether frames are read whole, since a jump takes longer than what it passes over.
@@ -89,7 +89,13 @@ impl Cleaning {
     }
 
     /// Asks for bytes of the segment; says whether they had been asked for.
-    fn want(&mut self, io: &Io, reading: &mut Reading, from: u32, len: usize) -> bool {
+    fn want(
+        &mut self,
+        io: &CachedDisk,
+        reading: &mut SegmentReader,
+        from: u32,
+        len: usize,
+    ) -> bool {
         self.needed = self.start + u64::from(from) + len as u64;
         reading.want(io, from, len)
     }
@@ -97,14 +103,19 @@ impl Cleaning {
 
 impl Cleaner {
     /// What the next step would wait for, if it would.
-    pub fn waits_for(&self) -> Option<Need> {
+    pub fn waits_for(&self) -> Option<RequiredIo> {
         let cleaning = self.cleaning.as_ref()?;
         let waits = cleaning.reading.try_lock().is_none_or(|it| it.waits(cleaning.needed));
-        waits.then(|| Need::Bytes(cleaning.reading.clone(), cleaning.needed))
+        waits.then(|| RequiredIo::Bytes(cleaning.reading.clone(), cleaning.needed))
     }
 
     /// Looks at the next thing in the segment; how many bytes of it that were.
-    fn step(&mut self, log: &mut Log, levels: &mut Levels, patience: MissPolicy) -> Result<Step> {
+    fn step(
+        &mut self,
+        log: &mut LogWriter,
+        levels: &mut Levels,
+        patience: MissPolicy,
+    ) -> Result<Step> {
         let Some(mut cleaning) = self.cleaning.take() else { return Ok(Step::Continue(0)) };
         if cleaning.candidates.is_empty() && cleaning.pos >= cleaning.used {
             self.since.insert(cleaning.segment);
@@ -154,12 +165,16 @@ enum Moved {
     Done,
     /// Its bytes were asked for.
     Asked,
-    Wants(Need),
+    Wants(RequiredIo),
 }
 
 impl Cleaning {
     /// Reads what is in the next frame; how many bytes of it are nothing that can be alive.
-    fn next_frame(&mut self, log: &Log, reading: &mut MutexGuard<'_, Reading>) -> Result<u64> {
+    fn next_frame(
+        &mut self,
+        log: &LogWriter,
+        reading: &mut MutexGuard<'_, SegmentReader>,
+    ) -> Result<u64> {
         let io = &*log.io;
         let page = log.segments.geometry.page_bytes as usize;
         let (start, pos) = (self.start, self.pos);
@@ -170,7 +185,7 @@ impl Cleaning {
             return Ok(64);
         }
         let first = reading.get(io, pos, page.min(room))?;
-        let header = Header::peek(first, at, log.tag, room as u64).ok_or(gone.clone())?;
+        let header = Header::decode_header(first, at, log.tag, room as u64).ok_or(gone.clone())?;
         let first = first[..HEADER].to_vec();
         if self.is_whole {
             if !self.want(io, reading, pos, header.len as usize) {
@@ -204,9 +219,9 @@ impl Cleaning {
     /// Moves what is alive of a candidate.
     fn move_candidate(
         &mut self,
-        log: &mut Log,
+        log: &mut LogWriter,
         levels: &mut Levels,
-        reading: &mut MutexGuard<'_, Reading>,
+        reading: &mut MutexGuard<'_, SegmentReader>,
         candidate: &Candidate,
         patience: MissPolicy,
     ) -> Result<Moved> {
@@ -230,7 +245,7 @@ impl Cleaning {
                     let bytes = reading.get(&io, self.place(part.at)?, part.stored as usize)?;
                     io.verify(&part, bytes)?;
                     let alive = &bytes[part.skip as usize..][..part.len as usize];
-                    let kind = Kind::Moved { age: log.clock.saturating_sub(self.stamp) };
+                    let kind = PayloadKind::Moved { age: log.clock.saturating_sub(self.stamp) };
                     log.counters.moved_bytes += u64::from(part.len);
                     levels.put(log, key, alive, (kind, Some(self.stamp)))?;
                 }
@@ -249,7 +264,7 @@ impl Cleaning {
                     ControlFlow::Continue(false) => {}
                     ControlFlow::Continue(true) => {
                         levels.tree.move_node(log, &key, *at)?;
-                        levels.refresh();
+                        levels.publish_view();
                     }
                 }
             }
@@ -261,10 +276,12 @@ impl Cleaning {
                     return Ok(Moved::Asked);
                 }
                 let bytes = reading.get(&io, self.place(*at)?, *len as usize)?;
-                if io.summer.sum(*at, bytes) != old.sum && !is_left_out(Omission::NodeSum) {
+                if io.summer.checksum(*at, bytes) != old.sum
+                    && !is_fault_injected(InjectedFault::NodeSum)
+                {
                     return Err(Error::Corrupt { what: "a node's sum", at_bytes: *at });
                 }
-                let new: Ptr = log.store(bytes, false)?;
+                let new: BlockPtr = log.append_block(bytes, false)?;
                 log.forget([old]);
                 levels.chunks_mut().filter(|ptr| **ptr == old).for_each(|ptr| *ptr = new);
             }
@@ -275,7 +292,7 @@ impl Cleaning {
 
 impl Core {
     /// Segments that are free after a checkpoint or two.
-    pub fn coming(&self) -> usize {
+    pub fn segments_awaiting_checkpoint(&self) -> usize {
         let emptied = self.checkpoints.written.as_ref().map_or(0, |written| written.emptied.len());
         emptied + self.cleaner.since.len() + self.cleaner.before.len()
     }
@@ -303,7 +320,7 @@ impl Core {
                 && !self.is_cleaned(number);
             let age = self.log.clock.saturating_sub(segment.closed).max(1);
             (is_candidate && used < len - len / 64)
-                .then(|| (self.log.layout.worth(used, len, age), number))
+                .then(|| (self.log.layout.cleaning_benefit(used, len, age), number))
         };
         let worths = (0..).zip(&self.log.segments.all).filter_map(worth);
         Some(worths.max_by(|(a, _), (b, _)| a.total_cmp(b))?.1)
@@ -327,19 +344,19 @@ impl Core {
             self.log.commit()?;
         }
         if let Some(ticket) = self.log.sent.unsettled(segment.last_seq) {
-            if patience == MissPolicy::Asks {
-                return Ok(Step::Break(Need::Settled(ticket)));
+            if patience == MissPolicy::Defer {
+                return Ok(Step::Break(RequiredIo::Settled(ticket)));
             }
             self.log.io.disk.wait_visible(ticket)?;
         }
         let live = segment.held() as u64;
         let layout = &self.log.layout;
         // Where little is alive the cleaner jumps; what it passes over is not read.
-        let is_dense = live * layout.jumps_from() > u64::from(segment.used);
+        let is_dense = live * layout.sparse_read_ratio() > u64::from(segment.used);
         let depth = if is_dense { layout.reads_ahead() } else { 0 };
         let start = geometry.start_of(number);
         let window = layout.read_bytes();
-        let reading = Reading::new(&self.log.io, start, segment.used, window, depth);
+        let reading = SegmentReader::new(&self.log.io, start, segment.used, window, depth);
         self.cleaner.cleaning = Some(Cleaning {
             segment: number,
             start,
@@ -363,7 +380,7 @@ impl Core {
     /// Cleans the segment that is being cleaned to its end.
     pub fn finish_cleaning(&mut self) -> Result<()> {
         while self.cleaner.cleaning.is_some() {
-            let _ = self.clean(MissPolicy::Waits)?;
+            let _ = self.clean(MissPolicy::Block)?;
         }
         Ok(())
     }

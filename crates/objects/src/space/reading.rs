@@ -17,11 +17,11 @@ use std::collections::VecDeque;
 use draconis_device::{Extent, Pending, ReadAnswer, Refused, Urgency};
 use draconis_exchange::heap::PrivateBuffer;
 
-use crate::io::Io;
+use crate::io::CachedDisk;
 use crate::{Error, Result};
 
 /// A segment that is read.
-pub(crate) struct Reading {
+pub(crate) struct SegmentReader {
     /// Where the segment begins on the disk.
     start: u64,
     /// Bytes of it that were written, and the same in whole pages.
@@ -32,22 +32,22 @@ pub(crate) struct Reading {
     /// Requests ahead of what is held.
     depth: usize,
     held: Option<(u32, PrivateBuffer)>,
-    ahead: VecDeque<Ahead>,
+    ahead: VecDeque<PendingRead>,
     /// Bytes that are read by themselves.
-    apart: Option<Ahead>,
+    apart: Option<PendingRead>,
 }
 
 /// Bytes on their way.
-struct Ahead {
+struct PendingRead {
     at: u32,
     len: u32,
     read: Pending<ReadAnswer>,
 }
 
-impl Reading {
+impl SegmentReader {
     /// Begins to read the segment at byte `start` of the disk, of which `used` bytes were
     /// written. The first request is made at once.
-    pub fn new(io: &Io, start: u64, used: u32, window: usize, depth: usize) -> Self {
+    pub fn new(io: &CachedDisk, start: u64, used: u32, window: usize, depth: usize) -> Self {
         let end = used.next_multiple_of(io.geometry.page_bytes);
         let window = window as u32;
         let ahead = VecDeque::new();
@@ -76,7 +76,7 @@ impl Reading {
 
     /// `len` bytes from byte `from` of the segment on, by themselves where what is held has not
     /// all of them; they are asked for the first time.
-    pub fn apart(&mut self, io: &Io, from: u32, len: usize) -> Result<Option<Vec<u8>>> {
+    pub fn apart(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<Option<Vec<u8>>> {
         let page = io.geometry.page_bytes;
         let first = from - from % page;
         let whole = ((from - first) + len as u32).next_multiple_of(page);
@@ -98,12 +98,12 @@ impl Reading {
             PrivateBuffer::new_uninitialized(whole as usize).into(),
             Urgency::Ahead,
         );
-        self.apart = Some(Ahead { at: first, len: whole, read });
+        self.apart = Some(PendingRead { at: first, len: whole, read });
         Ok(None)
     }
 
     /// Asks for `len` bytes from byte `from` on; says whether it had already.
-    pub fn want(&mut self, io: &Io, from: u32, len: usize) -> bool {
+    pub fn want(&mut self, io: &CachedDisk, from: u32, len: usize) -> bool {
         if from as usize + len > self.used as usize {
             // `get` says what is wrong.
             return true;
@@ -123,7 +123,7 @@ impl Reading {
     }
 
     /// `len` bytes from byte `from` of the segment on.
-    pub fn get(&mut self, io: &Io, from: u32, len: usize) -> Result<&[u8]> {
+    pub fn get(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<&[u8]> {
         let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: self.start };
         if from as usize + len > self.used as usize {
             return Err(gone);
@@ -164,16 +164,20 @@ impl Reading {
         }
     }
 
-    fn ask(&mut self, io: &Io, at: u32) {
+    fn ask(&mut self, io: &CachedDisk, at: u32) {
         let len = self.window.min(self.end - at);
         let extent = Extent::new(self.start + u64::from(at), u64::from(len));
         let into = PrivateBuffer::new_uninitialized(len as usize).into();
-        self.ahead.push_back(Ahead { at, len, read: io.disk.read(extent, into, Urgency::Ahead) });
+        self.ahead.push_back(PendingRead {
+            at,
+            len,
+            read: io.disk.read(extent, into, Urgency::Ahead),
+        });
     }
 
     /// Holds what was asked for next, with what is still needed of what was held; or what
     /// has the bytes, where nothing was asked for.
-    fn take_next(&mut self, io: &Io, from: u32, len: usize) -> Result<()> {
+    fn take_next(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<()> {
         if self.begin().is_some_and(|begin| begin <= from)
             && let Some(ahead) = self.ahead.pop_front()
         {
@@ -218,7 +222,7 @@ mod tests {
     use draconis_device::{Disk, Group, MemoryDisk, Write};
 
     use super::*;
-    use crate::codec::{Summer, mix};
+    use crate::codec::{Checksummer, mix};
     use crate::recovery::superblock::Geometry;
     use crate::{LayoutKind, Profile};
 
@@ -242,7 +246,7 @@ mod tests {
         let group = Group { writes: vec![Write { at_bytes: start, block: block.into() }] };
         let ticket = disk.submit(group, &[]).unwrap();
         disk.wait_durable(ticket).unwrap();
-        let io = Io::new(disk, geometry, Summer(1), 1 << 20);
+        let io = CachedDisk::new(disk, geometry, Checksummer(1), 1 << 20);
         let mut dice = 1u64;
         let mut below = |limit: usize| {
             dice = mix(dice);
@@ -250,7 +254,7 @@ mod tests {
         };
         for round in 0..60 {
             let used = SEGMENT - below(9000);
-            let mut reading = Reading::new(&io, start, used as u32, 16 << 10, round % 5);
+            let mut reading = SegmentReader::new(&io, start, used as u32, 16 << 10, round % 5);
             let mut at = 0;
             for _ in 0..40 {
                 // Forwards as the cleaner goes; now and then anywhere.

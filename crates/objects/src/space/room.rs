@@ -26,7 +26,7 @@ const IN_VAIN: usize = 8;
 
 /// What was refused, and how things stood then: it is refused again until they changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Full {
+pub(crate) struct NoSpaceState {
     needed_bytes: u64,
     groups: u64,
     free: usize,
@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// Sees that a group of `needed_bytes` fits. `frees` may use what is kept for that.
-    pub fn make_room(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
+    pub fn ensure_space(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
         let kept = if frees { self.floor() } else { self.kept() };
         let needed = self.taken_by(needed_bytes) + kept;
         let is_roomy = match frees {
@@ -154,9 +154,10 @@ impl Core {
         }
         self.release();
         let now = self.standing(needed_bytes);
-        let is_as_before =
-            |was: &Full| Full { needed_bytes, ..*was } == now && needed_bytes >= was.needed_bytes;
-        if !frees && self.full.as_ref().is_some_and(is_as_before) {
+        let is_as_before = |was: &NoSpaceState| {
+            NoSpaceState { needed_bytes, ..*was } == now && needed_bytes >= was.needed_bytes
+        };
+        if !frees && self.last_no_space.as_ref().is_some_and(is_as_before) {
             return Err(self.no_space(needed_bytes));
         }
         self.look_for_room(needed, needed_bytes, frees).map_err(|error| self.stop(error))?;
@@ -170,16 +171,19 @@ impl Core {
             return Ok(());
         }
         if !frees {
-            self.full = Some(self.standing(needed_bytes));
+            self.last_no_space = Some(self.standing(needed_bytes));
         }
         Err(self.no_space(needed_bytes))
     }
 
     /// Sees that so many bytes fit that come in any pieces.
-    pub fn keep_room(&mut self, bytes: u64) -> Result<()> {
+    pub fn ensure_reservable(&mut self, bytes: u64) -> Result<()> {
         self.check_running()?;
         // With their entries, and what is lost at the ends of commits.
-        self.make_room(bytes.saturating_add(bytes / 8).saturating_add(self.segment_bytes()), false)
+        self.ensure_space(
+            bytes.saturating_add(bytes / 8).saturating_add(self.segment_bytes()),
+            false,
+        )
     }
 
     fn look_for_room(&mut self, needed: usize, needed_bytes: u64, frees: bool) -> Result<()> {
@@ -194,7 +198,7 @@ impl Core {
                 return Ok(());
             }
         }
-        self.find_room(needed)
+        self.reclaim_segments(needed)
     }
 
     pub fn no_space(&self, needed_bytes: u64) -> Error {
@@ -206,15 +210,15 @@ impl Core {
         Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.kept_bytes() }
     }
 
-    fn standing(&self, needed_bytes: u64) -> Full {
+    fn standing(&self, needed_bytes: u64) -> NoSpaceState {
         let (groups, free) = (self.log.counters.groups, self.log.segments.free());
-        Full { needed_bytes, groups, free, epochs: self.checkpoints.epochs.len() }
+        NoSpaceState { needed_bytes, groups, free, epochs: self.checkpoints.pinned_segments.len() }
     }
 
     /// Looks for free segments until there are `needed`, or no more can be had: cleaning moves
     /// what is alive together, merging does away with what runs hide, and a checkpoint frees what
     /// came of both. Each needs a little room itself.
-    pub fn find_room(&mut self, needed: usize) -> Result<()> {
+    pub fn reclaim_segments(&mut self, needed: usize) -> Result<()> {
         let (start, mut in_vain) = (self.log.segments.free(), 0);
         let mut best = start;
         let (mut is_counted, mut is_merged) = (false, false);
@@ -224,7 +228,7 @@ impl Core {
                 return Ok(());
             }
             if self.checkpoints.written.is_some() {
-                let _ = self.complete_checkpoint(MissPolicy::Waits)?;
+                let _ = self.complete_checkpoint(MissPolicy::Block)?;
                 continue;
             }
             // What was given up since the last checkpoint is not known to be dead. Where
@@ -235,7 +239,7 @@ impl Core {
                 continue;
             }
             // While a snapshot keeps what was given up, cleaning only uses up what is left.
-            if !self.checkpoints.epochs.is_empty() {
+            if !self.checkpoints.pinned_segments.is_empty() {
                 if is_counted {
                     return Ok(());
                 }
@@ -288,7 +292,7 @@ impl Core {
     /// Begins to clean what is worth most; says whether anything is worth it.
     fn clean_best(&mut self) -> Result<bool> {
         let Some(number) = self.best_to_clean() else { return Ok(false) };
-        let _ = self.begin_cleaning(number, MissPolicy::Waits)?;
+        let _ = self.begin_cleaning(number, MissPolicy::Block)?;
         Ok(true)
     }
 
@@ -302,13 +306,13 @@ impl Core {
                 }
                 is_begun = true;
                 self.levels.to_merge = self.levels.runs.len();
-                self.levels.plan_merge(&self.log);
+                self.levels.schedule_merges(&self.log);
                 continue;
             }
             if self.log.segments.free() <= self.due() {
                 self.checkpoint_now()?;
                 let (free, can_clean) =
-                    (self.log.segments.free(), self.checkpoints.epochs.is_empty());
+                    (self.log.segments.free(), self.checkpoints.pinned_segments.is_empty());
                 if free <= self.due() + 1 && can_clean && self.clean_best()? {
                     self.finish_cleaning()?;
                     self.checkpoint_now()?;
@@ -317,9 +321,9 @@ impl Core {
                     return Ok(());
                 }
             }
-            self.levels.fold(&mut self.log, 1024)?;
+            self.levels.compact_step(&mut self.log, 1024)?;
             let pairs = self.merged_at_once();
-            let _ = self.levels.merge(&mut self.log, pairs, MissPolicy::Waits)?;
+            let _ = self.levels.tree_merge_step(&mut self.log, pairs, MissPolicy::Block)?;
         }
     }
 

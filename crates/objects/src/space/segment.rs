@@ -12,9 +12,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::codec::{Reader, narrow, put_varint};
-use crate::entry::Data;
-use crate::index::tree::Ptr;
+use crate::codec::{Reader, put_varint, to_u32_saturating};
+use crate::entry::PayloadRef;
+use crate::index::tree::BlockPtr;
 use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
@@ -64,7 +64,7 @@ const FREE: Segment = Segment {
 
 /// The table of all segments.
 #[derive(Clone, Debug)]
-pub(crate) struct Segments {
+pub(crate) struct SegmentTable {
     pub geometry: Geometry,
     pub all: Vec<Segment>,
     free: BTreeSet<u32>,
@@ -88,7 +88,7 @@ impl Segment {
     }
 }
 
-impl Segments {
+impl SegmentTable {
     pub fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
@@ -186,7 +186,7 @@ impl Segments {
 
     /// Something leads to `len` bytes at `at` now, which were written when the clock was at
     /// `stamp`.
-    pub fn add(&mut self, at: u64, len: u32, stamp: u64, is_log: bool) {
+    pub fn add_live(&mut self, at: u64, len: u32, stamp: u64, is_log: bool) {
         self.set_at(at, |segment| {
             segment.live = segment.live.saturating_add(i64::from(len));
             if is_log {
@@ -201,7 +201,7 @@ impl Segments {
     }
 
     /// Nothing leads to these bytes any more.
-    pub fn kill(&mut self, at: u64, len: u32, is_log: bool) {
+    pub fn sub_live(&mut self, at: u64, len: u32, is_log: bool) {
         self.set_at(at, |segment| {
             segment.live = segment.live.saturating_sub(i64::from(len));
             if is_log {
@@ -211,15 +211,15 @@ impl Segments {
             debug_assert!(
                 !cfg!(feature = "torture")
                     || segment.live >= 0
-                    || crate::hooks::is_left_out(crate::hooks::Omission::NodeSum),
+                    || crate::hooks::is_fault_injected(crate::hooks::InjectedFault::NodeSum),
                 "killed twice at {at}"
             );
         });
     }
 
     /// Nothing leads to what this entry's data shows any more.
-    pub fn kill_data(&mut self, data: &Data, is_log: bool) {
-        self.kill(data.at.saturating_add(u64::from(data.skip)), data.len, is_log);
+    pub fn kill_data(&mut self, data: &PayloadRef, is_log: bool) {
+        self.sub_live(data.at.saturating_add(u64::from(data.skip)), data.len, is_log);
     }
 
     /// When what is at `at` was written, about.
@@ -251,7 +251,7 @@ impl Segments {
     }
 
     /// The table as of a checkpoint that does not lead to `unled`.
-    pub fn encode(&self, unled: &[Ptr]) -> Vec<u8> {
+    pub fn encode(&self, unled: &[BlockPtr]) -> Vec<u8> {
         let mut unled_bytes: BTreeMap<u32, i64> = BTreeMap::new();
         for ptr in unled {
             if let Some(segment) = self.geometry.segment_of(ptr.at) {
@@ -292,7 +292,7 @@ impl Segments {
                 return Err(Error::Corrupt { what: "a segment's counts", at_bytes: at });
             }
             table.free.remove(&number);
-            let live = i64::from(narrow(live));
+            let live = i64::from(to_u32_saturating(live));
             table.set(number, |segment| {
                 *segment = Segment {
                     state: State::Closed,

@@ -12,37 +12,37 @@ use parking_lot::RwLockWriteGuard;
 use super::Store;
 use crate::Result;
 use crate::core::Core;
-use crate::index::tree::{Loaded, Nodes};
+use crate::index::tree::{NodeMap, NodeSource};
 use crate::index::view::{Index, View};
-use crate::io::InMemory;
-use crate::upkeep::{MissPolicy, Need, Share, Step};
+use crate::io::CachedNodes;
+use crate::upkeep::{MissPolicy, RequiredIo, Step, WorkBudget};
 
 /// Needs in turn before what is missing is read under the lock: others may drive out what was read
 /// for one, or change what it was read for.
-const NEEDS: u32 = 8;
+const MAX_UNLOCKED_RETRIES: u32 = 8;
 
 /// How often one looks again with what it read before.
 const LOOKS: usize = 64;
 
 fn patience(needs: u32) -> MissPolicy {
-    if needs < NEEDS { MissPolicy::Asks } else { MissPolicy::Waits }
+    if needs < MAX_UNLOCKED_RETRIES { MissPolicy::Defer } else { MissPolicy::Block }
 }
 
 impl Store {
     /// Looks something up in the index; yields the view in which it is, too.
-    pub(super) fn look<T>(
+    pub(super) fn lookup<T>(
         &self,
-        look: impl Fn(Index<'_>, &dyn Nodes) -> Result<T>,
+        look: impl Fn(Index<'_>, &dyn NodeSource) -> Result<T>,
     ) -> Result<(T, Arc<View>)> {
-        let mut read = Loaded::new();
+        let mut read = NodeMap::new();
         loop {
             let core = self.core.read();
-            core.check_whole()?;
+            core.check_no_partial_group()?;
             let view = core.levels.view.clone();
             if read.len() >= LOOKS {
                 return Ok((look(core.levels.index(), &*self.io)?, view));
             }
-            let nodes = InMemory::and(&self.io, &read);
+            let nodes = CachedNodes::with_loaded(&self.io, &read);
             let found = look(core.levels.index(), &nodes);
             let Some(missing) = nodes.missing() else { return Ok((found?, view)) };
             drop(core);
@@ -56,7 +56,7 @@ impl Store {
     pub(super) fn change<T>(
         &self,
         brought_bytes: u64,
-        mut act: impl FnMut(&mut Core, MissPolicy) -> Result<ControlFlow<Need, T>>,
+        mut act: impl FnMut(&mut Core, MissPolicy) -> Result<ControlFlow<RequiredIo, T>>,
     ) -> Result<T> {
         let mut needs = 0;
         loop {
@@ -68,7 +68,7 @@ impl Store {
                 }
                 ControlFlow::Break(need) => {
                     drop(core);
-                    need.fulfil(&self.io, needs > 0);
+                    need.perform(&self.io, needs > 0);
                     needs = needs.saturating_add(1);
                 }
             }
@@ -82,7 +82,7 @@ impl Store {
 
     /// Does what is due, as far as a change of so many bytes has to.
     pub(super) fn work<'s>(&'s self, core: RwLockWriteGuard<'s, Core>, bytes: u64) -> Result<()> {
-        let mut share = Share::of(bytes.saturating_add(64));
+        let mut share = WorkBudget::of(bytes.saturating_add(64));
         self.drive(core, |core, patience| core.next_step(&mut share, patience))?;
         self.io.throttle()
     }
@@ -105,11 +105,11 @@ impl Store {
                 Err(error) => return Err(core.stop(error)),
             };
             drop(core);
-            let granted = need.fulfil(&self.io, needs > 0);
+            let granted = need.perform(&self.io, needs > 0);
             needs = needs.saturating_add(1);
             core = self.core.write();
             if let Some(granted) = granted {
-                core.log.sent.grant(granted);
+                core.log.sent.record_completed(granted);
             }
         }
     }

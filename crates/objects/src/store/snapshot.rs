@@ -4,17 +4,17 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use super::{Store, fill};
-use crate::entry::{Data, Entry, Named, named, object_key};
+use crate::entry::{DecodedKey, Entry, PayloadRef, decode_key, object_key};
 use crate::index::cursor::Cursor;
 use crate::index::view::View;
-use crate::io::Io;
+use crate::io::CachedDisk;
 use crate::{Error, ObjectId, Result};
 
 /// A store as it was at one moment. It keeps what it shows from being freed.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(super) view: Arc<View>,
-    pub(super) io: Arc<Io>,
+    pub(super) io: Arc<CachedDisk>,
     pub(super) store: Weak<Store>,
 }
 
@@ -33,12 +33,12 @@ impl Snapshot {
         let index = self.view.index();
         let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
         let len = record.len.saturating_sub(at).min(into.len() as u64);
-        let parts = index.shown(&*self.io, (id, &record), (at, at + len))?;
+        let parts = index.visible_payloads(&*self.io, (id, &record), (at, at + len))?;
         fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
     }
 
     /// Copies a payload that the index led to.
-    pub(crate) fn read_data(&self, data: &Data, into: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         match self.store.upgrade() {
             Some(store) => store.read_data(data, into),
             None => self.io.read_data(data, into),
@@ -46,13 +46,13 @@ impl Snapshot {
     }
 
     /// Payloads that the index led to: what the disk has is asked for together.
-    pub(crate) fn read_many(&self, all: &[&Data]) -> Vec<Result<Vec<u8>>> {
+    pub(crate) fn read_many(&self, all: &[&PayloadRef]) -> Vec<Result<Vec<u8>>> {
         let mut found = self.io.values_near(all);
         let lacks = |value: &&mut Option<Vec<u8>>| value.is_none();
         let far = all.iter().zip(&found).filter(|(_, value)| value.is_none());
-        let far: Vec<&Data> = far.map(|(data, _)| *data).collect();
+        let far: Vec<&PayloadRef> = far.map(|(data, _)| *data).collect();
         if far.len() > 1 {
-            let read = self.io.read_far(&far);
+            let read = self.io.read_uncached(&far);
             found.iter_mut().filter(lacks).zip(read).for_each(|(value, read)| *value = read);
         }
         let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
@@ -83,10 +83,10 @@ impl Snapshot {
         let all = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
         let mut cursor = Cursor::at(&self.view, &*self.io, (&all.0, &all.1))?;
         while let Some((key, entry)) = cursor.next(&self.view, &*self.io)? {
-            let Some(Named::Object(id)) = named(&key) else { break };
+            let Some(DecodedKey::Object(id)) = decode_key(&key) else { break };
             if let Entry::Object(record) = entry
                 && !record.is_value
-                && !record.is_leaving
+                && !record.is_pending_delete
             {
                 out.push((id, record.len));
             }
@@ -98,7 +98,7 @@ impl Snapshot {
         &self.view
     }
 
-    pub(crate) fn io(&self) -> &Io {
+    pub(crate) fn io(&self) -> &CachedDisk {
         &self.io
     }
 }

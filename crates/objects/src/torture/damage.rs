@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Event, Extent, Fault, FaultDisk, FaultTarget, MemoryDisk, RecordDisk};
 
-use super::run::{Actor, SMALL};
+use super::run::{SMALL, ScriptRunner};
 use super::{Contents, History, Random, Recorded, Script, Settings, Shape, Violation, record};
 use crate::kv::Kv;
 use crate::{Error, ObjectId, OpenOptions, Store};
@@ -33,7 +33,7 @@ impl Damage {
 
 /// What came of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Harm {
+pub struct DamageTally {
     /// Disks that were damaged.
     pub disks: u64,
     /// Stores that could not be opened.
@@ -44,7 +44,7 @@ pub struct Harm {
     pub shorter: u64,
 }
 
-impl std::ops::AddAssign for Harm {
+impl std::ops::AddAssign for DamageTally {
     fn add_assign(&mut self, other: Self) {
         self.disks += other.disks;
         self.refused += other.refused;
@@ -65,10 +65,10 @@ pub fn damage(
     script: &Script,
     rounds: u64,
     settings: Settings,
-) -> Result<Harm, Violation> {
+) -> Result<DamageTally, Violation> {
     let recorded = record(shape, script, settings)?;
     let mut dice = Random::new(script.seed ^ 0xDA);
-    let mut harm = Harm::default();
+    let mut harm = DamageTally::default();
     for round in 0..rounds {
         let kind = Damage::ALL[(round % 3) as usize];
         let what = || format!("damage {round}, {kind:?}");
@@ -177,8 +177,8 @@ fn spoil(
 }
 
 /// Opens and reads a damaged disk.
-fn look(image: Vec<u8>, history: &History, least: usize) -> Result<Harm, Violation> {
-    let mut harm = Harm { disks: 1, ..Harm::default() };
+fn look(image: Vec<u8>, history: &History, least: usize) -> Result<DamageTally, Violation> {
+    let mut harm = DamageTally { disks: 1, ..DamageTally::default() };
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
     let store = match Store::open(disk.clone(), &OpenOptions { read_only: true, ..SMALL }) {
         Ok(store) => store,
@@ -188,16 +188,16 @@ fn look(image: Vec<u8>, history: &History, least: usize) -> Result<Harm, Violati
         }
         Err(error) => return Err(Violation(format!("open says {error}"))),
     };
-    let seen = Partly::read(&store, history)?;
+    let seen = PartialContents::read(&store, history)?;
     harm.unreadable += u64::from(seen.errors > 0);
     let groups = seen.find(history, least)?;
     harm.shorter += u64::from(groups < history.groups() && seen.errors == 0);
     drop(store);
     // For writing, too: the same, or it says why not.
     if let Ok(store) = Store::open(disk, &SMALL) {
-        Partly::read(&store, history)?.find(history, least)?;
+        PartialContents::read(&store, history)?.find(history, least)?;
         let _ = store.checkpoint();
-        Partly::read(&store, history)?.find(history, least)?;
+        PartialContents::read(&store, history)?.find(history, least)?;
     }
     Ok(harm)
 }
@@ -209,7 +209,7 @@ type Pair = (Vec<u8>, Vec<u8>);
 type Found = (Arc<[u8]>, Option<Vec<u8>>);
 
 /// What could be read of a store.
-pub(super) struct Partly {
+pub(super) struct PartialContents {
     list: Option<Vec<(ObjectId, u64)>>,
     objects: Vec<(ObjectId, Option<Vec<u8>>)>,
     keys: Vec<Found>,
@@ -217,7 +217,7 @@ pub(super) struct Partly {
     errors: u64,
 }
 
-impl Partly {
+impl PartialContents {
     pub fn read(store: &Arc<Store>, history: &History) -> Result<Self, Violation> {
         let mut seen = Self { list: None, objects: vec![], keys: vec![], scanned: None, errors: 0 };
         let mut errors = 0;
@@ -323,7 +323,7 @@ pub fn fail(
     script: &Script,
     seed: u64,
     settings: Settings,
-) -> Result<Harm, Violation> {
+) -> Result<DamageTally, Violation> {
     let failed = std::panic::AssertUnwindSafe(|| try_fail(shape, script, seed, settings));
     std::panic::catch_unwind(failed)
         .unwrap_or_else(|panic| Err(Violation::of_panic("failing", &*panic)))
@@ -334,12 +334,12 @@ fn try_fail(
     script: &Script,
     seed: u64,
     settings: Settings,
-) -> Result<Harm, Violation> {
+) -> Result<DamageTally, Violation> {
     let mut dice = Random::new(seed);
     let below = Arc::new(MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512));
     let faults = Arc::new(FaultDisk::new(below.clone()));
     let disk = Arc::new(RecordDisk::new(faults.clone()));
-    let mut actor = Actor::begin(shape, script, settings, disk)?;
+    let mut actor = ScriptRunner::begin(shape, script, settings, disk)?;
     let at = dice.below(script.steps.len() as u64) as usize;
     actor.all(&script.steps[..at])?;
     let request = faults.requests() + dice.below(30);
@@ -354,7 +354,7 @@ fn try_fail(
         _ => (FaultTarget::Reads(all), Fault::Fail),
     };
     faults.add(hits, fault);
-    let mut harm = Harm { disks: 1, ..Harm::default() };
+    let mut harm = DamageTally { disks: 1, ..DamageTally::default() };
     let ran = actor.until_failure(&script.steps[at..]);
     let waited = actor.waited;
     let history = actor.end();

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use draconis_device::{Disk, RecordDisk};
 
 use super::judge::{compare, find, live_on};
-use super::run::{Actor, SMALL};
-use super::{Harm, History, Script, Settings, Shape, Violation};
+use super::run::{SMALL, ScriptRunner};
+use super::{DamageTally, History, Script, Settings, Shape, Violation};
 use crate::{Error, OpenOptions, Store};
 
 /// The disks of one run, from the first to the last.
-pub trait Lives {
+pub trait DiskFactory {
     /// What a disk is.
     type Disk: Disk + 'static;
 
@@ -44,8 +44,8 @@ pub fn ended(
     shape: Shape,
     script: &Script,
     settings: Settings,
-    lives: &mut impl Lives,
-) -> Result<Harm, Violation> {
+    lives: &mut impl DiskFactory,
+) -> Result<DamageTally, Violation> {
     let tried = AssertUnwindSafe(|| try_ended(shape, script, settings, lives));
     std::panic::catch_unwind(tried)
         .unwrap_or_else(|panic| Err(Violation::of_panic("a disk that ends", &*panic)))
@@ -55,11 +55,11 @@ fn try_ended(
     shape: Shape,
     script: &Script,
     settings: Settings,
-    lives: &mut impl Lives,
-) -> Result<Harm, Violation> {
-    let mut harm = Harm { disks: 1, ..Harm::default() };
+    lives: &mut impl DiskFactory,
+) -> Result<DamageTally, Violation> {
+    let mut harm = DamageTally { disks: 1, ..DamageTally::default() };
     let disk = Arc::new(RecordDisk::new(lives.first()));
-    let mut actor = Actor::begin(shape, script, settings, disk)?;
+    let mut actor = ScriptRunner::begin(shape, script, settings, disk)?;
     lives.begins();
     actor.until_failure(&script.steps)?;
     let waited = actor.waited;
@@ -96,7 +96,11 @@ fn is_over(store: &Arc<Store>) -> bool {
 }
 
 /// Opens it for good, changes it, and opens it once more.
-fn last(lives: &mut impl Lives, history: &History, waited: usize) -> Result<usize, Violation> {
+fn last(
+    lives: &mut impl DiskFactory,
+    history: &History,
+    waited: usize,
+) -> Result<usize, Violation> {
     let mut open = || {
         let disk = lives.last().map_err(|error| said("opening it")(error.into()))?;
         Store::open(Arc::new(disk), &SMALL).map_err(said("opening it"))

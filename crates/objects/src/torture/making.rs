@@ -82,7 +82,7 @@ fn making(
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image.clone(), 512)));
     let mut how = shape.options();
     how.id ^= u128::from(!is_namesake);
-    super::set(Settings { without: settings.without, ..Settings::USUAL });
+    super::set(Settings { fault: settings.fault, ..Settings::USUAL });
     Store::create(disk.clone(), &how)
         .map_err(|error| Violation(format!("making a store: {error}")))?;
     // To be told by who asked for the store to be made: from here on it is there.

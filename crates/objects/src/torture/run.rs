@@ -6,7 +6,7 @@ use std::sync::Arc;
 use draconis_device::{CrashOptions, CrashStates, Disk, Event, Extent, MemoryDisk, RecordDisk};
 use draconis_exchange::heap::Block;
 
-use super::damage::Partly;
+use super::damage::PartialContents;
 use super::{
     Contents, Effort, History, Judge, Op, Random, Script, Settings, Shape, Step, Violation,
 };
@@ -69,7 +69,7 @@ pub(crate) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
 }
 
 /// Who carries out a script.
-pub(super) struct Actor<D: Disk + 'static> {
+pub(super) struct ScriptRunner<D: Disk + 'static> {
     disk: Arc<RecordDisk<D>>,
     /// None for the moment in which it is opened again.
     store: Option<Arc<Store>>,
@@ -98,13 +98,13 @@ pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recor
     // What was there before is not zeros.
     let memory = MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512);
     let disk = Arc::new(RecordDisk::new(memory));
-    let mut actor = Actor::begin(shape, script, settings, disk)?;
+    let mut actor = ScriptRunner::begin(shape, script, settings, disk)?;
     let image = bytes_of(&*actor.disk);
     actor.disk.take();
     let counters = actor.store().info().counters;
     actor.all(&script.steps)?;
     actor.count();
-    let Actor { disk, store, history, waited, full, worked, .. } = actor;
+    let ScriptRunner { disk, store, history, waited, full, worked, .. } = actor;
     drop(store);
     Ok(Recorded {
         image,
@@ -144,7 +144,7 @@ fn failed(doing: &'static str) -> impl Fn(Error) -> Stop {
     move |error| Stop::Failed(doing, error)
 }
 
-impl<D: Disk + 'static> Actor<D> {
+impl<D: Disk + 'static> ScriptRunner<D> {
     fn store(&self) -> &Arc<Store> {
         self.store.as_ref().expect("it was opened, or the run is over")
     }
@@ -221,7 +221,7 @@ impl<D: Disk + 'static> Actor<D> {
         self.kept = None;
         let Some(store) = &self.store else { return Ok(()) };
         // What can still be read is right.
-        let shown = Partly::read(store, &self.history)?;
+        let shown = PartialContents::read(store, &self.history)?;
         let groups = self.history.groups().saturating_sub(1);
         shown.find(&self.history, groups).map(drop).map_err(|Violation(why)| {
             Violation(format!("{last}; then {why}; {}", shown.differs(self.history.last())))

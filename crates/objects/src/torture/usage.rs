@@ -98,25 +98,25 @@ enum Name {
     Disk(Arc<[u8]>),
 }
 
-type Held = BTreeMap<Name, Arc<[u8]>>;
+type ModelContents = BTreeMap<Name, Arc<[u8]>>;
 
 /// Changes of one group, each with what was there before.
 type Undo = Vec<(Name, Option<Arc<[u8]>>)>;
 
-struct User {
+struct Workload {
     shape: Shape,
     options: OpenOptions,
     dice: Random,
     disk: Arc<RecordDisk<MemoryDisk>>,
     /// None while it is opened again.
     store: Option<Arc<Store>>,
-    held: Held,
+    held: ModelContents,
     digest: u64,
     /// Of the groups since the act began: how to undo each, and the digest behind it.
     done: Vec<(Undo, u64)>,
     /// The digest when the act began.
     before: u64,
-    kept: Option<(Snapshot, Held)>,
+    kept: Option<(Snapshot, ModelContents)>,
     last_load: Option<Act>,
     usage: Usage,
 }
@@ -141,7 +141,7 @@ fn shape(number: u64) -> Shape {
 pub fn ordinary(seed: u64, acts: usize) -> Result<Usage, Violation> {
     super::set(Settings::USUAL);
     let run = || {
-        let mut user = User::begin(seed)?;
+        let mut user = Workload::begin(seed)?;
         for nth in 0..acts {
             let act = user.choose();
             log::debug!("act {nth}: {act:?}");
@@ -170,7 +170,7 @@ fn hash_of(name: &Name, bytes: &[u8]) -> u64 {
     crate::codec::mix(of ^ XxHash3_64::oneshot(bytes).rotate_left(9))
 }
 
-fn digest_of(held: &Held) -> u64 {
+fn digest_of(held: &ModelContents) -> u64 {
     held.iter().fold(0, |sum, (name, bytes)| sum.wrapping_add(hash_of(name, bytes)))
 }
 
@@ -179,9 +179,9 @@ fn key_of(number: u32) -> Name {
 }
 
 /// All that a store shows.
-fn read_all(store: &Arc<Store>) -> Result<Held, Violation> {
+fn read_all(store: &Arc<Store>) -> Result<ModelContents, Violation> {
     let said = |error: Error| failed("reading all", &error);
-    let mut held = Held::new();
+    let mut held = ModelContents::new();
     let disks = store.disks().map_err(said)?;
     for disk in &disks {
         let bytes = read_object(store, disk.id, disk.len).map_err(said)?;
@@ -201,9 +201,9 @@ fn read_all(store: &Arc<Store>) -> Result<Held, Violation> {
 }
 
 /// Where two differ first, in words.
-fn differ(is: &Held, should: &Held) -> String {
+fn differ(is: &ModelContents, should: &ModelContents) -> String {
     let wrong = is.keys().chain(should.keys()).find(|name| is.get(*name) != should.get(*name));
-    let told = |held: &Held, name| held.get(name).map(|bytes| bytes.len());
+    let told = |held: &ModelContents, name| held.get(name).map(|bytes| bytes.len());
     match wrong {
         Some(Name::Key(key)) => {
             let name = Name::Key(key.clone());
@@ -221,7 +221,7 @@ fn differ(is: &Held, should: &Held) -> String {
     }
 }
 
-impl User {
+impl Workload {
     fn begin(seed: u64) -> Result<Self, Violation> {
         let mut dice = Random::new(seed ^ 0x05E);
         let shape = shape(seed);
@@ -238,7 +238,7 @@ impl User {
             dice,
             disk,
             store: Some(store),
-            held: Held::new(),
+            held: ModelContents::new(),
             digest: 0,
             done: vec![],
             before: 0,
@@ -668,7 +668,7 @@ impl User {
     fn prefix(
         &self,
         digests: &HashMap<u64, usize>,
-        is: &Held,
+        is: &ModelContents,
         waited: usize,
     ) -> Result<usize, Violation> {
         match digests.get(&digest_of(is)) {
@@ -695,7 +695,7 @@ fn check(disk: Arc<dyn Disk>) -> Result<(), Violation> {
     Err(Violation(format!("check, {} findings: {}", report.damage.len(), told.join("; "))))
 }
 
-fn compare(snapshot: &Snapshot, was: &Held) -> Result<(), Violation> {
+fn compare(snapshot: &Snapshot, was: &ModelContents) -> Result<(), Violation> {
     for (name, bytes) in was {
         let Name::Object(id) = name else { continue };
         let mut have = vec![0xA5; bytes.len() + 1];

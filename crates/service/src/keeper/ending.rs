@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, SERVE_WAIT, lock};
-use crate::claimed::said;
-use crate::front::NotDetached;
-use crate::holders::in_sight;
+use super::{CLOSE_TIMEOUT, INIT_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, lock};
+use crate::claimed::describe_errno;
+use crate::front::DetachError;
+use crate::holders::find_mount_users;
 use crate::loop_device;
 use crate::options::MountOptions;
 use crate::table;
@@ -20,10 +20,10 @@ const FORCE_WAIT: Duration = Duration::from_secs(2);
 /// How long what uses a mount, and cannot be seen, may take to end; and how often that is
 /// looked at.
 const BUSY_WAIT: Duration = Duration::from_millis(500);
-const BUSY_PAUSE: Duration = Duration::from_millis(10);
+const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// What is seen to use a mount for so long goes on: it was no process between its fork and its
 /// exec, which has what another thread of its parent had open then.
-const HELD_FOR: Duration = Duration::from_millis(100);
+const BUSY_CONFIRM_TIME: Duration = Duration::from_millis(100);
 /// How long the kernel may take to write back what programs have changed, when it
 /// is asked to end while files are open.
 const SYNC_WAIT: Duration = Duration::from_secs(30);
@@ -35,55 +35,55 @@ const RELEASE_WAIT: Duration = Duration::from_secs(2);
 impl Keeper {
     /// Takes a mount point away, and waits a moment for users of it that are not to be seen, or
     /// are gone at the next look.
-    pub(super) fn detach(&self, mount_point: &Path, force: bool) -> Result<(), NotDetached> {
+    pub(super) fn detach(&self, mount_point: &Path, force: bool) -> Result<(), DetachError> {
         let until = Instant::now() + BUSY_WAIT;
         let (mut held, mut since) = (vec![], Instant::now());
         loop {
             let detached = self.front.detach(mount_point, force);
-            if detached != Err(NotDetached::Busy) || Instant::now() > until {
+            if detached != Err(DetachError::Busy) || Instant::now() > until {
                 return detached;
             }
-            let Some(mount) = table::at(mount_point) else { return detached };
-            let seen = in_sight(&mount);
+            let Some(mount) = table::mount_at(mount_point) else { return detached };
+            let seen = find_mount_users(&mount);
             held.retain(|holder| seen.contains(holder));
             if held.is_empty() {
                 (held, since) = (seen, Instant::now());
-            } else if since.elapsed() >= HELD_FOR {
+            } else if since.elapsed() >= BUSY_CONFIRM_TIME {
                 return detached;
             }
-            std::thread::sleep(BUSY_PAUSE);
+            std::thread::sleep(BUSY_POLL_INTERVAL);
         }
     }
 
     /// Unmounts, and waits until the worker is gone and the volume free. Of a mount that was
     /// dead it says what had happened.
     pub(super) fn unmount(&self, mount: &Mount, force: bool) -> Result<Option<String>, String> {
-        self.wait_while(mount, Some(SERVE_WAIT), |mount| mount.phase() == Phase::Starting);
+        self.wait_while(mount, Some(INIT_TIMEOUT), |mount| mount.phase() == MountPhase::Starting);
         let mount_point = &mount.mount_point;
-        if force && mount.is_served() && !mount.answers(FORCE_WAIT) {
+        if force && mount.is_served() && !mount.is_responding(FORCE_WAIT) {
             // The kernel would wait for it, too, to tell it that the mount goes.
             log::error!("{}: its worker does not answer, and is killed", mount_point.display());
             mount.kill();
             self.wait_while(mount, Some(END_WAIT), Mount::is_served);
         }
-        let source = table::at(mount_point).map(|entry| entry.source);
+        let source = table::mount_at(mount_point).map(|entry| entry.source);
         // Of a dead mount there is nothing that could be lost, by any of its users.
         let detached = self.detach(mount_point, force || mount.is_dead());
         match detached {
             // It died, or was taken away by another, while we were at it.
             Err(_) if mount.is_ending() => {}
-            detached => detached.map_err(|why| why.sentence(mount_point))?,
+            detached => detached.map_err(|why| why.message(mount_point))?,
         }
         if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
             // The next command finds the image in use as long as it is there.
             loop_device::wait_until_free(&device, RELEASE_WAIT);
         }
-        if let Phase::Ended { why, dead: true } = mount.phase() {
-            self.tell();
+        if let MountPhase::Ended { why, dead: true } = mount.phase() {
+            self.notify_waiters();
             return Ok(why);
         }
         let patient = !force && !lock(&mount.state).status.read_only;
-        let wait = if patient { CLOSE_WAIT } else { END_WAIT };
+        let wait = if patient { CLOSE_TIMEOUT } else { END_WAIT };
         if !self.wait_while(mount, Some(wait), Mount::is_served) {
             return Err(format!(
                 "{} is unmounted, but its worker still runs: files are open there",
@@ -92,7 +92,7 @@ impl Keeper {
         }
         match mount.phase() {
             // Who forces it does so because of the worker.
-            Phase::Ended { why: Some(why), .. } if !force => {
+            MountPhase::Ended { why: Some(why), .. } if !force => {
                 Err(format!("{}: {why}", mount_point.display()))
             }
             _ => Ok(None),
@@ -102,7 +102,7 @@ impl Keeper {
     /// Makes a mount read-only, with everything brought home and the volume marked as
     /// unmounted, or writable again.
     pub(super) fn remount(&self, mount: &Mount, read_only: bool) -> Result<(), String> {
-        if mount.phase() != Phase::Serving {
+        if mount.phase() != MountPhase::Serving {
             return Err("nothing serves it; clear it with draconis umount".into());
         }
         if lock(&mount.state).status.read_only == read_only {
@@ -115,15 +115,16 @@ impl Keeper {
         let kernel = || {
             let done = self.front.remount(&mount.mount_point, &mount.volume, &options);
             done.map_err(|why| match why {
-                NotDetached::Busy => "it is busy: files are open for writing there".to_string(),
-                NotDetached::Failed(why) => why,
+                DetachError::Busy => "it is busy: files are open for writing there".to_string(),
+                DetachError::Failed(why) => why,
             })
         };
         let worker = || {
-            let asks = lock(&mount.state).asks.clone();
+            let asks = lock(&mount.state).events.clone();
             let (done, wait) = channel();
-            let sent = asks.is_some_and(|asks| asks.send(Ask::ReadOnly(read_only, done)).is_ok());
-            let answer = wait.recv_timeout(CLOSE_WAIT).ok().filter(|_| sent);
+            let sent = asks
+                .is_some_and(|asks| asks.send(SupervisorEvent::ReadOnly(read_only, done)).is_ok());
+            let answer = wait.recv_timeout(CLOSE_TIMEOUT).ok().filter(|_| sent);
             answer.unwrap_or_else(|| Err("its worker does not answer".into()))
         };
         // The kernel never lets through what the worker would refuse.
@@ -144,18 +145,18 @@ impl Keeper {
         &self,
         mount: &Mount,
         wait: Option<Duration>,
-        holds: impl Fn(&Mount) -> bool,
+        condition: impl Fn(&Mount) -> bool,
     ) -> bool {
         let until = wait.map(|wait| Instant::now() + wait);
         let mut held = lock(&self.mount);
-        while holds(mount) {
+        while condition(mount) {
             held = match until {
-                None => self.told.wait(held).unwrap_or_else(PoisonError::into_inner),
+                None => self.changed.wait(held).unwrap_or_else(PoisonError::into_inner),
                 Some(until) => {
                     let Some(left) = until.checked_duration_since(Instant::now()) else {
                         return false;
                     };
-                    self.told.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.changed.wait_timeout(held, left).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
@@ -164,26 +165,26 @@ impl Keeper {
 
     /// Ends the mount, if there is one, in use or not. What programs have changed is brought
     /// home; what they change after that is refused.
-    pub fn end_now(&self) {
-        let ended = self.current().map_or(Ok(()), |mount| self.end(&mount));
+    pub fn shut_down(&self) {
+        let ended = self.current().map_or(Ok(()), |mount| self.shut_down_mount(&mount));
         if let Err(why) = ended {
             log::error!("{why}");
         }
     }
 
-    pub(super) fn end(&self, mount: &Mount) -> Result<(), String> {
+    pub(super) fn shut_down_mount(&self, mount: &Mount) -> Result<(), String> {
         let Err(in_use) = self.unmount(mount, false) else { return Ok(()) };
         if !mount.is_served() {
             return Err(in_use);
         }
-        write_back(&mount.mount_point);
+        sync_mount(&mount.mount_point);
         let detached = self.front.detach(&mount.mount_point, true);
-        detached.map_err(|why| why.sentence(&mount.mount_point))?;
-        let asks = lock(&mount.state).asks.clone();
+        detached.map_err(|why| why.message(&mount.mount_point))?;
+        let asks = lock(&mount.state).events.clone();
         let (done, wait) = channel();
-        if asks.is_some_and(|asks| asks.send(Ask::Close(done)).is_ok()) {
+        if asks.is_some_and(|asks| asks.send(SupervisorEvent::Close(done)).is_ok()) {
             // The end is dropped when it is done: that is the answer.
-            let _ = wait.recv_timeout(CLOSE_WAIT);
+            let _ = wait.recv_timeout(CLOSE_TIMEOUT);
         }
         Ok(())
     }
@@ -191,7 +192,7 @@ impl Keeper {
 
 /// Has the kernel write back what it keeps of a mount. A worker that hangs may hang this,
 /// too, and is then left behind.
-fn write_back(mount_point: &Path) {
+fn sync_mount(mount_point: &Path) {
     let path = mount_point.to_path_buf();
     let (done, wait) = channel();
     std::thread::spawn(move || {
@@ -203,7 +204,7 @@ fn write_back(mount_point: &Path) {
     });
     match wait.recv_timeout(SYNC_WAIT) {
         Ok(Ok(())) => {}
-        Ok(Err(errno)) => log::error!("{}", said(mount_point, errno)),
+        Ok(Err(errno)) => log::error!("{}", describe_errno(mount_point, errno)),
         Err(_) => log::error!("{}: it does not answer", mount_point.display()),
     }
 }

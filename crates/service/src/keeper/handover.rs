@@ -22,28 +22,28 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use super::lives::{SupervisionState, WorkerSupervision};
-use super::starting::Held;
-use super::{Ask, Keeper, Mount, MountState, Phase, lock};
-use crate::claimed::{Keep, Source};
+use super::starting::MountResources;
+use super::{Keeper, Mount, MountPhase, MountState, SupervisorEvent, lock};
+use crate::claimed::{VolumeGuards, VolumeSource};
 use crate::connection::Relays;
-use crate::front::Front;
+use crate::front::Mounter;
 use crate::oplog;
 use crate::options::MountOptions;
 use crate::protocol::{self, MountStatus, Reply};
-use crate::store_keeper::{Known, StoreDisk};
+use crate::store_keeper::{StoreDiskHandle, StoreDiskState};
 
 /// The format of what is handed over: another one has another number.
-const FORMAT: u64 = 1;
+const HANDOVER_VERSION: u64 = 1;
 /// How long the other program may take to say what it understands.
 const FORMATS_WAIT: Duration = Duration::from_secs(10);
 /// Longest text that is handed over, in bytes.
-const TEXT_MAX_BYTES: usize = 160 << 10;
+const MAX_MESSAGE_BYTES: usize = 160 << 10;
 /// Descriptors that are always there: the socket, the log, the volume, the connection.
-const FIXED: usize = 4;
+const REQUIRED_FDS: usize = 4;
 
 /// What a program understands of what another one left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Formats {
+pub struct HandoverFormats {
     /// What is handed over between keepers.
     handover: u64,
     /// The log of requests.
@@ -58,13 +58,13 @@ pub struct Formats {
 
 /// What a mount wants of a program that goes on with it.
 #[derive(Clone, Copy)]
-struct Wants {
+struct RequiredFeatures {
     in_store: bool,
     behind: bool,
 }
 
-impl Formats {
-    fn goes_on_with(self, ours: Self, wants: Wants) -> bool {
+impl HandoverFormats {
+    fn supports(self, ours: Self, wants: RequiredFeatures) -> bool {
         // Where there is no store both ends of the disk contract are the other program's.
         Self { disk: ours.disk, behind: ours.behind, ..self } == ours
             && (self.disk == ours.disk || !wants.in_store)
@@ -73,9 +73,9 @@ impl Formats {
 }
 
 /// What this program understands.
-pub fn formats() -> Formats {
+pub fn formats() -> HandoverFormats {
     let disk = disk::Disk::FINGERPRINT;
-    Formats { handover: FORMAT, oplog: oplog::FORMAT, disk, behind: true }
+    HandoverFormats { handover: HANDOVER_VERSION, oplog: oplog::FORMAT, disk, behind: true }
 }
 
 /// To go on as `program`, which then answers the client.
@@ -85,7 +85,7 @@ pub(super) struct UpgradeRequest {
 }
 
 #[derive(Serialize, Deserialize)]
-struct State {
+struct HandoverState {
     volume: PathBuf,
     file: PathBuf,
     disk: Option<String>,
@@ -96,7 +96,7 @@ struct State {
     status: MountStatus,
     past: SupervisionState,
     /// What is known of a disk in a store; its connection is in the place of the volume.
-    store: Option<Known>,
+    store: Option<StoreDiskState>,
     /// Which of the descriptors that may be there are: the disk, the file behind a loop device,
     /// the guard of a block device, the client. What an image differs from is behind them.
     has: [bool; 4],
@@ -106,7 +106,7 @@ impl Keeper {
     /// Goes on as `program`, which answers `client`; returns only to say why not.
     pub(super) fn upgrade(&self, mount: &Mount, program: PathBuf, client: &UnixStream) -> String {
         let at = mount.mount_point.display();
-        if mount.phase() != Phase::Serving {
+        if mount.phase() != MountPhase::Serving {
             return format!("{at}: nothing serves it");
         }
         if !mount.options.restart {
@@ -114,8 +114,8 @@ impl Keeper {
         }
         let MountOptions { backing, parts, .. } = &mount.options;
         let behind = !backing.is_empty() || !parts.is_empty();
-        let wants = Wants { in_store: mount.disk.is_some(), behind };
-        if let Err(why) = understands(&program, wants) {
+        let wants = RequiredFeatures { in_store: mount.disk.is_some(), behind };
+        if let Err(why) = check_program(&program, wants) {
             return format!("{at}: {why}");
         }
         let client = match client.try_clone() {
@@ -123,32 +123,35 @@ impl Keeper {
             Err(error) => return format!("{at}: {error}"),
         };
         let (done, failed) = channel();
-        let asks = lock(&mount.state).asks.clone();
+        let asks = lock(&mount.state).events.clone();
         let request = UpgradeRequest { program, client };
-        let asked = asks.is_some_and(|asks| asks.send(Ask::Upgrade(request, done)).is_ok());
+        let asked =
+            asks.is_some_and(|asks| asks.send(SupervisorEvent::Upgrade(request, done)).is_ok());
         let why = failed.recv().ok().filter(|_| asked);
         let why = why.unwrap_or_else(|| "it has ended meanwhile".into());
         format!("{at}: {why}")
     }
 
     /// Becomes another program, now that there is no worker; returns only to say why not.
-    pub(super) fn become_other(
+    pub(super) fn exec_program(
         &self,
         mount: &Mount,
-        held: &Held,
+        held: &MountResources,
         request: &UpgradeRequest,
     ) -> String {
-        let Held { lives, keep, fuse, .. } = held;
-        let [backing, guard] = keep.parts();
+        let MountResources { supervision: lives, keep, fuse, .. } = held;
+        let [backing, guard] = keep.fds();
         let client = request.client.as_fd();
         let (volume, disk, store) = match lives.source() {
-            Source::File { image, disk } => (image.as_fd(), disk.as_ref().map(AsFd::as_fd), None),
-            Source::Store(disk) => (disk.connection(), None, Some(disk.known())),
+            VolumeSource::File { image, disk } => {
+                (image.as_fd(), disk.as_ref().map(AsFd::as_fd), None)
+            }
+            VolumeSource::Store(disk) => (disk.connection(), None, Some(disk.state())),
         };
         let may = [disk, backing, guard, Some(client)];
         let state = {
             let state = lock(&mount.state);
-            State {
+            HandoverState {
                 volume: mount.volume.clone(),
                 file: mount.file.clone(),
                 disk: mount.disk.clone(),
@@ -157,17 +160,18 @@ impl Keeper {
                 options: mount.options.clone(),
                 device: state.device.clone(),
                 status: state.status.clone(),
-                past: lives.past(),
+                past: lives.state(),
                 store,
                 has: may.map(|fd| fd.is_some()),
             }
         };
-        let fixed = [self.listener.as_fd(), lives.log(), volume, fuse.as_fd()];
+        let fixed = [self.listener.as_fd(), lives.oplog(), volume, fuse.as_fd()];
         let fds = fixed.into_iter().chain(may.into_iter().flatten());
-        let fds: Vec<BorrowedFd<'_>> = fds.chain(lives.behind().iter().map(AsFd::as_fd)).collect();
+        let fds: Vec<BorrowedFd<'_>> =
+            fds.chain(lives.backing_files().iter().map(AsFd::as_fd)).collect();
         let put = || {
             let text = serde_json::to_vec(&state)?;
-            if text.len() > TEXT_MAX_BYTES {
+            if text.len() > MAX_MESSAGE_BYTES {
                 return Err(std::io::Error::from(std::io::ErrorKind::FileTooLarge));
             }
             let (ours, theirs) = UnixDatagram::pair()?;
@@ -188,28 +192,29 @@ impl Keeper {
     ///
     /// # Errors
     /// What is wrong with it. The mount is lost then.
-    pub fn resume(front: Box<dyn Front>, socket: OwnedFd) -> Result<Arc<Self>, String> {
-        let mut text = vec![0; TEXT_MAX_BYTES];
+    pub fn resume(front: Box<dyn Mounter>, socket: OwnedFd) -> Result<Arc<Self>, String> {
+        let mut text = vec![0; MAX_MESSAGE_BYTES];
         let got = descriptors::receive(&socket, &mut text, RecvFlags::DONTWAIT)
             .map_err(|errno| format!("nothing was handed over: {errno}"))?;
-        let text = text.get(..got.len).filter(|_| got.is_complete && got.fds.len() >= FIXED);
+        let text = text.get(..got.len).filter(|_| got.is_complete && got.fds.len() >= REQUIRED_FDS);
         let text = text.ok_or("what was handed over is not whole")?;
-        let state: State = serde_json::from_slice(text)
+        let state: HandoverState = serde_json::from_slice(text)
             .map_err(|error| format!("what was handed over makes no sense: {error}"))?;
         let mut fds = got.fds.into_iter();
-        let [Some(listener), Some(log), Some(image), Some(fuse)] = [(); FIXED].map(|()| fds.next())
+        let [Some(listener), Some(log), Some(image), Some(fuse)] =
+            [(); REQUIRED_FDS].map(|()| fds.next())
         else {
             return Err("descriptors are missing".into());
         };
         let [disk, backing, guard, client] =
             state.has.map(|is_there| if is_there { fds.next() } else { None });
         let source = match state.store {
-            None => Source::File { image, disk },
-            Some(known) => Source::Store(StoreDisk::resume(image, known)),
+            None => VolumeSource::File { image, disk },
+            Some(known) => VolumeSource::Store(StoreDiskHandle::resume(image, known)),
         };
         let lives =
-            WorkerSupervision::resume(source, fds.collect(), oplog::adopt(log)?, state.past);
-        let keep = Keep::of_parts(backing, guard);
+            WorkerSupervision::resume(source, fds.collect(), oplog::map_existing(log)?, state.past);
+        let keep = VolumeGuards::from_fds(backing, guard);
         let mount = Arc::new(Mount {
             volume: state.volume,
             file: state.file,
@@ -218,21 +223,23 @@ impl Keeper {
             mount_point: state.mount_point,
             options: state.options,
             state: Mutex::new(MountState {
-                phase: Phase::Serving,
+                phase: MountPhase::Serving,
                 device: state.device,
-                asks: None,
+                events: None,
                 worker: None,
-                is_last: false,
+                is_final_worker: false,
                 status: state.status,
             }),
         });
         let keeper = Self::new(front, UnixListener::from(listener));
-        keeper.take(&mount)?;
-        let reply =
-            match keeper.go_on(&mount, Held { lives, keep, fuse, relays: Relays::default() }) {
-                Ok(()) => Reply::Done,
-                Err(why) => Reply::Failed { why },
-            };
+        keeper.register_mount(&mount)?;
+        let reply = match keeper.resume_serving(
+            &mount,
+            MountResources { supervision: lives, keep, fuse, relays: Relays::default() },
+        ) {
+            Ok(()) => Reply::Done,
+            Err(why) => Reply::Failed { why },
+        };
         if let Some(client) = client {
             // It may not want to know any more.
             let _ = protocol::send(&UnixStream::from(client), &reply);
@@ -241,20 +248,24 @@ impl Keeper {
     }
 
     /// Starts the next worker of a mount that has none at the moment.
-    fn go_on(self: &Arc<Self>, mount: &Arc<Mount>, mut held: Held) -> Result<(), String> {
+    fn resume_serving(
+        self: &Arc<Self>,
+        mount: &Arc<Mount>,
+        mut held: MountResources,
+    ) -> Result<(), String> {
         let at = mount.mount_point.display();
         let read_only = lock(&mount.state).status.read_only;
-        match held.lives.next(read_only) {
+        match held.supervision.start_successor(read_only) {
             Ok(worker) => {
-                held.give(&worker, mount);
-                self.serve_on(mount, held, worker);
+                held.send_connection(&worker, mount);
+                self.spawn_supervisor(mount, held, worker);
                 log::info!("{at}: goes on, served by process {}", mount.worker_pid());
                 Ok(())
             }
             Err(error) => {
                 drop(held);
                 let why = format!("no worker of the new program could take over: {error}");
-                self.has_ended(mount, Some(why.clone()));
+                self.mark_ended(mount, Some(why.clone()));
                 Err(format!("{at}: {why}"))
             }
         }
@@ -262,7 +273,7 @@ impl Keeper {
 }
 
 /// Whether `program` can go on with what this one leaves, and a mount wants.
-fn understands(program: &Path, wants: Wants) -> Result<(), String> {
+fn check_program(program: &Path, wants: RequiredFeatures) -> Result<(), String> {
     let name = program.display();
     let mut child = Command::new(program)
         .args(["keeper", "--formats"])
@@ -274,7 +285,7 @@ fn understands(program: &Path, wants: Wants) -> Result<(), String> {
     let (done, said) = channel();
     let out = child.stdout.take();
     std::thread::spawn(move || {
-        let read = out.and_then(|out| serde_json::from_reader::<_, Formats>(out).ok());
+        let read = out.and_then(|out| serde_json::from_reader::<_, HandoverFormats>(out).ok());
         // Late is as good as never.
         let _ = done.send(read);
     });
@@ -283,7 +294,7 @@ fn understands(program: &Path, wants: Wants) -> Result<(), String> {
     let _ = child.kill();
     let _ = child.wait();
     match said {
-        Some(theirs) if theirs.goes_on_with(formats(), wants) => Ok(()),
+        Some(theirs) if theirs.supports(formats(), wants) => Ok(()),
         Some(_) => Err(format!(
             "{name} does not understand the log that it would take over: unmount, and mount with \
              it again"
@@ -302,13 +313,13 @@ mod tests {
         let text = serde_json::to_string(&ours).unwrap();
         let older = text.replace(",\"behind\":true", "");
         assert!(older != text);
-        let older: Formats = serde_json::from_str(&older).unwrap();
-        let wants = |in_store, behind| Wants { in_store, behind };
-        assert!(older.goes_on_with(ours, wants(true, false)));
-        assert!(!older.goes_on_with(ours, wants(false, true)));
-        assert!(ours.goes_on_with(older, wants(true, true)));
-        let other = Formats { disk: 0, ..ours };
-        assert!(!other.goes_on_with(ours, wants(true, false)));
-        assert!(other.goes_on_with(ours, wants(false, true)));
+        let older: HandoverFormats = serde_json::from_str(&older).unwrap();
+        let wants = |in_store, behind| RequiredFeatures { in_store, behind };
+        assert!(older.supports(ours, wants(true, false)));
+        assert!(!older.supports(ours, wants(false, true)));
+        assert!(ours.supports(older, wants(true, true)));
+        let other = HandoverFormats { disk: 0, ..ours };
+        assert!(!other.supports(ours, wants(true, false)));
+        assert!(other.supports(ours, wants(false, true)));
     }
 }

@@ -19,34 +19,34 @@ use std::time::{Duration, Instant};
 use draconis_exchange::shm::SharedMemory;
 use serde::{Deserialize, Serialize};
 
-use crate::claimed::Source;
+use crate::claimed::VolumeSource;
 use crate::oplog;
 use crate::options::MountOptions;
-use crate::process::{Ready, StartError, Worker};
-use crate::recorder::Start;
+use crate::process::{StandbyWorker, StartError, Worker};
+use crate::recorder::WorkerStart;
 
 /// More deaths than this within [`DEATHS_WITHIN`] are the end.
-const DEATHS_MAX: usize = 10;
-const DEATHS_WITHIN: Duration = Duration::from_secs(60);
+const MAX_DEATHS: usize = 10;
+const DEATH_WINDOW: Duration = Duration::from_secs(60);
 /// Deaths over one request after which it is refused.
-const DEATHS_OF_ONE: u32 = 2;
+const MAX_DEATHS_PER_REQUEST: u32 = 2;
 /// Requests whose deaths are remembered.
-const REMEMBERED: usize = 1024;
+const MAX_TRACKED_REQUESTS: usize = 1024;
 
 /// What outlives the workers of a mount.
 pub(super) struct WorkerSupervision {
-    source: Source,
+    source: VolumeSource,
     /// What a disk image differs from, the nearest first: read by each of them.
     behind: Vec<OwnedFd>,
     log: Arc<SharedMemory>,
     options: MountOptions,
     epoch: u64,
     /// An epoch, and the last of its changes that the disk has taken.
-    taken: (u64, u64),
+    accepted_through: (u64, u64),
     deaths: VecDeque<Instant>,
     /// How many died over a request.
-    died_over: HashMap<u64, u32>,
-    refused: Vec<u64>,
+    deaths_by_request: HashMap<u64, u32>,
+    quarantined: Vec<u64>,
     next: Next,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct WorkerSupervision {
 enum Next {
     /// It is started when it is needed.
     None,
-    Waits(Box<Ready>),
+    Waits(Box<StandbyWorker>),
     /// It ended before it was needed, as the one after it might.
     Gone,
 }
@@ -75,19 +75,30 @@ impl WorkerSupervision {
     /// # Errors
     /// What the system says.
     pub(super) fn new(
-        source: Source,
+        source: VolumeSource,
         behind: Vec<OwnedFd>,
         options: MountOptions,
     ) -> std::io::Result<Self> {
-        let log = oplog::memory()?;
+        let log = oplog::create_memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
         let (epoch, taken, next) = (0, (0, 0), Next::None);
-        Ok(Self { source, behind, log, options, epoch, taken, deaths, died_over, refused, next })
+        Ok(Self {
+            source,
+            behind,
+            log,
+            options,
+            epoch,
+            accepted_through: taken,
+            deaths,
+            deaths_by_request: died_over,
+            quarantined: refused,
+            next,
+        })
     }
 
     /// Those that another program has had until now.
     pub(super) fn resume(
-        source: Source,
+        source: VolumeSource,
         behind: Vec<OwnedFd>,
         log: Arc<SharedMemory>,
         past: SupervisionState,
@@ -95,66 +106,82 @@ impl WorkerSupervision {
         let SupervisionState { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
         let next = Next::None;
-        Self { source, behind, log, options, epoch, taken, deaths, died_over, refused, next }
+        Self {
+            source,
+            behind,
+            log,
+            options,
+            epoch,
+            accepted_through: taken,
+            deaths,
+            deaths_by_request: died_over,
+            quarantined: refused,
+            next,
+        }
     }
 
-    pub(super) fn past(&self) -> SupervisionState {
+    pub(super) fn state(&self) -> SupervisionState {
         SupervisionState {
             options: self.options.clone(),
             epoch: self.epoch,
-            taken: self.taken,
-            died_over: self.died_over.iter().map(|(unique, deaths)| (*unique, *deaths)).collect(),
-            refused: self.refused.clone(),
+            taken: self.accepted_through,
+            died_over: self
+                .deaths_by_request
+                .iter()
+                .map(|(unique, deaths)| (*unique, *deaths))
+                .collect(),
+            refused: self.quarantined.clone(),
         }
     }
 
     /// Gives the volume back; says what could not be brought to where it is.
-    pub(super) fn give_back(mut self) -> Option<String> {
-        self.stand_down();
+    pub(super) fn release_source(mut self) -> Option<String> {
+        self.stop_standby();
         match self.source {
-            Source::Store(disk) => disk.give_back(),
+            VolumeSource::Store(disk) => disk.disconnect(),
             _ => None,
         }
     }
 
-    pub(super) fn source(&self) -> &Source {
+    pub(super) fn source(&self) -> &VolumeSource {
         &self.source
     }
 
-    pub(super) fn behind(&self) -> &[OwnedFd] {
+    pub(super) fn backing_files(&self) -> &[OwnedFd] {
         &self.behind
     }
 
-    pub(super) fn log(&self) -> BorrowedFd<'_> {
+    pub(super) fn oplog(&self) -> BorrowedFd<'_> {
         self.log.as_fd()
     }
 
     /// Has a process wait for its turn, if another may follow. Where the disk is in a store it would
     /// be the disk's second user, so there is none.
-    pub(super) fn stand_by(&mut self) {
-        let is_file = matches!(self.source, Source::File { .. });
+    pub(super) fn ensure_standby(&mut self) {
+        let is_file = matches!(self.source, VolumeSource::File { .. });
         match &mut self.next {
             Next::None if self.options.restart && is_file => {}
             Next::None | Next::Gone => return,
             Next::Waits(ready) => {
-                if ready.is_gone() {
+                if ready.has_exited() {
                     log::warn!("the process that would follow a worker has ended");
                     self.next = Next::Gone;
                 }
                 return;
             }
         }
-        self.next = match Worker::prepare(&self.source, &self.behind, &self.log, &self.options) {
-            Ok(ready) => Next::Waits(Box::new(ready)),
-            Err(error) => {
-                log::warn!("no process waits to follow a worker: {error}");
-                Next::Gone
-            }
-        };
+        self.next =
+            match Worker::start_standby(&self.source, &self.behind, &self.log, &self.options) {
+                Ok(ready) => Next::Waits(Box::new(ready)),
+                Err(error) => {
+                    log::warn!("no process waits to follow a worker: {error}");
+                    Next::Gone
+                }
+            };
     }
 
     /// Ends the process that waits for its turn.
-    pub(super) fn stand_down(&mut self) {
+    pub(super) fn stop_standby(&mut self) {
         self.next = Next::None;
     }
 
@@ -162,15 +189,15 @@ impl WorkerSupervision {
     ///
     /// # Errors
     /// See [`StartError`].
-    pub(super) fn next(&mut self, read_only: bool) -> Result<Worker, StartError> {
+    pub(super) fn start_successor(&mut self, read_only: bool) -> Result<Worker, StartError> {
         self.epoch += 1;
-        let start = Start {
+        let start = WorkerStart {
             options: self.options.clone(),
             epoch: self.epoch,
-            taken: self.taken,
+            taken: self.accepted_through,
             was_clean: oplog::was_clean(&self.log),
             closed: read_only && !self.options.read_only,
-            refused: self.refused.clone(),
+            refused: self.quarantined.clone(),
         };
         if let Next::Waits(ready) = std::mem::replace(&mut self.next, Next::None) {
             match ready.open(&start) {
@@ -184,29 +211,29 @@ impl WorkerSupervision {
 
     /// One has died, or was killed by another process; `taken` is the last of its changes that
     /// the disk has taken. Whether there may be another.
-    pub(super) fn died(&mut self, taken: u64, was_killed: bool) -> bool {
-        if oplog::noted(&self.log) == self.epoch {
-            self.taken = (self.epoch, taken);
+    pub(super) fn record_death(&mut self, taken: u64, was_killed: bool) -> bool {
+        if oplog::marked_epoch(&self.log) == self.epoch {
+            self.accepted_through = (self.epoch, taken);
         }
-        let in_hand = oplog::in_hand(&self.log);
+        let in_hand = oplog::take_in_flight(&self.log);
         if was_killed {
             return true;
         }
         let now = Instant::now();
-        self.deaths.retain(|then| now.duration_since(*then) < DEATHS_WITHIN);
+        self.deaths.retain(|then| now.duration_since(*then) < DEATH_WINDOW);
         self.deaths.push_back(now);
-        if self.died_over.len() > REMEMBERED {
-            self.died_over.clear();
+        if self.deaths_by_request.len() > MAX_TRACKED_REQUESTS {
+            self.deaths_by_request.clear();
         }
         for unique in in_hand {
-            let deaths = self.died_over.entry(unique).or_default();
+            let deaths = self.deaths_by_request.entry(unique).or_default();
             *deaths += 1;
-            if *deaths == DEATHS_OF_ONE {
-                self.refused.push(unique);
-                let too_many = self.refused.len().saturating_sub(REMEMBERED);
-                self.refused.drain(..too_many);
+            if *deaths == MAX_DEATHS_PER_REQUEST {
+                self.quarantined.push(unique);
+                let too_many = self.quarantined.len().saturating_sub(MAX_TRACKED_REQUESTS);
+                self.quarantined.drain(..too_many);
             }
         }
-        self.deaths.len() <= DEATHS_MAX
+        self.deaths.len() <= MAX_DEATHS
     }
 }

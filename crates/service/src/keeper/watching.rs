@@ -5,22 +5,22 @@ use std::time::{Duration, Instant};
 
 use super::handover::UpgradeRequest;
 use super::lives::WorkerSupervision;
-use super::starting::Held;
-use super::{Ask, CLOSE_WAIT, Keeper, Mount, Phase, lock};
+use super::starting::MountResources;
+use super::{CLOSE_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, lock};
 use crate::process::Worker;
 use crate::protocol::{self, MountStatus, Reply, WorkerStatus};
 
 /// How often a worker is asked how it is.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// How often its disk is asked the same, where nobody wants to know.
 const ASK_DISK_EVERY: Duration = Duration::from_secs(15);
 /// How long a worker serves before the process is started that would follow it: that takes a CPU
 /// from those who have waited for this one.
-const STAND_BY_AFTER: Duration = Duration::from_millis(10);
+const STANDBY_DELAY: Duration = Duration::from_millis(10);
 
 impl Keeper {
     /// Nothing serves `mount` any more: it is over, or in its place as a dead one.
-    pub(super) fn has_ended(&self, mount: &Mount, why: Option<String>) {
+    pub(super) fn mark_ended(&self, mount: &Mount, why: Option<String>) {
         let dead = mount.is_in_place();
         // A worker ends in peace, too, when the connection is cut from outside.
         let cut = || "its connection to the kernel was cut".to_string();
@@ -36,8 +36,8 @@ impl Keeper {
                 let _ = protocol::send(watcher, &Reply::Ended { why: why.clone() });
             }
             let mut state = lock(&mount.state);
-            state.phase = Phase::Ended { why: why.clone(), dead };
-            (state.asks, state.worker) = (None, None);
+            state.phase = MountPhase::Ended { why: why.clone(), dead };
+            (state.events, state.worker) = (None, None);
             if dead {
                 state.status.state = "dead".into();
                 state.status.why.clone_from(&why);
@@ -45,34 +45,34 @@ impl Keeper {
                 state.status.memory_bytes = 0;
             }
         }
-        self.tell();
+        self.notify_waiters();
     }
 
     /// Wakes all who wait.
-    pub(super) fn tell(&self) {
+    pub(super) fn notify_waiters(&self) {
         // Under the lock, or a waiter that looks at this moment could miss it.
         let mount = lock(&self.mount);
-        self.told.notify_all();
+        self.changed.notify_all();
         drop(mount);
     }
 
     /// Has a mount served until it ends; returns what went wrong, if something did.
-    pub(super) fn attend(
+    pub(super) fn supervise(
         &self,
         mount: &Mount,
         mut worker: Worker,
-        held: &mut Held,
-        (asks, asked): (&Sender<Ask>, &Receiver<Ask>),
+        held: &mut MountResources,
+        (asks, asked): (&Sender<SupervisorEvent>, &Receiver<SupervisorEvent>),
     ) -> Option<String> {
         let at = mount.mount_point.display();
         loop {
-            let end = self.watch(mount, &mut worker, &mut held.lives, asked);
+            let end = self.watch_worker(mount, &mut worker, &mut held.supervision, asked);
             let began = Instant::now();
             let (why, deaths) = match end {
                 End::Over { why } => return why,
-                End::Death { why, .. } if !mount.may_go_on() => return Some(why),
+                End::Death { why, .. } if !mount.can_restart() => return Some(why),
                 End::Death { why, was_killed } => {
-                    let may_go_on = held.lives.died(worker.end(), was_killed);
+                    let may_go_on = held.supervision.record_death(worker.end(), was_killed);
                     log::error!("{at}: {why}");
                     if !may_go_on {
                         return Some(format!("{why}, as too many did before it"));
@@ -86,10 +86,10 @@ impl Keeper {
                         continue;
                     };
                     let taken = worker.end();
-                    wait_for_death(asked);
-                    held.lives.died(taken, true);
-                    held.lives.stand_down();
-                    let why = self.become_other(mount, held, &request);
+                    wait_for_exit_event(asked);
+                    held.supervision.record_death(taken, true);
+                    held.supervision.stop_standby();
+                    let why = self.exec_program(mount, held, &request);
                     drop(paused);
                     log::error!("{at}: {why}");
                     // Who asked may have gone.
@@ -98,12 +98,12 @@ impl Keeper {
                 }
             };
             let ended = began.elapsed();
-            worker = match held.lives.next(lock(&mount.state).status.read_only) {
+            worker = match held.supervision.start_successor(lock(&mount.state).status.read_only) {
                 Ok(worker) => worker,
                 Err(error) => return Some(format!("{why}; none could take over: {error}")),
             };
-            mount.is_served_by(&mut worker, asks);
-            held.give(&worker, mount);
+            mount.set_worker(&mut worker, asks);
+            held.send_connection(&worker, mount);
             let pid = worker.pid();
             lock(&mount.state).status.restarts += deaths;
             // Beside the error, for who reads that.
@@ -117,54 +117,58 @@ impl Keeper {
     }
 
     /// Asks the worker how it is until it ends.
-    fn watch(
+    fn watch_worker(
         &self,
         mount: &Mount,
         worker: &mut Worker,
         lives: &mut WorkerSupervision,
-        asked: &Receiver<Ask>,
+        asked: &Receiver<SupervisorEvent>,
     ) -> End {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));
         let mut hung = None;
         let mut closed = false;
-        let mut period = STAND_BY_AFTER;
+        let mut period = STANDBY_DELAY;
         let mut asked_disk = Instant::now();
         loop {
-            let waiting = match asked.recv_timeout(std::mem::replace(&mut period, ASK_EVERY)) {
-                Ok(Ask::Died(exit)) => {
+            let waiting = match asked.recv_timeout(std::mem::replace(&mut period, STATUS_INTERVAL))
+            {
+                Ok(SupervisorEvent::Died(exit)) => {
                     let is_hung = hung.is_some();
                     let words = worker.disk_failure();
-                    let why = hung
-                        .or_else(|| exit.complaint(&words.unwrap_or_else(|| worker.last_words())));
-                    if !exit.is_death() || closed {
+                    let why = hung.or_else(|| {
+                        exit.failure_reason(&words.unwrap_or_else(|| worker.final_message()))
+                    });
+                    if !exit.is_abnormal() || closed {
                         return End::Over { why };
                     }
                     let was_killed = exit.was_killed() && !is_hung;
                     return End::Death { why: why.unwrap_or_default(), was_killed };
                 }
                 // It is about to end by itself, or by force.
-                Ok(Ask::Upgrade(_, failed)) if closed || hung.is_some() => {
+                Ok(SupervisorEvent::Upgrade(_, failed)) if closed || hung.is_some() => {
                     let _ = failed.send("it ends".into());
                     None
                 }
-                Ok(Ask::Upgrade(request, failed)) => return End::Upgrade(request, failed),
-                Ok(Ask::Close(waiting)) => {
+                Ok(SupervisorEvent::Upgrade(request, failed)) => {
+                    return End::Upgrade(request, failed);
+                }
+                Ok(SupervisorEvent::Close(waiting)) => {
                     closed = true;
-                    if let Err(fault) = worker.close(Instant::now() + CLOSE_WAIT) {
+                    if let Err(fault) = worker.close(Instant::now() + CLOSE_TIMEOUT) {
                         log::error!("{}: {fault}", mount.mount_point.display());
                     }
                     drop(waiting);
                     None
                 }
-                Ok(Ask::ReadOnly(read_only, waiting)) => {
+                Ok(SupervisorEvent::ReadOnly(read_only, waiting)) => {
                     // Who asked may have gone.
-                    let _ = waiting.send(worker.set_read_only(read_only, CLOSE_WAIT));
+                    let _ = waiting.send(worker.set_read_only(read_only, CLOSE_TIMEOUT));
                     None
                 }
-                Ok(Ask::Refresh(waiting)) => Some(waiting),
+                Ok(SupervisorEvent::Refresh(waiting)) => Some(waiting),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     if !closed {
-                        lives.stand_by();
+                        lives.ensure_standby();
                     }
                     None
                 }
@@ -174,7 +178,7 @@ impl Keeper {
             }
             match worker.status(Instant::now() + deadline) {
                 Ok(told) if Duration::from_millis(told.busy_ms) <= deadline => {
-                    self.note(mount, "serving", Some(told));
+                    self.update_status(mount, "serving", Some(told));
                     // To some disks that is a request, which has a price.
                     if waiting.is_some() || asked_disk.elapsed() >= ASK_DISK_EVERY {
                         asked_disk = Instant::now();
@@ -190,7 +194,7 @@ impl Keeper {
                         hung = Some(format!(
                             "worker {pid} did not answer for {seconds} s and was killed"
                         ));
-                        self.note(mount, "not answering", None);
+                        self.update_status(mount, "not answering", None);
                         worker.kill();
                     }
                 }
@@ -199,7 +203,7 @@ impl Keeper {
         }
     }
 
-    pub(super) fn note(&self, mount: &Mount, state: &str, told: Option<WorkerStatus>) {
+    pub(super) fn update_status(&self, mount: &Mount, state: &str, told: Option<WorkerStatus>) {
         let status = &mut lock(&mount.state).status;
         status.state = state.to_string();
         if let Some(told) = &told {
@@ -211,11 +215,11 @@ impl Keeper {
     }
 
     /// Takes a mount point away that was never served.
-    pub(super) fn clean(&self, mount: &Mount) {
+    pub(super) fn detach_unserved(&self, mount: &Mount) {
         if mount.is_in_place()
             && let Err(why) = self.front.detach(&mount.mount_point, true)
         {
-            log::error!("{}", why.sentence(&mount.mount_point));
+            log::error!("{}", why.message(&mount.mount_point));
         }
     }
 }
@@ -237,9 +241,9 @@ enum End {
 }
 
 /// Hears of the end of a worker that was ended.
-fn wait_for_death(asked: &Receiver<Ask>) {
+fn wait_for_exit_event(asked: &Receiver<SupervisorEvent>) {
     // What else is asked meanwhile has no answer, as when a worker dies.
-    while !matches!(asked.recv(), Ok(Ask::Died(_)) | Err(_)) {}
+    while !matches!(asked.recv(), Ok(SupervisorEvent::Died(_)) | Err(_)) {}
 }
 
 impl Mount {
@@ -248,25 +252,25 @@ impl Mount {
     }
 
     /// Whether another worker may follow one that died.
-    fn may_go_on(&self) -> bool {
-        self.options.restart && !lock(&self.state).is_last
+    fn can_restart(&self) -> bool {
+        self.options.restart && !lock(&self.state).is_final_worker
     }
 
     /// Notes its worker, whose end is heard of through `asks`.
-    pub(super) fn is_served_by(&self, worker: &mut Worker, asks: &Sender<Ask>) {
+    pub(super) fn set_worker(&self, worker: &mut Worker, asks: &Sender<SupervisorEvent>) {
         let pid = worker.pid();
         {
             let mut state = lock(&self.state);
-            state.phase = Phase::Serving;
+            state.phase = MountPhase::Serving;
             state.worker = worker.pidfd().ok();
             let MountStatus { worker_pid, state, read_only, memory_bytes, .. } = &mut state.status;
             (*worker_pid, *state) = (pid, "serving".into());
             (*read_only, *memory_bytes) = (worker.read_only, resident_bytes(pid));
         }
         let asks = asks.clone();
-        worker.when_it_ends(move |exit| {
+        worker.on_exit(move |exit| {
             // It is not heard only if the watcher has ended, which then knows.
-            let _ = asks.send(Ask::Died(exit));
+            let _ = asks.send(SupervisorEvent::Died(exit));
         });
     }
 }

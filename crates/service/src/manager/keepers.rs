@@ -9,25 +9,25 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{LOST_MAX, Manager, STATUS_WAIT, lock};
+use super::{MAX_LOST_MOUNTS, Manager, STATUS_WAIT, lock};
 use crate::protocol::{self, Kept, LostMount, MountStatus, Reply, Request};
 use crate::table;
 
 /// How long a keeper that runs may take to say what it keeps.
-const KEPT_WAIT: Duration = Duration::from_secs(5);
+const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A keeper, by its socket, and what it keeps.
-pub(super) struct Entry {
+pub(super) struct KeeperHandle {
     socket: PathBuf,
-    pub(super) kept: Kept,
-    phase: Mutex<Phase>,
+    pub(super) mount: Kept,
+    phase: Mutex<KeeperPhase>,
 }
 
 /// ```text
 ///   Starting ──▶ Serving ──▶ Ended { dead }
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum KeeperPhase {
     /// Its process may not run yet.
     Starting,
     Serving,
@@ -47,39 +47,40 @@ pub(super) enum AskError {
     Lost(std::io::Error),
 }
 
-impl Entry {
+impl KeeperHandle {
     pub(super) fn new(socket: PathBuf, kept: Kept) -> Self {
-        Self { socket, kept, phase: Mutex::new(Phase::Starting) }
+        Self { socket, mount: kept, phase: Mutex::new(KeeperPhase::Starting) }
     }
 
-    pub(super) fn note(&self, phase: Phase) {
+    pub(super) fn set_phase(&self, phase: KeeperPhase) {
         *lock(&self.phase) = phase;
     }
 
     pub(super) fn is_dead(&self) -> bool {
-        *lock(&self.phase) == Phase::Ended
+        *lock(&self.phase) == KeeperPhase::Ended
     }
 
     /// Whether its process runs.
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.connect().is_some()
     }
 
     /// Whether it was unmounted, and is about to give back what it has.
     pub(super) fn is_ending(&self) -> bool {
-        *lock(&self.phase) != Phase::Starting && table::at(&self.kept.mount_point).is_none()
+        *lock(&self.phase) != KeeperPhase::Starting
+            && table::mount_at(&self.mount.mount_point).is_none()
     }
 
     /// Why there cannot be `other`, too, if so.
-    pub(super) fn conflict(&self, other: &Kept) -> Option<String> {
-        let (volume, at) = (self.kept.volume.display(), self.kept.mount_point.display());
-        let is_same = self.kept.identity == other.identity && self.kept.disk == other.disk;
+    pub(super) fn conflict_with(&self, other: &Kept) -> Option<String> {
+        let (volume, at) = (self.mount.volume.display(), self.mount.mount_point.display());
+        let is_same = self.mount.identity == other.identity && self.mount.disk == other.disk;
         if !self.is_dead() && is_same {
             Some(format!("{} is already mounted on {at}", other.volume.display()))
-        } else if self.kept.mount_point != other.mount_point {
+        } else if self.mount.mount_point != other.mount_point {
             None
         } else if self.is_dead() {
-            Some(crate::keeper::dead_there(&self.kept.mount_point, &self.kept.volume))
+            Some(crate::keeper::dead_mount_message(&self.mount.mount_point, &self.mount.volume))
         } else {
             Some(format!("{at} is already a mount point, of {volume}"))
         }
@@ -108,14 +109,18 @@ impl Entry {
 
     /// How its mount is; nothing of a keeper that does not say.
     pub(super) fn status(&self) -> Vec<MountStatus> {
-        match self.ask(&Request::Status, Some(STATUS_WAIT)) {
+        match self.request(&Request::Status, Some(STATUS_WAIT)) {
             Ok(Reply::Status(status)) => status.mounts,
             _ => vec![],
         }
     }
 
     /// Asks it, and waits for the answer; without a bound if there is no `wait`.
-    pub(super) fn ask(&self, request: &Request, wait: Option<Duration>) -> Result<Reply, AskError> {
+    pub(super) fn request(
+        &self,
+        request: &Request,
+        wait: Option<Duration>,
+    ) -> Result<Reply, AskError> {
         let keeper = self.connect().ok_or(AskError::Gone)?;
         let ask = || {
             keeper.set_read_timeout(wait)?;
@@ -133,7 +138,7 @@ impl Manager {
     /// What the system says of their directory.
     pub(super) fn find_keepers(self: &Arc<Self>) -> std::io::Result<()> {
         for id in self.directory.keeper_ids()? {
-            let socket = self.directory.keeper(id);
+            let socket = self.directory.keeper_socket(id);
             let connected = UnixStream::connect(&socket);
             let Ok(keeper) = connected else {
                 if connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
@@ -143,16 +148,16 @@ impl Manager {
                 continue;
             };
             let ask = || {
-                keeper.set_read_timeout(Some(KEPT_WAIT))?;
+                keeper.set_read_timeout(Some(WATCH_TIMEOUT))?;
                 protocol::send(&keeper, &Request::Watch)?;
                 protocol::receive(&keeper)
             };
             match ask() {
                 Ok(Reply::Kept(kept)) => {
-                    let entry = Arc::new(Entry::new(socket, kept));
-                    entry.note(Phase::Serving);
+                    let entry = Arc::new(KeeperHandle::new(socket, kept));
+                    entry.set_phase(KeeperPhase::Serving);
                     lock(&self.keepers).insert(id, entry.clone());
-                    self.follow(id, &entry);
+                    self.watch_keeper(id, &entry);
                 }
                 other => log::warn!("{}: a keeper answers {other:?}", socket.display()),
             }
@@ -161,7 +166,7 @@ impl Manager {
     }
 
     /// Hears of the end of a mount, in a thread, for as long as its keeper runs.
-    pub(super) fn follow(self: &Arc<Self>, id: u64, keeper: &Arc<Entry>) {
+    pub(super) fn watch_keeper(self: &Arc<Self>, id: u64, keeper: &Arc<KeeperHandle>) {
         let (manager, keeper) = (self.clone(), keeper.clone());
         std::thread::spawn(move || {
             // Each time it goes on as another program the conversation ends.
@@ -169,29 +174,29 @@ impl Manager {
                 if protocol::send(&connection, &Request::Watch).is_err() {
                     continue;
                 }
-                let mut heard = protocol::Lines::new(&connection);
+                let mut heard = protocol::LineReader::new(&connection);
                 while let Ok(reply) = heard.receive() {
                     if let Reply::Ended { why } = reply {
-                        keeper.note(Phase::Ended);
-                        manager.remember(&keeper, why);
-                        manager.tell();
+                        keeper.set_phase(KeeperPhase::Ended);
+                        manager.record_lost_mount(&keeper, why);
+                        manager.notify_waiters();
                     }
                 }
             }
             // One that was killed leaves it behind.
             let _ = std::fs::remove_file(&keeper.socket);
-            manager.leave(id);
+            manager.release(id);
         });
     }
 
     /// Remembers a mount that has ended and is gone, if it was not asked to.
-    fn remember(&self, keeper: &Entry, why: Option<String>) {
-        let Kept { volume, mount_point, .. } = keeper.kept.clone();
+    fn record_lost_mount(&self, keeper: &KeeperHandle, why: Option<String>) {
+        let Kept { volume, mount_point, .. } = keeper.mount.clone();
         // One that is dead in its place says so itself.
-        let Some(why) = why.filter(|_| table::at(&mount_point).is_none()) else { return };
+        let Some(why) = why.filter(|_| table::mount_at(&mount_point).is_none()) else { return };
         let mut lost = lock(&self.lost);
         lost.push(LostMount { volume, mount_point, why });
-        let too_many = lost.len().saturating_sub(LOST_MAX);
+        let too_many = lost.len().saturating_sub(MAX_LOST_MOUNTS);
         lost.drain(..too_many);
     }
 }

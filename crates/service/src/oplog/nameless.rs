@@ -16,66 +16,72 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::InodeNumber;
 
-use super::{FILLED_AT, NAMELESS_AT};
+use super::{FILLED_AT, ORPHANS_AT};
 
 /// Inodes that a part holds.
-const MOST: u32 = (1 << 16) - 1;
+const PART_CAPACITY: u32 = (1 << 16) - 1;
 /// A part begins with its count.
-const PART_BYTES: usize = (MOST as usize + 1) * 4;
+const PART_BYTES: usize = (PART_CAPACITY as usize + 1) * 4;
 /// In the memory of a log.
 pub(super) const BYTES: usize = 2 * PART_BYTES;
 /// In place of a count: there were more.
-const TOO_MANY: u32 = u32::MAX;
+const OVERFLOW: u32 = u32::MAX;
 /// So much more than it began with has a part before the other is begun.
-const GROWTH: u32 = 512;
+const SWITCH_AFTER: u32 = 512;
 
 /// What of it is known to the worker that fills it.
-pub(super) struct Nameless(Mutex<Known>);
+pub(super) struct OrphanTable(Mutex<OrphanState>);
 
-struct Known {
+struct OrphanState {
     filled: usize,
     /// Those in the part that is filled, as far as this worker has put them there.
-    there: HashSet<u32>,
+    present: HashSet<u32>,
     /// With so many the other part is begun.
-    turn_at: u32,
+    switch_at: u32,
     /// The other part is empty once the disk has taken this change.
-    turned_at: Option<u64>,
+    switched_at: Option<u64>,
     /// What the worker before has left is done again, and numbers count that.
-    repeats: bool,
+    is_replaying: bool,
 }
 
 /// All that workers before have left; nothing if there were too many.
-pub(super) fn all(memory: &SharedMemory) -> Option<BTreeSet<InodeNumber>> {
+pub(super) fn load_orphans(memory: &SharedMemory) -> Option<BTreeSet<InodeNumber>> {
     let mut found = BTreeSet::new();
     for part in 0..2 {
         let count = count(memory, part);
-        if count > MOST {
+        if count > PART_CAPACITY {
             return None;
         }
-        let inode = |nth| memory.atomic_u32(place(part, nth)).load(Ordering::Relaxed);
+        let inode = |nth| memory.atomic_u32(entry_offset(part, nth)).load(Ordering::Relaxed);
         found.extend((0..count).map(|nth| InodeNumber(inode(nth))));
     }
     Some(found)
 }
 
 fn count(memory: &SharedMemory, part: usize) -> u32 {
-    memory.atomic_u32(NAMELESS_AT + part * PART_BYTES).load(Ordering::Acquire)
+    memory.atomic_u32(ORPHANS_AT + part * PART_BYTES).load(Ordering::Acquire)
 }
 
 fn set_count(memory: &SharedMemory, part: usize, count: u32) {
-    memory.atomic_u32(NAMELESS_AT + part * PART_BYTES).store(count, Ordering::Release);
+    memory.atomic_u32(ORPHANS_AT + part * PART_BYTES).store(count, Ordering::Release);
 }
 
-fn place(part: usize, nth: u32) -> usize {
-    NAMELESS_AT + part * PART_BYTES + (nth as usize + 1) * 4
+fn entry_offset(part: usize, nth: u32) -> usize {
+    ORPHANS_AT + part * PART_BYTES + (nth as usize + 1) * 4
 }
 
-impl Nameless {
+impl OrphanTable {
     /// What the first worker of a mount knows, or one that follows another.
     pub(super) fn new(memory: &SharedMemory, is_first: bool) -> Self {
         let filled = memory.atomic_u64(FILLED_AT).load(Ordering::Acquire) as usize & 1;
         let (there, turned_at, repeats) = (HashSet::new(), None, !is_first);
-        Self(Mutex::new(Known { filled, there, turn_at: GROWTH, turned_at, repeats }))
+        Self(Mutex::new(OrphanState {
+            filled,
+            present: there,
+            switch_at: SWITCH_AFTER,
+            switched_at: turned_at,
+            is_replaying: repeats,
+        }))
     }
 
     /// Remembers an inode that the change of that number leaves without a name; `others` have none
@@ -88,68 +94,73 @@ impl Nameless {
         others: &dyn Fn() -> Vec<InodeNumber>,
     ) {
         let mut known = self.known();
-        if !known.there.insert(inode.0) {
+        if !known.present.insert(inode.0) {
             return;
         }
-        if !known.repeats
-            && known.turned_at.is_none()
-            && count(memory, known.filled) >= known.turn_at
+        if !known.is_replaying
+            && known.switched_at.is_none()
+            && count(memory, known.filled) >= known.switch_at
         {
-            known.turn(memory, number, others);
-            known.there.insert(inode.0);
+            known.switch_parts(memory, number, others);
+            known.present.insert(inode.0);
         }
-        put(memory, known.filled, inode.0);
+        push(memory, known.filled, inode.0);
     }
 
     /// The disk has taken all changes up to this one.
-    pub(super) fn taken(&self, memory: &SharedMemory, number: u64) {
+    pub(super) fn on_chain_accepted(&self, memory: &SharedMemory, number: u64) {
         let mut known = self.known();
-        if known.turned_at.is_some_and(|turned_at| turned_at <= number) {
-            known.turned_at = None;
+        if known.switched_at.is_some_and(|turned_at| turned_at <= number) {
+            known.switched_at = None;
             set_count(memory, 1 - known.filled, 0);
         }
     }
 
     /// What the worker before has left was done again.
-    pub(super) fn settled(&self) {
-        self.known().repeats = false;
+    pub(super) fn end_replay(&self) {
+        self.known().is_replaying = false;
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, OrphanState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl OrphanState {
     /// Fills the other part from now on, where there is nothing; else sees to it that there will
     /// be nothing.
-    fn turn(&mut self, memory: &SharedMemory, number: u64, others: &dyn Fn() -> Vec<InodeNumber>) {
-        self.turned_at = Some(number);
+    fn switch_parts(
+        &mut self,
+        memory: &SharedMemory,
+        number: u64,
+        others: &dyn Fn() -> Vec<InodeNumber>,
+    ) {
+        self.switched_at = Some(number);
         let next = 1 - self.filled;
         if count(memory, next) != 0 {
             // A worker before has turned.
             return;
         }
-        self.there.clear();
+        self.present.clear();
         // Nothing finds it there before it is filled.
         for inode in others() {
-            if self.there.insert(inode.0) {
-                put(memory, next, inode.0);
+            if self.present.insert(inode.0) {
+                push(memory, next, inode.0);
             }
         }
         memory.atomic_u64(FILLED_AT).store(next as u64, Ordering::Release);
         self.filled = next;
-        self.turn_at = count(memory, next).saturating_add(GROWTH);
+        self.switch_at = count(memory, next).saturating_add(SWITCH_AFTER);
     }
 }
 
 /// Puts an inode into a part.
-fn put(memory: &SharedMemory, part: usize, inode: u32) {
+fn push(memory: &SharedMemory, part: usize, inode: u32) {
     match count(memory, part) {
-        TOO_MANY => {}
-        count if count >= MOST => set_count(memory, part, TOO_MANY),
+        OVERFLOW => {}
+        count if count >= PART_CAPACITY => set_count(memory, part, OVERFLOW),
         count => {
-            memory.atomic_u32(place(part, count)).store(inode, Ordering::Relaxed);
+            memory.atomic_u32(entry_offset(part, count)).store(inode, Ordering::Relaxed);
             set_count(memory, part, count + 1);
         }
     }
@@ -178,7 +189,7 @@ mod tests {
     }
 
     impl Model {
-        fn change(&mut self, log: &Nameless, memory: &SharedMemory, (dies, inode): (bool, u32)) {
+        fn change(&mut self, log: &OrphanTable, memory: &SharedMemory, (dies, inode): (bool, u32)) {
             self.number += 1;
             if dies {
                 log.add(memory, self.number, InodeNumber(inode), &others(&self.memory));
@@ -189,7 +200,7 @@ mod tests {
         }
 
         /// The disk takes some of what has changed, of which the last `untold` are to be.
-        fn take(&mut self, log: &Nameless, memory: &SharedMemory, count: usize, untold: usize) {
+        fn take(&mut self, log: &OrphanTable, memory: &SharedMemory, count: usize, untold: usize) {
             for (dies, inode) in self.changes.drain(..count) {
                 if dies {
                     self.disk.insert(inode)
@@ -197,21 +208,21 @@ mod tests {
                     self.disk.remove(&inode)
                 };
             }
-            log.taken(memory, self.number - (self.changes.len() - untold) as u64);
+            log.on_chain_accepted(memory, self.number - (self.changes.len() - untold) as u64);
             self.is_known(memory);
         }
 
         fn is_known(&self, memory: &SharedMemory) {
-            let known = all(memory).unwrap();
+            let known = load_orphans(memory).unwrap();
             assert!(self.disk.iter().all(|inode| known.contains(&InodeNumber(*inode))));
         }
     }
 
     #[test]
     fn what_has_no_name_on_the_disk_is_known_after_any_death() {
-        let memory = super::super::memory().unwrap();
+        let memory = super::super::create_memory().unwrap();
         let (mut random, mut model) = (Random::new(3), Model::default());
-        let mut log = Nameless::new(&memory, true);
+        let mut log = OrphanTable::new(&memory, true);
         for _ in 0..200_000 {
             let dies = model.memory.len() < 300 || random.once_in(2);
             let any = || model.memory.iter().next().copied().unwrap_or(1);
@@ -225,7 +236,7 @@ mod tests {
             if random.once_in(3000) {
                 // The worker dies, and another does again what the disk does not have.
                 model.is_known(&memory);
-                log = Nameless::new(&memory, false);
+                log = OrphanTable::new(&memory, false);
                 (model.memory, model.number) = (model.disk.clone(), 0);
                 let again: Vec<_> = model.changes.iter().copied().collect();
                 let dies_on_the_way = random.once_in(3);
@@ -238,44 +249,44 @@ mod tests {
                     }
                 }
                 if !dies_on_the_way {
-                    log.settled();
+                    log.end_replay();
                 }
             }
         }
-        log.settled();
+        log.end_replay();
         for _ in 0..4 {
             let count = model.changes.len();
             model.take(&log, &memory, count, 0);
-            for inode in 0..2 * GROWTH {
+            for inode in 0..2 * SWITCH_AFTER {
                 let change = (true, 200_000 + inode);
                 model.change(&log, &memory, change);
                 model.change(&log, &memory, (false, change.1));
                 model.changes.extend([change, (false, change.1)]);
             }
         }
-        let most = model.memory.len() + 6 * GROWTH as usize;
-        assert!(all(&memory).unwrap().len() <= most, "what has gone is forgotten");
+        let most = model.memory.len() + 6 * SWITCH_AFTER as usize;
+        assert!(load_orphans(&memory).unwrap().len() <= most, "what has gone is forgotten");
     }
 
     #[test]
     fn more_than_there_is_room_for_are_said_to_be_more() {
-        let memory = super::super::memory().unwrap();
-        let log = Nameless::new(&memory, true);
+        let memory = super::super::create_memory().unwrap();
+        let log = OrphanTable::new(&memory, true);
         let nothing = HashSet::new();
         // Nothing is taken meanwhile, so that no part can be emptied.
-        for inode in 0..2 * MOST + 2 {
+        for inode in 0..2 * PART_CAPACITY + 2 {
             log.add(&memory, u64::from(inode) + 1, InodeNumber(inode), &others(&nothing));
         }
-        assert_eq!(all(&memory), None);
+        assert_eq!(load_orphans(&memory), None);
         // Once the disk has all of that, and there are few.
-        let number = u64::from(2 * MOST + 3);
-        log.taken(&memory, number);
+        let number = u64::from(2 * PART_CAPACITY + 3);
+        log.on_chain_accepted(&memory, number);
         log.add(&memory, number + 1, InodeNumber(7), &others(&nothing));
         log.add(&memory, number + 2, InodeNumber(u32::MAX), &others(&nothing));
-        log.taken(&memory, number + 2);
-        assert_eq!(all(&memory), Some([InodeNumber(7), InodeNumber(u32::MAX)].into()));
+        log.on_chain_accepted(&memory, number + 2);
+        assert_eq!(load_orphans(&memory), Some([InodeNumber(7), InodeNumber(u32::MAX)].into()));
         // A hostile worker's count.
-        set_count(&memory, 0, MOST + 1);
-        assert_eq!(all(&memory), None);
+        set_count(&memory, 0, PART_CAPACITY + 1);
+        assert_eq!(load_orphans(&memory), None);
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 
 fn again(memory: &SharedMemory, epoch: u64) -> OpLog {
     let memory = memory.as_fd().try_clone_to_owned().unwrap();
-    OpLog::new(adopt(memory).unwrap(), epoch).unwrap()
+    OpLog::new(map_existing(memory).unwrap(), epoch).unwrap()
 }
 
 fn made(seconds: i64, inode: u32) -> Made {
@@ -24,162 +24,162 @@ fn never() -> bool {
 
 /// Numbers of what is left.
 fn left(log: &OpLog, taken: (u64, u64)) -> Vec<(u64, bool, bool)> {
-    let all = log.take_over(taken).unwrap().into_iter();
+    let all = log.load_unfinished(taken).unwrap().into_iter();
     all.map(|(one, _)| (one.unique, one.is_accepted, one.answered)).collect()
 }
 
 #[test]
 fn what_was_changed_is_found_by_the_next_worker() {
-    let memory = memory().unwrap();
+    let memory = create_memory().unwrap();
     let log = again(&memory, 1);
-    log.begin(10, all(b"head", b" and data"), never);
-    log.changed(1, made(-7, 12));
+    log.begin_request(10, all(b"head", b" and data"), never);
+    log.record_change(1, made(-7, 12));
     // Not answered; the next is, and one changes nothing.
-    log.begin(11, all(b"second", b""), never);
-    log.changed(2, made(8, 0));
-    log.done();
-    log.begin(12, all(b"third", b""), never);
-    log.done();
-    log.begin(13, None, never);
-    log.changed(3, made(9, 0));
-    let mut hands = in_hand(&memory);
+    log.begin_request(11, all(b"second", b""), never);
+    log.record_change(2, made(8, 0));
+    log.finish_request();
+    log.begin_request(12, all(b"third", b""), never);
+    log.finish_request();
+    log.begin_request(13, None, never);
+    log.record_change(3, made(9, 0));
+    let mut hands = take_in_flight(&memory);
     hands.dedup();
     assert_eq!(hands, [13]);
-    assert!(in_hand(&memory).is_empty(), "it is told once");
+    assert!(take_in_flight(&memory).is_empty(), "it is told once");
 
     let log = again(&memory, 2);
-    let found = log.take_over((1, 1)).unwrap();
+    let found = log.load_unfinished((1, 1)).unwrap();
     let (first, how) = &found[0];
     assert_eq!((first.request.as_slice(), first.unique), (&b"head and data"[..], 10));
     assert_eq!((first.created, *how), (Some(Node(12)), made(-7, 12)));
     assert_eq!(left(&log, (1, 1)), [(10, true, false), (11, false, true)]);
     // The second is made again, and this worker dies, too.
-    log.repeat(found[1].0.position, 11, &mut || log.changed(1, made(8, 0)));
-    assert_eq!((noted(&memory), was_clean(&memory)), (2, None));
+    log.replay(found[1].0.position, 11, &mut || log.record_change(1, made(8, 0)));
+    assert_eq!((marked_epoch(&memory), was_clean(&memory)), (2, None));
     let log = again(&memory, 3);
     assert_eq!(left(&log, (2, 0)), [(11, false, true), (10, true, false)]);
     let log = again(&memory, 4);
     assert_eq!(left(&log, (2, 1)), [(11, true, true), (10, true, false)]);
-    log.settle(found.iter().map(|(one, _)| one.position));
+    log.finish_inherited(found.iter().map(|(one, _)| one.position));
     let log = again(&memory, 5);
     assert_eq!(left(&log, (2, 1)), []);
 }
 
 #[test]
 fn the_next_worker_knows_how_a_change_ended() {
-    let memory = memory().unwrap();
+    let memory = create_memory().unwrap();
     let log = again(&memory, 1);
     let partial = Outcome { errno: 0, written_bytes: 100 };
     for (unique, outcome) in
         [(10, None), (11, Some(partial)), (12, Some(Outcome { errno: 28, written_bytes: 0 }))]
     {
-        log.begin(unique, all(b"request", b""), never);
+        log.begin_request(unique, all(b"request", b""), never);
         assert!(!log.has_changed());
-        log.changed(unique, made(1, 0));
+        log.record_change(unique, made(1, 0));
         assert!(log.has_changed());
         outcome.into_iter().for_each(|outcome| log.decided(outcome));
         // Another thread answers the second.
         let deferred = if unique == 11 { log.defer() } else { None };
         if unique != 10 {
-            log.done();
+            log.finish_request();
         }
-        ENTRY.set(None);
-        let found = again(&memory, 2).take_over((1, 0)).unwrap();
+        CURRENT_ENTRY.set(None);
+        let found = again(&memory, 2).load_unfinished((1, 0)).unwrap();
         let (found, _) = found.last().unwrap();
         assert_eq!((found.unique, found.outcome), (unique, outcome));
         assert_eq!(found.is_accepted, unique == 12, "a change that failed is not replayed");
         assert_eq!(found.answered, unique == 12);
         if let Some(deferred) = deferred {
             log.deferred_done(deferred);
-            assert!(again(&memory, 2).take_over((1, 0)).unwrap()[1].0.answered);
+            assert!(again(&memory, 2).load_unfinished((1, 0)).unwrap()[1].0.answered);
         }
     }
 }
 
 #[test]
 fn a_full_log_waits_until_the_disk_has_taken_what_is_in_it() {
-    let memory = memory().unwrap();
+    let memory = create_memory().unwrap();
     let log = again(&memory, 1);
     let data = vec![1; 1 << 20];
     let (asked, mut number) = (Cell::new(0), 0);
     for unique in 0..100 {
-        log.begin(unique, all(b"x", &data), || {
+        log.begin_request(unique, all(b"x", &data), || {
             asked.set(asked.get() + 1);
-            log.taken(number);
+            log.accepted_through(number);
             true
         });
         number += 1;
-        log.changed(number, made(1, 0));
-        log.done();
+        log.record_change(number, made(1, 0));
+        log.finish_request();
     }
     assert!((12..=17).contains(&asked.get()), "{}", asked.get());
     // Nothing can be taken any more: the request is not logged.
     for unique in 100..140 {
-        log.begin(unique, all(b"x", &data), || false);
-        log.changed(u64::MAX, made(1, 0));
-        log.done();
+        log.begin_request(unique, all(b"x", &data), || false);
+        log.record_change(u64::MAX, made(1, 0));
+        log.finish_request();
     }
-    log.taken(number);
-    log.begin(200, all(b"y", b""), never);
-    log.done();
+    log.accepted_through(number);
+    log.begin_request(200, all(b"y", b""), never);
+    log.finish_request();
 }
 
 #[test]
 fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
-    let memory = memory().unwrap();
+    let memory = create_memory().unwrap();
     let log = again(&memory, 1);
     for unique in 1..=3 {
-        let mut room = log.rooms().allocate(5000).unwrap();
+        let mut room = log.buffers().allocate(5000).unwrap();
         room.fill(unique as u8);
         let room = Arc::new(room);
-        log.begin(unique, Some((b"write", RequestData::Room(&room))), never);
-        log.changed(unique, made(1, 0));
-        log.done();
+        log.begin_request(unique, Some((b"write", RequestData::Room(&room))), never);
+        log.record_change(unique, made(1, 0));
+        log.finish_request();
     }
-    assert_eq!(log.rooms().used_bytes(), 3 * 8192, "entries hold them");
-    log.taken(1);
-    log.let_go();
-    assert_eq!(log.rooms().used_bytes(), 2 * 8192);
+    assert_eq!(log.buffers().used_bytes(), 3 * 8192, "entries hold them");
+    log.accepted_through(1);
+    log.free_finished_entries();
+    assert_eq!(log.buffers().used_bytes(), 2 * 8192);
 
     // The second was taken, and no process was told.
     let log = again(&memory, 2);
-    let found = log.take_over((1, 2)).unwrap();
+    let found = log.load_unfinished((1, 2)).unwrap();
     let lens: Vec<_> = found.iter().map(|(one, _)| one.request.len()).collect();
     assert_eq!(lens, [5, 5005], "what was taken is not done again");
     assert_eq!(found[1].0.request[5..], [3; 5000]);
-    assert_eq!(log.rooms().used_bytes(), 2 * 8192);
-    assert_eq!(log.rooms().allocate(1).unwrap().offset(), 0, "that of the first");
-    log.repeat(found[1].0.position, 3, &mut || log.changed(1, made(1, 0)));
-    log.settle(found.iter().map(|(one, _)| one.position));
-    log.taken(1);
-    log.let_go();
-    assert_eq!(log.rooms().used_bytes(), 0);
+    assert_eq!(log.buffers().used_bytes(), 2 * 8192);
+    assert_eq!(log.buffers().allocate(1).unwrap().offset(), 0, "that of the first");
+    log.replay(found[1].0.position, 3, &mut || log.record_change(1, made(1, 0)));
+    log.finish_inherited(found.iter().map(|(one, _)| one.position));
+    log.accepted_through(1);
+    log.free_finished_entries();
+    assert_eq!(log.buffers().used_bytes(), 0);
 }
 
 #[test]
 fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
-    let memory = memory().unwrap();
+    let memory = create_memory().unwrap();
     let log = again(&memory, 1);
-    let all_others = log.rooms().allocate(ROOMS_BYTES - 3 * 8192).unwrap();
+    let all_others = log.buffers().allocate(POOL_BYTES - 3 * 8192).unwrap();
     let contents = |unique: u64| [unique as u8; 5000];
     let mut in_rooms = 0;
     for unique in 1..=8 {
-        let room = log.rooms().allocate(5000).map(|mut room| {
+        let room = log.buffers().allocate(5000).map(|mut room| {
             room.copy_from_slice(&contents(unique));
             Arc::new(room)
         });
         in_rooms += u32::from(room.is_some());
         let bytes = contents(unique);
         let said = room.as_ref().map_or(RequestData::Bytes(&bytes), RequestData::Room);
-        log.begin(unique, Some((b"write", said)), never);
-        log.changed(unique, made(1, 0));
-        log.done();
+        log.begin_request(unique, Some((b"write", said)), never);
+        log.record_change(unique, made(1, 0));
+        log.finish_request();
     }
-    assert_eq!((in_rooms, log.rooms().used_bytes()), (3, ROOMS_BYTES));
-    assert!(log.is_nearly_full());
+    assert_eq!((in_rooms, log.buffers().used_bytes()), (3, POOL_BYTES));
+    assert!(log.must_wait());
 
     let next = again(&memory, 2);
-    let found: Vec<_> = next.take_over((1, 1)).unwrap();
+    let found: Vec<_> = next.load_unfinished((1, 1)).unwrap();
     let requests = found.iter().map(|(one, _)| (one.unique, &one.request[..5]));
     assert!(requests.eq((1..=8).map(|unique| (unique, &b"write"[..]))));
     for (one, _) in &found[1..] {
@@ -187,28 +187,28 @@ fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
     }
     drop(next);
     // The first worker lives on, and the disk takes what is in its way.
-    log.taken(8);
-    log.let_go();
+    log.accepted_through(8);
+    log.free_finished_entries();
     drop(all_others);
-    assert_eq!(log.rooms().used_bytes(), 0);
-    assert_eq!(log.rooms().allocate(ROOMS_BYTES).map(|room| room.offset()), Some(0));
+    assert_eq!(log.buffers().used_bytes(), 0);
+    assert_eq!(log.buffers().allocate(POOL_BYTES).map(|room| room.offset()), Some(0));
 }
 
 #[test]
 fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
-    let memory = memory().unwrap();
+    let memory = create_memory().unwrap();
     let mut random = Random::new(9);
     for round in 0..200 {
         let log = again(&memory, 1);
         for unique in 0..40 {
-            let room = log.rooms().allocate(unique as usize * 100).map(Arc::new);
+            let room = log.buffers().allocate(unique as usize * 100).map(Arc::new);
             let contents = match &room {
                 Some(room) if !room.is_empty() => RequestData::Room(room),
                 _ => RequestData::Bytes(b""),
             };
-            log.begin(unique, Some((&[7; 100], contents)), never);
-            log.changed(unique + 1, made(1, 1));
-            log.done();
+            log.begin_request(unique, Some((&[7; 100], contents)), never);
+            log.record_change(unique + 1, made(1, 1));
+            log.finish_request();
         }
         for _ in 0..=round % 9 {
             let near = random.below(HEAD_BYTES as u64 + 40 * 192) as usize & !3;
@@ -219,7 +219,7 @@ fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
         }
         let log = again(&memory, 1 + random.below(4));
         // Whatever it says.
-        let _ = log.take_over((random.below(3), random.below(50)));
+        let _ = log.load_unfinished((random.below(3), random.below(50)));
         memory.atomic_u64(ENDS_AT).store(0, Ordering::Relaxed);
     }
 }

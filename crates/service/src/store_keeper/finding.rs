@@ -13,28 +13,30 @@ use std::time::{Duration, Instant};
 use draconis_device::{LockMode, try_lock_file};
 
 use super::{
-    Answer, Ask, CLOSE_WAIT, Start, receive, send, sentence, socket_of, socket_of_address,
-    wait_for_end,
+    CLOSE_WAIT, StartMessage, StoreReply, StoreRequest, receive, send, sentence, socket_of,
+    socket_of_address, wait_for_exit,
 };
-use crate::elsewhere::{Opening, RemoteCredentials, address, seat_of, stand_in};
+use crate::elsewhere::{
+    RemoteCredentials, RemoteDiskRequest, open_lock_file, owner_id_of, parse_url,
+};
 
 /// How long a store may take to be free whose last mount is just ending.
-const FREE_WAIT: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is tried again meanwhile.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
 /// What a store keeper is found by, and started with.
-pub(super) struct Wanted {
+pub(super) struct ConnectPlan {
     socket: PathBuf,
     /// The store, or what stands for its address: to be claimed.
     claim: File,
-    start: Start,
+    start: StartMessage,
     environment: Option<BTreeMap<String, String>>,
 }
 
-impl Wanted {
+impl ConnectPlan {
     /// Of the store in a file; why it is read-only, if that was not asked for.
-    pub(super) fn file(
+    pub(super) fn for_file(
         sockets: &Path,
         store: &Path,
         read_only: bool,
@@ -48,12 +50,12 @@ impl Wanted {
         };
         let file = writable.or_else(|_| File::open(store));
         let claim = file.map_err(|error| format!("{shown}: {}", sentence(&error)))?;
-        Ok((Self { socket, claim, start: Start::File, environment: None }, note))
+        Ok((Self { socket, claim, start: StartMessage::File, environment: None }, note))
     }
 
     /// Of a store at an address. One that is read has a store keeper of its own, which takes the
     /// store over from no other, unless there is one that changes it here.
-    pub(super) fn elsewhere(
+    pub(super) fn for_url(
         sockets: &Path,
         address: &str,
         read_only: bool,
@@ -63,14 +65,14 @@ impl Wanted {
         let writers = socket_of(sockets, Path::new(address))?;
         let is_read = read_only && UnixStream::connect(&writers).is_err();
         let name = if is_read { format!("{address} to read") } else { address.to_owned() };
-        let claim = stand_in(sockets, &name)
+        let claim = open_lock_file(sockets, &name)
             .map_err(|error| format!("{address}: no claim can be made: {}", sentence(&error)))?;
         let socket = if is_read { socket_of_address(sockets, &name) } else { writers };
-        let start = Start::Elsewhere(Opening {
+        let start = StartMessage::Elsewhere(RemoteDiskRequest {
             address: address.to_owned(),
             read_only: is_read,
             stays: true,
-            seat: seat_of(sockets),
+            seat: owner_id_of(sockets),
             settings: means.settings.clone(),
         });
         Ok(Self { socket, claim, start, environment: Some(means.environment.clone()) })
@@ -79,7 +81,7 @@ impl Wanted {
     /// The one who has the store, asked whether it is open.
     pub(super) fn find_or_start(self, store: &Path) -> Result<UnixStream, String> {
         let shown = store.display();
-        let until = Instant::now() + FREE_WAIT;
+        let until = Instant::now() + RELEASE_TIMEOUT;
         loop {
             let found = match UnixStream::connect(&self.socket) {
                 Err(_) if try_lock_file(&self.claim, LockMode::Exclusive).is_ok() => {
@@ -93,17 +95,17 @@ impl Wanted {
             };
             // One that is just ending does not answer.
             if let Some(found) = found
-                && send(&found, &Ask::Hello, &[]).is_ok()
+                && send(&found, &StoreRequest::Hello, &[]).is_ok()
                 && let Ok((answer, _)) = receive(&found)
             {
                 let why = match answer {
-                    Answer::Number(_) => return Ok(found),
-                    Answer::Refused(why) => why,
+                    StoreReply::Number(_) => return Ok(found),
+                    StoreReply::Refused(why) => why,
                 };
                 // Who hears of it may want to use the store at once.
-                wait_for_end(&found, Some(CLOSE_WAIT));
+                wait_for_exit(&found, Some(CLOSE_WAIT));
                 // What is elsewhere names its address itself.
-                let is_named = address(store).is_some();
+                let is_named = parse_url(store).is_some();
                 return Err(if is_named { why } else { format!("{shown}: {why}") });
             }
             if Instant::now() > until {

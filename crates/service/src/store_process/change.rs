@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A change of which disks and snapshots there are, or of what they show.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Change {
+pub enum DiskCommand {
     /// Keeps a disk as it is.
     Snapshot {
         /// The disk.
@@ -40,12 +40,12 @@ pub enum Change {
     },
 }
 
-impl Change {
+impl DiskCommand {
     /// Does it; it is durable then.
     ///
     /// # Errors
     /// What the store refuses.
-    pub fn carry_out(&self, store: &Arc<Store>) -> draconis_objects::Result<()> {
+    pub fn execute(&self, store: &Arc<Store>) -> draconis_objects::Result<()> {
         match self {
             Self::Snapshot { disk, snapshot } => {
                 store.take_snapshot(disk.as_bytes(), snapshot.as_bytes())

@@ -10,11 +10,11 @@ use draconis_objects::{DiskInfo, ObjectId, Store};
 use serde::{Deserialize, Serialize};
 
 /// The longest list that is taken from a process, in bytes.
-const LIST_BYTES_MAX: u64 = 256 << 20;
+const MAX_LIST_BYTES: u64 = 256 << 20;
 
 /// An object of a store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Listed {
+pub struct ObjectEntry {
     /// Its number.
     pub object: u64,
     /// Its length.
@@ -31,7 +31,7 @@ pub struct Listed {
 ///
 /// # Errors
 /// What the store says.
-pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<Listed>> {
+pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<ObjectEntry>> {
     let mut disks: HashMap<ObjectId, Vec<DiskInfo>> = HashMap::new();
     for disk in store.disks()? {
         disks.entry(disk.id).or_default().push(disk);
@@ -39,9 +39,9 @@ pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<Listed>> {
     let listed = |(id, len_bytes): (ObjectId, u64)| {
         let disks = disks.remove(&id).unwrap_or_default();
         let own_bytes = disks.first().map(|disk| disk.own_bytes);
-        let over = disks.first().and_then(|disk| disk.over.clone());
+        let over = disks.first().and_then(|disk| disk.parent.clone());
         let names = disks.into_iter().map(|disk| disk.name).collect();
-        Listed { object: id.0, len_bytes, own_bytes, over, names }
+        ObjectEntry { object: id.0, len_bytes, own_bytes, over, names }
     };
     Ok(store.list()?.into_iter().map(listed).collect())
 }
@@ -50,11 +50,11 @@ pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<Listed>> {
 ///
 /// # Errors
 /// What it was refused for, or that it makes no sense.
-pub(crate) fn receive(pipe: OwnedFd) -> Result<Vec<Listed>, String> {
+pub(crate) fn receive(pipe: OwnedFd) -> Result<Vec<ObjectEntry>, String> {
     let mut text = vec![];
-    let read = std::fs::File::from(pipe).take(LIST_BYTES_MAX).read_to_end(&mut text);
-    read.map_err(|error| crate::sentence(&error))?;
-    let told: Result<Result<Vec<Listed>, String>, _> = serde_json::from_slice(&text);
+    let read = std::fs::File::from(pipe).take(MAX_LIST_BYTES).read_to_end(&mut text);
+    read.map_err(|error| crate::error_text(&error))?;
+    let told: Result<Result<Vec<ObjectEntry>, String>, _> = serde_json::from_slice(&text);
     told.map_err(|_| "the process that serves the store did not list it".to_owned())?
 }
 

@@ -15,11 +15,11 @@ use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_MARK, Store};
 use rustix::net::RecvFlags;
 
 use super::{
-    ATTACH, ATTACH_READ_ONLY, CHANGE, CHANGED, Change, DONE, ENDED, LANES, LIST, MESSAGE_BYTES,
-    OPEN, OPEN_READ_ONLY, OPEN_SERVED, PATIENCE, REFUSED, disk_of,
+    ATTACH, ATTACH_READ_ONLY, CHANGE, DISK_LANES, DONE, DiskCommand, LIST, MESSAGE_BYTES, OPEN,
+    OPEN_READ_ONLY, OPEN_REMOTE, PATIENCE, POLL_CHANGE, REFUSED, WAIT_DETACHED, open_session_disk,
 };
-use crate::marked::Marked;
-use crate::sandbox::{Profile, close_others, confine};
+use crate::marked::AcceptedMarkDisk;
+use crate::sandbox::{SandboxProfile, close_others, confine};
 
 /// How long the starter may take with a session's hello, which is there when it is named.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
@@ -28,7 +28,7 @@ const END_WAIT: Duration = Duration::from_secs(20);
 /// How long one question waits for a change: others have to be answered between.
 const CHANGE_WAIT: Duration = Duration::from_millis(200);
 /// Disks that are served at once: each takes threads and memory.
-const DISKS_MAX: usize = 64;
+const MAX_DISKS: usize = 64;
 
 /// Is the process of a store until it has no starter and serves no disk. `memory_limit_bytes`
 /// bounds its private memory.
@@ -47,15 +47,15 @@ pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
         std::process::exit(70);
     }));
     let below = match how[..] {
-        [OPEN] => Below::file(store, true)?,
-        [OPEN_READ_ONLY] => Below::file(store, false)?,
-        [OPEN_SERVED] => {
+        [OPEN] => StoreBackend::file(store, true)?,
+        [OPEN_READ_ONLY] => StoreBackend::file(store, false)?,
+        [OPEN_REMOTE] => {
             let session = accept(&store, Instant::now() + HELLO_WAIT);
-            Below::Served(session.map_err(|lost| lost.to_string())?)
+            StoreBackend::Served(session.map_err(|lost| lost.to_string())?)
         }
         _ => return Err(not_started.into()),
     };
-    confine(&Profile::Store, memory_limit_bytes).map_err(|error| error.to_string())?;
+    confine(&SandboxProfile::Store, memory_limit_bytes).map_err(|error| error.to_string())?;
     let store = match below.open() {
         Ok(store) => store,
         Err(error) => {
@@ -63,17 +63,17 @@ pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
             return Ok(());
         }
     };
-    let serving = Serving { store, disks: Arc::default(), changes: Arc::default() };
+    let serving = StoreServer { store, disks: Arc::default(), changes: Arc::default() };
     answer(&control, Ok(0));
     while let Some((question, fds)) = receive(&control) {
-        answer(&control, serving.asked(&question, fds));
+        answer(&control, serving.dispatch(&question, fds));
     }
     serving.close();
     Ok(())
 }
 
 /// What the store is on.
-enum Below {
+enum StoreBackend {
     File {
         file: OpenedFile,
         read_only: bool,
@@ -82,7 +82,7 @@ enum Below {
     Served(Arc<Session>),
 }
 
-impl Below {
+impl StoreBackend {
     fn file(store: OwnedFd, write: bool) -> Result<Self, String> {
         // io_uring stays outside: the filter cannot see what goes through a ring.
         let options = FileOptions { write, direct: true, uring: false };
@@ -94,7 +94,7 @@ impl Below {
         let (disk, read_only): (Arc<dyn Disk>, bool) = match self {
             Self::File { file, read_only } => (Arc::new(file.start()), read_only),
             Self::Served(session) => {
-                let disk = disk_of(&session)?;
+                let disk = open_session_disk(&session)?;
                 let read_only = disk.properties().read_only;
                 (Arc::new(disk), read_only)
             }
@@ -128,40 +128,40 @@ fn answer(control: &OwnedFd, answer: Result<u64, String>) {
 }
 
 /// The store, and the disks that are served.
-struct Serving {
+struct StoreServer {
     store: Arc<Store>,
-    disks: Arc<Disks>,
-    changes: Arc<Changes>,
+    disks: Arc<AttachedDisks>,
+    changes: Arc<RunningCommands>,
 }
 
 /// Changes that were asked for and not told of: what came of them, once they ended.
 #[derive(Default)]
-struct Changes {
+struct RunningCommands {
     all: Mutex<BTreeMap<u64, Option<Result<(), String>>>>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct Disks {
-    all: Mutex<BTreeMap<u64, Served>>,
+struct AttachedDisks {
+    all: Mutex<BTreeMap<u64, AttachedDiskState>>,
     ended: Condvar,
 }
 
 /// A disk that was attached.
-struct Served {
+struct AttachedDiskState {
     name: Vec<u8>,
     read_only: bool,
     mark: Arc<AtomicU64>,
     has_ended: bool,
 }
 
-impl Serving {
-    fn asked(&self, question: &[u8], mut fds: Vec<OwnedFd>) -> Result<u64, String> {
+impl StoreServer {
+    fn dispatch(&self, question: &[u8], mut fds: Vec<OwnedFd>) -> Result<u64, String> {
         match (question.split_first(), fds.pop(), fds.is_empty()) {
             (Some((how @ (&ATTACH | &ATTACH_READ_ONLY), name)), Some(socket), true) => {
                 self.attach(name, *how == ATTACH_READ_ONLY, &socket)
             }
-            (Some((&ENDED, number)), None, true) => {
+            (Some((&WAIT_DETACHED, number)), None, true) => {
                 let number = number.try_into().map_err(|_| UNKNOWN)?;
                 self.ended(u64::from_le_bytes(number))
             }
@@ -170,9 +170,9 @@ impl Serving {
                 Ok(0)
             }
             (Some((&CHANGE, text)), None, true) => self.change(text),
-            (Some((&CHANGED, number)), None, true) => {
+            (Some((&POLL_CHANGE, number)), None, true) => {
                 let number = number.try_into().map_err(|_| UNKNOWN)?;
-                self.changed(u64::from_le_bytes(number))
+                self.poll_change(u64::from_le_bytes(number))
             }
             _ => Err(UNKNOWN.into()),
         }
@@ -190,17 +190,17 @@ impl Serving {
         let mark = Arc::new(AtomicU64::new(0));
         let mut disks = lock(&self.disks.all);
         let mut living = disks.values().filter(|other| !other.has_ended);
-        if living.clone().count() >= DISKS_MAX {
-            return Err(format!("{DISKS_MAX} disks of the store are in use: unmount one first"));
+        if living.clone().count() >= MAX_DISKS {
+            return Err(format!("{MAX_DISKS} disks of the store are in use: unmount one first"));
         }
-        let is_shared = |other: &Served| other.read_only && read_only;
+        let is_shared = |other: &AttachedDiskState| other.read_only && read_only;
         if living.any(|other| other.name == name && !is_shared(other)) {
             return Err(format!("the disk {shown} is in use; unmount it first"));
         }
         let number = disks.last_key_value().map_or(0, |(last, _)| *last) + 1;
         let (marking, all) = (mark.clone(), self.disks.clone());
         let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
-            serve_one(&Marked::new(disk, marking), &session);
+            serve_disk(&AcceptedMarkDisk::new(disk, marking), &session);
             if let Some(served) = lock(&all.all).get_mut(&number) {
                 served.has_ended = true;
             }
@@ -208,18 +208,21 @@ impl Serving {
         });
         // It ends by itself, and says so.
         drop(thread.map_err(|error| error.to_string())?);
-        disks.insert(number, Served { name: name.to_vec(), read_only, mark, has_ended: false });
+        disks.insert(
+            number,
+            AttachedDiskState { name: name.to_vec(), read_only, mark, has_ended: false },
+        );
         Ok(number)
     }
 
     /// Begins a change; its number.
     fn change(&self, text: &[u8]) -> Result<u64, String> {
-        let change: Change = serde_json::from_slice(text).map_err(|_| UNKNOWN)?;
+        let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN)?;
         let mut all = lock(&self.changes.all);
         let number = all.last_key_value().map_or(0, |(last, _)| *last) + 1;
         let (store, changes) = (self.store.clone(), self.changes.clone());
         let thread = std::thread::Builder::new().name("change".into()).spawn(move || {
-            let done = change.carry_out(&store).map_err(|error| error.to_string());
+            let done = change.execute(&store).map_err(|error| error.to_string());
             // Nobody waits any more where it is not there.
             if let Some(change) = lock(&changes.all).get_mut(&number) {
                 *change = Some(done);
@@ -232,7 +235,7 @@ impl Serving {
     }
 
     /// 0 once a change is done, which is forgotten then; 1 as long as it goes on.
-    fn changed(&self, number: u64) -> Result<u64, String> {
+    fn poll_change(&self, number: u64) -> Result<u64, String> {
         let goes_on = |all: &mut BTreeMap<u64, Option<Result<(), String>>>| {
             matches!(all.get(&number), Some(None))
         };
@@ -251,7 +254,7 @@ impl Serving {
         if !disks.contains_key(&number) {
             return Err(format!("no disk {number} was served"));
         }
-        let is_served = |disks: &mut BTreeMap<u64, Served>| {
+        let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
             disks.get(&number).is_some_and(|served| !served.has_ended)
         };
         let waited = self.disks.ended.wait_timeout_while(disks, END_WAIT, is_served);
@@ -265,8 +268,9 @@ impl Serving {
     /// Waits until no disk is served, and leaves a checkpoint.
     fn close(self) {
         let disks = lock(&self.disks.all);
-        let is_served =
-            |disks: &mut BTreeMap<u64, Served>| disks.values().any(|served| !served.has_ended);
+        let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
+            disks.values().any(|served| !served.has_ended)
+        };
         let waited = self.disks.ended.wait_while(disks, is_served);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         if !self.store.is_read_only()
@@ -285,8 +289,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Serves one disk until its client has closed it, broke the contract, or is dead.
-fn serve_one(disk: &Marked<ObjectDisk>, session: &Arc<Session>) {
-    let ends: Vec<_> = (0..LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
+fn serve_disk(disk: &AcceptedMarkDisk<ObjectDisk>, session: &Arc<Session>) {
+    let ends: Vec<_> =
+        (0..DISK_LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
     if let Err(lost) = serve(disk, ends, PATIENCE) {
         log::debug!("a disk of a store was closed: {lost}");
     }

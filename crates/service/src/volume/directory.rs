@@ -31,7 +31,7 @@ impl DirectoryServer for VolumeTree {
         assert!(!deadly, "a name that ends its worker");
         let parent = inode(request.parent)?;
         let found = match request.name.as_bytes() {
-            b"." => self.itself(parent)?,
+            b"." => self.resolve_node(parent)?,
             name => self.volume.lookup(parent, name).map_err(refusal)?,
         };
         self.attributes(found)
@@ -44,27 +44,27 @@ impl DirectoryServer for VolumeTree {
     fn enumerate(&self, request: &mut Enumerate) -> Result<u32, Refusal> {
         let len = self.list(request)?;
         if !request.no_atime && !self.no_directory_atime {
-            self.was_read(request.node);
+            self.record_access(request.node);
         }
         Ok(len)
     }
 
     fn read_link(&self, request: &mut ReadLink) -> Result<u32, Refusal> {
         let target = self.volume.read_link(inode(request.node)?).map_err(refusal)?;
-        let len = fill(&mut request.buffer, &target)?;
-        self.was_read(request.node);
+        let len = copy_to_buffer(&mut request.buffer, &target)?;
+        self.record_access(request.node);
         Ok(len)
     }
 
     fn get_xattr(&self, request: &mut GetXattr) -> Result<u32, Refusal> {
         let value = self.volume.xattr(inode(request.node)?, request.name.as_bytes());
-        fill(&mut request.buffer, &value.map_err(refusal)?)
+        copy_to_buffer(&mut request.buffer, &value.map_err(refusal)?)
     }
 
     fn list_xattr(&self, request: &mut ListXattr) -> Result<u32, Refusal> {
         let names = self.volume.xattr_names(inode(request.node)?).map_err(refusal)?;
         let list: Vec<u8> = names.iter().flat_map(|name| [&name[..], b"\0"].concat()).collect();
-        fill(&mut request.buffer, &list)
+        copy_to_buffer(&mut request.buffer, &list)
     }
 
     fn create(&self, request: &mut Create) -> Result<Attributes, Refusal> {
@@ -75,7 +75,7 @@ impl DirectoryServer for VolumeTree {
         let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
         let (uid, gid, device) = (request.uid, request.gid, request.device);
         let new = NewNode { kind, mode, uid, gid, device, target: &[] };
-        self.make(request.parent, &request.name, &new)
+        self.create_node(request.parent, &request.name, &new)
     }
 
     fn create_tmpfile(&self, request: &mut CreateTmpfile) -> Result<Attributes, Refusal> {
@@ -109,33 +109,33 @@ impl DirectoryServer for VolumeTree {
         let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
         let (kind, uid, gid) = (FileType::Directory, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
-        self.make(request.parent, &request.name, &new)
+        self.create_node(request.parent, &request.name, &new)
     }
 
     fn symlink(&self, request: &mut Symlink) -> Result<Attributes, Refusal> {
-        let target = front_of(&request.target, request.len)?;
+        let target = copy_prefix(&request.target, request.len)?;
         let (kind, mode, uid, gid) = (FileType::Symlink, 0o777, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &target };
-        self.make(request.parent, &request.name, &new)
+        self.create_node(request.parent, &request.name, &new)
     }
 
     fn link(&self, request: &mut Link) -> Result<Attributes, Refusal> {
         let (node, parent) = (inode(request.node)?, inode(request.parent)?);
         self.volume.link(node, parent, request.name.as_bytes()).map_err(refusal)?;
-        self.names_changed()?;
+        self.commit_names()?;
         self.attributes(node)
     }
 
     fn unlink(&self, request: &mut Unlink) -> Result<(), Refusal> {
         let parent = inode(request.parent)?;
         self.volume.unlink(parent, request.name.as_bytes()).map_err(refusal)?;
-        self.names_changed()
+        self.commit_names()
     }
 
     fn remove_directory(&self, request: &mut RemoveDirectory) -> Result<(), Refusal> {
         let parent = inode(request.parent)?;
         self.volume.remove_directory(parent, request.name.as_bytes()).map_err(refusal)?;
-        self.names_changed()
+        self.commit_names()
     }
 
     fn rename(&self, request: &mut Rename) -> Result<(), Refusal> {
@@ -155,7 +155,7 @@ impl DirectoryServer for VolumeTree {
             self.volume.rename_with_whiteout(from, name, to, new_name, how, whiteout)
         };
         renamed.map_err(refusal)?;
-        self.names_changed()
+        self.commit_names()
     }
 
     fn set_attributes(&self, request: &mut SetAttributes) -> Result<Attributes, Refusal> {
@@ -170,14 +170,14 @@ impl DirectoryServer for VolumeTree {
             }
         }
         let changed = self.volume.set_attributes(node, &change).map_err(refusal)?;
-        self.contents_changed()?;
+        self.commit_contents()?;
         Ok(Attributes { node: Node(node.0.into()), ..changed })
     }
 
     fn set_flags(&self, request: &mut SetFlags) -> Result<Attributes, Refusal> {
         let node = inode(request.node)?;
         self.volume.set_flags(node, request.flags).map_err(refusal)?;
-        self.contents_changed()?;
+        self.commit_contents()?;
         self.attributes(node)
     }
 
@@ -189,28 +189,28 @@ impl DirectoryServer for VolumeTree {
             XATTR_REPLACE => XattrSet::Replace,
             _ => return Err(Refusal::Invalid),
         };
-        let value = front_of(&request.value, request.len)?;
+        let value = copy_prefix(&request.value, request.len)?;
         let (node, name) = (inode(request.node)?, request.name.as_bytes());
         let clear_setgid = request.clear_setgid && !InjectedFault::ListSetgid.is_made();
         self.volume.set_xattr(node, name, &value, how, clear_setgid).map_err(refusal)?;
-        self.contents_changed()
+        self.commit_contents()
     }
 
     fn remove_xattr(&self, request: &mut RemoveXattr) -> Result<(), Refusal> {
         let node = inode(request.node)?;
         self.volume.remove_xattr(node, request.name.as_bytes()).map_err(refusal)?;
-        self.contents_changed()
+        self.commit_contents()
     }
 
     fn sync_volume(&self, _: &mut SyncVolume) -> Result<(), Refusal> {
-        self.make_durable()
+        self.sync_if_required()
     }
 }
 
 impl VolumeTree {
     /// A node under its own number, of any kind: so file handles are found again. Numbers that
     /// no name leads to, as that of a journal, are none.
-    fn itself(&self, node: InodeNumber) -> Result<InodeNumber, Refusal> {
+    fn resolve_node(&self, node: InodeNumber) -> Result<InodeNumber, Refusal> {
         let first = self.volume.superblock().first_inode;
         let named = node == InodeNumber::ROOT || node >= first;
         let found = named && !InjectedFault::Handles.is_made();
@@ -263,14 +263,19 @@ impl VolumeTree {
         }
     }
 
-    fn make(&self, parent: Node, name: &Name, new: &NewNode<'_>) -> Result<Attributes, Refusal> {
+    fn create_node(
+        &self,
+        parent: Node,
+        name: &Name,
+        new: &NewNode<'_>,
+    ) -> Result<Attributes, Refusal> {
         let parent = inode(parent)?;
         let mut new = *new;
         if self.directory_group {
             new.gid = self.attributes(parent)?.gid;
         }
         let made = self.volume.create(parent, name.as_bytes(), &new).map_err(refusal)?;
-        self.names_changed()?;
+        self.commit_names()?;
         self.attributes(made)
     }
 
@@ -320,7 +325,7 @@ impl DamagedDirectories {
 }
 
 /// Copies an answer of any length into a buffer; an empty buffer asks for the length.
-fn fill(buffer: &mut Block, bytes: &[u8]) -> Result<u32, Refusal> {
+fn copy_to_buffer(buffer: &mut Block, bytes: &[u8]) -> Result<u32, Refusal> {
     if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
         return Err(Refusal::BufferTooSmall);
     }
@@ -328,7 +333,7 @@ fn fill(buffer: &mut Block, bytes: &[u8]) -> Result<u32, Refusal> {
 }
 
 /// The first `len` bytes of a block.
-fn front_of(block: &Block, len: u32) -> Result<Vec<u8>, Refusal> {
+fn copy_prefix(block: &Block, len: u32) -> Result<Vec<u8>, Refusal> {
     let len = len as usize;
     if len > block.len() {
         return Err(Refusal::Invalid);

@@ -11,7 +11,7 @@ use draconis_ext::InodeNumber;
 use super::{VolumeTree, inode, refusal};
 
 /// Most that is written in one go from a buffer that is not private memory, in bytes.
-const PIECE_BYTES: usize = 128 << 10;
+const WRITE_CHUNK_BYTES: usize = 128 << 10;
 
 /// One file of a volume.
 #[derive(Clone, Copy)]
@@ -45,7 +45,7 @@ impl FileServer for VolumeFile<'_> {
             done += request.buffer.put_slice(at, SharedSlice::new(piece)) as u32;
         }
         if !request.no_atime {
-            self.tree.was_read(self.node);
+            self.tree.record_access(self.node);
         }
         Ok(done)
     }
@@ -68,9 +68,9 @@ impl FileServer for VolumeFile<'_> {
                 volume.write(node, offset, &bytes[from..from + len]).map_err(refusal)?
             }
             // Shared memory cannot be lent to the library: by way of a private piece.
-            _ => self.write_pieces(node, request)?,
+            _ => self.write_chunks(node, request)?,
         };
-        self.tree.contents_changed()?;
+        self.tree.commit_contents()?;
         Ok(written as u32)
     }
 
@@ -86,7 +86,7 @@ impl FileServer for VolumeFile<'_> {
     fn fallocate(&self, request: &mut Fallocate) -> Result<(), Refusal> {
         let Fallocate { offset, len, how } = *request;
         self.tree.volume.reserve(inode(self.node)?, offset, len, how).map_err(refusal)?;
-        self.tree.contents_changed()
+        self.tree.commit_contents()
     }
 
     fn sync(&self, request: &mut SyncFile) -> Result<(), Refusal> {
@@ -95,9 +95,9 @@ impl FileServer for VolumeFile<'_> {
 }
 
 impl VolumeFile<'_> {
-    fn write_pieces(&self, node: InodeNumber, request: &Write) -> Result<usize, Refusal> {
+    fn write_chunks(&self, node: InodeNumber, request: &Write) -> Result<usize, Refusal> {
         let len = request.len as usize;
-        let mut piece = vec![0; len.min(PIECE_BYTES)];
+        let mut piece = vec![0; len.min(WRITE_CHUNK_BYTES)];
         let mut done = 0;
         while done < len {
             let want = (len - done).min(piece.len());
@@ -109,7 +109,7 @@ impl VolumeFile<'_> {
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(refusal(error)),
             }
-            if !done.is_multiple_of(PIECE_BYTES) {
+            if !done.is_multiple_of(WRITE_CHUNK_BYTES) {
                 break;
             }
         }

@@ -5,14 +5,16 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
-use draconis_container::{Error, Format, Image, open_for_writing, parts, signature};
+use draconis_container::{
+    Error, Format, SessionDisk, list_partitions, open_for_writing, signature,
+};
 use draconis_device::{Disk, SubDisk, partition, partition_table};
 
 use super::OpenError;
 use crate::options::MountOptions;
 
 /// What a volume lies in.
-pub struct Part {
+pub struct LocatedVolume {
     /// The disk that the volume is all of.
     pub disk: Arc<dyn Disk>,
     /// The partition that it is, told or found.
@@ -20,7 +22,7 @@ pub struct Part {
     /// How the file holds the disk, if it is none itself.
     pub format: Option<Format>,
     /// The disk that the file holds, where changing it is a session that ends.
-    pub image: Option<Arc<dyn Image>>,
+    pub image: Option<Arc<dyn SessionDisk>>,
     /// Whether the partition was found in the backup of the partition table.
     pub is_of_backup: bool,
 }
@@ -36,21 +38,24 @@ pub(super) const BACKUP_TABLE: &str = "the first GPT is damaged or gone, and the
 /// # Errors
 /// [`OpenError::Container`], [`OpenError::Partition`], [`OpenError::Partitions`],
 /// [`OpenError::Offset`].
-pub fn part(
+pub fn locate(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-) -> Result<Part, OpenError> {
+) -> Result<LocatedVolume, OpenError> {
     part_of(draconis_container::open(file, behind)?, options)
 }
 
-fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result<Part, OpenError> {
+fn part_of(
+    opened: draconis_container::Opened,
+    options: &MountOptions,
+) -> Result<LocatedVolume, OpenError> {
     let draconis_container::Opened { disk, format, image } = opened;
     let found = |disk, partition, is_of_backup| {
         if is_of_backup {
             log::warn!("{BACKUP_TABLE}");
         }
-        Ok(Part { disk, partition, format, image, is_of_backup })
+        Ok(LocatedVolume { disk, partition, format, image, is_of_backup })
     };
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
@@ -60,7 +65,7 @@ fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result
     if let Some(start) = options.offset_bytes {
         return found(Arc::new(SubDisk::from_offset(disk, start)?), None, false);
     }
-    match parts(&*disk) {
+    match list_partitions(&*disk) {
         None => found(disk, None, false),
         Some(parts) => match parts.volumes[..] {
             [only] => {
@@ -84,15 +89,15 @@ fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result
 ///
 /// # Errors
 /// As [`part`]; [`OpenError::OnlyRead`].
-pub fn part_for_writing(
+pub fn locate_for_writing(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-) -> Result<Part, OpenError> {
+) -> Result<LocatedVolume, OpenError> {
     let chance = RandomState::new().build_hasher().finish();
     let part = part_of(open_for_writing(file, behind, chance)?, options)?;
     match part.format {
-        Some(format) if part.image.is_none() => Err(OpenError::OnlyRead(format)),
+        Some(format) if part.image.is_none() => Err(OpenError::ReadOnlyFormat(format)),
         _ => Ok(part),
     }
 }
@@ -101,26 +106,26 @@ pub fn part_for_writing(
 ///
 /// # Errors
 /// As [`part`].
-pub(super) fn part_for_mounting(
+pub(super) fn locate_for_mount(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-) -> Result<(Part, Option<OpenError>), OpenError> {
-    match part_for_writing(file.clone(), behind, options) {
+) -> Result<(LocatedVolume, Option<OpenError>), OpenError> {
+    match locate_for_writing(file.clone(), behind, options) {
         Ok(part) => Ok((part, None)),
         // The disk failed: reading it tells no more.
         Err(OpenError::Container(Error::Disk(error))) => Err(Error::Disk(error).into()),
-        Err(why @ (OpenError::OnlyRead(_) | OpenError::Container(_))) => {
-            Ok((part(file, behind, options)?, Some(why)))
+        Err(why @ (OpenError::ReadOnlyFormat(_) | OpenError::Container(_))) => {
+            Ok((locate(file, behind, options)?, Some(why)))
         }
         Err(other) => Err(other),
     }
 }
 
 /// Says what is there instead of a volume, if that is known.
-pub(super) fn named(disk: &dyn Disk, error: draconis_ext::Error) -> OpenError {
-    match (&error, signature::held(disk)) {
-        (draconis_ext::Error::NotExt, Some(held)) => OpenError::Held(held),
+pub(super) fn identify_contents(disk: &dyn Disk, error: draconis_ext::Error) -> OpenError {
+    match (&error, signature::detect(disk)) {
+        (draconis_ext::Error::NotExt, Some(held)) => OpenError::NotAVolume(held),
         _ => error.into(),
     }
 }

@@ -10,21 +10,21 @@ use draconis_ext::{InodeNumber, Made, Witness};
 
 /// See the head of the file.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ChangeFanout {
     clients: Mutex<Vec<ChangeNotifier>>,
     next: OnceLock<Arc<dyn Witness>>,
 }
 
-impl Told {
+impl ChangeFanout {
     /// Tells a client from now on, until its channel is closed.
-    pub(super) fn tell(&self, client: ChangeNotifier) {
+    pub(super) fn add_client(&self, client: ChangeNotifier) {
         let mut clients = self.clients();
         clients.retain(ChangeNotifier::is_open);
         clients.push(client);
     }
 
     /// Tells `witness`, too. The first stays.
-    pub(super) fn pass_on_to(&self, witness: Arc<dyn Witness>) {
+    pub(super) fn set_oplog(&self, witness: Arc<dyn Witness>) {
         let _ = self.next.set(witness);
     }
 
@@ -33,24 +33,24 @@ impl Told {
     }
 }
 
-impl Witness for Told {
-    fn changed(&self, number: u64, made: Made) {
+impl Witness for ChangeFanout {
+    fn record_change(&self, number: u64, made: Made) {
         if let Some(next) = self.next.get() {
-            next.changed(number, made);
+            next.record_change(number, made);
         }
         self.clients().retain(ChangeNotifier::notify_change);
     }
 
-    fn broken_off(&self) {
+    fn record_partial_failure(&self) {
         if let Some(next) = self.next.get() {
-            next.broken_off();
+            next.record_partial_failure();
         }
         self.clients().retain(ChangeNotifier::notify_change);
     }
 
-    fn taken(&self, number: u64) {
+    fn accepted_through(&self, number: u64) {
         if let Some(next) = self.next.get() {
-            next.taken(number);
+            next.accepted_through(number);
         }
     }
 

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use super::{Quantiles, number};
 use crate::child;
 use crate::context::Context;
-use crate::experiments::{About, Experiment, Paper};
+use crate::experiments::{Experiment, ExperimentInfo, Paper};
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject};
@@ -186,9 +186,9 @@ impl Run<'_> {
         let one = self.counted("durable", ONE, puts / writers.max(1), 1)?;
         self.add("rate", "", ONE, rate(one.count, one.seconds));
         self.add("wait", "", ONE, one.latency.p50_ns);
-        let many = self.counted("durable", MANY, puts, writers)?;
-        self.add("rate", "", MANY, rate(many.count, many.seconds));
-        self.add("wait", "", MANY, many.latency.p50_ns);
+        let many = self.counted("durable", CONCURRENT_WRITERS, puts, writers)?;
+        self.add("rate", "", CONCURRENT_WRITERS, rate(many.count, many.seconds));
+        self.add("wait", "", CONCURRENT_WRITERS, many.latency.p50_ns);
         self.phase("die", 0, writers)?;
         let recovered = self.phase("recover", 0, writers)?.context("nothing was said")?;
         self.add("recovery", "", DIED, recovered.seconds * 1e9);
@@ -208,7 +208,7 @@ fn with_journal(label: &str) -> String {
 /// What the phases are called.
 const LOAD: &str = "loaded";
 const ONE: &str = "durable, 1 writer";
-const MANY: &str = "durable, all writers";
+const CONCURRENT_WRITERS: &str = "durable, all writers";
 const DIED: &str = "first read after a death";
 const READ: &str = "read, cold";
 const END: &str = "at the end";
@@ -216,13 +216,13 @@ const END: &str = "at the end";
 /// The store that can have a journal.
 const OURS: &str = "draconis-kv";
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "kv-bucket",
     paper: Paper::Lab,
-    asks: "How many puts does a store take that is kept in a bucket, at how many requests, how \
+    question: "How many puts does a store take that is kept in a bucket, at how many requests, how \
            much is in the bucket then, and how long is it opened after its process died?",
-    finding: "No paper. SlateDB is made for this.",
-    explains: "Both are sent to the same server on this machine (versitygw, which keeps files), \
+    published_result: "No paper. SlateDB is made for this.",
+    caveat: "Both are sent to the same server on this machine (versitygw, which keeps files), \
                and both let puts gather for 50 ms. Requests are counted by the server's log, for \
                each thousand puts or reads, with those of opening and closing; clouds charge for a \
                list as for a put. A put is durable when the bucket has it. A rate of loading ends \
@@ -241,13 +241,13 @@ const ABOUT: About = About {
         super::MEMORY,
     ],
     subjects: &["slatedb", "draconis-kv"],
-    takes: |kind| kind == Kind::KeyValue,
+    accepts: |kind| kind == Kind::KeyValue,
     repetitions: (1, 3),
     warms_up: false,
 };
 
 impl Experiment for KvBucket {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -285,7 +285,7 @@ impl Experiment for KvBucket {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str, name: &dyn Fn(&str) -> String, how: &str| {
             let named = |metric: &str, series: &str, label: &str| {
                 points.named(metric, subject, series, &name(label))
@@ -296,9 +296,9 @@ impl Experiment for KvBucket {
                  first read after a death; {} bytes in the bucket for each at the end.",
                 units::significant(named("rate", "", LOAD)?),
                 units::significant(named("rate", "", ONE)?),
-                units::significant(named("rate", "", MANY)?),
-                units::significant(named("requests", "PUT", MANY).unwrap_or(0.0)),
-                units::significant(named("requests", "GET", MANY).unwrap_or(0.0)),
+                units::significant(named("rate", "", CONCURRENT_WRITERS)?),
+                units::significant(named("requests", "PUT", CONCURRENT_WRITERS).unwrap_or(0.0)),
+                units::significant(named("requests", "GET", CONCURRENT_WRITERS).unwrap_or(0.0)),
                 units::significant(named("rate", "", READ)?),
                 units::time_ns(named("recovery", "", DIED)?),
                 units::significant(named("stored", "", END)?),
@@ -320,7 +320,7 @@ impl Experiment for KvBucket {
                  writer {}, by all {}, cold reads {}, recovery {}, bytes stored {}.",
                 times("rate", LOAD)?,
                 times("rate", ONE)?,
-                times("rate", MANY)?,
+                times("rate", CONCURRENT_WRITERS)?,
                 times("rate", READ)?,
                 times("recovery", DIED)?,
                 times("stored", END)?,

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use super::{STORES, helper, number};
 use crate::child;
 use crate::context::Context;
-use crate::experiments::{About, Experiment, Paper};
+use crate::experiments::{Experiment, ExperimentInfo, Paper};
 use crate::parameters::parameter;
 use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Device, Kind, Subject};
@@ -100,13 +100,13 @@ impl Counting<'_> {
     }
 }
 
-const ABOUT: About = About {
+const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "kv-durable",
     paper: Paper::Lab,
-    asks: "Does a put that a store calls durable really reach the disk? Counted from outside: \
+    question: "Does a put that a store calls durable really reach the disk? Counted from outside: \
            system calls by strace, flushes and writes by the device.",
-    finding: "No paper: synchronous puts can be compared only if all stores keep the same promise.",
-    explains: "Calls of opening and closing fall out, since three times as many puts have the \
+    published_result: "No paper: synchronous puts can be compared only if all stores keep the same promise.",
+    caveat: "Calls of opening and closing fall out, since three times as many puts have the \
                same. Draconis uses a ring of the kernel's, into which strace cannot look; for the \
                trace it is opened without, for the device's counters with it. The device's \
                counters are everybody's: another program's flushes are in them. A flush that the \
@@ -118,13 +118,13 @@ const ABOUT: About = About {
         super::MEMORY,
     ],
     subjects: STORES,
-    takes: |kind| kind == Kind::KeyValue,
+    accepts: |kind| kind == Kind::KeyValue,
     repetitions: (1, 1),
     warms_up: false,
 };
 
 impl Experiment for KvDurable {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
@@ -172,7 +172,7 @@ impl Experiment for KvDurable {
         Ok(samples)
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let calls = |name: &str| points.named("calls", subject, "", name).unwrap_or(0.0);
             let asked = FLUSHES.iter().map(|name| calls(name)).sum::<f64>() + calls(DURABLE_WRITE);

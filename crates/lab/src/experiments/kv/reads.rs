@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{Quantiles, VALUE, helper, number, tail};
 use crate::child;
 use crate::context::Context;
-use crate::experiments::{About, Experiment, Paper};
+use crate::experiments::{Experiment, ExperimentInfo, Paper};
 use crate::parameters::parameter;
 use crate::pressure::Pressure;
 use crate::results::{Figure, Points, Sample, Shape};
@@ -105,29 +105,29 @@ fn run(
 
 /// One of the two.
 pub struct KvReads {
-    about: About,
+    about: ExperimentInfo,
     /// Whether memory holds a part only.
     is_large: bool,
 }
 
 /// What they have in common.
-const ALL: About = About {
+const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Draconis,
     subjects: STORES,
-    takes: |kind| kind == Kind::KeyValue,
+    accepts: |kind| kind == Kind::KeyValue,
     warms_up: false,
-    ..About::USUAL
+    ..ExperimentInfo::DEFAULTS
 };
 
 /// With memory for everything.
 pub const READ: KvReads = KvReads {
-    about: About {
+    about: ExperimentInfo {
         name: "kv-read",
-        asks: "How many values does a store give back in a second, one by one and in order, when \
+        question: "How many values does a store give back in a second, one by one and in order, when \
                memory holds them all?",
-        finding: "Not measured in the paper, which only writes. The question behind it is whether \
+        published_result: "Not measured in the paper, which only writes. The question behind it is whether \
                   a store that is quick to write pays for that when it is read.",
-        explains: "Stores are filled in any order, closed, dropped from the kernel's cache, \
+        caveat: "Stores are filled in any order, closed, dropped from the kernel's cache, \
             opened, and scanned once before reads are timed. LMDB maps its file, the others copy \
             from the kernel's cache into their own or straight out of it; Draconis reads past the \
             kernel into a cache of its own. Every store hands a copy of the value out, and every \
@@ -147,13 +147,13 @@ pub const READ: KvReads = KvReads {
 
 /// With memory for a part.
 pub const LARGE: KvReads = KvReads {
-    about: About {
+    about: ExperimentInfo {
         name: "kv-large",
-        asks: "What is left of a store's speed when its keys and values are several times what \
+        question: "What is left of a store's speed when its keys and values are several times what \
                memory holds?",
-        finding: "Figures 5 and 6 vary the key space up to 16 M keys, 8 GB, on a machine with 4 \
+        published_result: "Figures 5 and 6 vary the key space up to 16 M keys, 8 GB, on a machine with 4 \
                   GB: LevelDB gets slower the larger it is. Reads were not measured.",
-        explains: "Stores are filled in order, since a tree that does not fit takes hours to be \
+        caveat: "Stores are filled in order, since a tree that does not fit takes hours to be \
             filled in any other; overwrites go anywhere. The limit counts the process and what the \
             kernel caches of its files, so nobody gains by leaving caching to the kernel. A read \
             that misses costs one access to the device: stores differ by how much they read for \
@@ -174,7 +174,7 @@ pub const LARGE: KvReads = KvReads {
 };
 
 impl Experiment for KvReads {
-    fn about(&self) -> &About {
+    fn about(&self) -> &ExperimentInfo {
         &self.about
     }
 
@@ -226,7 +226,7 @@ impl Experiment for KvReads {
         run(context, &store, context.number("overwrites")?, Some(group))
     }
 
-    fn found(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
             let of = |metric, label: &str| points.named(metric, subject, "", label);
             let (uniform, skewed) = (of("rate", "uniform")?, of("rate", "skewed")?);

@@ -10,14 +10,14 @@
 
 use std::sync::Arc;
 
-use super::{Child, Inner, Node, NodesMut, Ptr, Tree};
+use super::{BlockPtr, Child, Inner, Node, NodeStore, Tree};
 use crate::entry::Key;
-use crate::index::leaf::{Edit, Pairs};
+use crate::index::leaf::{Edit, EncodedPairs};
 use crate::{Error, Result};
 
 impl Tree {
     /// Applies edits, sorted by key, each key once.
-    pub fn apply(&mut self, nodes: &mut dyn NodesMut, edits: &[Edit]) -> Result<()> {
+    pub fn apply(&mut self, nodes: &mut dyn NodeStore, edits: &[Edit]) -> Result<()> {
         if edits.is_empty() {
             return Ok(());
         }
@@ -25,7 +25,7 @@ impl Tree {
             Some(root) => apply_to(nodes, root.clone(), &Key::new(), edits)
                 .inspect_err(|_| self.root = Some(root))?,
             None => {
-                let mut pairs = Pairs::default();
+                let mut pairs = EncodedPairs::default();
                 pairs.push_edits(edits);
                 write_leaves(nodes, &Key::new(), &pairs)?
             }
@@ -47,7 +47,7 @@ impl Tree {
     }
 
     /// Writes all inner nodes that changed; returns where the root is then.
-    pub fn write_changed(&mut self, nodes: &mut dyn NodesMut) -> Result<Option<Ptr>> {
+    pub fn write_changed(&mut self, nodes: &mut dyn NodeStore) -> Result<Option<BlockPtr>> {
         let Some(root) = &self.root else { return Ok(None) };
         let ptr = write_child(nodes, root)?;
         self.root = Some(Child::Disk(ptr));
@@ -56,7 +56,7 @@ impl Tree {
 
     /// Writes the node at `at` that begins with `key` and belongs to the tree elsewhere. The path
     /// to it becomes one that changed; an inner node is not written before the next checkpoint.
-    pub fn move_node(&mut self, nodes: &mut dyn NodesMut, key: &[u8], at: u64) -> Result<()> {
+    pub fn move_node(&mut self, nodes: &mut dyn NodeStore, key: &[u8], at: u64) -> Result<()> {
         let Some(root) = self.root.take() else { return Ok(()) };
         let moved = moved(nodes, root.clone(), key, at).inspect_err(|_| self.root = Some(root))?;
         self.root = Some(moved);
@@ -65,25 +65,25 @@ impl Tree {
 }
 
 /// Children that take a child's place, with their level.
-type Replaced = Vec<(Key, Child, u8)>;
+type Replacements = Vec<(Key, Child, u8)>;
 
 /// What takes the child's place once `edits`, all within it, are applied.
 fn apply_to(
-    nodes: &mut dyn NodesMut,
+    nodes: &mut dyn NodeStore,
     child: Child,
     lower: &Key,
     edits: &[Edit],
-) -> Result<Replaced> {
+) -> Result<Replacements> {
     let (mut inner, old) = match child {
         Child::Changed(inner) => (inner, None),
         Child::Disk(ptr) => {
             let node = nodes.load(ptr)?;
             match &*node {
                 Node::Leaf(leaf) => {
-                    let mut pairs = Pairs::default();
+                    let mut pairs = EncodedPairs::default();
                     pairs.merge(leaf, edits)?;
                     let leaves = write_leaves(nodes, lower, &pairs)?;
-                    nodes.kill(ptr);
+                    nodes.mark_dead(ptr);
                     return Ok(leaves);
                 }
                 Node::Inner(inner) => (Arc::new(inner.clone()), Some(ptr)),
@@ -110,12 +110,12 @@ fn apply_to(
         }
         let mut new = apply_to(nodes, child, &key, mine)?;
         if level == 1 {
-            absorb(nodes, &mut children, &mut new)?;
+            merge_small_leaf(nodes, &mut children, &mut new)?;
         }
         children.extend(new.into_iter().map(|(key, child, _)| (key, child)));
     }
     if let Some(old) = old {
-        nodes.kill(old);
+        nodes.mark_dead(old);
     }
     // The first child answers for all that is before it.
     if let Some(first) = children.first_mut() {
@@ -125,10 +125,10 @@ fn apply_to(
 }
 
 /// Joins a small new leaf with the leaf before it, if both fit into one.
-fn absorb(
-    nodes: &mut dyn NodesMut,
+fn merge_small_leaf(
+    nodes: &mut dyn NodeStore,
     before: &mut Vec<(Key, Child)>,
-    new: &mut Replaced,
+    new: &mut Replacements,
 ) -> Result<()> {
     let limit = nodes.node_bytes();
     let [(_, Child::Disk(small), _)] = new.as_slice() else { return Ok(()) };
@@ -138,7 +138,7 @@ fn absorb(
     if small.len as usize > limit / 3 || (small.len + left.len) as usize > limit {
         return Ok(());
     }
-    let mut pairs = Pairs::default();
+    let mut pairs = EncodedPairs::default();
     for ptr in [left, small] {
         let node = nodes.load(ptr)?;
         let Node::Leaf(leaf) = &*node else { return Ok(()) };
@@ -146,17 +146,21 @@ fn absorb(
     }
     let Some((key, _)) = before.pop() else { return Ok(()) };
     *new = write_leaves(nodes, &key, &pairs)?;
-    nodes.kill(left);
-    nodes.kill(small);
+    nodes.mark_dead(left);
+    nodes.mark_dead(small);
     Ok(())
 }
 
 /// Writes pairs as leaves of about the same length.
-fn write_leaves(nodes: &mut dyn NodesMut, lower: &Key, pairs: &Pairs) -> Result<Replaced> {
+fn write_leaves(
+    nodes: &mut dyn NodeStore,
+    lower: &Key,
+    pairs: &EncodedPairs,
+) -> Result<Replacements> {
     let (count, total) = (pairs.len(), pairs.bytes());
     let leaves = total.div_ceil(nodes.node_bytes().saturating_sub(8).max(1)).max(1);
     let share = total.div_ceil(leaves);
-    let mut out: Replaced = vec![];
+    let mut out: Replacements = vec![];
     let mut start = 0;
     while start < count {
         let from = pairs.start(start);
@@ -181,7 +185,7 @@ fn separator(left: &[u8], right: &[u8]) -> Key {
 }
 
 /// Children as inner nodes of `level` that are not too long.
-fn split_inner(nodes: &dyn NodesMut, level: u8, children: Vec<(Key, Child)>) -> Replaced {
+fn split_inner(nodes: &dyn NodeStore, level: u8, children: Vec<(Key, Child)>) -> Replacements {
     if children.is_empty() {
         return vec![];
     }
@@ -189,7 +193,7 @@ fn split_inner(nodes: &dyn NodesMut, level: u8, children: Vec<(Key, Child)>) -> 
     let total: usize = children.iter().map(|(key, _)| weigh(key)).sum();
     let parts = total.div_ceil(nodes.node_bytes()).min(children.len() / 2).max(1);
     let share = total.div_ceil(parts);
-    let mut out: Replaced = vec![];
+    let mut out: Replacements = vec![];
     let mut part: Vec<(Key, Child)> = vec![];
     let mut len = 0;
     for (key, child) in children {
@@ -208,7 +212,7 @@ fn inner(level: u8, children: Vec<(Key, Child)>) -> (Key, Child, u8) {
     (children[0].0.clone(), Child::Changed(Arc::new(Inner::new(level, children))), level)
 }
 
-fn write_child(nodes: &mut dyn NodesMut, child: &Child) -> Result<Ptr> {
+fn write_child(nodes: &mut dyn NodeStore, child: &Child) -> Result<BlockPtr> {
     let inner = match child {
         Child::Disk(ptr) => return Ok(*ptr),
         Child::Changed(inner) => inner,
@@ -224,7 +228,7 @@ fn write_child(nodes: &mut dyn NodesMut, child: &Child) -> Result<Ptr> {
     nodes.write(bytes)
 }
 
-fn moved(nodes: &mut dyn NodesMut, child: Child, key: &[u8], at: u64) -> Result<Child> {
+fn moved(nodes: &mut dyn NodeStore, child: Child, key: &[u8], at: u64) -> Result<Child> {
     let (mut inner, old) = match child {
         Child::Changed(inner) => (inner, None),
         Child::Disk(ptr) => {
@@ -232,13 +236,13 @@ fn moved(nodes: &mut dyn NodesMut, child: Child, key: &[u8], at: u64) -> Result<
             match &*node {
                 Node::Leaf(leaf) => {
                     let new = nodes.write(leaf.encode())?;
-                    nodes.kill(ptr);
+                    nodes.mark_dead(ptr);
                     return Ok(Child::Disk(new));
                 }
                 Node::Inner(inner) => {
                     let changed = Arc::new(inner.clone());
                     if ptr.at == at {
-                        nodes.kill(ptr);
+                        nodes.mark_dead(ptr);
                         return Ok(Child::Changed(changed));
                     }
                     (changed, Some(ptr))
@@ -250,7 +254,7 @@ fn moved(nodes: &mut dyn NodesMut, child: Child, key: &[u8], at: u64) -> Result<
     let below = inner.children[index].1.clone();
     Arc::make_mut(&mut inner).children[index].1 = moved(nodes, below, key, at)?;
     if let Some(old) = old {
-        nodes.kill(old);
+        nodes.mark_dead(old);
     }
     Ok(Child::Changed(inner))
 }

@@ -13,8 +13,8 @@ struct Memory {
     next: u64,
 }
 
-impl Nodes for Memory {
-    fn load(&self, ptr: Ptr) -> Result<Arc<Node>> {
+impl NodeSource for Memory {
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
         self.nodes
             .get(&ptr.at)
             .cloned()
@@ -22,15 +22,15 @@ impl Nodes for Memory {
     }
 }
 
-impl NodesMut for Memory {
-    fn write(&mut self, bytes: Vec<u8>) -> Result<Ptr> {
+impl NodeStore for Memory {
+    fn write(&mut self, bytes: Vec<u8>) -> Result<BlockPtr> {
         self.next += 1;
         let node = Node::decode(&bytes, self.next)?;
         self.nodes.insert(self.next, Arc::new(node));
-        Ok(Ptr { at: self.next, len: bytes.len() as u32, sum: 0 })
+        Ok(BlockPtr { at: self.next, len: bytes.len() as u32, sum: 0 })
     }
 
-    fn kill(&mut self, ptr: Ptr) {
+    fn mark_dead(&mut self, ptr: BlockPtr) {
         assert!(self.nodes.remove(&ptr.at).is_some(), "killed twice");
     }
 
@@ -76,7 +76,7 @@ fn batches_of_edits_against_a_map() {
         for _ in 0..1 + next(60) {
             let edit = match is_shrinking && next(8) != 0 {
                 true => None,
-                false => Some(Entry::Link(ObjectId(round), next(1 << 40))),
+                false => Some(Entry::ValueObject(ObjectId(round), next(1 << 40))),
             };
             edits.insert(key(next(900)), edit);
         }
@@ -104,7 +104,8 @@ fn batches_of_edits_against_a_map() {
 #[test]
 fn a_node_moves_once() {
     let (mut tree, mut nodes) = (Tree::default(), Memory::default());
-    let edits: Vec<Edit> = (0..500).map(|n| (key(n), Some(Entry::Link(ObjectId(n), n)))).collect();
+    let edits: Vec<Edit> =
+        (0..500).map(|n| (key(n), Some(Entry::ValueObject(ObjectId(n), n)))).collect();
     tree.apply(&mut nodes, &edits).unwrap();
     tree.write_changed(&mut nodes).unwrap();
     let before = all(&tree, &nodes);

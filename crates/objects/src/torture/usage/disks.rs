@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Name, User, failed};
+use super::{Name, Workload, failed};
 use crate::torture::Violation;
 use crate::{Error, Group, Hint};
 
-impl User {
+impl Workload {
     /// One thing that is done with disks and their snapshots.
     pub(super) fn change_disks(&mut self, nth: u32) -> Result<(), Violation> {
         let disks = self.names(|name| matches!(name, Name::Disk(_)));
