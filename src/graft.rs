@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail, ensure};
 use draconis_access::populate::{Source, TimestampPolicy};
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
-use draconis_ext::mkfs::{Node, NodeId, What};
+use draconis_ext::mkfs::{NodeId, NodeKind, TreeNode};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume, XattrSet};
 
 use crate::change::{OwnerArg, now_or_source_date, with_context};
@@ -102,7 +102,7 @@ impl TreeImport<'_> {
     }
 
     /// All nodes, each once.
-    fn each(&self) -> impl Iterator<Item = &Node> {
+    fn each(&self) -> impl Iterator<Item = &TreeNode> {
         self.source.nodes().map(|id| self.source.tree.node(id))
     }
 
@@ -112,9 +112,9 @@ impl TreeImport<'_> {
         self.check_space()?;
         let outside = self.outside()?;
         // A target lives on when something takes its only name.
-        outside.values().for_each(|number| self.volume.hold(*number));
+        outside.values().for_each(|number| self.volume.add_user(*number));
         let done = self.put(outside.clone(), progress);
-        outside.values().for_each(|number| self.volume.release(*number, 1));
+        outside.values().for_each(|number| self.volume.remove_users(*number, 1));
         done
     }
 
@@ -148,7 +148,7 @@ impl TreeImport<'_> {
             made: HashMap::new(),
             entered: HashSet::from([self.into]),
             buffer: vec![],
-            in_order: self.source.contents.in_order().then(Vec::new),
+            in_order: self.source.contents.is_sequential().then(Vec::new),
             progress: &mut Progress::new(progress, self.bytes()),
         };
         let mut dirs = vec![(NodeId::ROOT, self.into)];
@@ -158,7 +158,7 @@ impl TreeImport<'_> {
             for (name, id) in self.source.tree.names(dir) {
                 let made = run.entry(number, name, id);
                 let made = made.map_err(|error| self.with_context(dir, name, error))?;
-                if matches!(self.source.tree.node(id).what, What::Directory) {
+                if matches!(self.source.tree.node(id).what, NodeKind::Directory) {
                     run.entered.insert(made);
                     dirs.push((id, made));
                 }
@@ -192,9 +192,9 @@ impl TreeImport<'_> {
     }
 }
 
-fn data_bytes(node: &Node) -> u64 {
+fn data_bytes(node: &TreeNode) -> u64 {
     match &node.what {
-        What::File { data, .. } => data.iter().map(|(start, end)| end - start).sum(),
+        NodeKind::File { data, .. } => data.iter().map(|(start, end)| end - start).sum(),
         _ => 0,
     }
 }
@@ -218,7 +218,7 @@ impl ImportRun<'_> {
     fn entry(&mut self, dir: InodeNumber, name: &[u8], id: NodeId) -> anyhow::Result<InodeNumber> {
         let volume = self.graft.volume;
         let node = self.graft.source.tree.node(id);
-        let is_dir = matches!(node.what, What::Directory);
+        let is_dir = matches!(node.what, NodeKind::Directory);
         let there = match volume.lookup(dir, name) {
             Ok(number) => Some(volume.inode(number)?),
             Err(Error::NotFound) => None,
@@ -245,7 +245,7 @@ impl ImportRun<'_> {
             self.links.insert(id, made);
             self.made.insert(made, id);
             match (&node.what, &mut self.in_order) {
-                (What::File { source, .. }, Some(later)) => later.push((*source, id, made)),
+                (NodeKind::File { source, .. }, Some(later)) => later.push((*source, id, made)),
                 _ => self.fill(made, node)?,
             }
         }
@@ -260,8 +260,8 @@ impl ImportRun<'_> {
     }
 
     /// Contents and attributes of what is no directory.
-    fn fill(&mut self, made: InodeNumber, node: &Node) -> anyhow::Result<()> {
-        if let What::File { data, source, .. } = &node.what {
+    fn fill(&mut self, made: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
+        if let NodeKind::File { data, source, .. } = &node.what {
             self.contents(made, *source, data)?;
         }
         self.finish(made, node)
@@ -297,7 +297,7 @@ impl ImportRun<'_> {
         id: NodeId,
     ) -> anyhow::Result<()> {
         let TreeImport { volume, source, protected: kept, replace_kinds, .. } = self.graft;
-        let is_dir = matches!(source.tree.node(id).what, What::Directory);
+        let is_dir = matches!(source.tree.node(id).what, NodeKind::Directory);
         ensure!(!kept.contains(&there.number), "is the same file");
         if there.kind == FileType::Directory {
             ensure!(*replace_kinds, "is a directory; rm -r removes it");
@@ -322,14 +322,14 @@ impl ImportRun<'_> {
         Ok(())
     }
 
-    fn new_node<'n>(&self, node: &'n Node) -> NewNode<'n> {
+    fn new_node<'n>(&self, node: &'n TreeNode) -> NewNode<'n> {
         let OwnerArg { uid, gid } =
             self.graft.owner.unwrap_or(OwnerArg { uid: node.uid, gid: node.gid });
         let (device, target) = match &node.what {
-            What::CharDevice(major, minor) | What::BlockDevice(major, minor) => {
+            NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
                 ((*major, *minor), &[][..])
             }
-            What::Symlink(target) => ((0, 0), &target[..]),
+            NodeKind::Symlink(target) => ((0, 0), &target[..]),
             _ => ((0, 0), &[][..]),
         };
         NewNode { kind: node.what.kind(), mode: node.mode.into(), uid, gid, device, target }
@@ -357,7 +357,7 @@ impl ImportRun<'_> {
     }
 
     /// Attributes, in the order in which they do not undo each other.
-    fn finish(&self, number: InodeNumber, node: &Node) -> anyhow::Result<()> {
+    fn finish(&self, number: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
         let volume = self.graft.volume;
         for (name, value) in node.attributes() {
             volume.set_xattr(number, &name, &value, XattrSet::Any, false).map_err(|error| {
@@ -367,7 +367,7 @@ impl ImportRun<'_> {
         let new = self.new_node(node);
         let size_bytes = match &node.what {
             // A hole at the end; nothing else is longer than what was written.
-            What::File { size_bytes, data, source } => {
+            NodeKind::File { size_bytes, data, source } => {
                 let written = data.last().map_or(0, |(_, end)| *end);
                 // One that became shorter has zeros where there was nothing to be read.
                 let read = self.graft.source.faults.len_bytes(*source);

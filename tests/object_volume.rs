@@ -4,26 +4,28 @@ use std::sync::Arc;
 
 use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::{FileType, Time};
-use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
-use draconis_ext::{AccessTimes, Follow, InodeNumber, NewNode, Options, Volume, Writing, check};
+use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
+use draconis_ext::{
+    AccessTimes, Follow, InodeNumber, NewNode, OpenOptions, Volume, WriteOptions, check,
+};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::{
-    CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+    CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions as StoreOptions, Profile, Store,
 };
 
 const VOLUME_BYTES: u64 = 2 << 20;
 
 struct Nothing;
 
-impl Contents for Nothing {
+impl FileSource for Nothing {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Err(std::io::ErrorKind::NotFound.into())
     }
 }
 
-fn writing() -> Writing {
+fn writing() -> WriteOptions {
     let clock = || Time { seconds: 1_800_000_000, nanoseconds: 0 };
-    Writing {
+    WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 256 << 10,
         atime: AccessTimes::Never,
@@ -32,7 +34,7 @@ fn writing() -> Writing {
 }
 
 fn open(disk: Arc<dyn Disk>) -> Arc<Store> {
-    Store::open(disk, &OpenOptions { cache_bytes: 1 << 20, read_only: false }).unwrap()
+    Store::open(disk, &StoreOptions { cache_bytes: 1 << 20, read_only: false }).unwrap()
 }
 
 /// A store with one object, and an empty volume on that.
@@ -44,11 +46,12 @@ fn made(disk: Arc<dyn Disk>, layout: LayoutKind) -> (Arc<Store>, ObjectId) {
     let id = group.create(store.new_object(), Hint::Unknown);
     group.truncate(id, VOLUME_BYTES);
     store.submit(group, &[]).unwrap();
-    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
-    let options = mkfs::Options { block_bytes: Some(1024), ..mkfs::Options::default() };
-    let plan = mkfs::sized(&options, &mut tree, VOLUME_BYTES).unwrap();
+    let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
+    let options = mkfs::FormatOptions { block_bytes: Some(1024), ..mkfs::FormatOptions::default() };
+    let plan = mkfs::plan_for_size(&options, &mut tree, VOLUME_BYTES).unwrap();
     let on = store.disk(id).unwrap();
-    mkfs::write(&plan, &Nothing, &Target { disk: &on, zeroed: true, progress: &|_| {} }).unwrap();
+    mkfs::write(&plan, &Nothing, &FormatTarget { disk: &on, zeroed: true, progress: &|_| {} })
+        .unwrap();
     (store, id)
 }
 
@@ -80,7 +83,7 @@ fn has(volume: &Volume, nth: usize) -> bool {
     let inode = volume.inode(inode).unwrap();
     let mut have: Vec<u8> = vec![];
     loop {
-        let part = volume.read_of(&inode, have.len() as u64, 1 << 20).unwrap();
+        let part = volume.read_from_inode(&inode, have.len() as u64, 1 << 20).unwrap();
         if part.is_empty() {
             return have == expected;
         }
@@ -90,9 +93,9 @@ fn has(volume: &Volume, nth: usize) -> bool {
 
 /// Complaints about the volume that are damage.
 fn damage(disk: &Arc<dyn Disk>) -> Vec<String> {
-    let report = check::check(disk, check::Options::default(), &|_, _| {}).unwrap();
-    let is_damage = |it: &&check::Complaint| it.what.severity() == check::Severity::Damage;
-    report.complaints.iter().filter(is_damage).map(ToString::to_string).collect()
+    let report = check::check(disk, check::CheckOptions::default(), &|_, _| {}).unwrap();
+    let is_damage = |it: &&check::Problem| it.what.severity() == check::Severity::Damage;
+    report.problems.iter().filter(is_damage).map(ToString::to_string).collect()
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn a_volume_on_an_object_is_there_when_the_store_is_opened_again() {
         let (store, id) = made(disk.clone(), layout);
         let volume = Volume::open_for_writing(
             Arc::new(store.disk(id).unwrap()),
-            Options::default(),
+            OpenOptions::default(),
             writing(),
         )
         .unwrap();
@@ -114,7 +117,7 @@ fn a_volume_on_an_object_is_there_when_the_store_is_opened_again() {
         let store = open(disk.clone());
         let on: Arc<dyn Disk> = Arc::new(store.disk(id).unwrap());
         assert_eq!(damage(&on), [""; 0], "{layout}");
-        let volume = Volume::open(on, Options::default()).unwrap();
+        let volume = Volume::open(on, OpenOptions::default()).unwrap();
         assert!((0..30).all(|nth| has(&volume, nth)), "{layout}");
         drop((volume, store));
         let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
@@ -140,7 +143,7 @@ fn a_volume_on_an_object_is_whole_after_any_power_cut() {
         }
         let store = open(disk.clone());
         let on = Arc::new(store.disk(id).unwrap());
-        let volume = Volume::open_for_writing(on, Options::default(), writing()).unwrap();
+        let volume = Volume::open_for_writing(on, OpenOptions::default(), writing()).unwrap();
         for nth in 0..8 {
             put(&volume, nth);
             disk.mark(nth as u64);
@@ -157,7 +160,7 @@ fn a_volume_on_an_object_is_whole_after_any_power_cut() {
             let store = open(state);
             let on: Arc<dyn Disk> = Arc::new(store.disk(id).unwrap());
             assert_eq!(damage(&on), [""; 0], "{layout}, {:?}", crash.cut);
-            let volume = Volume::open(on, Options::default()).unwrap();
+            let volume = Volume::open(on, OpenOptions::default()).unwrap();
             for &nth in crash.marks() {
                 assert!(has(&volume, nth as usize), "{layout}, {:?}: file {nth}", crash.cut);
             }

@@ -164,7 +164,7 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
 
 #[test]
 fn an_ext4_volume_lives_on_a_disk_of_the_process() {
-    use draconis_ext::{AccessTimes, Options, Volume, Writing};
+    use draconis_ext::{AccessTimes, OpenOptions, Volume, WriteOptions};
     if !tool("a volume on a disk of a process", "e2fsck") {
         return;
     }
@@ -175,13 +175,13 @@ fn an_ext4_volume_lives_on_a_disk_of_the_process() {
     let process = place.start();
     let (disk, number) = attach(&process, "vol");
     let clock = || draconis_exchange::contract::Time { seconds: 1_700_000_000, nanoseconds: 0 };
-    let writing = Writing {
+    let writing = WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 1 << 20,
         atime: AccessTimes::Never,
         discard: true,
     };
-    let volume = Volume::open_for_writing(Arc::new(disk), Options::default(), writing).unwrap();
+    let volume = Volume::open_for_writing(Arc::new(disk), OpenOptions::default(), writing).unwrap();
     let new = draconis_ext::NewNode {
         kind: draconis_exchange::contract::FileType::File,
         mode: 0o644,

@@ -57,7 +57,7 @@ pub fn write_file(volume: &Volume, target: &ImagePath) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let mut offset = 0;
     loop {
-        let data = volume.read_of(&inode, offset, PIECE_BYTES);
+        let data = volume.read_from_inode(&inode, offset, PIECE_BYTES);
         let data = data.map_err(|error| with_context(target, error))?;
         if data.is_empty() {
             return Ok(());

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
 use draconis_ext::Error;
-use draconis_ext::check::{Complaint, Options, Report, Severity, check};
+use draconis_ext::check::{CheckOptions, Problem, Report, Severity, check};
 use serde::Serialize;
 
 use crate::image::{self, VolumeArgs};
@@ -88,7 +88,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
         bar.add(done.saturating_sub(*told));
         *told = done.max(*told);
     };
-    let report = check(&disk, Options::default(), &progress).map_err(|error| match error {
+    let report = check(&disk, CheckOptions::default(), &progress).map_err(|error| match error {
         error @ Error::Unsupported { .. } => {
             anyhow::Error::from(error).context(format!("{name}: cannot check"))
         }
@@ -106,11 +106,11 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
 }
 
 fn print_report(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
-    for complaint in &report.complaints {
+    for complaint in &report.problems {
         writeln!(out, "{complaint}")?;
     }
-    if report.more > 0 {
-        writeln!(out, "and {} more", report.more)?;
+    if report.suppressed > 0 {
+        writeln!(out, "and {} more", report.suppressed)?;
     }
     let name = match printable(&report.label) {
         label if label.is_empty() => image.to_owned(),
@@ -138,12 +138,12 @@ fn facts(report: &Report) -> ReportJson {
         directories: report.directories,
         used_blocks: report.used_blocks,
         blocks: report.blocks,
-        complaints: report.complaints.iter().map(said).collect(),
-        more_complaints: report.more,
+        complaints: report.problems.iter().map(said).collect(),
+        more_complaints: report.suppressed,
     }
 }
 
-fn said(complaint: &Complaint) -> ComplaintJson {
+fn said(complaint: &Problem) -> ComplaintJson {
     ComplaintJson {
         what: complaint.what.code(),
         damage: complaint.what.severity() == Severity::Damage,

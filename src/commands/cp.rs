@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_exchange::contract::FileType;
-use draconis_ext::{Follow, InodeNumber, Options, Volume};
+use draconis_ext::{Follow, InodeNumber, OpenOptions, Volume};
 use draconis_service::volume::locate;
 
 use crate::bucket;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let shown = from.display();
             let part = locate(other.into_disk()?, &behind.start(), &arguments.place.options());
             let disk = part.with_context(|| shown.to_string())?.disk;
-            let volume = Volume::open(disk.clone(), Options::default());
+            let volume = Volume::open(disk.clone(), OpenOptions::default());
             let volume = volume.map_err(|error| image::refused(from, &*disk, error.into()))?;
             (Some(volume), BackingFiles::default())
         }
@@ -102,7 +102,7 @@ fn within_store(
     let shown = from.to_string();
     let part = locate(store.sibling(&from).disk()?, &[], &arguments.place.options());
     let disk = part.with_context(|| shown.clone())?.disk;
-    let volume = Volume::open(disk.clone(), Options::default());
+    let volume = Volume::open(disk.clone(), OpenOptions::default());
     let volume = volume.map_err(|error| image::refused(Path::new(&shown), &*disk, error.into()))?;
     change::change_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
         copy(arguments, sources, dest, &volume, into, false, keep)

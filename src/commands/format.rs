@@ -11,14 +11,14 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::VolumeLocation;
-use draconis_access::format::{FormatTarget, Part, write};
+use draconis_access::format::{FormatDestination, Part, write};
 use draconis_access::overwrite::Force;
 use draconis_access::populate::{self, ScanResult, SourceSpec};
 use draconis_access::uuid::{self, UuidGenerator};
 use draconis_container::Format;
 use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
-use draconis_ext::mkfs::{self, Inodes, Options, Plan, Tree};
+use draconis_ext::mkfs::{self, FormatOptions, InodeCount, Tree, VolumePlan};
 
 use crate::change::OwnerArg;
 use crate::progress::{Progress, ProgressMode};
@@ -224,10 +224,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         _ if at.offset_bytes.is_some() || at.partition.is_some() => {
             let whole = image::writable(image)?;
             confine()?;
-            FormatTarget::Part(Part::of(image, whole.into_disk()?, &at)?)
+            FormatDestination::Part(Part::of(image, whole.into_disk()?, &at)?)
         }
-        Some(name) => FormatTarget::in_store(image::open_exclusive_in(name)?, confine)?,
-        None => FormatTarget::open(image, confine)?,
+        Some(name) => FormatDestination::in_store(image::open_exclusive_in(name)?, confine)?,
+        None => FormatDestination::open(image, confine)?,
     };
     let force = arguments.force.clone().unwrap_or_default();
     opened.may_become_volume(image, &force, "--force")?;
@@ -317,7 +317,7 @@ enum Usage {
 
 impl Usage {
     /// Sets what the usage says and no option says otherwise.
-    fn apply(self, options: &mut Options) {
+    fn apply(self, options: &mut FormatOptions) {
         let (block_bytes, bytes_per_inode) = match self {
             Self::Floppy => (Some(1024), 8192),
             Self::Small => (Some(1024), 4096),
@@ -329,7 +329,7 @@ impl Usage {
             Self::Huge => (Some(4096), 64 << 10),
         };
         options.block_bytes = options.block_bytes.or(block_bytes);
-        options.inodes = Inodes::PerBytes(bytes_per_inode);
+        options.inodes = InodeCount::PerBytes(bytes_per_inode);
     }
 }
 
@@ -352,14 +352,14 @@ fn parse_free_space(text: &str) -> Result<FreeSpace, String> {
 }
 
 /// What the command line asks for, and the owner of the root if it names one.
-fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>)> {
+fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32, u32)>)> {
     let kind = &arguments.kind;
-    let defaults = Options::of_type(kind)
+    let defaults = FormatOptions::of_type(kind)
         .with_context(|| format!("-t {kind}: no such type; ext2, ext3 and ext4 are made"))?;
     let narrow = |flag: &str, size: u64| {
         u32::try_from(size).with_context(|| format!("{flag} {size}: too large"))
     };
-    let mut options = Options {
+    let mut options = FormatOptions {
         block_bytes: arguments.block.map(|size| narrow("-b", size)).transpose()?,
         cluster_bytes: arguments.cluster.map(|size| narrow("-C", size)).transpose()?,
         inode_bytes: narrow("-I", arguments.inode_size)?,
@@ -374,12 +374,12 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
         usage.apply(&mut options);
     }
     if let Some(count) = arguments.inodes {
-        options.inodes = Inodes::Count(count);
+        options.inodes = InodeCount::Count(count);
     } else if let Some(bytes) = arguments.bytes_per_inode {
-        options.inodes = Inodes::PerBytes(narrow("-i", bytes)?);
+        options.inodes = InodeCount::PerBytes(narrow("-i", bytes)?);
     }
     for list in &arguments.features {
-        options.features(list)?;
+        options.apply_features(list)?;
     }
     let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     // An empty volume is for the user who makes it. What a tree does not say is root's, as with
@@ -412,7 +412,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(Options, Option<(u32, u32)>
 }
 
 /// One option of -J.
-fn journal(options: &mut Options, option: &str) -> anyhow::Result<()> {
+fn journal(options: &mut FormatOptions, option: &str) -> anyhow::Result<()> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
     let number =
         || value.parse::<u32>().with_context(|| format!("-J {name}={value}: a number is needed"));
@@ -433,7 +433,7 @@ fn journal(options: &mut Options, option: &str) -> anyhow::Result<()> {
 }
 
 /// One option of -E that says nothing of the root directory.
-fn extended(options: &mut Options, name: &str, value: &str) -> anyhow::Result<()> {
+fn extended(options: &mut FormatOptions, name: &str, value: &str) -> anyhow::Result<()> {
     let number = |most: u64| {
         let number = value.parse::<u64>().ok().filter(|number| *number <= most);
         number.with_context(|| format!("-E {name}={value}: a number up to {most} is needed"))
@@ -458,7 +458,7 @@ fn extended(options: &mut Options, name: &str, value: &str) -> anyhow::Result<()
             options.compatible |= Compatible::RESIZE_INODE;
         }
         "num_backup_sb" => options.backups = number(2)? as u32,
-        "packed_meta_blocks" => options.packed = value.is_empty() || number(1)? == 1,
+        "packed_meta_blocks" => options.packed_meta_blocks = value.is_empty() || number(1)? == 1,
         "encoding" if ["utf8", "utf8-12.1"].contains(&value) => {
             options.incompatible |= Incompatible::CASEFOLD;
         }
@@ -518,10 +518,10 @@ pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
 
 fn plan<'a>(
     arguments: &Arguments,
-    options: &Options,
-    opened: &FormatTarget,
+    options: &FormatOptions,
+    opened: &FormatDestination,
     tree: &'a mut Tree,
-) -> anyhow::Result<Plan<'a>> {
+) -> anyhow::Result<VolumePlan<'a>> {
     let shown = arguments.image.display();
     let there = opened.len_bytes()?;
     let is_given = opened.has_fixed_size()?;
@@ -542,12 +542,19 @@ fn plan<'a>(
         bail!("{shown} has only {}", text::format_bytes(there));
     }
     let plan = match given {
-        Some(given) => mkfs::sized(options, tree, given)?,
+        Some(given) => mkfs::plan_for_size(options, tree, given)?,
         None => match arguments.free {
-            Some(FreeSpace::Bytes(free)) => mkfs::fitting(options, tree, free)?,
-            Some(FreeSpace::Part(part)) => mkfs::fitting_with_part(options, tree, part, 0)?,
-            None if arguments.min => mkfs::fitting(options, tree, 0)?,
-            None => mkfs::fitting_with_part(options, tree, DEFAULT_FREE_PPM, MIN_FREE_BYTES)?,
+            Some(FreeSpace::Bytes(free)) => mkfs::plan_smallest(options, tree, free)?,
+            Some(FreeSpace::Part(part)) => {
+                mkfs::plan_smallest_with_free_share(options, tree, part, 0)?
+            }
+            None if arguments.min => mkfs::plan_smallest(options, tree, 0)?,
+            None => mkfs::plan_smallest_with_free_share(
+                options,
+                tree,
+                DEFAULT_FREE_PPM,
+                MIN_FREE_BYTES,
+            )?,
         },
     };
     let len = plan.layout().len_bytes();

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use draconis_ext::{Error, Renaming};
+use draconis_ext::{Error, RenameMode};
 
 use crate::change::{self, TargetName};
 use crate::image::VolumeArgs;
@@ -36,11 +36,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("{other}: moving between images is copying, draconis cp -a, and then draconis rm -r");
     }
     let how = match (arguments.no_clobber, arguments.exchange) {
-        (true, _) => Renaming::NoReplace,
-        (_, true) => Renaming::Exchange,
-        _ => Renaming::Replace,
+        (true, _) => RenameMode::NoReplace,
+        (_, true) => RenameMode::Exchange,
+        _ => RenameMode::Replace,
     };
-    let into = !arguments.no_target_directory && how != Renaming::Exchange;
+    let into = !arguments.no_target_directory && how != RenameMode::Exchange;
     change::for_each_target(&arguments.place, sources, |volume, source| {
         let from = TargetName::of(volume, source)?;
         let to = change::destination(volume, dest, into, &from.name)?;

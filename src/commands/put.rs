@@ -116,9 +116,9 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         );
         ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
         let entry = TargetName::of(volume, target)?;
-        let made = volume.create_unnamed(entry.dir, &maker.file());
+        let made = volume.create_tmpfile(entry.dir, &maker.file());
         let made = made.map_err(|error| change::with_context(target, error))?;
-        volume.hold(made);
+        volume.add_user(made);
         let done = fill(volume, made, target, arguments.progress).and_then(|()| {
             if entry.lookup(volume)?.is_some() {
                 volume
@@ -129,7 +129,7 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 .link(made, entry.dir, &entry.name)
                 .map_err(|error| change::with_context(target, error))
         });
-        volume.release(made, 1);
+        volume.remove_users(made, 1);
         done.map(|()| ExitCode::SUCCESS)
     })
 }

@@ -181,10 +181,10 @@ fn count_runs(
     let (mut offset, mut runs) = (0, 0);
     let mut end = None;
     loop {
-        let map = volume.map_of(&inode, offset)?;
+        let map = volume.map_inode(&inode, offset)?;
         let Some(last) = map.last() else { return Ok(Some(runs)) };
         for run in &map {
-            if let draconis_ext::Place::At(at) = run.place {
+            if let draconis_ext::BlockLocation::Mapped(at) = run.place {
                 // Two pieces that continue each other are one run.
                 runs += u64::from(end != Some(at.0));
                 end = Some(at.0 + u64::from(run.blocks));

@@ -19,8 +19,8 @@ use draconis_access::tuning::tune;
 use draconis_access::uuid::{self, UuidGenerator};
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
-use draconis_ext::format::quota::Kind;
-use draconis_ext::tune::{Changes, Reserved, superblock};
+use draconis_ext::format::quota::QuotaType;
+use draconis_ext::tune::{Reserved, TuneChanges, superblock};
 use draconis_service::volume::locate_for_writing;
 
 use crate::change;
@@ -119,7 +119,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let now = change::now_or_source_date()?;
     let changes = changes(arguments, &owners, now)?;
     let clears = arguments.extended.iter().any(|option| option == "clear_mmp");
-    let disk = match arguments.list && !clears && changes.is_nothing() {
+    let disk = match arguments.list && !clears && changes.is_empty() {
         true => image::disk(&arguments.image, &arguments.place, None)?,
         false => apply(arguments, &changes, clears, now)?,
     };
@@ -136,7 +136,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Changes the volume; the disk that it is on.
 fn apply(
     arguments: &Arguments,
-    changes: &Changes,
+    changes: &TuneChanges,
     clears: bool,
     now: Time,
 ) -> anyhow::Result<Arc<dyn Disk>> {
@@ -153,7 +153,7 @@ fn apply(
     Ok(disk)
 }
 
-fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<Changes> {
+fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<TuneChanges> {
     let mut identities = UuidGenerator::new(None);
     let uuid = match arguments.uuid.as_deref() {
         None => None,
@@ -192,12 +192,12 @@ fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<
     let group = |text: &String| {
         owners.group_number(text).with_context(|| format!("-g {text}: there is no such group"))
     };
-    let mut changes = Changes {
+    let mut changes = TuneChanges {
         label: arguments.label.as_ref().map(|label| label.as_bytes().to_vec()),
         uuid,
         reserved,
         errors: arguments.errors.map(|errors| errors as u16 + 1),
-        most_mounts: most_mounts.transpose()?,
+        max_mounts: most_mounts.transpose()?,
         interval_seconds: arguments.interval.as_deref().map(interval).transpose()?,
         features,
         quotas: arguments.quotas.iter().map(|word| quota(word)).collect::<anyhow::Result<_>>()?,
@@ -209,35 +209,35 @@ fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<
         mount_options: arguments.mount_options.clone(),
         journal_mib: arguments.journal_options.as_deref().map(size).transpose()?,
         hash_seed: identities.uuid(),
-        ..Changes::default()
+        ..TuneChanges::default()
     };
     extended(&arguments.extended, &mut changes)?;
     Ok(changes)
 }
 
 /// A kind of quotas, and whether they are counted.
-fn quota(word: &str) -> anyhow::Result<(Kind, bool)> {
+fn quota(word: &str) -> anyhow::Result<(QuotaType, bool)> {
     let (name, is_counted) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
     let kind = match name {
-        "usrquota" => Kind::User,
-        "grpquota" => Kind::Group,
-        "prjquota" => Kind::Project,
+        "usrquota" => QuotaType::User,
+        "grpquota" => QuotaType::Group,
+        "prjquota" => QuotaType::Project,
         _ => bail!("-Q {word}: usrquota, grpquota and prjquota are possible"),
     };
     Ok((kind, is_counted))
 }
 
 /// What `-E` asks for.
-fn extended(options: &[String], changes: &mut Changes) -> anyhow::Result<()> {
+fn extended(options: &[String], changes: &mut TuneChanges) -> anyhow::Result<()> {
     for option in options {
         let number = |text: &str| {
             text.parse::<u32>().with_context(|| format!("-E {option}: a number is needed"))
         };
         match option.split_once('=').unwrap_or((option, "")) {
             ("clear_mmp", "") => {}
-            ("force_fsck", "") => changes.is_to_be_checked = true,
-            ("test_fs", "") => changes.is_for_tests = Some(true),
-            ("^test_fs", "") => changes.is_for_tests = Some(false),
+            ("force_fsck", "") => changes.force_check = true,
+            ("test_fs", "") => changes.is_test_filesystem = Some(true),
+            ("^test_fs", "") => changes.is_test_filesystem = Some(false),
             ("mmp_update_interval", text) => {
                 let seconds = u16::try_from(number(text)?);
                 changes.mmp_interval =

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_access::populate::{self, Patterns, ScanRequest, ScanResult, SourceSpec};
 use draconis_exchange::contract::FileType;
-use draconis_ext::mkfs::{Node, What};
+use draconis_ext::mkfs::{NodeKind, TreeNode};
 use draconis_ext::{Error, Follow};
 
 use crate::change::{self, OwnerArg};
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         image::writable(&target.image)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
     );
-    let root = Node::new(What::Directory, 0o755).at(stamp.now);
+    let root = TreeNode::new(NodeKind::Directory, 0o755).at(stamp.now);
     let exclude = Patterns::new(arguments.reading.exclude());
     let choice = arguments.reading.image_options(&target.image);
     let keep_owners = arguments.owner.is_none();

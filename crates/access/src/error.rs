@@ -67,12 +67,12 @@ pub fn store_errno(error: &objects::Error) -> Errno {
 }
 
 /// The errno of what changes a whole volume.
-pub fn tune_errno(error: &draconis_ext::tune::Error) -> Errno {
-    use draconis_ext::tune::Error;
+pub fn tune_errno(error: &draconis_ext::tune::OfflineError) -> Errno {
+    use draconis_ext::tune::OfflineError;
     match error {
-        Error::Volume(error) => error.refusal().errno(),
-        Error::NotClean => Errno::UCLEAN,
-        Error::TooSmall { .. } | Error::ShortDisk { .. } => Errno::NOSPC,
+        OfflineError::Volume(error) => error.refusal().errno(),
+        OfflineError::NotClean => Errno::UCLEAN,
+        OfflineError::TooSmall { .. } | OfflineError::ShortDisk { .. } => Errno::NOSPC,
         _ => Errno::INVAL,
     }
 }
@@ -92,7 +92,7 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     if let Some(error) = cause.downcast_ref::<draconis_ext::Error>() {
         return Some(error.refusal().errno());
     }
-    if let Some(error) = cause.downcast_ref::<draconis_ext::tune::Error>() {
+    if let Some(error) = cause.downcast_ref::<draconis_ext::tune::OfflineError>() {
         return Some(tune_errno(error));
     }
     if let Some(error) = cause.downcast_ref::<OpenError>() {
@@ -104,11 +104,11 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     if let Some(error) = cause.downcast_ref::<device::Error>() {
         return Some(of_disk(error));
     }
-    if let Some(error) = cause.downcast_ref::<mkfs::Error>() {
+    if let Some(error) = cause.downcast_ref::<mkfs::FormatError>() {
         return Some(match error {
-            mkfs::Error::NoBlocks { .. } | mkfs::Error::NoInodes { .. } => Errno::NOSPC,
-            mkfs::Error::Source { .. } => Errno::IO,
-            mkfs::Error::Io(error) => of_disk(error),
+            mkfs::FormatError::NoBlocks { .. } | mkfs::FormatError::NoInodes { .. } => Errno::NOSPC,
+            mkfs::FormatError::Source { .. } => Errno::IO,
+            mkfs::FormatError::Io(error) => of_disk(error),
             _ => Errno::INVAL,
         });
     }

@@ -60,11 +60,11 @@ impl File {
                     (true, false) => inner.resolve_or_create(inner.root(), path, &new)?,
                     (false, _) => find(inner, path, Follow::Yes)?,
                 };
-                inner.hold(found);
+                inner.add_user(found);
                 // Its name may have gone before it was held.
                 match find(inner, path, Follow::Yes) {
                     Ok(still) if still == found => return Ok(found),
-                    _ => inner.release(found, 1),
+                    _ => inner.remove_users(found, 1),
                 }
             }
         })?;
@@ -76,7 +76,7 @@ impl File {
         }
         if writes {
             let access = Access { read: false, write: true, append: false };
-            volume.with_volume(path, |inner| inner.may_open(inode, access))?;
+            volume.with_volume(path, |inner| inner.check_open(inode, access))?;
         }
         if how.truncate {
             file.set_size(0)?;
@@ -180,7 +180,7 @@ impl Drop for File {
         // A volume that was closed has given it up.
         let _ = self.volume.with_volume(&self.path, |volume| {
             if volume.is_writable() {
-                volume.release(self.inode, 1);
+                volume.remove_users(self.inode, 1);
             }
             Ok(())
         });

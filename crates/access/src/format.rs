@@ -21,7 +21,7 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::format::superblock::RawSuperblock;
-use draconis_ext::mkfs::{self, Contents, Plan, Target};
+use draconis_ext::mkfs::{self, FileSource, FormatTarget, VolumePlan};
 use rustix::fs::FallocateFlags;
 
 use crate::error::not_found_error;
@@ -40,7 +40,7 @@ const DIRECT_IO_MIN_BYTES: u64 = 64 << 20;
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// What a volume will lie in, open and claimed.
-pub enum FormatTarget {
+pub enum FormatDestination {
     /// A file or device; none if the file is not there yet.
     File(Option<File>),
     /// A file that ends with the footer of a VHD, which stays.
@@ -123,7 +123,7 @@ fn ext_bytes(disk: &dyn Disk) -> Option<u64> {
     Some(superblock.len_bytes())
 }
 
-impl FormatTarget {
+impl FormatDestination {
     /// The same, if nothing else is to become of a file: one that is a disk of fixed length with a
     /// footer behind it stays one.
     ///
@@ -256,18 +256,18 @@ impl FormatTarget {
 /// No room, or what reading the contents and writing gave.
 pub fn write(
     image: &Path,
-    base: FormatTarget,
-    plan: &Plan<'_>,
-    contents: &dyn Contents,
+    base: FormatDestination,
+    plan: &VolumePlan<'_>,
+    contents: &dyn FileSource,
     format: Option<NewFormat>,
     progress: Progress<'_>,
 ) -> anyhow::Result<()> {
     let work = FormatJob { image, plan, contents, format, progress };
     let file = match base {
-        FormatTarget::File(file) => file,
-        FormatTarget::Footed(footed) => return work.write_fixed_vhd(footed),
-        FormatTarget::StoreDisk(store) => return work.fill_in_store(&store),
-        FormatTarget::Part(part) => return work.fill_part(&part),
+        FormatDestination::File(file) => file,
+        FormatDestination::Footed(footed) => return work.write_fixed_vhd(footed),
+        FormatDestination::StoreDisk(store) => return work.fill_in_store(&store),
+        FormatDestination::Part(part) => return work.fill_part(&part),
     };
     let created = file.is_none();
     let done = match file {
@@ -296,12 +296,12 @@ fn create(image: &Path) -> anyhow::Result<File> {
 /// Contents of which nothing is known but where they are; whether they are read in their order.
 struct PlaceholderContents(bool);
 
-impl Contents for PlaceholderContents {
+impl FileSource for PlaceholderContents {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Ok(())
     }
 
-    fn in_order(&self) -> bool {
+    fn is_sequential(&self) -> bool {
         self.0
     }
 }
@@ -309,8 +309,8 @@ impl Contents for PlaceholderContents {
 /// What is to be made, and where.
 struct FormatJob<'a> {
     image: &'a Path,
-    plan: &'a Plan<'a>,
-    contents: &'a dyn Contents,
+    plan: &'a VolumePlan<'a>,
+    contents: &'a dyn FileSource,
     format: Option<NewFormat>,
     progress: Progress<'a>,
 }
@@ -374,8 +374,8 @@ impl FormatJob<'_> {
         let identity = self.plan.layout().options().uuid;
         let made = || format!("{shown}: no image was made");
         let draft = DryRunDisk::new(&disk, format, len);
-        let target = Target { disk: &draft, zeroed: true, progress: &|_| () };
-        let blank = PlaceholderContents(self.contents.in_order());
+        let target = FormatTarget { disk: &draft, zeroed: true, progress: &|_| () };
+        let blank = PlaceholderContents(self.contents.is_sequential());
         mkfs::write(self.plan, &blank, &target).with_context(made)?;
         let image = NewImage::new(&disk, &draft, identity).with_context(made)?;
         self.make(&image, true)?;
@@ -393,7 +393,7 @@ impl FormatJob<'_> {
 
     /// Writes the volume to a disk, which may be all zeros.
     fn make(&self, disk: &dyn Disk, zeroed: bool) -> anyhow::Result<()> {
-        let target = Target { disk, zeroed, progress: self.progress };
+        let target = FormatTarget { disk, zeroed, progress: self.progress };
         let made = mkfs::write(self.plan, self.contents, &target);
         made.with_context(|| format!("{}: no volume was made", self.image.display()))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
-use draconis_ext::{Claim, Claiming};
+use draconis_ext::{MmpClaim, MmpClaimOptions};
 
 use crate::image::refused;
 
@@ -18,19 +18,19 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(900);
 /// use until this is dropped.
 #[must_use]
 #[derive(Debug)]
-pub struct MmpClaim {
-    claim: Option<Claim>,
+pub struct MmpGuard {
+    claim: Option<MmpClaim>,
     now: Time,
 }
 
-impl MmpClaim {
+impl MmpGuard {
     /// For what gives nothing back.
-    pub fn claim(&self) -> Option<Claim> {
-        self.claim.as_ref().map(Claim::lent)
+    pub fn claim(&self) -> Option<MmpClaim> {
+        self.claim.as_ref().map(MmpClaim::borrow)
     }
 }
 
-impl Drop for MmpClaim {
+impl Drop for MmpGuard {
     fn drop(&mut self) {
         if let Some(claim) = &self.claim
             && let Err(error) = claim.release(self.now)
@@ -41,18 +41,18 @@ impl Drop for MmpClaim {
 }
 
 /// Does `work` with what claiming a volume needs, which may have to wait.
-fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&Claiming<'_>) -> T) -> T {
+fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&MmpClaimOptions<'_>) -> T) -> T {
     let wait = |time: Duration| {
         let shown = image.display();
         log::info!("{shown}: waits {} s for signs of other hosts (mmp)", time.as_secs());
         std::thread::sleep(time);
     };
-    work(&Claiming {
+    work(&MmpClaimOptions {
         now,
-        chance: RandomState::new().build_hasher().finish() as u32,
+        random: RandomState::new().build_hasher().finish() as u32,
         node: "draconis",
         wait: &wait,
-        most_wait: CLAIM_TIMEOUT,
+        max_wait: CLAIM_TIMEOUT,
     })
 }
 
@@ -60,10 +60,10 @@ fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&Claiming<'_>) ->
 ///
 /// # Errors
 /// Another host uses it, or what the disk says.
-pub fn claim_volume(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<MmpClaim> {
-    let claim = with_claiming(image, now, |how| Claim::for_tool(disk, how));
+pub fn claim_volume(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<MmpGuard> {
+    let claim = with_claiming(image, now, |how| MmpClaim::acquire_for_tool(disk, how));
     let claim = claim.map_err(|error| refused(image, &**disk, error.into()))?;
-    Ok(MmpClaim { claim, now })
+    Ok(MmpGuard { claim, now })
 }
 
 /// Puts in place what a volume that is to be changed as a whole has waiting, and claims it.
@@ -74,10 +74,10 @@ pub fn recover_and_claim(
     image: &Path,
     disk: &Arc<dyn Disk>,
     now: Time,
-) -> anyhow::Result<MmpClaim> {
-    let settled = with_claiming(image, now, |how| draconis_ext::settle(disk, how));
+) -> anyhow::Result<MmpGuard> {
+    let settled = with_claiming(image, now, |how| draconis_ext::recover_unmounted(disk, how));
     let (was_pending, claim) = settled.map_err(|error| refused(image, &**disk, error.into()))?;
-    let held = MmpClaim { claim, now };
+    let held = MmpGuard { claim, now };
     if was_pending {
         let shown = image.display();
         log::info!("{shown}: what its journal held, or an unfinished change, is in place now");
@@ -90,6 +90,6 @@ pub fn recover_and_claim(
 /// # Errors
 /// What the disk says.
 pub fn clear_mmp(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
-    with_claiming(image, now, |how| draconis_ext::clear_claim(disk, how))
+    with_claiming(image, now, |how| draconis_ext::clear_mmp(disk, how))
         .map_err(|error| refused(image, &**disk, error.into()))
 }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{Contents, Node, NodeId, Tree};
+use draconis_ext::mkfs::{FileSource, NodeId, Tree, TreeNode};
 
 use crate::destination::Sources;
 use crate::say::printable;
@@ -41,7 +41,7 @@ pub struct Source<'a> {
     /// The tree.
     pub tree: Tree,
     /// What reads the contents.
-    pub contents: Box<dyn Contents + 'a>,
+    pub contents: Box<dyn FileSource + 'a>,
     /// Directories that the source does not describe: they are only on the way to others.
     pub implied_dirs: HashSet<NodeId>,
     /// Hard links to what the source does not have, and the paths of their targets: they may be
@@ -55,7 +55,7 @@ pub struct Source<'a> {
 
 impl<'a> Source<'a> {
     /// A tree whose directories are all described.
-    pub fn new(tree: Tree, contents: impl Contents + 'a) -> Self {
+    pub fn new(tree: Tree, contents: impl FileSource + 'a) -> Self {
         Self {
             tree,
             contents: Box::new(contents),
@@ -95,7 +95,13 @@ pub struct TimestampPolicy {
 
 impl TimestampPolicy {
     /// Gives a node its times; what the source does not know becomes `modified`.
-    fn set(&self, node: &mut Node, modified: Time, accessed: Option<Time>, changed: Option<Time>) {
+    fn set(
+        &self,
+        node: &mut TreeNode,
+        modified: Time,
+        accessed: Option<Time>,
+        changed: Option<Time>,
+    ) {
         if self.reproducible {
             let modified = modified.min(self.now);
             (node.modified, node.accessed, node.changed) = (modified, modified, modified);
@@ -121,7 +127,7 @@ pub struct ScanRequest<'a> {
     /// Takes the owners that archives name; otherwise everything in them is root's.
     pub keep_owners: bool,
     /// The root directory, where the source does not describe it.
-    pub root: Node,
+    pub root: TreeNode,
     /// When.
     pub stamp: TimestampPolicy,
 }

@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_exchange::contract::Time;
 use draconis_ext::format::superblock::Superblock;
-use draconis_ext::grow::{self, Error, Growth};
+use draconis_ext::grow::{self, GrowPlan, OfflineError};
 use draconis_ext::shrink;
 use draconis_service::volume::{LocatedVolume, locate_for_writing};
 use rustix::fs::SeekFrom;
@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error as Failure, not_found_error};
 use crate::format::Progress;
-use crate::held::{self, MmpClaim};
+use crate::held::{self, MmpGuard};
 use crate::image::{self, BackingFiles};
 use crate::object::OpenStoreDisk;
 use crate::say::format_bytes;
@@ -112,9 +112,9 @@ pub struct ResizeRequest<'a> {
 pub struct GrowJob<'a> {
     wanted: ResizeRequest<'a>,
     disk: Arc<dyn Disk>,
-    growth: Growth,
+    growth: GrowPlan,
     zeroed_from_bytes: u64,
-    _held: MmpClaim,
+    _held: MmpGuard,
 }
 
 impl<'a> GrowJob<'a> {
@@ -139,7 +139,7 @@ impl<'a> GrowJob<'a> {
         let there_bytes = disk.properties().len_bytes;
         let len_bytes = wanted.len_bytes.unwrap_or(there_bytes);
         let growth =
-            Growth::plan(&*disk, len_bytes).map_err(|error| refused(image, &*disk, error))?;
+            GrowPlan::plan(&*disk, len_bytes).map_err(|error| refused(image, &*disk, error))?;
         let is_nothing = growth.len_bytes() == growth.old_len_bytes();
         let (disk, zeroed_from_bytes) = match format {
             None if !is_nothing => {
@@ -169,7 +169,7 @@ impl<'a> GrowJob<'a> {
         }
         let (zeroed_from_bytes, now) = (self.zeroed_from_bytes, self.wanted.now);
         let target =
-            grow::Target { disk: &*self.disk, zeroed_from_bytes, now, progress: &progress };
+            grow::GrowTarget { disk: &*self.disk, zeroed_from_bytes, now, progress: &progress };
         self.growth.write(&target).map_err(|error| with_context(self.wanted.image, error))?;
         Ok(resized)
     }
@@ -180,7 +180,7 @@ fn lengthen(
     wanted: &ResizeRequest<'_>,
     base: &ResizeTarget,
     there_bytes: u64,
-    growth: &Growth,
+    growth: &GrowPlan,
 ) -> anyhow::Result<u64> {
     let shown = wanted.image.display();
     let there = base.len_bytes()?;
@@ -216,10 +216,10 @@ pub struct ShrinkJob<'a> {
     wanted: ResizeRequest<'a>,
     base: ResizeTarget,
     disk: Arc<dyn Disk>,
-    plan: shrink::Shrinking,
+    plan: shrink::ShrinkPlan,
     /// Whether what it lies in is cut, if nothing is behind it.
     truncates_file: bool,
-    _held: MmpClaim,
+    _held: MmpGuard,
 }
 
 impl<'a> ShrinkJob<'a> {
@@ -246,7 +246,7 @@ impl<'a> ShrinkJob<'a> {
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
         let held = held::recover_and_claim(image, &disk, now)?;
-        let plan = shrink::Shrinking::plan(&*disk, len_bytes)
+        let plan = shrink::ShrinkPlan::plan(&*disk, len_bytes)
             .map_err(|error| refused(image, &*disk, error))?;
         Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, _held: held })
     }
@@ -268,12 +268,12 @@ impl<'a> ShrinkJob<'a> {
         if plan.len_bytes() == old_len_bytes {
             return Ok(resized);
         }
-        let target = shrink::Target { disk: &*disk, now, progress: &progress };
+        let target = shrink::ShrinkTarget { disk: &*disk, now, progress: &progress };
         plan.write(&target).map_err(|error| with_context(image, error))?;
         // Space that one pass frees lets the next one go further.
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
-            plan = shrink::Shrinking::plan(&*disk, None)
+            plan = shrink::ShrinkPlan::plan(&*disk, None)
                 .map_err(|error| refused(image, &*disk, error))?;
             if plan.len_bytes() == plan.old_len_bytes() {
                 break;
@@ -313,18 +313,20 @@ impl Resized {
     }
 }
 
-fn refused(image: &Path, disk: &dyn Disk, error: Error) -> anyhow::Error {
+fn refused(image: &Path, disk: &dyn Disk, error: OfflineError) -> anyhow::Error {
     match error {
-        Error::Volume(error) => image::refused(image, disk, error.into()),
+        OfflineError::Volume(error) => image::refused(image, disk, error.into()),
         error => with_context(image, error),
     }
 }
 
-fn with_context(image: &Path, error: Error) -> anyhow::Error {
+fn with_context(image: &Path, error: OfflineError) -> anyhow::Error {
     let shown = image.display();
     let step = match &error {
-        Error::ShortDisk { .. } => "give the partition or the device more room first",
-        Error::Volume(draconis_ext::Error::Io(_)) => "run it again before the volume is used",
+        OfflineError::ShortDisk { .. } => "give the partition or the device more room first",
+        OfflineError::Volume(draconis_ext::Error::Io(_)) => {
+            "run it again before the volume is used"
+        }
         _ => return anyhow::Error::from(error).context(shown.to_string()),
     };
     Failure::new(crate::error::tune_errno(&error), format!("{shown}: {error}; {step}")).into()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
-use draconis_ext::tune::{self, Changes, Error, Reserved};
+use draconis_ext::tune::{self, OfflineError, Reserved, TuneChanges};
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, Result};
@@ -30,7 +30,7 @@ impl TuneOptions<'_> {
     ///
     /// # Errors
     /// A word that means nothing.
-    pub fn parse(&self) -> Result<Changes> {
+    pub fn parse(&self) -> Result<TuneChanges> {
         let wrong = |text: String| Failure::new(Errno::INVAL, text);
         let mut identities = UuidGenerator::new(None);
         let uuid = match self.uuid {
@@ -67,13 +67,13 @@ impl TuneOptions<'_> {
         };
         let features = self.features.unwrap_or_default().split(',').map(str::trim);
         let features = features.filter(|word| !word.is_empty());
-        Ok(Changes {
+        Ok(TuneChanges {
             uuid,
-            most_mounts,
+            max_mounts: most_mounts,
             reserved: self.reserved.map(reserved).transpose()?,
             features: features.map(str::to_owned).collect(),
             hash_seed: identities.uuid(),
-            ..Changes::default()
+            ..TuneChanges::default()
         })
     }
 }
@@ -86,12 +86,12 @@ impl TuneOptions<'_> {
 pub fn tune(
     image: &Path,
     disk: &Arc<dyn Disk>,
-    changes: &Changes,
+    changes: &TuneChanges,
     now: Time,
 ) -> anyhow::Result<()> {
     let _held = held::recover_and_claim(image, disk, now)?;
     tune::tune(&**disk, changes, now).map_err(|error| match error {
-        Error::Volume(error) => image::refused(image, &**disk, error.into()),
+        OfflineError::Volume(error) => image::refused(image, &**disk, error.into()),
         error => anyhow::Error::from(error).context(image.display().to_string()),
     })
 }

@@ -11,17 +11,18 @@ use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
 use draconis_ext::check::{self, Report};
 use draconis_ext::mkfs::{self, NodeId};
-use draconis_ext::tune::Changes;
+use draconis_ext::tune::TuneChanges;
 use draconis_ext::{
-    AccessTimes, Follow, Info, InodeNumber, NewNode, Options, Renaming, Writing, XattrSet,
+    AccessTimes, Follow, Info, InodeNumber, NewNode, OpenOptions, RenameMode, WriteOptions,
+    XattrSet,
 };
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{locate, locate_for_writing};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
-use crate::format::{self, FormatTarget};
-use crate::held::{self, MmpClaim};
+use crate::format::{self, FormatDestination};
+use crate::held::{self, MmpGuard};
 use crate::names::{names, split};
 use crate::object::StoreDiskName;
 use crate::overwrite::Force;
@@ -171,7 +172,7 @@ pub struct Volume {
     image: PathBuf,
     owner: (u32, u32),
     /// With the claim of one that is changed.
-    inner: RwLock<Option<(draconis_ext::Volume, Option<MmpClaim>)>>,
+    inner: RwLock<Option<(draconis_ext::Volume, Option<MmpGuard>)>>,
 }
 
 impl std::fmt::Debug for Volume {
@@ -187,7 +188,7 @@ impl Volume {
     /// There is no volume, it is being changed, or it needs what is not known.
     pub fn open(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
         let disk = readable(image, place)?;
-        let volume = draconis_ext::Volume::open(disk.clone(), Options::default());
+        let volume = draconis_ext::Volume::open(disk.clone(), OpenOptions::default());
         let volume = volume.map_err(|error| image::refused(image, &*disk, error.into()))?;
         Ok(Self::new(image, volume, None))
     }
@@ -206,7 +207,7 @@ impl Volume {
         Ok(Self::new(image, volume, Some(held)))
     }
 
-    fn new(image: &Path, volume: draconis_ext::Volume, held: Option<MmpClaim>) -> Arc<Self> {
+    fn new(image: &Path, volume: draconis_ext::Volume, held: Option<MmpGuard>) -> Arc<Self> {
         let maker = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let inner = RwLock::new(Some((volume, held)));
         Arc::new(Self { image: image.to_owned(), owner: maker, inner })
@@ -246,7 +247,7 @@ impl Volume {
     ///
     /// # Errors
     /// It is in use, cannot be changed so, or what the disk gave.
-    pub fn tune(image: &Path, place: &VolumeLocation, changes: &Changes) -> Result<()> {
+    pub fn tune(image: &Path, place: &VolumeLocation, changes: &TuneChanges) -> Result<()> {
         let disk = image::writable(image)?.into_disk()?;
         let behind = image::BackingFiles::open(image, &place.backing)?.start();
         let part = locate_for_writing(disk, &behind, &place.options());
@@ -260,7 +261,7 @@ impl Volume {
     /// It cannot be checked. Damage is no error.
     pub fn check(image: &Path, place: &VolumeLocation) -> Result<Checked> {
         let disk = readable(image, place)?;
-        let report = check::check(&disk, check::Options::default(), &|_, _| {});
+        let report = check::check(&disk, check::CheckOptions::default(), &|_, _| {});
         let report = report.map_err(|error| image::refused(image, &*disk, error.into()))?;
         Ok(Checked(report))
     }
@@ -462,7 +463,7 @@ impl Volume {
     ///
     /// # Errors
     /// It is not there; what is at `to` is not to be replaced, or cannot be.
-    pub fn rename(&self, from: &[u8], to: &[u8], how: Renaming) -> Result<()> {
+    pub fn rename(&self, from: &[u8], to: &[u8], how: RenameMode) -> Result<()> {
         self.with_volume(from, |volume| {
             let (dir, name) = resolve_parent(volume, from)?;
             let (to_dir, to_name) = resolve_parent(volume, to)?;
@@ -587,19 +588,23 @@ pub fn open_writable(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
     clock: Arc<dyn Fn() -> Time + Send + Sync>,
-) -> anyhow::Result<(draconis_ext::Volume, MmpClaim)> {
+) -> anyhow::Result<(draconis_ext::Volume, MmpGuard)> {
     let part = locate_for_writing(disk, behind, options);
     let disk = part.with_context(|| image.display().to_string())?.disk;
     let held = held::claim_volume(image, &disk, clock())?;
-    let writing = Writing {
+    let writing = WriteOptions {
         clock,
         dirty_bytes: DIRTY_BYTES,
         atime: AccessTimes::Never,
         // Of disks that is one in a store: files stay as dense as they came.
         discard: disk.properties().discards,
     };
-    let opened =
-        draconis_ext::Volume::open_claimed(disk.clone(), Options::default(), writing, held.claim());
+    let opened = draconis_ext::Volume::open_with_claim(
+        disk.clone(),
+        OpenOptions::default(),
+        writing,
+        held.claim(),
+    );
     let volume = opened.map_err(|error| image::refused(image, &*disk, error.into()))?;
     Ok((volume, held))
 }
@@ -689,7 +694,7 @@ fn open_resize_target(
 
 fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     let shown = image.display();
-    let defaults = mkfs::Options::of_type(&new.kind)
+    let defaults = mkfs::FormatOptions::of_type(&new.kind)
         .with_context(|| format!("{}: no such type; ext2, ext3 and ext4 are made", new.kind))?;
     let mut identities = UuidGenerator::new(None);
     // An empty volume is for the user who makes it. What a source does not say is root's.
@@ -697,19 +702,19 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
         true => (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
         false => (0, 0),
     };
-    let mut options = mkfs::Options {
+    let mut options = mkfs::FormatOptions {
         block_bytes: new.block_bytes,
         label: new.label.clone(),
         time: u32::try_from(now().seconds).context("the clock")?,
         root_owner: new.owner.unwrap_or(user),
         uuid: new.uuid.unwrap_or_else(|| identities.uuid()),
         hash_seed: identities.uuid(),
-        inodes: new.inodes.map_or(defaults.inodes, mkfs::Inodes::Count),
+        inodes: new.inodes.map_or(defaults.inodes, mkfs::InodeCount::Count),
         reserved_ppm: new.reserved_ppm.unwrap_or(defaults.reserved_ppm),
         ..defaults
     };
-    options.features(&new.features)?;
-    let base = FormatTarget::open(image, || Ok(()))?;
+    options.apply_features(&new.features)?;
+    let base = FormatDestination::open(image, || Ok(()))?;
     base.may_become_volume(image, &new.force, "force")?;
     let base = match new.image_format {
         None => base.preserve_vhd_footer()?,
@@ -747,16 +752,16 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     let tree = &mut source.tree;
     let plan = match new.len_bytes {
         Some(len) if is_given && len > there => return no_room(len),
-        Some(len) => mkfs::sized(&options, tree, len)?,
+        Some(len) => mkfs::plan_for_size(&options, tree, len)?,
         None if is_given || (there > 0 && new.from.is_empty()) => {
-            mkfs::sized(&options, tree, there)?
+            mkfs::plan_for_size(&options, tree, there)?
         }
         None if new.from.is_empty() => {
             return Err(crate::not_found_error(format!(
                 "{shown} does not exist: a size is needed"
             )));
         }
-        None => mkfs::fitting(&options, tree, new.extra_free_bytes)?,
+        None => mkfs::plan_smallest(&options, tree, new.extra_free_bytes)?,
     };
     format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
     let mut notes = source.notes;

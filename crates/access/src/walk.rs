@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::vec;
 
 use draconis_exchange::contract::{Attributes, FileType};
-use draconis_ext::{Data, Inode, InodeNumber, Place, Run, Volume};
+use draconis_ext::{BlockLocation, Inode, InodeNumber, Run, SharedBytes, Volume};
 
 use crate::names::{Listing, join, names};
 use crate::say::{ErrorSink, printable, with_context};
@@ -168,7 +168,7 @@ impl Walk {
 /// A piece of a file's contents.
 pub enum FileChunk {
     /// Bytes at an offset.
-    Data(u64, Data),
+    Data(u64, SharedBytes),
     /// All of the file has been sent, or why not.
     End(draconis_ext::Result<()>),
 }
@@ -287,14 +287,14 @@ impl Iterator for ChunkReceiver {
 fn visit_data(
     volume: &Volume,
     inode: &Inode,
-    mut visit: impl FnMut(u64, Data) -> bool,
+    mut visit: impl FnMut(u64, SharedBytes) -> bool,
 ) -> draconis_ext::Result<()> {
     for segment in segments(volume, inode) {
         let (start, end) = segment?;
         let mut offset = start;
         while offset < end {
             let want = usize::try_from(end - offset).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
-            let data = volume.read_of(inode, offset, want)?;
+            let data = volume.read_from_inode(inode, offset, want)?;
             if data.is_empty() {
                 break;
             }
@@ -340,7 +340,7 @@ impl Segments<'_> {
         if self.at >= self.inode.size_bytes {
             return Ok(None);
         }
-        let runs = self.volume.map_of(self.inode, self.at)?;
+        let runs = self.volume.map_inode(self.inode, self.at)?;
         self.at = runs.last().map_or(u64::MAX, |last| self.range(last).1).max(self.at + 1);
         self.runs = runs.into_iter();
         Ok(self.runs.next())
@@ -371,7 +371,7 @@ impl Iterator for Segments<'_> {
             let (start, end) = self.range(&run);
             let end = end.min(self.inode.size_bytes);
             let before = match (&mut self.open, run.place) {
-                (open, Place::Hole) => open.take(),
+                (open, BlockLocation::Hole) => open.take(),
                 (Some(open), _) if open.1 == start => {
                     open.1 = end;
                     None

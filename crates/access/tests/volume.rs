@@ -6,7 +6,7 @@ use std::sync::Arc;
 use draconis_access::tar::Sparse;
 use draconis_access::{Error, File, NewVolume, OpenOptions, Volume, VolumeLocation};
 use draconis_exchange::contract::FileType;
-use draconis_ext::{Follow, Renaming};
+use draconis_ext::{Follow, RenameMode};
 use rustix::io::Errno;
 
 fn made(dir: &Path, kind: &str) -> std::path::PathBuf {
@@ -33,7 +33,7 @@ fn read(volume: &Arc<Volume>, path: &[u8]) -> Result<Vec<u8>, Error> {
 /// What e2fsck says, where it is there.
 fn judged(image: &Path) {
     let checked = Volume::check(image, &VolumeLocation::default()).unwrap();
-    assert!(checked.is_clean(), "{:?}", checked.0.complaints);
+    assert!(checked.is_clean(), "{:?}", checked.0.problems);
     match std::process::Command::new("e2fsck").args(["-fn"]).arg(image).output() {
         Ok(output) => {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -52,7 +52,7 @@ fn files_by_their_paths() {
         written(&volume, b"/etc/hosts", b"127.0.0.1 localhost\n");
         volume.symlink(b"etc/hosts", b"/hosts").unwrap();
         volume.link(b"/etc/hosts", b"/etc/again").unwrap();
-        volume.rename(b"/etc/again", b"/etc/moved", Renaming::NoReplace).unwrap();
+        volume.rename(b"/etc/again", b"/etc/moved", RenameMode::NoReplace).unwrap();
         assert_eq!(read(&volume, b"/hosts").unwrap(), b"127.0.0.1 localhost\n");
         assert_eq!(volume.read_link(b"/hosts").unwrap(), b"etc/hosts");
         let (names, damage) = volume.list(b"/etc").unwrap();

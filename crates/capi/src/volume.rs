@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use draconis_access::{Error, File, OpenOptions, Result, Volume, VolumeLocation};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
-use draconis_ext::{Follow, Renaming, XattrSet};
+use draconis_ext::{Follow, RenameMode, XattrSet};
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
@@ -469,9 +469,9 @@ pub extern "C" fn draconis_rename(
 ) -> c_int {
     run(|| {
         let how = match flags {
-            0 => Renaming::Replace,
-            DRACONIS_NOREPLACE => Renaming::NoReplace,
-            DRACONIS_EXCHANGE => Renaming::Exchange,
+            0 => RenameMode::Replace,
+            DRACONIS_NOREPLACE => RenameMode::NoReplace,
+            DRACONIS_EXCHANGE => RenameMode::Exchange,
             _ => return check_flags(flags, 0),
         };
         require(volume, "volume")?.0.rename(from.get("from")?, to.get("to")?, how)

@@ -12,7 +12,7 @@ use draconis_access::tar::Sparse;
 use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format;
 use draconis_access::{Error, NewVolume, Result, Volume, VolumeLocation};
-use draconis_ext::tune::Changes;
+use draconis_ext::tune::TuneChanges;
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
@@ -280,7 +280,7 @@ pub extern "C" fn draconis_tune(
             features: word(options.features, "features")?,
             max_mounts: (options.max_mounts != 0).then_some(options.max_mounts),
         };
-        let changes = Changes {
+        let changes = TuneChanges {
             label: options.label.optional().map(<[u8]>::to_vec),
             errors: (options.errors > 0).then_some(options.errors),
             ..words.parse()?
@@ -315,13 +315,13 @@ pub extern "C" fn draconis_check(
 ) -> c_int {
     run_with_output(report, draconis_check_report::default(), || {
         let found = Volume::check(host_path(image, "image")?, &options_of(place))?.0;
-        for complaint_of in &found.complaints {
+        for complaint_of in &found.problems {
             report_note(complaint, context, &complaint_of.to_string());
         }
         Ok(draconis_check_report {
             clean: found.is_clean().into(),
             complete: found.complete.into(),
-            complaints: (found.complaints.len() as u64).saturating_add(found.more),
+            complaints: (found.problems.len() as u64).saturating_add(found.suppressed),
             used_inodes: found.used_inodes,
             inodes: found.inodes,
             used_blocks: found.used_blocks,

@@ -27,53 +27,53 @@ mod inodes;
 
 use std::collections::HashMap;
 
-pub(crate) use blocks::Request;
+pub(crate) use blocks::AllocationRequest;
 
-use crate::blocks::Store;
+use crate::blocks::BlockStore;
 use crate::blocks::role::Role;
 use crate::format::bitmap::{self, BitRun, Bitmap};
 use crate::format::features::Incompatible;
 use crate::format::group;
 use crate::format::superblock::Superblock;
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// Groups of a volume that is written: 128 TiB in blocks of 4 KiB.
-const MOST_GROUPS: u32 = 1 << 20;
+const MAX_GROUPS: u32 = 1 << 20;
 /// Blocks kept for a file that grows: at first, and at most.
-const WINDOW_BLOCKS: (u32, u32) = (8, 1024);
+const RESERVATION_BLOCKS: (u32, u32) = (8, 1024);
 /// Files that may have a window at once.
-const MOST_WINDOWS: usize = 256;
+const MAX_RESERVATION_WINDOWS: usize = 256;
 
 /// A block group, as it is now.
 #[derive(Debug)]
 pub(crate) struct Group {
-    first: u64,
+    first_block: u64,
     /// Bits of its bitmap of blocks, those that stand for a part of a cluster among them.
-    clusters: u32,
+    bitmap_clusters: u32,
     /// Of these, the ones that stand for whole clusters: the volume may end inside of the last.
-    whole: u32,
+    whole_clusters: u32,
     inodes: u32,
     /// What its descriptor says from now on.
-    pub(crate) said: group::Group,
+    pub(crate) descriptor: group::GroupDescriptor,
     /// The counts differ from the descriptor.
     pub(crate) changed: bool,
     /// What must not be given out; `None` until it is needed.
-    search: Option<Search>,
+    allocation_bitmaps: Option<AllocationBitmaps>,
     /// Bitmaps that were never written, as they must be once something is taken.
     initial_blocks: Option<Vec<u8>>,
     initial_inodes: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
-struct Search {
+struct AllocationBitmaps {
     blocks: Vec<u8>,
     inodes: Vec<u8>,
 }
 
 /// Blocks that a growing file will take next.
 #[derive(Clone, Copy, Debug)]
-struct Window {
+struct ReservationWindow {
     next: u64,
     end: u64,
     /// How large it was made.
@@ -97,16 +97,16 @@ fn is_all(bytes: &[u8], start: u32, len: u32, used: bool) -> bool {
 pub(crate) struct Groups {
     all: Vec<Group>,
     /// The volume's own blocks, with the clusters that they are in, in order: first and end.
-    own: Vec<(u64, u64)>,
+    system_zones: Vec<(u64, u64)>,
     free_clusters: u64,
     pub(crate) free_inodes: u64,
     directories: u64,
     /// Free clusters that must not be given out yet.
-    frozen_clusters: u64,
-    frozen_inodes: u64,
-    windows: HashMap<u32, Window>,
+    pending_free_clusters: u64,
+    pending_free_inodes: u64,
+    reservation_windows: HashMap<u32, ReservationWindow>,
     /// Counts may be wrong: the volume was not unmounted properly.
-    forgiving: bool,
+    tolerates_bad_counts: bool,
     per_group: (u32, u32),
     first_data_block: u64,
     cluster_blocks: u32,
@@ -114,8 +114,8 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// Reads all descriptors.
-    pub(crate) fn load(store: &Store, super_: &Superblock) -> Result<Self> {
-        if super_.groups > MOST_GROUPS {
+    pub(crate) fn load(store: &BlockStore, super_: &Superblock) -> Result<Self> {
+        if super_.groups > MAX_GROUPS {
             let feature = format!("writing needs: {} groups", super_.groups);
             return Err(Error::Unsupported { feature });
         }
@@ -123,39 +123,41 @@ impl Groups {
         if !super_.first_data_block.is_multiple_of(cluster_blocks) {
             return Err(Error::corrupt("superblock: first data block"));
         }
-        let mut all = Vec::with_capacity(index(super_.groups.into()));
+        let mut all = Vec::with_capacity(saturating_usize(super_.groups.into()));
         let mut own = vec![(0, u64::from(super_.first_data_block) + 1)];
         for number in (0..super_.groups).map(GroupNumber) {
-            let (at, slot) = super_.descriptor_place(number);
+            let (at, slot) = super_.descriptor_location(number);
             let bytes = store.block(at, Role::Descriptors)?;
-            if !group::is_sealed(&bytes, slot, super_, number) {
+            if !group::has_valid_checksum(&bytes, slot, super_, number) {
                 return Err(Error::corrupt("group descriptor: checksum").in_block(at));
             }
-            let group = Group::of(group::Group::read(&bytes, slot, super_)?, number, super_)
-                .map_err(|error| error.in_block(at))?;
-            let group::Group { block_bitmap, inode_bitmap, inode_table, .. } = group.said;
+            let group =
+                Group::of(group::GroupDescriptor::read(&bytes, slot, super_)?, number, super_)
+                    .map_err(|error| error.in_block(at))?;
+            let group::GroupDescriptor { block_bitmap, inode_bitmap, inode_table, .. } =
+                group.descriptor;
             own.push((block_bitmap.0, block_bitmap.0 + 1));
             own.push((inode_bitmap.0, inode_bitmap.0 + 1));
             let table = u64::from(super_.inode_table_blocks());
             own.push((inode_table.0, inode_table.0 + table));
-            let head = super_.head_blocks(number);
-            own.push((group.first, group.first + head));
+            let head = super_.base_meta_blocks(number);
+            own.push((group.first_block, group.first_block + head));
             all.push(group);
         }
-        let own = in_clusters(disjoint(own)?, cluster_blocks.into());
+        let own = round_to_clusters(merge_ranges(own)?, cluster_blocks.into());
         let sum = |count: fn(&Group) -> u32| all.iter().map(|group| u64::from(count(group))).sum();
         let (free_clusters, free_inodes) =
-            (sum(|it| it.said.free_clusters), sum(|it| it.said.free_inodes));
-        let directories = sum(|it| it.said.directories);
+            (sum(|it| it.descriptor.free_clusters), sum(|it| it.descriptor.free_inodes));
+        let directories = sum(|it| it.descriptor.directories);
         Ok(Self {
-            own,
+            system_zones: own,
             free_clusters,
             free_inodes,
             directories,
-            frozen_clusters: 0,
-            frozen_inodes: 0,
-            windows: HashMap::new(),
-            forgiving: !super_.clean,
+            pending_free_clusters: 0,
+            pending_free_inodes: 0,
+            reservation_windows: HashMap::new(),
+            tolerates_bad_counts: !super_.clean,
             per_group: (super_.blocks_per_group, super_.inodes_per_group),
             first_data_block: super_.first_data_block.into(),
             cluster_blocks,
@@ -169,8 +171,8 @@ impl Groups {
     }
 
     /// Free blocks that must not be given out yet.
-    fn frozen_blocks(&self) -> u64 {
-        self.frozen_clusters * u64::from(self.cluster_blocks)
+    fn pending_free_blocks(&self) -> u64 {
+        self.pending_free_clusters * u64::from(self.cluster_blocks)
     }
 
     /// The first block of the cluster of a block.
@@ -185,16 +187,16 @@ impl Groups {
 
     /// The first block and the number of blocks of clusters of a group.
     fn blocks_of(&self, group: &Group, BitRun { start, len }: BitRun) -> (u64, u32) {
-        let first = group.first + u64::from(start) * u64::from(self.cluster_blocks);
+        let first = group.first_block + u64::from(start) * u64::from(self.cluster_blocks);
         (first, len * self.cluster_blocks)
     }
 
     pub(crate) fn get(&self, group: u32) -> Option<&Group> {
-        self.all.get(index(group.into()))
+        self.all.get(saturating_usize(group.into()))
     }
 
     fn get_mut(&mut self, group: u32) -> Result<&mut Group> {
-        self.all.get_mut(index(group.into())).ok_or(Error::corrupt("group number"))
+        self.all.get_mut(saturating_usize(group.into())).ok_or(Error::corrupt("group number"))
     }
 
     /// Groups whose counts changed.
@@ -203,20 +205,20 @@ impl Groups {
     }
 
     /// Groups whose counts changed; they count as written from now on.
-    pub(crate) fn take_changed(&mut self) -> Vec<(GroupNumber, group::Group)> {
+    pub(crate) fn take_changed(&mut self) -> Vec<(GroupNumber, group::GroupDescriptor)> {
         let changed = (0..).map(GroupNumber).zip(&mut self.all).filter(|(_, group)| group.changed);
         changed
             .map(|(number, group)| {
                 group.changed = false;
-                (number, group.said)
+                (number, group.descriptor)
             })
             .collect()
     }
 
     /// Notes the checksums of the bitmaps of a group.
-    pub(crate) fn set_sums(&mut self, group: GroupNumber, sums: [u32; 2]) {
+    pub(crate) fn set_bitmap_checksums(&mut self, group: GroupNumber, sums: [u32; 2]) {
         if let Ok(group) = self.get_mut(group.0) {
-            group.said.bitmap_sums = sums;
+            group.descriptor.bitmap_checksums = sums;
         }
     }
 
@@ -225,112 +227,118 @@ impl Groups {
         let nth = block.checked_sub(self.first_data_block)?;
         let per_group = u64::from(self.per_group.0);
         let bit = nth % per_group / u64::from(self.cluster_blocks);
-        Some((narrow(nth / per_group), narrow(bit)))
+        Some((saturating_u32(nth / per_group), saturating_u32(bit)))
     }
 
     /// The group and the place in it of an inode.
-    pub(crate) fn place_of_inode(&self, inode: InodeNumber) -> Option<(u32, u32)> {
+    pub(crate) fn locate_inode_bit(&self, inode: InodeNumber) -> Option<(u32, u32)> {
         let nth = inode.0.checked_sub(1)?;
         Some((nth / self.per_group.1, nth % self.per_group.1))
     }
 
     /// Whether any of these blocks is the volume's own.
-    fn owns(&self, start: u64, end: u64) -> bool {
-        let nth = self.own.partition_point(|(_, own_end)| *own_end <= start);
-        self.own.get(nth).is_some_and(|(own_start, _)| *own_start < end)
+    fn overlaps_system_zone(&self, start: u64, end: u64) -> bool {
+        let nth = self.system_zones.partition_point(|(_, own_end)| *own_end <= start);
+        self.system_zones.get(nth).is_some_and(|(own_start, _)| *own_start < end)
     }
 
     /// What was freed may be given out again.
-    pub(crate) fn thaw(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
+    pub(crate) fn release_pending_free(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         let count: u64 = blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         let clusters = count / u64::from(self.cluster_blocks);
-        self.frozen_clusters = self.frozen_clusters.saturating_sub(clusters);
-        self.frozen_inodes = self.frozen_inodes.saturating_sub(inodes.len() as u64);
-        self.unmark(blocks, inodes);
+        self.pending_free_clusters = self.pending_free_clusters.saturating_sub(clusters);
+        self.pending_free_inodes = self.pending_free_inodes.saturating_sub(inodes.len() as u64);
+        self.mark_allocatable(blocks, inodes);
     }
 
     /// Whether anything was freed that must not be given out yet.
-    pub(crate) fn has_frozen(&self) -> bool {
-        self.frozen_clusters > 0 || self.frozen_inodes > 0
+    pub(crate) fn has_pending_free(&self) -> bool {
+        self.pending_free_clusters > 0 || self.pending_free_inodes > 0
     }
 
     /// Lets these be found again.
-    fn unmark(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
+    fn mark_allocatable(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         for &(start, count) in blocks {
             let Some((group, at)) = self.group_of(start) else { continue };
             let count = self.clusters_of(count);
-            if let Ok(Group { search: Some(search), .. }) = self.get_mut(group) {
+            if let Ok(Group { allocation_bitmaps: Some(search), .. }) = self.get_mut(group) {
                 mark(&mut search.blocks, at, count, false);
             }
         }
         for &inode in inodes {
-            let Some((group, at)) = self.place_of_inode(InodeNumber(inode)) else { continue };
-            if let Ok(Group { search: Some(search), .. }) = self.get_mut(group) {
+            let Some((group, at)) = self.locate_inode_bit(InodeNumber(inode)) else { continue };
+            if let Ok(Group { allocation_bitmaps: Some(search), .. }) = self.get_mut(group) {
                 mark(&mut search.inodes, at, 1, false);
             }
         }
     }
 
     /// Gives up the window of a file.
-    pub(crate) fn drop_window(&mut self, inode: u32) {
-        if let Some(window) = self.windows.remove(&inode) {
-            let count = narrow(window.end - window.next);
-            self.unmark(&[(window.next, count)], &[]);
+    pub(crate) fn discard_reservation_window(&mut self, inode: u32) {
+        if let Some(window) = self.reservation_windows.remove(&inode) {
+            let count = saturating_u32(window.end - window.next);
+            self.mark_allocatable(&[(window.next, count)], &[]);
         }
     }
 
-    fn drop_windows(&mut self) -> bool {
-        let all: Vec<u32> = self.windows.keys().copied().collect();
-        all.iter().for_each(|inode| self.drop_window(*inode));
+    fn discard_reservation_windows(&mut self) -> bool {
+        let all: Vec<u32> = self.reservation_windows.keys().copied().collect();
+        all.iter().for_each(|inode| self.discard_reservation_window(*inode));
         !all.is_empty()
     }
 
     /// Makes the search image of a group.
-    fn prepare(&mut self, number: u32, store: &Store, super_: &Superblock) -> Result<()> {
-        let (forgiving, first_inode) = (self.forgiving, super_.first_inode.0);
+    fn load_allocation_bitmaps(
+        &mut self,
+        number: u32,
+        store: &BlockStore,
+        super_: &Superblock,
+    ) -> Result<()> {
+        let (forgiving, first_inode) = (self.tolerates_bad_counts, super_.first_inode.0);
         let ratio = u64::from(self.cluster_blocks);
         let own: Vec<(u64, u64)> = {
             let group = self.get_mut(number)?;
-            if group.search.is_some() {
+            if group.allocation_bitmaps.is_some() {
                 return Ok(());
             }
-            let (first, end) = (group.first, group.first + u64::from(group.clusters) * ratio);
-            let from = self.own.partition_point(|(_, own_end)| *own_end <= first);
-            let rest = self.own.get(from..).unwrap_or_default().iter();
+            let (first, end) =
+                (group.first_block, group.first_block + u64::from(group.bitmap_clusters) * ratio);
+            let from = self.system_zones.partition_point(|(_, own_end)| *own_end <= first);
+            let rest = self.system_zones.get(from..).unwrap_or_default().iter();
             rest.take_while(|(start, _)| *start < end)
                 .map(|&(a, b)| ((a.max(first) - first) / ratio, (b.min(end) - first) / ratio))
                 .collect()
         };
         let group = self.get_mut(number)?;
-        let group::Group { block_bitmap, inode_bitmap, flags, .. } = group.said;
+        let group::GroupDescriptor { block_bitmap, inode_bitmap, flags, .. } = group.descriptor;
         let corrupt = |what, at| Err(Error::corrupt(what).in_block(at));
-        let len = index(super_.block_bytes.into());
+        let len = saturating_usize(super_.block_bytes.into());
         let mut blocks = if flags & group::flags::BLOCK_UNINIT != 0 {
             let mut bytes = vec![0; len];
             for &(start, end) in &own {
-                mark(&mut bytes, narrow(start), narrow(end - start), true);
+                mark(&mut bytes, saturating_u32(start), saturating_u32(end - start), true);
             }
-            group.initial_blocks = Some(padded(bytes.clone(), group.clusters));
+            group.initial_blocks = Some(pad_bitmap(bytes.clone(), group.bitmap_clusters));
             bytes
         } else {
             let bytes = store.block(block_bitmap, Role::BlockBitmap(number))?;
-            if !group.said.has_sum_of_blocks(&bytes, super_) {
+            if !group.descriptor.verify_block_bitmap_csum(&bytes, super_) {
                 return corrupt("block bitmap: checksum", block_bitmap);
             }
             bytes.to_vec()
         };
         let mut inodes = if flags & group::flags::INODE_UNINIT != 0 {
-            group.initial_inodes = Some(padded(vec![0; len], group.inodes));
+            group.initial_inodes = Some(pad_bitmap(vec![0; len], group.inodes));
             vec![0; len]
         } else {
             let bytes = store.block(inode_bitmap, Role::InodeBitmap(number))?;
-            if !group.said.has_sum_of_inodes(&bytes, super_) {
+            if !group.descriptor.verify_inode_bitmap_csum(&bytes, super_) {
                 return corrupt("inode bitmap: checksum", inode_bitmap);
             }
             bytes.to_vec()
         };
         for (start, end) in own {
-            let (at, count) = (narrow(start), narrow(end - start));
+            let (at, count) = (saturating_u32(start), saturating_u32(end - start));
             if !is_all(&blocks, at, count, true) {
                 return corrupt("block bitmap: the volume's own block is free", block_bitmap);
             }
@@ -339,24 +347,24 @@ impl Groups {
             mark(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes), true);
         }
         let free = [
-            Bitmap::new(&blocks, group.clusters).count_zeros(),
+            Bitmap::new(&blocks, group.bitmap_clusters).count_zeros(),
             Bitmap::new(&inodes, group.inodes).count_zeros(),
         ];
-        let claimed = [group.said.free_clusters, group.said.free_inodes];
+        let claimed = [group.descriptor.free_clusters, group.descriptor.free_inodes];
         if free != claimed {
             if !forgiving {
                 return corrupt("group descriptor: free counts", block_bitmap);
             }
-            [group.said.free_clusters, group.said.free_inodes] = free;
+            [group.descriptor.free_clusters, group.descriptor.free_inodes] = free;
             group.changed = true;
         }
         // Nothing beyond the end is ever found.
-        let past = |len: usize, count: u32| narrow((len as u64) * 8).saturating_sub(count);
+        let past = |len: usize, count: u32| saturating_u32((len as u64) * 8).saturating_sub(count);
         let (all_blocks, all_inodes) =
-            (past(blocks.len(), group.whole), past(inodes.len(), group.inodes));
-        mark(&mut blocks, group.whole, all_blocks, true);
+            (past(blocks.len(), group.whole_clusters), past(inodes.len(), group.inodes));
+        mark(&mut blocks, group.whole_clusters, all_blocks, true);
         mark(&mut inodes, group.inodes, all_inodes, true);
-        group.search = Some(Search { blocks, inodes });
+        group.allocation_bitmaps = Some(AllocationBitmaps { blocks, inodes });
         if free != claimed {
             let sum =
                 |a: u64, new: u32, old: u32| (a + u64::from(new)).saturating_sub(u64::from(old));
@@ -368,34 +376,35 @@ impl Groups {
 }
 
 impl Group {
-    fn of(said: group::Group, number: GroupNumber, super_: &Superblock) -> Result<Self> {
+    fn of(said: group::GroupDescriptor, number: GroupNumber, super_: &Superblock) -> Result<Self> {
         let said = said.check(super_)?;
         let first = super_.group_start(number).0;
         for (block, what) in [
             (said.block_bitmap, "group descriptor: block bitmap"),
             (said.inode_bitmap, "group descriptor: inode bitmap"),
         ] {
-            if !super_.holds(block) {
+            if !super_.is_valid_block(block) {
                 return Err(Error::corrupt(what));
             }
         }
-        let blocks = narrow(super_.blocks.saturating_sub(first)).min(super_.blocks_per_group);
+        let blocks =
+            saturating_u32(super_.blocks.saturating_sub(first)).min(super_.blocks_per_group);
         let clusters = blocks.div_ceil(super_.cluster_blocks);
         let before = u64::from(number.0) * u64::from(super_.inodes_per_group);
-        let inodes = narrow(u64::from(super_.inodes).saturating_sub(before));
+        let inodes = saturating_u32(u64::from(super_.inodes).saturating_sub(before));
         let inodes = inodes.min(super_.inodes_per_group);
         Ok(Self {
-            first,
-            clusters,
-            whole: blocks / super_.cluster_blocks,
+            first_block: first,
+            bitmap_clusters: clusters,
+            whole_clusters: blocks / super_.cluster_blocks,
             inodes,
-            said: group::Group {
+            descriptor: group::GroupDescriptor {
                 free_clusters: said.free_clusters.min(clusters),
                 free_inodes: said.free_inodes.min(inodes),
                 ..said
             },
             changed: false,
-            search: None,
+            allocation_bitmaps: None,
             initial_blocks: None,
             initial_inodes: None,
         })
@@ -403,14 +412,14 @@ impl Group {
 }
 
 /// A bitmap of `count` bits with all bits behind them set.
-fn padded(mut bits: Vec<u8>, count: u32) -> Vec<u8> {
-    let all = narrow((bits.len() as u64) * 8);
+fn pad_bitmap(mut bits: Vec<u8>, count: u32) -> Vec<u8> {
+    let all = saturating_u32((bits.len() as u64) * 8);
     mark(&mut bits, count, all.saturating_sub(count), true);
     bits
 }
 
 /// Ranges in order, those that touch made one.
-fn disjoint(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
+fn merge_ranges(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
     ranges.retain(|(start, end)| start < end);
     ranges.sort_unstable();
     let mut out: Vec<(u64, u64)> = Vec::new();
@@ -430,7 +439,7 @@ fn disjoint(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
 }
 
 /// The clusters that ranges in order lie in, those that touch made one.
-fn in_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, u64)> {
+fn round_to_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, u64)> {
     let mut out: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
     for (start, end) in ranges {
         let (start, end) = (start - start % cluster_blocks, end.next_multiple_of(cluster_blocks));
@@ -446,7 +455,7 @@ fn in_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, u64)> 
 impl Superblock {
     /// Blocks at the start of a group that hold the superblock, the descriptors and what is
     /// kept for more of them.
-    pub(crate) fn head_blocks(&self, group: GroupNumber) -> u64 {
+    pub(crate) fn base_meta_blocks(&self, group: GroupNumber) -> u64 {
         let copy = u64::from(self.has_superblock(group));
         let per_block = self.descriptors_per_block();
         let is_meta = self.incompatible.contains(Incompatible::META_BG)
@@ -469,7 +478,7 @@ impl Superblock {
     /// with the boot block.
     fn blocks_before_super(&self, group: GroupNumber) -> u64 {
         match group.0 {
-            0 => self.place().0.0.saturating_sub(self.first_data_block.into()),
+            0 => self.location().0.0.saturating_sub(self.first_data_block.into()),
             _ => 0,
         }
     }

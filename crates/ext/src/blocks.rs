@@ -30,13 +30,13 @@ use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
 use draconis_exchange::heap::Block;
 
 pub(crate) use crate::blocks::data::CHUNK_BYTES;
-use crate::blocks::data::{Chunk, Data};
-use crate::blocks::overlay::Overlay;
+use crate::blocks::data::{Chunk, SharedBytes};
+use crate::blocks::overlay::WriteBackCache;
 use crate::blocks::pool::{Memory, Pool};
-use crate::blocks::role::{Role, Sums};
-use crate::blocks::stream::{Ahead, Stretches};
+use crate::blocks::role::{BlockChecksums, Role};
+use crate::blocks::stream::{DeviceReadAhead, ReadAheadWindow};
 use crate::cache::{Cache, CacheStatistics};
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{Error, FsBlock, Result};
 
 /// Metadata is read in aligned pieces of this many bytes, or of a block if that is more:
@@ -44,50 +44,50 @@ use crate::{Error, FsBlock, Result};
 /// enough for the cache to hold the blocks of many directories.
 const PIECE_BYTES: u64 = 32 << 10;
 /// The smallest pieces.
-const PAGE_BYTES: u64 = 4 << 10;
+const MIN_PIECE_BYTES: u64 = 4 << 10;
 
 /// Runs that a small file may have to be read with its neighbours: scattered files have
 /// none.
-const FEW_RUNS: usize = 4;
+const MAX_CLUSTERED_RUNS: usize = 4;
 
 /// Names a value of the data cache: piece `index` of the device if `inode` is 0, else
 /// chunk `index` of that file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Key {
+pub(crate) struct CacheKey {
     pub(crate) inode: u32,
     pub(crate) index: u64,
 }
 
 /// Where the bytes of a chunk come from.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct ReadPlan {
     /// Length of the chunk in bytes.
     pub(crate) len: usize,
     /// Device bytes, and where they go in the chunk; what no part fills is zero.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<ReadSegment>,
     /// Whether what lies beside it will be wanted with it, as with the files of a directory.
-    pub(crate) clustered: bool,
+    pub(crate) is_near_siblings: bool,
 }
 
 /// One run of a plan.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct ReadSegment {
     /// The first byte on the device.
     pub(crate) start_bytes: u64,
     /// How many.
     pub(crate) len: usize,
     /// The first byte in the chunk.
-    pub(crate) to: usize,
+    pub(crate) chunk_offset: usize,
 }
 
 /// A chunk on its way.
-struct Flight {
+struct InFlightChunk {
     len: usize,
-    reads: Vec<Read>,
+    reads: Vec<PendingRead>,
     marked: bool,
 }
 
-struct Read {
+struct PendingRead {
     pending: Pending<ReadAnswer>,
     /// The wanted bytes of what is read: devices read whole sectors.
     wanted: Range<usize>,
@@ -95,27 +95,27 @@ struct Read {
 }
 
 /// See the head of the file.
-pub(crate) struct Store {
+pub(crate) struct BlockStore {
     disk: Arc<dyn Disk>,
     disk_bytes: u64,
     sector_bytes: u64,
     block_bytes: u32,
     piece_bytes: u64,
-    cache: Cache<Key, Arc<Chunk>>,
-    flights: Mutex<Flights>,
-    stretches: Stretches,
+    cache: Cache<CacheKey, Arc<Chunk>>,
+    in_flight: Mutex<InFlightChunks>,
+    stretches: DeviceReadAhead,
     pool: Arc<Pool>,
     reads: AtomicU64,
     read_bytes: AtomicU64,
     /// What is newer than the device; nothing on a volume that is only read.
-    pub(crate) overlay: Overlay,
+    pub(crate) write_back: WriteBackCache,
     /// What seals and verifies blocks, on volumes whose blocks carry checksums.
-    pub(crate) sums: Option<Box<dyn Sums>>,
+    pub(crate) sums: Option<Box<dyn BlockChecksums>>,
 }
 
 #[derive(Default)]
-struct Flights {
-    by_key: HashMap<Key, Flight>,
+struct InFlightChunks {
+    by_key: HashMap<CacheKey, InFlightChunk>,
     bytes: usize,
     limit: usize,
 }
@@ -129,7 +129,7 @@ pub struct DeviceStatistics {
     pub bytes: u64,
 }
 
-impl Store {
+impl BlockStore {
     pub(crate) fn new(
         disk: Arc<dyn Disk>,
         block_bytes: u32,
@@ -145,24 +145,28 @@ impl Store {
             sector_bytes: u64::from(properties.sector_bytes.max(1)),
             block_bytes,
             cache: Cache::new(cache_bytes, 16 << 10, CHUNK_BYTES),
-            flights: Mutex::new(Flights { limit: index(limit), ..Flights::default() }),
+            in_flight: Mutex::new(InFlightChunks {
+                limit: saturating_usize(limit),
+                ..InFlightChunks::default()
+            }),
             // What is ahead must not push out what was read just now.
-            stretches: Stretches::new(ahead_bytes.min(limit / 4), piece_bytes),
+            stretches: DeviceReadAhead::new(ahead_bytes.min(limit / 4), piece_bytes),
             pool: Pool::new([piece_bytes, CHUNK_BYTES], false),
             piece_bytes,
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
-            overlay: Overlay::default(),
+            write_back: WriteBackCache::default(),
             sums: None,
         }
     }
 
     /// With pieces as small as pages: for who says what it will want ([`Store::expect`]), so much
     /// of it under way at once, and looks at most of it once.
-    pub(crate) fn of_blocks(mut self, under_way_bytes: usize) -> Self {
-        self.piece_bytes = PAGE_BYTES.max(u64::from(self.block_bytes));
+    pub(crate) fn with_small_pieces(mut self, under_way_bytes: usize) -> Self {
+        self.piece_bytes = MIN_PIECE_BYTES.max(u64::from(self.block_bytes));
         self.pool = Pool::new([self.piece_bytes, CHUNK_BYTES], true);
-        self.flights = Mutex::new(Flights { limit: under_way_bytes, ..Flights::default() });
+        self.in_flight =
+            Mutex::new(InFlightChunks { limit: under_way_bytes, ..InFlightChunks::default() });
         self
     }
 
@@ -178,30 +182,30 @@ impl Store {
     }
 
     /// A block of metadata, as it is now.
-    pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<Data> {
-        if let Some(newer) = self.overlay.get(block) {
+    pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<SharedBytes> {
+        if let Some(newer) = self.write_back.get(block) {
             return Ok(newer);
         }
-        let bytes = self.block_of_disk(block)?;
-        self.verify(block, role, &bytes).map(|()| bytes)
+        let bytes = self.read_device_block(block)?;
+        self.verify_checksum(block, role, &bytes).map(|()| bytes)
     }
 
     /// Looks whether a block of the disk is what was sealed.
-    pub(crate) fn verify(&self, block: FsBlock, role: Role, bytes: &[u8]) -> Result<()> {
-        self.sums.as_ref().map_or(Ok(()), |sums| sums.verify(role, block, bytes))
+    pub(crate) fn verify_checksum(&self, block: FsBlock, role: Role, bytes: &[u8]) -> Result<()> {
+        self.sums.as_ref().map_or(Ok(()), |sums| sums.verify_checksum(role, block, bytes))
     }
 
     /// A block of metadata, if no device must be asked for it.
-    pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<Data> {
-        if let Some(newer) = self.overlay.get(block) {
+    pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<SharedBytes> {
+        if let Some(newer) = self.write_back.get(block) {
             return Some(newer);
         }
-        let (nth, at) = self.piece_place(block.0.checked_mul(self.block_bytes.into())?);
-        let piece = self.cache.peek(Key { inode: 0, index: nth })?;
-        Some(Data::of(piece, at, index(self.block_bytes.into())))
+        let (nth, at) = self.locate_in_piece(block.0.checked_mul(self.block_bytes.into())?);
+        let piece = self.cache.peek(CacheKey { inode: 0, index: nth })?;
+        Some(SharedBytes::of(piece, at, saturating_usize(self.block_bytes.into())))
     }
 
-    fn block_of_disk(&self, block: FsBlock) -> Result<Data> {
+    fn read_device_block(&self, block: FsBlock) -> Result<SharedBytes> {
         let len = u64::from(self.block_bytes);
         let missing = Error::Corrupt {
             what: "block beyond the end of the disk",
@@ -213,13 +217,14 @@ impl Store {
             Some(end) if end <= self.disk_bytes => {}
             _ => return Err(missing),
         }
-        let ((nth, at), len) = (self.piece_place(start), index(len));
+        let ((nth, at), len) = (self.locate_in_piece(start), saturating_usize(len));
         match self.piece(nth) {
-            Ok(piece) => Ok(Data::of(piece, at, len)),
+            Ok(piece) => Ok(SharedBytes::of(piece, at, len)),
             Err(Error::Io(_)) => {
-                let part = Part { start_bytes: start, len, to: 0 };
-                let alone = self.load(&Plan { len, parts: vec![part], clustered: false })?;
-                Ok(Data::of(alone, 0, len))
+                let part = ReadSegment { start_bytes: start, len, chunk_offset: 0 };
+                let alone =
+                    self.load(&ReadPlan { len, parts: vec![part], is_near_siblings: false })?;
+                Ok(SharedBytes::of(alone, 0, len))
             }
             Err(other) => Err(other),
         }
@@ -228,27 +233,27 @@ impl Store {
     /// A piece of the device, with what comes after it on its way if it is part of a
     /// stretch.
     fn piece(&self, nth: u64) -> Result<Arc<Chunk>> {
-        let key = Key { inode: 0, index: nth };
+        let key = CacheKey { inode: 0, index: nth };
         let started = || {
             if let Some(ahead) = self.stretches.at(nth) {
-                self.pieces_ahead(ahead);
+                self.read_pieces_ahead(ahead);
             }
         };
         let piece = self
             .cache
-            .get_or_load(key, || self.fetch(key, || Ok(self.plan_of_piece(nth)), started))?;
-        if piece.marked() {
+            .get_or_load(key, || self.fetch(key, || Ok(self.piece_read_plan(nth)), started))?;
+        if piece.take_read_ahead_mark() {
             started();
         }
         Ok(piece)
     }
 
-    fn pieces_ahead(&self, ahead: Ahead) {
-        let (last, _) = self.piece_place(self.disk_bytes.saturating_sub(1));
+    fn read_pieces_ahead(&self, ahead: ReadAheadWindow) {
+        let (last, _) = self.locate_in_piece(self.disk_bytes.saturating_sub(1));
         let end = ahead.end.min(last.saturating_add(1));
         for nth in ahead.from..end {
-            let key = Key { inode: 0, index: nth };
-            if !self.read_ahead(key, || Ok(self.plan_of_piece(nth)), nth == ahead.mark) {
+            let key = CacheKey { inode: 0, index: nth };
+            if !self.read_ahead(key, || Ok(self.piece_read_plan(nth)), nth == ahead.mark) {
                 return;
             }
         }
@@ -256,37 +261,43 @@ impl Store {
 
     /// Starts to read blocks of metadata that will be wanted soon, in the order of the disk and
     /// neighbours together; no more than there is room for.
-    pub(crate) fn expect(&self, blocks: Vec<u64>) {
+    pub(crate) fn prefetch(&self, blocks: Vec<u64>) {
         let start = |block: u64| block.checked_mul(self.block_bytes.into());
-        let places = blocks.into_iter().filter_map(start).map(|start| self.piece_place(start).0);
+        let places =
+            blocks.into_iter().filter_map(start).map(|start| self.locate_in_piece(start).0);
         let pieces: BTreeSet<u64> = places.collect();
         for nth in pieces {
-            let key = Key { inode: 0, index: nth };
-            if !self.read_ahead(key, || Ok(self.plan_of_piece(nth)), false) {
+            let key = CacheKey { inode: 0, index: nth };
+            if !self.read_ahead(key, || Ok(self.piece_read_plan(nth)), false) {
                 return;
             }
         }
     }
 
     /// The piece that byte `at` of the device is in, and where therein.
-    fn piece_place(&self, at: u64) -> (u64, usize) {
+    fn locate_in_piece(&self, at: u64) -> (u64, usize) {
         // Both are powers of two, so no block straddles two pieces.
         let nth = at.checked_div(self.piece_bytes).unwrap_or(0);
-        (nth, index(at.checked_rem(self.piece_bytes).unwrap_or(0)))
+        (nth, saturating_usize(at.checked_rem(self.piece_bytes).unwrap_or(0)))
     }
 
-    fn plan_of_piece(&self, nth: u64) -> Plan {
+    fn piece_read_plan(&self, nth: u64) -> ReadPlan {
         let start_bytes = nth.saturating_mul(self.piece_bytes);
-        let len = index(self.disk_bytes.saturating_sub(start_bytes).min(self.piece_bytes));
-        Plan { len, parts: vec![Part { start_bytes, len, to: 0 }], clustered: false }
+        let len =
+            saturating_usize(self.disk_bytes.saturating_sub(start_bytes).min(self.piece_bytes));
+        ReadPlan {
+            len,
+            parts: vec![ReadSegment { start_bytes, len, chunk_offset: 0 }],
+            is_near_siblings: false,
+        }
     }
 
     /// The chunk of `key`, read by `plan` if it is neither cached nor on its way;
     /// `started` runs between the start of that read and the wait for it.
     pub(crate) fn chunk(
         &self,
-        key: Key,
-        plan: impl FnOnce() -> Result<Plan>,
+        key: CacheKey,
+        plan: impl FnOnce() -> Result<ReadPlan>,
         started: impl FnOnce(),
     ) -> Result<Arc<Chunk>> {
         self.cache.get_or_load(key, || self.fetch(key, plan, started))
@@ -294,13 +305,13 @@ impl Store {
 
     fn fetch(
         &self,
-        key: Key,
-        plan: impl FnOnce() -> Result<Plan>,
+        key: CacheKey,
+        plan: impl FnOnce() -> Result<ReadPlan>,
         started: impl FnOnce(),
     ) -> Result<Arc<Chunk>> {
-        if let Some(flight) = self.claim(key) {
+        if let Some(flight) = self.take_in_flight(key) {
             started();
-            if let Ok(chunk) = flight.land(&self.pool) {
+            if let Ok(chunk) = flight.wait_for_chunk(&self.pool) {
                 return Ok(chunk);
             }
             return self.load(&plan()?);
@@ -308,28 +319,30 @@ impl Store {
         let plan = plan()?;
         // Small files, and the starts of large ones: reading on in those is
         // a stream, and read ahead as one.
-        if plan.clustered
+        if plan.is_near_siblings
             && key.index == 0
-            && self.in_company(&plan)
-            && let Ok(chunk) = self.assemble(&plan)
+            && self.is_near_recent_reads(&plan)
+            && let Ok(chunk) = self.assemble_from_pieces(&plan)
         {
-            return Ok(self.renew(&plan, chunk));
+            return Ok(self.apply_newer_blocks(&plan, chunk));
         }
-        let flight = self.take_off(&plan, Urgency::Now)?;
+        let flight = self.submit_reads(&plan, Urgency::Now)?;
         started();
-        Ok(self.renew(&plan, flight.land(&self.pool)?))
+        Ok(self.apply_newer_blocks(&plan, flight.wait_for_chunk(&self.pool)?))
     }
 
     /// Puts into a chunk what is newer than the device. It is not shared yet.
-    fn renew(&self, plan: &Plan, mut chunk: Arc<Chunk>) -> Arc<Chunk> {
-        if self.overlay.is_empty() {
+    fn apply_newer_blocks(&self, plan: &ReadPlan, mut chunk: Arc<Chunk>) -> Arc<Chunk> {
+        if self.write_back.is_empty() {
             return chunk;
         }
-        let blocks = self.overlay.read();
+        let blocks = self.write_back.read();
         for (block, to, len) in self.blocks_of(plan) {
             let Some(newer) = blocks.get(block) else { continue };
             let range = to..to.saturating_add(len);
-            if let (Some(into), Some(from)) = (Chunk::lend(&mut chunk, range), newer.get(..len)) {
+            if let (Some(into), Some(from)) =
+                (Chunk::get_mut_range(&mut chunk, range), newer.get(..len))
+            {
                 into.copy_from_slice(from);
             }
         }
@@ -337,95 +350,103 @@ impl Store {
     }
 
     /// The blocks of a plan: which, where in the chunk, and how much of each.
-    fn blocks_of(&self, plan: &Plan) -> impl Iterator<Item = (FsBlock, usize, usize)> {
+    fn blocks_of(&self, plan: &ReadPlan) -> impl Iterator<Item = (FsBlock, usize, usize)> {
         let block_bytes = u64::from(self.block_bytes);
         plan.parts.iter().flat_map(move |part| {
-            let (first, len, to) = (part.start_bytes.checked_div(block_bytes), part.len, part.to);
-            (0..len).step_by(index(block_bytes)).zip(0u64..).filter_map(move |(at, nth)| {
-                let block = FsBlock(first?).after(nth);
-                Some((block, to.saturating_add(at), len.saturating_sub(at).min(index(block_bytes))))
-            })
+            let (first, len, to) =
+                (part.start_bytes.checked_div(block_bytes), part.len, part.chunk_offset);
+            (0..len).step_by(saturating_usize(block_bytes)).zip(0u64..).filter_map(
+                move |(at, nth)| {
+                    let block = FsBlock(first?).offset(nth);
+                    Some((
+                        block,
+                        to.saturating_add(at),
+                        len.saturating_sub(at).min(saturating_usize(block_bytes)),
+                    ))
+                },
+            )
         })
     }
 
     /// Whether the device is behind in any block of the plan.
-    fn is_newer(&self, plan: &Plan) -> bool {
-        if self.overlay.is_empty() {
+    fn has_newer_blocks(&self, plan: &ReadPlan) -> bool {
+        if self.write_back.is_empty() {
             return false;
         }
-        let blocks = self.overlay.read();
+        let blocks = self.write_back.read();
         self.blocks_of(plan).any(|(block, ..)| blocks.get(block).is_some())
     }
 
     /// Forgets a chunk, also one on its way.
-    pub(crate) fn forget(&self, key: Key) {
+    pub(crate) fn invalidate_chunk(&self, key: CacheKey) {
         // In this order: what lands meanwhile is in the cache by then.
-        self.claim(key);
-        self.cache.forget(key);
+        self.take_in_flight(key);
+        self.cache.remove(key);
     }
 
     /// Forgets these chunks of a file, also those on their way.
-    pub(crate) fn forget_chunks(&self, inode: u32, chunks: std::ops::Range<u64>) {
-        let among = |key: &Key| key.inode == inode && chunks.contains(&key.index);
+    pub(crate) fn invalidate_chunks(&self, inode: u32, chunks: std::ops::Range<u64>) {
+        let among = |key: &CacheKey| key.inode == inode && chunks.contains(&key.index);
         let mut flights = self.lock_flights();
-        let Flights { by_key, bytes, .. } = &mut *flights;
+        let InFlightChunks { by_key, bytes, .. } = &mut *flights;
         by_key.retain(|key, flight| {
             let gone = among(key);
             *bytes = bytes.saturating_sub(if gone { flight.len } else { 0 });
             !gone
         });
         drop(flights);
-        self.cache.forget_row(chunks.clone(), |index| Key { inode, index }, among);
+        self.cache.remove_range(chunks.clone(), |index| CacheKey { inode, index }, among);
     }
 
     /// Forgets what the data cache holds of a block of the device.
-    pub(crate) fn forget_block(&self, block: FsBlock) {
+    pub(crate) fn invalidate_block(&self, block: FsBlock) {
         let start = block.0.saturating_mul(u64::from(self.block_bytes));
-        self.forget(Key { inode: 0, index: self.piece_place(start).0 });
+        self.invalidate_chunk(CacheKey { inode: 0, index: self.locate_in_piece(start).0 });
     }
 
     /// Contents leave the overlay: what the data cache holds of their block is renewed, or
     /// forgotten where others read it just now. Who appends a little at a time, and syncs, finds
     /// the block that he goes on with in memory.
-    pub(crate) fn renew_block(&self, block: FsBlock, now: &Data) {
-        let (nth, at) = self.piece_place(block.0.saturating_mul(u64::from(self.block_bytes)));
-        let key = Key { inode: 0, index: nth };
-        self.claim(key);
+    pub(crate) fn update_cached_block(&self, block: FsBlock, now: &SharedBytes) {
+        let (nth, at) = self.locate_in_piece(block.0.saturating_mul(u64::from(self.block_bytes)));
+        let key = CacheKey { inode: 0, index: nth };
+        self.take_in_flight(key);
         let Some(mut piece) = self.cache.take(key) else { return };
         let range = at..at.saturating_add(now.len());
-        if let Some(into) = Chunk::lend(&mut piece, range) {
+        if let Some(into) = Chunk::get_mut_range(&mut piece, range) {
             into.copy_from_slice(now);
-            self.cache.offer(key, piece);
+            self.cache.insert(key, piece);
         }
     }
 
     /// Whether a small file lies where others were read just now.
-    fn in_company(&self, plan: &Plan) -> bool {
+    fn is_near_recent_reads(&self, plan: &ReadPlan) -> bool {
         let [first, ..] = plan.parts.as_slice() else { return false };
-        if plan.parts.len() > FEW_RUNS {
+        if plan.parts.len() > MAX_CLUSTERED_RUNS {
             return false;
         }
-        let (nth, _) = self.piece_place(first.start_bytes);
+        let (nth, _) = self.locate_in_piece(first.start_bytes);
         match self.stretches.at(nth) {
             Some(ahead) => {
-                self.pieces_ahead(ahead);
+                self.read_pieces_ahead(ahead);
                 true
             }
-            None => self.cache.holds(Key { inode: 0, index: nth }),
+            None => self.cache.contains(CacheKey { inode: 0, index: nth }),
         }
     }
 
     /// Puts a small file together from pieces of the device.
-    fn assemble(&self, plan: &Plan) -> Result<Arc<Chunk>> {
+    fn assemble_from_pieces(&self, plan: &ReadPlan) -> Result<Arc<Chunk>> {
         let mut memory = Memory::zeros(plan.len);
         for part in &plan.parts {
-            let into = memory.get_mut(part.to..part.to.saturating_add(part.len));
+            let into =
+                memory.get_mut(part.chunk_offset..part.chunk_offset.saturating_add(part.len));
             let mut rest = into.unwrap_or_default();
             let mut from = part.start_bytes;
             // Each turn takes at least a byte, and all that its piece has.
             while !rest.is_empty() {
-                let (nth, at) = self.piece_place(from);
-                let bytes = Data::of(self.piece(nth)?, at, rest.len());
+                let (nth, at) = self.locate_in_piece(from);
+                let bytes = SharedBytes::of(self.piece(nth)?, at, rest.len());
                 let (head, tail) = rest.split_at_mut_checked(bytes.len()).unwrap_or_default();
                 if head.is_empty() {
                     return Err(Error::corrupt("block beyond the end of the disk"));
@@ -442,11 +463,11 @@ impl Store {
     /// for more.
     pub(crate) fn read_ahead(
         &self,
-        key: Key,
-        plan: impl FnOnce() -> Result<Plan>,
+        key: CacheKey,
+        plan: impl FnOnce() -> Result<ReadPlan>,
         marked: bool,
     ) -> bool {
-        if self.cache.holds(key) {
+        if self.cache.contains(key) {
             return true;
         }
         {
@@ -455,7 +476,7 @@ impl Store {
                 return true;
             }
             if flights.bytes >= flights.limit / 2 {
-                self.settle(&mut flights);
+                self.cache_completed_chunks(&mut flights);
             }
             if flights.bytes >= flights.limit {
                 return false;
@@ -463,10 +484,10 @@ impl Store {
         }
         // A read that needs it will get the error.
         let Ok(plan) = plan() else { return false };
-        if self.is_newer(&plan) && key.inode != 0 {
+        if self.has_newer_blocks(&plan) && key.inode != 0 {
             return true;
         }
-        let Ok(mut flight) = self.take_off(&plan, Urgency::Ahead) else { return false };
+        let Ok(mut flight) = self.submit_reads(&plan, Urgency::Ahead) else { return false };
         flight.marked = marked;
         let mut flights = self.lock_flights();
         flights.bytes = flights.bytes.saturating_add(flight.len);
@@ -477,7 +498,7 @@ impl Store {
     }
 
     /// Takes a chunk out of the air.
-    fn claim(&self, key: Key) -> Option<Flight> {
+    fn take_in_flight(&self, key: CacheKey) -> Option<InFlightChunk> {
         let mut flights = self.lock_flights();
         let flight = flights.by_key.remove(&key)?;
         flights.bytes = flights.bytes.saturating_sub(flight.len);
@@ -485,42 +506,42 @@ impl Store {
     }
 
     /// Moves what has arrived unasked into the cache.
-    fn settle(&self, flights: &mut Flights) {
-        let arrived: Vec<Key> =
-            flights.by_key.iter().filter(|(_, it)| it.arrived()).map(|(key, _)| *key).collect();
+    fn cache_completed_chunks(&self, flights: &mut InFlightChunks) {
+        let arrived: Vec<CacheKey> =
+            flights.by_key.iter().filter(|(_, it)| it.is_complete()).map(|(key, _)| *key).collect();
         for key in arrived {
             if let Some(flight) = flights.by_key.remove(&key) {
                 flights.bytes = flights.bytes.saturating_sub(flight.len);
-                if let Ok(chunk) = flight.land(&self.pool) {
-                    self.cache.offer(key, chunk);
+                if let Ok(chunk) = flight.wait_for_chunk(&self.pool) {
+                    self.cache.insert(key, chunk);
                 }
             }
         }
     }
 
-    fn lock_flights(&self) -> std::sync::MutexGuard<'_, Flights> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_flights(&self) -> std::sync::MutexGuard<'_, InFlightChunks> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads a chunk and waits for it.
-    pub(crate) fn load(&self, plan: &Plan) -> Result<Arc<Chunk>> {
-        let chunk = self.take_off(plan, Urgency::Now)?.land(&self.pool)?;
-        Ok(self.renew(plan, chunk))
+    pub(crate) fn load(&self, plan: &ReadPlan) -> Result<Arc<Chunk>> {
+        let chunk = self.submit_reads(plan, Urgency::Now)?.wait_for_chunk(&self.pool)?;
+        Ok(self.apply_newer_blocks(plan, chunk))
     }
 
-    fn take_off(&self, plan: &Plan, urgency: Urgency) -> Result<Flight> {
+    fn submit_reads(&self, plan: &ReadPlan, urgency: Urgency) -> Result<InFlightChunk> {
         let mut reads = Vec::with_capacity(plan.parts.len());
         for part in &plan.parts {
-            reads.push(self.start(part, urgency)?);
+            reads.push(self.submit_read(part, urgency)?);
         }
-        Ok(Flight { len: plan.len, reads, marked: false })
+        Ok(InFlightChunk { len: plan.len, reads, marked: false })
     }
 
-    fn start(&self, part: &Part, urgency: Urgency) -> Result<Read> {
+    fn submit_read(&self, part: &ReadSegment, urgency: Urgency) -> Result<PendingRead> {
         let sector = self.sector_bytes;
         let skew = part.start_bytes.checked_rem(sector).unwrap_or(0);
         let start = part.start_bytes.saturating_sub(skew);
-        let wanted = index(skew)..index(skew).saturating_add(part.len);
+        let wanted = saturating_usize(skew)..saturating_usize(skew).saturating_add(part.len);
         let len = (wanted.end as u64).checked_next_multiple_of(sector).unwrap_or(u64::MAX);
         if start.checked_add(len).is_none_or(|end| end > self.disk_bytes) {
             let block = part.start_bytes.checked_div(u64::from(self.block_bytes)).map(FsBlock);
@@ -532,21 +553,25 @@ impl Store {
         }
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(len, Ordering::Relaxed);
-        let pending = self.disk.read(Extent::new(start, len), self.pool.take(index(len)), urgency);
-        Ok(Read { pending, wanted, to: part.to })
+        let pending = self.disk.read(
+            Extent::new(start, len),
+            self.pool.acquire(saturating_usize(len)),
+            urgency,
+        );
+        Ok(PendingRead { pending, wanted, to: part.chunk_offset })
     }
 }
 
-impl Flight {
-    fn arrived(&self) -> bool {
+impl InFlightChunk {
+    fn is_complete(&self) -> bool {
         self.reads.iter().all(|read| read.pending.is_ready())
     }
 
     /// Waits for all of it.
-    fn land(mut self, pool: &Arc<Pool>) -> Result<Arc<Chunk>> {
+    fn wait_for_chunk(mut self, pool: &Arc<Pool>) -> Result<Arc<Chunk>> {
         let whole = matches!(
             self.reads.as_slice(),
-            [Read { to: 0, wanted, .. }] if wanted.len() == self.len
+            [PendingRead { to: 0, wanted, .. }] if wanted.len() == self.len
         );
         let chunk = match self.reads.pop() {
             Some(read) if whole => {
@@ -566,12 +591,12 @@ impl Flight {
                 Chunk::whole(memory)
             }
         };
-        chunk.mark(self.marked);
+        chunk.set_read_ahead_mark(self.marked);
         Ok(chunk)
     }
 }
 
-impl Read {
+impl PendingRead {
     fn wait(self) -> Result<Block> {
         match self.pending.wait() {
             Some(Ok(block)) => Ok(block),
@@ -581,7 +606,7 @@ impl Read {
     }
 }
 
-impl std::fmt::Debug for Store {
+impl std::fmt::Debug for BlockStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Store").field("disk_bytes", &self.disk_bytes).finish_non_exhaustive()
     }

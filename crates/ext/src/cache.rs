@@ -27,29 +27,29 @@ pub struct CacheStatistics {
 }
 
 /// What a value takes of its cache's capacity.
-pub(crate) trait Weigh {
+pub(crate) trait CacheWeight {
     fn weight(&self) -> u64;
 }
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(crate) struct Cache<K, V: Weigh> {
-    table: Table<K, V, ByWeight, BuildHasherDefault<Mixer>, DefaultLifecycle<K, V>>,
+pub(crate) struct Cache<K, V: CacheWeight> {
+    table: Table<K, V, ValueWeighter, BuildHasherDefault<IntegerHasher>, DefaultLifecycle<K, V>>,
     hits: AtomicU64,
     misses: AtomicU64,
     capacity: u64,
 }
 
 #[derive(Clone, Debug)]
-struct ByWeight;
+struct ValueWeighter;
 
-impl<K, V: Weigh> Weighter<K, V> for ByWeight {
+impl<K, V: CacheWeight> Weighter<K, V> for ValueWeighter {
     fn weight(&self, _: &K, value: &V) -> u64 {
         value.weight()
     }
 }
 
-impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
+impl<K: Hash + Eq + Copy, V: CacheWeight + Clone> Cache<K, V> {
     /// A cache for values that weigh `capacity` together and `typical` each. Shards are
     /// for threads that do not wait for each other; each keeps room for 32 `largest`.
     pub(crate) fn new(capacity: u64, typical: u64, largest: u64) -> Self {
@@ -58,22 +58,22 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
         let shards = 1usize << shards.ilog2();
         let options = OptionsBuilder::new()
             .weight_capacity(capacity)
-            .estimated_items_capacity(crate::units::index(items))
+            .estimated_items_capacity(crate::units::saturating_usize(items))
             .shards(shards)
-            .hot_allocation(HOT)
+            .hot_allocation(HOT_FRACTION)
             .build();
         let table = match options {
             Ok(options) => Table::with_options(
                 options,
-                ByWeight,
+                ValueWeighter,
                 BuildHasherDefault::default(),
                 DefaultLifecycle::default(),
             ),
             // Both numbers are given above; the builder asks for nothing else.
             Err(_) => Table::with(
-                crate::units::index(items),
+                crate::units::saturating_usize(items),
                 capacity,
-                ByWeight,
+                ValueWeighter,
                 BuildHasherDefault::default(),
                 DefaultLifecycle::default(),
             ),
@@ -98,17 +98,17 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
     }
 
     /// Whether `key` is there; says nothing to the statistics.
-    pub(crate) fn holds(&self, key: K) -> bool {
+    pub(crate) fn contains(&self, key: K) -> bool {
         self.table.contains_key(&key)
     }
 
     /// Puts a value in that was not asked for yet.
-    pub(crate) fn offer(&self, key: K, value: V) {
+    pub(crate) fn insert(&self, key: K, value: V) {
         self.table.insert(key, value);
     }
 
     /// Forgets a value, if it is there.
-    pub(crate) fn forget(&self, key: K) {
+    pub(crate) fn remove(&self, key: K) {
         self.table.remove(&key);
     }
 
@@ -118,21 +118,21 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
     }
 
     /// Forgets all values whose keys are `among` them; looks at every value there is.
-    pub(crate) fn forget_all(&self, among: impl Fn(&K) -> bool) {
+    pub(crate) fn remove_where(&self, among: impl Fn(&K) -> bool) {
         self.table.retain(|key, _| !among(key));
     }
 
     /// Forgets what lies between two keys of a row: one after the other, or, where they are
     /// more than a cache is likely to hold, all that are `among` them at once.
-    pub(crate) fn forget_row(
+    pub(crate) fn remove_range(
         &self,
         row: std::ops::Range<u64>,
         key: impl Fn(u64) -> K,
         among: impl Fn(&K) -> bool,
     ) {
         match row.end.saturating_sub(row.start) {
-            0..MANY => row.for_each(|nth| self.forget(key(nth))),
-            _ => self.forget_all(among),
+            0..MAX_SINGLE_REMOVALS => row.for_each(|nth| self.remove(key(nth))),
+            _ => self.remove_where(among),
         }
     }
 
@@ -148,18 +148,18 @@ impl<K: Hash + Eq + Copy, V: Weigh + Clone> Cache<K, V> {
 }
 
 /// So many keys are not looked up one by one to be forgotten: files may be one large hole.
-const MANY: u64 = 2048;
+const MAX_SINGLE_REMOVALS: u64 = 2048;
 
 /// The part of a cache that is for what was asked for again. The rest keeps what is new,
 /// such as what was read ahead, long enough to be asked for.
-const HOT: f64 = 0.3;
+const HOT_FRACTION: f64 = 0.3;
 
 /// Keys are a few numbers: mixing them is all the hashing they need, and a run with the
 /// same questions evicts the same values.
 #[derive(Default)]
-pub(crate) struct Mixer(u64);
+pub(crate) struct IntegerHasher(u64);
 
-impl Mixer {
+impl IntegerHasher {
     fn mix(&mut self, word: u64) {
         let mut x = self.0.rotate_left(5) ^ word;
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -168,7 +168,7 @@ impl Mixer {
     }
 }
 
-impl Hasher for Mixer {
+impl Hasher for IntegerHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.mix(u64::from(*byte));
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    impl Weigh for u64 {
+    impl CacheWeight for u64 {
         fn weight(&self) -> u64 {
             *self
         }
@@ -215,10 +215,10 @@ mod tests {
     fn rows_are_forgotten_whatever_their_length() {
         for len in [1, 20, 1 << 60] {
             let cache = Cache::<u64, u64>::new(1000, 10, 10);
-            (0..30).for_each(|key| cache.offer(key, 1));
+            (0..30).for_each(|key| cache.insert(key, 1));
             let row = 5..5 + len;
-            cache.forget_row(row.clone(), |nth| nth, |key| row.contains(key));
-            assert!((0..30).all(|key| cache.holds(key) != row.contains(&key)), "{len}");
+            cache.remove_range(row.clone(), |nth| nth, |key| row.contains(key));
+            assert!((0..30).all(|key| cache.contains(key) != row.contains(&key)), "{len}");
         }
     }
 

@@ -45,43 +45,43 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_device::{Disk, Extent};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
-use crate::blocks::Store;
+use crate::blocks::BlockStore;
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
 use crate::journal;
-use crate::units::index;
-use crate::{Data, Error, FileId, FsBlock, Result};
+use crate::units::saturating_usize;
+use crate::{Error, FileId, FsBlock, Result, SharedBytes};
 
-use attributes::{Shared, Value};
-use bits::Bits;
-use complaint::Log;
-use layout::GroupPlaces;
-use notes::Notes;
+use attributes::{EaInodeUse, XattrBlockRefs};
+use bits::AtomicBitSet;
+use complaint::ProblemLog;
+use layout::GroupLayout;
+use notes::InodeStates;
 
-pub use complaint::{Complaint, Severity, What};
+pub use complaint::{Problem, Severity, What};
 
 /// Features that change what a sound volume looks like, beyond what is looked at here.
-const UNCHECKED: Compatible =
+const UNSUPPORTED_COMPATIBLE: Compatible =
     Compatible::LAZY_BG.union(Compatible::EXCLUDE_INODE).union(Compatible::EXCLUDE_BITMAP);
 /// How often blocks are come by another time on a volume of any size.
-const MOST_AGAIN: u64 = 1 << 20;
+const MAX_REVISITS: u64 = 1 << 20;
 const KNOWN_COMPATIBLE: u32 = (1 << 13) - 1;
 
 /// How a volume is checked.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct CheckOptions {
     /// Threads that share the work.
     pub threads: usize,
     /// Complaints that are kept; more are only counted.
-    pub most: usize,
+    pub max_problems: usize,
     /// Bytes of metadata kept in memory.
     pub cache_bytes: u64,
 }
 
-impl Default for Options {
+impl Default for CheckOptions {
     fn default() -> Self {
-        Self { threads: 2, most: 10_000, cache_bytes: 4 << 20 }
+        Self { threads: 2, max_problems: 10_000, cache_bytes: 4 << 20 }
     }
 }
 
@@ -89,9 +89,9 @@ impl Default for Options {
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// What is wrong, pass by pass.
-    pub complaints: Vec<Complaint>,
+    pub problems: Vec<Problem>,
     /// How much more was wrong than `complaints` has room for.
-    pub more: u64,
+    pub suppressed: u64,
     /// Whether the check went through all passes.
     pub complete: bool,
     /// Whether what the journal holds was read as if it were in place.
@@ -128,37 +128,37 @@ struct Check<'a> {
     replayed: bool,
     raw: RawSuperblock,
     super_: Superblock,
-    store: Store,
-    options: Options,
+    store: BlockStore,
+    options: CheckOptions,
     progress: Progress<'a>,
     done: AtomicU64,
-    log: Log,
-    groups: Vec<GroupPlaces>,
+    problems: ProblemLog,
+    groups: Vec<GroupLayout>,
     /// Blocks of the volume's own structures, from the first data block on.
-    metadata: Bits,
+    metadata: AtomicBitSet,
     /// Clusters that something claims.
-    used: Bits,
+    used: AtomicBitSet,
     /// Clusters that are claimed again.
-    twice: Bits,
+    multiply_claimed: AtomicBitSet,
     /// Blocks that were claimed, looked at or listed another time.
-    again: AtomicU64,
+    revisits: AtomicU64,
     /// What is known of each inode.
-    notes: Notes,
+    inode_states: InodeStates,
     /// Inodes on the list that the superblock begins.
     orphans: HashSet<u32>,
     directories: Mutex<Vec<u32>>,
     /// Their inodes.
-    kept: ahead::Kept,
+    directory_inodes: ahead::DirectoryInodeCache,
     /// Memory of requests that are done; a few for each thread.
     buffers: Mutex<Vec<PrivateBuffer>>,
     /// How often each block of attributes is referred to.
-    attribute_blocks: Mutex<HashMap<u64, Shared>>,
+    xattr_blocks: Mutex<HashMap<u64, XattrBlockRefs>>,
     /// How encrypted inodes are.
     policies: Mutex<HashMap<u32, Vec<u8>>>,
     /// What users, groups and projects use.
-    usage: Mutex<[quota::Usage; 3]>,
+    usage: Mutex<[quota::UsageById; 3]>,
     /// Which attributes have values in inodes of their own.
-    values: Mutex<Vec<Value>>,
+    values: Mutex<Vec<EaInodeUse>>,
 }
 
 /// Checks the volume on `disk`. It must not be written meanwhile.
@@ -166,17 +166,21 @@ struct Check<'a> {
 /// # Errors
 /// [`Error::NotExt`]; [`Error::Unsupported`] naming what the volume needs that cannot be
 /// checked; [`Error::Io`]. Damage is no error.
-pub fn check(disk: &Arc<dyn Disk>, options: Options, progress: Progress<'_>) -> Result<Report> {
+pub fn check(
+    disk: &Arc<dyn Disk>,
+    options: CheckOptions,
+    progress: Progress<'_>,
+) -> Result<Report> {
     let raw = read_superblock(&**disk)?;
     let Some(super_) = raw.check().ok().filter(Superblock::needs_recovery) else {
         return check_in_place(disk, raw, false, options, progress);
     };
-    let recovered = journal::replayed(disk.clone(), &super_)?;
+    let recovered = journal::open_replayed(disk.clone(), &super_)?;
     let raw = read_superblock(&*recovered.disk)?;
     let mut report = check_in_place(&recovered.disk, raw, true, options, progress)?;
     if let Some(Error::Corrupt { what, block, .. }) = recovered.damage {
-        let complaint = Complaint::new(What::Journal).name(what.as_bytes());
-        report.complaints.insert(0, Complaint { block, ..complaint });
+        let complaint = Problem::new(What::Journal).name(what.as_bytes());
+        report.problems.insert(0, Problem { block, ..complaint });
         report.damaged = true;
     }
     Ok(report)
@@ -187,22 +191,22 @@ fn check_in_place(
     disk: &Arc<dyn Disk>,
     raw: RawSuperblock,
     replayed: bool,
-    options: Options,
+    options: CheckOptions,
     progress: Progress<'_>,
 ) -> Result<Report> {
-    let log = Log::new(options.most);
-    let super_ = match raw.understand() {
+    let log = ProblemLog::new(options.max_problems);
+    let super_ = match raw.check_lenient() {
         Ok(super_) => super_,
         Err(Error::Corrupt { what, .. }) => {
             log.add(match what {
-                superblock::WRONG_CHECKSUM => Complaint::new(What::SuperblockChecksum),
-                field => Complaint::new(What::Superblock).name(field.as_bytes()),
+                superblock::WRONG_CHECKSUM => Problem::new(What::SuperblockChecksum),
+                field => Problem::new(What::Superblock).name(field.as_bytes()),
             });
             return Ok(report(log, Report::default()));
         }
         Err(other) => return Err(other),
     };
-    refuse_what_is_unchecked(&raw, &super_)?;
+    check_supported(&raw, &super_)?;
     let empty = Report {
         label: super_.label.clone(),
         inodes: u64::from(super_.inodes),
@@ -210,7 +214,7 @@ fn check_in_place(
         replayed,
         ..Report::default()
     };
-    layout::superblock(&raw, &super_, disk.properties().len_bytes, &log);
+    layout::check_superblock(&raw, &super_, disk.properties().len_bytes, &log);
     if log.is_damaged() {
         return Ok(report(log, empty));
     }
@@ -219,23 +223,23 @@ fn check_in_place(
     let mut check = Check {
         disk: &**disk,
         replayed,
-        store: Store::new(disk.clone(), super_.block_bytes, options.cache_bytes, 0)
-            .of_blocks(ahead::UNDER_WAY_BYTES),
+        store: BlockStore::new(disk.clone(), super_.block_bytes, options.cache_bytes, 0)
+            .with_small_pieces(ahead::MAX_IN_FLIGHT_BYTES),
         options,
         progress,
         done: AtomicU64::new(0),
-        log,
+        problems: log,
         groups: Vec::new(),
-        metadata: Bits::new(in_groups),
-        used: Bits::new(clusters),
-        twice: Bits::new(clusters),
-        again: AtomicU64::new(0),
-        notes: Notes::new(super_.inodes),
+        metadata: AtomicBitSet::new(in_groups),
+        used: AtomicBitSet::new(clusters),
+        multiply_claimed: AtomicBitSet::new(clusters),
+        revisits: AtomicU64::new(0),
+        inode_states: InodeStates::new(super_.inodes),
         orphans: HashSet::new(),
         directories: Mutex::default(),
-        kept: ahead::Kept::default(),
+        directory_inodes: ahead::DirectoryInodeCache::default(),
         buffers: Mutex::default(),
-        attribute_blocks: Mutex::default(),
+        xattr_blocks: Mutex::default(),
         policies: Mutex::default(),
         usage: Mutex::default(),
         values: Mutex::default(),
@@ -244,37 +248,37 @@ fn check_in_place(
     };
     let unsealed;
     (check.groups, unsealed) = layout::groups(&check)?;
-    let is_damaged = check.log.is_damaged();
+    let is_damaged = check.problems.is_damaged();
     for group in unsealed {
-        check.log.add(Complaint::new(What::GroupChecksum).group(group));
+        check.problems.add(Problem::new(What::GroupChecksum).group(group));
     }
     if is_damaged {
-        return Ok(report(check.log, empty));
+        return Ok(report(check.problems, empty));
     }
     let unwritten = layout::unwritten(&check);
-    check.orphans = orphans::listed(&check)?;
-    let in_file = orphans::file(&check)?;
+    check.orphans = orphans::read_orphan_list(&check)?;
+    let in_file = orphans::check_orphan_file(&check)?;
     if check.replayed {
         check.orphans.extend(in_file);
     }
-    inodes::tables(&check)?;
+    inodes::check_inode_tables(&check)?;
     let directories = check.sorted_directories();
-    twice::name_twice(&check)?;
-    attributes::references(&check)?;
-    attributes::values(&check)?;
-    let parents = entries::directories(&check, &directories)?;
-    let connected = connect::directories(&check, &parents);
-    counts::links(&check, &connected)?;
-    let (used_inodes, used_blocks) = counts::bitmaps(&check, &unwritten)?;
-    quota::compare(&check)?;
+    twice::report_multiply_claimed(&check)?;
+    attributes::check_references(&check)?;
+    attributes::check_ea_inodes(&check)?;
+    let parents = entries::check_directories(&check, &directories)?;
+    let connected = connect::check_connectivity(&check, &parents);
+    counts::check_link_counts(&check, &connected)?;
+    let (used_inodes, used_blocks) = counts::check_bitmaps(&check, &unwritten)?;
+    quota::compare_usage(&check)?;
     let directories = directories.len() as u64;
     let full = Report { complete: true, used_inodes, used_blocks, directories, ..empty };
-    Ok(report(check.log, full))
+    Ok(report(check.problems, full))
 }
 
-fn report(log: Log, report: Report) -> Report {
+fn report(log: ProblemLog, report: Report) -> Report {
     let kept = log.into_kept();
-    Report { complaints: kept.list, more: kept.more, damaged: kept.damaged, ..report }
+    Report { problems: kept.list, suppressed: kept.suppressed, damaged: kept.damaged, ..report }
 }
 
 fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
@@ -285,20 +289,21 @@ fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
     if len > properties.len_bytes {
         return Err(Error::NotExt);
     }
-    let read = disk.read_now(Extent::new(0, len), Block::private(index(len)));
+    let read = disk.read_now(Extent::new(0, len), Block::private(saturating_usize(len)));
     let bytes = read.map_err(|refused| Error::Io(refused.error))?.into_private();
-    let at = index(superblock::OFFSET_BYTES);
+    let at = saturating_usize(superblock::OFFSET_BYTES);
     RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
 }
 
-fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
+fn check_supported(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
     let missing = super_.incompatible.difference(Incompatible::CHECKABLE | Incompatible::RECOVER);
     if !missing.is_empty() {
         let feature = format!("needs: {}", missing.names().join(", "));
         return Err(Error::Unsupported { feature });
     }
     let unknown = super_.compatible.bits() & !KNOWN_COMPATIBLE;
-    let compatible = super_.compatible & (UNCHECKED | Compatible::from_bits_retain(unknown));
+    let compatible =
+        super_.compatible & (UNSUPPORTED_COMPATIBLE | Compatible::from_bits_retain(unknown));
     let read_only = super_.read_only_compatible.difference(ReadOnlyCompatible::CHECKABLE);
     let mut names = compatible.names();
     names.extend(read_only.names());
@@ -318,25 +323,25 @@ fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<
 
 impl Check<'_> {
     /// The role of what belongs to a file needs no generation here: nothing is verified by it.
-    fn file(inode: u32) -> FileId {
+    fn file_id(inode: u32) -> FileId {
         FileId { inode, generation: 0 }
     }
 
     /// Notes that a block was come by another time. An extent of few bytes claims many blocks, so
     /// this is done only so often; whether it may be done again.
-    fn once_more(&self) -> bool {
-        let most = self.used.len().saturating_mul(4).saturating_add(MOST_AGAIN);
-        self.again.fetch_add(1, Ordering::Relaxed) < most
+    fn count_revisit(&self) -> bool {
+        let most = self.used.len().saturating_mul(4).saturating_add(MAX_REVISITS);
+        self.revisits.fetch_add(1, Ordering::Relaxed) < most
     }
 
     /// The place of the cluster of a block in the sets of clusters.
-    fn cluster(&self, block: u64) -> u64 {
-        self.nth(block).checked_div(self.super_.cluster_blocks.into()).unwrap_or(0)
+    fn cluster_index(&self, block: u64) -> u64 {
+        self.block_index(block).checked_div(self.super_.cluster_blocks.into()).unwrap_or(0)
     }
 
     /// Whether an inode was in use without a name, or about to be cut short, when the volume was
     /// left: who recovers it goes on with that, and until then it is in use.
-    fn is_pending(&self, number: u32) -> bool {
+    fn is_orphan(&self, number: u32) -> bool {
         self.replayed && self.orphans.contains(&number)
     }
 
@@ -348,7 +353,7 @@ impl Check<'_> {
     }
 
     /// The place of a block in the sets of blocks.
-    fn nth(&self, block: u64) -> u64 {
+    fn block_index(&self, block: u64) -> u64 {
         block.wrapping_sub(u64::from(self.super_.first_data_block))
     }
 
@@ -357,7 +362,7 @@ impl Check<'_> {
         (u64::from(self.super_.first_data_block)..self.super_.blocks).contains(&block)
     }
 
-    fn block(&self, block: u64, role: BlockRole) -> Result<Data> {
+    fn block(&self, block: u64, role: BlockRole) -> Result<SharedBytes> {
         self.store.block(FsBlock(block), role)
     }
 
@@ -366,7 +371,7 @@ impl Check<'_> {
     fn sorted_directories(&self) -> Vec<u32> {
         let mut list =
             std::mem::take(&mut *self.directories.lock().unwrap_or_else(PoisonError::into_inner));
-        list.retain(|dir| !self.is_pending(*dir));
+        list.retain(|dir| !self.is_orphan(*dir));
         list.sort_unstable();
         list
     }
@@ -382,7 +387,7 @@ impl Check<'_> {
 
     /// Runs `work` on each number below `count`, shared among the threads; ends at the
     /// first error.
-    fn share(&self, count: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    fn run_parallel(&self, count: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
         let next = AtomicU64::new(0);
         let run = || -> Result<()> {
             loop {
@@ -390,7 +395,7 @@ impl Check<'_> {
                 if nth >= count as u64 {
                     return Ok(());
                 }
-                if let Err(error) = work(index(nth)) {
+                if let Err(error) = work(saturating_usize(nth)) {
                     next.store(count as u64, Ordering::Relaxed);
                     return Err(error);
                 }

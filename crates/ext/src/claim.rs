@@ -22,64 +22,64 @@ use draconis_exchange::contract::Time;
 use draconis_exchange::heap::Block;
 use parking_lot::Mutex;
 
-use crate::commit::seconds_of;
+use crate::commit::to_disk_seconds;
 use crate::format::checksum::Checksum;
 use crate::format::mmp::{
-    self, CHECKED, CLEAN, LEAST_INTERVAL, LEN_BYTES, MOST_SEQUENCE, MmpRecord,
+    self, LEN_BYTES, MIN_CHECK_INTERVAL, MmpRecord, SEQ_CLEAN, SEQ_FSCK, SEQ_MAX,
 };
 use crate::format::superblock::Superblock;
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::volume::read_superblock;
 use crate::{Error, Result};
 
 /// No host waits longer for the next number than this, beside its interval.
-const MOST_BEYOND: u64 = 60;
+const MAX_EXTRA_WAIT_SECONDS: u64 = 60;
 
 /// What claiming needs of the caller.
-pub struct Claiming<'a> {
+pub struct MmpClaimOptions<'a> {
     /// What time it is.
     pub now: Time,
     /// Any number: that of another host is another one.
-    pub chance: u32,
+    pub random: u32,
     /// Who claims, for those who are refused.
     pub node: &'a str,
     /// Waits for so long.
     pub wait: &'a dyn Fn(Duration),
     /// A claim that could need more is not tried.
-    pub most_wait: Duration,
+    pub max_wait: Duration,
 }
 
 /// See the head of the file.
-pub struct Claim {
+pub struct MmpClaim {
     disk: Arc<dyn Disk>,
     at_bytes: u64,
     seed: Option<Checksum>,
     interval: Duration,
-    mine: Mutex<MmpRecord>,
+    own_record: Mutex<MmpRecord>,
     /// Another gives it back.
-    is_lent: bool,
+    is_borrowed: bool,
 }
 
-impl Claim {
+impl MmpClaim {
     /// Claims the volume on `disk`; `None` if it is not one that needs it.
     ///
     /// # Errors
     /// [`Error::InUse`] if another host uses it; [`Error::Unsupported`] if finding out would take
     /// too long; damage, and what the device says.
-    pub fn make(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<Option<Self>> {
+    pub fn acquire(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
         let super_ = read_superblock(&**disk)?;
         let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
         let there = claim.read()?;
-        if there.sequence == CHECKED {
+        if there.sequence == SEQ_FSCK {
             let by = "a check or another tool; `draconis tune -E clear_mmp` if that was cut off";
-            return Err(in_use(&there, by));
+            return Err(in_use_error(&there, by));
         }
         let interval =
-            u64::from(super_.mmp_interval.max(LEAST_INTERVAL).max(there.interval_seconds));
-        let wait = Duration::from_secs((2 * interval + 1).min(interval + MOST_BEYOND));
-        let is_clean = there.sequence == CLEAN;
+            u64::from(super_.mmp_interval.max(MIN_CHECK_INTERVAL).max(there.interval_seconds));
+        let wait = Duration::from_secs((2 * interval + 1).min(interval + MAX_EXTRA_WAIT_SECONDS));
+        let is_clean = there.sequence == SEQ_CLEAN;
         let all = if is_clean { wait } else { wait * 2 };
-        if all > how.most_wait {
+        if all > how.max_wait {
             let feature = format!(
                 "writing needs: mmp; finding out whether another host uses the volume takes {} s, \
                  which is longer than is waited for: tune2fs -E mmp_update_interval=5",
@@ -91,15 +91,15 @@ impl Claim {
             (how.wait)(wait);
             let again = claim.read()?;
             if again.sequence != there.sequence {
-                return Err(in_use(&again, "another host"));
+                return Err(in_use_error(&again, "another host"));
             }
         }
-        let mine = claim.mine.lock().clone();
+        let mine = claim.own_record.lock().clone();
         claim.write(&mine, how.now)?;
         (how.wait)(wait);
         let again = claim.read()?;
         if again.sequence != mine.sequence {
-            return Err(in_use(&again, "another host"));
+            return Err(in_use_error(&again, "another host"));
         }
         Ok(Some(claim))
     }
@@ -109,10 +109,13 @@ impl Claim {
     ///
     /// # Errors
     /// As [`Claim::make`].
-    pub fn for_tool(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<Option<Self>> {
-        let Some(claim) = Self::make(disk, how)? else { return Ok(None) };
-        let mut mine = claim.mine.lock();
-        mine.sequence = CHECKED;
+    pub fn acquire_for_tool(
+        disk: &Arc<dyn Disk>,
+        how: &MmpClaimOptions<'_>,
+    ) -> Result<Option<Self>> {
+        let Some(claim) = Self::acquire(disk, how)? else { return Ok(None) };
+        let mut mine = claim.own_record.lock();
+        mine.sequence = SEQ_FSCK;
         claim.write(&mine, how.now)?;
         drop(mine);
         Ok(Some(claim))
@@ -120,11 +123,11 @@ impl Claim {
 
     /// The same claim for a part of the work: who gets it does not give the volume back.
     #[must_use]
-    pub fn lent(&self) -> Self {
+    pub fn borrow(&self) -> Self {
         Self {
             disk: self.disk.clone(),
-            mine: Mutex::new(self.mine.lock().clone()),
-            is_lent: true,
+            own_record: Mutex::new(self.own_record.lock().clone()),
+            is_borrowed: true,
             ..*self
         }
     }
@@ -133,24 +136,28 @@ impl Claim {
     ///
     /// # Errors
     /// Damage, and what the device says.
-    pub fn resume(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<Option<Self>> {
+    pub fn resume(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
         let super_ = read_superblock(&**disk)?;
         let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
-        let mine = claim.mine.lock().clone();
+        let mine = claim.own_record.lock().clone();
         claim.write(&mine, how.now)?;
         Ok(Some(claim))
     }
 
-    fn of(disk: &Arc<dyn Disk>, super_: &Superblock, how: &Claiming<'_>) -> Result<Option<Self>> {
+    fn of(
+        disk: &Arc<dyn Disk>,
+        super_: &Superblock,
+        how: &MmpClaimOptions<'_>,
+    ) -> Result<Option<Self>> {
         if !super_.has_mmp() {
             return Ok(None);
         }
         let wrong = Error::corrupt("the block that guards against mounting twice: place");
-        let block = super_.mmp_block.filter(|block| super_.holds(*block)).ok_or(wrong)?;
+        let block = super_.mmp_block.filter(|block| super_.is_valid_block(*block)).ok_or(wrong)?;
         let interval = super_.mmp_interval.max(1);
         let mine = MmpRecord {
-            sequence: how.chance % MOST_SEQUENCE + 1,
-            interval_seconds: interval.saturating_mul(2).max(LEAST_INTERVAL),
+            sequence: how.random % SEQ_MAX + 1,
+            interval_seconds: interval.saturating_mul(2).max(MIN_CHECK_INTERVAL),
             node: how.node.to_owned(),
             device: "draconis".to_owned(),
         };
@@ -159,8 +166,8 @@ impl Claim {
             at_bytes: block.0 * u64::from(super_.block_bytes),
             seed: super_.checksum_seed,
             interval: Duration::from_secs(interval.into()),
-            mine: Mutex::new(mine),
-            is_lent: false,
+            own_record: Mutex::new(mine),
+            is_borrowed: false,
         }))
     }
 
@@ -174,20 +181,20 @@ impl Claim {
     /// # Errors
     /// [`Error::InUse`] if another host says so, too; what the device says.
     pub fn renew(&self, now: Time) -> Result<()> {
-        let mut mine = self.mine.lock();
-        if mine.sequence == CLEAN {
+        let mut mine = self.own_record.lock();
+        if mine.sequence == SEQ_CLEAN {
             // Given back meanwhile.
             return Ok(());
         }
         let there = self.read()?;
         if there.sequence != mine.sequence {
-            return Err(in_use(&there, "another host, which took it meanwhile"));
+            return Err(in_use_error(&there, "another host, which took it meanwhile"));
         }
-        if mine.sequence == CHECKED {
+        if mine.sequence == SEQ_FSCK {
             return Ok(());
         }
         let mut next = mine.clone();
-        next.sequence = mine.sequence % MOST_SEQUENCE + 1;
+        next.sequence = mine.sequence % SEQ_MAX + 1;
         self.write(&next, now)?;
         *mine = next;
         Ok(())
@@ -199,15 +206,15 @@ impl Claim {
     /// As [`Claim::renew`].
     pub fn release(&self, now: Time) -> Result<()> {
         // What was claimed may have been changed into a volume that is not.
-        if self.is_lent || !read_superblock(&*self.disk)?.has_mmp() {
+        if self.is_borrowed || !read_superblock(&*self.disk)?.has_mmp() {
             return Ok(());
         }
-        let mut mine = self.mine.lock();
+        let mut mine = self.own_record.lock();
         let there = self.read()?;
         if there.sequence != mine.sequence {
-            return Err(in_use(&there, "another host, which took it meanwhile"));
+            return Err(in_use_error(&there, "another host, which took it meanwhile"));
         }
-        mine.sequence = CLEAN;
+        mine.sequence = SEQ_CLEAN;
         self.write(&mine, now)
     }
 
@@ -221,24 +228,24 @@ impl Claim {
 
     fn bytes(&self) -> Result<Vec<u8>> {
         let at = self.extent();
-        let block = self.disk.read_now(at, Block::private(index(at.len_bytes)));
+        let block = self.disk.read_now(at, Block::private(saturating_usize(at.len_bytes)));
         let block = block.map_err(|refused| Error::Io(refused.error))?;
-        let mut bytes = vec![0; index(at.len_bytes)];
+        let mut bytes = vec![0; saturating_usize(at.len_bytes)];
         block.copy_out(0, &mut bytes);
         Ok(bytes)
     }
 
     fn read(&self) -> Result<MmpRecord> {
         let bytes = self.bytes()?;
-        let skip = index(self.at_bytes - self.extent().start_bytes);
+        let skip = saturating_usize(self.at_bytes - self.extent().start_bytes);
         mmp::read(bytes.get(skip..).unwrap_or_default(), self.seed)
     }
 
     fn write(&self, said: &MmpRecord, now: Time) -> Result<()> {
         let mut bytes = self.bytes()?;
         let at = self.extent();
-        let skip = index(self.at_bytes - at.start_bytes);
-        let seconds = u64::from(seconds_of(now));
+        let skip = saturating_usize(self.at_bytes - at.start_bytes);
+        let seconds = u64::from(to_disk_seconds(now));
         mmp::write(bytes.get_mut(skip..).unwrap_or_default(), said, seconds, self.seed);
         let mut block = Block::private(bytes.len());
         block.copy_in(0, &bytes);
@@ -249,11 +256,11 @@ impl Claim {
 }
 
 /// Whether a tool has claimed the volume on `disk`.
-pub(crate) fn is_held_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bool> {
+pub(crate) fn is_claimed_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bool> {
     let wrong = Error::corrupt("the block that guards against mounting twice: place");
-    let block = super_.mmp_block.filter(|block| super_.holds(*block)).ok_or(wrong)?;
-    let bytes = crate::redo::Writer::new(disk, super_.block_bytes).read(block, 1)?;
-    Ok(mmp::read(&bytes, super_.checksum_seed)?.sequence == CHECKED)
+    let block = super_.mmp_block.filter(|block| super_.is_valid_block(*block)).ok_or(wrong)?;
+    let bytes = crate::redo::OfflineWriter::new(disk, super_.block_bytes).read(block, 1)?;
+    Ok(mmp::read(&bytes, super_.checksum_seed)?.sequence == SEQ_FSCK)
 }
 
 /// Says that no host uses the volume on `disk`, whatever it says itself: for one that a tool left
@@ -261,22 +268,22 @@ pub(crate) fn is_held_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bo
 ///
 /// # Errors
 /// [`Error::Misuse`] if the volume does not guard against that; damage, what the device says.
-pub fn clear_claim(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> Result<()> {
+pub fn clear_mmp(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<()> {
     let super_ = read_superblock(&**disk)?;
-    let claim = Claim::of(disk, &super_, how)?;
+    let claim = MmpClaim::of(disk, &super_, how)?;
     let claim = claim.ok_or(Error::Misuse("the volume does not guard against two hosts (mmp)"))?;
-    let mut mine = claim.mine.lock();
-    mine.sequence = CLEAN;
+    let mut mine = claim.own_record.lock();
+    mine.sequence = SEQ_CLEAN;
     claim.write(&mine, how.now)
 }
 
-impl fmt::Debug for Claim {
+impl fmt::Debug for MmpClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim").field("mine", &self.mine.lock()).finish_non_exhaustive()
+        f.debug_struct("Claim").field("mine", &self.own_record.lock()).finish_non_exhaustive()
     }
 }
 
-fn in_use(said: &MmpRecord, by: &str) -> Error {
+fn in_use_error(said: &MmpRecord, by: &str) -> Error {
     let MmpRecord { node, device, .. } = said;
     Error::InUse { by: format!("{by} (it calls itself {node:?}, and the device {device:?})") }
 }

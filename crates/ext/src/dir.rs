@@ -10,16 +10,16 @@ pub(crate) mod names;
 
 use draconis_exchange::contract::FileType;
 
-use crate::blocks::data::Data;
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::dirent::Dirent;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::inode::{Inode, flags};
-use crate::map::Place;
-use crate::units::{index, narrow};
+use crate::map::BlockLocation;
+use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
-use names::Wanted;
+use names::NameQuery;
 
 /// A place in a directory: everything before it was enumerated. Stays valid while the
 /// directory does not change, whatever was enumerated in between.
@@ -48,11 +48,11 @@ pub struct Damage {
     pub next: Cookie,
 }
 
-const LONGEST_NAME: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 /// The longest directory of the format, in bytes.
-const MOST_BYTES: u64 = 2 << 30;
+const MAX_DIR_BYTES: u64 = 2 << 30;
 /// The longest directory that is read with `large_dir`, in bytes.
-const MOST_BYTES_LARGE: u64 = 16 << 30;
+const MAX_LARGE_DIR_BYTES: u64 = 16 << 30;
 
 impl Volume {
     /// The inode that `name` names in the directory `dir`; `.` and `..` are names, too.
@@ -62,31 +62,33 @@ impl Volume {
     /// [`Error::Corrupt`] if the name was not found and part of the directory is damaged,
     /// or if it names an inode that no name may name; [`Error::Io`].
     pub fn lookup(&self, dir: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         let inode = self.directory(dir)?;
-        if name.len() > LONGEST_NAME {
+        if name.len() > MAX_NAME_BYTES {
             return Err(Error::NameTooLong);
         }
-        let found = self.find(&inode, &Wanted::of(self, &inode, name)?)?;
-        if !self.super_.names(found) {
+        let found = self.find(&inode, &NameQuery::of(self, &inode, name)?)?;
+        if !self.super_.is_valid_inode(found) {
             let what = "directory entry: inode number";
             return Err(Error::Corrupt { what, inode: Some(dir), block: None });
         }
         Ok(found)
     }
 
-    fn find(&self, dir: &Inode, wanted: &Wanted<'_>) -> Result<InodeNumber> {
+    fn find(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
         if dir.is_inline() {
             return self.find_inline(dir, wanted);
         }
         let dots = matches!(wanted.name(), b"." | b"..");
-        let Some(hashed) = wanted.hashed().filter(|_| self.has_tree(dir) && !dots) else {
+        let Some(hashed) = wanted.hash_input().filter(|_| self.has_tree(dir) && !dots) else {
             return linear::find(self, dir, wanted);
         };
         match hashed::find(self, dir, wanted, hashed) {
             // The names are still there to be read one by one.
             Err(Error::Corrupt { .. }) => linear::find(self, dir, wanted),
-            Err(Error::NotFound) if wanted.may_be_anywhere(self) => linear::find(self, dir, wanted),
+            Err(Error::NotFound) if wanted.may_be_misplaced(self) => {
+                linear::find(self, dir, wanted)
+            }
             found => found,
         }
     }
@@ -105,7 +107,7 @@ impl Volume {
         dots: bool,
         visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
     ) -> Result<()> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         let inode = self.directory(dir)?;
         if inode.is_inline() {
             return self.enumerate_inline(&inode, from, dots, visit);
@@ -126,25 +128,25 @@ impl Volume {
     /// that bound a few pointers could say the same block millions of times.
     pub(crate) fn directory_blocks(&self, dir: &Inode) -> u32 {
         let large = self.super_.incompatible.contains(Incompatible::LARGEDIR);
-        let most = if large { MOST_BYTES_LARGE } else { MOST_BYTES };
+        let most = if large { MAX_LARGE_DIR_BYTES } else { MAX_DIR_BYTES };
         let bytes = dir.size_bytes.min(most).min(self.disk_bytes);
-        narrow(bytes.checked_div(u64::from(self.super_.block_bytes)).unwrap_or(0))
+        saturating_u32(bytes.checked_div(u64::from(self.super_.block_bytes)).unwrap_or(0))
     }
 
     /// One block of a directory; `None` in a hole.
-    fn directory_block(&self, dir: &Inode, nth: FileBlock) -> Result<Option<Data>> {
-        let run = self.runs_of(dir, nth, nth.after(1))?.first().copied();
+    fn directory_block(&self, dir: &Inode, nth: FileBlock) -> Result<Option<SharedBytes>> {
+        let run = self.map_runs(dir, nth, nth.offset(1))?.first().copied();
         match run.map(|run| run.place) {
-            Some(Place::At(_)) => {}
-            Some(Place::Hole | Place::Unwritten(_)) | None => return Ok(None),
-            Some(Place::Damaged(block)) => {
+            Some(BlockLocation::Mapped(_)) => {}
+            Some(BlockLocation::Hole | BlockLocation::Unwritten(_)) | None => return Ok(None),
+            Some(BlockLocation::Damaged(block)) => {
                 let what = "block map: pointer";
                 return Err(Error::Corrupt { what, inode: Some(dir.number), block: Some(block) });
             }
         }
         // What changes block by block is cached block by block.
         if self.writing.is_some()
-            && let Some(Place::At(block)) = run.map(|run| run.place)
+            && let Some(BlockLocation::Mapped(block)) = run.map(|run| run.place)
         {
             return self
                 .store
@@ -153,21 +155,22 @@ impl Volume {
                 .map_err(|error| error.of_inode(dir.number));
         }
         let len = u64::from(self.super_.block_bytes);
-        let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), index(len));
+        let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), saturating_usize(len));
         let block = block.map_err(|error| error.of_inode(dir.number))?;
-        if let Some(Place::At(at)) = run.map(|run| run.place) {
+        if let Some(BlockLocation::Mapped(at)) = run.map(|run| run.place) {
             self.store
-                .verify(at, Role::Directory(dir.id()), &block)
+                .verify_checksum(at, Role::Directory(dir.id()), &block)
                 .map_err(|error| error.of_inode(dir.number))?;
         }
         Ok(Some(block))
     }
 
     /// Says of damage in a directory block where it is.
-    fn place_damage(&self, dir: &Inode, nth: FileBlock, error: Error) -> Error {
-        let run = self.runs_of(dir, nth, nth.after(1)).ok().and_then(|runs| runs.first().copied());
+    fn with_location(&self, dir: &Inode, nth: FileBlock, error: Error) -> Error {
+        let run =
+            self.map_runs(dir, nth, nth.offset(1)).ok().and_then(|runs| runs.first().copied());
         match run.map(|run| run.place) {
-            Some(Place::At(block)) => error.in_block(block).of_inode(dir.number),
+            Some(BlockLocation::Mapped(block)) => error.in_block(block).of_inode(dir.number),
             _ => error.of_inode(dir.number),
         }
     }
@@ -178,9 +181,9 @@ impl Volume {
     }
 
     /// The block and place of a cookie.
-    fn place_of(&self, cookie: Cookie) -> (FileBlock, usize) {
+    fn cookie_position(&self, cookie: Cookie) -> (FileBlock, usize) {
         let bytes = u64::from(self.super_.block_bytes);
-        let at = index(cookie.0.checked_rem(bytes).unwrap_or(0));
+        let at = saturating_usize(cookie.0.checked_rem(bytes).unwrap_or(0));
         (self.file_block(cookie.0), at)
     }
 }

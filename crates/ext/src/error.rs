@@ -22,7 +22,7 @@ pub enum Error {
         feature: String,
     },
     /// What the disk holds is damaged.
-    #[error("{}", Damage { what, inode, block })]
+    #[error("{}", CorruptionMessage { what, inode, block })]
     Corrupt {
         /// Which structure, and what is wrong with it.
         what: &'static str,
@@ -144,13 +144,13 @@ impl Error {
     }
 }
 
-struct Damage<'a> {
+struct CorruptionMessage<'a> {
     what: &'a str,
     inode: &'a Option<InodeNumber>,
     block: &'a Option<FsBlock>,
 }
 
-impl fmt::Display for Damage<'_> {
+impl fmt::Display for CorruptionMessage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "corrupt {}", self.what)?;
         if let Some(inode) = self.inode {

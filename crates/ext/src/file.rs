@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use draconis_exchange::contract::FileType;
 
-use crate::blocks::data::{Chunk, Data};
-use crate::blocks::{CHUNK_BYTES, Key, Part, Plan};
+use crate::blocks::data::{Chunk, SharedBytes};
+use crate::blocks::{CHUNK_BYTES, CacheKey, ReadPlan, ReadSegment};
 use crate::format::inode::Inode;
-use crate::map::{self, Map, Place, Run, SEGMENT_BLOCKS, SegmentKey};
-use crate::units::{index, narrow};
+use crate::map::{self, BlockLocation, Map, Run, SEGMENT_BLOCKS, SegmentKey};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
 
@@ -22,9 +22,9 @@ pub enum Seek {
 }
 
 /// Segments that one [`Volume::seek`] looks at; whatever comes after them counts as data.
-const SEEK_SEGMENTS: u32 = 1 << 14;
+const MAX_SEEK_SEGMENTS: u32 = 1 << 14;
 /// Blocks of a directory that are asked for before it is listed.
-const LISTED_BLOCKS: u32 = 12;
+const MAX_PREFETCHED_DIR_BLOCKS: u32 = 12;
 
 impl Volume {
     /// Up to `len` bytes of a file from `offset`, without copying them: at least one
@@ -34,22 +34,22 @@ impl Volume {
     /// # Errors
     /// [`Error::IsADirectory`] and [`Error::Misuse`] for what is no file;
     /// [`Error::Corrupt`] naming the block if its place is unknown; [`Error::Io`].
-    pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<Data> {
-        let _reading = self.reading();
-        self.read_of(&*self.node(number)?, offset, len)
+    pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<SharedBytes> {
+        let _reading = self.read_lock();
+        self.read_from_inode(&*self.node(number)?, offset, len)
     }
 
     /// [`Volume::read`] from an inode at hand.
     ///
     /// # Errors
     /// As [`Volume::read`].
-    pub fn read_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
-        let _reading = self.reading();
-        let now = self.as_is_now(inode)?;
-        self.piece_of(now.as_deref().unwrap_or(inode), offset, len)
+    pub fn read_from_inode(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
+        let _reading = self.read_lock();
+        let now = self.reload_inode(inode)?;
+        self.read_chunk_part(now.as_deref().unwrap_or(inode), offset, len)
     }
 
-    fn piece_of(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+    fn read_chunk_part(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
         match inode.kind {
             FileType::File => self.contents(inode, offset, len),
             FileType::Directory => Err(Error::IsADirectory),
@@ -63,26 +63,36 @@ impl Volume {
     /// # Errors
     /// As [`Volume::read`], if not even the first byte can be read.
     pub fn read_into(&self, number: InodeNumber, offset: u64, into: &mut [u8]) -> Result<usize> {
-        let _reading = self.reading();
-        self.read_into_of(&*self.node(number)?, offset, into)
+        let _reading = self.read_lock();
+        self.read_into_from_inode(&*self.node(number)?, offset, into)
     }
 
     /// [`Volume::read_into`] from an inode at hand.
     ///
     /// # Errors
     /// As [`Volume::read_into`].
-    pub fn read_into_of(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
-        let _reading = self.reading();
-        let now = self.as_is_now(inode)?;
-        self.read_now(now.as_deref().unwrap_or(inode), offset, into)
+    pub fn read_into_from_inode(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize> {
+        let _reading = self.read_lock();
+        let now = self.reload_inode(inode)?;
+        self.read_into_locked(now.as_deref().unwrap_or(inode), offset, into)
     }
 
     /// [`Volume::read_into_of`] for those who hold the gate.
-    pub(crate) fn read_now(&self, inode: &Inode, offset: u64, into: &mut [u8]) -> Result<usize> {
+    pub(crate) fn read_into_locked(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize> {
         let mut done = 0usize;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = offset.saturating_add(done as u64);
-            let data = match self.piece_of(inode, at, rest.len()) {
+            let data = match self.read_chunk_part(inode, at, rest.len()) {
                 Ok(data) => data,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -96,48 +106,49 @@ impl Volume {
 
     /// An inode at hand may be older than its last change; `None` if
     /// nothing changes.
-    fn as_is_now(&self, inode: &Inode) -> Result<Option<Arc<Inode>>> {
+    fn reload_inode(&self, inode: &Inode) -> Result<Option<Arc<Inode>>> {
         self.writing.as_ref().map(|_| self.node(inode.number)).transpose()
     }
 
     /// Contents of whatever has blocks.
-    pub(crate) fn contents(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+    pub(crate) fn contents(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
         let left = inode.size_bytes.saturating_sub(offset);
         if left == 0 || len == 0 {
             inode.readable()?;
-            return Ok(Data::none());
+            return Ok(SharedBytes::empty());
         }
         if inode.is_inline() {
             return self.inline_contents(inode, offset, len);
         }
-        let key = Key { inode: inode.number.0, index: offset / CHUNK_BYTES };
-        let at = index(offset % CHUNK_BYTES);
+        let key = CacheKey { inode: inode.number.0, index: offset / CHUNK_BYTES };
+        let at = saturating_usize(offset % CHUNK_BYTES);
         match self.chunk(inode, key) {
-            Ok(chunk) => Ok(Data::of(chunk, at, len)),
+            Ok(chunk) => Ok(SharedBytes::of(chunk, at, len)),
             // One bad block must not take its chunk with it.
-            Err(Error::Corrupt { .. } | Error::Io(_)) => self.lone_block(inode, offset, len),
+            Err(Error::Corrupt { .. } | Error::Io(_)) => self.read_single_block(inode, offset, len),
             Err(other) => Err(other),
         }
     }
 
-    fn chunk(&self, inode: &Inode, key: Key) -> Result<Arc<Chunk>> {
+    fn chunk(&self, inode: &Inode, key: CacheKey) -> Result<Arc<Chunk>> {
         let plan = || self.plan(inode, key.index);
-        let chunk = self.store.chunk(key, plan, || self.run_ahead(inode, key.index, false))?;
-        if chunk.marked() {
-            self.run_ahead(inode, key.index, true);
+        let chunk =
+            self.store.chunk(key, plan, || self.start_read_ahead(inode, key.index, false))?;
+        if chunk.take_read_ahead_mark() {
+            self.start_read_ahead(inode, key.index, true);
         }
         Ok(chunk)
     }
 
     /// Starts what the stream will want next.
-    fn run_ahead(&self, inode: &Inode, chunk: u64, there: bool) {
+    fn start_read_ahead(&self, inode: &Inode, chunk: u64, there: bool) {
         let chunks = inode.size_bytes.div_ceil(CHUNK_BYTES);
         if chunks <= 1 {
             return;
         }
-        let Some(ahead) = self.streams.at(inode.number.0, chunk, there) else { return };
+        let Some(ahead) = self.streams.on_read(inode.number.0, chunk, there) else { return };
         for nth in ahead.from..ahead.end.min(chunks) {
-            let key = Key { inode: inode.number.0, index: nth };
+            let key = CacheKey { inode: inode.number.0, index: nth };
             let marked = nth == ahead.mark;
             if !self.store.read_ahead(key, || self.plan(inode, nth), marked) {
                 return;
@@ -146,29 +157,33 @@ impl Volume {
     }
 
     /// How chunk `nth` is read.
-    fn plan(&self, inode: &Inode, nth: u64) -> Result<Plan> {
+    fn plan(&self, inode: &Inode, nth: u64) -> Result<ReadPlan> {
         let start = nth.saturating_mul(CHUNK_BYTES);
         let len = inode.size_bytes.saturating_sub(start).min(CHUNK_BYTES);
-        self.plan_of(inode, start, index(len))
+        self.read_plan(inode, start, saturating_usize(len))
     }
 
     /// How `len` bytes from `start`, where a block starts, are read.
-    fn plan_of(&self, inode: &Inode, start: u64, len: usize) -> Result<Plan> {
+    fn read_plan(&self, inode: &Inode, start: u64, len: usize) -> Result<ReadPlan> {
         let from = self.file_block(start);
         let end = self.file_block_end(start.saturating_add(len as u64));
         let block_bytes = u64::from(self.super_.block_bytes);
         let mut parts = Vec::new();
-        for run in self.runs_of(inode, from, end)? {
+        for run in self.map_runs(inode, from, end)? {
             match run.place {
-                Place::Hole | Place::Unwritten(_) => {}
-                Place::At(block) => {
+                BlockLocation::Hole | BlockLocation::Unwritten(_) => {}
+                BlockLocation::Mapped(block) => {
                     let skipped = u64::from(run.from.0.saturating_sub(from.0));
-                    let to = index(skipped.saturating_mul(block_bytes));
-                    let bytes = index(u64::from(run.blocks).saturating_mul(block_bytes));
+                    let to = saturating_usize(skipped.saturating_mul(block_bytes));
+                    let bytes = saturating_usize(u64::from(run.blocks).saturating_mul(block_bytes));
                     let len = bytes.min(len.saturating_sub(to));
-                    parts.push(Part { start_bytes: block.0.saturating_mul(block_bytes), len, to });
+                    parts.push(ReadSegment {
+                        start_bytes: block.0.saturating_mul(block_bytes),
+                        len,
+                        chunk_offset: to,
+                    });
                 }
-                Place::Damaged(block) => {
+                BlockLocation::Damaged(block) => {
                     return Err(Error::Corrupt {
                         what: "block map: pointer",
                         inode: Some(inode.number),
@@ -177,57 +192,61 @@ impl Volume {
                 }
             }
         }
-        Ok(Plan { len, parts, clustered: inode.kind == FileType::File })
+        Ok(ReadPlan { len, parts, is_near_siblings: inode.kind == FileType::File })
     }
 
     /// Starts to read the first blocks of a directory that will be listed soon, most
     /// likely: one that a listing with attributes has shown. A hint: it never fails.
-    pub fn will_list(&self, number: InodeNumber) {
-        let _reading = self.reading();
+    pub fn prefetch_directory(&self, number: InodeNumber) {
+        let _reading = self.read_lock();
         let Ok(inode) = self.node(number) else { return };
         if inode.kind != FileType::Directory || inode.is_inline() {
             return;
         }
         if self.writing.is_none() {
-            let key = Key { inode: number.0, index: 0 };
+            let key = CacheKey { inode: number.0, index: 0 };
             self.store.read_ahead(key, || self.plan(&inode, 0), false);
             return;
         }
         // Where it changes, it is read block by block (`directory_block`).
-        let end = FileBlock(self.directory_blocks(&inode).min(LISTED_BLOCKS));
+        let end = FileBlock(self.directory_blocks(&inode).min(MAX_PREFETCHED_DIR_BLOCKS));
         if !map::is_direct(&inode, end) {
             return;
         }
-        let Ok(runs) = self.runs_of(&inode, FileBlock(0), end) else { return };
+        let Ok(runs) = self.map_runs(&inode, FileBlock(0), end) else { return };
         let blocks = runs.iter().filter_map(|run| match run.place {
-            Place::At(block) => Some((0..u64::from(run.blocks)).map(move |nth| block.after(nth).0)),
-            Place::Hole | Place::Unwritten(_) | Place::Damaged(_) => None,
+            BlockLocation::Mapped(block) => {
+                Some((0..u64::from(run.blocks)).map(move |nth| block.offset(nth).0))
+            }
+            BlockLocation::Hole | BlockLocation::Unwritten(_) | BlockLocation::Damaged(_) => None,
         });
-        self.store.expect(blocks.flatten().collect());
+        self.store.prefetch(blocks.flatten().collect());
     }
 
     /// What a chunk that cannot be read still has at `offset`: the rest of one block.
-    fn lone_block(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+    fn read_single_block(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
         let block_bytes = u64::from(self.super_.block_bytes);
         let skew = offset.checked_rem(block_bytes).unwrap_or(0);
         let start = offset.saturating_sub(skew);
         let there = inode.size_bytes.saturating_sub(start).min(block_bytes);
-        let plan = self.plan_of(inode, start, index(there))?;
+        let plan = self.read_plan(inode, start, saturating_usize(there))?;
         let block = self.store.load(&plan).map_err(|error| error.of_inode(inode.number))?;
-        Ok(Data::of(block, index(skew), len))
+        Ok(SharedBytes::of(block, saturating_usize(skew), len))
     }
 
     pub(crate) fn file_block(&self, bytes: u64) -> FileBlock {
-        FileBlock(narrow(bytes.checked_div(u64::from(self.super_.block_bytes)).unwrap_or(0)))
+        FileBlock(saturating_u32(
+            bytes.checked_div(u64::from(self.super_.block_bytes)).unwrap_or(0),
+        ))
     }
 
     /// The first block after `bytes` bytes.
     fn file_block_end(&self, bytes: u64) -> FileBlock {
-        FileBlock(narrow(bytes.div_ceil(u64::from(self.super_.block_bytes))))
+        FileBlock(saturating_u32(bytes.div_ceil(u64::from(self.super_.block_bytes))))
     }
 
     /// Where the blocks from `from` up to `end` are.
-    pub(crate) fn runs_of(
+    pub(crate) fn map_runs(
         &self,
         inode: &Inode,
         from: FileBlock,
@@ -248,17 +267,17 @@ impl Volume {
         Ok(all)
     }
 
-    fn scan(&self, inode: &Inode, from: FileBlock, end: FileBlock) -> Result<map::Runs> {
-        let map = map::of(inode)?;
+    fn scan(&self, inode: &Inode, from: FileBlock, end: FileBlock) -> Result<map::RunList> {
+        let map = map::map_of(inode)?;
         map::with_source(&self.store, &self.super_, map.role(inode.id()), |source| {
             map::scan(&map, source, from, end)
         })
     }
 
     /// One segment of a file's map, and where the next one starts.
-    fn segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::Runs>, FileBlock)> {
+    fn segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::RunList>, FileBlock)> {
         let from = FileBlock(segment.saturating_mul(SEGMENT_BLOCKS));
-        let full = from.after(SEGMENT_BLOCKS);
+        let full = from.offset(SEGMENT_BLOCKS);
         let end = full.min(self.file_block_end(inode.size_bytes));
         let key = SegmentKey { inode: inode.number.0, segment };
         let runs = self.maps.get_or_load(key, || self.scan(inode, from, end).map(Arc::new))?;
@@ -273,18 +292,18 @@ impl Volume {
     /// [`Error::Unsupported`] if it is not mapped by blocks, [`Error::Io`]. Damage is not an
     /// error here but a [`Place`].
     pub fn map(&self, number: InodeNumber, offset: u64) -> Result<Vec<Run>> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         let inode = self.node(number)?;
-        self.map_of(&inode, offset)
+        self.map_inode(&inode, offset)
     }
 
     /// [`Volume::map`] of an inode at hand.
     ///
     /// # Errors
     /// As [`Volume::map`].
-    pub fn map_of(&self, inode: &Inode, offset: u64) -> Result<Vec<Run>> {
-        let _reading = self.reading();
-        let now = self.as_is_now(inode)?;
+    pub fn map_inode(&self, inode: &Inode, offset: u64) -> Result<Vec<Run>> {
+        let _reading = self.read_lock();
+        let now = self.reload_inode(inode)?;
         let inode = now.as_deref().unwrap_or(inode);
         inode.readable()?;
         let at = self.file_block(offset);
@@ -295,7 +314,7 @@ impl Volume {
         let (runs, segment_end) = self.segment(inode, at.0 / SEGMENT_BLOCKS)?;
         let mut found: Vec<Run> = runs.between(at, end.min(segment_end)).collect();
         if runs.is_hole() {
-            let map = map::of(inode)?;
+            let map = map::map_of(inode)?;
             let hole =
                 map::with_source(&self.store, &self.super_, map.role(inode.id()), |source| {
                     map::hole_end(&map, source, segment_end.min(end))
@@ -315,7 +334,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::map`].
     pub fn seek(&self, number: InodeNumber, offset: u64, what: Seek) -> Result<Option<u64>> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         let inode = self.node(number)?;
         inode.readable()?;
         if offset >= inode.size_bytes {
@@ -326,8 +345,8 @@ impl Volume {
         }
         let block_bytes = u64::from(self.super_.block_bytes);
         let mut at = offset;
-        for _ in 0..SEEK_SEGMENTS {
-            let runs = self.map_of(&inode, at)?;
+        for _ in 0..MAX_SEEK_SEGMENTS {
+            let runs = self.map_inode(&inode, at)?;
             let Some(last) = runs.last() else { break };
             let is_hole = |run: &&Run| run.place.is_zeros() == (what == Seek::Hole);
             if let Some(run) = runs.iter().find(is_hole) {

@@ -20,9 +20,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_exchange::contract::{Access, AttributeChange, Attributes, FileType, Time};
 
-use crate::mkfs::{self, Contents, Node, Target, Tree, What};
+use crate::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use crate::{
-    AccessTimes, Error, Follow, InodeNumber, NewNode, Options, Renaming, Result, Volume, Writing,
+    AccessTimes, Error, Follow, InodeNumber, NewNode, OpenOptions, RenameMode, Result, Volume,
+    WriteOptions,
 };
 
 /// Bytes that are changed in memory before they go to the image.
@@ -89,13 +90,13 @@ impl FileSystem {
     /// The options do not fit the disk; what the disk says.
     pub fn create_on(
         disk: Arc<dyn Disk>,
-        options: &mkfs::Options,
+        options: &mkfs::FormatOptions,
         zeroed: bool,
     ) -> io::Result<Self> {
-        let mut tree = Tree::new(Node::new(What::Directory, 0o755));
-        let plan = mkfs::sized(options, &mut tree, disk.properties().len_bytes);
+        let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
+        let plan = mkfs::plan_for_size(options, &mut tree, disk.properties().len_bytes);
         let plan = plan.map_err(io::Error::other)?;
-        let target = Target { disk: &disk, zeroed, progress: &|_| {} };
+        let target = FormatTarget { disk: &disk, zeroed, progress: &|_| {} };
         mkfs::write(&plan, &NoFiles, &target).map_err(io::Error::other)?;
         Self::open_on(disk)
     }
@@ -115,7 +116,7 @@ impl FileSystem {
     /// There is none, or it is being changed.
     pub fn open_read_only(image: impl AsRef<Path>) -> io::Result<Self> {
         let image = image.as_ref();
-        let open = |disk| Volume::open(disk, Options::default()).map_err(io_error);
+        let open = |disk| Volume::open(disk, OpenOptions::default()).map_err(io_error);
         let volume = disk(image, false).and_then(open).map_err(|error| named(image, error))?;
         Ok(Self { volume })
     }
@@ -125,13 +126,13 @@ impl FileSystem {
     /// # Errors
     /// There is none, or it can only be read.
     pub fn open_on(disk: Arc<dyn Disk>) -> io::Result<Self> {
-        let writing = Writing {
+        let writing = WriteOptions {
             clock: Arc::new(now),
             dirty_bytes: DIRTY_BYTES,
             atime: AccessTimes::Never,
             discard: false,
         };
-        let volume = Volume::open_for_writing(disk, Options::default(), writing);
+        let volume = Volume::open_for_writing(disk, OpenOptions::default(), writing);
         let volume = volume.map_err(io_error)?;
         match volume.read_only_reason() {
             None => Ok(Self { volume }),
@@ -191,9 +192,9 @@ impl FileSystem {
                 bytes(path)?,
                 &node(FileType::File, 0o644, b""),
             )?;
-            self.volume.hold(inode);
+            self.volume.add_user(inode);
             let written = self.replace(inode, contents);
-            self.volume.release(inode, 1);
+            self.volume.remove_users(inode, 1);
             written
         };
         write().map_err(|error| about(path, error))
@@ -280,7 +281,7 @@ impl FileSystem {
         let (from, to) = (from.as_ref(), to.as_ref());
         let (to_dir, to_name) = self.parent(to).map_err(|error| about(to, error))?;
         self.named(from, |dir, name| {
-            self.volume.rename(dir, name, to_dir, to_name, Renaming::Replace)
+            self.volume.rename(dir, name, to_dir, to_name, RenameMode::Replace)
         })
     }
 
@@ -364,7 +365,7 @@ impl FileSystem {
 
     fn replace(&self, inode: InodeNumber, contents: &[u8]) -> Result<()> {
         self.file(inode)?;
-        self.volume.may_open(inode, Access { read: false, write: true, append: false })?;
+        self.volume.check_open(inode, Access { read: false, write: true, append: false })?;
         let cut = AttributeChange { size_bytes: Some(0), ..AttributeChange::default() };
         self.volume.set_attributes(inode, &cut)?;
         let mut offset = 0;
@@ -425,14 +426,14 @@ impl Drop for FileSystem {
 /// What the files of a new volume hold: it has none.
 struct NoFiles;
 
-impl Contents for NoFiles {
+impl FileSource for NoFiles {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> io::Result<()> {
         Err(io::ErrorKind::NotFound.into())
     }
 }
 
 /// An ext4 volume as mke2fs makes it, with an identity by chance.
-fn ext4() -> mkfs::Options {
+fn ext4() -> mkfs::FormatOptions {
     let chance = || {
         let half = |of: u64| RandomState::new().hash_one(of).to_le_bytes();
         let mut bytes = [0; 16];
@@ -447,8 +448,8 @@ fn ext4() -> mkfs::Options {
     *version = *version & 0x0F | 0x40;
     *variant = *variant & 0x3F | 0x80;
     let time = u32::try_from(now().seconds).unwrap_or(u32::MAX);
-    let options = mkfs::Options::of_type("ext4").unwrap_or_default();
-    mkfs::Options { uuid, hash_seed: chance(), time, ..options }
+    let options = mkfs::FormatOptions::of_type("ext4").unwrap_or_default();
+    mkfs::FormatOptions { uuid, hash_seed: chance(), time, ..options }
 }
 
 /// What time it is.

@@ -25,18 +25,20 @@ use draconis_exchange::contract::Time;
 
 use crate::format::bitmap::{BitRun, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::group::{Group, flags};
+use crate::format::group::{GroupDescriptor, flags};
 use crate::format::inode::low32;
 use crate::format::superblock::{RawSuperblock, Superblock};
-use crate::mkfs::LEAST_IN_GROUP;
-use crate::redo::Redo;
-use crate::units::{index, narrow};
-pub use crate::whole::{Error, Result};
-use crate::whole::{PlannedVolume, Whole, bounds, reserve, set_between, tables};
+use crate::mkfs::MIN_LAST_GROUP_BLOCKS;
+use crate::redo::RedoLog;
+use crate::units::{saturating_u32, saturating_usize};
+pub use crate::whole::{OfflineError, Result};
+use crate::whole::{
+    OfflineVolume, PlannedVolume, group_bounds, group_tables, reserve, set_bits_in_group,
+};
 use crate::{FsBlock, GroupNumber};
 
 /// Where a plan is written.
-pub struct Target<'a> {
+pub struct GrowTarget<'a> {
     /// The disk; as long as the volume is to be.
     pub disk: &'a dyn Disk,
     /// From this byte on it reads as zeros, so that zeros need not be written.
@@ -49,16 +51,16 @@ pub struct Target<'a> {
 
 /// A volume as it is, and as it is to be.
 #[derive(Debug)]
-pub struct Growth {
-    old: Whole,
+pub struct GrowPlan {
+    old: OfflineVolume,
     /// The superblock as it is to be; free counts excepted, which are what they were.
     raw: RawSuperblock,
     new: Superblock,
     /// The top of the map of the reserve, if that has to change.
-    reserve: Option<FsBlock>,
+    resize_dind_block: Option<FsBlock>,
 }
 
-impl Growth {
+impl GrowPlan {
     /// Plans to grow the volume on `disk`, which is not in use and [`crate::settle`]d, to
     /// `size_bytes`: less by a part of a block, and by a last group that would have no room for
     /// files. The disk may be shorter than that until it is written.
@@ -66,14 +68,14 @@ impl Growth {
     /// # Errors
     /// All but [`Error::ShortDisk`] for the size to come.
     pub fn plan(disk: &dyn Disk, size_bytes: u64) -> Result<Self> {
-        let old = Whole::load(disk, "growing")?;
-        let (raw, new) = sized(&old, size_bytes)?;
-        let redo = Redo::new(disk, new.block_bytes, vec![]);
+        let old = OfflineVolume::load(disk, "growing")?;
+        let (raw, new) = target_superblock(&old, size_bytes)?;
+        let redo = RedoLog::new(disk, new.block_bytes, vec![]);
         let is_changed = new.reserved_descriptor_blocks != old.super_.reserved_descriptor_blocks
             || new.compatible != old.super_.compatible
             || (old.super_.groups..new.groups).any(|it| new.has_superblock(GroupNumber(it)));
-        let reserve = if is_changed { reserve::top(&redo, &old)? } else { None };
-        Ok(Self { old, raw, new, reserve })
+        let reserve = if is_changed { reserve::resize_dind_block(&redo, &old)? } else { None };
+        Ok(Self { old, raw, new, resize_dind_block: reserve })
     }
 
     /// Bytes of the volume as it is.
@@ -101,7 +103,7 @@ impl Growth {
         let most = zeroed_from_bytes / block_bytes;
         let table = u64::from(self.new.inode_table_blocks());
         let blocks = |group| {
-            let (start, _) = bounds(&self.new, group);
+            let (start, _) = group_bounds(&self.new, group);
             table.min(most.saturating_sub(start)).saturating_add(2)
         };
         let all = self.new_groups().fold(0u64, |all, group| all.saturating_add(blocks(group)));
@@ -113,16 +115,16 @@ impl Growth {
     /// # Errors
     /// [`Error::ShortDisk`]; [`Error::NoRoom`] where nothing is free for the log; what the device
     /// says.
-    pub fn write(&self, target: &Target<'_>) -> Result<()> {
+    pub fn write(&self, target: &GrowTarget<'_>) -> Result<()> {
         let (disk_bytes, needed_bytes) = (target.disk.properties().len_bytes, self.len_bytes());
         if needed_bytes > disk_bytes {
-            return Err(Error::ShortDisk { disk_bytes, needed_bytes });
+            return Err(OfflineError::ShortDisk { disk_bytes, needed_bytes });
         }
         let old = &self.old.super_;
         if old.blocks == self.new.blocks {
             return Ok(());
         }
-        let mut redo = Redo::new(target.disk, self.new.block_bytes, vec![]);
+        let mut redo = RedoLog::new(target.disk, self.new.block_bytes, vec![]);
         let mut to_be = PlannedVolume {
             raw: self.raw.clone(),
             super_: self.new.clone(),
@@ -136,7 +138,7 @@ impl Growth {
         }
         let last = old.groups.saturating_sub(1);
         let ratio = u64::from(old.cluster_blocks);
-        let end = bounds(&self.new, last).1;
+        let end = group_bounds(&self.new, last).1;
         let gained = old.blocks.next_multiple_of(ratio).min(end)..end;
         room.push(gained.clone());
         // As many as may change, and those of the index.
@@ -150,71 +152,75 @@ impl Growth {
             let last = room.len().saturating_sub(1);
             room.splice(last..last, self.old.free_blocks(&redo, 0, enough)?);
         }
-        redo.set_room(room)?;
+        redo.set_log_ranges(room)?;
         self.fill_last_group(&mut redo, &mut to_be, last, &gained)?;
-        if let Some(top) = self.reserve {
-            reserve::renew(&mut redo, &to_be, top, target.now)?;
+        if let Some(top) = self.resize_dind_block {
+            reserve::rewrite(&mut redo, &to_be, top, target.now)?;
             if !self.new.compatible.contains(Compatible::RESIZE_INODE) {
-                self.free(&mut redo, &mut to_be, top)?;
+                self.free_block(&mut redo, &mut to_be, top)?;
             }
         }
-        let raw = to_be.put(&mut redo, &self.old, target.now)?;
+        let raw = to_be.write_descriptors(&mut redo, &self.old, target.now)?;
         Ok(redo.commit(&raw)?)
     }
 
     /// Writes what is in a new group, which is not seen yet; its descriptor, and what is free.
     fn write_group(
         &self,
-        redo: &mut Redo<'_>,
+        redo: &mut RedoLog<'_>,
         number: u32,
-        target: &Target<'_>,
-    ) -> Result<(Group, Range<u64>)> {
+        target: &GrowTarget<'_>,
+    ) -> Result<(GroupDescriptor, Range<u64>)> {
         let new = &self.new;
-        let (start, end) = bounds(new, number);
-        let head = FsBlock(start + new.head_blocks(GroupNumber(number)));
-        let mut group = Group {
+        let (start, end) = group_bounds(new, number);
+        let head = FsBlock(start + new.base_meta_blocks(GroupNumber(number)));
+        let mut group = GroupDescriptor {
             block_bitmap: head,
-            inode_bitmap: head.after(1),
-            inode_table: head.after(2),
+            inode_bitmap: head.offset(1),
+            inode_table: head.offset(2),
             free_clusters: 0,
             free_inodes: new.inodes_per_group,
             directories: 0,
             unused_inodes: 0,
             flags: 0,
-            bitmap_sums: [0; 2],
+            bitmap_checksums: [0; 2],
         };
-        if new.read_only_compatible.intersects(ReadOnlyCompatible::SUMS) {
+        if new.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS) {
             group.unused_inodes = new.inodes_per_group;
             group.flags = flags::INODE_UNINIT | flags::INODE_ZEROED;
         }
-        let [.., table] = tables(new, &group);
+        let [.., table] = group_tables(new, &group);
         let ratio = u64::from(new.cluster_blocks);
         let data = table.end.next_multiple_of(ratio);
-        group.free_clusters = narrow((end - data).div_ceil(ratio));
-        let len = index(new.block_bytes.into());
+        group.free_clusters = saturating_u32((end - data).div_ceil(ratio));
+        let len = saturating_usize(new.block_bytes.into());
         let mut blocks = vec![0xFF; len];
-        set_between(&mut blocks, data..end, (new, number), false);
+        set_bits_in_group(&mut blocks, data..end, (new, number), false);
         let mut inodes = vec![0xFF; len];
         fill(&mut inodes, BitRun { start: 0, len: new.inodes_per_group }, false);
-        group.sum_blocks(&blocks, new);
+        group.set_block_bitmap_csum(&blocks, new);
         if group.flags & flags::INODE_UNINIT == 0 {
-            group.sum_inodes(&inodes, new);
+            group.set_inode_bitmap_csum(&inodes, new);
         }
         let bytes = [blocks, inodes].concat();
-        redo.write_free(group.block_bitmap, &bytes)?;
+        redo.write_free_blocks(group.block_bitmap, &bytes)?;
         (target.progress)(bytes.len() as u64);
         let at_bytes = |block: u64| block * u64::from(new.block_bytes);
         // Of its head all but the reserve is written with the descriptors.
-        redo.zero_free(at_bytes(start), at_bytes(head.0).min(target.zeroed_from_bytes), &|_| ())?;
+        redo.zero_free_blocks(
+            at_bytes(start),
+            at_bytes(head.0).min(target.zeroed_from_bytes),
+            &|_| (),
+        )?;
         let end_bytes = at_bytes(table.end).min(target.zeroed_from_bytes);
-        redo.zero_free(at_bytes(table.start), end_bytes, target.progress)?;
+        redo.zero_free_blocks(at_bytes(table.start), end_bytes, target.progress)?;
         Ok((group, data..end))
     }
 
     /// What the group that was last gains is free.
     fn fill_last_group(
         &self,
-        redo: &mut Redo<'_>,
+        redo: &mut RedoLog<'_>,
         to_be: &mut PlannedVolume,
         last: u32,
         gained: &Range<u64>,
@@ -223,17 +229,22 @@ impl Growth {
             return Ok(());
         }
         let mut bitmap = self.old.block_bitmap(redo, last)?;
-        set_between(&mut bitmap, gained.clone(), (&self.new, last), false);
+        set_bits_in_group(&mut bitmap, gained.clone(), (&self.new, last), false);
         to_be.set_block_bitmap(redo, last, bitmap)
     }
 
     /// Frees a block that was there before.
-    fn free(&self, redo: &mut Redo<'_>, to_be: &mut PlannedVolume, block: FsBlock) -> Result<()> {
+    fn free_block(
+        &self,
+        redo: &mut RedoLog<'_>,
+        to_be: &mut PlannedVolume,
+        block: FsBlock,
+    ) -> Result<()> {
         let nth = block.0 - u64::from(self.new.first_data_block);
-        let number = narrow(nth / u64::from(self.new.blocks_per_group));
+        let number = saturating_u32(nth / u64::from(self.new.blocks_per_group));
         let is_last = number + 1 == self.old.super_.groups;
         let mut bitmap = if is_last && self.new.blocks != self.old.super_.blocks {
-            match to_be.groups.get(index(number.into())) {
+            match to_be.groups.get(saturating_usize(number.into())) {
                 Some(group) => redo.block(group.block_bitmap)?,
                 None => return Err(crate::Error::corrupt("group number").into()),
             }
@@ -242,13 +253,16 @@ impl Growth {
         };
         let ratio = u64::from(self.new.cluster_blocks);
         let start = block.0 - nth % ratio;
-        set_between(&mut bitmap, start..start + ratio, (&self.new, number), false);
+        set_bits_in_group(&mut bitmap, start..start + ratio, (&self.new, number), false);
         to_be.set_block_bitmap(redo, number, bitmap)
     }
 }
 
 /// The superblock of a volume of `size_bytes`, free counts excepted.
-fn sized(whole: &Whole, size_bytes: u64) -> Result<(RawSuperblock, Superblock)> {
+fn target_superblock(
+    whole: &OfflineVolume,
+    size_bytes: u64,
+) -> Result<(RawSuperblock, Superblock)> {
     let (raw, old) = (&whole.raw, &whole.super_);
     let block_bytes = u64::from(old.block_bytes);
     let first = u64::from(old.first_data_block);
@@ -256,7 +270,7 @@ fn sized(whole: &Whole, size_bytes: u64) -> Result<(RawSuperblock, Superblock)> 
     let ratio = u64::from(old.cluster_blocks);
     let asked = size_bytes / block_bytes;
     if asked < old.blocks {
-        return Err(Error::Shrink { blocks: old.blocks, block_bytes: old.block_bytes });
+        return Err(OfflineError::Shrink { blocks: old.blocks, block_bytes: old.block_bytes });
     }
     let asked = (asked - asked % ratio).max(old.blocks);
     let wide = old.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
@@ -265,7 +279,7 @@ fn sized(whole: &Whole, size_bytes: u64) -> Result<(RawSuperblock, Superblock)> 
         true => 1 << 40,
         false => u32::MAX.into(),
     });
-    let too_large = |full: u64| Error::TooLarge {
+    let too_large = |full: u64| OfflineError::TooLarge {
         asked_bytes: size_bytes,
         largest_bytes: full.saturating_mul(block_bytes),
     };
@@ -277,9 +291,9 @@ fn sized(whole: &Whole, size_bytes: u64) -> Result<(RawSuperblock, Superblock)> 
     if rest == 0 || new.groups == old.groups {
         return Ok((new_raw, new));
     }
-    let head = new.head_blocks(GroupNumber(new.groups - 1));
+    let head = new.base_meta_blocks(GroupNumber(new.groups - 1));
     let own = head + u64::from(new.inode_table_blocks()) + 2;
-    let least = own.next_multiple_of(ratio) + LEAST_IN_GROUP.next_multiple_of(ratio);
+    let least = own.next_multiple_of(ratio) + MIN_LAST_GROUP_BLOCKS.next_multiple_of(ratio);
     if rest >= least {
         return Ok((new_raw, new));
     }
@@ -294,7 +308,7 @@ fn with_blocks(
 ) -> crate::Result<(RawSuperblock, Superblock)> {
     let mut raw = raw.clone();
     set_blocks(&mut raw, old, blocks)?;
-    let grown = checked(&mut raw)?;
+    let grown = seal_and_parse(&mut raw)?;
     let taken = grown.descriptor_blocks().saturating_sub(old.descriptor_blocks());
     let reserved = u32::from(old.reserved_descriptor_blocks);
     let is_meta = old.incompatible.contains(Incompatible::META_BG);
@@ -310,13 +324,13 @@ fn with_blocks(
             raw.s_first_meta_bg = (old.descriptor_blocks() + reserved).into();
         }
     }
-    let new = checked(&mut raw)?;
+    let new = seal_and_parse(&mut raw)?;
     if old.cluster_blocks > 1 {
         // What shares clusters is not counted here: the kernel does that where this is 0.
         raw.s_overhead_blocks = 0.into();
     } else if old.overhead_clusters != 0 {
         let more = new.overhead().saturating_sub(old.overhead());
-        raw.s_overhead_blocks = narrow(more).saturating_add(old.overhead_clusters).into();
+        raw.s_overhead_blocks = saturating_u32(more).saturating_add(old.overhead_clusters).into();
     }
     Ok((raw, new))
 }
@@ -341,13 +355,13 @@ pub(crate) fn set_blocks(
         raw.s_blocks_count_hi = low32(blocks >> 32).into();
         raw.s_r_blocks_count_hi = low32(reserved >> 32).into();
     } else {
-        FsBlock(blocks).in_32_bits()?;
+        FsBlock(blocks).to_u32()?;
     }
     Ok(())
 }
 
 /// The superblock that a raw one says, which is sealed for that.
-pub(crate) fn checked(raw: &mut RawSuperblock) -> crate::Result<Superblock> {
-    raw.seal();
+pub(crate) fn seal_and_parse(raw: &mut RawSuperblock) -> crate::Result<Superblock> {
+    raw.set_checksum();
     raw.check()
 }

@@ -6,15 +6,15 @@
 use draconis_exchange::contract::FileType;
 
 use crate::blocks::CHUNK_BYTES;
-use crate::blocks::data::Data;
-use crate::dir::names::{Names, Wanted};
+use crate::blocks::data::SharedBytes;
+use crate::dir::names::{NameDisplay, NameQuery};
 use crate::dir::{Cookie, Damage, Entry};
 use crate::file::Seek;
 use crate::format::dirent::Dirents;
 use crate::format::inline::{ENTRIES_AT, Inline};
 use crate::format::inode::Inode;
-use crate::format::xattr::Attributes;
-use crate::units::index;
+use crate::format::xattr::XattrList;
+use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
 
@@ -25,8 +25,8 @@ const AFTER_DOTS: u64 = ENTRIES_AT as u64;
 impl Volume {
     /// All the bytes that are inside an inode.
     pub(crate) fn inline_of(&self, inode: &Inode) -> Result<Inline> {
-        let body = self.attribute_body(inode)?;
-        for attribute in body.as_deref().map(Attributes::of_body).into_iter().flatten() {
+        let body = self.inode_xattr_bytes(inode)?;
+        for attribute in body.as_deref().map(XattrList::from_inode).into_iter().flatten() {
             let attribute = attribute.map_err(|error| error.of_inode(inode.number))?;
             if attribute.is_inline_data() {
                 let value = attribute.value().map_err(|error| error.of_inode(inode.number))?;
@@ -37,14 +37,19 @@ impl Volume {
     }
 
     /// [`Volume::contents`] of what is inside its inode.
-    pub(crate) fn inline_contents(&self, inode: &Inode, offset: u64, len: usize) -> Result<Data> {
+    pub(crate) fn inline_contents(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        len: usize,
+    ) -> Result<SharedBytes> {
         inode.readable()?;
         let inline = self.inline_of(inode)?;
         let left = inode.size_bytes.saturating_sub(offset);
         let to_stop = CHUNK_BYTES.saturating_sub(offset % CHUNK_BYTES);
-        let mut bytes = vec![0; index(left.min(to_stop)).min(len)];
+        let mut bytes = vec![0; saturating_usize(left.min(to_stop)).min(len)];
         inline.read(offset, &mut bytes);
-        Ok(Data::owned(bytes.into_boxed_slice()))
+        Ok(SharedBytes::owned(bytes.into_boxed_slice()))
     }
 
     /// [`Volume::seek`] in what is inside its inode.
@@ -58,7 +63,7 @@ impl Volume {
     }
 
     /// [`Volume::lookup`] in a directory that is inside its inode.
-    pub(crate) fn find_inline(&self, dir: &Inode, wanted: &Wanted<'_>) -> Result<InodeNumber> {
+    pub(crate) fn find_inline(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
         let inline = self.inline_of(dir)?;
         match wanted.name() {
             b"." => return Ok(dir.number),
@@ -66,7 +71,7 @@ impl Volume {
             _ => {}
         }
         let (mut second, mut damage) = (None, None);
-        for part in inline.parts() {
+        for part in inline.dir_parts() {
             match wanted.find_in(self, dir, part.entries, &mut second) {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {}
@@ -84,7 +89,7 @@ impl Volume {
         dots: bool,
         mut visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
     ) -> Result<()> {
-        let names = Names::of(self, dir);
+        let names = NameDisplay::of(self, dir);
         let all = Cookie(u64::MAX);
         let inline = match self.inline_of(dir) {
             Ok(inline) => inline,
@@ -104,10 +109,10 @@ impl Volume {
                 return Ok(());
             }
         }
-        for part in inline.parts() {
+        for part in inline.dir_parts() {
             let place = |at: usize| Cookie(part.at.saturating_add(at) as u64);
             let mut entries =
-                Dirents::of(part.entries, &self.super_).of_any_bytes(dir.is_encrypted());
+                Dirents::of(part.entries, &self.super_).allow_any_bytes(dir.is_encrypted());
             while let Some(entry) = entries.next() {
                 let next = place(entries.position());
                 if next <= from {
@@ -116,7 +121,7 @@ impl Volume {
                 let goes_on = match entry {
                     Ok(entry) if place(entry.at) < from => true,
                     Ok(entry) => visit(Ok(Entry {
-                        name: &names.shown(part.entries, &entry),
+                        name: &names.display_name(part.entries, &entry),
                         inode: entry.inode,
                         kind: entry.kind,
                         next,

@@ -25,14 +25,14 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent};
 
-use crate::format::group::Group;
+use crate::format::group::GroupDescriptor;
 use crate::format::superblock::Superblock;
-use crate::units::narrow;
+use crate::units::saturating_u32;
 use crate::volume::read_superblock;
 use crate::{Error, FsBlock, GroupNumber, Result};
-pub(crate) use log::Log;
+pub(crate) use log::JournalFile;
 use log::read_bytes;
-use replayed::Replayed;
+use replayed::ReplayedDisk;
 
 /// A volume as its journal makes it, to be read.
 pub(crate) struct Recovered {
@@ -49,8 +49,8 @@ pub(crate) struct Recovered {
 /// # Errors
 /// [`Error::Unsupported`] for a journal that is elsewhere or of an unknown kind; [`Error::Io`];
 /// [`Error::Corrupt`] for what the log holds of the superblock.
-pub(crate) fn replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<Recovered> {
-    match Log::find(disk.clone(), super_) {
+pub(crate) fn open_replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<Recovered> {
+    match JournalFile::open(disk.clone(), super_) {
         Ok(log) => replayed_from(disk, &log),
         Err(damage @ Error::Corrupt { .. }) => {
             Ok(Recovered { disk, super_: super_.clone(), damage: Some(damage) })
@@ -59,17 +59,17 @@ pub(crate) fn replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<Recov
     }
 }
 
-fn replayed_from(disk: Arc<dyn Disk>, log: &Log) -> Result<Recovered> {
-    let found = log.recover()?;
+fn replayed_from(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Recovered> {
+    let found = log.scan()?;
     let (len, transactions, next) = (found.copies.len(), found.transactions, found.next);
     ::log::info!("{transactions} transactions of the journal are read from it: {len} blocks");
     let mut damage = found.damage.map(|damage| log.error(damage));
-    let mut disk: Arc<dyn Disk> = Arc::new(Replayed::new(disk, log, Arc::new(found)));
+    let mut disk: Arc<dyn Disk> = Arc::new(ReplayedDisk::new(disk, log, Arc::new(found)));
     let mut super_ = read_superblock(&*disk)?;
     if damage.is_none() {
         let fast = fast::survey(log, next)?;
         damage = fast.damage.map(|damage| log.error(damage));
-        match fast::carry_out(disk.clone(), log, &super_, fast.records) {
+        match fast::replay_fast_commits(disk.clone(), log, &super_, fast.records) {
             Ok(Some(scratch)) => {
                 super_ = read_superblock(&*scratch)?;
                 disk = scratch;
@@ -79,8 +79,8 @@ fn replayed_from(disk: Arc<dyn Disk>, log: &Log) -> Result<Recovered> {
             Err(other) => return Err(other),
         }
     }
-    if let Some((blocks, inodes)) = free(&*disk, &super_) {
-        (super_.free_blocks, super_.free_inodes) = (blocks, narrow(inodes));
+    if let Some((blocks, inodes)) = count_free(&*disk, &super_) {
+        (super_.free_blocks, super_.free_inodes) = (blocks, saturating_u32(inodes));
     }
     Ok(Recovered { disk, super_, damage })
 }
@@ -90,8 +90,8 @@ fn replayed_from(disk: Arc<dyn Disk>, log: &Log) -> Result<Recovered> {
 /// # Errors
 /// As [`replayed`]; [`Error::Corrupt`] where the journal is damaged: nothing is written then.
 pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
-    let log = Log::find(disk.clone(), super_)?;
-    let found = log.recover()?;
+    let log = JournalFile::open(disk.clone(), super_)?;
+    let found = log.scan()?;
     let fast = fast::survey(&log, found.next)?;
     if let Some(damage) = found.damage.or(fast.damage) {
         return Err(log.error(damage));
@@ -99,25 +99,27 @@ pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let (len, transactions) = (found.copies.len(), found.transactions);
     ::log::info!("{transactions} transactions of the journal are put in place: {len} blocks");
     let found = Arc::new(found);
-    let mut replayed: Arc<dyn Disk> = Arc::new(Replayed::new(disk.clone(), &log, found.clone()));
+    let mut replayed: Arc<dyn Disk> =
+        Arc::new(ReplayedDisk::new(disk.clone(), &log, found.clone()));
     let mut super_ = read_superblock(&*replayed)?;
     let mut more = BTreeMap::new();
-    if let Some(scratch) = fast::carry_out(replayed.clone(), &log, &super_, fast.records)? {
+    if let Some(scratch) = fast::replay_fast_commits(replayed.clone(), &log, &super_, fast.records)?
+    {
         more = scratch.blocks();
         super_ = read_superblock(&*scratch)?;
         replayed = scratch;
     }
-    log.put_in_place(&found, &more, free(&*replayed, &super_))
+    log.replay(&found, &more, count_free(&*replayed, &super_))
 }
 
 /// The free blocks and inodes of all groups. Linux writes the sums to the superblock when it
 /// unmounts, and not to the log. `None` where descriptors are damaged.
-fn free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
+fn count_free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
     let block_bytes = u64::from(super_.block_bytes);
     let (mut blocks, mut inodes) = (0u64, 0u64);
     let mut at: Option<(FsBlock, Vec<u8>)> = None;
     for number in (0..super_.groups).map(GroupNumber) {
-        let (place, slot) = super_.descriptor_place(number);
+        let (place, slot) = super_.descriptor_location(number);
         let bytes = match at.take().filter(|(read, _)| *read == place) {
             Some((_, bytes)) => bytes,
             None => {
@@ -125,7 +127,7 @@ fn free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
                 read_bytes(disk, Extent::new(start, block_bytes)).ok()?
             }
         };
-        let group = Group::read(&bytes, slot, super_).ok()?;
+        let group = GroupDescriptor::read(&bytes, slot, super_).ok()?;
         blocks = blocks.saturating_add(group.free_clusters.into());
         inodes = inodes.saturating_add(group.free_inodes.into());
         at = Some((place, bytes));
@@ -135,7 +137,7 @@ fn free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
 }
 
 /// Why the journal of a volume that needs it cannot be used.
-pub(crate) fn missing(super_: &Superblock) -> Error {
+pub(crate) fn unusable_journal_error(super_: &Superblock) -> Error {
     let feature = match super_.journal_device {
         0 => "needs_recovery: the volume has no journal; run e2fsck on it",
         _ => "needs_recovery: the journal is on another device; run e2fsck on both",

@@ -4,7 +4,7 @@ use draconis_device::{Disk, Extent, Group, Write};
 use draconis_exchange::contract::Time;
 use draconis_exchange::heap::Block;
 
-use crate::commit::seconds_of;
+use crate::commit::to_disk_seconds;
 use crate::format::features::Incompatible;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
 use crate::{Error, Result};
@@ -32,10 +32,10 @@ pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
         let feature = "needs_recovery: mount the volume once, or run e2fsck on it".to_owned();
         return Err(Error::Unsupported { feature });
     }
-    raw.s_wtime.set(seconds_of(now));
+    raw.s_wtime.set(to_disk_seconds(now));
     raw.s_volume_name = field;
     // The checksum is in the other sector, and stays right.
-    raw.balance();
+    raw.preserve_checksum();
     let mut sector = Block::private(SECTOR_BYTES);
     sector.copy_in(0, bytes.get(..SECTOR_BYTES).unwrap_or_default());
     let write = Write { at_bytes: OFFSET_BYTES, block: sector };

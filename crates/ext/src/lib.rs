@@ -99,20 +99,22 @@ pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 pub use draconis_exchange::contract::{AttributeChange, Attributes, FileType, SetTime, Time};
 
 pub use blocks::DeviceStatistics;
-pub use blocks::data::Data;
+pub use blocks::data::SharedBytes;
 pub use cache::CacheStatistics;
-pub use claim::{Claim, Claiming, clear_claim};
+pub use claim::{MmpClaim, MmpClaimOptions, clear_mmp};
 pub use dir::{Cookie, Damage, Entry};
 pub use error::{Error, Result};
 pub use file::Seek;
 pub use filesystem::{DirEntry, FileSystem};
 pub use format::inode::Inode;
 pub use label::set_label;
-pub use map::{Place, Run};
-pub use ops::{Access, AccessTimes, NewNode, Renaming, Reserve, Whiteout, Writing, XattrSet};
+pub use map::{BlockLocation, Run};
+pub use ops::{
+    Access, AccessTimes, NewNode, RenameMode, Reserve, Whiteout, WriteOptions, XattrSet,
+};
 pub use path::{Follow, split};
-pub use redo::finish;
-pub use takeover::{Made, Predecessor, Witness};
+pub use redo::finish_interrupted_change;
+pub use takeover::{ChangeRecord, ChangeRecorder, CrashedProcess};
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};
-pub use volume::{Info, Options, StatFs, Statistics, Volume};
-pub use whole::settle;
+pub use volume::{Info, OpenOptions, StatFs, Statistics, Volume};
+pub use whole::recover_unmounted;

@@ -22,29 +22,29 @@ mod tests;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use crate::blocks::Store;
+use crate::blocks::BlockStore;
 use crate::blocks::role::Role;
-use crate::cache::Weigh;
+use crate::cache::CacheWeight;
 use crate::format::inode::{DIRECT, Inode};
 use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
-use crate::{Data, Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
-use edit::{MappedRun, Taking};
+use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result, SharedBytes};
+use edit::{AllocationPolicy, MappedRun};
 use extents::Extents;
-use pointers::{PointerAt, Pointers};
+use pointers::{PointerLocation, Pointers};
 
 /// Blocks of a file whose map is cached together.
 pub(crate) const SEGMENT_BLOCKS: u32 = 4096;
 /// Runs that weigh as one entry of the block-map cache.
-const RUNS_PER_ENTRY: usize = 64;
+const RUNS_PER_CACHE_ENTRY: usize = 64;
 
 /// Where a run of blocks is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum BlockLocation {
     /// Nowhere: it reads as zeros.
     Hole,
     /// On the device, from this block on.
-    At(FsBlock),
+    Mapped(FsBlock),
     /// Kept for the file on the device, from this block on: it reads as zeros.
     Unwritten(FsBlock),
     /// Unknown: this pointer leads nowhere.
@@ -59,13 +59,13 @@ pub struct Run {
     /// How many.
     pub blocks: u32,
     /// Where they are.
-    pub place: Place,
+    pub place: BlockLocation,
 }
 
 impl Run {
     /// The block after the last one.
     pub fn end(&self) -> FileBlock {
-        self.from.after(self.blocks)
+        self.from.offset(self.blocks)
     }
 
     /// The part of the run from `from` up to `end`, if there is one.
@@ -74,8 +74,8 @@ impl Run {
         let blocks = end.0.checked_sub(start.0).filter(|blocks| *blocks > 0)?;
         let skipped = u64::from(start.0.saturating_sub(self.from.0));
         let place = match self.place {
-            Place::At(first) => Place::At(first.after(skipped)),
-            Place::Unwritten(first) => Place::Unwritten(first.after(skipped)),
+            BlockLocation::Mapped(first) => BlockLocation::Mapped(first.offset(skipped)),
+            BlockLocation::Unwritten(first) => BlockLocation::Unwritten(first.offset(skipped)),
             other => other,
         };
         Some(Self { from: start, blocks, place })
@@ -84,19 +84,19 @@ impl Run {
 
 /// Runs in the order of the file, without gaps, merged where they touch.
 #[derive(Debug, Default)]
-pub(crate) struct Runs(Vec<Run>);
+pub(crate) struct RunList(Vec<Run>);
 
-impl Runs {
+impl RunList {
     fn push(&mut self, run: Run) {
         if run.blocks == 0 {
             return;
         }
         if let Some(last) = self.0.last_mut() {
             let joins = match (last.place, run.place) {
-                (Place::Hole, Place::Hole) => true,
-                (Place::At(first), Place::At(next))
-                | (Place::Unwritten(first), Place::Unwritten(next)) => {
-                    first.after(u64::from(last.blocks)) == next
+                (BlockLocation::Hole, BlockLocation::Hole) => true,
+                (BlockLocation::Mapped(first), BlockLocation::Mapped(next))
+                | (BlockLocation::Unwritten(first), BlockLocation::Unwritten(next)) => {
+                    first.offset(u64::from(last.blocks)) == next
                 }
                 _ => false,
             };
@@ -121,20 +121,20 @@ impl Runs {
 
     /// Whether there is nothing but a hole.
     pub(crate) fn is_hole(&self) -> bool {
-        self.0.iter().all(|run| run.place == Place::Hole)
+        self.0.iter().all(|run| run.place == BlockLocation::Hole)
     }
 }
 
-impl Place {
+impl BlockLocation {
     /// Whether what is there reads as zeros.
     pub const fn is_zeros(self) -> bool {
         matches!(self, Self::Hole | Self::Unwritten(_))
     }
 }
 
-impl Weigh for Arc<Runs> {
+impl CacheWeight for Arc<RunList> {
     fn weight(&self) -> u64 {
-        (self.0.len() / RUNS_PER_ENTRY).saturating_add(1) as u64
+        (self.0.len() / RUNS_PER_CACHE_ENTRY).saturating_add(1) as u64
     }
 }
 
@@ -147,17 +147,17 @@ pub(crate) struct SegmentKey {
 
 /// Whether the inode itself says where all blocks up to `end` are.
 pub(crate) fn is_direct(inode: &Inode, end: FileBlock) -> bool {
-    match of(inode) {
-        Ok(Either::Extents(extents)) => extents.root().is_ok_and(|root| root.depth == 0),
+    match map_of(inode) {
+        Ok(AnyMap::Extents(extents)) => extents.root().is_ok_and(|root| root.depth == 0),
         _ => end.0 <= DIRECT,
     }
 }
 
 /// The first block of a file on the device, or of its map; `None` without any.
 pub(crate) fn first_block(inode: &Inode) -> Option<FsBlock> {
-    match of(inode).ok()? {
-        Either::Extents(extents) => extents.first_block(),
-        Either::Pointers(Pointers(pointers)) => {
+    match map_of(inode).ok()? {
+        AnyMap::Extents(extents) => extents.first_block(),
+        AnyMap::Pointers(Pointers(pointers)) => {
             let first = pointers.iter().find(|pointer| **pointer != 0)?;
             Some(FsBlock(u64::from(*first)))
         }
@@ -165,28 +165,28 @@ pub(crate) fn first_block(inode: &Inode) -> Option<FsBlock> {
 }
 
 /// What a walk reads from.
-pub(crate) struct Source<'a> {
+pub(crate) struct MapSource<'a> {
     pub(crate) block_bytes: u32,
     /// The blocks that a map may lead to.
     pub(crate) blocks: Range<u64>,
     /// A block of a map; `None` where the disk has ended already.
-    pub(crate) read: &'a dyn Fn(FsBlock) -> Result<Option<Data>>,
+    pub(crate) read: &'a dyn Fn(FsBlock) -> Result<Option<SharedBytes>>,
 }
 
 /// A block that belongs to a map itself, and where the pointer to it stands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Node {
+pub(crate) struct MapNode {
     pub(crate) block: FsBlock,
-    pub(crate) pointer: PointerAt,
+    pub(crate) pointer: PointerLocation,
 }
 
 /// What a walk does with what it finds, in the order of the file.
-pub(crate) trait Visit {
+pub(crate) trait MapVisitor {
     /// `blocks` blocks of the file from `at` on; whether to go on.
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()>;
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()>;
 
     /// A block of the map; whether to walk what it leads to.
-    fn node(&mut self, _: Node) -> bool {
+    fn node(&mut self, _: MapNode) -> bool {
         true
     }
 }
@@ -202,7 +202,12 @@ pub(crate) trait Map {
     ///
     /// # Errors
     /// What reading a block of the map answers.
-    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()>;
+    fn walk(
+        &self,
+        source: &MapSource<'_>,
+        range: Range<u64>,
+        visit: &mut dyn MapVisitor,
+    ) -> Result<()>;
 
     /// The blocks of a file in `range`, taken where there are none. They end early if space
     /// does.
@@ -214,14 +219,19 @@ pub(crate) trait Map {
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
         range: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>>;
 
     /// Sees to it that [`Map::unmap`] of a range in the middle of a file will not lack space.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; damage.
-    fn have_room_for_hole(&self, _: &Transaction<'_>, _: InodeNumber, _: Range<u32>) -> Result<()> {
+    fn ensure_space_for_hole(
+        &self,
+        _: &Transaction<'_>,
+        _: InodeNumber,
+        _: Range<u32>,
+    ) -> Result<()> {
         Ok(())
     }
 
@@ -230,7 +240,12 @@ pub(crate) trait Map {
     ///
     /// # Errors
     /// [`Error::NoSpace`], before anything changed; damage.
-    fn zero(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+    fn zero_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
         tx.unmap(inode, range)
     }
 
@@ -239,24 +254,28 @@ pub(crate) trait Map {
     ///
     /// # Errors
     /// Damage.
-    fn unmap(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>)
-    -> Result<u64>;
+    fn free_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<u64>;
 }
 
 /// The map of an inode.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if this is none that can be read.
-pub(crate) fn of(inode: &Inode) -> Result<Either<'_>> {
+pub(crate) fn map_of(inode: &Inode) -> Result<AnyMap<'_>> {
     inode.readable()?;
-    of_any(inode)
+    map_of_any(inode)
 }
 
 /// [`of`] for those who look at no contents: what is encrypted has a map, too.
 ///
 /// # Errors
 /// As [`of`].
-pub(crate) fn of_any(inode: &Inode) -> Result<Either<'_>> {
+pub(crate) fn map_of_any(inode: &Inode) -> Result<AnyMap<'_>> {
     match inode.readable() {
         Ok(()) | Err(Error::NoKey) => {}
         Err(other) => return Err(other),
@@ -265,20 +284,20 @@ pub(crate) fn of_any(inode: &Inode) -> Result<Either<'_>> {
         return Err(Error::Misuse("contents inside an inode have no map"));
     }
     Ok(if inode.has_extents() {
-        Either::Extents(Extents::new(&inode.pointers))
+        AnyMap::Extents(Extents::new(&inode.pointers))
     } else {
-        Either::Pointers(Pointers(&inode.pointers))
+        AnyMap::Pointers(Pointers(&inode.pointers))
     })
 }
 
 /// The maps there are.
 #[derive(Debug)]
-pub(crate) enum Either<'a> {
+pub(crate) enum AnyMap<'a> {
     Pointers(Pointers<'a>),
     Extents(Extents),
 }
 
-impl Either<'_> {
+impl AnyMap<'_> {
     fn map(&self) -> &dyn Map {
         match self {
             Self::Pointers(map) => map,
@@ -287,12 +306,17 @@ impl Either<'_> {
     }
 }
 
-impl Map for Either<'_> {
+impl Map for AnyMap<'_> {
     fn role(&self, file: FileId) -> Role {
         self.map().role(file)
     }
 
-    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+    fn walk(
+        &self,
+        source: &MapSource<'_>,
+        range: Range<u64>,
+        visit: &mut dyn MapVisitor,
+    ) -> Result<()> {
         self.map().walk(source, range, visit)
     }
 
@@ -301,40 +325,45 @@ impl Map for Either<'_> {
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
         range: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
         self.map().map_blocks(tx, inode, range, taking)
     }
 
-    fn zero(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>) -> Result<()> {
-        self.map().zero(tx, inode, range)
+    fn zero_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
+        self.map().zero_range(tx, inode, range)
     }
 
-    fn have_room_for_hole(
+    fn ensure_space_for_hole(
         &self,
         tx: &Transaction<'_>,
         inode: InodeNumber,
         range: Range<u32>,
     ) -> Result<()> {
-        self.map().have_room_for_hole(tx, inode, range)
+        self.map().ensure_space_for_hole(tx, inode, range)
     }
 
-    fn unmap(
+    fn free_range(
         &self,
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
         range: Range<u32>,
     ) -> Result<u64> {
-        self.map().unmap(tx, inode, range)
+        self.map().free_range(tx, inode, range)
     }
 }
 
 /// [`Source`] of what readers see: a block that is not there damages what hangs on it.
 pub(crate) fn with_source<T>(
-    store: &Store,
+    store: &BlockStore,
     super_: &Superblock,
     role: Role,
-    walk: impl FnOnce(&Source<'_>) -> T,
+    walk: impl FnOnce(&MapSource<'_>) -> T,
 ) -> T {
     let read = |block: FsBlock| match store.block(block, role) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -342,11 +371,11 @@ pub(crate) fn with_source<T>(
         Err(other) => Err(other),
     };
     let blocks = u64::from(super_.first_data_block).saturating_add(1)..super_.blocks;
-    walk(&Source { block_bytes: super_.block_bytes, blocks, read: &read })
+    walk(&MapSource { block_bytes: super_.block_bytes, blocks, read: &read })
 }
 
-impl Visit for Runs {
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+impl MapVisitor for RunList {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         // What is asked for ends at a file block: all of it is below that.
         if let (Ok(from), Ok(blocks)) = (u32::try_from(at), u32::try_from(blocks)) {
             self.push(Run { from: FileBlock(from), blocks, place });
@@ -358,11 +387,11 @@ impl Visit for Runs {
 /// Maps the blocks from `from` up to `end`.
 pub(crate) fn scan(
     map: &impl Map,
-    source: &Source<'_>,
+    source: &MapSource<'_>,
     from: FileBlock,
     end: FileBlock,
-) -> Result<Runs> {
-    let mut runs = Runs::default();
+) -> Result<RunList> {
+    let mut runs = RunList::default();
     map.walk(source, u64::from(from.0)..u64::from(end.0), &mut runs)?;
     // A cached segment keeps no spare room.
     runs.0.shrink_to_fit();
@@ -373,13 +402,13 @@ pub(crate) fn scan(
 /// trees that are not there.
 pub(crate) fn hole_end(
     map: &impl Map,
-    source: &Source<'_>,
+    source: &MapSource<'_>,
     at: FileBlock,
 ) -> Result<Option<FileBlock>> {
     struct First(Option<u64>);
-    impl Visit for First {
-        fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-            self.0 = (place == Place::Hole).then_some(at.saturating_add(blocks));
+    impl MapVisitor for First {
+        fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+            self.0 = (place == BlockLocation::Hole).then_some(at.saturating_add(blocks));
             ControlFlow::Break(())
         }
     }

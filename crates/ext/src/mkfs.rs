@@ -36,16 +36,16 @@ mod values;
 mod write;
 
 pub use layout::Layout;
-pub(crate) use layout::{LEAST_IN_GROUP, MMP_INTERVAL, MOST_MMP_INTERVAL, orphan_blocks};
-pub use options::{FeatureError, Inodes, Journal, Options};
-pub use plan::{Plan, fitting, sized};
-pub use share::fitting_with_part;
-pub use tree::{Contents, Node, NodeId, Tree, What};
-pub use write::{Target, write};
+pub(crate) use layout::{MAX_MMP_INTERVAL, MIN_LAST_GROUP_BLOCKS, MMP_INTERVAL, orphan_blocks};
+pub use options::{FeatureError, FormatOptions, InodeCount, JournalOptions};
+pub use plan::{VolumePlan, plan_for_size, plan_smallest};
+pub use share::plan_smallest_with_free_share;
+pub use tree::{FileSource, NodeId, NodeKind, Tree, TreeNode};
+pub use write::{FormatTarget, write};
 
 /// Why no volume was made.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum FormatError {
     /// The size leaves no room for a volume.
     #[error("too small for a volume: {blocks} blocks of {block_bytes} bytes")]
     TooSmall {
@@ -130,4 +130,4 @@ pub enum Error {
 }
 
 /// What making volumes answers.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, FormatError>;

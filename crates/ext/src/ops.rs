@@ -31,16 +31,16 @@ pub use draconis_exchange::contract::{Access, AccessTimes, FallocateMode as Rese
 use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
 use draconis_exchange::heap::SharedSlice;
 
-use crate::blocks::data::Data;
+use crate::blocks::data::SharedBytes;
 use crate::format::inode::flags;
-use crate::transaction::WriteSide;
-use crate::volume::{Options, Volume};
-use crate::{Claim, Error};
+use crate::transaction::WriteContext;
+use crate::volume::{OpenOptions, Volume};
+use crate::{Error, MmpClaim};
 use crate::{InodeNumber, Result};
 
 /// How a volume is written.
 #[derive(Clone)]
-pub struct Writing {
+pub struct WriteOptions {
     /// What time it is.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
     /// Bytes that may be changed in memory before they are handed to the disk.
@@ -70,7 +70,7 @@ pub struct NewNode<'a> {
 
 /// What becomes of what has the new name already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Renaming {
+pub enum RenameMode {
     /// It is replaced.
     Replace,
     /// The renaming is refused.
@@ -109,8 +109,8 @@ impl Volume {
     /// [`Error::ReadOnly`] if the disk is.
     pub fn open_for_writing(
         disk: Arc<dyn Disk>,
-        options: Options,
-        writing: Writing,
+        options: OpenOptions,
+        writing: WriteOptions,
     ) -> Result<Self> {
         Self::mount(disk, options, writing, None, None)
     }
@@ -120,11 +120,11 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::open_for_writing`].
-    pub fn open_claimed(
+    pub fn open_with_claim(
         disk: Arc<dyn Disk>,
-        options: Options,
-        writing: Writing,
-        claim: Option<Claim>,
+        options: OpenOptions,
+        writing: WriteOptions,
+        claim: Option<MmpClaim>,
     ) -> Result<Self> {
         Self::mount(disk, options, writing, None, claim)
     }
@@ -141,7 +141,7 @@ impl Volume {
         };
         let Some(claim) = &writing.claim else { return Ok(None) };
         if let Err(error) = claim.renew((writing.clock)()) {
-            writing.gate.write().stop(&error);
+            writing.state.write().stop(&error);
             return Err(error);
         }
         Ok(Some(claim.interval()))
@@ -152,7 +152,7 @@ impl Volume {
     /// # Errors
     /// [`Error::ReadOnly`] if it was opened for reading, or writing failed.
     pub fn reopen(&self) -> Result<()> {
-        self.reopen_now()
+        self.reopen_closed()
     }
 
     /// Whether changes are possible: not if it was opened for reading, closed, or stopped.
@@ -162,14 +162,16 @@ impl Volume {
 
     /// What stopped all writing, if something did.
     pub fn failure(&self) -> Option<String> {
-        self.reading().and_then(|writer| writer.failure())
+        self.read_lock().and_then(|writer| writer.failure())
     }
 
     /// How many changes were made, if any of them waits to be committed.
     pub fn uncommitted_changes(&self) -> Option<u64> {
         let writing = self.writing.as_ref()?;
-        let writer = self.reading().filter(|it| it.batch.dirty || writing.accesses.are_due())?;
-        Some(writer.changes.wrapping_add(writing.accesses.noted()))
+        let writer = self
+            .read_lock()
+            .filter(|it| it.batch.dirty || writing.pending_access_times.has_due_times())?;
+        Some(writer.change_count.wrapping_add(writing.pending_access_times.recorded_count()))
     }
 
     /// Has `tell` called, in the middle of a change, whenever the first one is made since
@@ -187,7 +189,7 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::LinkLimit`] for one directory too many,
     /// [`Error::ReadOnly`], and what damage and devices answer.
     pub fn create(&self, dir: InodeNumber, name: &[u8], new: &NewNode<'_>) -> Result<InodeNumber> {
-        self.transact_with_room(0, |tx| tx.create(dir, name, new))
+        self.transact_with_space(0, |tx| tx.create(dir, name, new))
     }
 
     /// Makes a file without a name, in the group of `dir` and with what it hands down. It
@@ -195,15 +197,15 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::create`].
-    pub fn create_unnamed(&self, dir: InodeNumber, new: &NewNode<'_>) -> Result<InodeNumber> {
-        self.transact_with_room(0, |tx| tx.create_unnamed(dir, new))
+    pub fn create_tmpfile(&self, dir: InodeNumber, new: &NewNode<'_>) -> Result<InodeNumber> {
+        self.transact_with_space(0, |tx| tx.create_unnamed(dir, new))
     }
 
     /// Whether `inode` may be opened for `access`, as Linux decides it by the inode's flags.
     ///
     /// # Errors
     /// [`Error::NotPermitted`]; [`Error::NoKey`] for an encrypted file; as [`Volume::inode`].
-    pub fn may_open(&self, inode: InodeNumber, access: Access) -> Result<()> {
+    pub fn check_open(&self, inode: InodeNumber, access: Access) -> Result<()> {
         let inode = self.inode(inode)?;
         let has = inode.flags;
         let forbidden = access.write
@@ -221,7 +223,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.
     pub fn link(&self, inode: InodeNumber, dir: InodeNumber, name: &[u8]) -> Result<()> {
-        self.transact_with_room(0, |tx| tx.link(inode, dir, name))
+        self.transact_with_space(0, |tx| tx.link(inode, dir, name))
     }
 
     /// Takes a name away from something that is not a directory.
@@ -252,9 +254,9 @@ impl Volume {
         from: &[u8],
         to_dir: InodeNumber,
         to: &[u8],
-        how: Renaming,
+        how: RenameMode,
     ) -> Result<()> {
-        self.transact_with_room(0, |tx| tx.rename((from_dir, from), (to_dir, to), how, None))
+        self.transact_with_space(0, |tx| tx.rename((from_dir, from), (to_dir, to), how, None))
     }
 
     /// Moves a name and leaves a whiteout under the old one.
@@ -267,10 +269,10 @@ impl Volume {
         from: &[u8],
         to_dir: InodeNumber,
         to: &[u8],
-        how: Renaming,
+        how: RenameMode,
         whiteout: Whiteout,
     ) -> Result<()> {
-        self.transact_with_room(0, |tx| {
+        self.transact_with_space(0, |tx| {
             tx.rename((from_dir, from), (to_dir, to), how, Some(whiteout))
         })
     }
@@ -282,28 +284,28 @@ impl Volume {
     /// [`Error::NoSpace`], [`Error::TooLarge`], [`Error::IsADirectory`],
     /// [`Error::ReadOnly`].
     pub fn write(&self, inode: InodeNumber, offset: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_some(inode, offset, bytes, None)
+        self.write_chunked(inode, offset, bytes, None)
     }
 
     /// [`Volume::write`] of bytes that are lent: whole blocks of them are not copied.
     ///
     /// # Errors
     /// As [`Volume::write`].
-    pub fn write_lent(
+    pub fn write_shared(
         &self,
         inode: InodeNumber,
         offset: u64,
         bytes: &SharedSlice,
     ) -> Result<usize> {
-        self.write_some(inode, offset, bytes, Some(&Data::lent(bytes.clone())))
+        self.write_chunked(inode, offset, bytes, Some(&SharedBytes::from_piece(bytes.clone())))
     }
 
     /// `fallocate`.
     ///
     /// # Errors
     /// As [`Volume::write`].
-    pub fn reserve(&self, inode: InodeNumber, offset: u64, len: u64, how: Reserve) -> Result<()> {
-        self.reserve_all(inode, offset, len, how)
+    pub fn fallocate(&self, inode: InodeNumber, offset: u64, len: u64, how: Reserve) -> Result<()> {
+        self.fallocate_in_steps(inode, offset, len, how)
     }
 
     /// Changes mode, owner, times and length.
@@ -315,7 +317,7 @@ impl Volume {
         inode: InodeNumber,
         change: &AttributeChange,
     ) -> Result<Attributes> {
-        self.transact_with_room(0, |tx| {
+        self.transact_with_space(0, |tx| {
             tx.set_attributes(inode, change)?;
             Ok(tx.volume.attributes_of(&*tx.node(inode)?))
         })
@@ -336,7 +338,7 @@ impl Volume {
         how: XattrSet,
         clear_setgid: bool,
     ) -> Result<()> {
-        self.transact_with_room(0, |tx| tx.set_xattr(inode, name, value, how, clear_setgid))
+        self.transact_with_space(0, |tx| tx.set_xattr(inode, name, value, how, clear_setgid))
     }
 
     /// Removes an extended attribute.
@@ -366,8 +368,8 @@ impl Volume {
 
     /// Counts one more user of an inode: without names it lives on for as long as it has
     /// users.
-    pub fn hold(&self, inode: InodeNumber) {
-        if let Some(WriteSide { gate, .. }) = &self.writing {
+    pub fn add_user(&self, inode: InodeNumber) {
+        if let Some(WriteContext { state: gate, .. }) = &self.writing {
             let mut writer = gate.write();
             let users = writer.users.entry(inode.0).or_default();
             *users = users.saturating_add(1);
@@ -375,7 +377,7 @@ impl Volume {
     }
 
     /// Counts `users` fewer; deletes an inode without names when the last one goes.
-    pub fn release(&self, inode: InodeNumber, users: u64) {
+    pub fn remove_users(&self, inode: InodeNumber, users: u64) {
         // What cannot be deleted now is deleted at the next mount.
         let _ = self.transact(|tx| tx.release(inode, users));
     }

@@ -17,44 +17,44 @@ use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::flags;
 use crate::format::orphan_file;
 use crate::transaction::Transaction;
-use crate::units::narrow;
+use crate::units::saturating_u32;
 use crate::{Error, InodeNumber, Result};
 
 /// Orphans that are followed; a longer list is damage.
-const MOST_ORPHANS: u32 = 1 << 20;
+const MAX_ORPHANS: u32 = 1 << 20;
 /// Orphans that are taken over; a longer list is damage.
-const MOST_KEPT: usize = 1 << 16;
+const MAX_ADOPTED_ORPHANS: usize = 1 << 16;
 /// Blocks of the file of orphans that are looked at; it has some hundred.
-const MOST_BLOCKS: u64 = 1 << 13;
+const MAX_ORPHAN_FILE_BLOCKS: u64 = 1 << 13;
 
 impl Transaction<'_> {
     /// Whether an inode has no names but still users.
     pub(crate) fn is_orphan(&self, inode: InodeNumber) -> bool {
-        self.volume.store.overlay.has_orphan(inode.0)
+        self.volume.store.write_back.has_orphan(inode.0)
     }
 
     /// An inode without names lives on for its users: on disk it is dead from now on, and
     /// marked as used.
     pub(crate) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
-        self.volume.store.overlay.change().orphans.insert(inode.0);
+        self.volume.store.write_back.write().orphans.insert(inode.0);
         if self.writer.protocol.lists_orphans() {
-            return self.list_orphan(inode);
+            return self.add_to_orphan_list(inode);
         }
         self.change_slot(inode, |it| it.set_deleted(0))
     }
 
     /// Puts an inode on the list: what of it is not to be there goes at the next mount.
-    pub(crate) fn list_orphan(&mut self, inode: InodeNumber) -> Result<()> {
-        let next = self.writer.listed.last().copied().unwrap_or(0);
-        self.writer.listed.push(inode.0);
-        self.set_last_orphan(inode.0)?;
+    pub(crate) fn add_to_orphan_list(&mut self, inode: InodeNumber) -> Result<()> {
+        let next = self.writer.orphan_list.last().copied().unwrap_or(0);
+        self.writer.orphan_list.push(inode.0);
+        self.set_orphan_head(inode.0)?;
         self.change_slot(inode, |it| it.set_deleted(next))
     }
 
     /// An orphan is none any more: it has a name, or it is given back.
-    pub(crate) fn forget_orphan(&mut self, inode: InodeNumber) -> Result<()> {
-        self.volume.store.overlay.change().orphans.remove(&inode.0);
-        let listed = &mut self.writer.listed;
+    pub(crate) fn remove_orphan(&mut self, inode: InodeNumber) -> Result<()> {
+        self.volume.store.write_back.write().orphans.remove(&inode.0);
+        let listed = &mut self.writer.orphan_list;
         let Some(nth) = listed.iter().rposition(|it| *it == inode.0) else { return Ok(()) };
         listed.remove(nth);
         let before = nth.checked_sub(1).and_then(|nth| listed.get(nth)).copied().unwrap_or(0);
@@ -62,12 +62,12 @@ impl Transaction<'_> {
         self.change_slot(inode, |it| it.set_deleted(0))?;
         match behind {
             Some(behind) => self.change_slot(InodeNumber(behind), |it| it.set_deleted(before)),
-            None => self.set_last_orphan(before),
+            None => self.set_orphan_head(before),
         }
     }
 
-    fn set_last_orphan(&mut self, inode: u32) -> Result<()> {
-        self.change_super(|raw| {
+    fn set_orphan_head(&mut self, inode: u32) -> Result<()> {
+        self.modify_superblock(|raw| {
             raw.s_last_orphan.set(inode);
             Ok(())
         })
@@ -75,72 +75,74 @@ impl Transaction<'_> {
 
     /// Frees the inodes of the list that other drivers keep, and empties it.
     pub(crate) fn process_orphans(&mut self, first: u32) -> Result<()> {
-        if self.writer.taken_over {
-            return self.keep_orphans(first);
+        if self.writer.is_resumed {
+            return self.adopt_orphan_list(first);
         }
         let mut at = first;
-        for _ in 0..MOST_ORPHANS {
+        for _ in 0..MAX_ORPHANS {
             if at == 0 {
                 break;
             }
             let inode = InodeNumber(at);
-            let next = self.read_slot(inode, |it| it.deleted());
+            let next = self.read_slot(inode, |it| it.deletion_time());
             let links = self.read_slot(inode, |it| it.links());
             let (Ok(next), Ok(links)) = (next, links) else {
                 log::warn!("the list of orphans leads to inode {inode}, which is none");
                 break;
             };
             // It stays on the list until all of it is gone: that may take several batches.
-            self.end_orphan(inode, links)?;
+            self.process_orphan(inode, links)?;
             at = next;
-            self.set_last_orphan(at)?;
-            self.end_if_complete()?;
+            self.set_orphan_head(at)?;
+            self.close_batch_if_complete()?;
         }
         if at != 0 {
-            self.set_last_orphan(0)?;
+            self.set_orphan_head(0)?;
         }
         Ok(())
     }
 
     /// Takes the list over as it is, since what has no name on it may be open; ends cuts.
-    fn keep_orphans(&mut self, first: u32) -> Result<()> {
+    fn adopt_orphan_list(&mut self, first: u32) -> Result<()> {
         let (mut at, mut cut) = (first, vec![]);
         while at != 0 {
             let inode = InodeNumber(at);
-            let (next, links) = self.read_slot(inode, |it| (it.deleted(), it.links()))?;
-            if self.writer.listed.contains(&at) || self.writer.listed.len() >= MOST_KEPT {
+            let (next, links) = self.read_slot(inode, |it| (it.deletion_time(), it.links()))?;
+            if self.writer.orphan_list.contains(&at)
+                || self.writer.orphan_list.len() >= MAX_ADOPTED_ORPHANS
+            {
                 return Err(Error::corrupt("list of orphans: too long").of_inode(inode));
             }
-            self.writer.listed.push(at);
+            self.writer.orphan_list.push(at);
             if links == 0 {
-                self.volume.store.overlay.change().orphans.insert(at);
+                self.volume.store.write_back.write().orphans.insert(at);
             } else {
                 cut.push(inode);
             }
             at = next;
         }
-        self.writer.listed.reverse();
+        self.writer.orphan_list.reverse();
         for inode in cut {
-            self.end_cut(inode)?;
-            self.forget_orphan(inode)?;
+            self.finish_truncate(inode)?;
+            self.remove_orphan(inode)?;
         }
         Ok(())
     }
 
     /// Deletes an inode that was listed, or ends the cut of one that has names.
-    fn end_orphan(&mut self, inode: InodeNumber, links: u16) -> Result<()> {
+    fn process_orphan(&mut self, inode: InodeNumber, links: u16) -> Result<()> {
         if links == 0 {
-            return self.delete(inode);
+            return self.evict_inode(inode);
         }
-        self.end_cut(inode)?;
+        self.finish_truncate(inode)?;
         self.change_slot(inode, |it| it.set_deleted(0))
     }
 
-    fn end_cut(&mut self, inode: InodeNumber) -> Result<()> {
+    fn finish_truncate(&mut self, inode: InodeNumber) -> Result<()> {
         // A cut that was not finished: everything behind the end goes, but for what seals a file.
         let node = self.node(inode)?;
         if node.kind == FileType::File && node.flags & flags::VERITY == 0 {
-            self.resize(&node, node.size_bytes)?;
+            self.truncate(&node, node.size_bytes)?;
         }
         Ok(())
     }
@@ -153,31 +155,31 @@ impl Transaction<'_> {
         }
         if let Some(number) = super_.orphan_file {
             let file = self.node(number)?;
-            let role = Role::Orphans(file.id());
+            let role = Role::OrphanFile(file.id());
             let count = file
                 .size_bytes
                 .checked_div(super_.block_bytes.into())
                 .unwrap_or(0)
-                .min(MOST_BLOCKS);
-            for nth in 0..narrow(count) {
+                .min(MAX_ORPHAN_FILE_BLOCKS);
+            for nth in 0..saturating_u32(count) {
                 let hole = Error::corrupt("file of orphans: hole").of_inode(number);
-                let at = self.mapped(number, nth)?.ok_or(hole)?;
+                let at = self.lookup_block(number, nth)?.ok_or(hole)?;
                 let block = self.block(at, role).map_err(|error| error.of_inode(number))?;
-                let listed = orphan_file::listed(&block);
+                let listed = orphan_file::read_entries(&block);
                 for (nth, inode) in listed.map_err(|error| error.in_block(at).of_inode(number))? {
                     match self.read_slot(inode, |it| (it.links(), it.mode())) {
                         Ok((0, 0)) => {}
-                        Ok((links, _)) => self.end_orphan(inode, links)?,
+                        Ok((links, _)) => self.process_orphan(inode, links)?,
                         Err(_) => {
                             log::warn!("the file of orphans lists inode {inode}, which is none")
                         }
                     }
-                    self.change(at, role, |block| orphan_file::strike(block, nth))?;
-                    self.end_if_complete()?;
+                    self.modify_block(at, role, |block| orphan_file::clear_entry(block, nth))?;
+                    self.close_batch_if_complete()?;
                 }
             }
         }
-        self.change_super(|raw| {
+        self.modify_superblock(|raw| {
             let [compatible, incompatible, read_only] = raw.features();
             let read_only = read_only & !ReadOnlyCompatible::ORPHAN_PRESENT.bits();
             raw.set_features([compatible, incompatible, read_only]);

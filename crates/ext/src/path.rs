@@ -17,9 +17,9 @@ pub enum Follow {
 }
 
 /// Links followed on one path, as Linux allows.
-const MOST_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 /// Longest target, and longest path with targets put in.
-const LONGEST_PATH: usize = 4096;
+const PATH_MAX: usize = 4096;
 
 impl Volume {
     /// The inode that `path` names from the directory `start`. An absolute path, and an
@@ -28,7 +28,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::lookup`] and [`Volume::read_link`], and [`Error::TooManyLinks`].
     pub fn resolve(&self, start: InodeNumber, path: &[u8], follow: Follow) -> Result<InodeNumber> {
-        if path.len() > LONGEST_PATH {
+        if path.len() > PATH_MAX {
             return Err(Error::NameTooLong);
         }
         let mut at = if path.first() == Some(&b'/') { self.root() } else { start };
@@ -48,11 +48,11 @@ impl Volume {
                 continue;
             }
             links = links.saturating_add(1);
-            if links > MOST_LINKS {
+            if links > MAX_SYMLINKS {
                 return Err(Error::TooManyLinks);
             }
             let target = self.read_link_of(&inode)?;
-            if target.len() >= LONGEST_PATH {
+            if target.len() >= PATH_MAX {
                 return Err(Error::NameTooLong);
             }
             if target.first() == Some(&b'/') {
@@ -117,7 +117,7 @@ impl Volume {
         new: &NewNode<'_>,
     ) -> Result<InodeNumber> {
         let (mut at, mut path) = (start, path.to_vec());
-        for _ in 0..=MOST_LINKS {
+        for _ in 0..=MAX_SYMLINKS {
             match self.resolve(at, &path, Follow::Yes) {
                 Err(Error::NotFound) => {}
                 found => return found,
@@ -150,7 +150,7 @@ impl Volume {
     /// [`Error::Misuse`] for anything else; [`Error::Corrupt`] if it is empty or longer
     /// than a block; [`Error::Io`].
     pub fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         self.read_link_of(&*self.node(number)?)
     }
 

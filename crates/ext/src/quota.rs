@@ -24,25 +24,25 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::blocks::data::Data;
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::quota::{
-    BLOCK_BYTES, Header, Kind, LEVELS, ROOT, RawEntries, Usage, reference, set_reference,
+    BLOCK_BYTES, Header, LEVELS, QuotaType, ROOT, RawEntries, Usage, reference, set_reference,
 };
-use crate::format::slot::Slot;
+use crate::format::slot::InodeSlot;
 use crate::format::superblock::Superblock;
-use crate::map::edit::Taking;
+use crate::map::edit::AllocationPolicy;
 use crate::transaction::Transaction;
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// Owners that are known to have entries.
-const MOST_KNOWN: usize = 1 << 16;
+const MAX_KNOWN_ENTRIES: usize = 1 << 16;
 /// Blocks of a file of quotas that a new entry takes at most: three nodes and its own.
-const MOST_NEW: u32 = LEVELS;
+const MAX_NEW_ENTRY_BLOCKS: u32 = LEVELS;
 /// Blocks that the map of that file may take for those.
-const MOST_OF_MAP: u32 = 3;
+const MAX_NEW_MAP_BLOCKS: u32 = 3;
 
 /// Whom an inode counts for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,37 +54,37 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// As the inode itself says it.
-    fn of(slot: &Slot<'_>) -> Self {
+    fn of(slot: &InodeSlot<'_>) -> Self {
         let (uid, gid) = slot.owner();
         Self { uid, gid, project: slot.project() }
     }
 
-    const fn id(self, kind: Kind) -> u32 {
+    const fn id(self, kind: QuotaType) -> u32 {
         match kind {
-            Kind::User => self.uid,
-            Kind::Group => self.gid,
-            Kind::Project => self.project,
+            QuotaType::User => self.uid,
+            QuotaType::Group => self.gid,
+            QuotaType::Project => self.project,
         }
     }
 }
 
 /// Someone's quota of a kind.
-type Account = (Kind, u32);
+type QuotaId = (QuotaType, u32);
 
 /// What a batch changes, by account.
-pub(crate) type Sums = BTreeMap<Account, Usage>;
+pub(crate) type UsageDeltas = BTreeMap<QuotaId, Usage>;
 
 /// The quotas of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
     /// The files that there are.
-    files: Vec<(Kind, InodeNumber)>,
+    files: Vec<(QuotaType, InodeNumber)>,
     /// Those with entries, as far as that was looked at.
-    known: HashSet<Account>,
+    known_entries: HashSet<QuotaId>,
     /// Those that get one when the batch is sealed.
-    promised: HashSet<Account>,
+    reserved_entries: HashSet<QuotaId>,
     /// Blocks that are kept for them.
-    pub(crate) kept_blocks: u64,
+    pub(crate) reserved_blocks: u64,
 }
 
 impl Quotas {
@@ -98,18 +98,20 @@ impl Quotas {
             return Ok(Self::default());
         }
         let mut files = Vec::new();
-        for (kind, inode) in Kind::ALL.into_iter().zip(super_.quotas.map(InodeNumber)) {
+        for (kind, inode) in QuotaType::ALL.into_iter().zip(super_.quotas.map(InodeNumber)) {
             let is_there = match kind {
-                Kind::User | Kind::Group => inode.0 != 0,
-                Kind::Project => inode.0 != 0 && features.contains(ReadOnlyCompatible::PROJECT),
+                QuotaType::User | QuotaType::Group => inode.0 != 0,
+                QuotaType::Project => {
+                    inode.0 != 0 && features.contains(ReadOnlyCompatible::PROJECT)
+                }
             };
             if !is_there {
                 continue;
             }
             let is_right = match kind {
-                Kind::User => inode.0 == 3,
-                Kind::Group => inode.0 == 4,
-                Kind::Project => (super_.first_inode.0..=super_.inodes).contains(&inode.0),
+                QuotaType::User => inode.0 == 3,
+                QuotaType::Group => inode.0 == 4,
+                QuotaType::Project => (super_.first_inode.0..=super_.inodes).contains(&inode.0),
             };
             if !is_right {
                 return Err(Error::corrupt("superblock: inode of quotas").of_inode(inode));
@@ -119,33 +121,33 @@ impl Quotas {
         Ok(Self { files, ..Self::default() })
     }
 
-    fn accounts(&self, owner: Owner) -> impl Iterator<Item = (Account, InodeNumber)> + use<> {
+    fn accounts(&self, owner: Owner) -> impl Iterator<Item = (QuotaId, InodeNumber)> + use<> {
         let all: Vec<_> =
             self.files.iter().map(|(kind, file)| ((*kind, owner.id(*kind)), *file)).collect();
         all.into_iter()
     }
 
-    fn is_counted_on(&self, account: Account) -> bool {
-        self.known.contains(&account) || self.promised.contains(&account)
+    fn has_entry(&self, account: QuotaId) -> bool {
+        self.known_entries.contains(&account) || self.reserved_entries.contains(&account)
     }
 
-    fn know(&mut self, account: Account) {
-        if self.known.len() >= MOST_KNOWN {
-            self.known.clear();
+    fn remember_entry(&mut self, account: QuotaId) {
+        if self.known_entries.len() >= MAX_KNOWN_ENTRIES {
+            self.known_entries.clear();
         }
-        self.known.insert(account);
+        self.known_entries.insert(account);
     }
 }
 
 /// Where the entry of an account is, or where the tree ends without it.
-enum Found {
+enum EntrySearch {
     Entry { block: u32, nth: usize },
-    Nothing { node: u32, level: u32 },
+    Missing { node: u32, level: u32 },
 }
 
 impl Transaction<'_> {
     /// Looks whether all files of quotas are what they must be.
-    pub(crate) fn look_at_quotas(&self) -> Result<()> {
+    pub(crate) fn check_quota_files(&self) -> Result<()> {
         let files = &self.writer.quotas.files;
         files.iter().try_for_each(|(kind, file)| self.quota_header(*kind, *file).map(drop))
     }
@@ -154,59 +156,59 @@ impl Transaction<'_> {
     pub(crate) fn entries_needed(&mut self, owner: Owner) -> Result<u64> {
         let mut needed = 0;
         for (account, file) in self.writer.quotas.accounts(owner) {
-            if self.writer.quotas.is_counted_on(account) {
+            if self.writer.quotas.has_entry(account) {
                 continue;
             }
             match self.find_entry(account, file)? {
-                Found::Entry { .. } => self.writer.quotas.know(account),
-                Found::Nothing { .. } => needed += self.blocks_of_entry(),
+                EntrySearch::Entry { .. } => self.writer.quotas.remember_entry(account),
+                EntrySearch::Missing { .. } => needed += self.max_entry_blocks(),
             }
         }
         Ok(needed)
     }
 
     /// Keeps the blocks that [`Transaction::entries_needed`] has said, until the batch is sealed.
-    pub(crate) fn promise_entries(&mut self, owner: Owner) {
-        let blocks = self.blocks_of_entry() * u64::from(self.cluster_blocks());
+    pub(crate) fn reserve_entries(&mut self, owner: Owner) {
+        let blocks = self.max_entry_blocks() * u64::from(self.cluster_blocks());
         let quotas = &mut self.writer.quotas;
         for (account, _) in quotas.accounts(owner) {
-            if !quotas.is_counted_on(account) {
-                quotas.promised.insert(account);
-                quotas.kept_blocks += blocks;
+            if !quotas.has_entry(account) {
+                quotas.reserved_entries.insert(account);
+                quotas.reserved_blocks += blocks;
             }
         }
     }
 
     /// Both: sees to it that the owner of an inode has entries, or will have.
-    pub(crate) fn have_entries(&mut self, owner: Owner) -> Result<()> {
+    pub(crate) fn ensure_entries(&mut self, owner: Owner) -> Result<()> {
         let needed = self.entries_needed(owner)?;
         if needed > 0 {
-            self.need_blocks(needed, true)?;
-            self.promise_entries(owner);
+            self.check_free_blocks(needed, true)?;
+            self.reserve_entries(owner);
         }
         Ok(())
     }
 
     /// [`Transaction::have_entries`] of the owner of an inode that is there.
-    pub(crate) fn have_entries_of(&mut self, inode: InodeNumber) -> Result<()> {
+    pub(crate) fn ensure_entries_of(&mut self, inode: InodeNumber) -> Result<()> {
         if !self.is_counted(inode) {
             return Ok(());
         }
         let owner = self.read_slot(inode, Owner::of)?;
-        self.have_entries(owner)
+        self.ensure_entries(owner)
     }
 
     /// Counts what an inode has more, or less, for its owner.
     pub(crate) fn count_usage(&mut self, inode: InodeNumber, usage: Usage) -> Result<()> {
         if self.is_counted(inode) {
             let owner = self.read_slot(inode, Owner::of)?;
-            self.count_for(owner, usage);
+            self.add_owner_usage(owner, usage);
         }
         Ok(())
     }
 
     /// Counts blocks that an inode has more, or fewer.
-    pub(crate) fn count_usage_of_blocks(
+    pub(crate) fn count_block_usage(
         &mut self,
         inode: InodeNumber,
         blocks: u64,
@@ -214,15 +216,15 @@ impl Transaction<'_> {
     ) -> Result<()> {
         let bytes = blocks.saturating_mul(self.volume.super_.block_bytes.into());
         let usage = Usage { inodes: 0, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
-        self.count_usage(inode, if more { usage } else { usage.taken() })
+        self.count_usage(inode, if more { usage } else { usage.negated() })
     }
 
     /// Counts all that an inode has for others than before: those that its slot says once `give`
     /// has changed it.
-    pub(crate) fn give_usage(
+    pub(crate) fn transfer_usage(
         &mut self,
         inode: InodeNumber,
-        give: impl FnOnce(&mut Slot<'_>),
+        give: impl FnOnce(&mut InodeSlot<'_>),
     ) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
         let (before, after, bytes) = self.change_slot(inode, |it| {
@@ -232,34 +234,35 @@ impl Transaction<'_> {
         })?;
         if self.is_counted(inode) && before != after {
             let usage = Usage { inodes: 1, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
-            self.count_for(before, usage.taken());
-            self.count_for(after, usage);
+            self.add_owner_usage(before, usage.negated());
+            self.add_owner_usage(after, usage);
         }
         Ok(())
     }
 
     fn is_counted(&self, inode: InodeNumber) -> bool {
-        !self.writer.quotas.files.is_empty() && self.volume.super_.names(inode)
+        !self.writer.quotas.files.is_empty() && self.volume.super_.is_valid_inode(inode)
     }
 
-    fn count_for(&mut self, owner: Owner, usage: Usage) {
+    fn add_owner_usage(&mut self, owner: Owner, usage: Usage) {
         for (account, _) in self.writer.quotas.accounts(owner) {
             let sum = self.writer.batch.usage.entry(account).or_default();
-            *sum = sum.with(usage);
+            *sum = sum.plus(usage);
         }
     }
 
-    fn blocks_of_entry(&self) -> u64 {
-        let blocks = (MOST_NEW * BLOCK_BYTES).div_ceil(self.volume.super_.block_bytes);
-        u64::from(blocks + MOST_OF_MAP)
+    fn max_entry_blocks(&self) -> u64 {
+        let blocks = (MAX_NEW_ENTRY_BLOCKS * BLOCK_BYTES).div_ceil(self.volume.super_.block_bytes);
+        u64::from(blocks + MAX_NEW_MAP_BLOCKS)
     }
 
     /// Writes what the batch has changed into the files of quotas.
     pub(crate) fn write_usage(&mut self) -> Result<()> {
         let sums = std::mem::take(&mut self.writer.batch.usage);
-        let files: BTreeMap<Kind, InodeNumber> = self.writer.quotas.files.iter().copied().collect();
-        self.writer.quotas.promised.clear();
-        self.writer.quotas.kept_blocks = 0;
+        let files: BTreeMap<QuotaType, InodeNumber> =
+            self.writer.quotas.files.iter().copied().collect();
+        self.writer.quotas.reserved_entries.clear();
+        self.writer.quotas.reserved_blocks = 0;
         for (account, usage) in sums.into_iter().filter(|(_, usage)| *usage != Usage::default()) {
             let (kind, id) = account;
             let Some(file) = files.get(&kind) else { continue };
@@ -274,47 +277,47 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn add_usage(&mut self, account: Account, file: InodeNumber, usage: Usage) -> Result<()> {
+    fn add_usage(&mut self, account: QuotaId, file: InodeNumber, usage: Usage) -> Result<()> {
         match self.find_entry(account, file)? {
-            Found::Entry { block, nth } => {
+            EntrySearch::Entry { block, nth } => {
                 self.change_quota(file, block, |bytes| {
                     RawEntries::view_mut(bytes).map(|entries| entries.count(nth, usage))
                 })??;
-                self.writer.quotas.know(account);
+                self.writer.quotas.remember_entry(account);
                 Ok(())
             }
             // It had nothing that could become less.
-            Found::Nothing { .. } if usage.inodes <= 0 && usage.bytes <= 0 => Ok(()),
-            Found::Nothing { node, level } => {
+            EntrySearch::Missing { .. } if usage.inodes <= 0 && usage.bytes <= 0 => Ok(()),
+            EntrySearch::Missing { node, level } => {
                 self.add_entry(account, file, (node, level), usage)?;
-                self.writer.quotas.know(account);
+                self.writer.quotas.remember_entry(account);
                 Ok(())
             }
         }
     }
 
-    fn find_entry(&self, (kind, id): Account, file: InodeNumber) -> Result<Found> {
+    fn find_entry(&self, (kind, id): QuotaId, file: InodeNumber) -> Result<EntrySearch> {
         let of_file = |error: Error| error.of_inode(file);
         let header = self.quota_header(kind, file)?;
         let mut node = ROOT;
         for level in 0..LEVELS {
             let bytes = self.quota_block(file, node)?;
-            match header.leads_to(reference(&bytes, id, level)).map_err(of_file)? {
-                None => return Ok(Found::Nothing { node, level }),
+            match header.check_reference(reference(&bytes, id, level)).map_err(of_file)? {
+                None => return Ok(EntrySearch::Missing { node, level }),
                 Some(below) => node = below,
             }
         }
         let bytes = self.quota_block(file, node)?;
         let found = RawEntries::view(&bytes).map_err(of_file)?.find(id);
         let nth = found.ok_or(Error::corrupt("quota file: an entry is missing").of_inode(file))?;
-        Ok(Found::Entry { block: node, nth })
+        Ok(EntrySearch::Entry { block: node, nth })
     }
 
     /// Adds an entry, and the nodes that lead to it from `node` on. Nothing leads to what is new
     /// before all of it can be had.
     fn add_entry(
         &mut self,
-        (kind, id): Account,
+        (kind, id): QuotaId,
         file: InodeNumber,
         (node, level): (u32, u32),
         usage: Usage,
@@ -322,13 +325,13 @@ impl Transaction<'_> {
         let of_file = |error: Error| error.of_inode(file);
         let mut header = self.quota_header(kind, file)?;
         let mut next_room = None;
-        if header.room != 0 {
-            let bytes = self.quota_block(file, header.room)?;
+        if header.first_free_entry_block != 0 {
+            let bytes = self.quota_block(file, header.first_free_entry_block)?;
             let entries = RawEntries::view(&bytes).map_err(of_file)?;
             if !entries.has_room().map_err(of_file)? {
                 return Err(of_file(Error::corrupt("quota file: list of blocks with room")));
             }
-            next_room = header.leads_to(entries.dqdh_next_free.get()).map_err(of_file)?;
+            next_room = header.check_reference(entries.dqdh_next_free.get()).map_err(of_file)?;
             if let Some(next) = next_room {
                 RawEntries::view(&self.quota_block(file, next)?).map_err(of_file)?;
             }
@@ -337,10 +340,10 @@ impl Transaction<'_> {
         for _ in level + 1..LEVELS {
             nodes.push(self.take_quota_block(file, &mut header)?);
         }
-        if header.room == 0 {
-            header.room = self.take_quota_block(file, &mut header)?;
+        if header.first_free_entry_block == 0 {
+            header.first_free_entry_block = self.take_quota_block(file, &mut header)?;
         }
-        let block = header.room;
+        let block = header.first_free_entry_block;
         let has_room = self.change_quota(file, block, |bytes| {
             let entries = RawEntries::view_mut(bytes)?;
             let has_room = entries.add(id, usage);
@@ -351,7 +354,7 @@ impl Transaction<'_> {
             Ok::<_, Error>(has_room)
         })??;
         if !has_room {
-            header.room = next_room.unwrap_or(0);
+            header.first_free_entry_block = next_room.unwrap_or(0);
             if let Some(next) = next_room {
                 self.change_quota(file, next, |bytes| {
                     RawEntries::view_mut(bytes).map(|entries| entries.dqdh_prev_free.set(0))
@@ -371,56 +374,56 @@ impl Transaction<'_> {
     /// A block of zeros in a file of quotas: an unused one, or one more. The header in hand knows
     /// of it, the file does not yet.
     fn take_quota_block(&mut self, file: InodeNumber, header: &mut Header) -> Result<u32> {
-        if header.unused != 0 {
-            let block = header.unused;
+        if header.first_free_block != 0 {
+            let block = header.first_free_block;
             let bytes = self.quota_block(file, block)?;
             let unused = RawEntries::view(&bytes).map_err(|error| error.of_inode(file))?;
-            let next = header.leads_to(unused.dqdh_next_free.get());
+            let next = header.check_reference(unused.dqdh_next_free.get());
             if unused.dqdh_entries.get() != 0 || next == Ok(Some(block)) {
                 let what = "quota file: list of unused blocks";
                 return Err(Error::corrupt(what).of_inode(file));
             }
-            header.unused = next.map_err(|error| error.of_inode(file))?.unwrap_or(0);
+            header.first_free_block = next.map_err(|error| error.of_inode(file))?.unwrap_or(0);
             self.change_quota(file, block, |bytes| bytes.fill(0))?;
             return Ok(block);
         }
         let block = header.blocks;
         let block_bytes = u64::from(self.volume.super_.block_bytes);
-        let at = narrow(u64::from(block) * u64::from(BLOCK_BYTES) / block_bytes);
-        if self.mapped(file, at)?.is_none() {
-            let taking = Taking { grows: false, privileged: true, unwritten: false };
+        let at = saturating_u32(u64::from(block) * u64::from(BLOCK_BYTES) / block_bytes);
+        if self.lookup_block(file, at)?.is_none() {
+            let taking = AllocationPolicy { is_append: false, privileged: true, unwritten: false };
             let runs = self.map_blocks(file, at..at + 1, taking)?;
             let run = runs.first().ok_or(Error::NoSpace)?;
-            self.put_fresh(run.at, Role::Quota, vec![0; index(block_bytes)]);
+            self.put_new_block(run.at, Role::Quota, vec![0; saturating_usize(block_bytes)]);
         }
         header.blocks = block.checked_add(1).ok_or(Error::TooLarge)?;
         let end = u64::from(header.blocks) * u64::from(BLOCK_BYTES);
-        if self.peek(file)?.size_bytes < end {
+        if self.read_inode_unchecked(file)?.size_bytes < end {
             self.change_slot(file, |it| it.set_size(end))?;
         }
         self.change_quota(file, block, |bytes| bytes.fill(0))?;
         Ok(block)
     }
 
-    fn quota_header(&self, kind: Kind, file: InodeNumber) -> Result<Header> {
-        let size = self.peek(file)?.size_bytes;
+    fn quota_header(&self, kind: QuotaType, file: InodeNumber) -> Result<Header> {
+        let size = self.read_inode_unchecked(file)?.size_bytes;
         let bytes = self.quota_block(file, 0)?;
         Header::check(&bytes, kind, size).map_err(|error| error.of_inode(file))
     }
 
     /// Where a block of a file of quotas is: in which block of the volume, and where in that.
-    fn quota_place(&self, file: InodeNumber, nth: u32) -> Result<(FsBlock, usize)> {
+    fn quota_block_location(&self, file: InodeNumber, nth: u32) -> Result<(FsBlock, usize)> {
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let at = u64::from(nth) * u64::from(BLOCK_BYTES);
-        let block = self.mapped(file, narrow(at / block_bytes))?;
+        let block = self.lookup_block(file, saturating_u32(at / block_bytes))?;
         let missing = Error::corrupt("quota file: a block is missing").of_inode(file);
-        Ok((block.ok_or(missing)?, index(at % block_bytes)))
+        Ok((block.ok_or(missing)?, saturating_usize(at % block_bytes)))
     }
 
-    fn quota_block(&self, file: InodeNumber, nth: u32) -> Result<Data> {
-        let (block, at) = self.quota_place(file, nth)?;
+    fn quota_block(&self, file: InodeNumber, nth: u32) -> Result<SharedBytes> {
+        let (block, at) = self.quota_block_location(file, nth)?;
         let bytes = self.block(block, Role::Quota).map_err(|error| error.of_inode(file))?;
-        Ok(bytes.slice(at..at + index(BLOCK_BYTES.into())))
+        Ok(bytes.slice(at..at + saturating_usize(BLOCK_BYTES.into())))
     }
 
     fn change_quota<T>(
@@ -429,9 +432,9 @@ impl Transaction<'_> {
         nth: u32,
         change: impl FnOnce(&mut [u8]) -> T,
     ) -> Result<T> {
-        let (block, at) = self.quota_place(file, nth)?;
-        self.change(block, Role::Quota, |bytes| {
-            let part = at..at + index(BLOCK_BYTES.into());
+        let (block, at) = self.quota_block_location(file, nth)?;
+        self.modify_block(block, Role::Quota, |bytes| {
+            let part = at..at + saturating_usize(BLOCK_BYTES.into());
             change(bytes.get_mut(part).unwrap_or_default())
         })
     }

@@ -26,38 +26,38 @@ use crate::format::checksum::Checksum;
 use crate::format::features::Incompatible;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
 use crate::format::{le32, put32};
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, Result};
 
 /// What a disk writes as a whole or not at all.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 /// Bytes of changed blocks that are kept in memory.
-const PENDING_BYTES: u64 = 32 << 20;
+const MAX_STAGED_BYTES: u64 = 32 << 20;
 /// Bytes that may be on their way before they are waited for.
-const UNDER_WAY_BYTES: u64 = 16 << 20;
+const MAX_IN_FLIGHT_BYTES: u64 = 16 << 20;
 /// Bytes of one request.
 const REQUEST_BYTES: u64 = 1 << 20;
 
 /// A block of the index of the log: | magic | sum | next (8) | entries (4) | 0 (4) | (home, at) .. |
 const MAGIC: u32 = 0x4F44_4552;
-const HEAD_BYTES: usize = 24;
+const INDEX_HEADER_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 16;
 /// The home of the superblock to come.
-const SUPERBLOCK: u64 = u64::MAX;
+const SUPERBLOCK_HOME: u64 = u64::MAX;
 
 /// A disk, in blocks of a volume.
-pub(crate) struct Writer<'a> {
+pub(crate) struct OfflineWriter<'a> {
     disk: &'a dyn Disk,
     pub(crate) block_bytes: u32,
     under_way: u64,
     /// What everything handed over follows.
-    after: Vec<Ticket>,
+    dependencies: Vec<Ticket>,
     last: Option<Ticket>,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> OfflineWriter<'a> {
     pub(crate) fn new(disk: &'a dyn Disk, block_bytes: u32) -> Self {
-        Self { disk, block_bytes, under_way: 0, after: vec![], last: None }
+        Self { disk, block_bytes, under_way: 0, dependencies: vec![], last: None }
     }
 
     fn at_bytes(&self, at: FsBlock) -> u64 {
@@ -82,7 +82,7 @@ impl<'a> Writer<'a> {
         let mut at = start;
         while at < end {
             let len = end.saturating_sub(at).min(REQUEST_BYTES);
-            self.submit(Write { at_bytes: at, block: Block::private(index(len)) })?;
+            self.submit(Write { at_bytes: at, block: Block::private(saturating_usize(len)) })?;
             progress(len);
             at = at.saturating_add(len);
         }
@@ -93,11 +93,11 @@ impl<'a> Writer<'a> {
         let len = write.block.len() as u64;
         let ticket = self
             .disk
-            .submit(Group { writes: vec![write] }, &self.after)
+            .submit(Group { writes: vec![write] }, &self.dependencies)
             .map_err(|refused| refused.error)?;
         self.last = Some(ticket);
         self.under_way = self.under_way.saturating_add(len);
-        if self.under_way >= UNDER_WAY_BYTES {
+        if self.under_way >= MAX_IN_FLIGHT_BYTES {
             self.wait()?;
         }
         Ok(())
@@ -108,66 +108,66 @@ impl<'a> Writer<'a> {
         self.under_way = 0;
         if let Some(last) = self.last.take() {
             self.disk.wait_durable(last)?;
-            self.after = vec![last];
+            self.dependencies = vec![last];
         }
         Ok(())
     }
 
     /// What is handed over next follows all that was handed over before, which becomes durable
     /// together with `writes`.
-    fn step(&mut self, writes: Vec<Write>) -> Result<()> {
+    fn write_barrier(&mut self, writes: Vec<Write>) -> Result<()> {
         self.wait()?;
-        let ticket = self.disk.submit(Group { writes }, &self.after);
+        let ticket = self.disk.submit(Group { writes }, &self.dependencies);
         self.last = Some(ticket.map_err(|refused| refused.error)?);
         self.wait()
     }
 }
 
 /// A change that is being gathered.
-pub(crate) struct Redo<'a> {
-    writer: Writer<'a>,
+pub(crate) struct RedoLog<'a> {
+    writer: OfflineWriter<'a>,
     /// Free blocks for the log.
-    room: Vec<Range<u64>>,
+    log_ranges: Vec<Range<u64>>,
     /// By home: where in the log its bytes are.
-    index: BTreeMap<u64, u64>,
+    home_to_log: BTreeMap<u64, u64>,
     pending: BTreeMap<u64, Vec<u8>>,
     pending_bytes: u64,
     /// Nothing is written: what would be is counted.
-    is_dry: bool,
+    is_dry_run: bool,
 }
 
-impl<'a> Redo<'a> {
+impl<'a> RedoLog<'a> {
     /// A change of the volume on `disk` whose log goes to `room`, which is free before the change
     /// and not given out by it.
     pub(crate) fn new(disk: &'a dyn Disk, block_bytes: u32, room: Vec<Range<u64>>) -> Self {
         let mut room: Vec<_> = room.into_iter().filter(|range| !range.is_empty()).collect();
         room.reverse();
         Self {
-            writer: Writer::new(disk, block_bytes),
-            room,
-            index: BTreeMap::new(),
+            writer: OfflineWriter::new(disk, block_bytes),
+            log_ranges: room,
+            home_to_log: BTreeMap::new(),
             pending: BTreeMap::new(),
             pending_bytes: 0,
-            is_dry: false,
+            is_dry_run: false,
         }
     }
 
     /// A change that is only tried: nothing is written, and a block is always what it was.
-    pub(crate) fn dry(disk: &'a dyn Disk, block_bytes: u32) -> Self {
-        Self { is_dry: true, ..Self::new(disk, block_bytes, vec![]) }
+    pub(crate) fn dry_run(disk: &'a dyn Disk, block_bytes: u32) -> Self {
+        Self { is_dry_run: true, ..Self::new(disk, block_bytes, vec![]) }
     }
 
     /// Whether it is only tried.
-    pub(crate) fn is_dry(&self) -> bool {
-        self.is_dry
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.is_dry_run
     }
 
     /// Blocks that the log takes for what was put so far.
     pub(crate) fn log_blocks(&self) -> u64 {
-        let homes = self.index.keys().chain(self.pending.keys());
+        let homes = self.home_to_log.keys().chain(self.pending.keys());
         let homes = homes.collect::<std::collections::BTreeSet<_>>().len() as u64;
-        let block_bytes = index(self.writer.block_bytes.into());
-        let room = (block_bytes.saturating_sub(HEAD_BYTES) / ENTRY_BYTES).max(1) as u64;
+        let block_bytes = saturating_usize(self.writer.block_bytes.into());
+        let room = (block_bytes.saturating_sub(INDEX_HEADER_BYTES) / ENTRY_BYTES).max(1) as u64;
         let all = homes.saturating_add(1);
         all.saturating_add(all.div_ceil(room))
     }
@@ -177,90 +177,95 @@ impl<'a> Redo<'a> {
         if let Some(bytes) = self.pending.get(&at.0) {
             return Ok(bytes.clone());
         }
-        let logged = self.index.get(&at.0).filter(|_| !self.is_dry);
+        let logged = self.home_to_log.get(&at.0).filter(|_| !self.is_dry_run);
         self.writer.read(logged.map_or(at, |logged| FsBlock(*logged)), 1)
     }
 
     /// Blocks as they are on the disk.
-    pub(crate) fn on_disk(&self, at: FsBlock, blocks: u64) -> Result<Vec<u8>> {
+    pub(crate) fn read_old(&self, at: FsBlock, blocks: u64) -> Result<Vec<u8>> {
         self.writer.read(at, blocks)
     }
 
     /// Sets what a block is to be.
-    pub(crate) fn put(&mut self, at: FsBlock, bytes: Vec<u8>) -> Result<()> {
-        if self.is_dry {
-            self.index.insert(at.0, 0);
+    pub(crate) fn stage_block(&mut self, at: FsBlock, bytes: Vec<u8>) -> Result<()> {
+        if self.is_dry_run {
+            self.home_to_log.insert(at.0, 0);
             return Ok(());
         }
         let len = bytes.len() as u64;
         if self.pending.insert(at.0, bytes).is_none() {
             self.pending_bytes = self.pending_bytes.saturating_add(len);
         }
-        if self.pending_bytes >= PENDING_BYTES {
-            self.spill()?;
+        if self.pending_bytes >= MAX_STAGED_BYTES {
+            self.flush_to_log()?;
         }
         Ok(())
     }
 
     /// Changes a block.
-    pub(crate) fn change<T>(
+    pub(crate) fn modify_block<T>(
         &mut self,
         at: FsBlock,
         change: impl FnOnce(&mut [u8]) -> T,
     ) -> Result<T> {
         let mut bytes = self.block(at)?;
         let done = change(&mut bytes);
-        self.put(at, bytes)?;
+        self.stage_block(at, bytes)?;
         Ok(done)
     }
 
     /// Writes to blocks that are free now: the change alone makes them anything.
-    pub(crate) fn write_free(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
-        if self.is_dry {
+    pub(crate) fn write_free_blocks(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
+        if self.is_dry_run {
             return Ok(());
         }
         self.writer.write(at, bytes)
     }
 
     /// Zeros where it is free now, from byte `start` up to `end`.
-    pub(crate) fn zero_free(&mut self, start: u64, end: u64, progress: &dyn Fn(u64)) -> Result<()> {
-        if self.is_dry {
+    pub(crate) fn zero_free_blocks(
+        &mut self,
+        start: u64,
+        end: u64,
+        progress: &dyn Fn(u64),
+    ) -> Result<()> {
+        if self.is_dry_run {
             return Ok(());
         }
         self.writer.zeros(start, end, progress)
     }
 
     /// Changes the room for the log, of which nothing may have been taken yet.
-    pub(crate) fn set_room(&mut self, room: Vec<Range<u64>>) -> Result<()> {
-        if !self.index.is_empty() {
+    pub(crate) fn set_log_ranges(&mut self, room: Vec<Range<u64>>) -> Result<()> {
+        if !self.home_to_log.is_empty() {
             return Err(Error::Misuse("room for a log that has begun"));
         }
-        self.room = room.into_iter().filter(|range| !range.is_empty()).collect();
-        self.room.reverse();
+        self.log_ranges = room.into_iter().filter(|range| !range.is_empty()).collect();
+        self.log_ranges.reverse();
         Ok(())
     }
 
-    fn take(&mut self) -> Result<u64> {
-        let range = self.room.last_mut().ok_or(Error::NoSpace)?;
+    fn next_log_block(&mut self) -> Result<u64> {
+        let range = self.log_ranges.last_mut().ok_or(Error::NoSpace)?;
         let at = range.start;
         range.start = at.saturating_add(1);
         if range.is_empty() {
-            self.room.pop();
+            self.log_ranges.pop();
         }
         Ok(at)
     }
 
     /// Writes what is kept in memory to the log.
-    fn spill(&mut self) -> Result<()> {
+    fn flush_to_log(&mut self) -> Result<()> {
         self.pending_bytes = 0;
         let mut run: Option<(u64, Vec<u8>)> = None;
         for (home, bytes) in std::mem::take(&mut self.pending) {
-            let at = match self.index.get(&home) {
+            let at = match self.home_to_log.get(&home) {
                 Some(at) => *at,
-                None => self.take()?,
+                None => self.next_log_block()?,
             };
-            self.index.insert(home, at);
-            let block_bytes = index(self.writer.block_bytes.into());
+            self.home_to_log.insert(home, at);
+            let block_bytes = saturating_usize(self.writer.block_bytes.into());
             match &mut run {
                 Some((start, all))
                     if start
@@ -290,38 +295,38 @@ impl<'a> Redo<'a> {
     /// answers.
     pub(crate) fn commit(mut self, to_be: &RawSuperblock) -> Result<()> {
         let mut last = to_be.as_bytes().to_vec();
-        last.resize(index(self.writer.block_bytes.into()), 0);
-        self.put(FsBlock(SUPERBLOCK), last)?;
-        self.spill()?;
+        last.resize(saturating_usize(self.writer.block_bytes.into()), 0);
+        self.stage_block(FsBlock(SUPERBLOCK_HOME), last)?;
+        self.flush_to_log()?;
         let head = self.write_index()?;
         let mut super_ = read_raw(self.writer.disk)?;
-        super_.begin_change(head);
-        super_.balance();
-        self.writer.step(vec![sector(&super_, 0)])?;
-        drop(self.index);
-        put_in_place(&mut self.writer, &super_, head)
+        super_.set_change_marker(head);
+        super_.preserve_checksum();
+        self.writer.write_barrier(vec![superblock_sector(&super_, 0)])?;
+        drop(self.home_to_log);
+        write_home_blocks(&mut self.writer, &super_, head)
     }
 
     /// Writes the index, the last block first; where its first block is.
     fn write_index(&mut self) -> Result<u64> {
-        let block_bytes = index(self.writer.block_bytes.into());
-        let room = block_bytes.saturating_sub(HEAD_BYTES) / ENTRY_BYTES;
-        let entries: Vec<(u64, u64)> = self.index.iter().map(|(a, b)| (*a, *b)).collect();
+        let block_bytes = saturating_usize(self.writer.block_bytes.into());
+        let room = block_bytes.saturating_sub(INDEX_HEADER_BYTES) / ENTRY_BYTES;
+        let entries: Vec<(u64, u64)> = self.home_to_log.iter().map(|(a, b)| (*a, *b)).collect();
         let mut next = 0u64;
         for part in entries.rchunks(room.max(1)) {
-            let at = self.take()?;
+            let at = self.next_log_block()?;
             let mut bytes = vec![];
             bytes.extend(MAGIC.to_le_bytes());
             bytes.extend([0; 4]);
             bytes.extend(next.to_le_bytes());
-            bytes.extend(narrow(part.len() as u64).to_le_bytes());
+            bytes.extend(saturating_u32(part.len() as u64).to_le_bytes());
             bytes.extend([0; 4]);
             for (home, at) in part {
                 bytes.extend(home.to_le_bytes());
                 bytes.extend(at.to_le_bytes());
             }
             bytes.resize(block_bytes, 0);
-            let sum = Checksum::new().of(&bytes).get();
+            let sum = Checksum::new().update(&bytes).value();
             let _ = put32(&mut bytes, 4, sum);
             self.writer.write(FsBlock(at), &bytes)?;
             next = at;
@@ -336,19 +341,23 @@ impl<'a> Redo<'a> {
 /// # Errors
 /// [`Error::NotExt`]; [`Error::Corrupt`] for a log that is not as it was written; what the device
 /// answers.
-pub fn finish(disk: &dyn Disk) -> Result<bool> {
+pub fn finish_interrupted_change(disk: &dyn Disk) -> Result<bool> {
     let super_ = read_raw(disk)?;
-    let Some(head) = super_.change_under_way() else { return Ok(false) };
+    let Some(head) = super_.interrupted_change() else { return Ok(false) };
     let block_bytes = 1024u32
         .checked_shl(super_.s_log_block_size.get())
         .filter(|bytes| (1024..=65536).contains(bytes))
         .ok_or(Error::corrupt("superblock: block size"))?;
-    put_in_place(&mut Writer::new(disk, block_bytes), &super_, head)?;
+    write_home_blocks(&mut OfflineWriter::new(disk, block_bytes), &super_, head)?;
     Ok(true)
 }
 
 /// Steps 3 to 5.
-fn put_in_place(writer: &mut Writer<'_>, super_: &RawSuperblock, head: u64) -> Result<()> {
+fn write_home_blocks(
+    writer: &mut OfflineWriter<'_>,
+    super_: &RawSuperblock,
+    head: u64,
+) -> Result<()> {
     let mut to_be = None;
     let mut at = head;
     // Homes rise: so no chain leads back.
@@ -364,7 +373,7 @@ fn put_in_place(writer: &mut Writer<'_>, super_: &RawSuperblock, head: u64) -> R
             last = Some(home);
             let bytes = writer.read(FsBlock(logged), 1)?;
             match home {
-                SUPERBLOCK => to_be = Some(RawSuperblock::view(&bytes)?.clone()),
+                SUPERBLOCK_HOME => to_be = Some(RawSuperblock::view(&bytes)?.clone()),
                 home => writer.write(FsBlock(home), &bytes)?,
             }
         }
@@ -373,29 +382,32 @@ fn put_in_place(writer: &mut Writer<'_>, super_: &RawSuperblock, head: u64) -> R
     let mut to_be = to_be.ok_or(Error::corrupt("log of an unfinished change: superblock"))?;
     writer.wait()?;
     let mut bytes = super_.as_bytes().to_vec();
-    if let (Some(to), Some(from)) =
-        (bytes.get_mut(index(SECTOR_BYTES)..), to_be.as_bytes().get(index(SECTOR_BYTES)..))
-    {
+    if let (Some(to), Some(from)) = (
+        bytes.get_mut(saturating_usize(SECTOR_BYTES)..),
+        to_be.as_bytes().get(saturating_usize(SECTOR_BYTES)..),
+    ) {
         to.copy_from_slice(from);
     }
     let mut middle = RawSuperblock::view(&bytes)?.clone();
-    middle.seal();
-    writer.step(vec![sector(&middle, SECTOR_BYTES)])?;
+    middle.set_checksum();
+    writer.write_barrier(vec![superblock_sector(&middle, SECTOR_BYTES)])?;
     to_be.s_checksum = middle.s_checksum;
-    to_be.balance();
-    writer.step(vec![sector(&to_be, 0)])
+    to_be.preserve_checksum();
+    writer.write_barrier(vec![superblock_sector(&to_be, 0)])
 }
 
 /// What a block of the index says: where the next one is, and its entries.
 fn entries(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
     let mut bytes = block.to_vec();
     put32(&mut bytes, 4, 0)?;
-    let is_whole = le32(block, 0)? == MAGIC && le32(block, 4)? == Checksum::new().of(&bytes).get();
+    let is_whole =
+        le32(block, 0)? == MAGIC && le32(block, 4)? == Checksum::new().update(&bytes).value();
     let le64 = |at: usize| {
         Some(u64::from(le32(block, at)?) | u64::from(le32(block, at.checked_add(4)?)?) << 32)
     };
-    let count = index(le32(block, 16)?.into());
-    let places = (0..count).map(|nth| nth.checked_mul(ENTRY_BYTES)?.checked_add(HEAD_BYTES));
+    let count = saturating_usize(le32(block, 16)?.into());
+    let places =
+        (0..count).map(|nth| nth.checked_mul(ENTRY_BYTES)?.checked_add(INDEX_HEADER_BYTES));
     let entry = |at: usize| Some((le64(at)?, le64(at.checked_add(8)?)?));
     let all: Option<Vec<_>> = places.map(|at| entry(at?)).collect();
     is_whole.then_some((le64(8)?, all?))
@@ -403,7 +415,7 @@ fn entries(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
 
 impl RawSuperblock {
     /// Says that a change is under way whose log begins at block `head`.
-    fn begin_change(&mut self, head: u64) {
+    fn set_change_marker(&mut self, head: u64) {
         // Whatever the revision: what was there before comes back with the end of the change.
         let flag = Incompatible::UNFINISHED.bits();
         self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);
@@ -413,7 +425,7 @@ impl RawSuperblock {
     }
 
     /// Where the log of a change begins that was cut off, if one was.
-    pub(crate) fn change_under_way(&self) -> Option<u64> {
+    pub(crate) fn interrupted_change(&self) -> Option<u64> {
         let [_, _, low, high, _] = &self.s_snapshot;
         let head = u64::from(low.get()) | u64::from(high.get()) << 32;
         (self.s_feature_incompat.get() & Incompatible::UNFINISHED.bits() != 0).then_some(head)
@@ -432,15 +444,15 @@ pub(crate) fn read_raw(disk: &dyn Disk) -> Result<RawSuperblock> {
 
 fn read(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Vec<u8>> {
     let at = Extent::new(at_bytes, len_bytes);
-    let block = disk.read_now(at, Block::private(index(len_bytes)));
+    let block = disk.read_now(at, Block::private(saturating_usize(len_bytes)));
     let block = block.map_err(|refused| refused.error)?;
     Ok(block.into_private().as_bytes().to_vec())
 }
 
 /// The sector of a superblock that `from` is in.
-fn sector(raw: &RawSuperblock, from: u64) -> Write {
-    let bytes = raw.as_bytes().get(index(from)..).unwrap_or_default();
-    let bytes = bytes.get(..index(SECTOR_BYTES)).unwrap_or_default();
+fn superblock_sector(raw: &RawSuperblock, from: u64) -> Write {
+    let bytes = raw.as_bytes().get(saturating_usize(from)..).unwrap_or_default();
+    let bytes = bytes.get(..saturating_usize(SECTOR_BYTES)).unwrap_or_default();
     Write { at_bytes: OFFSET_BYTES.saturating_add(from), block: block_of(bytes) }
 }
 

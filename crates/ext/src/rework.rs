@@ -28,76 +28,76 @@ use std::collections::BTreeMap;
 
 use draconis_exchange::contract::Time;
 
-use crate::blocks::role::Sums;
-use crate::blocks::sums::MetadataSums;
+use crate::blocks::role::BlockChecksums;
+use crate::blocks::sums::MetadataChecksums;
 use crate::format::bitmap::{BitRun, Bitmap, fill};
 use crate::format::features::Incompatible;
 use crate::format::group::flags;
 use crate::format::superblock::RawSuperblock;
-use crate::redo::Redo;
-use crate::units::{index, narrow};
-use crate::whole::{Error, PlannedVolume, Result, Whole, bounds};
+use crate::redo::RedoLog;
+use crate::units::{saturating_u32, saturating_usize};
+use crate::whole::{OfflineError, OfflineVolume, PlannedVolume, Result, group_bounds};
 use crate::{GroupNumber, InodeNumber};
-use directories::Reforming;
-use space::Space;
+use directories::DirectoryConversion;
+use space::BlockUsage;
 
 /// A volume in work.
-pub(crate) struct Rework<'a> {
-    pub(crate) old: &'a Whole,
-    pub(crate) to_be: PlannedVolume,
-    pub(crate) redo: Redo<'a>,
-    pub(crate) space: Space,
+pub(crate) struct VolumeRewrite<'a> {
+    pub(crate) old: &'a OfflineVolume,
+    pub(crate) planned: PlannedVolume,
+    pub(crate) redo: RedoLog<'a>,
+    pub(crate) space: BlockUsage,
     /// Inodes that get other numbers.
     pub(crate) renumbered: BTreeMap<u32, u32>,
     /// Everything is sealed anew.
-    pub(crate) reseals: bool,
+    pub(crate) rewrites_checksums: bool,
     /// What directories are to be.
-    reforming: Reforming,
+    directory_conversion: DirectoryConversion,
     pub(crate) now: Time,
     /// Called with bytes of contents that were copied.
     pub(crate) progress: &'a dyn Fn(u64),
     /// Blocks that were moved.
     pub(crate) moved_blocks: u64,
     /// Blocks of attributes that were seen, and where they are to be.
-    attribute_blocks: BTreeMap<u64, u64>,
+    xattr_blocks: BTreeMap<u64, u64>,
     /// Whether inodes with values of attributes are among those with other numbers.
     values_move: bool,
     /// What owners have more or less: user, group, project; blocks.
     usage: BTreeMap<[u32; 3], i64>,
     /// The files of quotas: their sizes, and where their blocks are.
-    quota_files: BTreeMap<u32, (u64, Vec<maps::Piece>)>,
+    quota_files: BTreeMap<u32, (u64, Vec<maps::MovedRun>)>,
     /// Blocks that may still be visited.
     budget: u64,
     /// What verifies blocks as they are, and what seals them as they are to be.
-    verifying: Option<Box<dyn Sums>>,
-    sealing: Option<Box<dyn Sums>>,
+    old_checksums: Option<Box<dyn BlockChecksums>>,
+    new_checksums: Option<Box<dyn BlockChecksums>>,
 }
 
-impl<'a> Rework<'a> {
+impl<'a> VolumeRewrite<'a> {
     pub(crate) fn new(
-        old: &'a Whole,
+        old: &'a OfflineVolume,
         to_be: PlannedVolume,
-        redo: Redo<'a>,
+        redo: RedoLog<'a>,
         now: Time,
         progress: &'a dyn Fn(u64),
     ) -> Self {
-        let space = Space::new(to_be.super_.blocks, to_be.super_.cluster_blocks);
-        let reforming = Reforming::between(&old.super_, &to_be.super_);
+        let space = BlockUsage::new(to_be.super_.blocks, to_be.super_.cluster_blocks);
+        let reforming = DirectoryConversion::between(&old.super_, &to_be.super_);
         Self {
-            verifying: MetadataSums::of(&old.super_),
-            sealing: MetadataSums::of(&to_be.super_),
+            old_checksums: MetadataChecksums::for_volume(&old.super_),
+            new_checksums: MetadataChecksums::for_volume(&to_be.super_),
             budget: old.super_.blocks,
             old,
-            to_be,
+            planned: to_be,
             redo,
             space,
             renumbered: BTreeMap::new(),
-            reseals: false,
-            reforming,
+            rewrites_checksums: false,
+            directory_conversion: reforming,
             now,
             progress,
             moved_blocks: 0,
-            attribute_blocks: BTreeMap::new(),
+            xattr_blocks: BTreeMap::new(),
             values_move: false,
             usage: BTreeMap::new(),
             quota_files: BTreeMap::new(),
@@ -106,45 +106,45 @@ impl<'a> Rework<'a> {
 
     /// Reads what is in use, as far as it is to stay: what the volume's own structures give up is
     /// free after the change, which changes their places.
-    pub(crate) fn map_space(&mut self) -> Result<()> {
+    pub(crate) fn build_usage(&mut self) -> Result<()> {
         let end = self.space.end();
         // What is before the first group has no bit.
-        self.space.keep(0..self.old.super_.first_data_block.into());
+        self.space.mark_used(0..self.old.super_.first_data_block.into());
         for number in 0..self.old.super_.groups {
-            let (start, group_end) = bounds(&self.old.super_, number);
+            let (start, group_end) = group_bounds(&self.old.super_, number);
             if start >= end {
                 break;
             }
             let bytes = self.old.block_bitmap(&self.redo, number)?;
             let ratio = u64::from(self.old.super_.cluster_blocks);
-            let bitmap = Bitmap::new(&bytes, narrow((group_end - start).div_ceil(ratio)));
+            let bitmap = Bitmap::new(&bytes, saturating_u32((group_end - start).div_ceil(ratio)));
             let mut at = 0;
             while let Some(from) = bitmap.next_one(at) {
                 let len = bitmap.ones_at(from, u32::MAX);
                 let block = |nth: u32| start + u64::from(nth) * ratio;
-                self.space.keep(block(from)..block(from + len));
+                self.space.mark_used(block(from)..block(from + len));
                 at = from + len;
             }
         }
-        for own in own(&self.old.super_, &self.old.groups) {
+        for own in metadata_ranges(&self.old.super_, &self.old.groups) {
             self.space.release(own);
         }
-        for own in own(&self.to_be.super_, &self.to_be.groups) {
-            self.space.keep(own);
+        for own in metadata_ranges(&self.planned.super_, &self.planned.groups) {
+            self.space.mark_used(own);
         }
         Ok(())
     }
 
     /// Visits every inode in use.
-    pub(crate) fn inodes(&mut self) -> Result<()> {
+    pub(crate) fn rewrite_inodes(&mut self) -> Result<()> {
         for number in 0..self.old.super_.groups {
-            self.inodes_of(number)?;
+            self.rewrite_group_inodes(number)?;
         }
         self.count_quotas()
     }
 
     /// Gives the inodes in use beyond `last` numbers that are free below it.
-    pub(crate) fn renumber(&mut self, last: u32) -> Result<()> {
+    pub(crate) fn renumber_inodes(&mut self, last: u32) -> Result<()> {
         let per_group = self.old.super_.inodes_per_group;
         let mut target = 0;
         let mut changed: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
@@ -154,8 +154,8 @@ impl<'a> Rework<'a> {
                 let from = number * per_group + nth + 1;
                 // The first free place, in the group that is filled at the time.
                 let place = loop {
-                    if target >= self.to_be.super_.groups {
-                        return Err(Error::Misuse("too few inodes are free".to_owned()));
+                    if target >= self.planned.super_.groups {
+                        return Err(OfflineError::Misuse("too few inodes are free".to_owned()));
                     }
                     let bitmap = match changed.entry(target) {
                         std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
@@ -206,8 +206,8 @@ impl<'a> Rework<'a> {
 
     /// Sets the inode bitmap of a group, and what its descriptor says of it.
     pub(crate) fn set_inode_bitmap(&mut self, number: u32, bytes: Vec<u8>) -> Result<()> {
-        let super_ = &self.to_be.super_;
-        let group = self.to_be.groups.get_mut(index(number.into()));
+        let super_ = &self.planned.super_;
+        let group = self.planned.groups.get_mut(saturating_usize(number.into()));
         let group = group.ok_or(crate::Error::corrupt("group number"))?;
         let bitmap = Bitmap::new(&bytes, super_.inodes_per_group);
         let free = bitmap.count_zeros();
@@ -232,61 +232,61 @@ impl<'a> Rework<'a> {
                 let start = byte(group.inode_table.0) + first * u64::from(super_.inode_bytes);
                 let start = start.next_multiple_of(super_.block_bytes.into());
                 let end = byte(group.inode_table.0 + u64::from(super_.inode_table_blocks()));
-                self.redo.zero_free(start, end, &|_| ())?;
+                self.redo.zero_free_blocks(start, end, &|_| ())?;
                 group.flags |= flags::INODE_ZEROED;
             }
             group.unused_inodes = never_used;
             group.flags &= !flags::INODE_UNINIT;
         }
-        group.sum_inodes(&bytes, super_);
-        Ok(self.redo.put(group.inode_bitmap, bytes)?)
+        group.set_inode_bitmap_csum(&bytes, super_);
+        Ok(self.redo.stage_block(group.inode_bitmap, bytes)?)
     }
 
     /// The bitmaps of blocks as they are to be, of those groups where they change.
-    pub(crate) fn groups(&mut self) -> Result<()> {
-        for number in 0..self.to_be.super_.groups {
-            let (start, end) = bounds(&self.to_be.super_, number);
-            let mut bytes = vec![0; index(self.to_be.super_.block_bytes.into())];
-            self.space.bits(start, end, &mut bytes);
-            if self.reseals || bytes != self.old.block_bitmap(&self.redo, number)? {
+    pub(crate) fn rewrite_bitmaps(&mut self) -> Result<()> {
+        for number in 0..self.planned.super_.groups {
+            let (start, end) = group_bounds(&self.planned.super_, number);
+            let mut bytes = vec![0; saturating_usize(self.planned.super_.block_bytes.into())];
+            self.space.copy_bits(start, end, &mut bytes);
+            if self.rewrites_checksums || bytes != self.old.block_bitmap(&self.redo, number)? {
                 let group = self.old.group(number)?;
                 let is_same = bytes == self.old.block_bitmap(&self.redo, number)?;
                 if is_same && group.flags & flags::BLOCK_UNINIT != 0 {
                     continue;
                 }
-                self.to_be.set_block_bitmap(&mut self.redo, number, bytes)?;
+                self.planned.set_block_bitmap(&mut self.redo, number, bytes)?;
             }
         }
         Ok(())
     }
 
     /// The number that an inode is to have.
-    fn number(&self, inode: InodeNumber) -> InodeNumber {
+    fn new_number(&self, inode: InodeNumber) -> InodeNumber {
         InodeNumber(self.renumbered.get(&inode.0).copied().unwrap_or(inode.0))
     }
 
     /// The superblock to come, but for its counts: with the numbers of hidden inodes.
     pub(crate) fn superblock(&mut self) -> Result<RawSuperblock> {
-        let raw = &mut self.to_be.raw;
+        let raw = &mut self.planned.raw;
         let hidden = [&mut raw.s_orphan_file_inum, &mut raw.s_prj_quota_inum, &mut raw.s_lpf_ino];
         for field in hidden {
             if let Some(number) = self.renumbered.get(&field.get()) {
                 field.set(*number);
             }
         }
-        self.to_be.put(&mut self.redo, self.old, self.now)
+        self.planned.write_descriptors(&mut self.redo, self.old, self.now)
     }
 }
 
 /// All blocks of a volume's own structures.
-fn own<'a>(
+fn metadata_ranges<'a>(
     super_: &'a crate::format::superblock::Superblock,
-    groups: &'a [crate::format::group::Group],
+    groups: &'a [crate::format::group::GroupDescriptor],
 ) -> impl Iterator<Item = std::ops::Range<u64>> + 'a {
     let heads = (0..super_.groups).map(GroupNumber).map(|number| {
         let start = super_.group_start(number).0;
-        start..start + super_.head_blocks(number)
+        start..start + super_.base_meta_blocks(number)
     });
-    let tables = groups.iter().flat_map(|group| crate::whole::tables(super_, group));
+    let tables = groups.iter().flat_map(|group| crate::whole::group_tables(super_, group));
     heads.chain(tables)
 }

@@ -18,39 +18,39 @@ use std::sync::Arc;
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
 
-use crate::ops::Writing;
+use crate::ops::WriteOptions;
 use crate::transaction::Transaction;
-use crate::volume::{Options, Volume};
-use crate::{Claim, Error, FileId, InodeNumber, Result};
+use crate::volume::{OpenOptions, Volume};
+use crate::{Error, FileId, InodeNumber, MmpClaim, Result};
 
 /// What a change did that its repetition must do again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct ChangeRecord {
     /// When it was.
     pub now: Time,
     /// The inode that it gave a first name to, or made without one.
     pub inode: Option<FileId>,
     /// The inode whose name it moved. A move may be cut off in the middle: then the old name
     /// leads to what it replaces, until that goes.
-    pub moved: Option<InodeNumber>,
+    pub renamed_inode: Option<InodeNumber>,
 }
 
 /// What is known of a process that had a volume in use and died.
 #[derive(Clone, Debug)]
-pub struct Predecessor {
+pub struct CrashedProcess {
     /// [`Volume::was_clean`] of it.
     pub was_clean: bool,
     /// All inodes of which its witness was told that they have no name, and others; every inode is
     /// looked at if these are not known.
-    pub nameless: Option<BTreeSet<InodeNumber>>,
+    pub orphans: Option<BTreeSet<InodeNumber>>,
 }
 
 /// Is told of every change.
-pub trait Witness: Send + Sync {
+pub trait ChangeRecorder: Send + Sync {
     /// A change was made in memory, by the calling thread, or a part of one that may reach the
     /// disk by itself; then it comes again with the same number. Changes count from 1 on. Readers
     /// wait until this returns; it must not come back to the volume.
-    fn record_change(&self, number: u64, made: Made);
+    fn record_change(&self, number: u64, made: ChangeRecord);
 
     /// A change failed when a part of it was made, and that may be seen; there are no more.
     fn record_partial_failure(&self) {}
@@ -62,7 +62,7 @@ pub trait Witness: Send + Sync {
     /// list those; these are `all` until now. On the disk it is one from the chain with this
     /// change until that with the one that gives it a name, or frees it. It may come again, and
     /// the change may come to nothing.
-    fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
+    fn record_orphan(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
         let _ = (number, inode, all);
     }
 }
@@ -73,90 +73,91 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::open_for_writing`].
-    pub fn take_over(
+    pub fn resume_after_crash(
         disk: Arc<dyn Disk>,
-        options: Options,
-        writing: Writing,
-        before: Predecessor,
-        claim: Option<Claim>,
+        options: OpenOptions,
+        writing: WriteOptions,
+        before: CrashedProcess,
+        claim: Option<MmpClaim>,
     ) -> Result<Self> {
         Self::mount(disk, options, writing, Some(before), claim)
     }
 
     /// Has `witness` told of every change from now on. Only the first one counts.
-    pub fn tell_witness(&self, witness: Arc<dyn Witness>) {
+    pub fn set_change_recorder(&self, witness: Arc<dyn ChangeRecorder>) {
         if let Some(writing) = &self.writing {
             // One that is there already stays.
-            let _ = writing.witness.set(witness);
+            let _ = writing.change_recorder.set(witness);
         }
     }
 
     /// Makes changes as if it was then, with that inode, until this is called with `None`. What
     /// had the inode before, and has no name, had no users any more when that was given out.
-    pub fn repeat(&self, made: Option<Made>) {
+    pub fn set_replay(&self, made: Option<ChangeRecord>) {
         if let Some(file) = made.and_then(|made| made.inode)
-            && self.is_nameless(InodeNumber(file.inode))
+            && self.is_orphan(InodeNumber(file.inode))
         {
-            self.give_back(InodeNumber(file.inode));
+            self.delete_orphan(InodeNumber(file.inode));
         }
         if let Some(writing) = &self.writing {
-            writing.gate.write().repeated = made;
+            writing.state.write().replaying = made;
         }
     }
 
     /// Ends all changes because what was told of them does not agree with the volume.
-    pub fn contradict(&self, why: &str) {
+    pub fn stop_on_mismatch(&self, why: &str) {
         if let Some(writing) = &self.writing {
-            writing.gate.write().stop(&Error::Unsupported { feature: why.to_owned() });
+            writing.state.write().stop(&Error::Unsupported { feature: why.to_owned() });
         }
     }
 
     /// Whether it was unmounted properly before it was opened for writing.
     pub fn was_clean(&self) -> bool {
-        self.reading().is_some_and(|writer| writer.was_clean)
+        self.read_lock().is_some_and(|writer| writer.was_clean)
     }
 
     /// Whether users of inodes are not counted here, since a predecessor counted some.
-    pub fn is_taken_over(&self) -> bool {
-        self.reading().is_some_and(|writer| writer.taken_over)
+    pub fn is_resumed(&self) -> bool {
+        self.read_lock().is_some_and(|writer| writer.is_resumed)
     }
 
     /// The inodes in use that have no name. After [`Volume::take_over`] those are given back
     /// only by [`Volume::give_back`].
-    pub fn nameless(&self) -> Vec<InodeNumber> {
-        self.store.overlay.read().orphans.iter().copied().map(InodeNumber).collect()
+    pub fn orphans(&self) -> Vec<InodeNumber> {
+        self.store.write_back.read().orphans.iter().copied().map(InodeNumber).collect()
     }
 
     /// Whether an inode has no name.
-    pub fn is_nameless(&self, inode: InodeNumber) -> bool {
-        self.store.overlay.has_orphan(inode.0)
+    pub fn is_orphan(&self, inode: InodeNumber) -> bool {
+        self.store.write_back.has_orphan(inode.0)
     }
 
     /// Deletes an inode without names that has no users.
-    pub fn give_back(&self, inode: InodeNumber) {
+    pub fn delete_orphan(&self, inode: InodeNumber) {
         // What cannot be deleted now is deleted at the next mount.
-        let _ = self.transact(|tx| tx.give_back(inode));
+        let _ = self.transact(|tx| tx.release_last_user(inode));
     }
 }
 
 impl Transaction<'_> {
     /// Tells the witness of an inode that is in use and has no name.
-    pub(crate) fn tell_nameless(&self, inode: InodeNumber) {
-        let witness = self.volume.writing.as_ref().and_then(|writing| writing.witness.get());
+    pub(crate) fn record_orphan(&self, inode: InodeNumber) {
+        let witness =
+            self.volume.writing.as_ref().and_then(|writing| writing.change_recorder.get());
         if let Some(witness) = witness.filter(|_| !self.writer.protocol.lists_orphans()) {
-            let number = self.writer.changes.wrapping_add(1);
-            witness.nameless(number, inode, &|| self.volume.nameless());
+            let number = self.writer.change_count.wrapping_add(1);
+            witness.record_orphan(number, inode, &|| self.volume.orphans());
         }
     }
 
     /// On a volume that was in use until now: finds what has no name, where the volume does not
     /// list it.
-    pub(crate) fn find_nameless(&mut self, before: Predecessor) -> Result<()> {
+    pub(crate) fn find_orphans(&mut self, before: CrashedProcess) -> Result<()> {
         if self.writer.protocol.lists_orphans() {
             return Ok(());
         }
         // Counts of a volume that was not clean are right in memory only: all are counted again.
-        let looked_at = match before.nameless.filter(|_| before.was_clean) {
+        let looked_at = match before.orphans.filter(|_| before.was_clean) {
             None => self.used_inodes()?,
             Some(known) => {
                 let super_ = &self.volume.super_;
@@ -164,7 +165,7 @@ impl Transaction<'_> {
                 let mut used = vec![];
                 for inode in known.into_iter().filter(|inode| named.contains(inode)) {
                     // It was freed since, mostly.
-                    if self.is_taken(inode)? {
+                    if self.is_inode_allocated(inode)? {
                         used.push(inode);
                     }
                 }
@@ -172,8 +173,8 @@ impl Transaction<'_> {
             }
         };
         for inode in looked_at {
-            if self.read_slot(inode, |it| it.is_nameless())? {
-                self.volume.store.overlay.change().orphans.insert(inode.0);
+            if self.read_slot(inode, |it| it.is_unlisted_orphan())? {
+                self.volume.store.write_back.write().orphans.insert(inode.0);
             }
         }
         Ok(())
@@ -182,11 +183,11 @@ impl Transaction<'_> {
     /// Whether an inode without names is kept for users.
     pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
         let writer = &self.writer;
-        writer.taken_over || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
+        writer.is_resumed || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
     }
 
     /// The inode that a repeated change gives its name to.
-    pub(crate) fn repeated_inode(&self) -> Option<InodeNumber> {
-        self.writer.repeated?.inode.map(|made| InodeNumber(made.inode))
+    pub(crate) fn replayed_inode(&self) -> Option<InodeNumber> {
+        self.writer.replaying?.inode.map(|made| InodeNumber(made.inode))
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use draconis_device::MemoryDisk;
 use draconis_exchange::contract::{FileType, Time};
 
-use crate::mkfs::{self, Contents, Node, Target, Tree, What};
-use crate::{AccessTimes, NewNode, Options, Volume, Writing};
+use crate::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
+use crate::{AccessTimes, NewNode, OpenOptions, Volume, WriteOptions};
 
 pub(crate) const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 struct Nothing;
 
-impl Contents for Nothing {
+impl FileSource for Nothing {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Ok(())
     }
@@ -26,22 +26,23 @@ pub(crate) fn disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
 
 /// The same, to be changed before it is shared.
 pub(crate) fn plain_disk(block_bytes: u32, len_bytes: usize) -> MemoryDisk {
-    let options = mkfs::Options { block_bytes: Some(block_bytes), ..mkfs::Options::default() };
+    let options =
+        mkfs::FormatOptions { block_bytes: Some(block_bytes), ..mkfs::FormatOptions::default() };
     let disk = MemoryDisk::new(vec![0; len_bytes], 512);
-    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
-    let plan = mkfs::sized(&options, &mut tree, len_bytes as u64).unwrap();
-    let target = Target { disk: &disk, zeroed: true, progress: &|_| {} };
+    let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
+    let plan = mkfs::plan_for_size(&options, &mut tree, len_bytes as u64).unwrap();
+    let target = FormatTarget { disk: &disk, zeroed: true, progress: &|_| {} };
     mkfs::write(&plan, &Nothing, &target).unwrap();
     drop(plan);
     disk
 }
 
-pub(crate) fn writing() -> Writing {
+pub(crate) fn writing() -> WriteOptions {
     let clock = Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 });
-    Writing { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never, discard: true }
+    WriteOptions { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never, discard: true }
 }
 
 /// The volume on it, to be changed.
 pub(crate) fn open(disk: Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk, Options::default(), writing()).unwrap()
+    Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap()
 }

@@ -27,25 +27,25 @@ use draconis_exchange::heap::Block;
 use zerocopy::IntoBytes;
 
 use crate::claim;
-use crate::commit::seconds_of;
+use crate::commit::to_disk_seconds;
 use crate::format::checksum::Checksum;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::flags;
-use crate::format::quota::Kind;
+use crate::format::quota::QuotaType;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, Superblock};
-use crate::redo::{Redo, SECTOR_BYTES, read_raw};
-use crate::rework::Rework;
-use crate::units::{index, narrow};
-pub use crate::whole::{Error, Result};
-use crate::whole::{PlannedVolume, Whole};
+use crate::redo::{RedoLog, SECTOR_BYTES, read_raw};
+use crate::rework::VolumeRewrite;
+use crate::units::{saturating_u32, saturating_usize};
+pub use crate::whole::{OfflineError, Result};
+use crate::whole::{OfflineVolume, PlannedVolume};
 pub use fields::MOUNT_OPTIONS;
-use hidden::Hidden;
+use hidden::SystemFileChanges;
 
 /// The largest part that can be reserved, in millionths.
-const MOST_RESERVED_PPM: u32 = 500_000;
+const MAX_RESERVED_PPM: u32 = 500_000;
 
 /// Log blocks beyond what was counted when it was tried.
-const LOG_MARGIN: u64 = 16;
+const REDO_LOG_MARGIN_BLOCKS: u64 = 16;
 
 /// What is kept for the superuser.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +58,7 @@ pub enum Reserved {
 
 /// What is to be different.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Changes {
+pub struct TuneChanges {
     /// The label.
     pub label: Option<Vec<u8>>,
     /// The identity.
@@ -68,7 +68,7 @@ pub struct Changes {
     /// What the kernel does about damage: 1 goes on, 2 remounts read-only, 3 panics.
     pub errors: Option<u16>,
     /// After how many mounts the volume is to be checked; 0 never.
-    pub most_mounts: Option<u16>,
+    pub max_mounts: Option<u16>,
     /// How often it was mounted since the last check.
     pub mounts: Option<u16>,
     /// After how many seconds it is to be checked; 0 never.
@@ -92,40 +92,40 @@ pub struct Changes {
     /// How new indexes of directories hash: 0 legacy, 1 half_md4, 2 tea.
     pub hash_algorithm: Option<u8>,
     /// Whether it is said to be damaged, so that the next `e2fsck` looks at all of it.
-    pub is_to_be_checked: bool,
+    pub force_check: bool,
     /// Whether it is for trying out what is not for daily use.
-    pub is_for_tests: Option<bool>,
+    pub is_test_filesystem: Option<bool>,
     /// Features as `tune2fs -O` spells them: `name`, `^name`.
     pub features: Vec<String>,
     /// MiB of a new journal; usual if it is left out.
     pub journal_mib: Option<u32>,
     /// Whose quotas are counted from now on, and whose no longer.
-    pub quotas: Vec<(Kind, bool)>,
+    pub quotas: Vec<(QuotaType, bool)>,
     /// How often a host says that it uses the volume, in seconds, with `mmp`; usual if it is left out.
     pub mmp_interval: Option<u16>,
     /// What a new index of directories is seeded with.
     pub hash_seed: [u8; 16],
 }
 
-impl Changes {
+impl TuneChanges {
     /// Whether there is nothing to do.
-    pub fn is_nothing(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         *self == Self { hash_seed: self.hash_seed, ..Self::default() }
     }
 }
 
 /// What there is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Work {
+struct TuneWork {
     /// `Some(true)` adds a journal, `Some(false)` drops it.
     journal: Option<bool>,
-    reseals: bool,
+    rewrites_checksums: bool,
     /// `Some(true)` adds the block by which hosts see that the volume is in use, `Some(false)` drops it.
-    guard: Option<bool>,
+    mmp: Option<bool>,
     /// Files without names that come or go.
-    hidden: Hidden,
+    hidden: SystemFileChanges,
     /// Directories lose their indexes.
-    lists: bool,
+    drops_indexes: bool,
 }
 
 /// The superblock as it is on `disk`, unchecked.
@@ -141,67 +141,70 @@ pub fn superblock(disk: &dyn Disk) -> crate::Result<RawSuperblock> {
 ///
 /// # Errors
 /// [`Error::Misuse`] and [`Error::Unsupported`], and the volume is as it was; what the device says.
-pub fn tune(disk: &dyn Disk, changes: &Changes, now: Time) -> Result<()> {
+pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
     let old = read_raw(disk)?;
     let super_ = old.check()?;
     if super_.needs_recovery() {
-        return Err(Error::NotClean);
+        return Err(OfflineError::NotClean);
     }
-    if super_.has_mmp() && !claim::is_held_by_tool(disk, &super_)? {
+    if super_.has_mmp() && !claim::is_claimed_by_tool(disk, &super_)? {
         let what = "tuning needs: a claim, where hosts see that the volume is in use (mmp)";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     }
     let mut raw = old.clone();
     fields::change(&mut raw, &super_, changes)?;
-    let mut work = Work::default();
+    let mut work = TuneWork::default();
     features::change(&mut raw, &super_, changes, &mut work)?;
-    identity(&mut raw, &super_, changes, &mut work)?;
-    guard::interval(&mut raw, changes)?;
-    if work.reseals && super_.has_mmp() && work.guard != Some(false) {
+    change_uuid(&mut raw, &super_, changes, &mut work)?;
+    guard::set_interval(&mut raw, changes)?;
+    if work.rewrites_checksums && super_.has_mmp() && work.mmp != Some(false) {
         let what = "what all is sealed by changes: -O ^mmp first, and -O mmp again then";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     }
-    if (work.reseals || work.lists) && work.hidden != Hidden::default() {
+    if (work.rewrites_checksums || work.drops_indexes)
+        && work.hidden != SystemFileChanges::default()
+    {
         let what =
             "-O: quota, project and orphan_file by themselves, other features before or then";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     }
-    if raw.as_bytes() == old.as_bytes() && work == Work::default() {
+    if raw.as_bytes() == old.as_bytes() && work == TuneWork::default() {
         return Ok(());
     }
-    raw.s_wtime = seconds_of(now).into();
-    let is_one_sector =
-        raw.as_bytes().get(index(SECTOR_BYTES)..) == old.as_bytes().get(index(SECTOR_BYTES)..);
-    if work == Work::default() && is_one_sector {
+    raw.s_wtime = to_disk_seconds(now).into();
+    let is_one_sector = raw.as_bytes().get(saturating_usize(SECTOR_BYTES)..)
+        == old.as_bytes().get(saturating_usize(SECTOR_BYTES)..);
+    if work == TuneWork::default() && is_one_sector {
         return write_sector(disk, &mut raw);
     }
-    let whole = Whole::load(disk, "tuning")?;
-    raw.seal();
+    let whole = OfflineVolume::load(disk, "tuning")?;
+    raw.set_checksum();
     let new = raw.check()?;
-    let lays_out = work.lists || new.checksum_seed.is_some() && super_.checksum_seed.is_none();
+    let lays_out =
+        work.drops_indexes || new.checksum_seed.is_some() && super_.checksum_seed.is_none();
     if super_.cluster_blocks > 1 && lays_out {
         let what = "-O: directories are not laid out anew on a volume with clusters (bigalloc)";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     }
-    let task = Task { whole: &whole, raw: &raw, new: &new, changes, work, now };
+    let task = TuneTask { whole: &whole, raw: &raw, new: &new, changes, work, now };
     // First tried, then done.
-    let (tried, _) = task.rework(Redo::dry(disk, new.block_bytes), 0)?;
-    let log_blocks = tried.log_blocks() + LOG_MARGIN;
-    let (redo, raw) = task.rework(Redo::new(disk, new.block_bytes, vec![]), log_blocks)?;
+    let (tried, _) = task.rework(RedoLog::dry_run(disk, new.block_bytes), 0)?;
+    let log_blocks = tried.log_blocks() + REDO_LOG_MARGIN_BLOCKS;
+    let (redo, raw) = task.rework(RedoLog::new(disk, new.block_bytes, vec![]), log_blocks)?;
     Ok(redo.commit(&raw)?)
 }
 
 /// The identity, by which everything is sealed unless the superblock says otherwise.
-fn identity(
+fn change_uuid(
     raw: &mut RawSuperblock,
     super_: &Superblock,
-    changes: &Changes,
-    work: &mut Work,
+    changes: &TuneChanges,
+    work: &mut TuneWork,
 ) -> Result<()> {
     let Some(uuid) = changes.uuid.filter(|uuid| *uuid != super_.uuid) else { return Ok(()) };
     if super_.compatible.contains(Compatible::STABLE_INODES) {
         let what = "-U: encrypted files may depend on the identity (stable_inodes)";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     }
     raw.s_uuid = uuid;
     let [_, incompatible, read_only] = raw.features();
@@ -211,93 +214,93 @@ fn identity(
     if incompatible & Incompatible::EA_INODE.bits() != 0 {
         let what = "-U: values of attributes in inodes are hashed with the identity; \
                     add -O metadata_csum_seed first";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     }
-    work.reseals |= read_only & ReadOnlyCompatible::SUMS.bits() != 0;
+    work.rewrites_checksums |= read_only & ReadOnlyCompatible::CHECKSUMS.bits() != 0;
     Ok(())
 }
 
 /// Writes what is in the first sector of a superblock.
 fn write_sector(disk: &dyn Disk, raw: &mut RawSuperblock) -> Result<()> {
     // The checksum is in the other sector, and stays right.
-    raw.balance();
-    let mut sector = Block::private(index(SECTOR_BYTES));
-    sector.copy_in(0, raw.as_bytes().get(..index(SECTOR_BYTES)).unwrap_or_default());
+    raw.preserve_checksum();
+    let mut sector = Block::private(saturating_usize(SECTOR_BYTES));
+    sector.copy_in(0, raw.as_bytes().get(..saturating_usize(SECTOR_BYTES)).unwrap_or_default());
     let write = Write { at_bytes: OFFSET_BYTES, block: sector };
     let ticket = disk.submit(Group { writes: vec![write] }, &[]);
     Ok(disk.wait_durable(ticket.map_err(|refused| refused.error)?)?)
 }
 
 /// All that is to be done.
-struct Task<'a> {
-    whole: &'a Whole,
+struct TuneTask<'a> {
+    whole: &'a OfflineVolume,
     raw: &'a RawSuperblock,
     new: &'a Superblock,
-    changes: &'a Changes,
-    work: Work,
+    changes: &'a TuneChanges,
+    work: TuneWork,
     now: Time,
 }
 
-impl<'a> Task<'a> {
+impl<'a> TuneTask<'a> {
     /// Does it, but for the last step, with so many blocks for the log; the superblock to come.
-    fn rework(&self, redo: Redo<'a>, log_blocks: u64) -> Result<(Redo<'a>, RawSuperblock)> {
+    fn rework(&self, redo: RedoLog<'a>, log_blocks: u64) -> Result<(RedoLog<'a>, RawSuperblock)> {
         let to_be = PlannedVolume {
             raw: self.raw.clone(),
             super_: self.new.clone(),
             groups: self.whole.groups.clone(),
         };
-        let mut rework = Rework::new(self.whole, to_be, redo, self.now, &|_| ());
-        rework.reseals = self.work.reseals;
-        rework.map_space()?;
-        let room = rework.space.take_room(log_blocks).ok_or(Error::NoRoom)?;
-        rework.redo.set_room(room)?;
+        let mut rework = VolumeRewrite::new(self.whole, to_be, redo, self.now, &|_| ());
+        rework.rewrites_checksums = self.work.rewrites_checksums;
+        rework.build_usage()?;
+        let room = rework.space.allocate_log(log_blocks).ok_or(OfflineError::NoLogSpace)?;
+        rework.redo.set_log_ranges(room)?;
         match self.work.journal {
-            Some(true) => journal::add(&mut rework, self.changes.journal_mib)?,
-            Some(false) => journal::drop_it(&mut rework)?,
+            Some(true) => journal::add_journal(&mut rework, self.changes.journal_mib)?,
+            Some(false) => journal::remove_journal(&mut rework)?,
             None => {}
         }
-        hidden::change(&mut rework, self.work.hidden)?;
-        match self.work.guard {
-            Some(true) => guard::add(&mut rework)?,
-            Some(false) => guard::drop_it(&mut rework)?,
+        hidden::apply(&mut rework, self.work.hidden)?;
+        match self.work.mmp {
+            Some(true) => guard::add_mmp_block(&mut rework)?,
+            Some(false) => guard::remove_mmp_block(&mut rework)?,
             None => {}
         }
-        if self.work.reseals || self.work.lists {
-            rework.inodes()?;
+        if self.work.rewrites_checksums || self.work.drops_indexes {
+            rework.rewrite_inodes()?;
         }
-        if self.work.reseals {
+        if self.work.rewrites_checksums {
             reseal_bitmaps(&mut rework)?;
         }
-        rework.groups()?;
+        rework.rewrite_bitmaps()?;
         let raw = rework.superblock()?;
         Ok((rework.redo, raw))
     }
 }
 
 /// The sums of bitmaps that stay what they are.
-fn reseal_bitmaps(rework: &mut Rework<'_>) -> Result<()> {
-    for number in 0..rework.to_be.super_.groups {
+fn reseal_bitmaps(rework: &mut VolumeRewrite<'_>) -> Result<()> {
+    for number in 0..rework.planned.super_.groups {
         let bitmap = rework.old.inode_bitmap(&rework.redo, number)?;
-        let super_ = rework.to_be.super_.clone();
-        if let Some(group) = rework.to_be.groups.get_mut(index(number.into()))
+        let super_ = rework.planned.super_.clone();
+        if let Some(group) = rework.planned.groups.get_mut(saturating_usize(number.into()))
             && group.flags & flags::INODE_UNINIT == 0
         {
-            group.sum_inodes(&bitmap, &super_);
+            group.set_inode_bitmap_csum(&bitmap, &super_);
         }
     }
     Ok(())
 }
 
 /// The seed of checksums that an identity stands for.
-fn seed_of(uuid: &[u8; 16]) -> u32 {
-    Checksum::new().of(uuid).get()
+fn checksum_seed(uuid: &[u8; 16]) -> u32 {
+    Checksum::new().update(uuid).value()
 }
 
 /// Counts clusters that no file can have, more or fewer.
 fn count_overhead(raw: &mut RawSuperblock, clusters: u64, more: bool) {
     let had = raw.s_overhead_blocks.get();
     if had != 0 {
-        let clusters = narrow(clusters);
+        let clusters = saturating_u32(clusters);
         let has = if more { had.saturating_add(clusters) } else { had.saturating_sub(clusters) };
         raw.s_overhead_blocks = has.into();
     }

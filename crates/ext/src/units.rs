@@ -30,7 +30,7 @@ pub struct FileId {
 impl FsBlock {
     /// The block `count` further on; stays at the end of the number space.
     #[must_use]
-    pub const fn after(self, count: u64) -> Self {
+    pub const fn offset(self, count: u64) -> Self {
         Self(self.0.saturating_add(count))
     }
 }
@@ -38,7 +38,7 @@ impl FsBlock {
 impl FileBlock {
     /// The block `count` further on; stays at the end of the number space.
     #[must_use]
-    pub const fn after(self, count: u32) -> Self {
+    pub const fn offset(self, count: u32) -> Self {
         Self(self.0.saturating_add(count))
     }
 }
@@ -83,19 +83,19 @@ impl FsBlock {
     ///
     /// # Errors
     /// [`crate::Error::TooLarge`] for what they do not hold.
-    pub fn in_32_bits(self) -> crate::Result<u32> {
+    pub fn to_u32(self) -> crate::Result<u32> {
         u32::try_from(self.0).map_err(|_| crate::Error::TooLarge)
     }
 }
 
 /// A byte count as an index; what no address space can hold becomes the largest index,
 /// which no slice has.
-pub(crate) fn index(bytes: u64) -> usize {
+pub(crate) fn saturating_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// `count` as 32 bits; more becomes the largest.
-pub(crate) fn narrow(count: u64) -> u32 {
+pub(crate) fn saturating_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 

@@ -9,26 +9,26 @@ use draconis_exchange::heap::Block;
 use parking_lot::RwLockReadGuard;
 
 use crate::alloc::Groups;
-use crate::blocks::data::Data;
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
-use crate::blocks::stream::Streams;
-use crate::blocks::sums::MetadataSums;
-use crate::blocks::{DeviceStatistics, Store};
-use crate::cache::{Cache, CacheStatistics, Weigh};
+use crate::blocks::stream::FileReadAhead;
+use crate::blocks::sums::MetadataChecksums;
+use crate::blocks::{BlockStore, DeviceStatistics};
+use crate::cache::{Cache, CacheStatistics, CacheWeight};
 use crate::dir::Cookie;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
-use crate::format::group::{self, Group};
+use crate::format::group::{self, GroupDescriptor};
 use crate::format::inode::Inode;
-use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
+use crate::format::superblock::{self, RawSuperblock, Superblock, Timestamps};
 use crate::journal::{self, Recovered};
-use crate::map::{Runs, SegmentKey};
-use crate::transaction::{WriteSide, Writer};
-use crate::units::index;
+use crate::map::{RunList, SegmentKey};
+use crate::transaction::{WriteContext, WriteState};
+use crate::units::saturating_usize;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
 /// How a volume is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
+pub struct OpenOptions {
     /// Inodes kept in memory; about 300 bytes each.
     pub inode_cache: u64,
     /// Entries of the block-map cache: each has room for 64 runs of blocks, 1.5 KiB.
@@ -36,18 +36,18 @@ pub struct Options {
     /// Bytes of the data cache; metadata and file contents share it.
     pub data_cache_bytes: u64,
     /// Whether native listings show `.` and `..`.
-    pub dots: bool,
+    pub lists_dots: bool,
     /// The most that is read ahead of a stream, in bytes; 0 reads nothing ahead.
     pub read_ahead_bytes: u64,
 }
 
-impl Default for Options {
+impl Default for OpenOptions {
     fn default() -> Self {
         Self {
             inode_cache: 65_536,
             block_map_cache: 4_096,
             data_cache_bytes: 64 << 20,
-            dots: false,
+            lists_dots: false,
             read_ahead_bytes: 4 << 20,
         }
     }
@@ -57,21 +57,21 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Volume {
     pub(crate) super_: Superblock,
-    pub(crate) store: Store,
-    pub(crate) streams: Streams,
-    pub(crate) maps: Cache<SegmentKey, Arc<Runs>>,
+    pub(crate) store: BlockStore,
+    pub(crate) streams: FileReadAhead,
+    pub(crate) maps: Cache<SegmentKey, Arc<RunList>>,
     pub(crate) inodes: Cache<u32, Arc<Inode>>,
     /// What a volume has that is written; none on one that is only read.
-    pub(crate) writing: Option<WriteSide>,
+    pub(crate) writing: Option<WriteContext>,
     /// Why some of what its journal has committed cannot be read.
     journal_damage: Option<Error>,
     pub(crate) disk_bytes: u64,
     /// Clusters of the volume's own, once they were counted.
-    own_clusters: OnceLock<u64>,
-    options: Options,
+    metadata_clusters: OnceLock<u64>,
+    options: OpenOptions,
 }
 
-impl Weigh for Arc<Inode> {
+impl CacheWeight for Arc<Inode> {
     fn weight(&self) -> u64 {
         1
     }
@@ -115,7 +115,7 @@ pub struct Info {
     /// Bytes of an inode.
     pub inode_bytes: u32,
     /// Dates.
-    pub dates: Dates,
+    pub dates: Timestamps,
     /// Mounts since the last check.
     pub mounts: u16,
 }
@@ -140,18 +140,18 @@ impl Volume {
     /// # Errors
     /// [`Error::NotExt`]; [`Error::Unsupported`] naming everything it needs;
     /// [`Error::Corrupt`] if its superblock makes no sense; [`Error::Io`].
-    pub fn open(disk: Arc<dyn Disk>, options: Options) -> Result<Self> {
+    pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
         let mut super_ = read_superblock(&*disk)?;
         let (mut disk, mut damage) = (disk, None);
         if super_.needs_recovery() {
-            Recovered { disk, super_, damage } = journal::replayed(disk, &super_)?;
+            Recovered { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
         }
         let disk_bytes = disk.properties().len_bytes;
         if super_.len_bytes() > disk_bytes {
             let (volume, disk) = (super_.len_bytes(), disk_bytes);
             log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
         }
-        let mut volume = Self::of(disk, options, super_);
+        let mut volume = Self::open_unreplayed(disk, options, super_);
         volume.journal_damage = damage;
         if let Some(reason) = volume.journal_reason() {
             log::warn!("{reason}");
@@ -160,18 +160,22 @@ impl Volume {
     }
 
     /// The volume on `disk` as that is, with this superblock, whatever its journal holds.
-    pub(crate) fn of(disk: Arc<dyn Disk>, options: Options, super_: Superblock) -> Self {
+    pub(crate) fn open_unreplayed(
+        disk: Arc<dyn Disk>,
+        options: OpenOptions,
+        super_: Superblock,
+    ) -> Self {
         let disk_bytes = disk.properties().len_bytes;
-        let mut store = Store::new(
+        let mut store = BlockStore::new(
             disk,
             super_.block_bytes,
             options.data_cache_bytes,
             options.read_ahead_bytes,
         );
-        store.sums = MetadataSums::of(&super_);
+        store.sums = MetadataChecksums::for_volume(&super_);
         Self {
             store,
-            streams: Streams::new(options.read_ahead_bytes),
+            streams: FileReadAhead::new(options.read_ahead_bytes),
             maps: Cache::new(options.block_map_cache, 1, 65),
             inodes: Cache::new(options.inode_cache, 1, 1),
             writing: None,
@@ -179,7 +183,7 @@ impl Volume {
             super_,
             options,
             disk_bytes,
-            own_clusters: OnceLock::new(),
+            metadata_clusters: OnceLock::new(),
         }
     }
 
@@ -189,7 +193,7 @@ impl Volume {
     }
 
     /// How it was opened.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &OpenOptions {
         &self.options
     }
 
@@ -209,14 +213,14 @@ impl Volume {
     /// [`Error::NotFound`] if there is none or it is not in use; [`Error::Corrupt`];
     /// [`Error::Io`].
     pub fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         self.node(number)
     }
 
     /// Shuts changes out. Its holder may take it again: callers do, from within
     /// [`Volume::entries`].
-    pub(crate) fn reading(&self) -> Option<RwLockReadGuard<'_, Writer>> {
-        self.writing.as_ref().map(|writing| writing.gate.read_recursive())
+    pub(crate) fn read_lock(&self) -> Option<RwLockReadGuard<'_, WriteState>> {
+        self.writing.as_ref().map(|writing| writing.state.read_recursive())
     }
 
     /// [`Volume::inode`] for those who hold the gate.
@@ -235,7 +239,7 @@ impl Volume {
     /// What `stat` shows of an inode at hand.
     pub fn attributes_of(&self, inode: &Inode) -> Attributes {
         let mut attributes = inode.attributes(&self.super_);
-        if let Some(accessed) = self.noted_access(inode.number) {
+        if let Some(accessed) = self.pending_access_time(inode.number) {
             attributes.accessed = accessed;
         }
         attributes
@@ -244,11 +248,11 @@ impl Volume {
     fn load_inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
         let slot = self.inode_slot(number)?;
         match Inode::check(&slot, number, &self.super_) {
-            Err(Error::NotFound) if self.store.overlay.has_orphan(number.0) => {
-                Inode::of_slot(&slot, number, &self.super_).map(Arc::new)
+            Err(Error::NotFound) if self.store.write_back.has_orphan(number.0) => {
+                Inode::parse_used(&slot, number, &self.super_).map(Arc::new)
             }
             // No name leads to it, and nothing but the attribute may show it.
-            Ok(inode) if inode.is_value() => {
+            Ok(inode) if inode.is_ea_inode() => {
                 let what = "inode: holds the value of an extended attribute";
                 Err(Error::Corrupt { what, inode: Some(number), block: None })
             }
@@ -257,16 +261,16 @@ impl Volume {
     }
 
     /// All the bytes of an inode.
-    pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<Data> {
-        let (block, at) = self.inode_place(number)?;
+    pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<SharedBytes> {
+        let (block, at) = self.inode_location(number)?;
         let block =
-            self.store.block(block, Role::Inodes).map_err(|error| error.of_inode(number))?;
-        let len = index(u64::from(self.super_.inode_bytes));
+            self.store.block(block, Role::InodeTable).map_err(|error| error.of_inode(number))?;
+        let len = saturating_usize(u64::from(self.super_.inode_bytes));
         Ok(block.slice(at..at.saturating_add(len)))
     }
 
     /// The block an inode is in, and where in that block.
-    fn inode_place(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
+    fn inode_location(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
         let nth = number.0.checked_sub(1).filter(|nth| *nth < self.super_.inodes);
         let nth = nth.ok_or(Error::NotFound)?;
         let per_group = self.super_.inodes_per_group;
@@ -275,24 +279,24 @@ impl Volume {
         let table = self.group(group).map_err(|error| error.of_inode(number))?.inode_table;
         let at = in_group.saturating_mul(u64::from(self.super_.inode_bytes));
         let block_bytes = u64::from(self.super_.block_bytes);
-        let block = table.after(at.checked_div(block_bytes).unwrap_or(0));
-        Ok((block, index(at.checked_rem(block_bytes).unwrap_or(0))))
+        let block = table.offset(at.checked_div(block_bytes).unwrap_or(0));
+        Ok((block, saturating_usize(at.checked_rem(block_bytes).unwrap_or(0))))
     }
 
-    fn group(&self, group: GroupNumber) -> Result<Group> {
-        let (block, slot) = self.super_.descriptor_place(group);
+    fn group(&self, group: GroupNumber) -> Result<GroupDescriptor> {
+        let (block, slot) = self.super_.descriptor_location(group);
         let bytes = self.store.block(block, Role::Descriptors)?;
-        if !group::is_sealed(&bytes, slot, &self.super_, group) {
+        if !group::has_valid_checksum(&bytes, slot, &self.super_, group) {
             return Err(Error::corrupt("group descriptor: checksum").in_block(block));
         }
-        let group = Group::read(&bytes, slot, &self.super_)?.check(&self.super_);
+        let group = GroupDescriptor::read(&bytes, slot, &self.super_)?.check(&self.super_);
         group.map_err(|error| error.in_block(block))
     }
 
     /// What `statfs` shows.
     pub fn space(&self) -> StatFs {
         let super_ = &self.super_;
-        let writer = self.reading();
+        let writer = self.read_lock();
         let (free_blocks, free_inodes) = writer
             .as_ref()
             .map_or((super_.free_blocks, u64::from(super_.free_inodes)), |writer| writer.free());
@@ -300,7 +304,7 @@ impl Volume {
             block_bytes: super_.block_bytes,
             blocks: super_.blocks.saturating_sub(self.overhead()),
             free_blocks,
-            available_blocks: free_blocks.saturating_sub(super_.set_aside()),
+            available_blocks: free_blocks.saturating_sub(super_.reserved_total()),
             inodes: u64::from(super_.inodes),
             free_inodes,
             name_bytes_max: 255,
@@ -323,19 +327,19 @@ impl Volume {
         if self.super_.cluster_blocks == 1 {
             return self.super_.overhead().saturating_add(blocks);
         }
-        let own = self.own_clusters.get_or_init(|| self.count_own_clusters());
+        let own = self.metadata_clusters.get_or_init(|| self.count_metadata_clusters());
         own.saturating_add(blocks.div_ceil(ratio)).saturating_mul(ratio)
     }
 
     /// Clusters that the volume's own structures are in, whole ones. Descriptors that cannot be
     /// read count for nothing.
-    fn count_own_clusters(&self) -> u64 {
+    fn count_metadata_clusters(&self) -> u64 {
         let super_ = &self.super_;
         let mut own: Vec<(u64, u64)> = Vec::new();
         let mut push = |start: FsBlock, blocks: u64| {
             let ratio = u64::from(super_.cluster_blocks);
             let cluster = |block: u64| block.checked_div(ratio).unwrap_or(0);
-            let end = start.after(blocks).0.div_ceil(ratio);
+            let end = start.offset(blocks).0.div_ceil(ratio);
             own.push((cluster(start.0), end));
         };
         let block_bytes = u64::from(super_.block_bytes);
@@ -345,7 +349,7 @@ impl Volume {
             if start.0.saturating_mul(block_bytes) >= self.disk_bytes {
                 break;
             }
-            push(start, super_.copy_blocks(number));
+            push(start, super_.backup_blocks(number));
             let Ok(group) = self.group(number) else { continue };
             push(group.block_bitmap, 1);
             push(group.inode_bitmap, 1);
@@ -482,9 +486,9 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     if len > properties.len_bytes {
         return Err(Error::NotExt);
     }
-    let read = disk.read_now(Extent::new(0, len), Block::private(index(len)));
+    let read = disk.read_now(Extent::new(0, len), Block::private(saturating_usize(len)));
     let block = read.map_err(|refused| Error::Io(refused.error))?;
     let mut bytes = [0; superblock::LEN_BYTES];
-    block.copy_out(index(superblock::OFFSET_BYTES), &mut bytes);
+    block.copy_out(saturating_usize(superblock::OFFSET_BYTES), &mut bytes);
     RawSuperblock::view(&bytes)?.check()
 }

@@ -20,20 +20,20 @@ use draconis_device::Disk;
 use draconis_exchange::contract::{AccessTimes, Time};
 use zerocopy::IntoBytes;
 
-use crate::claim::{self, Claim, Claiming};
+use crate::claim::{self, MmpClaim, MmpClaimOptions};
 use crate::format::bitmap::{BitRun, Bitmap, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::group::{self, Group, flags};
+use crate::format::group::{self, GroupDescriptor, flags};
 use crate::format::superblock::{RawSuperblock, Superblock};
-use crate::ops::Writing;
-use crate::redo::{self, Redo, SECTOR_BYTES, Writer, read_raw};
-use crate::units::{index, narrow};
-use crate::volume::{Options, Volume, read_superblock};
+use crate::ops::WriteOptions;
+use crate::redo::{self, OfflineWriter, RedoLog, SECTOR_BYTES, read_raw};
+use crate::units::{saturating_u32, saturating_usize};
+use crate::volume::{OpenOptions, Volume, read_superblock};
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
 /// Why a volume was not changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Error {
+pub enum OfflineError {
     /// It was not unmounted properly, or damage was found and left.
     #[error("the volume is not clean; run e2fsck -f first")]
     NotClean,
@@ -79,7 +79,7 @@ pub enum Error {
     },
     /// There is no room for the log of the change.
     #[error("no room for the log of the change: free some space on the volume first")]
-    NoRoom,
+    NoLogSpace,
     /// Something about the volume that is not changed here.
     #[error("{0}")]
     Unsupported(String),
@@ -99,24 +99,24 @@ pub enum Error {
     Volume(crate::Error),
 }
 
-impl From<crate::Error> for Error {
+impl From<crate::Error> for OfflineError {
     fn from(error: crate::Error) -> Self {
         match error {
             // What is taken is counted before; the log alone can lack room.
-            crate::Error::NoSpace => Self::NoRoom,
+            crate::Error::NoSpace => Self::NoLogSpace,
             error => Self::Volume(error),
         }
     }
 }
 
-impl From<draconis_device::Error> for Error {
+impl From<draconis_device::Error> for OfflineError {
     fn from(error: draconis_device::Error) -> Self {
         Self::Volume(error.into())
     }
 }
 
 /// What a change of a whole volume answers.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, OfflineError>;
 
 /// Makes the volume on `disk`, which is not in use, one whose blocks are all in place: ends a
 /// change that was cut off, and puts in place what its journal holds. Says whether there was
@@ -125,22 +125,26 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// # Errors
 /// As [`Volume::open_for_writing`].
-pub fn settle(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> crate::Result<(bool, Option<Claim>)> {
+pub fn recover_unmounted(
+    disk: &Arc<dyn Disk>,
+    how: &MmpClaimOptions<'_>,
+) -> crate::Result<(bool, Option<MmpClaim>)> {
     // Meanwhile nobody else knows what the volume is.
-    let was_unfinished = redo::finish(&**disk)?;
-    let claim = Claim::for_tool(disk, how)?;
+    let was_unfinished = redo::finish_interrupted_change(&**disk)?;
+    let claim = MmpClaim::acquire_for_tool(disk, how)?;
     let now = how.now;
     let needs_recovery = read_superblock(&**disk)?.needs_recovery();
     if needs_recovery {
-        let writing = Writing {
+        let writing = WriteOptions {
             clock: Arc::new(move || now),
             dirty_bytes: 16 << 20,
             atime: AccessTimes::Never,
             discard: false,
         };
-        let lent = claim.as_ref().map(Claim::lent);
-        let recovered = Volume::open_claimed(disk.clone(), Options::default(), writing, lent)
-            .and_then(|volume| volume.close());
+        let lent = claim.as_ref().map(MmpClaim::borrow);
+        let recovered =
+            Volume::open_with_claim(disk.clone(), OpenOptions::default(), writing, lent)
+                .and_then(|volume| volume.close());
         if let (Err(_), Some(claim)) = (&recovered, &claim) {
             claim.release(now)?;
         }
@@ -151,11 +155,11 @@ pub fn settle(disk: &Arc<dyn Disk>, how: &Claiming<'_>) -> crate::Result<(bool, 
 
 /// A volume as it is.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct OfflineVolume {
     /// The superblock of group 0.
     pub(crate) raw: RawSuperblock,
     pub(crate) super_: Superblock,
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<GroupDescriptor>,
     /// The descriptors, one after the other.
     descriptors: Vec<u8>,
 }
@@ -165,92 +169,94 @@ pub(crate) struct Whole {
 pub(crate) struct PlannedVolume {
     pub(crate) raw: RawSuperblock,
     pub(crate) super_: Superblock,
-    pub(crate) groups: Vec<Group>,
+    pub(crate) groups: Vec<GroupDescriptor>,
 }
 
-impl Whole {
+impl OfflineVolume {
     /// Reads the volume on `disk`, which is not in use. `change` names what is done to it.
     pub(crate) fn load(disk: &dyn Disk, change: &str) -> Result<Self> {
         let raw = read_raw(disk)?;
         let super_ = raw.check()?;
-        refuse(disk, &super_, change)?;
+        check_changeable(disk, &super_, change)?;
         let mut groups = vec![];
         let mut descriptors = vec![];
-        let writer = Writer::new(disk, super_.block_bytes);
+        let writer = OfflineWriter::new(disk, super_.block_bytes);
         let mut at: Option<(FsBlock, Vec<u8>)> = None;
-        let len = index(super_.descriptor_bytes.into());
+        let len = saturating_usize(super_.descriptor_bytes.into());
         for number in (0..super_.groups).map(GroupNumber) {
-            let (place, slot) = super_.descriptor_place(number);
+            let (place, slot) = super_.descriptor_location(number);
             let block = match at.take().filter(|(read, _)| *read == place) {
                 Some((_, block)) => block,
-                None if !super_.holds(place) => {
+                None if !super_.is_valid_block(place) => {
                     let what = "descriptors: a place outside of the volume";
                     return Err(crate::Error::corrupt(what).in_block(place).into());
                 }
                 None => writer.read(place, 1)?,
             };
-            if !group::is_sealed(&block, slot, &super_, number) {
+            if !group::has_valid_checksum(&block, slot, &super_, number) {
                 let what = "group descriptor: checksum";
                 return Err(crate::Error::corrupt(what).in_block(place).into());
             }
-            let group = Group::read(&block, slot, &super_)?.check(&super_)?;
-            if !super_.holds(group.block_bitmap) || !super_.holds(group.inode_bitmap) {
+            let group = GroupDescriptor::read(&block, slot, &super_)?.check(&super_)?;
+            if !super_.is_valid_block(group.block_bitmap)
+                || !super_.is_valid_block(group.inode_bitmap)
+            {
                 let what = "group descriptor: bitmap";
                 return Err(crate::Error::corrupt(what).in_block(place).into());
             }
             groups.push(group);
-            let from = index(slot.into()) * len;
+            let from = saturating_usize(slot.into()) * len;
             descriptors.extend(block.get(from..from + len).unwrap_or_default());
             at = Some((place, block));
         }
         Ok(Self { raw, super_, groups, descriptors })
     }
 
-    pub(crate) fn group(&self, number: u32) -> Result<&Group> {
-        let group = self.groups.get(index(number.into()));
+    pub(crate) fn group(&self, number: u32) -> Result<&GroupDescriptor> {
+        let group = self.groups.get(saturating_usize(number.into()));
         Ok(group.ok_or(crate::Error::corrupt("group number"))?)
     }
 
     /// The block bitmap of a group, bits beyond its end set.
-    pub(crate) fn block_bitmap(&self, redo: &Redo<'_>, number: u32) -> Result<Vec<u8>> {
+    pub(crate) fn block_bitmap(&self, redo: &RedoLog<'_>, number: u32) -> Result<Vec<u8>> {
         let (group, super_) = (self.group(number)?, &self.super_);
-        let len = clusters(super_, number);
+        let len = group_clusters(super_, number);
         let mut bytes = if group.flags & flags::BLOCK_UNINIT != 0 {
-            let mut bytes = vec![0; index(super_.block_bytes.into())];
-            let (start, _) = bounds(super_, number);
-            let head = start..start + super_.head_blocks(GroupNumber(number));
-            for own in tables(super_, group).into_iter().chain([head]) {
-                set_between(&mut bytes, own, (super_, number), true);
+            let mut bytes = vec![0; saturating_usize(super_.block_bytes.into())];
+            let (start, _) = group_bounds(super_, number);
+            let head = start..start + super_.base_meta_blocks(GroupNumber(number));
+            for own in group_tables(super_, group).into_iter().chain([head]) {
+                set_bits_in_group(&mut bytes, own, (super_, number), true);
             }
             bytes
         } else {
-            let bytes = redo.on_disk(group.block_bitmap, 1)?;
-            if !group.has_sum_of_blocks(&bytes, super_) {
+            let bytes = redo.read_old(group.block_bitmap, 1)?;
+            if !group.verify_block_bitmap_csum(&bytes, super_) {
                 let what = "block bitmap: checksum";
                 return Err(crate::Error::corrupt(what).in_block(group.block_bitmap).into());
             }
             bytes
         };
-        let bits = narrow(bytes.len() as u64 * 8);
+        let bits = saturating_u32(bytes.len() as u64 * 8);
         fill(&mut bytes, BitRun { start: len, len: bits - len.min(bits) }, true);
         Ok(bytes)
     }
 
     /// The inode bitmap of a group, bits beyond its end set.
-    pub(crate) fn inode_bitmap(&self, redo: &Redo<'_>, number: u32) -> Result<Vec<u8>> {
+    pub(crate) fn inode_bitmap(&self, redo: &RedoLog<'_>, number: u32) -> Result<Vec<u8>> {
         let (group, super_) = (self.group(number)?, &self.super_);
         let count = super_.inodes_per_group;
         let mut bytes = if group.flags & flags::INODE_UNINIT != 0 {
-            vec![0; index(super_.block_bytes.into())]
+            vec![0; saturating_usize(super_.block_bytes.into())]
         } else {
-            let bytes = redo.on_disk(group.inode_bitmap, 1)?;
-            if !group.has_sum_of_inodes(&bytes, super_) {
+            let bytes = redo.read_old(group.inode_bitmap, 1)?;
+            if !group.verify_inode_bitmap_csum(&bytes, super_) {
                 let what = "inode bitmap: checksum";
                 return Err(crate::Error::corrupt(what).in_block(group.inode_bitmap).into());
             }
             bytes
         };
-        let bits = narrow(bytes.len() as u64 * 8);
+        let bits = saturating_u32(bytes.len() as u64 * 8);
         fill(&mut bytes, BitRun { start: count, len: bits - count.min(bits) }, true);
         Ok(bytes)
     }
@@ -258,20 +264,20 @@ impl Whole {
     /// Free blocks from `first` on, the last ones first: `enough` of them if there are so many.
     pub(crate) fn free_blocks(
         &self,
-        redo: &Redo<'_>,
+        redo: &RedoLog<'_>,
         first: u64,
         enough: u64,
     ) -> Result<Vec<Range<u64>>> {
         let mut found = vec![];
         let mut count = 0;
         for number in (0..self.super_.groups).rev() {
-            if count >= enough || bounds(&self.super_, number).1 <= first {
+            if count >= enough || group_bounds(&self.super_, number).1 <= first {
                 break;
             }
             if self.group(number)?.free_clusters == 0 {
                 continue;
             }
-            let (start, end) = bounds(&self.super_, number);
+            let (start, end) = group_bounds(&self.super_, number);
             let ratio = u64::from(self.super_.cluster_blocks);
             let bytes = self.block_bitmap(redo, number)?;
             let bitmap = Bitmap::new(&bytes, self.super_.clusters_per_group());
@@ -293,112 +299,112 @@ impl PlannedVolume {
     /// Sets the block bitmap of a group, and what its descriptor says of it.
     pub(crate) fn set_block_bitmap(
         &mut self,
-        redo: &mut Redo<'_>,
+        redo: &mut RedoLog<'_>,
         number: u32,
         mut bytes: Vec<u8>,
     ) -> Result<()> {
-        let len = clusters(&self.super_, number);
-        let bits = narrow(bytes.len() as u64 * 8);
+        let len = group_clusters(&self.super_, number);
+        let bits = saturating_u32(bytes.len() as u64 * 8);
         fill(&mut bytes, BitRun { start: len, len: bits - len.min(bits) }, true);
-        let group = self.groups.get_mut(index(number.into()));
+        let group = self.groups.get_mut(saturating_usize(number.into()));
         let group = group.ok_or(crate::Error::corrupt("group number"))?;
         group.free_clusters = Bitmap::new(&bytes, len).count_zeros();
         group.flags &= !flags::BLOCK_UNINIT;
-        group.sum_blocks(&bytes, &self.super_);
-        Ok(redo.put(group.block_bitmap, bytes)?)
+        group.set_block_bitmap_csum(&bytes, &self.super_);
+        Ok(redo.stage_block(group.block_bitmap, bytes)?)
     }
 
     /// Has the superblock count what its groups say, and everything written down: descriptors
     /// and their copies, and the copies of the superblock. What is beyond the volume as it was
     /// is written at once.
-    pub(crate) fn put(
+    pub(crate) fn write_descriptors(
         &mut self,
-        redo: &mut Redo<'_>,
-        old: &Whole,
+        redo: &mut RedoLog<'_>,
+        old: &OfflineVolume,
         now: Time,
     ) -> Result<RawSuperblock> {
         let super_ = &self.super_;
         let ratio = u64::from(super_.cluster_blocks);
-        let sum = |count: fn(&Group) -> u32| -> u64 {
+        let sum = |count: fn(&GroupDescriptor) -> u32| -> u64 {
             self.groups.iter().map(|group| u64::from(count(group))).sum()
         };
         let free = sum(|it| it.free_clusters) * ratio;
         self.raw.set_free(free, sum(|it| it.free_inodes))?;
-        self.raw.s_wtime = narrow(u64::try_from(now.seconds).unwrap_or(0)).into();
-        let len = index(super_.descriptor_bytes.into());
+        self.raw.s_wtime = saturating_u32(u64::try_from(now.seconds).unwrap_or(0)).into();
+        let len = saturating_usize(super_.descriptor_bytes.into());
         let per_block = super_.descriptors_per_block();
-        let block_len = index(super_.block_bytes.into());
+        let block_len = saturating_usize(super_.block_bytes.into());
         let end = old.super_.blocks;
         let mut put = |at: FsBlock, bytes: &[u8]| match at.0 >= end {
-            true => redo.write_free(at, bytes),
-            false => redo.put(at, bytes.to_vec()),
+            true => redo.write_free_blocks(at, bytes),
+            false => redo.stage_block(at, bytes.to_vec()),
         };
         for nth in 0..super_.descriptor_blocks() {
             let first = nth * per_block;
             let mut block = vec![0; block_len];
             for slot in 0..per_block.min(super_.groups - first) {
                 let number = first + slot;
-                let at = index(number.into()) * len;
-                let to = index(slot.into()) * len;
+                let at = saturating_usize(number.into()) * len;
+                let to = saturating_usize(slot.into()) * len;
                 // Fields that are not known here stay what they are.
                 if let (Some(from), Some(to)) =
                     (old.descriptors.get(at..at + len), block.get_mut(to..to + len))
                 {
                     to.copy_from_slice(from);
                 }
-                let group = self.groups.get(index(number.into()));
+                let group = self.groups.get(saturating_usize(number.into()));
                 let group = group.ok_or(crate::Error::corrupt("group number"))?;
-                group.write_places(&mut block, slot, super_)?;
+                group.write_table_locations(&mut block, slot, super_)?;
                 group.write(&mut block, slot, super_, GroupNumber(number))?;
             }
-            for at in super_.places_of_descriptors(nth) {
+            for at in super_.descriptor_locations(nth) {
                 put(at, &block)?;
             }
         }
         for number in (1..super_.groups).map(GroupNumber) {
             if super_.has_superblock(number) {
-                let mut bytes = copy_of(&self.raw, number).as_bytes().to_vec();
+                let mut bytes = backup_superblock(&self.raw, number).as_bytes().to_vec();
                 bytes.resize(block_len, 0);
                 put(super_.group_start(number), &bytes)?;
             }
         }
         let mut raw = self.raw.clone();
-        raw.seal();
+        raw.set_checksum();
         Ok(raw)
     }
 }
 
 /// A superblock as `group` keeps it.
-pub(crate) fn copy_of(raw: &RawSuperblock, group: GroupNumber) -> RawSuperblock {
+pub(crate) fn backup_superblock(raw: &RawSuperblock, group: GroupNumber) -> RawSuperblock {
     let mut copy = raw.clone();
     // A copy knows nothing of how the volume was left.
     copy.s_state = 0.into();
     copy.s_block_group_nr = u16::try_from(group.0).unwrap_or(u16::MAX).into();
-    copy.seal();
+    copy.set_checksum();
     copy
 }
 
 /// The first block of a group, and one past its last.
-pub(crate) fn bounds(super_: &Superblock, number: u32) -> (u64, u64) {
+pub(crate) fn group_bounds(super_: &Superblock, number: u32) -> (u64, u64) {
     let number = GroupNumber(number);
     (super_.group_start(number).0, super_.group_end(number).0)
 }
 
 /// Clusters of a group: the bits of its bitmap that stand for something.
-fn clusters(super_: &Superblock, number: u32) -> u32 {
-    let (start, end) = bounds(super_, number);
-    narrow((end - start).div_ceil(super_.cluster_blocks.into()))
+fn group_clusters(super_: &Superblock, number: u32) -> u32 {
+    let (start, end) = group_bounds(super_, number);
+    saturating_u32((end - start).div_ceil(super_.cluster_blocks.into()))
 }
 
 /// Sets or clears the bits of a bitmap that stand for those of `blocks` that are in its group. The
 /// bit of a cluster that is among them in part is set, and not cleared.
-pub(crate) fn set_between(
+pub(crate) fn set_bits_in_group(
     bitmap: &mut [u8],
     blocks: Range<u64>,
     (super_, number): (&Superblock, u32),
     value: bool,
 ) {
-    let (start, end) = bounds(super_, number);
+    let (start, end) = group_bounds(super_, number);
     let ratio = u64::from(super_.cluster_blocks);
     let (from, to) = (blocks.start.max(start), blocks.end.min(end));
     if from < to {
@@ -407,13 +413,16 @@ pub(crate) fn set_between(
             false if to == end => ((from - start).div_ceil(ratio), (to - start).div_ceil(ratio)),
             false => ((from - start).div_ceil(ratio), (to - start) / ratio),
         };
-        let run = BitRun { start: narrow(first), len: narrow(last.saturating_sub(first)) };
+        let run = BitRun {
+            start: saturating_u32(first),
+            len: saturating_u32(last.saturating_sub(first)),
+        };
         fill(bitmap, run, value);
     }
 }
 
 /// The bitmaps and the inode table of a group.
-pub(crate) fn tables(super_: &Superblock, group: &Group) -> [Range<u64>; 3] {
+pub(crate) fn group_tables(super_: &Superblock, group: &GroupDescriptor) -> [Range<u64>; 3] {
     let run = |at: FsBlock, len: u64| at.0..at.0 + len;
     [
         run(group.block_bitmap, 1),
@@ -423,19 +432,19 @@ pub(crate) fn tables(super_: &Superblock, group: &Group) -> [Range<u64>; 3] {
 }
 
 /// The block that an inode is in, and where in that block.
-pub(crate) fn place_of_inode(
+pub(crate) fn inode_location(
     super_: &Superblock,
-    groups: &[Group],
+    groups: &[GroupDescriptor],
     inode: InodeNumber,
 ) -> crate::Result<(FsBlock, usize)> {
     let damaged = || crate::Error::corrupt("inode number").of_inode(inode);
     let nth = inode.0.checked_sub(1).ok_or_else(damaged)?;
     let group = nth / super_.inodes_per_group.max(1);
     let nth = u64::from(nth % super_.inodes_per_group.max(1));
-    let table = groups.get(index(group.into())).ok_or_else(damaged)?.inode_table;
+    let table = groups.get(saturating_usize(group.into())).ok_or_else(damaged)?.inode_table;
     let at = nth * u64::from(super_.inode_bytes);
     let block_bytes = u64::from(super_.block_bytes);
-    Ok((table.after(at / block_bytes), index(at % block_bytes)))
+    Ok((table.offset(at / block_bytes), saturating_usize(at % block_bytes)))
 }
 
 impl Superblock {
@@ -446,7 +455,7 @@ impl Superblock {
 
     /// Where the block with the descriptors from number `nth` times those of a block on is, and
     /// its copies.
-    pub(crate) fn places_of_descriptors(&self, nth: u32) -> Vec<FsBlock> {
+    pub(crate) fn descriptor_locations(&self, nth: u32) -> Vec<FsBlock> {
         let per_block = self.descriptors_per_block();
         let first = nth.saturating_mul(per_block);
         let is_spread = self.incompatible.contains(Incompatible::META_BG);
@@ -454,8 +463,8 @@ impl Superblock {
         let behind_super = |group: GroupNumber| {
             let has_super = u64::from(self.has_superblock(group));
             match group.0 {
-                0 => self.place().0.after(1),
-                _ => self.group_start(group).after(has_super),
+                0 => self.location().0.offset(1),
+                _ => self.group_start(group).offset(has_super),
             }
         };
         if meta {
@@ -472,22 +481,25 @@ impl Superblock {
             false => self.groups,
         };
         let groups = (0..end).map(GroupNumber).filter(|group| self.has_superblock(*group));
-        groups.map(|group| behind_super(group).after(nth.into())).collect()
+        groups.map(|group| behind_super(group).offset(nth.into())).collect()
     }
 }
 
 /// Refuses what no change of the whole is made of; `change` names that.
-fn refuse(disk: &dyn Disk, super_: &Superblock, change: &str) -> Result<()> {
-    let unsupported = |what: &str| Err(Error::Unsupported(format!("{change} needs: {what}")));
+fn check_changeable(disk: &dyn Disk, super_: &Superblock, change: &str) -> Result<()> {
+    let unsupported =
+        |what: &str| Err(OfflineError::Unsupported(format!("{change} needs: {what}")));
     let mut unknown = super_
         .incompatible
-        .difference(Incompatible::CHANGEABLE | Incompatible::MMP | Incompatible::RECOVER)
+        .difference(Incompatible::OFFLINE_CHANGEABLE | Incompatible::MMP | Incompatible::RECOVER)
         .names();
-    unknown.extend(super_.read_only_compatible.difference(ReadOnlyCompatible::CHANGEABLE).names());
+    unknown.extend(
+        super_.read_only_compatible.difference(ReadOnlyCompatible::OFFLINE_CHANGEABLE).names(),
+    );
     if !unknown.is_empty() {
         return unsupported(&unknown.join(", "));
     }
-    if super_.has_mmp() && !claim::is_held_by_tool(disk, super_)? {
+    if super_.has_mmp() && !claim::is_claimed_by_tool(disk, super_)? {
         return unsupported("a claim, where hosts see that the volume is in use (mmp)");
     }
     let properties = disk.properties();
@@ -499,15 +511,15 @@ fn refuse(disk: &dyn Disk, super_: &Superblock, change: &str) -> Result<()> {
     let orphans = super_.last_orphan != 0
         || super_.read_only_compatible.contains(ReadOnlyCompatible::ORPHAN_PRESENT);
     if super_.needs_recovery() || !super_.clean || super_.errors || orphans {
-        return Err(Error::NotClean);
+        return Err(OfflineError::NotClean);
     }
     let needed_bytes = super_.len_bytes();
     if needed_bytes > properties.len_bytes {
-        return Err(Error::ShortDisk { disk_bytes: properties.len_bytes, needed_bytes });
+        return Err(OfflineError::ShortDisk { disk_bytes: properties.len_bytes, needed_bytes });
     }
     let has_reserve = super_.compatible.contains(Compatible::RESIZE_INODE);
     let reserved = super_.reserved_descriptor_blocks;
-    let needed = super_.head_blocks(GroupNumber(0));
+    let needed = super_.base_meta_blocks(GroupNumber(0));
     let fits = needed <= u64::from(super_.blocks_per_group)
         && u32::from(reserved) <= super_.block_bytes / 4
         && (has_reserve || reserved == 0);

@@ -2,12 +2,12 @@
 
 mod outside;
 
-use crate::blocks::data::Data;
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::acl;
 use crate::format::inode::Inode;
-use crate::format::xattr::{Attribute, Attributes, is_name};
-use crate::units::index;
+use crate::format::xattr::{Xattr, XattrList, is_name};
+use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
 
@@ -17,9 +17,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::inode`]; [`Error::Corrupt`] if a list is damaged.
     pub fn xattr_names(&self, number: InodeNumber) -> Result<Vec<Vec<u8>>> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         let mut names = Vec::new();
-        self.each_attribute(&*self.node(number)?, |attribute| {
+        self.visit_xattrs(&*self.node(number)?, |attribute| {
             names.push(attribute.name());
             None::<Result<()>>
         })?;
@@ -31,7 +31,7 @@ impl Volume {
     /// # Errors
     /// [`Error::NoAttribute`], and as [`Volume::xattr_names`].
     pub fn xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
-        let _reading = self.reading();
+        let _reading = self.read_lock();
         let inode = self.node(number)?;
         is_name(name)?;
         self.xattr_of(&inode, name)
@@ -39,8 +39,8 @@ impl Volume {
 
     /// [`Volume::xattr`] for those who hold the gate.
     pub(crate) fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
-        let found = self.each_attribute(inode, |attribute| {
-            attribute.is(name).then(|| self.value(inode, attribute))
+        let found = self.visit_xattrs(inode, |attribute| {
+            attribute.is(name).then(|| self.read_value(inode, attribute))
         })?;
         match found {
             Some(value) => value.map_err(|error| error.of_inode(inode.number)),
@@ -49,14 +49,14 @@ impl Volume {
     }
 
     /// Shows the attributes of an inode to `visit` until it has what it wants.
-    fn each_attribute<T>(
+    fn visit_xattrs<T>(
         &self,
         inode: &Inode,
-        mut visit: impl FnMut(&Attribute<'_>) -> Option<T>,
+        mut visit: impl FnMut(&Xattr<'_>) -> Option<T>,
     ) -> Result<Option<T>> {
         let number = inode.number;
-        if let Some(body) = self.attribute_body(inode)? {
-            for attribute in Attributes::of_body(&body) {
+        if let Some(body) = self.inode_xattr_bytes(inode)? {
+            for attribute in XattrList::from_inode(&body) {
                 let attribute = attribute.map_err(|error| error.of_inode(number))?;
                 if attribute.is_inline_data() {
                     continue;
@@ -66,13 +66,13 @@ impl Volume {
                 }
             }
         }
-        let Some(at) = inode.attribute_block else { return Ok(None) };
+        let Some(at) = inode.xattr_block else { return Ok(None) };
         let place = |error: Error| error.in_block(at).of_inode(number);
-        if !self.super_.holds(at) {
+        if !self.super_.is_valid_block(at) {
             return Err(place(Error::corrupt("extended attribute block: number")));
         }
-        let block = self.store.block(at, Role::Attributes).map_err(place)?;
-        for attribute in Attributes::of_block(&block).map_err(place)? {
+        let block = self.store.block(at, Role::XattrBlock).map_err(place)?;
+        for attribute in XattrList::from_block(&block).map_err(place)? {
             if let Some(found) = visit(&attribute.map_err(place)?) {
                 return Ok(Some(found));
             }
@@ -81,19 +81,19 @@ impl Volume {
     }
 
     /// The value of an attribute, wherever it is.
-    fn value(&self, owner: &Inode, attribute: &Attribute<'_>) -> Result<Vec<u8>> {
-        let disk = match attribute.outside() {
-            Some(outside) => self.value_outside(owner, attribute, outside)?,
+    fn read_value(&self, owner: &Inode, attribute: &Xattr<'_>) -> Result<Vec<u8>> {
+        let disk = match attribute.ea_inode() {
+            Some(outside) => self.read_ea_inode_value(owner, attribute, outside)?,
             None => attribute.value()?.to_vec(),
         };
         if attribute.is_acl() { acl::to_linux(&disk) } else { Ok(disk) }
     }
 
     /// The part of an inode's slot that holds its attributes.
-    pub(crate) fn attribute_body(&self, inode: &Inode) -> Result<Option<Data>> {
+    pub(crate) fn inode_xattr_bytes(&self, inode: &Inode) -> Result<Option<SharedBytes>> {
         let Some(at) = inode.attributes_at else { return Ok(None) };
         let slot = self.inode_slot(inode.number)?;
         let len = slot.len();
-        Ok(Some(slot.slice(index(u64::from(at))..len)))
+        Ok(Some(slot.slice(saturating_usize(u64::from(at))..len)))
     }
 }

@@ -13,7 +13,7 @@ use std::process::Command;
 use common::{Image, compare, skipped};
 use draconis_device::Random;
 use draconis_ext::format::casefold;
-use draconis_ext::format::hash::{Hash, Seed};
+use draconis_ext::format::hash::{HashSeed, NameHash};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{Error, Volume};
 
@@ -59,11 +59,11 @@ fn hashes(image: &Image, names: &[String]) -> Option<Vec<u32>> {
 
 /// Each name is folded as e2fsprogs folds it; says how many were changed by that.
 fn check(image: &Image, names: &[String]) -> Option<u64> {
-    let hash = Hash::of_version(1, false, Seed::new([0; 4])).unwrap();
+    let hash = NameHash::of_version(1, false, HashSeed::new([0; 4])).unwrap();
     let mut changed = 0;
     for batch in names.chunks(BATCH) {
         for (name, theirs) in batch.iter().zip(hashes(image, batch)?) {
-            let folded = casefold::folded(name.as_bytes());
+            let folded = casefold::fold_name(name.as_bytes());
             let bytes = folded.as_deref().unwrap_or(name.as_bytes());
             assert_eq!(hash.of(bytes), theirs, "{}", name.escape_unicode());
             changed += u64::from(bytes != name.as_bytes());

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use common::storm::{Choose, Storm};
 use draconis_device::{Event, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::{FileType, Time};
-use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
-use draconis_ext::{AccessTimes, NewNode, Options, Renaming, Whiteout, Writing};
+use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
+use draconis_ext::{AccessTimes, NewNode, OpenOptions, RenameMode, Whiteout, WriteOptions};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chains.golden");
 const STEPS: u64 = 400;
@@ -21,24 +21,24 @@ const SHAPES: [(u32, usize); 4] =
 
 struct Nothing;
 
-impl Contents for Nothing {
+impl FileSource for Nothing {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Ok(())
     }
 }
 
 fn image(block_bytes: u32, len_bytes: usize) -> Vec<u8> {
-    let options = mkfs::Options {
+    let options = mkfs::FormatOptions {
         block_bytes: Some(block_bytes),
         uuid: [7; 16],
         hash_seed: [9; 16],
         time: 1_600_000_000,
-        ..mkfs::Options::default()
+        ..mkfs::FormatOptions::default()
     };
     let disk = MemoryDisk::new(vec![0xEE; len_bytes], 512);
-    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
-    let plan = mkfs::sized(&options, &mut tree, len_bytes as u64).unwrap();
-    let target = Target { disk: &disk, zeroed: false, progress: &|_| {} };
+    let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
+    let plan = mkfs::plan_for_size(&options, &mut tree, len_bytes as u64).unwrap();
+    let target = FormatTarget { disk: &disk, zeroed: false, progress: &|_| {} };
     mkfs::write(&plan, &Nothing, &target).unwrap();
     drop(plan);
     disk.into_bytes()
@@ -62,14 +62,14 @@ fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
     let root = storm.volume.root();
     match choose(24) {
         0 => {
-            let Ok(inode) = storm.volume.create_unnamed(root, &file) else { return };
-            storm.volume.hold(inode);
+            let Ok(inode) = storm.volume.create_tmpfile(root, &file) else { return };
+            storm.volume.add_user(inode);
             let _ = storm.volume.write(inode, 0, &vec![3; choose(9000) as usize]);
             if choose(2) == 0 {
                 let _ = storm.volume.link(inode, root, format!("first {nth}").as_bytes());
             }
             if choose(2) == 0 {
-                storm.volume.release(inode, 1);
+                storm.volume.remove_users(inode, 1);
             }
         }
         1 => {
@@ -77,7 +77,7 @@ fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
             let Ok(_) = storm.volume.create(root, name.as_bytes(), &file) else { return };
             let to = format!("moved {}", choose(nth + 1));
             let of = Whiteout { uid: 0, gid: 0 };
-            let how = Renaming::Replace;
+            let how = RenameMode::Replace;
             let (name, to) = (name.as_bytes(), to.as_bytes());
             let _ = storm.volume.rename_with_whiteout(root, name, root, to, how, of);
         }
@@ -109,8 +109,9 @@ fn line(seed: u64) -> String {
     let now = time.clone();
     let clock = move || Time { seconds: now.load(Ordering::Relaxed), nanoseconds: 7 };
     let atime = [AccessTimes::Relative, AccessTimes::Strict, AccessTimes::Never][seed as usize % 3];
-    let writing = Writing { clock: Arc::new(clock), dirty_bytes: 2 << 20, atime, discard: true };
-    let mut storm = Storm::with(disk.clone(), Options::default(), writing).unwrap();
+    let writing =
+        WriteOptions { clock: Arc::new(clock), dirty_bytes: 2 << 20, atime, discard: true };
+    let mut storm = Storm::with(disk.clone(), OpenOptions::default(), writing).unwrap();
     storm.calm = seed.is_multiple_of(2);
     let mut random = Random::new(seed ^ 0xC4A1);
     for nth in 0..STEPS {

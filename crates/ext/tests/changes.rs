@@ -13,13 +13,13 @@ use draconis_device::{
 };
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime, Time};
 use draconis_ext::{
-    Access, AccessTimes, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Whiteout,
-    Writing, XattrSet,
+    Access, AccessTimes, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
+    Whiteout, WriteOptions, XattrSet,
 };
 
-fn writing() -> Writing {
+fn writing() -> WriteOptions {
     let clock = || Time { seconds: 1_700_000_000, nanoseconds: 5 };
-    Writing {
+    WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 8 << 20,
         atime: AccessTimes::Relative,
@@ -37,7 +37,7 @@ fn memory(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
 }
 
 fn open(disk: &Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
 }
 
 /// Nothing is left of what was there, and `e2fsck` finds nothing.
@@ -60,7 +60,7 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     let Some(image) = Image::make(None, "2M", &[]) else { return };
     let base = std::fs::read(&image.path).unwrap();
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     volume.lookup(volume.root(), b"lost+found").unwrap();
     volume.sync().unwrap();
     volume.commit().unwrap();
@@ -104,7 +104,7 @@ fn appends_find_their_block_in_memory() {
     for kind in ["ext2", "ext4"] {
         let Some(image) = Image::make(None, "16M", &["-t", kind, "-b", "4096"]) else { return };
         let disk = file_disk(&image.path);
-        let volume = Volume::open_for_writing(disk, Options::default(), writing()).unwrap();
+        let volume = Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap();
         let file = volume.create(volume.root(), b"log", &FILE).unwrap();
         let line = |nth: u64| vec![nth as u8; 100];
         let append = |nth: u64| {
@@ -129,7 +129,7 @@ fn appends_find_their_block_in_memory() {
 fn syncs_cost_one_flush_or_two() {
     let Some(image) = Image::make(None, "16M", &["-b", "4096"]) else { return };
     let disk = file_disk(&image.path);
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let cost = |what: &dyn Fn()| {
         let before = disk.flushes();
         what();
@@ -178,9 +178,9 @@ fn what_is_open_outlives_its_names() {
     let free = volume.space();
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     let dir = volume.create(volume.root(), b"dir", &DIRECTORY).unwrap();
-    volume.hold(file);
-    volume.hold(file);
-    volume.hold(dir);
+    volume.add_user(file);
+    volume.add_user(file);
+    volume.add_user(dir);
     volume.write(file, 0, &[b'x'; 5000]).unwrap();
     volume.sync().unwrap();
     volume.unlink(volume.root(), b"file").unwrap();
@@ -194,15 +194,15 @@ fn what_is_open_outlives_its_names() {
     assert_eq!(&bytes[4999..5001], b"xy");
     assert_eq!(volume.create(dir, b"in it", &FILE), Err(Error::NotFound));
     assert_eq!(volume.link(file, volume.root(), b"again"), Err(Error::NotFound));
-    volume.release(file, 1);
+    volume.remove_users(file, 1);
     volume.attributes(file).unwrap();
-    volume.release(file, 1);
-    volume.release(dir, 1);
+    volume.remove_users(file, 1);
+    volume.remove_users(dir, 1);
     assert_eq!(volume.attributes(file), Err(Error::NotFound));
     assert_eq!(volume.space(), free);
     // One that is still in use when the volume is closed.
     let last = volume.create(volume.root(), b"last", &FILE).unwrap();
-    volume.hold(last);
+    volume.add_user(last);
     volume.write(last, 0, &[b'x'; 5000]).unwrap();
     volume.unlink(volume.root(), b"last").unwrap();
     volume.close().unwrap();
@@ -218,7 +218,7 @@ fn what_was_open_when_all_ended_is_freed_at_the_next_mount() {
     let volume = open(&disk);
     let free = volume.space();
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
-    volume.hold(file);
+    volume.add_user(file);
     volume.write(file, 0, &[b'x'; 50_000]).unwrap();
     volume.sync().unwrap();
     volume.unlink(volume.root(), b"file").unwrap();
@@ -272,12 +272,12 @@ fn limits_change_nothing() {
     assert_eq!(volume.create(root, b"..", &FILE), Err(Error::Exists));
     assert_eq!(volume.link(dir, root, b"x"), Err(Error::NotPermitted));
     assert_eq!(volume.write(dir, 0, b"x"), Err(Error::IsADirectory));
-    let most = volume.most_file_bytes();
+    let most = volume.max_file_bytes();
     assert_eq!(volume.write(file, most, b"x"), Err(Error::TooLarge));
     assert_eq!(volume.write(file, most - 1, b"xy"), Ok(1));
     let change = AttributeChange { size_bytes: Some(most + 1), ..AttributeChange::default() };
     assert_eq!(volume.set_attributes(file, &change), Err(Error::TooLarge));
-    assert_eq!(volume.reserve(file, most, 1, Reserve::Allocate), Err(Error::TooLarge));
+    assert_eq!(volume.fallocate(file, most, 1, Reserve::Allocate), Err(Error::TooLarge));
     let names = 31_998;
     let before = volume.attributes(dir).unwrap();
     for nth in 0..3 {
@@ -309,7 +309,7 @@ fn flags_are_honoured() {
     assert_eq!(volume.write(file, 0, b"x"), Err(Error::NotPermitted));
     assert_eq!(volume.unlink(root, b"file"), Err(Error::NotPermitted));
     let to = (root, &b"other"[..]);
-    let moved = volume.rename(root, b"file", to.0, to.1, Renaming::Replace);
+    let moved = volume.rename(root, b"file", to.0, to.1, RenameMode::Replace);
     assert_eq!(moved, Err(Error::NotPermitted));
     let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
     assert_eq!(volume.set_attributes(file, &mode), Err(Error::NotPermitted));
@@ -351,7 +351,7 @@ fn groups_and_times_follow_the_rules() {
     drop(volume);
     let image = judge(disk);
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-    let volume = Volume::open(disk, Options::default()).unwrap();
+    let volume = Volume::open(disk, OpenOptions::default()).unwrap();
     assert_eq!(volume.attributes(file).unwrap().modified, time);
 }
 
@@ -405,7 +405,8 @@ fn deep_trees_come_and_go_in_chains_of_bounded_length() {
     let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
     let disk = Arc::into_inner(disk).unwrap();
     let record = Arc::new(RecordDisk::new(disk));
-    let volume = Volume::open_for_writing(record.clone(), Options::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(record.clone(), OpenOptions::default(), writing()).unwrap();
     let mut way = vec![volume.root()];
     for _ in 0..200 {
         let dir = volume.create(*way.last().unwrap(), b"down", &DIRECTORY).unwrap();
@@ -420,7 +421,7 @@ fn deep_trees_come_and_go_in_chains_of_bounded_length() {
     for nth in (1..80).rev() {
         let (from, to) = (format!("n{nth}"), format!("n{}", nth - 1));
         let to = volume.lookup(volume.root(), to.as_bytes()).unwrap();
-        volume.rename(volume.root(), from.as_bytes(), to, b"in", Renaming::Replace).unwrap();
+        volume.rename(volume.root(), from.as_bytes(), to, b"in", RenameMode::Replace).unwrap();
     }
     volume.sync().unwrap();
     while let Some(dir) = way.pop() {
@@ -448,8 +449,8 @@ fn a_file_without_a_name_lives_for_its_users() {
     let volume = open(&disk);
     let before = volume.space();
     let unnamed = |volume: &Volume| {
-        let file = volume.create_unnamed(volume.root(), &FILE).unwrap();
-        volume.hold(file);
+        let file = volume.create_tmpfile(volume.root(), &FILE).unwrap();
+        volume.add_user(file);
         assert_eq!(volume.write(file, 0, &[7; 30_000]), Ok(30_000));
         file
     };
@@ -460,7 +461,7 @@ fn a_file_without_a_name_lives_for_its_users() {
             volume.sync().unwrap();
         }
         assert_eq!(volume.attributes(file).unwrap().links, 0);
-        volume.release(file, 1);
+        volume.remove_users(file, 1);
         assert_eq!(volume.attributes(file).map(drop), Err(Error::NotFound));
         volume.sync().unwrap();
         assert_eq!(volume.space(), before);
@@ -473,11 +474,11 @@ fn a_file_without_a_name_lives_for_its_users() {
         }
         let name = format!("named {commit}");
         volume.link(file, volume.root(), name.as_bytes()).unwrap();
-        volume.release(file, 1);
+        volume.remove_users(file, 1);
         assert_eq!(volume.attributes(file).unwrap().links, 1);
     }
     let gone = volume.create(volume.root(), b"gone", &FILE).unwrap();
-    volume.hold(gone);
+    volume.add_user(gone);
     volume.unlink(volume.root(), b"gone").unwrap();
     assert_eq!(volume.link(gone, volume.root(), b"again"), Err(Error::NotFound));
     // What still has users when the volume is closed goes then.
@@ -509,7 +510,9 @@ fn a_whiteout_takes_the_place_of_what_moved() {
                 volume.sync().unwrap();
             }
             let (from, to) = (from.as_bytes(), to.as_bytes());
-            volume.rename_with_whiteout(root, from, to_dir, to, Renaming::Replace, owner).unwrap();
+            volume
+                .rename_with_whiteout(root, from, to_dir, to, RenameMode::Replace, owner)
+                .unwrap();
             assert_eq!(volume.lookup(to_dir, to), Ok(file));
             let left = volume.attributes(volume.lookup(root, from).unwrap()).unwrap();
             assert_eq!((left.kind, left.device), (FileType::CharDevice, (0, 0)));
@@ -517,7 +520,7 @@ fn a_whiteout_takes_the_place_of_what_moved() {
         }
     }
     let whiteout =
-        volume.rename_with_whiteout(root, b"a0", root, b"dir", Renaming::Exchange, owner);
+        volume.rename_with_whiteout(root, b"a0", root, b"dir", RenameMode::Exchange, owner);
     assert!(matches!(whiteout, Err(Error::Misuse(_))), "{whiteout:?}");
     volume.close().unwrap();
     drop(volume);
@@ -539,7 +542,7 @@ fn what_may_be_opened_follows_the_flags() {
     const APPEND: u32 = 0x20;
     for (flags, allowed) in [(0, [1, 1, 1]), (IMMUTABLE, [1, 0, 0]), (APPEND, [1, 0, 1])] {
         volume.set_flags(file, flags).unwrap();
-        let found = ways.map(|access| u8::from(volume.may_open(file, access).is_ok()));
+        let found = ways.map(|access| u8::from(volume.check_open(file, access).is_ok()));
         assert_eq!(found, allowed, "{flags:#x}");
     }
     // What stays immutable keeps its other flags, too; a flag that is none is refused.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::spoil::{small_tree, spoil, structures};
 use common::{Image, Pread, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_ext::check::{Options, Report, check};
+use draconis_ext::check::{CheckOptions, Report, check};
 use draconis_ext::{Error, Result};
 
 /// What takes longer than this does not end: each takes milliseconds on a quiet machine.
@@ -20,7 +20,7 @@ const HANGS: Duration = Duration::from_secs(120);
 
 fn look(path: &Path) -> Result<Report> {
     let disk: Arc<dyn Disk> = Arc::new(Pread::open(path, 512));
-    check(&disk, Options::default(), &|_, _| {})
+    check(&disk, CheckOptions::default(), &|_, _| {})
 }
 
 /// Whether `e2fsck -fn` finds nothing, and what it says.
@@ -33,7 +33,7 @@ fn e2fsck(path: &Path) -> Option<(bool, String)> {
 
 fn lines(report: &Result<Report>) -> String {
     match report {
-        Ok(report) => report.complaints.iter().map(|it| format!("  {it}\n")).collect(),
+        Ok(report) => report.problems.iter().map(|it| format!("  {it}\n")).collect(),
         Err(error) => format!("  cannot check: {error}\n"),
     }
 }
@@ -190,9 +190,9 @@ fn nothing_breaks_the_check() {
         }
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
         let start = Instant::now();
-        let report = check(&disk, Options::default(), &|_, _| {});
+        let report = check(&disk, CheckOptions::default(), &|_, _| {});
         assert!(start.elapsed() < HANGS, "seed {seed}: {:?}", start.elapsed());
-        let same = check(&disk, Options { threads: 1, ..Options::default() }, &|_, _| {});
+        let same = check(&disk, CheckOptions { threads: 1, ..CheckOptions::default() }, &|_, _| {});
         // Of files that share an indirect block, the first to come tells more.
         let clean = |report: &Result<Report>| report.as_ref().map(Report::is_clean).ok();
         assert_eq!(clean(&report), clean(&same), "seed {seed}: threads make a difference");

@@ -9,7 +9,7 @@ use common::storm::writing;
 use common::{Image, run};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::contract::FileType;
-use draconis_ext::{NewNode, Options, Volume};
+use draconis_ext::{NewNode, OpenOptions, Volume};
 
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -40,7 +40,7 @@ fn by_us(image: &Image, sizes: &[usize], step: usize) -> Fitted {
     let file = fs::OpenOptions::new().read(true).write(true).open(&image.path).unwrap();
     let options = FileOptions { write: true, direct: false, uring: false };
     let disk = Arc::new(FileDisk::from_fd(file.into(), options).unwrap());
-    let volume = Volume::open_for_writing(disk, Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap();
     let (mut files, mut bytes) = (0, 0);
     'full: loop {
         let name = name_of(files);

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use common::{Image, Pread};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_ext::check::{Complaint, Options, Report, Severity, What, check};
-use draconis_ext::{Follow, InodeNumber, Options as Open, Volume};
+use draconis_ext::check::{CheckOptions, Problem, Report, Severity, What, check};
+use draconis_ext::{Follow, InodeNumber, OpenOptions as Open, Volume};
 
 const SUPER: usize = 1024;
 const BLOCK: usize = 1024;
@@ -112,7 +112,7 @@ static WRONG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn look(bytes: Vec<u8>) -> Report {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes, 512));
-    check(&disk, Options::default(), &|_, _| {}).unwrap()
+    check(&disk, CheckOptions::default(), &|_, _| {}).unwrap()
 }
 
 fn planted(sound: &Sound, name: &str, edits: &Edits, expected: &[What]) {
@@ -125,8 +125,8 @@ fn planted(sound: &Sound, name: &str, edits: &Edits, expected: &[What]) {
 
 fn judge(name: &str, bytes: &[u8], expected: &[What]) {
     let report = look(bytes.to_vec());
-    let found: BTreeSet<What> = report.complaints.iter().map(|it| it.what).collect();
-    let text: Vec<String> = report.complaints.iter().map(ToString::to_string).collect();
+    let found: BTreeSet<What> = report.problems.iter().map(|it| it.what).collect();
+    let text: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
     let mut wrong = Vec::new();
     if found != expected.iter().copied().collect() {
         wrong.push(format!("{name}: {text:#?}"));
@@ -137,15 +137,15 @@ fn judge(name: &str, bytes: &[u8], expected: &[What]) {
     let e2fsck =
         |how| Command::new("e2fsck").args([how, image.path()]).env("PATH", &tools).output();
     let output = e2fsck("-fn");
-    let clean = expected.iter().all(|what| what.severity() == Severity::Remark);
-    assert_eq!(report.is_clean(), found.iter().all(|it| it.severity() == Severity::Remark));
+    let clean = expected.iter().all(|what| what.severity() == Severity::Notice);
+    assert_eq!(report.is_clean(), found.iter().all(|it| it.severity() == Severity::Notice));
     if let Ok(output) = output
         && (output.status.code() == Some(0)) != clean
     {
         let said = String::from_utf8_lossy(&output.stdout);
         wrong.push(format!("{name}: {text:#?}, but e2fsck says:\n{said}"));
     }
-    let mended = report.complaints.iter().all(Complaint::is_mended_without_question);
+    let mended = report.problems.iter().all(Problem::is_preen_ok);
     if let Ok(output) = e2fsck("-fp") {
         let asked = !matches!(output.status.code(), Some(0 | 1));
         if asked == mended && (asked || !CAREFUL.contains(&name)) {
@@ -434,7 +434,7 @@ fn journals() {
     old[SUPER + 0x4C] = 0;
     old[SUPER + 0x58] = 0;
     let report = look(old);
-    assert!(report.complaints.iter().any(|it| it.what == What::FeaturesInRevision0));
+    assert!(report.problems.iter().any(|it| it.what == What::FeaturesInRevision0));
     PLANTED.lock().unwrap().insert(What::FeaturesInRevision0);
 }
 
@@ -446,7 +446,7 @@ fn a_complaint_names_its_place() {
     bytes[small + 26] = 9;
     bytes[s.entry("/", "fast") + 7] = 1;
     let report = look(bytes);
-    let text: Vec<String> = report.complaints.iter().map(ToString::to_string).collect();
+    let text: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
     let root = s.pointer("/", 0);
     assert_eq!(
         text,
@@ -468,8 +468,8 @@ fn complaints_are_bounded() {
         bytes[s.slot(number) + 112] = 1;
     }
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes, 512));
-    let options = Options { most: 10, ..Options::default() };
+    let options = CheckOptions { max_problems: 10, ..CheckOptions::default() };
     let report = check(&disk, options, &|_, _| {}).unwrap();
-    assert_eq!((report.complaints.len(), report.more), (10, 38));
+    assert_eq!((report.problems.len(), report.suppressed), (10, 38));
     assert!(!report.is_clean());
 }

@@ -9,7 +9,7 @@ use common::Image;
 use common::spoil::{bases, rounds};
 use common::storm::Storm;
 use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
-use draconis_ext::Options;
+use draconis_ext::OpenOptions;
 
 const STEPS: u64 = 14;
 /// One state of so many is shown to `e2fsck`.
@@ -21,7 +21,7 @@ fn storms_that_are_cut_off_are_mended() {
         let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
         let mut random = Random::new(seed ^ 0xC07C07);
         let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
-        let mut storm = Storm::new(disk.clone(), Options::default()).unwrap();
+        let mut storm = Storm::new(disk.clone(), OpenOptions::default()).unwrap();
         storm.calm = true;
         for _ in 0..STEPS {
             storm.step(&mut |limit| random.below(limit));

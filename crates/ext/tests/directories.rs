@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use common::{Image, compare, run};
 use draconis_device::Random;
-use draconis_ext::format::hash::{Hash, Seed};
+use draconis_ext::format::hash::{HashSeed, NameHash};
 use draconis_ext::{Error, InodeNumber, Volume};
 
 const NAMES: usize = 10_000;
@@ -111,13 +111,13 @@ fn tea_hashes() {
 fn hashes_are_those_of_debugfs() {
     let Some(image) = Image::make(None, "1M", &[]) else { return };
     let seed_text = "00112233-4455-6677-8899-aabbccddeeff";
-    let seed = Seed::new([0x3322_1100, 0x7766_5544, 0xBBAA_9988, 0xFFEE_DDCC]);
+    let seed = HashSeed::new([0x3322_1100, 0x7766_5544, 0xBBAA_9988, 0xFFEE_DDCC]);
     let zero = "00000000-0000-0000-0000-000000000000";
     let names =
         ["a", "lost+found", "a name of exactly 32 characters.", "größe", &"long".repeat(60)];
-    for (text, seed) in [(seed_text, seed), (zero, Seed::new([0; 4]))] {
+    for (text, seed) in [(seed_text, seed), (zero, HashSeed::new([0; 4]))] {
         for version in 0..6u8 {
-            let hash = Hash::of_version(version, false, seed).unwrap();
+            let hash = NameHash::of_version(version, false, seed).unwrap();
             for name in names {
                 let request = format!("dx_hash -h {version} -s {text} \"{name}\"");
                 let answer = image.debugfs(&request).unwrap();

@@ -11,7 +11,7 @@ use common::compare::{self, Beside};
 use common::storm::writing;
 use common::{Image, tree};
 use draconis_device::MemoryDisk;
-use draconis_ext::{Error, InodeNumber, Options, Volume, XattrSet};
+use draconis_ext::{Error, InodeNumber, OpenOptions, Volume, XattrSet};
 use rustix::fs::XattrFlags;
 
 const LENGTHS: [usize; 9] = [10, 200, 900, 1024, 3000, 4097, 20_000, 65_535, 65_536];
@@ -218,7 +218,8 @@ fn values_as_lustre_made_them_go_with_their_owner() {
     ];
     for (nth, change) in changes.iter().enumerate() {
         let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         change(&volume, owner);
         volume.close().unwrap();
         drop(volume);

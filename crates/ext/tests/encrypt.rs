@@ -68,9 +68,9 @@ fn names_targets_and_sizes_are_as_the_kernel_shows_them() {
         let refused = volume.read(top, 0, 10).unwrap_err();
         assert_eq!((refused.clone(), refused.refusal()), (Error::NoKey, Refusal::NoKey));
         let reading = Access { read: true, write: false, append: false };
-        assert_eq!(volume.may_open(top, reading), Err(Error::NoKey));
+        assert_eq!(volume.check_open(top, reading), Err(Error::NoKey));
         let dir = volume.lookup(volume.root(), b"directory").unwrap();
-        assert_eq!(volume.may_open(dir, reading), Ok(()));
+        assert_eq!(volume.check_open(dir, reading), Ok(()));
     }
 }
 

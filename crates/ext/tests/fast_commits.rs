@@ -13,7 +13,7 @@ mod common;
 mod ioctl;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use common::{Image, run, skipped, spoil, tree};
 use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::FileType;
 use draconis_ext::format::checksum::Checksum;
-use draconis_ext::{Cookie, InodeNumber, Options, Place, Volume};
+use draconis_ext::{BlockLocation, Cookie, InodeNumber, OpenOptions, Volume};
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// What mke2fs is told.
@@ -48,7 +48,7 @@ const WORKS: [(&str, Work); 6] = [
 ];
 
 fn write(path: &Path, seed: u64, len: usize) -> File {
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).unwrap();
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path).unwrap();
     file.write_all_at(&tree::pattern(seed, len), 0).unwrap();
     file
 }
@@ -113,7 +113,7 @@ fn directories(root: &Path) {
 
 /// A map with many extents, some of them unwritten, and holes.
 fn pieces(root: &Path) {
-    let file = OpenOptions::new().write(true).open(root.join("pieces")).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(root.join("pieces")).unwrap();
     for nth in 0..24 {
         file.write_all_at(&tree::pattern(nth, 4096), nth * 40_960).unwrap();
     }
@@ -229,12 +229,13 @@ fn leave(arguments: &[&str], work: Work) -> Option<Vec<u8>> {
 
 /// The place of the first block of fast commits.
 fn first_of(bytes: &[u8]) -> usize {
-    let volume = Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), Options::default());
+    let volume =
+        Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), OpenOptions::default());
     let volume = volume.unwrap();
     let block_bytes = volume.superblock().block_bytes as usize;
     let at = |nth: u64| {
         let runs = volume.map(InodeNumber(8), nth * block_bytes as u64).unwrap();
-        let Place::At(at) = runs[0].place else { panic!("a journal with a hole") };
+        let BlockLocation::Mapped(at) = runs[0].place else { panic!("a journal with a hole") };
         at.0 as usize * block_bytes
     };
     let word = |offset: usize| {
@@ -247,7 +248,7 @@ fn first_of(bytes: &[u8]) -> usize {
 
 fn recovered(bytes: &[u8]) -> Vec<u8> {
     let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     volume.close().unwrap();
     drop(volume);
     Arc::into_inner(disk).unwrap().into_bytes()
@@ -315,7 +316,8 @@ fn a_recovery_that_is_cut_off_is_made_again() {
         let Some(bytes) = leave(arguments, work) else { return };
         let ours = seen_by_us(&Image::of(&bytes).open());
         let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         volume.close().unwrap();
         drop(volume);
         let options = CrashOptions { seed: 1, subsets: 6, exhaustive_sectors: 2 };
@@ -326,7 +328,7 @@ fn a_recovery_that_is_cut_off_is_made_again() {
                 continue;
             }
             let what = format!("{arguments:?}, {name}, state {states}, {:?}", crash.cut);
-            let volume = Volume::open(crash.disk.clone(), Options::default());
+            let volume = Volume::open(crash.disk.clone(), OpenOptions::default());
             let volume = volume.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(seen_by_us(&volume) == ours, "{what}");
             if states % 20 == 0 {
@@ -341,7 +343,8 @@ fn a_recovery_that_is_cut_off_is_made_again() {
 
 /// The blocks of fast commits, where they are.
 fn fast_blocks(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
-    let volume = Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), Options::default());
+    let volume =
+        Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), OpenOptions::default());
     let len = volume.unwrap().superblock().block_bytes as usize;
     let first = first_of(bytes);
     (0..12).map(|nth| first + nth * len..first + (nth + 1) * len).collect()
@@ -361,7 +364,7 @@ fn seal(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
                 return;
             }
             let summed = if tag == TAIL { at + 8 } else { end };
-            sum = Checksum::seeded(sum).of(&block[at..summed]).get();
+            sum = Checksum::seeded(sum).update(&block[at..summed]).value();
             if tag == TAIL {
                 block[summed..summed + 4].copy_from_slice(&sum.to_le_bytes());
                 sum = 0;
@@ -393,12 +396,12 @@ fn records_of_any_bytes_do_no_harm() {
             seal(&mut spoilt, &blocks);
             let disk = Arc::new(MemoryDisk::new(spoilt, 512));
             all += 1;
-            let seen = Volume::open(disk.clone(), Options::default());
+            let seen = Volume::open(disk.clone(), OpenOptions::default());
             refused += u32::from(seen.is_err());
             if let Ok(volume) = &seen {
                 let _ = volume.entries(volume.root(), Cookie::default(), false, |_| true);
             }
-            let changed = Volume::open_for_writing(disk, Options::default(), writing());
+            let changed = Volume::open_for_writing(disk, OpenOptions::default(), writing());
             assert!(changed.is_err() || seen.is_ok(), "{:?}", seen.map(drop));
             if let Ok(volume) = changed {
                 let _ = volume.close();

@@ -14,7 +14,7 @@ use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FileType, Refusal};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{
-    Access, Error, Follow, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, XattrSet,
+    Access, Error, Follow, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, XattrSet,
 };
 
 const FILE: NewNode<'static> =
@@ -26,7 +26,7 @@ fn disk(image: &Image) -> Arc<MemoryDisk> {
 }
 
 fn open(disk: &Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
 }
 
 /// Closes the volume; `e2fsck` judges what is left.
@@ -65,11 +65,11 @@ fn a_sealed_file_keeps_its_contents_and_goes_whole() {
     let volume = open(&disk);
     let sealed = number(&volume, "/sealed");
     let access = Access { read: true, write: true, append: false };
-    assert_eq!(volume.may_open(sealed, access), Err(Error::NotPermitted));
+    assert_eq!(volume.check_open(sealed, access), Err(Error::NotPermitted));
     assert_eq!(volume.write(sealed, 0, b"x"), Err(Error::NotPermitted));
     assert_eq!(volume.set_attributes(sealed, &cut(0)).map(drop), Err(Error::NotPermitted));
     for how in [Reserve::Allocate, Reserve::PunchHole] {
-        assert_eq!(volume.reserve(sealed, 0, 4096, how), Err(Error::NotPermitted));
+        assert_eq!(volume.fallocate(sealed, 0, 4096, how), Err(Error::NotPermitted));
     }
     let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
     volume.set_attributes(sealed, &mode).unwrap();
@@ -105,16 +105,16 @@ fn projects_are_handed_down_and_keep_others_out() {
     assert_eq!(Error::OtherProject.refusal(), Refusal::CrossVolume);
     let other = Err(Error::OtherProject);
     assert_eq!(volume.link(outside, dir, b"linked"), other);
-    let how = [Renaming::Replace, Renaming::NoReplace];
+    let how = [RenameMode::Replace, RenameMode::NoReplace];
     for how in how {
         assert_eq!(volume.rename(root, b"outside", dir, b"moved", how), other);
     }
-    let exchange = Renaming::Exchange;
+    let exchange = RenameMode::Exchange;
     assert_eq!(volume.rename(root, b"outside", dir, b"inside", exchange), other);
     assert_eq!(volume.rename(dir, b"inside", root, b"outside", exchange), other);
-    assert_eq!(volume.rename(dir, b"before", dir, b"renamed", Renaming::Replace), other);
-    volume.rename(dir, b"inside", root, b"gone", Renaming::Replace).unwrap();
-    volume.rename(root, b"gone", dir, b"back", Renaming::Replace).unwrap();
+    assert_eq!(volume.rename(dir, b"before", dir, b"renamed", RenameMode::Replace), other);
+    volume.rename(dir, b"inside", root, b"gone", RenameMode::Replace).unwrap();
+    volume.rename(root, b"gone", dir, b"back", RenameMode::Replace).unwrap();
     volume.set_project(outside, 77_000).unwrap();
     volume.link(outside, dir, b"linked").unwrap();
     judged(volume, disk);
@@ -177,7 +177,7 @@ fn what_is_inside_its_inode_leaves_it_only_where_there_is_room() {
     // Names go and change without any room.
     volume.unlink(dir, b"one").unwrap();
     volume.unlink(dir, b"four").unwrap();
-    volume.rename(dir, b"two", dir, b"three", Renaming::Replace).unwrap();
+    volume.rename(dir, b"two", dir, b"three", RenameMode::Replace).unwrap();
     assert_eq!(compare::names(&volume, dir).len(), 1);
     assert!(volume.inode(dir).unwrap().is_inline());
     // Nothing takes no block.
@@ -212,7 +212,7 @@ fn a_hole_in_what_is_inside_its_inode_is_zeros_and_the_rest_stays() {
     ];
     for (path, how) in how {
         assert!(volume.inode(number(&volume, path)).unwrap().is_inline());
-        volume.reserve(number(&volume, path), 20, 5000, how).unwrap();
+        volume.fallocate(number(&volume, path), 20, 5000, how).unwrap();
     }
     volume.set_attributes(number(&volume, "/grown"), &cut(3000)).unwrap();
     let image = judged(volume, disk);
@@ -240,10 +240,10 @@ fn a_directory_inside_its_inode_moves_with_its_parent() {
     let volume = open(&disk);
     let (a, b) = (number(&volume, "/a"), number(&volume, "/b"));
     let moving = number(&volume, "/a/moving");
-    volume.rename(a, b"moving", b, b"moved", Renaming::Replace).unwrap();
+    volume.rename(a, b"moving", b, b"moved", RenameMode::Replace).unwrap();
     assert!(volume.inode(moving).unwrap().is_inline());
     assert_eq!(volume.lookup(moving, b".."), Ok(b));
-    let below = volume.rename(volume.root(), b"b", moving, b"below", Renaming::Replace);
+    let below = volume.rename(volume.root(), b"b", moving, b"below", RenameMode::Replace);
     assert!(matches!(below, Err(Error::Misuse(_))));
     assert_eq!(volume.remove_directory(b, b"moved"), Err(Error::NotEmpty));
     volume.unlink(moving, b"name").unwrap();
@@ -305,7 +305,7 @@ fn names_that_fold_to_the_same_are_one() {
                         _ => format!("\u{E9}t\u{E9} {} {}", random.below(250), "n".repeat(20)),
                     };
                     let moved = form(&mut random, &to);
-                    let how = Renaming::Replace;
+                    let how = RenameMode::Replace;
                     let done = volume.rename(dir, shown.as_bytes(), dir, moved.as_bytes(), how);
                     assert_eq!(done.is_ok(), there.is_some(), "{shown} {moved}: {done:?}");
                     if let Some(inode) = model.remove(&name) {
@@ -376,8 +376,8 @@ fn without_a_key_names_go_and_none_comes() {
     let locked = Err(Error::NoKey);
     assert_eq!(volume.create(dir, b"new", &FILE).map(drop), locked);
     assert_eq!(volume.create(dir, name, &FILE).map(drop), Err(Error::Exists));
-    assert_eq!(volume.create_unnamed(dir, &FILE).map(drop), locked);
-    let how = Renaming::Replace;
+    assert_eq!(volume.create_tmpfile(dir, &FILE).map(drop), locked);
+    let how = RenameMode::Replace;
     assert_eq!(volume.rename(dir, name, root, b"out", how), locked);
     assert_eq!(volume.rename(dir, name, dir, b"other", how), locked);
     if let Ok(plain) = plain {
@@ -454,7 +454,7 @@ fn our_orphans_are_read_beside_a_file_of_them() {
         let name = format!("held {nth}");
         let file = volume.create(volume.root(), name.as_bytes(), &FILE).unwrap();
         volume.write(file, 0, &[1; 5000]).unwrap();
-        volume.hold(file);
+        volume.add_user(file);
         volume.sync_inode(file, false).unwrap();
         volume.unlink(volume.root(), name.as_bytes()).unwrap();
     }
@@ -497,7 +497,8 @@ fn a_damaged_file_of_orphans_is_damage_and_no_other_harm() {
             spoilt[place] = random.below(256) as u8;
         }
         let image = Image::of(&spoilt);
-        let opened = Volume::open_for_writing(self::disk(&image), Options::default(), writing());
+        let opened =
+            Volume::open_for_writing(self::disk(&image), OpenOptions::default(), writing());
         match opened {
             Ok(_) => taken += 1,
             Err(Error::Corrupt { .. }) => refused += 1,
@@ -513,7 +514,7 @@ fn a_damaged_file_of_orphans_is_damage_and_no_other_harm() {
         let mut bytes = fs::read(&image.path).unwrap();
         bytes[at + 4..at + 8].copy_from_slice(&listed.to_le_bytes());
         let image = Image::of(&bytes);
-        let _ = Volume::open_for_writing(self::disk(&image), Options::default(), writing());
+        let _ = Volume::open_for_writing(self::disk(&image), OpenOptions::default(), writing());
     }
 }
 
@@ -574,7 +575,7 @@ fn a_volume_that_several_hosts_may_use_is_written_by_who_claims_it() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4", "-O", "mmp"]) else { return };
     assert!(image.try_open().is_ok());
     let disk = disk(&image);
-    let refused = Volume::open_for_writing(disk, Options::default(), writing()).map(drop);
+    let refused = Volume::open_for_writing(disk, OpenOptions::default(), writing()).map(drop);
     let Err(Error::Unsupported { feature }) = refused else { panic!("{refused:?}") };
     assert!(
         feature.starts_with("writing needs: mmp; a mount can") && feature.contains("-O ^mmp"),

@@ -14,7 +14,7 @@ use draconis_device::{
 };
 use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
-use draconis_ext::{NewNode, Options, Volume};
+use draconis_ext::{NewNode, OpenOptions, Volume};
 
 const THREADS: u64 = 16;
 const FILE: NewNode<'_> =
@@ -129,7 +129,7 @@ fn volume(
     kind: &str,
     size: &str,
     more: &[&str],
-    options: Options,
+    options: OpenOptions,
     flush: Duration,
 ) -> Option<(Arc<SlowFlush>, Volume)> {
     let arguments = [&["-t", kind, "-I", "256"], more].concat();
@@ -154,7 +154,7 @@ fn threads_that_sync_share_commits() {
     const SYNCS: u64 = 20;
     for kind in ["ext4", "ext2"] {
         let slow =
-            volume(kind, "24M", &["-b", "4096"], Options::default(), Duration::from_millis(2));
+            volume(kind, "24M", &["-b", "4096"], OpenOptions::default(), Duration::from_millis(2));
         let Some((disk, volume)) = slow else { return };
         let name = |nth: u64| format!("{nth}");
         let files: Vec<_> = (0..THREADS)
@@ -199,8 +199,13 @@ fn threads_that_sync_share_commits() {
 #[test]
 fn several_files_are_durable_after_one_commit() {
     for (kind, commit) in [("ext4", 2), ("ext2", 2)] {
-        let slow =
-            volume(kind, "24M", &["-b", "4096"], Options::default(), Duration::from_micros(200));
+        let slow = volume(
+            kind,
+            "24M",
+            &["-b", "4096"],
+            OpenOptions::default(),
+            Duration::from_micros(200),
+        );
         let Some((disk, volume)) = slow else { return };
         let new = |name: &str| volume.create(volume.root(), name.as_bytes(), &FILE).unwrap();
         let files: Vec<_> = (0..8).map(|nth| new(&format!("{nth}"))).collect();
@@ -217,7 +222,7 @@ fn several_files_are_durable_after_one_commit() {
                 (line.flushes - before, line.medium.clone())
             };
             let left = Arc::new(MemoryDisk::new(medium, 512));
-            let left = Volume::open(left, Options::default()).unwrap();
+            let left = Volume::open(left, OpenOptions::default()).unwrap();
             for (file, _) in &files {
                 let mut read = vec![0; bytes.len()];
                 assert_eq!(left.read_into(*file, 0, &mut read), Ok(bytes.len()), "{kind}");
@@ -240,11 +245,11 @@ fn several_files_are_durable_after_one_commit() {
 #[test]
 fn what_a_shared_commit_answers_for_is_durable() {
     const ROUNDS: u64 = 30;
-    let tiny = Options {
+    let tiny = OpenOptions {
         inode_cache: 4,
         block_map_cache: 4,
         data_cache_bytes: 128 << 10,
-        ..Options::default()
+        ..OpenOptions::default()
     };
     let more = ["-b", "1024", "-J", "size=1"];
     let slow = volume("ext4", "6M", &more, tiny, Duration::from_micros(200));
@@ -274,7 +279,7 @@ fn what_a_shared_commit_answers_for_is_durable() {
                     if (thread + round) % 4 == 0 {
                         let medium = disk.lock().medium.clone();
                         let medium = Arc::new(MemoryDisk::new(medium, 512));
-                        let left = Volume::open(medium, Options::default()).unwrap();
+                        let left = Volume::open(medium, OpenOptions::default()).unwrap();
                         is_there(&left, &name, &bytes);
                     }
                     if round >= 4 {

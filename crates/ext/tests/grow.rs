@@ -8,15 +8,15 @@ use common::compare::{self, Beside};
 use common::{Image, run, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_exchange::contract::Time;
-use draconis_ext::grow::{Error, Growth, Target};
-use draconis_ext::{InodeNumber, Options, Volume};
+use draconis_ext::grow::{GrowPlan, GrowTarget, OfflineError};
+use draconis_ext::{InodeNumber, OpenOptions, Volume};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-fn plan(image: &[u8], size: u64) -> Result<Growth, Error> {
-    Growth::plan(&MemoryDisk::new(image.to_vec(), 512), size)
+fn plan(image: &[u8], size: u64) -> Result<GrowPlan, OfflineError> {
+    GrowPlan::plan(&MemoryDisk::new(image.to_vec(), 512), size)
 }
 
 /// Grows an image; what is behind its end held something else before.
@@ -25,7 +25,8 @@ fn grow(image: &[u8], size: u64) -> Vec<u8> {
     let mut bytes = image.to_vec();
     bytes.resize(size.max(image.len() as u64) as usize, 0xA5);
     let disk = MemoryDisk::new(bytes, 512);
-    let target = Target { disk: &disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
+    let target =
+        GrowTarget { disk: &disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
     growth.write(&target).unwrap();
     disk.into_bytes()
 }
@@ -246,7 +247,8 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
         let mut disk = bytes;
         disk.resize(to as usize, 0);
         let states = common::cuts::judge(&disk, source.path(), |disk| {
-            let target = Target { disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
+            let target =
+                GrowTarget { disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
             growth.write(&target).unwrap();
         });
         assert!(states.before > 0 && states.finished > 2 && states.after > 0, "{states:?}");
@@ -272,7 +274,7 @@ fn the_kernel_sees_all_files_and_fills_the_new_room() {
         drop(mount);
         sound(&std::fs::read(&image.path).unwrap(), block);
         let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-        let volume = Volume::open(disk as Arc<dyn Disk>, Options::default()).unwrap();
+        let volume = Volume::open(disk as Arc<dyn Disk>, OpenOptions::default()).unwrap();
         let big = volume.lookup(volume.root(), b"big").unwrap();
         let mut read = vec![0; 48 << 20];
         assert_eq!(volume.read_into(big, 0, &mut read).unwrap(), read.len());
@@ -286,29 +288,29 @@ fn what_cannot_be_is_refused_by_name() {
     let Some(image) = Image::make(None, "2M", &small) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     let shrunk = plan(&bytes, MIB).unwrap_err();
-    assert_eq!(shrunk, Error::Shrink { blocks: 2048, block_bytes: 1024 });
+    assert_eq!(shrunk, OfflineError::Shrink { blocks: 2048, block_bytes: 1024 });
     // The largest size that is named works, and one block more does not.
-    let Err(Error::TooLarge { largest_bytes, .. }) = plan(&bytes, 1 << 50) else { panic!() };
+    let Err(OfflineError::TooLarge { largest_bytes, .. }) = plan(&bytes, 1 << 50) else { panic!() };
     assert_eq!(plan(&bytes, largest_bytes).unwrap().len_bytes(), largest_bytes);
-    assert!(matches!(plan(&bytes, largest_bytes + KIB), Err(Error::TooLarge { .. })));
-    assert!(matches!(plan(&bytes, u64::MAX), Err(Error::TooLarge { .. })));
+    assert!(matches!(plan(&bytes, largest_bytes + KIB), Err(OfflineError::TooLarge { .. })));
+    assert!(matches!(plan(&bytes, u64::MAX), Err(OfflineError::TooLarge { .. })));
     // A disk that does not reach so far.
     let growth = plan(&bytes, 4 * MIB).unwrap();
     let disk = MemoryDisk::new(bytes.clone(), 512);
-    let target = Target { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
-    assert!(matches!(growth.write(&target), Err(Error::ShortDisk { .. })));
+    let target = GrowTarget { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
+    assert!(matches!(growth.write(&target), Err(OfflineError::ShortDisk { .. })));
     assert!(disk.into_bytes() == bytes);
     let cut = &bytes[..bytes.len() - 4096];
-    assert!(matches!(plan(cut, 4 * MIB), Err(Error::ShortDisk { .. })));
+    assert!(matches!(plan(cut, 4 * MIB), Err(OfflineError::ShortDisk { .. })));
 
     for (at, value) in [(0x3A, 0u16), (0x3A, 3), (0xE8, 12)] {
         let mut unclean = bytes.clone();
         unclean[1024 + at..1024 + at + 2].copy_from_slice(&value.to_le_bytes());
-        assert_eq!(plan(&unclean, 4 * MIB).unwrap_err(), Error::NotClean, "{at:#x}");
+        assert_eq!(plan(&unclean, 4 * MIB).unwrap_err(), OfflineError::NotClean, "{at:#x}");
     }
     let Some(image) = Image::make(None, "32M", &["-t", "ext4", "-O", "mmp"]) else { return };
     let error = plan(&std::fs::read(&image.path).unwrap(), 64 * MIB).unwrap_err();
-    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    assert!(matches!(error, OfflineError::Unsupported(_)), "{error}");
     assert!(error.to_string().contains("mmp"), "{error}");
     // A reserve that is not where it should be.
     let top = Image::of(&bytes).debugfs("stat <7>").unwrap();

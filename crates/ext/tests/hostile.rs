@@ -127,7 +127,7 @@ fn groups_that_are_claimed_take_no_memory() {
     image[1024..1028].copy_from_slice(&inodes.to_le_bytes());
     image[1024 + 0x28..1024 + 0x2C].copy_from_slice(&8u32.to_le_bytes());
     let disk = std::sync::Arc::new(draconis_device::MemoryDisk::new(image, 512));
-    let volume = draconis_ext::Volume::open(disk, draconis_ext::Options::default()).unwrap();
+    let volume = draconis_ext::Volume::open(disk, draconis_ext::OpenOptions::default()).unwrap();
     let info = volume.info();
     assert!(info.truncated && info.groups > 100_000_000, "{}", info.groups);
     assert_memory_stayed_small();

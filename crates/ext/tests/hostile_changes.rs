@@ -14,7 +14,7 @@ use common::storm::{Outcome, Storm, writing};
 use common::{Image, exercise, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FileType};
-use draconis_ext::grow::{Growth, Target};
+use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
 
 /// What takes longer than this does not end: each takes milliseconds on a quiet machine.
@@ -238,7 +238,7 @@ fn names_and_attributes(image: &[u8]) -> Vec<std::ops::Range<usize>> {
         let Ok(inode) = volume.inode(number) else { continue };
         if inode.kind == FileType::Directory {
             for run in volume.map(number, 0).unwrap_or_default() {
-                if let draconis_ext::Place::At(at) = run.place {
+                if let draconis_ext::BlockLocation::Mapped(at) = run.place {
                     let at = at.0 as usize * block;
                     found.push(at..at + block * run.blocks as usize);
                 }
@@ -264,9 +264,9 @@ fn spoilt_volumes_grow_or_are_refused() {
         image.resize(image.len().max(size as usize), 0);
         let disk = MemoryDisk::new(image, 512);
         let run = std::panic::catch_unwind(|| {
-            let growth = Growth::plan(&disk, size)?;
+            let growth = GrowPlan::plan(&disk, size)?;
             let now = Default::default();
-            growth.write(&Target { disk: &disk, zeroed_from_bytes: 0, now, progress: &|_| () })
+            growth.write(&GrowTarget { disk: &disk, zeroed_from_bytes: 0, now, progress: &|_| () })
         });
         let run = run.unwrap_or_else(|_| panic!("seed {seed}: panicked"));
         grown += u64::from(run.is_ok());
@@ -290,7 +290,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
             let change = AttributeChange { size_bytes: Some(size), ..Default::default() };
             volume.set_attributes(file, &change).unwrap();
         };
-        let most = volume.most_file_bytes();
+        let most = volume.max_file_bytes();
         resize(most);
         resize(100);
         resize(most);

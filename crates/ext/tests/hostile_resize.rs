@@ -10,9 +10,9 @@ use common::Image;
 use common::spoil::{assert_memory_stayed_small, rounds, small_tree, spoil, structures};
 use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::Time;
-use draconis_ext::grow::Growth;
-use draconis_ext::shrink::Shrinking;
-use draconis_ext::tune::{Changes, tune};
+use draconis_ext::grow::GrowPlan;
+use draconis_ext::shrink::ShrinkPlan;
+use draconis_ext::tune::{TuneChanges, tune};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 /// What takes longer than this does not end: each takes milliseconds on a quiet machine.
@@ -45,26 +45,27 @@ fn bases() -> &'static [Vec<u8>] {
 fn all(image: &[u8]) -> u32 {
     let mut made = 0;
     let mut disk = MemoryDisk::new(image.to_vec(), 512);
-    let _ = draconis_ext::finish(&disk);
+    let _ = draconis_ext::finish_interrupted_change(&disk);
     for size in [None, Some(LEN / 2), Some(LEN - 300_000)] {
-        let Ok(shrinking) = Shrinking::plan(&disk, size) else { continue };
-        let target = draconis_ext::shrink::Target { disk: &disk, now: NOW, progress: &|_| () };
+        let Ok(shrinking) = ShrinkPlan::plan(&disk, size) else { continue };
+        let target =
+            draconis_ext::shrink::ShrinkTarget { disk: &disk, now: NOW, progress: &|_| () };
         made += u32::from(shrinking.write(&target).is_ok());
     }
     let features = ["^has_journal", "has_journal", "^metadata_csum", "dir_index", "flex_bg"];
     for feature in features {
         let features = vec![feature.to_owned()];
-        let changes = Changes { features, uuid: Some([7; 16]), ..Changes::default() };
+        let changes = TuneChanges { features, uuid: Some([7; 16]), ..TuneChanges::default() };
         made += u32::from(tune(&disk, &changes, NOW).is_ok());
     }
     let mut bytes = disk.into_bytes();
     bytes.resize(2 * LEN as usize, 0);
     disk = MemoryDisk::new(bytes, 512);
     for size in [LEN + 5000, 2 * LEN] {
-        let Ok(growth) = Growth::plan(&disk, size) else { continue };
+        let Ok(growth) = GrowPlan::plan(&disk, size) else { continue };
         let (zeroed_from_bytes, progress) = (u64::MAX, &|_| ());
         let target =
-            draconis_ext::grow::Target { disk: &disk, zeroed_from_bytes, now: NOW, progress };
+            draconis_ext::grow::GrowTarget { disk: &disk, zeroed_from_bytes, now: NOW, progress };
         made += u32::from(growth.write(&target).is_ok());
     }
     made
@@ -100,8 +101,9 @@ fn damaged_volumes_are_resized_or_refused() {
 fn damaged_logs_end() {
     let Some(base) = bases().first() else { return };
     let recorded = RecordDisk::new(MemoryDisk::new(base.clone(), 512));
-    let shrinking = Shrinking::plan(&recorded as &dyn Disk, Some(LEN / 2)).unwrap();
-    let target = draconis_ext::shrink::Target { disk: &recorded, now: NOW, progress: &|_| () };
+    let shrinking = ShrinkPlan::plan(&recorded as &dyn Disk, Some(LEN / 2)).unwrap();
+    let target =
+        draconis_ext::shrink::ShrinkTarget { disk: &recorded, now: NOW, progress: &|_| () };
     shrinking.write(&target).unwrap();
     let options = CrashOptions { seed: 7, subsets: 1, exhaustive_sectors: 1 };
     let crashes = CrashStates::new(base.clone(), recorded.take(), options);

@@ -4,7 +4,7 @@ mod common;
 
 use common::compare::{self, Beside};
 use common::{Image, tree};
-use draconis_ext::{Error, Follow, InodeNumber, Place, Seek};
+use draconis_ext::{BlockLocation, Error, Follow, InodeNumber, Seek};
 
 /// Makes an image of the tree with one of everything and compares all of it.
 fn check(arguments: &[&str]) {
@@ -133,7 +133,7 @@ fn five_gib_with_a_triple_indirect_tail() {
         let runs = volume.map(number, at).unwrap();
         let Some(last) = runs.last() else { break };
         calls += 1;
-        let there = runs.iter().filter(|run| matches!(run.place, Place::At(_)));
+        let there = runs.iter().filter(|run| matches!(run.place, BlockLocation::Mapped(_)));
         stored += there.map(|run| u64::from(run.blocks)).sum::<u64>();
         at = u64::from(last.end().0) * 1024;
     }

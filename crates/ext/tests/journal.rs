@@ -12,7 +12,7 @@ use common::compare::{self, Beside};
 use common::storm::writing;
 use common::{Image, run, skipped, tree};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_ext::{InodeNumber, Options, Volume, check};
+use draconis_ext::{InodeNumber, OpenOptions, Volume, check};
 
 /// A copy of a volume that the kernel has in use, with a log full of work; `None`, said aloud,
 /// where we may not mount.
@@ -61,7 +61,7 @@ fn memory(image: &Image) -> Arc<MemoryDisk> {
 }
 
 fn checked(disk: Arc<dyn Disk>) -> check::Report {
-    check::check(&disk, check::Options::default(), &|_, _| {}).unwrap()
+    check::check(&disk, check::CheckOptions::default(), &|_, _| {}).unwrap()
 }
 
 /// Four recoveries of one volume come to the same.
@@ -73,7 +73,7 @@ fn recovered_by_all(bytes: &[u8]) {
     let volume = image.open();
     assert_eq!(fs::read(&image.path).unwrap(), bytes, "reading changed the volume");
     let report = checked(memory(&image));
-    assert!(report.complaints.is_empty(), "{:?}", report.complaints);
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
 
     let by_kernel = Image::of(bytes);
     drop(by_kernel.mount_writable());
@@ -88,13 +88,13 @@ fn recovered_by_all(bytes: &[u8]) {
     drop(mount);
 
     let disk = memory(&image);
-    let ours = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let ours = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     ours.close().unwrap();
     drop(ours);
     let by_us = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
     assert!(!needs_recovery(&by_us));
     let report = checked(memory(&by_us));
-    assert!(report.complaints.is_empty(), "{:?}", report.complaints);
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
     run("e2fsck", &["-fn", by_us.path()]).unwrap();
     let Some(mount) = by_us.mount() else { return };
     assert!(compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount) > 700);
@@ -176,7 +176,10 @@ fn every_kind(kind: &str, features: &str) {
         return;
     }
     let disk = memory(&image);
-    Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap().close().unwrap();
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing())
+        .unwrap()
+        .close()
+        .unwrap();
     let by_us = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
     run("e2fsck", &["-fn", by_us.path()]).unwrap();
     let out = dir.path().join("out");

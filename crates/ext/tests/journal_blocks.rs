@@ -12,8 +12,8 @@ use common::{Image, run, tree};
 use draconis_device::{Event, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::FileType;
 use draconis_ext::format::jbd2::blocks::header;
-use draconis_ext::format::jbd2::{self, Incompatible, MAGIC, RawJournalSuperblock};
-use draconis_ext::{Error, InodeNumber, NewNode, Options, Place, Volume};
+use draconis_ext::format::jbd2::{self, JournalIncompatible, MAGIC, RawJournalSuperblock};
+use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volume};
 
 const BLOCK: usize = 1024;
 const SECTOR: usize = 512;
@@ -36,7 +36,7 @@ fn log(bytes: &[u8]) -> Vec<u64> {
         let runs = volume.map(InodeNumber(8), at).unwrap();
         let before = blocks.len();
         for run in runs {
-            let Place::At(first) = run.place else { continue };
+            let BlockLocation::Mapped(first) = run.place else { continue };
             blocks.extend((0..u64::from(run.blocks)).map(|nth| first.0 + nth));
         }
         if blocks.len() == before {
@@ -64,11 +64,12 @@ fn with_sums(mut bytes: Vec<u8>, incompatible: u32) -> Vec<u8> {
 #[test]
 fn a_torn_commit_block_is_whole_or_not_there() {
     let Some(base) = base("4M", &["-O", "^64bit"]) else { return };
-    for sums in [Incompatible::CSUM_V2, Incompatible::CSUM_V3] {
+    for sums in [JournalIncompatible::CSUM_V2, JournalIncompatible::CSUM_V3] {
         let base = with_sums(base.clone(), sums.bits());
         let log = log(&base);
         let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         for nth in 0..250 {
             let name = format!("{nth:0100}");
             let file = volume.create(volume.root(), name.as_bytes(), &FILE).unwrap();
@@ -84,7 +85,7 @@ fn a_torn_commit_block_is_whole_or_not_there() {
                 apply(&mut medium, &writes);
                 continue;
             };
-            let is_commit = matches!(header(bytes), Some((jbd2::Kind::Commit, _)));
+            let is_commit = matches!(header(bytes), Some((jbd2::BlockType::Commit, _)));
             if is_commit && log.contains(&(at / BLOCK as u64)) {
                 commits += 1;
                 let behind = &medium[*at as usize + SECTOR..][..BLOCK - SECTOR];
@@ -122,7 +123,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
     let more = ["-O", "^metadata_csum,^64bit,uninit_bg", "-g", "1024", "-N", "7000", "-E", SEED];
     let Some(base) = base("8M", &more) else { return };
     let disk = Arc::new(MemoryDisk::new(base, 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let root = volume.root();
     // Until the volume is full, so that every bit of a group of nothing else is set.
     let mut files = vec![];
@@ -132,7 +133,9 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
         if volume.write(file, 0, b"one block").is_err() {
             break;
         }
-        let Place::At(at) = volume.map(file, 0).unwrap()[0].place else { panic!("{name}") };
+        let BlockLocation::Mapped(at) = volume.map(file, 0).unwrap()[0].place else {
+            panic!("{name}")
+        };
         files.push((name, at.0));
     }
     // Blocks of a group begin behind the first one of the volume.
@@ -163,7 +166,10 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
     run("e2fsck", &["-fp", by_e2fsck.path()]).unwrap();
     run("e2fsck", &["-fn", by_e2fsck.path()]).unwrap();
     let ours = Arc::new(MemoryDisk::new(bytes.clone(), 512));
-    Volume::open_for_writing(ours.clone(), Options::default(), writing()).unwrap().close().unwrap();
+    Volume::open_for_writing(ours.clone(), OpenOptions::default(), writing())
+        .unwrap()
+        .close()
+        .unwrap();
     let by_us = Image::of(&Arc::into_inner(ours).unwrap().into_bytes());
     run("e2fsck", &["-fn", by_us.path()]).unwrap();
     let by_kernel = Image::of(&bytes);
@@ -177,7 +183,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
     let (mut flags, mut tags) = (0, 0);
     for at in &log[1..] {
         let descriptor = &mut spoilt[*at as usize * BLOCK..][..BLOCK];
-        if !matches!(header(descriptor), Some((jbd2::Kind::Descriptor, _))) {
+        if !matches!(header(descriptor), Some((jbd2::BlockType::Descriptor, _))) {
             continue;
         }
         // Tags of 8 bytes: number, sum, flags; behind the first one there is an identity.
@@ -204,7 +210,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
 fn why_writing_stopped_is_recorded() {
     let Some(base) = base("4M", &[]) else { return };
     let disk = Arc::new(MemoryDisk::new(base, 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let file = volume.create(volume.root(), b"pieces", &FILE).unwrap();
     for nth in 0..400 {
         volume.write(file, nth * 2 * BLOCK as u64, b"a piece").unwrap();
@@ -223,7 +229,7 @@ fn why_writing_stopped_is_recorded() {
     assert!(leaves.len() > 3);
     leaves[1][12..40].fill(0xAA);
     let disk = Arc::new(MemoryDisk::new(bytes, 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let other = volume.create(volume.root(), b"other", &FILE).unwrap();
     volume.sync_inode(other, false).unwrap();
     let refused = volume.unlink(volume.root(), b"pieces");
@@ -243,7 +249,7 @@ fn why_writing_stopped_is_recorded() {
         } else {
             let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
             let volume =
-                Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+                Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
             volume.lookup(volume.root(), b"other").unwrap();
             volume.close().unwrap();
             drop(volume);

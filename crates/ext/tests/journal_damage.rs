@@ -21,7 +21,7 @@ use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, What, check};
 use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, RawJournalSuperblock};
-use draconis_ext::{Error, InodeNumber, NewNode, Options, Place, Volume};
+use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volume};
 
 const BLOCK: usize = 1024;
 const FILE: NewNode<'_> =
@@ -50,7 +50,7 @@ fn log(bytes: &[u8]) -> Vec<usize> {
     let mut blocks = vec![];
     while (blocks.len() * BLOCK) as u64 != len {
         for run in volume.map(InodeNumber(8), (blocks.len() * BLOCK) as u64).unwrap() {
-            let Place::At(first) = run.place else { panic!("a journal with a hole") };
+            let BlockLocation::Mapped(first) = run.place else { panic!("a journal with a hole") };
             blocks.extend((0..run.blocks).map(|nth| (first.0 + u64::from(nth)) as usize));
         }
     }
@@ -72,7 +72,7 @@ fn dirty(row: &Row) -> Option<Vec<u8>> {
     raw.s_checksum.set(0);
     raw.set_tail(None, 1);
     let disk = Arc::new(MemoryDisk::new(bytes, 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let root = volume.root();
     let make = |name: &[u8]| {
         let file = volume.create(root, name, &FILE).unwrap();
@@ -113,28 +113,32 @@ enum Sealed {
 }
 
 /// Each block in the log, from the tail on, and what it is: `None` for a copy.
-fn blocks(bytes: &[u8], log: &[usize]) -> Vec<(usize, Option<jbd2::Kind>)> {
+fn blocks(bytes: &[u8], log: &[usize]) -> Vec<(usize, Option<jbd2::BlockType>)> {
     let own = |at: &usize| header(&bytes[at * BLOCK..][..BLOCK]);
     let last =
-        log.iter().rposition(|at| own(at).is_some_and(|(kind, _)| kind == jbd2::Kind::Commit));
+        log.iter().rposition(|at| own(at).is_some_and(|(kind, _)| kind == jbd2::BlockType::Commit));
     log[1..=last.unwrap()].iter().map(|at| (*at, own(at).map(|(kind, _)| kind))).collect()
 }
 
-fn sealed(row: &Row, kind: Option<jbd2::Kind>, is_last: bool, at: usize) -> Sealed {
+fn sealed(row: &Row, kind: Option<jbd2::BlockType>, is_last: bool, at: usize) -> Sealed {
     let (.., compatible, incompatible) = *row;
     let is_summed = incompatible & 0x18 != 0;
     match kind {
-        Some(jbd2::Kind::Commit) if is_summed && (12..60).contains(&at) => Sealed::Checksum,
+        Some(jbd2::BlockType::Commit) if is_summed && (12..60).contains(&at) => Sealed::Checksum,
         // A commit block that is summed with its transaction says how.
-        Some(jbd2::Kind::Commit) if compatible == 1 && matches!(at, 12 | 13 | 16..20) => {
+        Some(jbd2::BlockType::Commit) if compatible == 1 && matches!(at, 12 | 13 | 16..20) => {
             Sealed::Checksum
         }
-        Some(jbd2::Kind::Commit) if (8..12).contains(&at) && is_last && !is_summed => Sealed::No,
-        Some(jbd2::Kind::Commit) if at >= 12 => Sealed::No,
+        Some(jbd2::BlockType::Commit) if (8..12).contains(&at) && is_last && !is_summed => {
+            Sealed::No
+        }
+        Some(jbd2::BlockType::Commit) if at >= 12 => Sealed::No,
         // The kinds of descriptors and revoke blocks are one bit apart.
-        Some(jbd2::Kind::Revoke | jbd2::Kind::Descriptor) if at == 7 && !is_summed => Sealed::No,
+        Some(jbd2::BlockType::Revoke | jbd2::BlockType::Descriptor) if at == 7 && !is_summed => {
+            Sealed::No
+        }
         Some(_) if at < 12 => Sealed::Header,
-        Some(jbd2::Kind::Revoke) if !is_summed => Sealed::No,
+        Some(jbd2::BlockType::Revoke) if !is_summed => Sealed::No,
         // Half of a sum may miss it.
         None if incompatible & 8 != 0 => Sealed::No,
         _ if is_summed || compatible == 1 => Sealed::Checksum,
@@ -145,7 +149,7 @@ fn sealed(row: &Row, kind: Option<jbd2::Kind>, is_last: bool, at: usize) -> Seal
 fn is_damaged(disk: &Arc<MemoryDisk>) -> bool {
     let disk: Arc<dyn Disk> = disk.clone();
     // What has no checksum may be a copy of the superblock.
-    let Ok(volume) = Volume::open(disk, Options::default()) else { return true };
+    let Ok(volume) = Volume::open(disk, OpenOptions::default()) else { return true };
     assert_eq!(volume.journal_damage().is_some(), volume.read_only_reason().is_some());
     volume.journal_damage().is_some()
 }
@@ -164,13 +168,14 @@ fn by_e2fsck(bytes: &[u8]) -> (bool, String) {
 /// Looks at a damaged journal: nothing is written, and a check names it.
 fn is_refused(bytes: &[u8], what: &str) {
     let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
-    let refused = Volume::open_for_writing(disk.clone(), Options::default(), writing()).err();
+    let refused = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).err();
     assert!(matches!(refused, Some(Error::Corrupt { .. })), "{what}: {refused:?}");
-    let report = check(&(disk.clone() as Arc<dyn Disk>), check::Options::default(), &|_, _| {});
+    let report =
+        check(&(disk.clone() as Arc<dyn Disk>), check::CheckOptions::default(), &|_, _| {});
     let report = report.unwrap();
     assert!(!report.is_clean(), "{what}");
     let named = [What::Journal, What::JournalInode];
-    assert!(report.complaints.iter().any(|it| named.contains(&it.what)), "{what}");
+    assert!(report.problems.iter().any(|it| named.contains(&it.what)), "{what}");
     assert!(Arc::into_inner(disk).unwrap().into_bytes() == bytes, "{what}: written");
 }
 
@@ -186,7 +191,9 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
         let log = log(&bytes);
         let blocks = blocks(&bytes, &log);
         let of_kind = |kind| blocks.iter().filter(|(_, it)| *it == Some(kind)).count();
-        let counts = [jbd2::Kind::Descriptor, jbd2::Kind::Revoke, jbd2::Kind::Commit].map(of_kind);
+        let counts =
+            [jbd2::BlockType::Descriptor, jbd2::BlockType::Revoke, jbd2::BlockType::Commit]
+                .map(of_kind);
         assert!(counts[0] >= 3 && counts[1] >= 1 && counts[2] >= 3, "{}: {counts:?}", row.0);
         let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
         assert!(!is_damaged(&disk), "{}", row.0);
@@ -211,7 +218,7 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
                     // What a copy without a checksum says may be anything, and all that counts of a
                     // commit block is in its first sector, to Linux, too.
                     let is_told = match kind {
-                        Some(jbd2::Kind::Commit) => offset < 60,
+                        Some(jbd2::BlockType::Commit) => offset < 60,
                         Some(_) => true,
                         None => sealed == Sealed::Checksum,
                     };
@@ -246,7 +253,7 @@ fn a_flipped_bit_of_the_superblock_of_a_journal_is_damage() {
             bytes[first + bit / 8] ^= 1 << (bit % 8);
             let what = format!("{}: bit {bit}", row.0);
             let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes.clone(), 512));
-            let opened = Volume::open(disk, Options::default());
+            let opened = Volume::open(disk, OpenOptions::default());
             let is_damaged = match &opened {
                 Ok(volume) => volume.journal_damage().is_some(),
                 Err(Error::Unsupported { .. }) => true,
@@ -282,13 +289,13 @@ fn a_log_that_was_cut_off_is_not_damaged() {
             }
             // Part of the next block may be there, too, if it is no commit block.
             let (next, kind) = blocks[cut];
-            if kind != Some(jbd2::Kind::Commit) {
+            if kind != Some(jbd2::BlockType::Commit) {
                 let half = next * BLOCK..next * BLOCK + 512;
                 torn[half.clone()].copy_from_slice(&bytes[half]);
             }
             let disk = Arc::new(MemoryDisk::new(torn, 512));
             assert!(!is_damaged(&disk), "{}: {cut}", row.0);
-            let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing());
+            let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing());
             volume.unwrap().close().unwrap();
         }
     }

@@ -16,7 +16,7 @@ use draconis_device::{
 };
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
-use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, check};
+use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, check};
 
 /// One state of so many is shown to `e2fsck`.
 const SAMPLE: u64 = 60;
@@ -62,8 +62,8 @@ fn recorded(base: &[u8]) -> Arc<RecordDisk<MemoryDisk>> {
 /// recovered by us and by itself.
 fn is_whole(left: &Arc<CrashDisk>, sampled: bool, what: &str) {
     let disk: Arc<dyn Disk> = left.clone();
-    match check::check(&disk, check::Options::default(), &|_, _| {}) {
-        Ok(report) => assert!(report.complaints.is_empty(), "{what}: {:?}", report.complaints),
+    match check::check(&disk, check::CheckOptions::default(), &|_, _| {}) {
+        Ok(report) => assert!(report.problems.is_empty(), "{what}: {:?}", report.problems),
         // What it does not check yet is left to the others.
         Err(Error::Unsupported { .. }) => {}
         Err(error) => panic!("{what}: {error}"),
@@ -73,7 +73,7 @@ fn is_whole(left: &Arc<CrashDisk>, sampled: bool, what: &str) {
         let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
         let said = String::from_utf8_lossy(&checked.stdout);
         assert!(matches!(checked.status.code(), Some(0 | 1)), "{what}: {said}");
-        Volume::open_for_writing(disk, Options::default(), writing()).unwrap().close().unwrap();
+        Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap().close().unwrap();
         run("e2fsck", &["-fn", Image::of(&left.to_bytes()).path()]).unwrap();
     }
 }
@@ -117,7 +117,7 @@ fn storms_with_quotas_or_clusters_that_are_cut_off_leave_whole_volumes() {
 fn storm(base: &[u8], seed: u64, sample: u64) -> u64 {
     let mut random = Random::new(seed ^ 0x10C);
     let disk = recorded(base);
-    let mut storm = Storm::new(disk.clone(), Options::default()).unwrap();
+    let mut storm = Storm::new(disk.clone(), OpenOptions::default()).unwrap();
     for _ in 0..60 {
         storm.step(&mut |limit| random.below(limit));
     }
@@ -141,14 +141,15 @@ fn contents(nth: u64) -> Vec<u8> {
 fn what_was_synced_is_there() {
     for (kind, base) in bases().iter().enumerate() {
         let disk = recorded(base);
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         let root = volume.root();
         // Names come and go; each step names its file after itself and takes an old name away.
         for step in 1..=60u64 {
             let name = format!("step{step}");
             let file = volume.create(root, b"new", &FILE).unwrap();
             volume.write(file, 0, &contents(step)).unwrap();
-            volume.rename(root, b"new", root, name.as_bytes(), Renaming::Replace).unwrap();
+            volume.rename(root, b"new", root, name.as_bytes(), RenameMode::Replace).unwrap();
             if step > 5 {
                 volume.unlink(root, format!("step{}", step - 5).as_bytes()).unwrap();
             }
@@ -164,7 +165,7 @@ fn what_was_synced_is_there() {
             let what = format!("kind {kind}, {:?}, {:?}", crash.cut, crash.marks().last());
             is_whole(&crash.disk, random.below(SAMPLE * 4) == 0, &what);
             let Some(synced) = crash.marks().last() else { continue };
-            let volume = Volume::open(crash.disk.clone(), Options::default()).unwrap();
+            let volume = Volume::open(crash.disk.clone(), OpenOptions::default()).unwrap();
             let newest = (1..=60).rev().find(|step| {
                 volume.lookup(volume.root(), format!("step{step}").as_bytes()).is_ok()
             });
@@ -223,7 +224,8 @@ fn is_left_alone(volume: &Volume) {
 fn nothing_is_put_over_what_a_block_is_used_for_next() {
     for (kind, base) in bases().iter().enumerate() {
         let disk = recorded(base);
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         wear(&volume, 0..25, &|round| {
             disk.mark(round);
             if [6, 7, 15].contains(&round) {
@@ -238,7 +240,7 @@ fn nothing_is_put_over_what_a_block_is_used_for_next() {
             if random.below(8) == 0 {
                 is_whole(&crash.disk, random.below(SAMPLE) == 0, &what);
             }
-            let volume = Volume::open(crash.disk.clone(), Options::default()).unwrap();
+            let volume = Volume::open(crash.disk.clone(), OpenOptions::default()).unwrap();
             let Some(last) = crash.marks().last() else { continue };
             // The next round may have begun to take one away.
             for round in last.saturating_sub(KEPT - 2)..=*last {
@@ -257,7 +259,8 @@ fn nothing_is_put_over_what_a_block_is_used_for_next() {
 fn what_is_left_is_recovered_by_all_to_the_same() {
     for (kind, base) in bases().iter().enumerate() {
         let disk = recorded(base);
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         wear(&volume, 0..40, &|_| {});
         let events = disk.take();
         let options = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
@@ -282,7 +285,7 @@ fn what_is_left_is_recovered_by_all_to_the_same() {
         drop(mount);
         let again = MemoryDisk::new(bytes, 512);
         let again = Arc::new(again);
-        Volume::open_for_writing(again.clone(), Options::default(), writing())
+        Volume::open_for_writing(again.clone(), OpenOptions::default(), writing())
             .unwrap()
             .close()
             .unwrap();
@@ -300,7 +303,8 @@ fn what_is_left_is_recovered_by_all_to_the_same() {
 fn a_closed_volume_has_an_empty_log_and_is_clean() {
     for base in bases() {
         let disk = Arc::new(MemoryDisk::new(base.clone(), 512));
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         for turn in 0..3 {
             wear(&volume, turn * 30..turn * 30 + 30, &|_| {});
             volume.close().unwrap();
@@ -326,7 +330,8 @@ fn a_closed_volume_has_an_empty_log_and_is_clean() {
 fn a_volume_that_is_left_alone_has_an_empty_log() {
     for base in bases() {
         let disk = recorded(base);
-        let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         let mut events = vec![];
         for turn in 0..3u64 {
             wear(&volume, turn * 5..turn * 5 + 5, &|_| {});
@@ -356,7 +361,7 @@ fn a_volume_that_is_left_alone_has_an_empty_log() {
 fn a_sync_waits_for_two_groups_and_an_overwrite_for_one() {
     let Some(base) = bases().last() else { return };
     let disk = recorded(base);
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let file = volume.create(volume.root(), b"first", &FILE).unwrap();
     volume.write(file, 0, &contents(7)).unwrap();
     volume.sync().unwrap();
@@ -373,7 +378,7 @@ fn a_sync_waits_for_two_groups_and_an_overwrite_for_one() {
     volume.sync_inode(file, true).unwrap();
     assert_eq!(groups(), 1);
     volume.unlink(volume.root(), b"second").unwrap();
-    volume.rename(volume.root(), b"first", volume.root(), b"third", Renaming::Replace).unwrap();
+    volume.rename(volume.root(), b"first", volume.root(), b"third", RenameMode::Replace).unwrap();
     volume.sync().unwrap();
     assert_eq!(groups(), 2);
     volume.close().unwrap();
@@ -384,11 +389,11 @@ fn threads_with_small_caches_leave_a_sound_volume() {
     const THREADS: u64 = 4;
     for base in bases().iter().rev().take(2) {
         let disk = Arc::new(MemoryDisk::new(base.clone(), 512));
-        let options = Options {
+        let options = OpenOptions {
             inode_cache: 8,
             block_map_cache: 8,
             data_cache_bytes: 256 << 10,
-            ..Options::default()
+            ..OpenOptions::default()
         };
         let volume = Volume::open_for_writing(disk.clone(), options, writing()).unwrap();
         let kept = |thread: u64, nth: u64| format!("{thread}-{nth}");
@@ -441,7 +446,7 @@ fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
             // Ours is left in the middle of its work.
             let disk = Arc::new(MemoryDisk::new(bytes, 512));
             let volume =
-                Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+                Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
             wear(&volume, turn * 10..turn * 10 + 10, &|_| {});
             drop(volume);
             let image = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
@@ -461,7 +466,7 @@ fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
             drop(mount);
             let left = Arc::new(MemoryDisk::new(bytes.clone(), 512));
             let volume =
-                Volume::open_for_writing(left.clone(), Options::default(), writing()).unwrap();
+                Volume::open_for_writing(left.clone(), OpenOptions::default(), writing()).unwrap();
             for nth in 0..30 {
                 let name = format!("theirs {turn} {nth}");
                 let file = volume.lookup(volume.root(), name.as_bytes()).unwrap();
@@ -491,42 +496,42 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
         // What was freed may be given out then.
         volume.sync().unwrap();
         let file = volume.create(volume.root(), name, &FILE).unwrap();
-        volume.reserve(file, 0, len, Reserve::Allocate).unwrap();
+        volume.fallocate(file, 0, len, Reserve::Allocate).unwrap();
         volume.sync().unwrap();
         file
     };
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let free = volume.space().free_blocks;
     // Unlinked, and unlinked while it is held.
     for holds in [false, true] {
         let file = large(&volume, b"large");
         if holds {
-            volume.hold(file);
+            volume.add_user(file);
         }
         volume.unlink(volume.root(), b"large").unwrap();
         if holds {
             assert_eq!(volume.inode(file).unwrap().size_bytes, len);
-            volume.release(file, 1);
+            volume.remove_users(file, 1);
         }
         volume.sync().unwrap();
         assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
     }
     // Cut, with a hole made first.
     let file = large(&volume, b"cut");
-    volume.reserve(file, 5 << 20, 200 << 20, Reserve::PunchHole).unwrap();
+    volume.fallocate(file, 5 << 20, 200 << 20, Reserve::PunchHole).unwrap();
     volume.sync().unwrap();
-    volume.reserve(file, 0, len, Reserve::Allocate).unwrap();
+    volume.fallocate(file, 0, len, Reserve::Allocate).unwrap();
     let change = AttributeChange { size_bytes: Some(100), ..AttributeChange::default() };
     volume.set_attributes(file, &change).unwrap();
     assert_eq!(volume.inode(file).unwrap().size_bytes, 100);
     // One that is held when the power fails is deleted by the next mount.
     let file = large(&volume, b"held");
-    volume.hold(file);
+    volume.add_user(file);
     volume.unlink(volume.root(), b"held").unwrap();
     volume.sync().unwrap();
     assert_eq!(volume.failure(), None);
     drop(volume);
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     volume.sync().unwrap();
     assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
     volume.close().unwrap();
@@ -536,7 +541,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
 
     // Cut off in the middle of it.
     let disk = recorded(&base);
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     large(&volume, b"large");
     disk.mark(1);
     volume.unlink(volume.root(), b"large").unwrap();
@@ -556,7 +561,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
         all += 1;
         if all % 150 == 0 {
             seen += 1;
-            Volume::open_for_writing(crash.disk.clone(), Options::default(), writing())
+            Volume::open_for_writing(crash.disk.clone(), OpenOptions::default(), writing())
                 .unwrap()
                 .close()
                 .unwrap();

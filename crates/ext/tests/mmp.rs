@@ -14,10 +14,12 @@ use common::storm::writing;
 use common::{Image, run};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 use draconis_exchange::contract::{FileType, Time};
-use draconis_ext::grow::Growth;
-use draconis_ext::shrink::Shrinking;
-use draconis_ext::tune::{Changes, tune};
-use draconis_ext::{Claim, Claiming, Error, NewNode, Options, Volume, settle};
+use draconis_ext::grow::GrowPlan;
+use draconis_ext::shrink::ShrinkPlan;
+use draconis_ext::tune::{TuneChanges, tune};
+use draconis_ext::{
+    Error, MmpClaim, MmpClaimOptions, NewNode, OpenOptions, Volume, recover_unmounted,
+};
 
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -33,9 +35,12 @@ fn claim(
     disk: &Arc<dyn Disk>,
     chance: u32,
     wait: &dyn Fn(Duration),
-) -> Result<Option<Claim>, Error> {
+) -> Result<Option<MmpClaim>, Error> {
     let most_wait = Duration::from_secs(50);
-    Claim::make(disk, &Claiming { now: NOW, chance, node: "a host", wait, most_wait })
+    MmpClaim::acquire(
+        disk,
+        &MmpClaimOptions { now: NOW, random: chance, node: "a host", wait, max_wait: most_wait },
+    )
 }
 
 fn sequence(bytes: &[u8]) -> String {
@@ -54,7 +59,8 @@ fn a_claimed_volume_is_written_renewed_and_given_back() {
         let mine = claim(&shared, 41, &wait).unwrap();
         assert_eq!(*waited.lock().unwrap(), [11], "the kernel's least");
         let volume =
-            Volume::open_claimed(shared.clone(), Options::default(), writing(), mine).unwrap();
+            Volume::open_with_claim(shared.clone(), OpenOptions::default(), writing(), mine)
+                .unwrap();
         assert_eq!(volume.read_only_reason(), None);
         volume.create(volume.root(), b"ours", &FILE).unwrap();
         volume.sync().unwrap();
@@ -90,7 +96,8 @@ fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
     assert_eq!(waits.get(), 2);
     // It was only asleep.
     assert!(matches!(rival.renew(NOW), Err(Error::InUse { .. })));
-    let volume = Volume::open_claimed(disk.clone(), Options::default(), writing(), Some(second));
+    let volume =
+        Volume::open_with_claim(disk.clone(), OpenOptions::default(), writing(), Some(second));
     let volume = volume.unwrap();
     let third = claim(&disk, 4, &|_| {}).unwrap();
     assert!(matches!(volume.renew_claim(), Err(Error::InUse { .. })));
@@ -98,15 +105,15 @@ fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
     assert!(volume.create(volume.root(), b"no", &FILE).is_err());
     // Without waiting, where the process before had it.
     drop(third);
-    let how = Claiming {
+    let how = MmpClaimOptions {
         now: NOW,
-        chance: 5,
+        random: 5,
         node: "",
         wait: &|_| panic!("nothing is waited for"),
-        most_wait: Duration::ZERO,
+        max_wait: Duration::ZERO,
     };
-    assert!(Claim::resume(&disk, &how).unwrap().is_some());
-    let long = Claim::make(&disk, &how).map(drop);
+    assert!(MmpClaim::resume(&disk, &how).unwrap().is_some());
+    let long = MmpClaim::acquire(&disk, &how).map(drop);
     assert!(matches!(long, Err(Error::Unsupported { .. })), "{long:?}");
 }
 
@@ -153,32 +160,38 @@ fn a_tool_has_a_volume_until_it_gives_it_back() {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
         let how = |wait: &dyn Fn(Duration)| {
             let most_wait = Duration::from_secs(50);
-            settle(&disk, &Claiming { now: NOW, chance: 3, node: "a tool", wait, most_wait })
+            recover_unmounted(
+                &disk,
+                &MmpClaimOptions { now: NOW, random: 3, node: "a tool", wait, max_wait: most_wait },
+            )
         };
         let words = |words: &[&str]| {
             let features = words.iter().map(|word| (*word).to_owned()).collect();
-            Changes { features, ..Changes::default() }
+            TuneChanges { features, ..TuneChanges::default() }
         };
         // What changes all of it asks for the claim.
         let error = tune(&*disk, &words(&["^mmp"]), NOW).unwrap_err();
         assert!(error.to_string().contains("a claim"), "{error}");
-        assert!(Growth::plan(&*disk, 32 << 20).is_err() && Shrinking::plan(&*disk, None).is_err());
+        assert!(
+            GrowPlan::plan(&*disk, 32 << 20).is_err() && ShrinkPlan::plan(&*disk, None).is_err()
+        );
 
         let (_, mine) = how(&|_| {}).unwrap();
         let mine = mine.unwrap();
         let other = claim(&disk, 4, &|_| {});
         let Err(Error::InUse { by }) = other else { panic!("{other:?}") };
         assert!(by.contains("clear_mmp") && by.contains("a tool"), "{by}");
-        let lent = Some(mine.lent());
-        let volume = Volume::open_claimed(disk.clone(), Options::default(), writing(), lent);
+        let lent = Some(mine.borrow());
+        let volume = Volume::open_with_claim(disk.clone(), OpenOptions::default(), writing(), lent);
         let volume = volume.unwrap();
         volume.create(volume.root(), b"ours", &FILE).unwrap();
         volume.close().unwrap();
         drop(volume);
-        let label = Changes { label: Some(b"l".to_vec()), ..words(&[]) };
+        let label = TuneChanges { label: Some(b"l".to_vec()), ..words(&[]) };
         tune(&*disk, &label, NOW).unwrap();
-        let shrinking = Shrinking::plan(&*disk, None).unwrap();
-        let target = draconis_ext::shrink::Target { disk: &*disk, now: NOW, progress: &|_| () };
+        let shrinking = ShrinkPlan::plan(&*disk, None).unwrap();
+        let target =
+            draconis_ext::shrink::ShrinkTarget { disk: &*disk, now: NOW, progress: &|_| () };
         shrinking.write(&target).unwrap();
         mine.renew(NOW).unwrap();
         mine.release(NOW).unwrap();
@@ -198,12 +211,13 @@ fn a_tool_has_a_volume_until_it_gives_it_back() {
         drop(how(&|_| {}).unwrap());
         assert!(how(&|_| {}).is_err());
         let most_wait = Duration::ZERO;
-        let cleared = Claiming { now: NOW, chance: 3, node: "", wait: &|_| {}, most_wait };
-        draconis_ext::clear_claim(&disk, &cleared).unwrap();
+        let cleared =
+            MmpClaimOptions { now: NOW, random: 3, node: "", wait: &|_| {}, max_wait: most_wait };
+        draconis_ext::clear_mmp(&disk, &cleared).unwrap();
         let (_, mine) = how(&|_| {}).unwrap();
         tune(&*disk, &words(&["^mmp"]), NOW).unwrap();
         mine.unwrap().release(NOW).unwrap();
         judged("without");
-        assert!(draconis_ext::clear_claim(&disk, &cleared).is_err());
+        assert!(draconis_ext::clear_mmp(&disk, &cleared).is_err());
     }
 }

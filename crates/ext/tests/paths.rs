@@ -162,12 +162,12 @@ fn a_full_volume_says_so_and_stays_whole() {
 #[test]
 fn any_disk_will_do() {
     let disk = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
-    let options = mkfs::Options::of_type("ext2").unwrap();
+    let options = mkfs::FormatOptions::of_type("ext2").unwrap();
     let fs = FileSystem::create_on(disk.clone(), &options, true).unwrap();
     fs.write("/f", "in memory").unwrap();
     fs.close().unwrap();
     assert_eq!(FileSystem::open_on(disk.clone()).unwrap().read("/f").unwrap(), b"in memory");
-    let options = mkfs::Options { label: b"cut\0off".to_vec(), ..options };
+    let options = mkfs::FormatOptions { label: b"cut\0off".to_vec(), ..options };
     let error = FileSystem::create_on(disk.clone(), &options, true).unwrap_err().to_string();
     assert!(error.contains("a label has at most 16 bytes, none of them NUL"), "{error}");
     assert!(FileSystem::open_on(disk).is_ok(), "the volume that was there is gone");

@@ -11,7 +11,8 @@ use common::{Image, run};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FallocateMode, FileType, Time};
 use draconis_ext::{
-    AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Result, Volume, Writing,
+    AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Result, Volume,
+    WriteOptions,
 };
 
 const ALL_KINDS: &str = "quotatype=usrquota:grpquota:prjquota";
@@ -19,13 +20,13 @@ const ALL_KINDS: &str = "quotatype=usrquota:grpquota:prjquota";
 fn open(disk: &Arc<MemoryDisk>) -> Result<Volume> {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 };
-    let writing = Writing {
+    let writing = WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 8 << 20,
         atime: AccessTimes::Never,
         discard: false,
     };
-    Volume::open_for_writing(disk.clone(), Options::default(), writing)
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing)
 }
 
 fn disk_of(image: &Image) -> Arc<MemoryDisk> {
@@ -67,7 +68,7 @@ fn projects_are_handed_down_and_not_crossed() {
     for inode in [below, file] {
         assert_eq!(volume.inode(inode).unwrap().project(), 7);
     }
-    let rename = |from, name: &[u8], to| volume.rename(from, name, to, name, Renaming::Replace);
+    let rename = |from, name: &[u8], to| volume.rename(from, name, to, name, RenameMode::Replace);
     assert_eq!(rename(below, b"file", eight), Err(Error::OtherProject));
     assert_eq!(volume.link(file, eight, b"file"), Err(Error::OtherProject));
     rename(below, b"file", root).unwrap();
@@ -140,7 +141,7 @@ fn quotas_of_clusters_are_what_inodes_say() {
         let change = AttributeChange { uid: Some(uid), size_bytes, ..AttributeChange::default() };
         volume.set_attributes(file, &change).unwrap();
         let hole = FallocateMode::PunchHole;
-        volume.reserve(file, random.below(100_000), 1 + random.below(50_000), hole).unwrap();
+        volume.fallocate(file, random.below(100_000), 1 + random.below(50_000), hole).unwrap();
         if nth % 4 == 0 {
             volume.unlink(volume.root(), name.as_bytes()).unwrap();
         }

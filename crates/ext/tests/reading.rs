@@ -16,7 +16,7 @@ use draconis_device::{
 use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, check};
-use draconis_ext::{Cookie, Damage, Entry, Error, InodeNumber, Options, Place, Volume};
+use draconis_ext::{BlockLocation, Cookie, Damage, Entry, Error, InodeNumber, OpenOptions, Volume};
 
 /// A disk that serves reads ahead later, from another thread, and counts.
 struct Later {
@@ -118,7 +118,7 @@ const LARGE: usize = 12 << 20;
 const SMALL_FILES: u64 = 300;
 
 /// A volume with one large file, some small ones, and the disk under it.
-fn volume(options: Options) -> Option<(Volume, Arc<Later>)> {
+fn volume(options: OpenOptions) -> Option<(Volume, Arc<Later>)> {
     let source = tempfile::tempdir().unwrap();
     std::fs::write(source.path().join("large"), tree::pattern(1, LARGE)).unwrap();
     std::fs::create_dir(source.path().join("small")).unwrap();
@@ -148,19 +148,19 @@ fn read_large(volume: &Volume, step: usize) {
 #[test]
 fn a_stream_is_read_once_and_ahead() {
     for step in [4096, 16 << 10, 1_000_003] {
-        let Some((volume, disk)) = volume(Options::default()) else { return };
+        let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
         read_large(&volume, step);
         assert!(disk.bytes() < LARGE as u64 * 11 / 10, "{} bytes", disk.bytes());
         assert!(disk.counts.ahead.load(Ordering::Relaxed) > 80);
         let most = disk.counts.most_flying.load(Ordering::Relaxed);
-        let limit = Options::default().read_ahead_bytes;
+        let limit = OpenOptions::default().read_ahead_bytes;
         assert!(most <= limit + (1 << 20), "{most} bytes in flight");
     }
 }
 
 #[test]
 fn a_small_cache_bounds_what_flies() {
-    let options = Options { data_cache_bytes: 1 << 20, ..Options::default() };
+    let options = OpenOptions { data_cache_bytes: 1 << 20, ..OpenOptions::default() };
     let Some((volume, disk)) = volume(options) else { return };
     read_large(&volume, 64 << 10);
     let most = disk.counts.most_flying.load(Ordering::Relaxed);
@@ -171,7 +171,7 @@ fn a_small_cache_bounds_what_flies() {
 
 #[test]
 fn readers_of_one_file_share_its_reads() {
-    let Some((volume, disk)) = volume(Options::default()) else { return };
+    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
     std::thread::scope(|scope| {
         for step in [8192, 10_000, 65_536, 131_072] {
             let volume = &volume;
@@ -183,14 +183,14 @@ fn readers_of_one_file_share_its_reads() {
 
 #[test]
 fn promises_that_are_broken_are_read_again() {
-    let Some((volume, disk)) = volume(Options::default()) else { return };
+    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
     disk.forgetful.store(true, Ordering::Relaxed);
     read_large(&volume, 16 << 10);
 }
 
 #[test]
 fn small_files_are_read_with_their_neighbours() {
-    let Some((volume, _)) = volume(Options::default()) else { return };
+    let Some((volume, _)) = volume(OpenOptions::default()) else { return };
     let dir = volume.lookup(volume.root(), b"small").unwrap();
     let before = volume.statistics().device.reads;
     let mut numbers = Vec::new();
@@ -213,12 +213,12 @@ fn small_files_are_read_with_their_neighbours() {
 
 #[test]
 fn a_bad_sector_costs_its_block_and_no_more() {
-    let Some((volume, disk)) = volume(Options::default()) else { return };
+    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
     let number = volume.lookup(volume.root(), b"large").unwrap();
     // Far enough from the directory that was read already.
     let bad = 405u64;
     let runs = volume.map(number, bad * 4096).unwrap();
-    let Place::At(first) = runs[0].place else { panic!("{runs:?}") };
+    let BlockLocation::Mapped(first) = runs[0].place else { panic!("{runs:?}") };
     let at = first.0 * 4096;
     disk.spoil(at + 512..at + 1024);
     let expected = tree::pattern(1, LARGE);
@@ -238,14 +238,14 @@ fn a_bad_sector_costs_its_block_and_no_more() {
 
 #[test]
 fn a_bad_sector_in_an_inode_table_costs_the_inodes_in_its_block() {
-    let Some((volume, disk)) = volume(Options::default()) else { return };
+    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
     // Whatever has been read to find the file is cached: start anew on the bad disk.
     let dir = volume.lookup(volume.root(), b"small").unwrap();
     let victim = volume.lookup(dir, b"200").unwrap();
     let (table, bytes) = inode_table(&disk);
     let at = table + u64::from(victim.0 - 1) * bytes;
     disk.spoil(at..at + bytes);
-    let volume = Volume::open(disk, Options::default()).unwrap();
+    let volume = Volume::open(disk, OpenOptions::default()).unwrap();
     assert!(matches!(volume.inode(victim), Err(Error::Io(_))));
     let mut readable = 0;
     for nth in 0..SMALL_FILES {
@@ -286,8 +286,8 @@ fn directories_that_were_shown_are_on_their_way() {
         let waited = |is_written: bool, is_told: bool| {
             let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
             let volume = match is_written {
-                true => Volume::open_for_writing(disk.clone(), Options::default(), writing()),
-                false => Volume::open(disk.clone(), Options::default()),
+                true => Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()),
+                false => Volume::open(disk.clone(), OpenOptions::default()),
             };
             let volume = volume.unwrap();
             let mut directories = vec![];
@@ -302,7 +302,7 @@ fn directories_that_were_shown_are_on_their_way() {
                 if volume.attributes(inode).unwrap().kind == FileType::Directory {
                     directories.push(inode);
                     if is_told {
-                        volume.will_list(inode);
+                        volume.prefetch_directory(inode);
                     }
                 }
             });
@@ -332,7 +332,7 @@ fn a_check_waits_for_few_blocks() {
     let Some(image) = Image::make(Some(source.path()), "24M", &["-b", "1024"]) else { return };
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512)));
     let shared: Arc<dyn Disk> = disk.clone();
-    let report = check(&shared, check::Options::default(), &|_, _| {}).unwrap();
+    let report = check(&shared, check::CheckOptions::default(), &|_, _| {}).unwrap();
     assert!(report.is_clean() && report.directories as usize == DIRECTORIES + 2);
     let read = |event: &Event| matches!(event, Event::Read(_, Urgency::Now));
     let waited = disk.take().iter().filter(|event| read(event)).count();
@@ -341,7 +341,7 @@ fn a_check_waits_for_few_blocks() {
 
 #[test]
 fn slices_outlive_the_cache() {
-    let options = Options { data_cache_bytes: 1 << 20, ..Options::default() };
+    let options = OpenOptions { data_cache_bytes: 1 << 20, ..OpenOptions::default() };
     let Some((volume, _)) = volume(options) else { return };
     let number = volume.lookup(volume.root(), b"large").unwrap();
     let held: Vec<_> = (0..LARGE as u64 / 131_072)
@@ -358,7 +358,7 @@ fn slices_outlive_the_cache() {
 
 #[test]
 fn dots_are_shown_to_those_who_ask() {
-    let Some((volume, _)) = volume(Options::default()) else { return };
+    let Some((volume, _)) = volume(OpenOptions::default()) else { return };
     let dir = volume.lookup(volume.root(), b"small").unwrap();
     let list = |dots| {
         let mut names = Vec::new();

@@ -10,9 +10,9 @@ use common::storm::writing;
 use common::{Image, run, tree};
 use draconis_device::MemoryDisk;
 use draconis_exchange::contract::{FileType, Time};
-use draconis_ext::grow::{Growth, Target};
-use draconis_ext::tune::{Changes, Error, tune};
-use draconis_ext::{NewNode, Options, Volume, XattrSet, mkfs};
+use draconis_ext::grow::{GrowPlan, GrowTarget};
+use draconis_ext::tune::{OfflineError, TuneChanges, tune};
+use draconis_ext::{NewNode, OpenOptions, Volume, XattrSet, mkfs};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const MIB: u64 = 1 << 20;
@@ -45,7 +45,7 @@ fn sound(bytes: &[u8], what: &str) {
 
 fn changed(bytes: Vec<u8>, change: impl FnOnce(&Volume)) -> Vec<u8> {
     let disk = Arc::new(MemoryDisk::new(bytes, 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     change(&volume);
     volume.close().unwrap();
     drop(volume);
@@ -54,10 +54,10 @@ fn changed(bytes: Vec<u8>, change: impl FnOnce(&Volume)) -> Vec<u8> {
 
 fn grown(bytes: Vec<u8>, len: u64) -> Vec<u8> {
     let mut bytes = bytes;
-    let growth = Growth::plan(&MemoryDisk::new(bytes.clone(), 512), len).unwrap();
+    let growth = GrowPlan::plan(&MemoryDisk::new(bytes.clone(), 512), len).unwrap();
     bytes.resize(len as usize, 0);
     let disk = MemoryDisk::new(bytes, 512);
-    let target = Target { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
+    let target = GrowTarget { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
     growth.write(&target).unwrap();
     disk.into_bytes()
 }
@@ -114,7 +114,7 @@ fn features_of_a_volume_of_revision_0_count() {
     assert_eq!(shown(&bytes), ('0', vec!["has_journal".to_owned()]));
     assert!(image.open().superblock().journal.is_some());
     let disk = Arc::new(MemoryDisk::new(bytes, 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     volume.create(volume.root(), b"in the journal", &FILE).unwrap();
     volume.sync().unwrap();
     drop(volume);
@@ -125,10 +125,11 @@ fn features_of_a_volume_of_revision_0_count() {
     sound(&fs::read(&dirty.path).unwrap(), "recovered");
 }
 
-fn tuned(bytes: &[u8], words: &str) -> Result<Vec<u8>, Error> {
+fn tuned(bytes: &[u8], words: &str) -> Result<Vec<u8>, OfflineError> {
     let disk = MemoryDisk::new(bytes.to_vec(), 512);
     let features = words.split(',').map(str::to_owned).collect();
-    let changes = Changes { features, hash_seed: *b"0123456789abcdef", ..Changes::default() };
+    let changes =
+        TuneChanges { features, hash_seed: *b"0123456789abcdef", ..TuneChanges::default() };
     tune(&disk, &changes, NOW)?;
     Ok(disk.into_bytes())
 }
@@ -211,9 +212,9 @@ fn what_mke2fs_refuses() {
                 _ => panic!("{arguments:?}"),
             }
         }
-        let mut options = mkfs::Options::of_type("ext4").unwrap();
+        let mut options = mkfs::FormatOptions::of_type("ext4").unwrap();
         options.inode_bytes = inode_bytes;
-        options.features(&features).unwrap();
+        options.apply_features(&features).unwrap();
         let refused = mkfs::Layout::new(&options, 16 * MIB).is_err();
         let made = done.status.success() && {
             let bytes = fs::read(path.path()).unwrap();

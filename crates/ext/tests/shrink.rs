@@ -10,18 +10,18 @@ use common::{Image, run, spoil, tree};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::Time;
 use draconis_ext::Volume;
-use draconis_ext::shrink::{Error, Shrinking, Target};
+use draconis_ext::shrink::{OfflineError, ShrinkPlan, ShrinkTarget};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-fn plan(image: &[u8], size: Option<u64>) -> Result<Shrinking, Error> {
-    Shrinking::plan(&MemoryDisk::new(image.to_vec(), 512), size)
+fn plan(image: &[u8], size: Option<u64>) -> Result<ShrinkPlan, OfflineError> {
+    ShrinkPlan::plan(&MemoryDisk::new(image.to_vec(), 512), size)
 }
 
 /// Shrinks an image; what is behind its new end is gone.
-fn shrink(image: &[u8], size: Option<u64>) -> Result<Vec<u8>, Error> {
+fn shrink(image: &[u8], size: Option<u64>) -> Result<Vec<u8>, OfflineError> {
     let shrinking = plan(image, size)?;
     let disk = MemoryDisk::new(image.to_vec(), 512);
     write(&shrinking, &disk);
@@ -30,10 +30,10 @@ fn shrink(image: &[u8], size: Option<u64>) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn write(shrinking: &Shrinking, disk: &dyn Disk) {
+fn write(shrinking: &ShrinkPlan, disk: &dyn Disk) {
     let copied = std::cell::Cell::new(0);
     let progress = |bytes| copied.set(copied.get() + bytes);
-    shrinking.write(&Target { disk, now: NOW, progress: &progress }).unwrap();
+    shrinking.write(&ShrinkTarget { disk, now: NOW, progress: &progress }).unwrap();
     assert!(copied.get() <= shrinking.bytes_to_move(), "{copied:?}");
 }
 
@@ -137,10 +137,10 @@ fn small_and_large_again() {
     for size in [70 * MIB, 30 * MIB, 128 * MIB, 20 * MIB] {
         let disk = MemoryDisk::new(small.clone(), 512);
         small = if size > small.len() as u64 {
-            let growth = draconis_ext::grow::Growth::plan(&disk, size).unwrap();
+            let growth = draconis_ext::grow::GrowPlan::plan(&disk, size).unwrap();
             small.resize(size as usize, 0x5A);
             let disk = MemoryDisk::new(small, 512);
-            let target = draconis_ext::grow::Target {
+            let target = draconis_ext::grow::GrowTarget {
                 disk: &disk,
                 zeroed_from_bytes: u64::MAX,
                 now: NOW,
@@ -193,16 +193,16 @@ fn what_cannot_be_is_refused_by_name() {
     let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     // The least size that is named works, and one block less does not.
-    let Err(Error::TooSmall { least_bytes, .. }) = plan(&bytes, Some(MIB)) else { panic!() };
+    let Err(OfflineError::TooSmall { least_bytes, .. }) = plan(&bytes, Some(MIB)) else { panic!() };
     sound(&shrink(&bytes, Some(least_bytes)).unwrap(), "least");
     assert!(least_bytes > 5 * MIB && least_bytes < 10 * MIB, "{least_bytes}");
-    assert!(matches!(plan(&bytes, Some(17 * MIB)), Err(Error::Grow { .. })));
+    assert!(matches!(plan(&bytes, Some(17 * MIB)), Err(OfflineError::Grow { .. })));
     assert_eq!(plan(&bytes, Some(16 * MIB)).unwrap().bytes_to_move(), 0);
     let mut unclean = bytes.clone();
     unclean[1024 + 0x3A] = 0;
     if let Err(error) = plan(&unclean, None) {
         let sums = error.to_string().contains("checksum");
-        assert!(sums || error == Error::NotClean, "{error}");
+        assert!(sums || error == OfflineError::NotClean, "{error}");
     } else {
         panic!("not refused");
     }

@@ -15,7 +15,7 @@ use common::{Image, compare, run};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::FileType;
 use draconis_ext::format::inode::flags;
-use draconis_ext::{Error, InodeNumber, NewNode, Options, Renaming, Volume};
+use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Volume};
 
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -137,8 +137,8 @@ impl Walk<'_> {
             _ => {
                 let to = self.trees.name(random);
                 let moved = self.trees.form(random, &to);
-                let how = [Renaming::Replace, Renaming::NoReplace][random.below(2) as usize];
-                let taken = how == Renaming::NoReplace && self.model.contains_key(&to);
+                let how = [RenameMode::Replace, RenameMode::NoReplace][random.below(2) as usize];
+                let taken = how == RenameMode::NoReplace && self.model.contains_key(&to);
                 let done = volume.rename(dir, &shown, dir, &moved, how);
                 assert_eq!(done.is_ok(), there.is_some() && !taken, "{done:?}");
                 if let Some(inode) = there.filter(|_| !taken) {
@@ -179,7 +179,7 @@ impl Walk<'_> {
 /// What `change` leaves of an image; e2fsck judges it.
 fn changed(image: &Image, change: impl FnOnce(&Volume)) -> Image {
     let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     change(&volume);
     volume.close().unwrap();
     drop(volume);

@@ -6,21 +6,21 @@ use common::compare::{self, Beside};
 use common::{Image, run, spoil};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::{FileType, Time};
-use draconis_ext::format::quota::Kind as Quota;
-use draconis_ext::tune::{Changes, Error, Reserved, tune};
-use draconis_ext::{InodeNumber, NewNode, Options, Volume};
+use draconis_ext::format::quota::QuotaType as Quota;
+use draconis_ext::tune::{OfflineError, Reserved, TuneChanges, tune};
+use draconis_ext::{InodeNumber, NewNode, OpenOptions, Volume};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 
-fn changed(bytes: &[u8], changes: &Changes) -> Result<Vec<u8>, Error> {
+fn changed(bytes: &[u8], changes: &TuneChanges) -> Result<Vec<u8>, OfflineError> {
     let disk = MemoryDisk::new(bytes.to_vec(), 512);
     tune(&disk as &dyn Disk, changes, NOW)?;
     Ok(disk.into_bytes())
 }
 
-fn features(words: &[&str]) -> Changes {
+fn features(words: &[&str]) -> TuneChanges {
     let features = words.iter().map(|word| (*word).to_owned()).collect();
-    Changes { features, hash_seed: *b"0123456789abcdef", ..Changes::default() }
+    TuneChanges { features, hash_seed: *b"0123456789abcdef", ..TuneChanges::default() }
 }
 
 /// Judges a volume, and says what `dumpe2fs -h` shows.
@@ -43,13 +43,13 @@ fn fields_change_by_one_sector() {
     for arguments in [&["-t", "ext2"][..], &["-t", "ext4"]] {
         let Some(image) = Image::make(Some(source.path()), "16M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
-        let changes = Changes {
+        let changes = TuneChanges {
             label: Some(b"a label".to_vec()),
             reserved: Some(Reserved::Ppm(20_000)),
             errors: Some(2),
-            most_mounts: Some(30),
+            max_mounts: Some(30),
             interval_seconds: Some(86_400 * 7),
-            ..Changes::default()
+            ..TuneChanges::default()
         };
         let tuned = changed(&bytes, &changes).unwrap();
         let differ: Vec<usize> =
@@ -59,7 +59,8 @@ fn fields_change_by_one_sector() {
         for expected in ["a label", "Remount read-only", "Maximum mount count:      30", "1 week"] {
             assert!(said.contains(expected), "{expected}: {said}");
         }
-        let changes = Changes { reserved: Some(Reserved::Blocks(77)), ..Changes::default() };
+        let changes =
+            TuneChanges { reserved: Some(Reserved::Blocks(77)), ..TuneChanges::default() };
         let said = sound(&changed(&bytes, &changes).unwrap(), source.path(), "blocks");
         assert!(said.contains("Reserved block count:     77"), "{said}");
     }
@@ -80,7 +81,7 @@ fn identities_change_with_all_that_is_sealed_by_them() {
     ] {
         let Some(image) = Image::make(Some(source.path()), "16M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
-        let changes = Changes { uuid: Some(uuid), ..Changes::default() };
+        let changes = TuneChanges { uuid: Some(uuid), ..TuneChanges::default() };
         let tuned = changed(&bytes, &changes).unwrap();
         let said = sound(&tuned, source.path(), &format!("{arguments:?}"));
         assert!(said.contains("deadbeef-0001-4222-8333-616263646566"), "{said}");
@@ -132,7 +133,7 @@ fn files_without_names_come_and_go() {
         }
         // One kind after the other.
         let quotas =
-            |quotas: &[(Quota, bool)]| Changes { quotas: quotas.to_vec(), ..features(&[]) };
+            |quotas: &[(Quota, bool)]| TuneChanges { quotas: quotas.to_vec(), ..features(&[]) };
         let users = changed(&bytes, &quotas(&[(Quota::User, true)])).unwrap();
         let said = sound(&users, source.path(), "users");
         assert!(said.contains("User quota") && !said.contains("Group quota"), "{said}");
@@ -144,11 +145,11 @@ fn files_without_names_come_and_go() {
         for refused in [
             quotas(&[(Quota::Project, true)]),
             features(&["orphan_file", "^has_journal"]),
-            Changes { mmp_interval: Some(5), ..features(&[]) },
-            Changes { mmp_interval: Some(301), ..features(&["mmp"]) },
+            TuneChanges { mmp_interval: Some(5), ..features(&[]) },
+            TuneChanges { mmp_interval: Some(301), ..features(&["mmp"]) },
         ] {
             let error = changed(&bytes, &refused).unwrap_err();
-            assert!(matches!(error, Error::Misuse(_)), "{error:?}");
+            assert!(matches!(error, OfflineError::Misuse(_)), "{error:?}");
         }
     }
 }
@@ -175,7 +176,7 @@ fn journals_come_and_go() {
         assert!(!said.contains("has_journal"), "{said}");
         let free = |bytes: &[u8]| bytes[1024 + 12..1024 + 16].to_vec();
         assert_eq!(free(&without), free(&bytes), "{what}");
-        let large = Changes { journal_mib: Some(8), ..features(&["has_journal"]) };
+        let large = TuneChanges { journal_mib: Some(8), ..features(&["has_journal"]) };
         let said = sound(&changed(&bytes, &large).unwrap(), source.path(), &what);
         assert!(said.contains("8M") || said.contains("8192k"), "{said}");
     }
@@ -220,7 +221,7 @@ fn features_come_and_go_in_place() {
     let arguments = ["-t", "ext4", "-O", "metadata_csum_seed"];
     let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
-    let other = Changes { uuid: Some([0x42; 16]), ..Changes::default() };
+    let other = TuneChanges { uuid: Some([0x42; 16]), ..TuneChanges::default() };
     let tuned = changed(&bytes, &other).unwrap();
     let tuned = changed(&tuned, &features(&["^metadata_csum_seed"])).unwrap();
     sound(&tuned, source.path(), "without its seed");
@@ -279,7 +280,7 @@ fn an_index_of_two_levels_gets_room_for_checksums() {
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
     let disk = std::sync::Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
     let writing = common::storm::writing();
-    let volume = Volume::open_for_writing(disk.clone(), Options::default(), writing).unwrap();
+    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing).unwrap();
     let node = |kind| NewNode { kind, mode: 0o755, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let dir = volume.create(volume.root(), b"large", &node(FileType::Directory)).unwrap();
     for nth in 0..1500 {
@@ -308,7 +309,7 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
     let Some(image) = Image::make(Some(source.path()), "12M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     for changes in [
-        Changes { uuid: Some([0x42; 16]), ..Changes::default() },
+        TuneChanges { uuid: Some([0x42; 16]), ..TuneChanges::default() },
         features(&["^metadata_csum"]),
         features(&["^has_journal"]),
         features(&["^dir_index"]),
@@ -328,14 +329,14 @@ fn what_cannot_be_is_refused_by_name() {
         (features(&["bigalloc"]), "-O bigalloc: not added"),
         (features(&["^extent"]), "-O ^extent: not dropped"),
         (features(&["nonsense"]), "no such feature"),
-        (Changes { uuid: Some([9; 16]), ..Changes::default() }, "metadata_csum_seed first"),
-        (Changes { label: Some(vec![b'x'; 17]), ..Changes::default() }, "at most 16 bytes"),
-        (Changes { journal_mib: Some(8), ..Changes::default() }, "needs -j"),
+        (TuneChanges { uuid: Some([9; 16]), ..TuneChanges::default() }, "metadata_csum_seed first"),
+        (TuneChanges { label: Some(vec![b'x'; 17]), ..TuneChanges::default() }, "at most 16 bytes"),
+        (TuneChanges { journal_mib: Some(8), ..TuneChanges::default() }, "needs -j"),
         (
-            Changes { reserved: Some(Reserved::Ppm(510_000)), ..Changes::default() },
+            TuneChanges { reserved: Some(Reserved::Ppm(510_000)), ..TuneChanges::default() },
             "at most 50 percent",
         ),
-        (Changes { errors: Some(9), ..Changes::default() }, "continue"),
+        (TuneChanges { errors: Some(9), ..TuneChanges::default() }, "continue"),
     ] {
         let error = changed(&bytes, &changes).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");

@@ -15,21 +15,21 @@ use common::{Image, Mount, run};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{
-    AccessTimes, Error, Follow, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
-    XattrSet,
+    AccessTimes, Error, Follow, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
+    WriteOptions, XattrSet,
 };
 use rustix::fs::{FallocateFlags, XattrFlags};
 
 fn open(disk: &Arc<MemoryDisk>) -> Volume {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 9 };
-    let writing = Writing {
+    let writing = WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 8 << 20,
         atime: AccessTimes::Never,
         discard: false,
     };
-    Volume::open_for_writing(disk.clone(), Options::default(), writing).unwrap()
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing).unwrap()
 }
 
 fn judge(image: &Image, what: &str) {
@@ -202,7 +202,7 @@ fn by_us(volume: &Volume, top: InodeNumber, step: &Step) -> Result<(), Error> {
             volume.set_attributes(file(path)?, &change).map(drop)
         }
         Step::Punch(path, offset, len) => {
-            volume.reserve(file(path)?, *offset, *len, Reserve::PunchHole)
+            volume.fallocate(file(path)?, *offset, *len, Reserve::PunchHole)
         }
         Step::Unlink(path) => {
             let (dir, name) = parted(path)?;
@@ -214,7 +214,7 @@ fn by_us(volume: &Volume, top: InodeNumber, step: &Step) -> Result<(), Error> {
         }
         Step::Rename(from, to) => {
             let ((dir, name), (to_dir, to)) = (parted(from)?, parted(to)?);
-            volume.rename(dir, name.as_bytes(), to_dir, to.as_bytes(), Renaming::Replace)
+            volume.rename(dir, name.as_bytes(), to_dir, to.as_bytes(), RenameMode::Replace)
         }
         Step::Link(from, to) => {
             let (number, (dir, name)) = (at(from)?, parted(to)?);

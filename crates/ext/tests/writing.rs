@@ -11,15 +11,15 @@ use common::{Image, run};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{
-    AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
-    XattrSet,
+    AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
+    WriteOptions, XattrSet,
 };
 
-fn writing() -> Writing {
+fn writing() -> WriteOptions {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock =
         move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 123_456_789 };
-    Writing {
+    WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 8 << 20,
         atime: AccessTimes::Never,
@@ -28,7 +28,7 @@ fn writing() -> Writing {
 }
 
 fn open(disk: &Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk.clone(), Options::default(), writing()).unwrap()
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
 }
 
 /// Where a superblock says whether its journal holds anything that is not in place.
@@ -270,9 +270,9 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             let to = model.name(to_dir);
             let to_number = number(&model.nodes[to_dir]);
             let how = match model.random.below(4) {
-                0 => Renaming::NoReplace,
-                1 => Renaming::Exchange,
-                _ => Renaming::Replace,
+                0 => RenameMode::NoReplace,
+                1 => RenameMode::Exchange,
+                _ => RenameMode::Replace,
             };
             let shown = format!("{shown} to {} {} {how:?}", to_number.0, to.escape_ascii());
             let done = volume.rename(dir_number, &name, to_number, &to, how);
@@ -290,10 +290,10 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 return shown;
             }
             match (target, how) {
-                (Some(_), Renaming::NoReplace) => assert_eq!(done, Err(Error::Exists), "{shown}"),
-                (None, Renaming::Exchange) => assert_eq!(done, Err(Error::NotFound), "{shown}"),
+                (Some(_), RenameMode::NoReplace) => assert_eq!(done, Err(Error::Exists), "{shown}"),
+                (None, RenameMode::Exchange) => assert_eq!(done, Err(Error::NotFound), "{shown}"),
                 (Some(other), _) if other == id => assert_eq!(done, Ok(()), "{shown}"),
-                (Some(other), Renaming::Exchange) => {
+                (Some(other), RenameMode::Exchange) => {
                     if is_dir(other) && model.below(other, dir) {
                         assert!(matches!(done, Err(Error::Misuse(_))), "{shown}");
                     } else {
@@ -388,7 +388,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 _ => Reserve::ZeroRange { keep_size: false },
             };
             let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
-            let done = volume.reserve(file, offset, len, how);
+            let done = volume.fallocate(file, offset, len, how);
             let contents = &mut model.nodes[id].bytes;
             let end = (offset + len) as usize;
             if matches!(done, Err(Error::Unsupported { .. })) {
@@ -479,7 +479,7 @@ fn beside_the_kernel(bytes: &[u8]) {
             volume.unlink(dir, name.as_bytes()).unwrap();
         } else {
             let to = format!("moved {nth}");
-            let how = Renaming::NoReplace;
+            let how = RenameMode::NoReplace;
             volume.rename(dir, name.as_bytes(), volume.root(), to.as_bytes(), how).unwrap();
         }
     }
@@ -518,7 +518,7 @@ fn storm_of(owners: u64, arguments: &[&str], size: &str, seed: u64, steps: u32) 
             beside_the_kernel(&bytes);
         }
         disk = Arc::new(MemoryDisk::new(bytes, 512));
-        let plain = Volume::open(disk.clone() as Arc<dyn Disk>, Options::default()).unwrap();
+        let plain = Volume::open(disk.clone() as Arc<dyn Disk>, OpenOptions::default()).unwrap();
         same(&plain, &model, 0, &mut BTreeMap::new());
     }
     // A death between two commits leaves nothing to mend.

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use draconis_device::{CrashOptions, CrashState, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
-use draconis_ext::{AccessTimes, Options, Volume, Writing};
+use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
+use draconis_ext::{AccessTimes, OpenOptions, Volume, WriteOptions};
 
 use judge::{StateChecker, Violation};
 use workloads::Workload;
@@ -318,18 +318,18 @@ fn print_progress(
 
 /// A fresh volume whose free blocks hold something old.
 fn image(shape: VolumeConfig, seed: u64) -> anyhow::Result<Vec<u8>> {
-    make(shape, mkfs::Options::default(), seed)
+    make(shape, mkfs::FormatOptions::default(), seed)
 }
 
 /// The same of any kind.
-fn make(shape: VolumeConfig, options: mkfs::Options, seed: u64) -> anyhow::Result<Vec<u8>> {
+fn make(shape: VolumeConfig, options: mkfs::FormatOptions, seed: u64) -> anyhow::Result<Vec<u8>> {
     struct Nothing;
-    impl Contents for Nothing {
+    impl FileSource for Nothing {
         fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
             Ok(())
         }
     }
-    let options = mkfs::Options {
+    let options = mkfs::FormatOptions {
         block_bytes: Some(shape.block_bytes),
         uuid: [7; 16],
         hash_seed: seed.to_le_bytes().repeat(2).try_into().unwrap_or_default(),
@@ -338,31 +338,31 @@ fn make(shape: VolumeConfig, options: mkfs::Options, seed: u64) -> anyhow::Resul
     };
     let len = usize::try_from(shape.len_bytes)?;
     let disk = MemoryDisk::new(vec![0xEE; len], 512);
-    let mut tree = Tree::new(Node::new(What::Directory, 0o755));
-    let plan = mkfs::sized(&options, &mut tree, shape.len_bytes)?;
-    mkfs::write(&plan, &Nothing, &Target { disk: &disk, zeroed: false, progress: &|_| {} })?;
+    let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
+    let plan = mkfs::plan_for_size(&options, &mut tree, shape.len_bytes)?;
+    mkfs::write(&plan, &Nothing, &FormatTarget { disk: &disk, zeroed: false, progress: &|_| {} })?;
     drop(plan);
     Ok(disk.into_bytes())
 }
 
 /// Caches that are made and dropped quickly.
-fn small() -> Options {
-    Options {
+fn small() -> OpenOptions {
+    OpenOptions {
         inode_cache: 256,
         block_map_cache: 64,
         data_cache_bytes: 1 << 20,
         read_ahead_bytes: 0,
-        ..Options::default()
+        ..OpenOptions::default()
     }
 }
 
-fn writing() -> Writing {
+fn writing() -> WriteOptions {
     let seconds = AtomicU64::new(1_700_000_000);
     let clock = move || Time {
         seconds: seconds.fetch_add(1, Ordering::Relaxed).try_into().unwrap_or(i64::MAX),
         nanoseconds: 1,
     };
-    Writing {
+    WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 1 << 20,
         atime: AccessTimes::Never,

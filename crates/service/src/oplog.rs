@@ -35,7 +35,7 @@ use draconis_exchange::contract::{Node, Time};
 use draconis_exchange::heap::{ALIGN_BYTES, PagePool, PoolBuffer};
 use draconis_exchange::omission::{DelayPoint, InjectedFault};
 use draconis_exchange::shm::SharedMemory;
-use draconis_ext::{FileId, InodeNumber, Made, Witness};
+use draconis_ext::{ChangeRecord, ChangeRecorder, FileId, InodeNumber};
 
 use nameless::OrphanTable;
 
@@ -233,7 +233,7 @@ impl OpLog {
     pub(crate) fn load_unfinished(
         &self,
         taken: (u64, u64),
-    ) -> Result<Vec<(LoggedRequest, Made)>, CorruptOplog> {
+    ) -> Result<Vec<(LoggedRequest, ChangeRecord)>, CorruptOplog> {
         let mut ring = self.ring();
         let Ring { tail, head, .. } = *ring;
         if head - tail > RING_BYTES {
@@ -267,7 +267,7 @@ impl OpLog {
         len: u64,
         taken: (u64, u64),
         contents: Option<&PoolBuffer>,
-    ) -> Result<(u64, u64, LoggedRequest, Made), CorruptOplog> {
+    ) -> Result<(u64, u64, LoggedRequest, ChangeRecord), CorruptOplog> {
         let word = |field| self.u32_field(at, field).load(Ordering::Relaxed);
         let long = |field| self.u64_field(at, field).load(Ordering::Relaxed);
         let (epoch, number) = (long(EPOCH), long(NUMBER));
@@ -304,7 +304,7 @@ impl OpLog {
         }
         let now = Time { seconds: long(SECONDS) as i64, nanoseconds };
         let moved = Some(word(RENAMED_INODE)).filter(|moved| *moved != 0).map(InodeNumber);
-        let made = Made { now, inode: (inode != 0).then_some(file), moved };
+        let made = ChangeRecord { now, inode: (inode != 0).then_some(file), renamed_inode: moved };
         let inherited = LoggedRequest {
             position: at,
             unique: long(UNIQUE),
@@ -569,15 +569,15 @@ impl OpLog {
     }
 }
 
-impl Witness for OpLog {
-    fn record_change(&self, number: u64, made: Made) {
+impl ChangeRecorder for OpLog {
+    fn record_change(&self, number: u64, made: ChangeRecord) {
         let Some(at) = CURRENT_ENTRY.get() else { return };
         DelayPoint::Applied.pass();
         if let Some(file) = made.inode {
             self.u32_field(at, CREATED_INODE).store(file.inode, Ordering::Relaxed);
             self.u32_field(at, CREATED_GENERATION).store(file.generation, Ordering::Relaxed);
         }
-        if let Some(InodeNumber(moved)) = made.moved {
+        if let Some(InodeNumber(moved)) = made.renamed_inode {
             self.u32_field(at, RENAMED_INODE).store(moved, Ordering::Relaxed);
         }
         self.u64_field(at, SECONDS).store(made.now.seconds as u64, Ordering::Relaxed);
@@ -596,7 +596,7 @@ impl Witness for OpLog {
         self.nameless.on_chain_accepted(&self.memory, number);
     }
 
-    fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
+    fn record_orphan(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
         if !InjectedFault::RecordOrphans.is_made() {
             self.nameless.add(&self.memory, number, inode, all);
         }

@@ -11,7 +11,7 @@ use draconis_exchange::contract::recorder::{
 };
 use draconis_exchange::heap::PoolBuffer;
 use draconis_exchange::omission::InjectedFault;
-use draconis_ext::{InodeNumber, Made};
+use draconis_ext::{ChangeRecord, InodeNumber};
 use serde::{Deserialize, Serialize};
 
 use crate::oplog::OpLog;
@@ -50,7 +50,7 @@ pub(crate) struct WorkerRequestLog {
     /// What was refused, in words.
     refusals: Mutex<Vec<String>>,
     /// What was left: how each change was made, by its place in the log.
-    left: Mutex<HashMap<u64, Made>>,
+    left: Mutex<HashMap<u64, ChangeRecord>>,
     /// When the first change was repeated that the disk has not taken.
     repeated_since: Mutex<Option<Instant>>,
     /// Makes room before there is none.
@@ -85,7 +85,7 @@ impl WorkerRequestLog {
         let _ = self.helper.set(helper);
     }
 
-    fn inherited_results(&self) -> MutexGuard<'_, HashMap<u64, Made>> {
+    fn inherited_results(&self) -> MutexGuard<'_, HashMap<u64, ChangeRecord>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -95,7 +95,7 @@ impl WorkerRequestLog {
         let taken = self.hand_over();
         self.log.free_finished_entries();
         // What the disk has is kept until it was written.
-        while taken && self.log.needs_commit() && tree.volume().settle_oldest() == Ok(true) {}
+        while taken && self.log.needs_commit() && tree.volume().wait_oldest_visible() == Ok(true) {}
         // Other threads have an answer to give, perhaps.
         std::thread::yield_now();
         taken
@@ -110,7 +110,7 @@ impl WorkerRequestLog {
     fn hand_over(&self) -> bool {
         // Contents, too, that another thread was to send.
         let volume = self.tree().map(VolumeTree::volume);
-        volume.is_some_and(|it| it.hand_over().and_then(|()| it.send_sealed()).is_ok())
+        volume.is_some_and(|it| it.submit_commit().and_then(|()| it.send_queued()).is_ok())
     }
 
     /// A change was repeated: from time to time the disk takes those.
@@ -179,18 +179,19 @@ impl RequestLog for WorkerRequestLog {
     fn replay(&self, inherited: &LoggedRequest, work: &mut dyn FnMut()) {
         let made = self.inherited_results().get(&inherited.position).copied();
         let Some(tree) = self.tree() else { return };
-        tree.volume().repeat(made.map(|made| match InjectedFault::SameInode.is_made() {
-            true => Made { inode: None, ..made },
+        tree.volume().set_replay(made.map(|made| match InjectedFault::SameInode.is_made() {
+            true => ChangeRecord { inode: None, ..made },
             false => made,
         }));
         self.log.replay(inherited.position, inherited.unique, work);
-        tree.volume().repeat(None);
+        tree.volume().set_replay(None);
         self.keep_repeated();
     }
 
     fn fail_replay(&self, why: &str) {
         if let Some(tree) = self.tree() {
-            tree.volume().contradict(&format!("the worker before left what cannot be: {why}"));
+            tree.volume()
+                .stop_on_mismatch(&format!("the worker before left what cannot be: {why}"));
         }
     }
 
@@ -200,14 +201,14 @@ impl RequestLog for WorkerRequestLog {
     }
 
     fn orphans(&self) -> Vec<Node> {
-        let all = self.tree().map(|tree| tree.volume().nameless()).unwrap_or_default();
+        let all = self.tree().map(|tree| tree.volume().orphans()).unwrap_or_default();
         all.into_iter().map(|inode| Node(inode.0.into())).collect()
     }
 
     fn is_orphan(&self, node: Node) -> bool {
         let inode = InodeNumber::from_node(node).filter(|_| self.epoch > 1);
         let tree = self.tree().zip(inode);
-        tree.is_some_and(|(tree, inode)| tree.volume().is_nameless(inode))
+        tree.is_some_and(|(tree, inode)| tree.volume().is_orphan(inode))
     }
 
     fn release(&self, nodes: &[Node]) {
@@ -221,7 +222,7 @@ impl RequestLog for WorkerRequestLog {
 
     fn release_orphan(&self, node: Node) {
         if let (Some(tree), Some(inode)) = (self.tree(), InodeNumber::from_node(node)) {
-            tree.volume().give_back(inode);
+            tree.volume().delete_orphan(inode);
         }
     }
 }

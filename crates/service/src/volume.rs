@@ -22,7 +22,10 @@ use draconis_exchange::channel::Server;
 use draconis_exchange::contract::file::File;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{AccessTimes, Attributes, FileType, Node, Refusal, StatFs, Time};
-use draconis_ext::{Claim, Claiming, InodeNumber, Options, Predecessor, Volume, Witness, Writing};
+use draconis_ext::{
+    ChangeRecorder, CrashedProcess, InodeNumber, MmpClaim, MmpClaimOptions, OpenOptions, Volume,
+    WriteOptions,
+};
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
@@ -130,18 +133,18 @@ pub(crate) fn open_for_mount(
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-    crashed: Option<Predecessor>,
+    crashed: Option<CrashedProcess>,
 ) -> Result<VolumeTree, OpenError> {
     let is_first = crashed.is_none();
     open_with(disk, behind, options, crashed, |disk| {
-        let how = Claiming {
+        let how = MmpClaimOptions {
             now: now(),
-            chance: RandomState::new().build_hasher().finish() as u32,
+            random: RandomState::new().build_hasher().finish() as u32,
             node: "draconis",
             wait: &std::thread::sleep,
-            most_wait: CLAIM_WAIT,
+            max_wait: CLAIM_WAIT,
         };
-        if is_first { Claim::make(disk, &how) } else { Claim::resume(disk, &how) }
+        if is_first { MmpClaim::acquire(disk, &how) } else { MmpClaim::resume(disk, &how) }
     })
 }
 
@@ -154,8 +157,8 @@ fn open_with(
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
-    before: Option<Predecessor>,
-    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
+    before: Option<CrashedProcess>,
+    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<MmpClaim>>,
 ) -> Result<VolumeTree, OpenError> {
     let (part, only_read) = part::locate_for_mount(disk, behind, options)?;
     let is_of_backup = part.is_of_backup;
@@ -175,12 +178,12 @@ fn open_with(
 fn open_found(
     part: LocatedVolume,
     options: &MountOptions,
-    before: Option<Predecessor>,
-    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<Claim>>,
+    before: Option<CrashedProcess>,
+    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<MmpClaim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{Corrupt, ReadOnly, Unsupported};
     let LocatedVolume { disk, image, .. } = part;
-    let writing = Writing {
+    let writing = WriteOptions {
         clock: Arc::new(now),
         dirty_bytes: options.dirty_bytes,
         atime: options.access_times,
@@ -194,8 +197,10 @@ fn open_found(
         }
     }
     let opened = claim(&disk).and_then(|claim| match before {
-        None => Volume::open_claimed(disk.clone(), caches(options), writing, claim),
-        Some(before) => Volume::take_over(disk.clone(), caches(options), writing, before, claim),
+        None => Volume::open_with_claim(disk.clone(), caches(options), writing, claim),
+        Some(before) => {
+            Volume::resume_after_crash(disk.clone(), caches(options), writing, before, claim)
+        }
     });
     match opened {
         Ok(volume) => {
@@ -232,13 +237,13 @@ fn check_options(volume: &Volume, options: &MountOptions) -> Result<(), OpenErro
     Ok(())
 }
 
-fn caches(options: &MountOptions) -> Options {
-    Options {
+fn caches(options: &MountOptions) -> OpenOptions {
+    OpenOptions {
         inode_cache: options.inode_cache as u64,
         block_map_cache: options.block_map_cache as u64,
         data_cache_bytes: options.data_cache_bytes,
-        dots: options.dots,
-        ..Options::default()
+        lists_dots: options.dots,
+        ..OpenOptions::default()
     }
 }
 
@@ -323,7 +328,7 @@ impl VolumeTree {
         let not_written = None;
         let damage = volume.damage_at_a_glance().map(|error| error.to_string());
         let told = Arc::<ChangeFanout>::default();
-        volume.tell_witness(told.clone());
+        volume.set_change_recorder(told.clone());
         Self {
             volume,
             told,
@@ -401,7 +406,7 @@ impl VolumeTree {
     }
 
     /// Has `witness` told of every change from now on. Only the first one counts.
-    pub(crate) fn set_change_recorder(&self, witness: Arc<dyn Witness>) {
+    pub(crate) fn set_change_recorder(&self, witness: Arc<dyn ChangeRecorder>) {
         self.told.set_oplog(witness);
     }
 
@@ -492,7 +497,7 @@ impl VolumeTree {
         if self.opened_writable
             && let Ok(inode) = inode(node)
         {
-            self.volume.touch_access(inode);
+            self.volume.touch_atime(inode);
         }
     }
 }
@@ -530,7 +535,7 @@ impl Tree for VolumeTree {
     }
 
     fn is_low_on_space(&self) -> bool {
-        self.opened_writable && self.volume.is_short_of_room()
+        self.opened_writable && self.volume.is_low_on_space()
     }
 
     fn notify_changes_to(&self, end: &Server<File>) {
@@ -545,7 +550,7 @@ impl Tree for VolumeTree {
         if self.opened_writable
             && let Ok(inode) = inode(node)
         {
-            self.volume.hold(inode);
+            self.volume.add_user(inode);
         }
     }
 
@@ -553,7 +558,7 @@ impl Tree for VolumeTree {
         if self.opened_writable
             && let Ok(inode) = inode(node)
         {
-            self.volume.release(inode, users);
+            self.volume.remove_users(inode, users);
         }
     }
 }

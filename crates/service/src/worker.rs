@@ -19,7 +19,7 @@ use draconis_exchange::contract::volume::{
 use draconis_exchange::contract::{Refusal, tree::Tree};
 use draconis_exchange::notices::Notices;
 use draconis_exchange::shm::SharedMemory;
-use draconis_ext::{Predecessor, Volume as ExtVolume};
+use draconis_ext::{CrashedProcess, Volume as ExtVolume};
 
 use crate::disk::split_disk;
 use crate::oplog::{self, OpLog};
@@ -244,7 +244,7 @@ impl<S: RequestServer> Control<S> {
             return open(disk, &behind, options);
         }
         let nameless = || log.orphans();
-        let before = was_clean.map(|was_clean| Predecessor { was_clean, nameless: nameless() });
+        let before = was_clean.map(|was_clean| CrashedProcess { was_clean, orphans: nameless() });
         let tree = open_for_mount(disk, &behind, options, before)?;
         if tree.read_only() {
             return Ok(tree);
@@ -256,7 +256,7 @@ impl<S: RequestServer> Control<S> {
         tree.set_change_recorder(log.clone());
         // That a file without a name is not in use any more the kernel tells behind what it
         // asks next.
-        volume.on_no_room(|| std::thread::sleep(Duration::from_millis(1)));
+        volume.on_no_space(|| std::thread::sleep(Duration::from_millis(1)));
         if start.closed {
             tree.close().map_err(OpenError::Options)?;
         }
@@ -348,7 +348,7 @@ fn spawn_writeback(
             std::thread::park();
             let Some(tree) = tree.get() else { continue };
             // The next change is told of what went wrong.
-            let sent = tree.volume().send_sealed();
+            let sent = tree.volume().send_queued();
             if sent.is_ok() && making.is_pressed() {
                 making.commit_to_free_space();
             }
@@ -358,7 +358,7 @@ fn spawn_writeback(
         Ok(started) => {
             let thread = started.thread().clone();
             recorder.set_commit_helper(thread.clone());
-            volume.on_contents(move || thread.unpark());
+            volume.on_queued_contents(move || thread.unpark());
         }
         Err(error) => log::warn!("no thread to send with, clients do: {error}"),
     }

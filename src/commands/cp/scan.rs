@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use draconis_access::populate::{SkippedItems, Source};
 use draconis_access::walk::segments;
 use draconis_exchange::contract::{FileType, Time};
-use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
+use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use draconis_ext::{Inode, InodeNumber, Volume};
 
 use crate::change::Creator;
@@ -32,14 +32,14 @@ struct Files<'a> {
     files: Vec<Arc<Inode>>,
 }
 
-impl Contents for Files<'_> {
+impl FileSource for Files<'_> {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         let inode = usize::try_from(source).ok().and_then(|nth| self.files.get(nth));
         let inode = inode.ok_or(std::io::ErrorKind::NotFound)?;
         let mut filled = 0;
         while filled < into.len() {
             let rest = &mut into[filled..];
-            let data = self.volume.read_of(inode, at_bytes + filled as u64, rest.len());
+            let data = self.volume.read_from_inode(inode, at_bytes + filled as u64, rest.len());
             let data = data.map_err(std::io::Error::other)?;
             if data.is_empty() {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
@@ -66,7 +66,7 @@ pub fn scan<'a>(
     keep: Preserve,
 ) -> anyhow::Result<(Source<'a>, HashSet<InodeNumber>)> {
     let mut scan = Scan {
-        tree: Tree::new(Node::new(What::Directory, 0o755)),
+        tree: Tree::new(TreeNode::new(NodeKind::Directory, 0o755)),
         files: Files { volume, files: vec![] },
         keep,
         seen: HashMap::new(),
@@ -115,20 +115,20 @@ impl Scan<'_> {
         let attributes = volume.attributes_of(&inode);
         let (major, minor) = attributes.device;
         let what = match inode.kind {
-            FileType::Directory => What::Directory,
-            FileType::Symlink => What::Symlink(volume.read_link_of(&inode)?),
-            FileType::CharDevice => What::CharDevice(major, minor),
-            FileType::BlockDevice => What::BlockDevice(major, minor),
-            FileType::Fifo => What::Fifo,
-            FileType::Socket => What::Socket,
+            FileType::Directory => NodeKind::Directory,
+            FileType::Symlink => NodeKind::Symlink(volume.read_link_of(&inode)?),
+            FileType::CharDevice => NodeKind::CharDevice(major, minor),
+            FileType::BlockDevice => NodeKind::BlockDevice(major, minor),
+            FileType::Fifo => NodeKind::Fifo,
+            FileType::Socket => NodeKind::Socket,
             FileType::File => {
                 let source = self.files.files.len() as u64;
                 self.files.files.push(inode.clone());
                 let data = segments(volume, &inode).collect::<Result<_, _>>()?;
-                What::File { size_bytes: inode.size_bytes, data, source }
+                NodeKind::File { size_bytes: inode.size_bytes, data, source }
             }
         };
-        let mut node = Node::new(what, (attributes.mode & 0o7777) as u16);
+        let mut node = TreeNode::new(what, (attributes.mode & 0o7777) as u16);
         match self.keep {
             Preserve::Contents { maker, now } => {
                 (node.uid, node.gid) = (maker.uid, maker.gid);
@@ -148,7 +148,12 @@ impl Scan<'_> {
         Ok((inode.kind == FileType::Directory).then_some((id, number)))
     }
 
-    fn attributes(&mut self, node: &mut Node, inode: &Inode, name: &[u8]) -> anyhow::Result<()> {
+    fn attributes(
+        &mut self,
+        node: &mut TreeNode,
+        inode: &Inode,
+        name: &[u8],
+    ) -> anyhow::Result<()> {
         let volume = self.files.volume;
         for attribute in volume.xattr_names(inode.number)? {
             let value = volume.xattr(inode.number, &attribute)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use draconis_access::populate::{self, DerivedFields, FillOptions, Patterns, ScanResult, Table};
-use draconis_ext::mkfs::Options;
+use draconis_ext::mkfs::FormatOptions;
 
 use super::Arguments;
 use crate::say;
@@ -15,7 +15,10 @@ use crate::say;
 const MAX_LIST_BYTES: u64 = 256 << 20;
 
 /// Scans the sources; their tree, and the configuration of an image.
-pub fn scan_sources(arguments: &Arguments, options: &mut Options) -> anyhow::Result<ScanResult> {
+pub fn scan_sources(
+    arguments: &Arguments,
+    options: &mut FormatOptions,
+) -> anyhow::Result<ScanResult> {
     let epoch = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
     let table = arguments.devices.as_deref().map(table).transpose()?;
     let list = arguments.list.as_deref().map(list).transpose()?;

@@ -8,7 +8,7 @@
 //! ```
 
 use anyhow::{Context, bail, ensure};
-use draconis_ext::mkfs::{Node, NodeId, Tree, What};
+use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
 
 use super::merge::parts;
 use super::{Source, TimestampPolicy};
@@ -132,8 +132,8 @@ fn change(source: &mut Source<'_>, line: &Line) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn set(node: &mut Node, line: &Line) {
-    if !matches!(node.what, What::Symlink(_)) {
+fn set(node: &mut TreeNode, line: &Line) {
+    if !matches!(node.what, NodeKind::Symlink(_)) {
         node.mode = line.mode;
     }
     (node.uid, node.gid) = (line.uid, line.gid);
@@ -151,17 +151,17 @@ fn make(
     stamp: TimestampPolicy,
 ) -> anyhow::Result<()> {
     let what = match line.kind {
-        b'd' => What::Directory,
-        b'c' => What::CharDevice(line.device.0, minor),
-        b'b' => What::BlockDevice(line.device.0, minor),
-        b'p' => What::Fifo,
-        _ => What::Socket,
+        b'd' => NodeKind::Directory,
+        b'c' => NodeKind::CharDevice(line.device.0, minor),
+        b'b' => NodeKind::BlockDevice(line.device.0, minor),
+        b'p' => NodeKind::Fifo,
+        _ => NodeKind::Socket,
     };
     let parts = parts(path)?;
-    if matches!(what, What::Directory)
+    if matches!(what, NodeKind::Directory)
         && let Some(there) = find(&source.tree, &parts)
         && let Some(node) = source.tree.node_mut(there)
-        && matches!(node.what, What::Directory)
+        && matches!(node.what, NodeKind::Directory)
     {
         set(node, line);
         source.implied_dirs.remove(&there);
@@ -170,7 +170,7 @@ fn make(
     let (last, above) = parts.split_last().context("the root directory is something else")?;
     let dir = find(&source.tree, above)
         .context("its directory is not there; a line of type d makes it")?;
-    let mut node = Node::new(what, line.mode);
+    let mut node = TreeNode::new(what, line.mode);
     stamp.set(&mut node, stamp.now, None, None);
     set(&mut node, line);
     source.tree.add(dir, last, node)?;
@@ -183,7 +183,7 @@ mod tests {
 
     struct Nothing;
 
-    impl draconis_ext::mkfs::Contents for Nothing {
+    impl draconis_ext::mkfs::FileSource for Nothing {
         fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
             Err(std::io::ErrorKind::NotFound.into())
         }
@@ -191,7 +191,7 @@ mod tests {
 
     fn laid(table: &str) -> anyhow::Result<Tree> {
         let table = Table::parse(table.as_bytes())?;
-        let mut source = Source::new(Tree::new(Node::new(What::Directory, 0o755)), Nothing);
+        let mut source = Source::new(Tree::new(TreeNode::new(NodeKind::Directory, 0o755)), Nothing);
         let stamp = TimestampPolicy { now: Default::default(), reproducible: false };
         apply_table(&mut source, &table, stamp)?;
         Ok(source.tree)
@@ -207,8 +207,8 @@ mod tests {
         let dev = tree.lookup(NodeId::ROOT, b"dev").unwrap();
         assert_eq!(tree.names(dev).count(), 26);
         let node = |name: &str| tree.node(tree.lookup(dev, name.as_bytes()).unwrap());
-        assert!(matches!(node("tty9").what, What::CharDevice(4, 9)));
-        assert!(matches!(node("hda15").what, What::BlockDevice(3, 15)));
+        assert!(matches!(node("tty9").what, NodeKind::CharDevice(4, 9)));
+        assert!(matches!(node("hda15").what, NodeKind::BlockDevice(3, 15)));
         assert_eq!((node("hda1").mode, node("log").uid, node("log").gid), (0o700, 7, 8));
     }
 

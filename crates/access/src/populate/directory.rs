@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{Contents, Node, NodeId, Tree, What};
+use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -60,7 +60,7 @@ impl Files {
     }
 }
 
-impl Contents for Files {
+impl FileSource for Files {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         if let Some(read) = self.kept.read(source, at_bytes, into) {
             return read;
@@ -129,7 +129,7 @@ struct Scan<'a> {
 pub fn scan(
     top: &Path,
     image: &Path,
-    mut root: Node,
+    mut root: TreeNode,
     stamp: TimestampPolicy,
     exclude: &Patterns,
     list: Option<&[Vec<u8>]>,
@@ -168,7 +168,7 @@ pub struct FileScan<'a> {
 /// # Errors
 /// A file cannot be read, or two have one name.
 pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<Source<'static>> {
-    let root = Node::new(What::Directory, 0o755).at(stamp.now);
+    let root = TreeNode::new(NodeKind::Directory, 0o755).at(stamp.now);
     let all = Patterns::default();
     let mut scan = Scan::new(Path::new(""), what.image, root, stamp, &all);
     let mut stack = vec![];
@@ -231,7 +231,7 @@ impl<'a> Scan<'a> {
     fn new(
         top: &Path,
         image: &'a Path,
-        root: Node,
+        root: TreeNode,
         stamp: TimestampPolicy,
         exclude: &'a Patterns,
     ) -> Self {
@@ -361,16 +361,16 @@ impl<'a> Scan<'a> {
     }
 
     /// Where the contents of a file are; none if it cannot be read.
-    fn file(&mut self, at: SourcePath<'_>, found: &Metadata) -> anyhow::Result<Option<What>> {
+    fn file(&mut self, at: SourcePath<'_>, found: &Metadata) -> anyhow::Result<Option<NodeKind>> {
         let source = self.files.add(at.dir_index, at.name_there, found)?;
         match self.unknown_length(source, at.path, found) {
             Ok(None) => {
                 let data = data_ranges(at.path, found)?;
-                Ok(Some(What::File { size_bytes: found.size(), data, source }))
+                Ok(Some(NodeKind::File { size_bytes: found.size(), data, source }))
             }
             Ok(Some(size_bytes)) => {
                 let data = if size_bytes > 0 { vec![(0, size_bytes)] } else { vec![] };
-                Ok(Some(What::File { size_bytes, data, source }))
+                Ok(Some(NodeKind::File { size_bytes, data, source }))
             }
             Err(error) => {
                 let shown = at.path.display();
@@ -426,7 +426,7 @@ impl<'a> Scan<'a> {
         }
         let device = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
         let what = if kind.is_dir() {
-            What::Directory
+            NodeKind::Directory
         } else if kind.is_file() {
             // Told now, and not when half of the volume is written.
             if found.size() > 0 && !self.is_readable(path, found) {
@@ -438,17 +438,17 @@ impl<'a> Scan<'a> {
                 None => return Ok(None),
             }
         } else if kind.is_symlink() {
-            What::Symlink(std::fs::read_link(path)?.as_os_str().as_bytes().to_vec())
+            NodeKind::Symlink(std::fs::read_link(path)?.as_os_str().as_bytes().to_vec())
         } else if kind.is_char_device() {
-            What::CharDevice(device.0, device.1)
+            NodeKind::CharDevice(device.0, device.1)
         } else if kind.is_block_device() {
-            What::BlockDevice(device.0, device.1)
+            NodeKind::BlockDevice(device.0, device.1)
         } else if kind.is_fifo() {
-            What::Fifo
+            NodeKind::Fifo
         } else {
-            What::Socket
+            NodeKind::Socket
         };
-        let mut node = Node::new(what, 0);
+        let mut node = TreeNode::new(what, 0);
         set_metadata(&mut node, found, self.stamp);
         attributes(&mut node, path, &mut self.left_out)?;
         let id = self.tree.add(dir, name, node)?;
@@ -459,7 +459,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-fn set_metadata(node: &mut Node, found: &Metadata, stamp: TimestampPolicy) {
+fn set_metadata(node: &mut TreeNode, found: &Metadata, stamp: TimestampPolicy) {
     let time = |seconds, nanoseconds| Time {
         seconds,
         nanoseconds: u32::try_from(nanoseconds).unwrap_or(0),
@@ -504,7 +504,11 @@ fn data_ranges(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>
     Ok(data)
 }
 
-fn attributes(node: &mut Node, path: &Path, left_out: &mut SkippedItems) -> std::io::Result<()> {
+fn attributes(
+    node: &mut TreeNode,
+    path: &Path,
+    left_out: &mut SkippedItems,
+) -> std::io::Result<()> {
     let mut list = [0; 4096];
     let len = match rustix::fs::llistxattr(path, &mut list[..]) {
         Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
@@ -516,7 +520,7 @@ fn attributes(node: &mut Node, path: &Path, left_out: &mut SkippedItems) -> std:
 }
 
 fn long_attributes(
-    node: &mut Node,
+    node: &mut TreeNode,
     path: &Path,
     left_out: &mut SkippedItems,
 ) -> std::io::Result<()> {
@@ -526,7 +530,7 @@ fn long_attributes(
 }
 
 fn each_attribute(
-    node: &mut Node,
+    node: &mut TreeNode,
     path: &Path,
     list: &[u8],
     left_out: &mut SkippedItems,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{Contents, Node, NodeId, Options, Tree, What};
+use draconis_ext::mkfs::{FileSource, FormatOptions, NodeId, NodeKind, Tree, TreeNode};
 
 use super::devices::{Table, apply_table};
 use super::rules::{newest_mtime, set_owner, set_times, squash_perms};
@@ -56,7 +56,7 @@ pub struct DerivedFields {
 ///
 /// # Errors
 /// A source cannot be read, or is not what it claims to be; a table does not fit the tree.
-pub fn fill(filling: FillOptions<'_>, options: &mut Options) -> anyhow::Result<ScanResult> {
+pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Result<ScanResult> {
     let FillOptions {
         from,
         list,
@@ -74,7 +74,7 @@ pub fn fill(filling: FillOptions<'_>, options: &mut Options) -> anyhow::Result<S
     let now = if by_newest { TIME_MAX } else { made };
     let mut stamp = TimestampPolicy { now, reproducible: clamped || reproducible.is_some() };
     let mut root =
-        Node::new(What::Directory, 0o755).at(if by_newest { Time::default() } else { now });
+        TreeNode::new(NodeKind::Directory, 0o755).at(if by_newest { Time::default() } else { now });
     (root.uid, root.gid) = options.root_owner;
     let keep_owners = owner.is_none() && !filling.squash;
     let mut found = match from {
@@ -125,7 +125,7 @@ fn newest_described(source: &mut Source<'_>) -> Time {
 }
 
 /// Identity and hash seed from names, lengths, times, owners and attributes.
-fn derive_ids(follows: DerivedFields, options: &mut Options, tree: &Tree) {
+fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) {
     use std::fmt::Write as _;
     let mut sums = String::new();
     let mut dirs = vec![NodeId::ROOT];
@@ -135,8 +135,8 @@ fn derive_ids(follows: DerivedFields, options: &mut Options, tree: &Tree) {
         for (name, id) in tree.names(dir) {
             let node = tree.node(id);
             let length = match &node.what {
-                What::File { size_bytes, .. } => *size_bytes,
-                What::Directory => {
+                NodeKind::File { size_bytes, .. } => *size_bytes,
+                NodeKind::Directory => {
                     dirs.push(id);
                     0
                 }
@@ -173,7 +173,7 @@ fn derive_ids(follows: DerivedFields, options: &mut Options, tree: &Tree) {
 /// An empty volume's files.
 struct NoContents;
 
-impl Contents for NoContents {
+impl FileSource for NoContents {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Err(ErrorKind::NotFound.into())
     }

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{Contents, Node, What};
+use draconis_ext::mkfs::{FileSource, NodeKind, TreeNode};
 
 use super::blob::Blob;
 use super::merge::Merge;
@@ -102,7 +102,7 @@ impl Archives {
     }
 }
 
-impl Contents for Archives {
+impl FileSource for Archives {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         let place = usize::try_from(source).ok().and_then(|nth| self.places.get(nth));
         let place = place.ok_or(std::io::ErrorKind::NotFound)?;
@@ -117,7 +117,7 @@ impl Contents for Archives {
         Ok(())
     }
 
-    fn in_order(&self) -> bool {
+    fn is_sequential(&self) -> bool {
         self.open.iter().any(|open| open.is_compressed)
     }
 }
@@ -125,7 +125,7 @@ impl Contents for Archives {
 /// Scans archives, each laid over those before.
 pub fn scan(
     layers: Vec<Layer>,
-    root: Node,
+    root: TreeNode,
     stamp: TimestampPolicy,
     keep_owners: bool,
     limit: Option<u64>,
@@ -181,16 +181,16 @@ impl Scan {
                 reader.skip(entry.size)?;
                 return self.merge.link(&entry.name, &entry.target());
             }
-            b'2' => What::Symlink(entry.target()),
-            b'3' => device().map(|(major, minor)| What::CharDevice(major, minor))?,
-            b'4' => device().map(|(major, minor)| What::BlockDevice(major, minor))?,
-            b'5' | b'D' => What::Directory,
-            b'6' => What::Fifo,
+            b'2' => NodeKind::Symlink(entry.target()),
+            b'3' => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
+            b'4' => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
+            b'5' | b'D' => NodeKind::Directory,
+            b'6' => NodeKind::Fifo,
             _ => self.file(reader, entry)?,
         };
         match &what {
-            What::File { .. } => {}
-            What::Symlink(target) => {
+            NodeKind::File { .. } => {}
+            NodeKind::Symlink(target) => {
                 self.merge.charge(target.len() as u64)?;
                 reader.skip(entry.size)?;
             }
@@ -200,14 +200,14 @@ impl Scan {
         self.merge.add(&entry.name, node)
     }
 
-    fn node(&mut self, what: What, entry: &Entry) -> anyhow::Result<Node> {
+    fn node(&mut self, what: NodeKind, entry: &Entry) -> anyhow::Result<TreeNode> {
         let Entry { header, extension, .. } = entry;
-        let mode = if matches!(what, What::Symlink(_)) {
+        let mode = if matches!(what, NodeKind::Symlink(_)) {
             0o777
         } else {
             (unsigned(&header[100..108]).context("its mode")? & 0o7777) as u16
         };
-        let mut node = Node::new(what, mode);
+        let mut node = TreeNode::new(what, mode);
         if self.keep_owners {
             node.uid = entry.owner("uid", &header[108..116]).context("its uid")?;
             node.gid = entry.owner("gid", &header[116..124]).context("its gid")?;
@@ -226,7 +226,7 @@ impl Scan {
     }
 
     /// Gives a node the extended attributes that the archive has for it.
-    fn attributes(&mut self, node: &mut Node, entry: &Entry) -> anyhow::Result<()> {
+    fn attributes(&mut self, node: &mut TreeNode, entry: &Entry) -> anyhow::Result<()> {
         let records = &entry.extension.records;
         // libarchive writes each attribute twice, with the same name or with one that is not coded.
         let coded_names = || records.keys().filter_map(|key| key.strip_prefix(LIBARCHIVE));
@@ -263,7 +263,7 @@ impl Scan {
     }
 
     /// Finds where the contents of a file are, and goes past them.
-    fn file(&mut self, reader: &mut Reader, entry: &Entry) -> anyhow::Result<What> {
+    fn file(&mut self, reader: &mut Reader, entry: &Entry) -> anyhow::Result<NodeKind> {
         let begun = reader.at;
         let (size_bytes, map) = entry.sparse(reader)?;
         let start = reader.at;
@@ -289,6 +289,6 @@ impl Scan {
         self.merge.charge(pieces.len() as u64 * 2 * PIECE_BYTES)?;
         let source = self.places.len() as u64;
         self.places.push(FileLocation { layer: self.layer, pieces: pieces.into() });
-        Ok(What::File { size_bytes, data, source })
+        Ok(NodeKind::File { size_bytes, data, source })
     }
 }

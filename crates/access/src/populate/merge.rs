@@ -13,7 +13,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use anyhow::{Context, bail, ensure};
-use draconis_ext::mkfs::{Node, NodeId, Tree, What};
+use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
 
 use super::TimestampPolicy;
 use crate::say::printable;
@@ -52,7 +52,7 @@ pub struct Merge {
 }
 
 impl Merge {
-    pub fn new(root: Node, stamp: TimestampPolicy) -> Self {
+    pub fn new(root: TreeNode, stamp: TimestampPolicy) -> Self {
         Self {
             tree: Tree::new(root),
             implied: HashSet::from([NodeId::ROOT]),
@@ -88,12 +88,12 @@ impl Merge {
     }
 
     /// Lays a node over what there is, or takes away what its name says.
-    pub fn add(&mut self, path: &[u8], node: Node) -> anyhow::Result<()> {
+    pub fn add(&mut self, path: &[u8], node: TreeNode) -> anyhow::Result<()> {
         self.charge(ENTRY_BYTES + path.len() as u64)?;
         let parts = parts(path)?;
         let Some((last, above)) = parts.split_last() else {
             ensure!(
-                matches!(node.what, What::Directory),
+                matches!(node.what, NodeKind::Directory),
                 "it has no name, or is the root directory, which it cannot be"
             );
             self.described.insert(NodeId::ROOT);
@@ -105,8 +105,8 @@ impl Merge {
         let dir = self.dir(above)?;
         let there = self.tree.lookup(dir, last);
         if let Some(there) = there
-            && matches!(node.what, What::Directory)
-            && matches!(self.tree.node(there).what, What::Directory)
+            && matches!(node.what, NodeKind::Directory)
+            && matches!(self.tree.node(there).what, NodeKind::Directory)
         {
             self.described.insert(there);
             self.touch(there);
@@ -121,7 +121,7 @@ impl Merge {
         self.charge(ENTRY_BYTES + path.len() as u64)?;
         let target = parts(target).with_context(|| format!("a link to {}", printable(target)))?;
         let to = self.find(&target)?;
-        let is_dir = to.is_some_and(|to| matches!(self.tree.node(to).what, What::Directory));
+        let is_dir = to.is_some_and(|to| matches!(self.tree.node(to).what, NodeKind::Directory));
         ensure!(!is_dir, "a hard link to a directory");
         let parts = parts(path)?;
         let (last, above) = parts.split_last().context("a link that is the root directory")?;
@@ -132,8 +132,8 @@ impl Merge {
         let Some(to) = to else {
             let target = target.join(&b'/');
             self.charge(target.len() as u64)?;
-            let empty = What::File { size_bytes: 0, data: vec![], source: u64::MAX };
-            let id = self.put(dir, last, Node::new(empty, 0))?;
+            let empty = NodeKind::File { size_bytes: 0, data: vec![], source: u64::MAX };
+            let id = self.put(dir, last, TreeNode::new(empty, 0))?;
             self.outside.insert(id, target);
             return Ok(());
         };
@@ -142,7 +142,7 @@ impl Merge {
         Ok(())
     }
 
-    fn describe(&mut self, dir: NodeId, node: Node) -> anyhow::Result<()> {
+    fn describe(&mut self, dir: NodeId, node: TreeNode) -> anyhow::Result<()> {
         if let Some(old) = self.tree.node_mut(dir) {
             *old = node;
         }
@@ -150,7 +150,7 @@ impl Merge {
         Ok(())
     }
 
-    fn put(&mut self, dir: NodeId, name: &[u8], node: Node) -> anyhow::Result<NodeId> {
+    fn put(&mut self, dir: NodeId, name: &[u8], node: TreeNode) -> anyhow::Result<NodeId> {
         let id = self.tree.add(dir, name, node)?;
         self.first.get_or_insert(id);
         self.linked.remove(&(dir, name.to_vec()));
@@ -192,8 +192,8 @@ impl Merge {
     }
 
     /// A directory that is only on the way to others.
-    fn implied(&self) -> Node {
-        let mut node = Node::new(What::Directory, 0o755);
+    fn implied(&self) -> TreeNode {
+        let mut node = TreeNode::new(NodeKind::Directory, 0o755);
         self.stamp.set(&mut node, self.stamp.now, None, None);
         node
     }
@@ -292,8 +292,8 @@ impl PathWalk {
     /// Goes into what was found; `false` if that is neither a directory nor a link.
     fn enter(&mut self, tree: &Tree, child: NodeId) -> anyhow::Result<bool> {
         match &tree.node(child).what {
-            What::Directory => self.stack.push(child),
-            What::Symlink(target) => {
+            NodeKind::Directory => self.stack.push(child),
+            NodeKind::Symlink(target) => {
                 self.links += 1;
                 ensure!(self.links <= MAX_SYMLINKS, "too many symbolic links on the way to it");
                 if target.starts_with(b"/") {
@@ -331,15 +331,16 @@ mod tests {
     /// `path = target` another name, anything else a file.
     fn lay(merge: &mut Merge, layer: &str) -> anyhow::Result<()> {
         merge.layer(true);
-        let file = || What::File { size_bytes: 0, data: vec![], source: 0 };
+        let file = || NodeKind::File { size_bytes: 0, data: vec![], source: 0 };
         for entry in layer.split(", ").filter(|entry| !entry.is_empty()) {
             if let Some((path, target)) = entry.split_once(" -> ") {
-                merge.add(path.as_bytes(), Node::new(What::Symlink(target.into()), 0o777))?;
+                merge
+                    .add(path.as_bytes(), TreeNode::new(NodeKind::Symlink(target.into()), 0o777))?;
             } else if let Some((path, target)) = entry.split_once(" = ") {
                 merge.link(path.as_bytes(), target.as_bytes())?;
             } else {
-                let what = if entry.ends_with('/') { What::Directory } else { file() };
-                merge.add(entry.as_bytes(), Node::new(what, 0o700))?;
+                let what = if entry.ends_with('/') { NodeKind::Directory } else { file() };
+                merge.add(entry.as_bytes(), TreeNode::new(what, 0o700))?;
             }
         }
         Ok(())
@@ -347,7 +348,7 @@ mod tests {
 
     fn merged(layers: &[&str]) -> anyhow::Result<Merge> {
         let stamp = TimestampPolicy { now: Time::default(), reproducible: false };
-        let mut merge = Merge::new(Node::new(What::Directory, 0o755), stamp);
+        let mut merge = Merge::new(TreeNode::new(NodeKind::Directory, 0o755), stamp);
         for layer in layers {
             lay(&mut merge, layer)?;
         }
@@ -361,7 +362,7 @@ mod tests {
         while let Some((path, dir)) = stack.pop() {
             for (name, id) in merge.tree.names(dir) {
                 let path = format!("{path}{}", String::from_utf8_lossy(name));
-                let is_dir = matches!(merge.tree.node(id).what, What::Directory);
+                let is_dir = matches!(merge.tree.node(id).what, NodeKind::Directory);
                 if is_dir {
                     stack.push((format!("{path}/"), id));
                 }

@@ -1,7 +1,7 @@
 //! What is changed of a tree before it is written: left out, owned by others, dated.
 
 use draconis_exchange::contract::Time;
-use draconis_ext::mkfs::{Node, NodeId, Tree, What};
+use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
 
 use super::TimestampPolicy;
 
@@ -175,7 +175,7 @@ pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
     while let Some(dir) = dirs.pop() {
         let mut gone = vec![];
         for (name, id) in tree.names(dir) {
-            let is_dir = matches!(tree.node(id).what, What::Directory);
+            let is_dir = matches!(tree.node(id).what, NodeKind::Directory);
             if patterns.matches(tree, dir, name, is_dir) {
                 gone.push(name.to_vec());
             } else if is_dir {
@@ -189,7 +189,7 @@ pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
 }
 
 /// Changes every node that there is a way to, once or more.
-fn for_each_node(tree: &mut Tree, mut change: impl FnMut(&mut Node)) {
+fn for_each_node(tree: &mut Tree, mut change: impl FnMut(&mut TreeNode)) {
     let mut dirs = vec![NodeId::ROOT];
     if let Some(root) = tree.node_mut(NodeId::ROOT) {
         change(root);
@@ -199,7 +199,7 @@ fn for_each_node(tree: &mut Tree, mut change: impl FnMut(&mut Node)) {
         for id in ids {
             if let Some(node) = tree.node_mut(id) {
                 change(node);
-                if matches!(node.what, What::Directory) {
+                if matches!(node.what, NodeKind::Directory) {
                     dirs.push(id);
                 }
             }
@@ -216,7 +216,7 @@ pub fn set_owner(tree: &mut Tree, uid: u32, gid: u32) {
 /// access control lists, which give some back.
 pub fn squash_perms(tree: &mut Tree) {
     for_each_node(tree, |node| {
-        if !matches!(node.what, What::Symlink(_)) {
+        if !matches!(node.what, NodeKind::Symlink(_)) {
             node.mode &= 0o7700;
             node.remove_acls();
         }
@@ -233,7 +233,7 @@ pub fn newest_mtime(tree: &mut Tree) -> Time {
 /// Sets times again, as if the volume were made at another time.
 pub fn set_times(tree: &mut Tree, stamp: TimestampPolicy) {
     for_each_node(tree, |node| {
-        let Node { modified, accessed, changed, .. } = *node;
+        let TreeNode { modified, accessed, changed, .. } = *node;
         stamp.set(node, modified, Some(accessed), Some(changed));
     });
 }
@@ -269,12 +269,14 @@ mod tests {
 
     #[test]
     fn trees_lose_what_patterns_name() {
-        let file = || Node::new(What::File { size_bytes: 0, data: vec![], source: 0 }, 0o644);
+        let file =
+            || TreeNode::new(NodeKind::File { size_bytes: 0, data: vec![], source: 0 }, 0o644);
         let left = |patterns: &[&str]| {
-            let mut tree = Tree::new(Node::new(What::Directory, 0o755));
+            let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
             let add = |tree: &mut Tree, dir, name: &str, node| tree.add(dir, name.as_bytes(), node);
-            let a = add(&mut tree, NodeId::ROOT, "a", Node::new(What::Directory, 0)).unwrap();
-            let b = add(&mut tree, a, "b", Node::new(What::Directory, 0)).unwrap();
+            let a =
+                add(&mut tree, NodeId::ROOT, "a", TreeNode::new(NodeKind::Directory, 0)).unwrap();
+            let b = add(&mut tree, a, "b", TreeNode::new(NodeKind::Directory, 0)).unwrap();
             add(&mut tree, b, "x.o", file()).unwrap();
             add(&mut tree, a, "b.o", file()).unwrap();
             add(&mut tree, NodeId::ROOT, "x.o", file()).unwrap();

@@ -5,51 +5,53 @@
     reason = "computes with block numbers of a volume of fewer than 2^32 blocks"
 )]
 
-use super::{Group, MOST_WINDOWS, WINDOW_BLOCKS, Window, bits, is_all, mark};
-use crate::blocks::overlay::State;
+use super::{
+    Group, MAX_RESERVATION_WINDOWS, RESERVATION_BLOCKS, ReservationWindow, bits, is_all, mark,
+};
+use crate::blocks::overlay::BufferState;
 use crate::blocks::role::Role;
 use crate::format::bitmap::BitRun;
 use crate::format::group::flags;
 use crate::transaction::Transaction;
-use crate::units::narrow;
+use crate::units::saturating_u32;
 use crate::{Error, FsBlock, Result};
 
 /// Where to look for blocks, and for whom.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct AllocationRequest {
     /// The best first block.
     pub(crate) goal: u64,
     /// How many, at least 1; whole clusters are given.
-    pub(crate) want: u32,
+    pub(crate) count: u32,
     /// The file, if it is one that grows at its end.
-    pub(crate) grows: Option<u32>,
+    pub(crate) append_inode: Option<u32>,
     /// May take what is kept for the superuser.
     pub(crate) privileged: bool,
     /// It is for the tree of a file, which may take what is kept for that.
-    pub(crate) of_tree: bool,
+    pub(crate) is_for_extent_node: bool,
 }
 
 impl Transaction<'_> {
     /// Blocks that may be taken by such a user, the frozen ones among them.
-    pub(crate) fn available(&self, privileged: bool) -> u64 {
+    pub(crate) fn available_blocks(&self, privileged: bool) -> u64 {
         let super_ = &self.volume.super_;
-        let set_aside = super_.set_aside();
+        let set_aside = super_.reserved_total();
         let kept =
             if privileged { set_aside.saturating_sub(super_.reserved_blocks) } else { set_aside };
-        let kept = kept.saturating_add(self.writer.quotas.kept_blocks);
+        let kept = kept.saturating_add(self.writer.quotas.reserved_blocks);
         self.writer.groups.free_blocks().saturating_sub(kept)
     }
 
     /// Blocks that a change of a tree may take now: what Linux keeps for that, too.
-    pub(crate) fn available_for_trees(&self) -> u64 {
+    pub(crate) fn available_metadata_blocks(&self) -> u64 {
         let groups = &self.writer.groups;
-        let kept = groups.frozen_blocks().saturating_add(self.writer.quotas.kept_blocks);
+        let kept = groups.pending_free_blocks().saturating_add(self.writer.quotas.reserved_blocks);
         groups.free_blocks().saturating_sub(kept)
     }
 
     /// Those of them that may be taken now.
-    pub(crate) fn available_now(&self, privileged: bool) -> u64 {
-        self.available(privileged).saturating_sub(self.writer.groups.frozen_blocks())
+    pub(crate) fn allocatable_blocks(&self, privileged: bool) -> u64 {
+        self.available_blocks(privileged).saturating_sub(self.writer.groups.pending_free_blocks())
     }
 
     /// Blocks of a cluster: as many are taken with the first that is needed.
@@ -59,52 +61,52 @@ impl Transaction<'_> {
 
     /// Takes up to `want` blocks that follow each other, rounded up to clusters;
     /// [`Error::NoSpace`] if there is none.
-    pub(crate) fn allocate_blocks(&mut self, request: Request) -> Result<(u64, u32)> {
-        let available = match request.of_tree {
-            true => self.available_for_trees(),
-            false => self.available(request.privileged),
+    pub(crate) fn allocate_blocks(&mut self, request: AllocationRequest) -> Result<(u64, u32)> {
+        let available = match request.is_for_extent_node {
+            true => self.available_metadata_blocks(),
+            false => self.available_blocks(request.privileged),
         };
         let ratio = self.cluster_blocks();
         // Clusters that do not make a number of blocks too large.
-        let most = narrow(available / u64::from(ratio)).min(!0 / ratio);
-        let want = request.want.div_ceil(ratio).min(most) * ratio;
+        let most = saturating_u32(available / u64::from(ratio)).min(!0 / ratio);
+        let want = request.count.div_ceil(ratio).min(most) * ratio;
         let goal = self.writer.groups.cluster_start(request.goal);
-        let request = Request { goal, want, ..request };
-        if request.want == 0 {
+        let request = AllocationRequest { goal, count: want, ..request };
+        if request.count == 0 {
             return Err(Error::NoSpace);
         }
-        self.have_bitmap_of(request.goal)?;
-        if let Some(found) = self.take_from_window(request) {
-            return self.take_found(found);
+        self.preload_bitmap_of_block(request.goal)?;
+        if let Some(found) = self.allocate_from_window(request) {
+            return self.mark_found_allocated(found);
         }
-        if let Some(grows) = request.grows {
-            self.writer.groups.drop_window(grows);
+        if let Some(grows) = request.append_inode {
+            self.writer.groups.discard_reservation_window(grows);
         }
         let found = match self.find_blocks(request)? {
             Some(found) => found,
-            None if self.writer.groups.drop_windows() => {
+            None if self.writer.groups.discard_reservation_windows() => {
                 self.find_blocks(request)?.ok_or(Error::NoSpace)?
             }
             None => return Err(Error::NoSpace),
         };
-        let taken = self.take_found(found)?;
-        if let Some(grows) = request.grows {
-            self.open_window(grows, taken);
+        let taken = self.mark_found_allocated(found)?;
+        if let Some(grows) = request.append_inode {
+            self.open_reservation_window(grows, taken);
         }
         Ok(taken)
     }
 
-    fn take_found(&mut self, (start, count): (u64, u32)) -> Result<(u64, u32)> {
-        self.mark_used(start, count)?;
+    fn mark_found_allocated(&mut self, (start, count): (u64, u32)) -> Result<(u64, u32)> {
+        self.mark_blocks_used(start, count)?;
         Ok((start, count))
     }
 
-    fn take_from_window(&mut self, request: Request) -> Option<(u64, u32)> {
-        let window = self.writer.groups.windows.get_mut(&request.grows?)?;
+    fn allocate_from_window(&mut self, request: AllocationRequest) -> Option<(u64, u32)> {
+        let window = self.writer.groups.reservation_windows.get_mut(&request.append_inode?)?;
         if window.next != request.goal {
             return None;
         }
-        let count = narrow(window.end - window.next).min(request.want);
+        let count = saturating_u32(window.end - window.next).min(request.count);
         let start = window.next;
         window.next += u64::from(count);
         if window.next >= window.end {
@@ -115,30 +117,37 @@ impl Transaction<'_> {
     }
 
     /// Keeps free blocks behind those that a file was just given.
-    fn open_window(&mut self, inode: u32, (start, count): (u64, u32)) {
+    fn open_reservation_window(&mut self, inode: u32, (start, count): (u64, u32)) {
         let groups = &mut self.writer.groups;
         let ratio = groups.cluster_blocks;
-        let before = groups.windows.get(&inode).map_or(0, |window| window.len);
-        let len =
-            (before * 2).clamp(WINDOW_BLOCKS.0, WINDOW_BLOCKS.1).max(count.min(WINDOW_BLOCKS.1));
+        let before = groups.reservation_windows.get(&inode).map_or(0, |window| window.len);
+        let len = (before * 2)
+            .clamp(RESERVATION_BLOCKS.0, RESERVATION_BLOCKS.1)
+            .max(count.min(RESERVATION_BLOCKS.1));
         let next = start + u64::from(count);
         let Some((group, at)) = groups.group_of(next) else { return };
-        if groups.windows.len() >= MOST_WINDOWS {
-            groups.drop_windows();
+        if groups.reservation_windows.len() >= MAX_RESERVATION_WINDOWS {
+            groups.discard_reservation_windows();
         }
         let clusters = groups.clusters_of(len);
-        let Ok(Group { search: Some(search), .. }) = groups.get_mut(group) else { return };
+        let Ok(Group { allocation_bitmaps: Some(search), .. }) = groups.get_mut(group) else {
+            return;
+        };
         let kept = bits(&search.blocks).zeros_at(at, clusters);
         if kept > 0 {
             mark(&mut search.blocks, at, kept, true);
             let kept = kept * ratio;
-            groups.windows.insert(inode, Window { next, end: next + u64::from(kept), len });
+            groups
+                .reservation_windows
+                .insert(inode, ReservationWindow { next, end: next + u64::from(kept), len });
         }
     }
 
     /// Makes the search image of a group, if there is none.
-    pub(super) fn prepare_group(&mut self, number: u32) -> Result<()> {
-        let Some(Group { search: None, said, .. }) = self.writer.groups.get(number) else {
+    pub(super) fn load_group_bitmaps(&mut self, number: u32) -> Result<()> {
+        let Some(Group { allocation_bitmaps: None, descriptor: said, .. }) =
+            self.writer.groups.get(number)
+        else {
             return Ok(());
         };
         if said.flags & flags::BLOCK_UNINIT == 0 {
@@ -147,56 +156,56 @@ impl Transaction<'_> {
         if said.flags & flags::INODE_UNINIT == 0 {
             self.block(said.inode_bitmap, Role::InodeBitmap(number))?;
         }
-        self.writer.groups.prepare(number, &self.volume.store, &self.volume.super_)
+        self.writer.groups.load_allocation_bitmaps(number, &self.volume.store, &self.volume.super_)
     }
 
     /// Sees to it that a bitmap can be changed without the device, before what is counted
     /// beside it is; where it is.
-    pub(super) fn have_bitmap(&self, number: u32, role: Role) -> Result<FsBlock> {
+    pub(super) fn preload_bitmap(&self, number: u32, role: Role) -> Result<FsBlock> {
         let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
         let at = match role {
-            Role::InodeBitmap(_) => group.said.inode_bitmap,
-            _ => group.said.block_bitmap,
+            Role::InodeBitmap(_) => group.descriptor.inode_bitmap,
+            _ => group.descriptor.block_bitmap,
         };
         let never_written = match role {
             Role::InodeBitmap(_) => flags::INODE_UNINIT,
             _ => flags::BLOCK_UNINIT,
         };
-        if group.said.flags & never_written == 0 {
+        if group.descriptor.flags & never_written == 0 {
             self.block(at, role)?;
         }
         Ok(at)
     }
 
     /// The same of the group of a block, and its search image.
-    pub(crate) fn have_bitmap_of(&mut self, block: u64) -> Result<()> {
+    pub(crate) fn preload_bitmap_of_block(&mut self, block: u64) -> Result<()> {
         let Some((number, _)) = self.writer.groups.group_of(block) else { return Ok(()) };
         if self.writer.groups.get(number).is_none() {
             return Ok(());
         }
-        self.prepare_group(number)?;
-        self.have_bitmap(number, Role::BlockBitmap(number)).map(drop)
+        self.load_group_bitmaps(number)?;
+        self.preload_bitmap(number, Role::BlockBitmap(number)).map(drop)
     }
 
     /// Finds blocks, but does not take them.
-    fn find_blocks(&mut self, request: Request) -> Result<Option<(u64, u32)>> {
+    fn find_blocks(&mut self, request: AllocationRequest) -> Result<Option<(u64, u32)>> {
         let super_ = &self.volume.super_;
         let goal = request.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
         let (first_group, at) =
             self.writer.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
         let count = super_.groups;
-        let want = self.writer.groups.clusters_of(request.want);
+        let want = self.writer.groups.clusters_of(request.count);
         let mut best: Option<(u64, u32)> = None;
         for step in 0..count {
             let number = (first_group + step) % count;
             let Some(group) = self.writer.groups.get(number) else { continue };
-            if group.said.free_clusters == 0 {
+            if group.descriptor.free_clusters == 0 {
                 continue;
             }
-            self.prepare_group(number)?;
+            self.load_group_bitmaps(number)?;
             let groups = &self.writer.groups;
             let Some(group) = groups.get(number) else { continue };
-            let Some(search) = &group.search else { continue };
+            let Some(search) = &group.allocation_bitmaps else { continue };
             let from = if step == 0 { at } else { 0 };
             // Right behind what came before is the best place, however short.
             if step == 0 {
@@ -228,9 +237,9 @@ impl Transaction<'_> {
 
     /// Makes the bitmaps of a group that were never written: something in it is going to be
     /// taken. Inodes do not come without blocks.
-    pub(super) fn initialise(&mut self, number: u32, with_inodes: bool) -> Result<()> {
+    pub(super) fn initialize_bitmaps(&mut self, number: u32, with_inodes: bool) -> Result<()> {
         let group = self.writer.groups.get_mut(number)?;
-        let said = group.said;
+        let said = group.descriptor;
         let blocks = group.initial_blocks.take();
         let inodes = if with_inodes { group.initial_inodes.take() } else { None };
         for (bits, at, role, flag) in [
@@ -238,33 +247,33 @@ impl Transaction<'_> {
             (inodes, said.inode_bitmap, Role::InodeBitmap(number), flags::INODE_UNINIT),
         ] {
             let Some(bits) = bits else { continue };
-            self.put_fresh(at, role, bits);
+            self.put_new_block(at, role, bits);
             let group = self.writer.groups.get_mut(number)?;
-            group.said.flags &= !flag;
+            group.descriptor.flags &= !flag;
             group.changed = true;
         }
         Ok(())
     }
 
-    fn mark_used(&mut self, start: u64, blocks: u32) -> Result<()> {
+    fn mark_blocks_used(&mut self, start: u64, blocks: u32) -> Result<()> {
         let (number, at) =
             self.writer.groups.group_of(start).ok_or(Error::corrupt("block number"))?;
         let count = self.writer.groups.clusters_of(blocks);
-        if self.writer.groups.owns(start, start + u64::from(blocks)) {
+        if self.writer.groups.overlaps_system_zone(start, start + u64::from(blocks)) {
             return Err(Error::corrupt("block bitmap: the volume's own block is free"));
         }
-        let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
-        self.may_wait = true;
-        self.initialise(number, false)?;
+        let bitmap_at = self.preload_bitmap(number, Role::BlockBitmap(number))?;
+        self.may_block = true;
+        self.initialize_bitmaps(number, false)?;
         let group = self.writer.groups.get_mut(number)?;
-        group.said.free_clusters = group.said.free_clusters.saturating_sub(count);
+        group.descriptor.free_clusters = group.descriptor.free_clusters.saturating_sub(count);
         group.changed = true;
-        if let Some(search) = &mut group.search {
+        if let Some(search) = &mut group.allocation_bitmaps {
             mark(&mut search.blocks, at, count, true);
         }
         self.writer.groups.free_clusters =
             self.writer.groups.free_clusters.saturating_sub(u64::from(count));
-        let new = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
+        let new = self.modify_block(bitmap_at, Role::BlockBitmap(number), |bits| {
             let new = is_all(bits, at, count, false);
             mark(bits, at, count, true);
             new
@@ -276,11 +285,11 @@ impl Transaction<'_> {
     }
 
     /// Keeps these blocks from all but those who ask for them by number.
-    pub(crate) fn keep_back(&mut self, start: u64, count: u32) -> Result<()> {
-        for (number, bit, clusters) in self.parts_of(start, count)? {
-            self.prepare_group(number)?;
+    pub(crate) fn exclude_from_allocation(&mut self, start: u64, count: u32) -> Result<()> {
+        for (number, bit, clusters) in self.split_by_group(start, count)? {
+            self.load_group_bitmaps(number)?;
             let group = self.writer.groups.get_mut(number)?;
-            if let Some(search) = &mut group.search {
+            if let Some(search) = &mut group.allocation_bitmaps {
                 mark(&mut search.blocks, bit, clusters, true);
             }
         }
@@ -289,22 +298,22 @@ impl Transaction<'_> {
 
     /// Takes these blocks as far as they are free, with the clusters that they are in; how many
     /// that were.
-    pub(crate) fn take_exactly(&mut self, start: u64, count: u32) -> Result<u64> {
+    pub(crate) fn allocate_exact_blocks(&mut self, start: u64, count: u32) -> Result<u64> {
         let ratio = u64::from(self.cluster_blocks());
         let mut at = self.writer.groups.cluster_start(start);
         let mut taken = 0;
-        for (number, bit, clusters) in self.parts_of(start, count)? {
-            self.prepare_group(number)?;
+        for (number, bit, clusters) in self.split_by_group(start, count)? {
+            self.load_group_bitmaps(number)?;
             let role = Role::BlockBitmap(number);
-            let bitmap_at = self.have_bitmap(number, role)?;
-            self.initialise(number, false)?;
+            let bitmap_at = self.preload_bitmap(number, role)?;
+            self.initialize_bitmaps(number, false)?;
             let before = self.block(bitmap_at, role)?;
             let mut nth = 0;
             while nth < clusters {
                 let free = bits(&before).zeros_at(bit + nth, clusters - nth);
                 if free > 0 {
                     let blocks = u64::from(free) * ratio;
-                    self.mark_used(at + u64::from(nth) * ratio, narrow(blocks))?;
+                    self.mark_blocks_used(at + u64::from(nth) * ratio, saturating_u32(blocks))?;
                     taken += blocks;
                 }
                 nth += free;
@@ -316,19 +325,19 @@ impl Transaction<'_> {
     }
 
     /// Group by group: the first cluster, and how many. None of them is the volume's own.
-    fn parts_of(&self, start: u64, count: u32) -> Result<Vec<(u32, u32, u32)>> {
+    fn split_by_group(&self, start: u64, count: u32) -> Result<Vec<(u32, u32, u32)>> {
         let groups = &self.writer.groups;
         let end = start.saturating_add(count.into());
         let mut at = groups.cluster_start(start);
         let wrong = |block| Error::corrupt("block map: pointer").in_block(FsBlock(block));
-        if end > self.volume.super_.blocks || groups.owns(at, end) {
+        if end > self.volume.super_.blocks || groups.overlaps_system_zone(at, end) {
             return Err(wrong(start));
         }
         let mut parts = Vec::new();
         while at < end {
             let (number, bit) = groups.group_of(at).ok_or(wrong(at))?;
-            let whole = groups.get(number).ok_or(wrong(at))?.whole;
-            let left = narrow((end - at).div_ceil(groups.cluster_blocks.into()));
+            let whole = groups.get(number).ok_or(wrong(at))?.whole_clusters;
+            let left = saturating_u32((end - at).div_ceil(groups.cluster_blocks.into()));
             let clusters = left.min(whole.saturating_sub(bit));
             if clusters == 0 {
                 return Err(wrong(at));
@@ -345,26 +354,26 @@ impl Transaction<'_> {
         let end = start + u64::from(count);
         let mut at = self.writer.groups.cluster_start(start);
         let wrong = |block| Err(Error::corrupt("block map: pointer").in_block(FsBlock(block)));
-        if end > self.volume.super_.blocks || self.writer.groups.owns(at, end) {
+        if end > self.volume.super_.blocks || self.writer.groups.overlaps_system_zone(at, end) {
             return wrong(start);
         }
         let mut freed = 0;
         while at < end {
             let Some((number, bit)) = self.writer.groups.group_of(at) else { return wrong(at) };
-            self.prepare_group(number)?;
-            let bitmap_at = self.have_bitmap(number, Role::BlockBitmap(number))?;
-            self.may_wait = true;
+            self.load_group_bitmaps(number)?;
+            let bitmap_at = self.preload_bitmap(number, Role::BlockBitmap(number))?;
+            self.may_block = true;
             let groups = &mut self.writer.groups;
-            let left = narrow((end - at).div_ceil(groups.cluster_blocks.into()));
+            let left = saturating_u32((end - at).div_ceil(groups.cluster_blocks.into()));
             let group = groups.get_mut(number)?;
-            let clusters = left.min(group.whole.saturating_sub(bit));
+            let clusters = left.min(group.whole_clusters.saturating_sub(bit));
             if clusters == 0 {
                 return wrong(at);
             }
-            group.said.free_clusters += clusters;
+            group.descriptor.free_clusters += clusters;
             group.changed = true;
             groups.free_clusters += u64::from(clusters);
-            let used = self.change(bitmap_at, Role::BlockBitmap(number), |bits| {
+            let used = self.modify_block(bitmap_at, Role::BlockBitmap(number), |bits| {
                 let used = is_all(bits, bit, clusters, true);
                 mark(bits, bit, clusters, false);
                 used
@@ -373,7 +382,7 @@ impl Transaction<'_> {
                 let what = "block bitmap: a used block is free";
                 return Err(Error::corrupt(what).in_block(FsBlock(at)));
             }
-            self.freeze(bitmap_at, at, bit, clusters);
+            self.defer_free(bitmap_at, at, bit, clusters);
             let blocks = u64::from(clusters) * u64::from(self.cluster_blocks());
             freed += blocks;
             at += blocks;
@@ -382,19 +391,19 @@ impl Transaction<'_> {
     }
 
     /// Clusters that were taken in this batch are free at once: the disk never knew.
-    fn freeze(&mut self, bitmap_at: FsBlock, start: u64, at: u32, count: u32) {
+    fn defer_free(&mut self, bitmap_at: FsBlock, start: u64, at: u32, count: u32) {
         let ratio = self.cluster_blocks();
         let blocks =
             |nth: u32, count: u32| (start + u64::from(nth) * u64::from(ratio), count * ratio);
         let store = &self.volume.store;
-        let mut changing = store.overlay.change();
+        let mut changing = store.write_back.write();
         let (_, all) = blocks(0, count);
         for block in (start..start + u64::from(all)).map(FsBlock) {
             changing.drop_block(block);
         }
         let mut new = Vec::new();
         if let Some(buffer) = changing.metadata.get(&bitmap_at.0)
-            && let State::Changed(base) = &buffer.state
+            && let BufferState::Modified(base) = &buffer.state
         {
             // One by one: this is rare but in short-lived files, which are small.
             let mut nth = 0;
@@ -406,16 +415,16 @@ impl Transaction<'_> {
                 nth += fresh;
                 let known = bits(base).ones_at(at + nth, count - nth);
                 if known > 0 {
-                    self.writer.batch.freed.push(blocks(nth, known));
-                    self.writer.groups.frozen_clusters += u64::from(known);
+                    self.writer.batch.freed_blocks.push(blocks(nth, known));
+                    self.writer.groups.pending_free_clusters += u64::from(known);
                 }
                 nth += known;
             }
         } else {
-            self.writer.batch.freed.push(blocks(0, count));
-            self.writer.groups.frozen_clusters += u64::from(count);
+            self.writer.batch.freed_blocks.push(blocks(0, count));
+            self.writer.groups.pending_free_clusters += u64::from(count);
         }
         drop(changing);
-        self.writer.groups.unmark(&new, &[]);
+        self.writer.groups.mark_allocatable(&new, &[]);
     }
 }

@@ -13,7 +13,7 @@ use crate::format::bitmap::Bitmap;
 use crate::format::group;
 use crate::format::inode::flags;
 use crate::transaction::Transaction;
-use crate::units::narrow;
+use crate::units::saturating_u32;
 use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 
 impl Transaction<'_> {
@@ -22,8 +22,9 @@ impl Transaction<'_> {
         let super_ = &self.volume.super_;
         let mut used = Vec::new();
         for number in 0..super_.groups {
-            self.prepare_group(number)?;
-            let Some(Group { inodes, search: Some(search), .. }) = self.writer.groups.get(number)
+            self.load_group_bitmaps(number)?;
+            let Some(Group { inodes, allocation_bitmaps: Some(search), .. }) =
+                self.writer.groups.get(number)
             else {
                 continue;
             };
@@ -41,17 +42,21 @@ impl Transaction<'_> {
     }
 
     /// Takes an inode for something that gets a name in `dir`; the one that a repeated change had.
-    pub(crate) fn inode_for(&mut self, dir: InodeNumber, kind: FileType) -> Result<InodeNumber> {
-        let inode = match self.repeated_inode() {
+    pub(crate) fn allocate_inode_for(
+        &mut self,
+        dir: InodeNumber,
+        kind: FileType,
+    ) -> Result<InodeNumber> {
+        let inode = match self.replayed_inode() {
             None => self.allocate_inode(dir, kind)?,
             Some(inode) => {
-                let place = self.writer.groups.place_of_inode(inode);
+                let place = self.writer.groups.locate_inode_bit(inode);
                 let (number, at) = place.ok_or(Error::NotFound)?;
-                self.prepare_group(number)?;
-                match self.allocate_inode_in(number, kind, Some(at))? {
+                self.load_group_bitmaps(number)?;
+                match self.allocate_inode_in_group(number, kind, Some(at))? {
                     Some(taken) => taken,
                     // It may be free once that is durable.
-                    _ if self.writer.groups.has_frozen() => return Err(Error::NoSpace),
+                    _ if self.writer.groups.has_pending_free() => return Err(Error::NoSpace),
                     _ => {
                         let used = "inode bitmap: an inode is used that a change took";
                         return Err(Error::corrupt(used).of_inode(inode));
@@ -60,13 +65,13 @@ impl Transaction<'_> {
             }
         };
         let generation = self.next_generation(inode);
-        self.writer.made = Some(FileId { inode: inode.0, generation });
+        self.writer.created_inode = Some(FileId { inode: inode.0, generation });
         Ok(inode)
     }
 
     /// What tells the next file with this inode from all others that had it.
     pub(crate) fn next_generation(&self, inode: InodeNumber) -> u32 {
-        let repeated = self.writer.repeated.and_then(|it| it.inode);
+        let repeated = self.writer.replaying.and_then(|it| it.inode);
         match repeated.filter(|made| made.inode == inode.0) {
             Some(made) => made.generation,
             None => self.writer.generation.wrapping_mul(0x9E37_79B1).wrapping_add(inode.0 | 1),
@@ -82,28 +87,33 @@ impl Transaction<'_> {
         if self.writer.groups.free_inodes == 0 {
             return Err(Error::NoSpace);
         }
-        let (own_group, _) = self.writer.groups.place_of_inode(dir).ok_or(Error::NotFound)?;
+        let (own_group, _) = self.writer.groups.locate_inode_bit(dir).ok_or(Error::NotFound)?;
         let groups = self.volume.super_.groups;
-        let first =
-            if kind == FileType::Directory { self.spread(dir, own_group)? } else { own_group };
+        let first = if kind == FileType::Directory {
+            self.find_group_orlov(dir, own_group)?
+        } else {
+            own_group
+        };
         // Files: their directory's group, then ever farther ones, then any.
         let hops = (0..31u32).map(|hop| (1u32 << hop) - 1).take_while(|hop| *hop < groups);
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
         for number in order {
             let Some(group) = self.writer.groups.get(number) else { continue };
-            if group.said.free_inodes == 0
-                || (kind == FileType::File && group.said.free_clusters == 0 && number != first)
+            if group.descriptor.free_inodes == 0
+                || (kind == FileType::File
+                    && group.descriptor.free_clusters == 0
+                    && number != first)
             {
                 continue;
             }
-            self.prepare_group(number)?;
-            if let Some(inode) = self.allocate_inode_in(number, kind, None)? {
+            self.load_group_bitmaps(number)?;
+            if let Some(inode) = self.allocate_inode_in_group(number, kind, None)? {
                 return Ok(inode);
             }
         }
         for number in 0..groups {
-            self.prepare_group(number)?;
-            if let Some(inode) = self.allocate_inode_in(number, kind, None)? {
+            self.load_group_bitmaps(number)?;
+            if let Some(inode) = self.allocate_inode_in_group(number, kind, None)? {
                 return Ok(inode);
             }
         }
@@ -111,15 +121,16 @@ impl Transaction<'_> {
     }
 
     /// Takes the first free inode of a group, or the one that is wanted if it is free.
-    fn allocate_inode_in(
+    fn allocate_inode_in_group(
         &mut self,
         number: u32,
         kind: FileType,
         wanted: Option<u32>,
     ) -> Result<Option<InodeNumber>> {
         let per_group = self.volume.super_.inodes_per_group;
-        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
-        let Some(Group { search: Some(search), .. }) = self.writer.groups.get(number) else {
+        let bitmap_at = self.preload_bitmap(number, Role::InodeBitmap(number))?;
+        let Some(Group { allocation_bitmaps: Some(search), .. }) = self.writer.groups.get(number)
+        else {
             return Ok(None);
         };
         let free = bits(&search.inodes).next_zero(wanted.unwrap_or(0));
@@ -130,98 +141,102 @@ impl Transaction<'_> {
         let inode = InodeNumber(number * per_group + at + 1);
         let is_linked = self.read_slot(inode, |it| it.links() != 0)?;
         let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
-        if is_linked && at < group.inodes.saturating_sub(group.said.unused_inodes) {
+        if is_linked && at < group.inodes.saturating_sub(group.descriptor.unused_inodes) {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
         }
-        self.mark_inode(number, at, bitmap_at, kind)?;
+        self.mark_inode_used(number, at, bitmap_at, kind)?;
         Ok(Some(inode))
     }
 
     /// Whether the bitmap says that an inode is in use. What is in its place means nothing else.
-    pub(crate) fn is_taken(&mut self, inode: InodeNumber) -> Result<bool> {
-        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.prepare_group(number)?;
+    pub(crate) fn is_inode_allocated(&mut self, inode: InodeNumber) -> Result<bool> {
+        let (number, at) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
+        self.load_group_bitmaps(number)?;
         let role = Role::InodeBitmap(number);
-        let bitmap_at = self.have_bitmap(number, role)?;
+        let bitmap_at = self.preload_bitmap(number, role)?;
         let group = self.writer.groups.get(number).ok_or(Error::NotFound)?;
-        let was_written = group.said.flags & group::flags::INODE_UNINIT == 0;
+        let was_written = group.descriptor.flags & group::flags::INODE_UNINIT == 0;
         Ok(was_written && is_all(&self.block(bitmap_at, role)?, at, 1, true))
     }
 
     /// Takes this inode, if it is free; whether it was.
-    pub(crate) fn take_inode(&mut self, inode: InodeNumber, kind: FileType) -> Result<bool> {
-        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.prepare_group(number)?;
+    pub(crate) fn allocate_exact_inode(
+        &mut self,
+        inode: InodeNumber,
+        kind: FileType,
+    ) -> Result<bool> {
+        let (number, at) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
+        self.load_group_bitmaps(number)?;
         let role = Role::InodeBitmap(number);
-        let bitmap_at = self.have_bitmap(number, role)?;
-        self.initialise(number, true)?;
+        let bitmap_at = self.preload_bitmap(number, role)?;
+        self.initialize_bitmaps(number, true)?;
         let is_free = is_all(&self.block(bitmap_at, role)?, at, 1, false);
         if is_free {
-            self.mark_inode(number, at, bitmap_at, kind)?;
+            self.mark_inode_used(number, at, bitmap_at, kind)?;
         }
         Ok(is_free)
     }
 
-    fn mark_inode(
+    fn mark_inode_used(
         &mut self,
         number: u32,
         at: u32,
         bitmap_at: FsBlock,
         kind: FileType,
     ) -> Result<()> {
-        self.may_wait = true;
-        self.initialise(number, true)?;
+        self.may_block = true;
+        self.initialize_bitmaps(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
         let never_used = group.inodes.saturating_sub(at + 1);
-        group.said.unused_inodes = group.said.unused_inodes.min(never_used);
-        if let Some(search) = &mut group.search {
+        group.descriptor.unused_inodes = group.descriptor.unused_inodes.min(never_used);
+        if let Some(search) = &mut group.allocation_bitmaps {
             mark(&mut search.inodes, at, 1, true);
         }
-        group.said.free_inodes = group.said.free_inodes.saturating_sub(1);
-        group.said.directories += u32::from(kind == FileType::Directory);
+        group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_sub(1);
+        group.descriptor.directories += u32::from(kind == FileType::Directory);
         group.changed = true;
         self.writer.groups.directories += u64::from(kind == FileType::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
+        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
 
     /// Marks an inode as used that is not to be given out, if it is not marked.
-    pub(crate) fn set_aside(&mut self, inode: InodeNumber) -> Result<()> {
-        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.prepare_group(number)?;
-        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
-        self.may_wait = true;
-        self.initialise(number, true)?;
+    pub(crate) fn quarantine_inode(&mut self, inode: InodeNumber) -> Result<()> {
+        let (number, at) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
+        self.load_group_bitmaps(number)?;
+        let bitmap_at = self.preload_bitmap(number, Role::InodeBitmap(number))?;
+        self.may_block = true;
+        self.initialize_bitmaps(number, true)?;
         let group = self.writer.groups.get_mut(number)?;
         let never_used = group.inodes.saturating_sub(at + 1);
-        group.said.unused_inodes = group.said.unused_inodes.min(never_used);
-        let Some(search) = &mut group.search else { return Ok(()) };
+        group.descriptor.unused_inodes = group.descriptor.unused_inodes.min(never_used);
+        let Some(search) = &mut group.allocation_bitmaps else { return Ok(()) };
         if is_all(&search.inodes, at, 1, true) {
             return Ok(());
         }
         mark(&mut search.inodes, at, 1, true);
-        group.said.free_inodes = group.said.free_inodes.saturating_sub(1);
+        group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_sub(1);
         group.changed = true;
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.change(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
+        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
 
     /// Gives an inode back that no name leads to any more.
     pub(crate) fn free_inode(&mut self, inode: InodeNumber, kind: FileType) -> Result<()> {
-        let (number, at) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
-        self.prepare_group(number)?;
-        let bitmap_at = self.have_bitmap(number, Role::InodeBitmap(number))?;
-        self.may_wait = true;
+        let (number, at) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
+        self.load_group_bitmaps(number)?;
+        let bitmap_at = self.preload_bitmap(number, Role::InodeBitmap(number))?;
+        self.may_block = true;
         let group = self.writer.groups.get_mut(number)?;
-        group.said.free_inodes += 1;
-        group.said.directories =
-            group.said.directories.saturating_sub(u32::from(kind == FileType::Directory));
+        group.descriptor.free_inodes += 1;
+        group.descriptor.directories =
+            group.descriptor.directories.saturating_sub(u32::from(kind == FileType::Directory));
         group.changed = true;
         self.writer.groups.free_inodes += 1;
         let fewer = u64::from(kind == FileType::Directory);
         self.writer.groups.directories = self.writer.groups.directories.saturating_sub(fewer);
-        self.writer.groups.drop_window(inode.0);
-        let used = self.change(bitmap_at, Role::InodeBitmap(number), |bits| {
+        self.writer.groups.discard_reservation_window(inode.0);
+        let used = self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| {
             let used = is_all(bits, at, 1, true);
             mark(bits, at, 1, false);
             used
@@ -229,50 +244,51 @@ impl Transaction<'_> {
         if !used {
             return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
         }
-        if self.writer.batch.born.remove(&inode.0) {
-            self.writer.groups.unmark(&[], &[inode.0]);
+        if self.writer.batch.created_inodes.remove(&inode.0) {
+            self.writer.groups.mark_allocatable(&[], &[inode.0]);
         } else {
             self.writer.batch.freed_inodes.push(inode.0);
-            self.writer.groups.frozen_inodes += 1;
+            self.writer.groups.pending_free_inodes += 1;
         }
         Ok(())
     }
 
     /// The group for a new directory: near its parent while there is room for its files,
     /// but those at the top of the tree are spread (Orlov's allocator).
-    fn spread(&mut self, parent: InodeNumber, own_group: u32) -> Result<u32> {
+    fn find_group_orlov(&mut self, parent: InodeNumber, own_group: u32) -> Result<u32> {
         let groups = self.volume.super_.groups;
         let count = u64::from(groups);
         let all = &self.writer.groups;
-        let mean_inodes = narrow(all.free_inodes / count);
-        let mean_clusters = narrow(all.free_clusters / count);
+        let mean_inodes = saturating_u32(all.free_inodes / count);
+        let mean_clusters = saturating_u32(all.free_clusters / count);
         let top = parent == InodeNumber::ROOT || self.node(parent)?.flags & flags::TOP_DIR != 0;
         let order = |start: u32| (0..groups).map(move |step| (start + step) % groups);
         let room = |group: &Group, inodes: u32, clusters: u32| {
-            group.said.free_inodes > 0
-                && group.said.free_inodes >= inodes
-                && group.said.free_clusters >= clusters
+            group.descriptor.free_inodes > 0
+                && group.descriptor.free_inodes >= inodes
+                && group.descriptor.free_clusters >= clusters
         };
         if top {
             // The one with the fewest directories among those with average room.
-            let start = self.writer.turn % groups;
-            self.writer.turn = self.writer.turn.wrapping_add(1);
+            let start = self.writer.next_top_dir_group % groups;
+            self.writer.next_top_dir_group = self.writer.next_top_dir_group.wrapping_add(1);
             let found = order(start)
                 .filter_map(|number| all.get(number).map(|group| (number, group)))
                 .filter(|(_, group)| room(group, mean_inodes, mean_clusters))
-                .min_by_key(|(_, group)| group.said.directories);
+                .min_by_key(|(_, group)| group.descriptor.directories);
             if let Some((number, _)) = found {
                 return Ok(number);
             }
         }
         let per_group = self.volume.super_.inodes_per_group;
-        let most = narrow(all.directories / count) + per_group / 16;
+        let most = saturating_u32(all.directories / count) + per_group / 16;
         let least_inodes = mean_inodes.saturating_sub(per_group / 4);
         let clusters_per_group = self.volume.super_.clusters_per_group();
         let least_clusters = mean_clusters.saturating_sub(clusters_per_group / 4);
         let found = order(own_group).find(|number| {
             all.get(*number).is_some_and(|group| {
-                group.said.directories < most && room(group, least_inodes.max(1), least_clusters)
+                group.descriptor.directories < most
+                    && room(group, least_inodes.max(1), least_clusters)
             })
         });
         Ok(found.unwrap_or(own_group))

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use draconis_exchange::heap::SharedSlice;
 
 use crate::blocks::pool::Memory;
-use crate::cache::Weigh;
+use crate::cache::CacheWeight;
 
 /// Files are cached in aligned chunks of this many bytes.
 pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
@@ -15,7 +15,7 @@ pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
 /// A piece of a file or of the device in memory. Its holder keeps it alive, also
 /// when the cache has let it go.
 #[derive(Clone)]
-pub struct Data {
+pub struct SharedBytes {
     chunk: Arc<Chunk>,
     range: Range<usize>,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Chunk {
     memory: Memory,
     range: Range<usize>,
     /// The first reader of this chunk wants more of the file to be on its way.
-    marked: AtomicBool,
+    is_read_ahead_mark: AtomicBool,
 }
 
 /// What an entry takes beside its memory, about.
@@ -36,7 +36,7 @@ impl Chunk {
     pub(crate) fn new(memory: Memory, range: Range<usize>) -> Arc<Self> {
         let end = range.end.min(memory.len());
         let range = range.start.min(end)..end;
-        Arc::new(Self { memory, range, marked: AtomicBool::new(false) })
+        Arc::new(Self { memory, range, is_read_ahead_mark: AtomicBool::new(false) })
     }
 }
 
@@ -48,30 +48,31 @@ impl Chunk {
     }
 
     /// Bytes of a chunk that is not shared; `None` if it is.
-    pub(crate) fn lend(this: &mut Arc<Self>, part: Range<usize>) -> Option<&mut [u8]> {
+    pub(crate) fn get_mut_range(this: &mut Arc<Self>, part: Range<usize>) -> Option<&mut [u8]> {
         let chunk = Arc::get_mut(this)?;
         let start = chunk.range.start;
         chunk.memory.get_mut(start.checked_add(part.start)?..start.checked_add(part.end)?)
     }
 
     /// Marks a chunk that is not shared yet.
-    pub(crate) fn mark(&self, marked: bool) {
-        self.marked.store(marked, Ordering::Relaxed);
+    pub(crate) fn set_read_ahead_mark(&self, marked: bool) {
+        self.is_read_ahead_mark.store(marked, Ordering::Relaxed);
     }
 
     /// Whether it was marked; says so once.
-    pub(crate) fn marked(&self) -> bool {
-        self.marked.load(Ordering::Relaxed) && self.marked.swap(false, Ordering::Relaxed)
+    pub(crate) fn take_read_ahead_mark(&self) -> bool {
+        self.is_read_ahead_mark.load(Ordering::Relaxed)
+            && self.is_read_ahead_mark.swap(false, Ordering::Relaxed)
     }
 }
 
-impl Weigh for Arc<Chunk> {
+impl CacheWeight for Arc<Chunk> {
     fn weight(&self) -> u64 {
         self.memory.footprint().saturating_add(ENTRY_BYTES) as u64
     }
 }
 
-impl Data {
+impl SharedBytes {
     /// `len` bytes of `chunk` from `at`, or as many of them as there are.
     pub(crate) fn of(chunk: Arc<Chunk>, at: usize, len: usize) -> Self {
         let Range { start, end } = chunk.range;
@@ -96,7 +97,7 @@ impl Data {
     }
 
     /// All of what is lent.
-    pub(crate) fn lent(piece: SharedSlice) -> Self {
+    pub(crate) fn from_piece(piece: SharedSlice) -> Self {
         let range = 0..piece.len();
         Self { chunk: Chunk::new(Memory::Lent(piece), range.clone()), range }
     }
@@ -114,25 +115,25 @@ impl Data {
     }
 
     /// No bytes.
-    pub(crate) fn none() -> Self {
+    pub(crate) fn empty() -> Self {
         Self { chunk: Chunk::whole(Memory::zeros(0)), range: 0..0 }
     }
 }
 
-impl std::ops::Deref for Data {
+impl std::ops::Deref for SharedBytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         self.chunk.memory.get(self.range.clone()).unwrap_or_default()
     }
 }
 
-impl AsRef<[u8]> for Data {
+impl AsRef<[u8]> for SharedBytes {
     fn as_ref(&self) -> &[u8] {
         self
     }
 }
 
-impl std::fmt::Debug for Data {
+impl std::fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Data({} bytes)", self.len())
     }

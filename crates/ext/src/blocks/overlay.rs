@@ -15,104 +15,105 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::FsBlock;
-use crate::blocks::data::Data;
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
-use crate::cache::Mixer;
+use crate::cache::IntegerHasher;
 
 /// What the disk has of a block.
 #[derive(Debug)]
-pub(crate) enum State {
+pub(crate) enum BufferState {
     /// The same, or it will have.
     Clean,
     /// Nothing that anything leads to.
-    Fresh,
+    New,
     /// What it was when the last chain was submitted.
-    Changed(Data),
+    Modified(SharedBytes),
 }
 
 /// A block of metadata.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    pub(crate) now: Data,
-    pub(crate) state: State,
+    pub(crate) current: SharedBytes,
+    pub(crate) state: BufferState,
     pub(crate) role: Role,
     /// The chain that carried it last: its place in the order in which they were sealed.
-    pub(crate) sealed: u64,
+    pub(crate) chain_number: u64,
 }
 
 impl Buffer {
     /// Makes it new in this batch, if it is not yet.
-    pub(crate) fn change(&mut self) -> &mut [u8] {
-        if matches!(self.state, State::Clean) {
-            self.state = State::Changed(self.now.clone());
+    pub(crate) fn make_dirty(&mut self) -> &mut [u8] {
+        if matches!(self.state, BufferState::Clean) {
+            self.state = BufferState::Modified(self.current.clone());
         }
-        self.now.make_mut()
+        self.current.make_mut()
     }
 
     /// Whether the next chain must carry it.
     pub(crate) fn is_dirty(&self) -> bool {
-        !matches!(self.state, State::Clean)
+        !matches!(self.state, BufferState::Clean)
     }
 }
 
 /// A block of a file's contents.
 #[derive(Debug)]
-pub(crate) struct Content {
-    pub(crate) now: Data,
+pub(crate) struct DataBlock {
+    pub(crate) current: SharedBytes,
     /// Not submitted yet.
     pub(crate) dirty: bool,
     /// What carried it: its place in the order in which chains were sealed.
-    pub(crate) sealed: u64,
+    pub(crate) chain_number: u64,
 }
 
 /// A block as a log has it that was committed and is not in place.
 #[derive(Debug)]
-pub(crate) struct Logged {
-    pub(crate) now: Data,
+pub(crate) struct CheckpointBlock {
+    pub(crate) now: SharedBytes,
     /// The chain that puts it in place, once that is sealed.
-    pub(crate) checkpoint: Option<u64>,
+    pub(crate) checkpoint_chain: Option<u64>,
 }
 
-type Map<V> = HashMap<u64, V, BuildHasherDefault<Mixer>>;
+type BlockTable<V> = HashMap<u64, V, BuildHasherDefault<IntegerHasher>>;
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks {
-    pub(crate) metadata: Map<Buffer>,
-    pub(crate) contents: Map<Content>,
+pub(crate) struct WriteBackBlocks {
+    pub(crate) metadata: BlockTable<Buffer>,
+    pub(crate) contents: BlockTable<DataBlock>,
     /// What was committed to a log and is not in place yet.
-    pub(crate) logged: BTreeMap<u64, Logged>,
+    pub(crate) awaiting_checkpoint: BTreeMap<u64, CheckpointBlock>,
     /// Dirty blocks of contents.
     pub(crate) dirty_contents: usize,
     /// Inodes without names that still have users.
     pub(crate) orphans: HashSet<u32>,
 }
 
-impl Blocks {
-    pub(crate) fn get(&self, block: FsBlock) -> Option<Data> {
+impl WriteBackBlocks {
+    pub(crate) fn get(&self, block: FsBlock) -> Option<SharedBytes> {
         if let Some(buffer) = self.metadata.get(&block.0) {
-            return Some(buffer.now.clone());
+            return Some(buffer.current.clone());
         }
         if let Some(content) = self.contents.get(&block.0) {
-            return Some(content.now.clone());
+            return Some(content.current.clone());
         }
-        self.logged.get(&block.0).map(|logged| logged.now.clone())
+        self.awaiting_checkpoint.get(&block.0).map(|logged| logged.now.clone())
     }
 
     /// Puts contents in, in place of whatever was there.
-    pub(crate) fn put_content(&mut self, block: FsBlock, now: Data) {
-        let before = self.contents.insert(block.0, Content { now, dirty: true, sealed: 0 });
+    pub(crate) fn insert_content(&mut self, block: FsBlock, now: SharedBytes) {
+        let before =
+            self.contents.insert(block.0, DataBlock { current: now, dirty: true, chain_number: 0 });
         if before.is_none_or(|before| !before.dirty) {
             self.dirty_contents = self.dirty_contents.saturating_add(1);
         }
     }
 
     /// Notes that a chain carries these contents as they are now.
-    pub(crate) fn contents_sealed(&mut self, contents: &[u64], sealed: u64) {
+    pub(crate) fn mark_contents_queued(&mut self, contents: &[u64], sealed: u64) {
         for block in contents {
             let Some(content) = self.contents.get_mut(block) else { continue };
             let was_dirty = std::mem::replace(&mut content.dirty, false);
-            content.sealed = sealed;
+            content.chain_number = sealed;
             self.dirty_contents = self.dirty_contents.saturating_sub(usize::from(was_dirty));
         }
     }
@@ -129,30 +130,30 @@ impl Blocks {
 
     fn len(&self) -> usize {
         let changed = self.metadata.len().saturating_add(self.contents.len());
-        changed.saturating_add(self.logged.len())
+        changed.saturating_add(self.awaiting_checkpoint.len())
     }
 }
 
 /// See the head of the file.
 #[derive(Debug, Default)]
-pub(crate) struct Overlay {
-    blocks: RwLock<Blocks>,
+pub(crate) struct WriteBackCache {
+    blocks: RwLock<WriteBackBlocks>,
     /// How many there are, to say "none" without the lock.
     len: AtomicUsize,
 }
 
 /// The right to change the overlay.
-pub(crate) struct Changing<'a> {
-    blocks: RwLockWriteGuard<'a, Blocks>,
+pub(crate) struct WriteBackGuard<'a> {
+    blocks: RwLockWriteGuard<'a, WriteBackBlocks>,
     len: &'a AtomicUsize,
 }
 
-impl Overlay {
+impl WriteBackCache {
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0
     }
 
-    pub(crate) fn get(&self, block: FsBlock) -> Option<Data> {
+    pub(crate) fn get(&self, block: FsBlock) -> Option<SharedBytes> {
         if self.is_empty() {
             return None;
         }
@@ -160,7 +161,7 @@ impl Overlay {
     }
 
     /// Whether there are more than `most` blocks of metadata.
-    pub(crate) fn has_more_metadata_than(&self, most: usize) -> bool {
+    pub(crate) fn metadata_exceeds(&self, most: usize) -> bool {
         self.len.load(Ordering::Relaxed) > most && self.blocks.read().metadata.len() > most
     }
 
@@ -169,29 +170,29 @@ impl Overlay {
         self.blocks.read().orphans.contains(&inode)
     }
 
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Blocks> {
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, WriteBackBlocks> {
         self.blocks.read()
     }
 
-    pub(crate) fn change(&self) -> Changing<'_> {
-        Changing { blocks: self.blocks.write(), len: &self.len }
+    pub(crate) fn write(&self) -> WriteBackGuard<'_> {
+        WriteBackGuard { blocks: self.blocks.write(), len: &self.len }
     }
 }
 
-impl std::ops::Deref for Changing<'_> {
-    type Target = Blocks;
-    fn deref(&self) -> &Blocks {
+impl std::ops::Deref for WriteBackGuard<'_> {
+    type Target = WriteBackBlocks;
+    fn deref(&self) -> &WriteBackBlocks {
         &self.blocks
     }
 }
 
-impl std::ops::DerefMut for Changing<'_> {
-    fn deref_mut(&mut self) -> &mut Blocks {
+impl std::ops::DerefMut for WriteBackGuard<'_> {
+    fn deref_mut(&mut self) -> &mut WriteBackBlocks {
         &mut self.blocks
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for WriteBackGuard<'_> {
     fn drop(&mut self) {
         self.len.store(self.blocks.len(), Ordering::Relaxed);
     }

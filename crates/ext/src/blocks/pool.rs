@@ -9,52 +9,52 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use draconis_exchange::heap::{ALIGN_BYTES, Block, PrivateBuffer, SharedSlice};
 
-use crate::units::index;
+use crate::units::saturating_usize;
 
 /// Bytes of each size that are kept at most.
-const KEPT_BYTES: u64 = 4 << 20;
+const MAX_FREE_BYTES: u64 = 4 << 20;
 
 /// See the head of the file.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    shelves: [Shelf; 2],
-    of_pages: bool,
+    size_classes: [SizeClass; 2],
+    keeps_pages: bool,
 }
 
 #[derive(Debug)]
-struct Shelf {
+struct SizeClass {
     len: usize,
-    most: usize,
+    max_free: usize,
     free: Mutex<Vec<PrivateBuffer>>,
 }
 
 impl Pool {
     /// A pool for memory of these lengths.
     pub(crate) fn new(lens: [u64; 2], of_pages: bool) -> Arc<Self> {
-        let shelf = |bytes: u64| Shelf {
-            len: index(bytes),
-            most: index(KEPT_BYTES.checked_div(bytes).unwrap_or(0)),
+        let shelf = |bytes: u64| SizeClass {
+            len: saturating_usize(bytes),
+            max_free: saturating_usize(MAX_FREE_BYTES.checked_div(bytes).unwrap_or(0)),
             free: Mutex::default(),
         };
-        Arc::new(Self { shelves: lens.map(shelf), of_pages })
+        Arc::new(Self { size_classes: lens.map(shelf), keeps_pages: of_pages })
     }
 
-    fn shelf(&self, len: usize) -> Option<&Shelf> {
-        self.shelves.iter().find(|shelf| shelf.len == len)
+    fn shelf(&self, len: usize) -> Option<&SizeClass> {
+        self.size_classes.iter().find(|shelf| shelf.len == len)
     }
 
     /// A block of `len` bytes, whatever they are.
-    pub(crate) fn take(&self, len: usize) -> Block {
+    pub(crate) fn acquire(&self, len: usize) -> Block {
         let used = self
             .shelf(len)
             .and_then(|shelf| shelf.free.lock().unwrap_or_else(PoisonError::into_inner).pop());
         used.map_or_else(|| Block::private(len), Block::from)
     }
 
-    fn give(&self, memory: PrivateBuffer) {
+    fn recycle(&self, memory: PrivateBuffer) {
         let Some(shelf) = self.shelf(memory.len()) else { return };
         let mut free = shelf.free.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.len() < shelf.most {
+        if free.len() < shelf.max_free {
             free.push(memory);
         }
     }
@@ -83,11 +83,11 @@ impl Memory {
         range: Range<usize>,
         pool: &Arc<Pool>,
     ) -> (Self, Range<usize>) {
-        if range.len() >= PAGES_FROM_BYTES || pool.of_pages && range.len() == memory.len() {
+        if range.len() >= PAGES_FROM_BYTES || pool.keeps_pages && range.len() == memory.len() {
             return (Self::Pages(memory, Arc::downgrade(pool)), range);
         }
         let exact: Box<[u8]> = memory.get(range).unwrap_or_default().into();
-        pool.give(memory);
+        pool.recycle(memory);
         let whole = 0..exact.len();
         (Self::Exact(exact), whole)
     }
@@ -136,7 +136,7 @@ impl Drop for Memory {
         if let Self::Pages(memory, pool) = self
             && let Some(pool) = pool.upgrade()
         {
-            pool.give(std::mem::replace(memory, PrivateBuffer::new(0)));
+            pool.recycle(std::mem::replace(memory, PrivateBuffer::new(0)));
         }
     }
 }
@@ -150,20 +150,20 @@ mod tests {
         let len = 128 << 10;
         let pool = Pool::new([4096, len as u64], false);
         let held: Vec<_> = (0..100)
-            .map(|_| Memory::filled(pool.take(len).into_private(), 0..len, &pool))
-            .chain([Memory::filled(pool.take(7).into_private(), 0..7, &pool)])
+            .map(|_| Memory::filled(pool.acquire(len).into_private(), 0..len, &pool))
+            .chain([Memory::filled(pool.acquire(7).into_private(), 0..7, &pool)])
             .collect();
         drop(held);
-        let kept = pool.shelves[1].free.lock().unwrap().len();
+        let kept = pool.size_classes[1].free.lock().unwrap().len();
         assert_eq!(kept, 32);
-        assert_eq!(pool.take(len).len(), len);
-        assert_eq!(pool.shelves[1].free.lock().unwrap().len(), 31);
+        assert_eq!(pool.acquire(len).len(), len);
+        assert_eq!(pool.size_classes[1].free.lock().unwrap().len(), 31);
     }
 
     #[test]
     fn little_takes_little() {
         let pool = Pool::new([4096, 8192], false);
-        let mut block = pool.take(4096);
+        let mut block = pool.acquire(4096);
         block.copy_in(10, b"little");
         let (memory, range) = Memory::filled(block.into_private(), 10..16, &pool);
         assert_eq!((&memory[range], memory.footprint()), (&b"little"[..], 6));

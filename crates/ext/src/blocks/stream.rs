@@ -13,108 +13,114 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::blocks::data::CHUNK_BYTES;
 
-const PLACES: usize = 64;
+const STREAM_SLOTS: usize = 64;
 /// How far behind its stream a read may come and still be of it.
-const LATE_CHUNKS: u64 = 8;
+const MAX_LATE_CHUNKS: u64 = 8;
 
 /// The streams of a volume.
 #[derive(Debug)]
-pub(crate) struct Streams {
-    places: Vec<Mutex<Stream>>,
+pub(crate) struct FileReadAhead {
+    slots: Vec<Mutex<ReadAheadState>>,
     limit_chunks: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Stream {
+struct ReadAheadState {
     inode: u32,
     /// The chunk that would continue the stream.
     next: u64,
     /// One past the last chunk asked for.
-    asked: u64,
+    requested_end: u64,
     window: u64,
 }
 
 /// Chunks to read ahead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ahead {
+pub(crate) struct ReadAheadWindow {
     pub(crate) from: u64,
     pub(crate) end: u64,
     /// The one to mark.
     pub(crate) mark: u64,
 }
 
-impl Streams {
+impl FileReadAhead {
     pub(crate) fn new(limit_bytes: u64) -> Self {
-        let places = std::iter::repeat_with(Mutex::default).take(PLACES).collect();
-        Self { places, limit_chunks: limit_bytes / CHUNK_BYTES }
+        let places = std::iter::repeat_with(Mutex::default).take(STREAM_SLOTS).collect();
+        Self { slots: places, limit_chunks: limit_bytes / CHUNK_BYTES }
     }
 
     /// `chunk` is read and was not there, or it was there and marked.
-    pub(crate) fn at(&self, inode: u32, chunk: u64, there: bool) -> Option<Ahead> {
-        let nth = crate::units::index(u64::from(inode)) % PLACES;
-        let mut stream = self.places.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn on_read(&self, inode: u32, chunk: u64, there: bool) -> Option<ReadAheadWindow> {
+        let nth = crate::units::saturating_usize(u64::from(inode)) % STREAM_SLOTS;
+        let mut stream = self.slots.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner);
         stream.advance(inode, chunk, there, self.limit_chunks)
     }
 }
 
-impl Stream {
-    fn advance(&mut self, inode: u32, chunk: u64, there: bool, limit: u64) -> Option<Ahead> {
+impl ReadAheadState {
+    fn advance(
+        &mut self,
+        inode: u32,
+        chunk: u64,
+        there: bool,
+        limit: u64,
+    ) -> Option<ReadAheadWindow> {
         let known = self.inode == inode;
         // Several readers share a stream, and requests overtake each other.
-        let late = known && chunk < self.next && chunk.saturating_add(LATE_CHUNKS) >= self.next;
+        let late = known && chunk < self.next && chunk.saturating_add(MAX_LATE_CHUNKS) >= self.next;
         if late && chunk != 0 {
             return None;
         }
-        let within = known && chunk >= self.next && chunk <= self.asked;
+        let within = known && chunk >= self.next && chunk <= self.requested_end;
         if !(within || there || chunk == 0) {
             *self = Self { inode, next: chunk.saturating_add(1), ..Self::default() };
-            self.asked = self.next;
+            self.requested_end = self.next;
             return None;
         }
         if !within {
-            *self = Self { inode, asked: chunk.saturating_add(1), ..Self::default() };
+            *self = Self { inode, requested_end: chunk.saturating_add(1), ..Self::default() };
         }
         self.next = chunk.saturating_add(1);
         self.window = self.window.saturating_mul(2).clamp(2, 16.max(limit)).min(limit);
-        let from = self.asked.max(self.next);
+        let from = self.requested_end.max(self.next);
         let end = self.next.saturating_add(self.window);
-        self.asked = end.max(from);
+        self.requested_end = end.max(from);
         let mark = from.midpoint(end);
-        (from < end).then_some(Ahead { from, end, mark })
+        (from < end).then_some(ReadAheadWindow { from, end, mark })
     }
 }
 
 /// Streams over the device that are known at a time.
-const STRETCHES: usize = 16;
+const MAX_REGIONS: usize = 16;
 /// Leaps within a stretch: names, tables and bitmaps lie between the files of a group.
-const NEAR_PIECES: u64 = 4;
+const REGION_GAP_PIECES: u64 = 4;
 
 /// The widest window: what lies further ahead is often another directory's.
-const WIDEST_PIECES: u64 = 16;
+const MAX_WINDOW_PIECES: u64 = 16;
 
 /// Stretches of the device where small bits are read.
 #[derive(Debug)]
-pub(crate) struct Stretches {
-    all: Mutex<Table>,
+pub(crate) struct DeviceReadAhead {
+    all: Mutex<DeviceRegions>,
     limit_pieces: u64,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    stretches: [Stretch; STRETCHES],
+struct DeviceRegions {
+    stretches: [DeviceRegion; MAX_REGIONS],
     oldest: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Stretch {
+struct DeviceRegion {
     /// One past the last piece read.
     next: u64,
     /// One past the last piece asked for.
-    asked: u64,
+    requested_end: u64,
     window: u64,
 }
 
-impl Stretches {
+impl DeviceReadAhead {
     pub(crate) fn new(limit_bytes: u64, piece_bytes: u64) -> Self {
         let limit_pieces = limit_bytes.checked_div(piece_bytes).unwrap_or(0);
         Self { all: Mutex::default(), limit_pieces }
@@ -122,7 +128,7 @@ impl Stretches {
 
     /// A part of `piece` is read. `None` if nothing near it was read of late; else
     /// what to read ahead, perhaps nothing.
-    pub(crate) fn at(&self, piece: u64) -> Option<Ahead> {
+    pub(crate) fn at(&self, piece: u64) -> Option<ReadAheadWindow> {
         let mut table = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let known = table.stretches.iter_mut().find(|it| it.is_near(piece));
         if let Some(stretch) = known {
@@ -130,36 +136,36 @@ impl Stretches {
         }
         let next = piece.saturating_add(1);
         let oldest = table.oldest;
-        table.oldest = oldest.wrapping_add(1) % STRETCHES;
+        table.oldest = oldest.wrapping_add(1) % MAX_REGIONS;
         if let Some(place) = table.stretches.get_mut(oldest) {
-            *place = Stretch { next, asked: next, window: 0 };
+            *place = DeviceRegion { next, requested_end: next, window: 0 };
         }
         None
     }
 }
 
-impl Stretch {
+impl DeviceRegion {
     fn is_near(&self, piece: u64) -> bool {
-        let end = self.next.max(self.asked).saturating_add(NEAR_PIECES);
+        let end = self.next.max(self.requested_end).saturating_add(REGION_GAP_PIECES);
         self.next > 0 && piece.saturating_add(1) >= self.next && piece < end
     }
 
-    fn advance(&mut self, piece: u64, limit: u64) -> Ahead {
-        let nothing = Ahead { from: 0, end: 0, mark: 0 };
+    fn advance(&mut self, piece: u64, limit: u64) -> ReadAheadWindow {
+        let nothing = ReadAheadWindow { from: 0, end: 0, mark: 0 };
         if piece < self.next {
             return nothing;
         }
         self.next = piece.saturating_add(1);
         // Half a window ahead is far enough: do not dribble.
-        let ahead = self.asked.saturating_sub(self.next);
+        let ahead = self.requested_end.saturating_sub(self.next);
         if ahead > self.window / 2 {
             return nothing;
         }
-        self.window = self.window.saturating_mul(2).clamp(1, WIDEST_PIECES).min(limit);
-        let from = self.asked.max(self.next);
+        self.window = self.window.saturating_mul(2).clamp(1, MAX_WINDOW_PIECES).min(limit);
+        let from = self.requested_end.max(self.next);
         let end = self.next.saturating_add(self.window);
-        self.asked = end.max(from);
-        Ahead { from, end, mark: from.midpoint(end) }
+        self.requested_end = end.max(from);
+        ReadAheadWindow { from, end, mark: from.midpoint(end) }
     }
 }
 
@@ -169,35 +175,47 @@ mod tests {
 
     #[test]
     fn windows_grow_along_a_stream_and_never_beyond_the_limit() {
-        let streams = Streams::new(8 * CHUNK_BYTES);
-        assert_eq!(streams.at(12, 0, false), Some(Ahead { from: 1, end: 3, mark: 2 }));
-        assert_eq!(streams.at(12, 2, true), Some(Ahead { from: 3, end: 7, mark: 5 }));
-        assert_eq!(streams.at(12, 5, true), Some(Ahead { from: 7, end: 14, mark: 10 }));
-        assert_eq!(streams.at(12, 10, true), Some(Ahead { from: 14, end: 19, mark: 16 }));
+        let streams = FileReadAhead::new(8 * CHUNK_BYTES);
+        assert_eq!(
+            streams.on_read(12, 0, false),
+            Some(ReadAheadWindow { from: 1, end: 3, mark: 2 })
+        );
+        assert_eq!(
+            streams.on_read(12, 2, true),
+            Some(ReadAheadWindow { from: 3, end: 7, mark: 5 })
+        );
+        assert_eq!(
+            streams.on_read(12, 5, true),
+            Some(ReadAheadWindow { from: 7, end: 14, mark: 10 })
+        );
+        assert_eq!(
+            streams.on_read(12, 10, true),
+            Some(ReadAheadWindow { from: 14, end: 19, mark: 16 })
+        );
     }
 
     #[test]
     fn requests_that_overtake_each_other_are_one_stream() {
-        let streams = Streams::new(8 * CHUNK_BYTES);
-        streams.at(12, 0, false);
-        assert!(streams.at(12, 3, false).is_some());
-        assert_eq!(streams.at(12, 2, false), None);
-        let ahead = streams.at(12, 5, false).unwrap();
+        let streams = FileReadAhead::new(8 * CHUNK_BYTES);
+        streams.on_read(12, 0, false);
+        assert!(streams.on_read(12, 3, false).is_some());
+        assert_eq!(streams.on_read(12, 2, false), None);
+        let ahead = streams.on_read(12, 5, false).unwrap();
         assert!(ahead.end - ahead.from >= 4, "{ahead:?}");
     }
 
     #[test]
     fn leaps_are_no_stream() {
-        let streams = Streams::new(8 * CHUNK_BYTES);
+        let streams = FileReadAhead::new(8 * CHUNK_BYTES);
         for chunk in [900, 17, 4000, 30] {
-            assert_eq!(streams.at(12, chunk, false), None);
+            assert_eq!(streams.on_read(12, chunk, false), None);
         }
-        assert!(streams.at(12, 31, false).is_some());
+        assert!(streams.on_read(12, 31, false).is_some());
     }
 
     #[test]
     fn stretches_are_known_by_being_near() {
-        let stretches = Stretches::new(8 << 16, 1 << 16);
+        let stretches = DeviceReadAhead::new(8 << 16, 1 << 16);
         assert_eq!(stretches.at(100), None);
         assert_eq!(stretches.at(5000), None);
         let ahead = stretches.at(101).unwrap();
@@ -221,9 +239,9 @@ mod tests {
 
     #[test]
     fn nothing_is_read_ahead_if_the_limit_says_so() {
-        let streams = Streams::new(0);
+        let streams = FileReadAhead::new(0);
         for chunk in 0..10 {
-            assert_eq!(streams.at(12, chunk, false), None);
+            assert_eq!(streams.on_read(12, chunk, false), None);
         }
     }
 }

@@ -5,23 +5,23 @@ use std::sync::{Arc, Mutex};
 
 use draconis_exchange::contract::{AttributeChange, FileType};
 
-use super::data::Data;
-use super::role::{Role, Sums};
+use super::data::SharedBytes;
+use super::role::{BlockChecksums, Role};
 use crate::testing::{FILE, disk, open};
-use crate::{FsBlock, NewNode, Renaming, Result, XattrSet};
+use crate::{FsBlock, NewNode, RenameMode, Result, XattrSet};
 
 #[derive(Clone, Debug, Default)]
 struct Roles(Arc<Mutex<HashMap<u64, Role>>>);
 
-impl Sums for Roles {
-    fn verify(&self, role: Role, block: FsBlock, _: &[u8]) -> Result<()> {
+impl BlockChecksums for Roles {
+    fn verify_checksum(&self, role: Role, block: FsBlock, _: &[u8]) -> Result<()> {
         let roles = self.0.lock().unwrap();
         let written = roles.get(&block.0).copied().unwrap_or(role);
         assert_eq!(role, written, "block {block}");
         Ok(())
     }
 
-    fn seal(&self, role: Role, block: FsBlock, _: &mut Data) {
+    fn set_checksum(&self, role: Role, block: FsBlock, _: &mut SharedBytes) {
         self.0.lock().unwrap().insert(block.0, role);
     }
 }
@@ -56,7 +56,7 @@ fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
         let link = NewNode { kind: FileType::Symlink, target: &target, ..FILE };
         let link = volume.create(dir, b"link", &link).unwrap();
         assert_eq!(volume.read_link(link).unwrap()[..], target);
-        volume.rename(dir, &name("file", 3), root, &name("out", 3), Renaming::Replace).unwrap();
+        volume.rename(dir, &name("file", 3), root, &name("out", 3), RenameMode::Replace).unwrap();
         for nth in 50..100 {
             volume.unlink(dir, &name("file", nth)).unwrap();
         }

@@ -15,41 +15,41 @@ use std::sync::{Mutex, PoisonError};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Check, entries, inodes};
-use crate::format::extent::{Node, ROOT_ENTRIES};
+use crate::format::extent::{ExtentNode, ROOT_ENTRIES};
 use crate::format::inode::{RawInode, flags};
-use crate::units::index;
+use crate::units::saturating_usize;
 
 /// Inodes whose maps are asked for together.
-pub(super) const INODES: usize = 512;
+pub(super) const INODES_PER_BATCH: usize = 512;
 /// Directories that are asked for together.
-pub(super) const DIRECTORIES: usize = 16;
+pub(super) const DIRECTORIES_PER_BATCH: usize = 16;
 /// How many times as many are under way.
-pub(super) const BATCHES: usize = 4;
+pub(super) const BATCHES_IN_FLIGHT: usize = 4;
 /// Groups whose bitmaps are asked for together.
-const GROUPS: usize = 64;
+const GROUPS_PER_BATCH: usize = 64;
 /// Blocks of a directory that are asked for with others; those of a larger one as it is looked at.
-const MOST_BLOCKS: u64 = 32;
+const MAX_PREFETCHED_DIR_BLOCKS: u64 = 32;
 /// So many at a time then, and twice as many under way.
-pub(super) const FEW_BLOCKS: usize = 64;
+pub(super) const BLOCKS_PER_BATCH: usize = 64;
 /// Bytes of blocks that are under way at once.
-pub(super) const UNDER_WAY_BYTES: usize = 4 << 20;
+pub(super) const MAX_IN_FLIGHT_BYTES: usize = 4 << 20;
 /// Bytes of inodes that are kept from the first pass for the second.
-const KEPT_BYTES: usize = 16 << 20;
+const MAX_CACHED_INODE_BYTES: usize = 16 << 20;
 
 /// Inodes of directories, as their tables had them; as many as there is room for.
 #[derive(Default)]
-pub(super) struct Kept(Mutex<Slots>);
+pub(super) struct DirectoryInodeCache(Mutex<CachedSlots>);
 
 #[derive(Default)]
-struct Slots {
+struct CachedSlots {
     by_inode: HashMap<u32, Box<[u8]>>,
     bytes: usize,
 }
 
-impl Kept {
+impl DirectoryInodeCache {
     pub(super) fn put(&self, number: u32, slot: &[u8]) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.bytes < KEPT_BYTES {
+        if kept.bytes < MAX_CACHED_INODE_BYTES {
             kept.bytes = kept.bytes.saturating_add(slot.len());
             kept.by_inode.insert(number, slot.into());
         }
@@ -62,14 +62,14 @@ impl Kept {
 
 /// Asks for what the inodes in `slots` are looked at with: the first nodes of their maps, and
 /// their attributes.
-pub(super) fn maps(check: &Check<'_>, slots: &[u8]) {
+pub(super) fn prefetch_maps(check: &Check<'_>, slots: &[u8]) {
     let mut blocks = vec![];
-    for slot in slots.chunks_exact(index(check.super_.inode_bytes.into())) {
+    for slot in slots.chunks_exact(saturating_usize(check.super_.inode_bytes.into())) {
         let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { continue };
         if raw.i_links_count.get() == 0 {
             continue;
         }
-        blocks.push(inodes::attribute_block(check, raw));
+        blocks.push(inodes::xattr_block(check, raw));
         if !inodes::has_map(check, raw) {
             continue;
         }
@@ -85,14 +85,14 @@ pub(super) fn maps(check: &Check<'_>, slots: &[u8]) {
             }
         }
     }
-    expect(check, blocks);
+    prefetch(check, blocks);
 }
 
 /// Asks for the blocks of directories.
-pub(super) fn directories(check: &Check<'_>, list: &[u32]) {
+pub(super) fn prefetch_directories(check: &Check<'_>, list: &[u32]) {
     let mut blocks = vec![];
     for dir in list {
-        let Ok(slot) = entries::slot(check, *dir) else { continue };
+        let Ok(slot) = entries::read_inode_slot(check, *dir) else { continue };
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
         if !inodes::has_map(check, raw) {
             continue;
@@ -102,7 +102,8 @@ pub(super) fn directories(check: &Check<'_>, list: &[u32]) {
                 let runs = root.extents().take(ROOT_ENTRIES.into());
                 let block = |start: u64, nth: u64| start.saturating_add(nth);
                 blocks.extend(runs.flat_map(|run| {
-                    (0..MOST_BLOCKS.min(run.blocks.into())).map(move |nth| block(run.start.0, nth))
+                    (0..MAX_PREFETCHED_DIR_BLOCKS.min(run.blocks.into()))
+                        .map(move |nth| block(run.start.0, nth))
                 }));
             }
             Some(_) => {}
@@ -112,28 +113,28 @@ pub(super) fn directories(check: &Check<'_>, list: &[u32]) {
             }
         }
     }
-    expect(check, blocks);
+    prefetch(check, blocks);
 }
 
 /// Asks for bitmaps, of some groups at a time: this is called with each.
-pub(super) fn bitmaps(check: &Check<'_>, group: usize) {
-    if group.is_multiple_of(GROUPS) {
-        let places = check.groups.get(group..).unwrap_or_default().iter().take(GROUPS);
+pub(super) fn prefetch_bitmaps(check: &Check<'_>, group: usize) {
+    if group.is_multiple_of(GROUPS_PER_BATCH) {
+        let places = check.groups.get(group..).unwrap_or_default().iter().take(GROUPS_PER_BATCH);
         let both = places.flat_map(|it| {
             let blocks = (!it.blocks_unwritten).then_some(it.block_bitmap);
             blocks.into_iter().chain((!it.inodes_unwritten).then_some(it.inode_bitmap))
         });
-        expect(check, both.collect());
+        prefetch(check, both.collect());
     }
 }
 
 /// The root of a tree of extents; `None` where there are pointers.
-fn root(raw: &RawInode) -> Option<Node<'_>> {
+fn root(raw: &RawInode) -> Option<ExtentNode<'_>> {
     let has_extents = raw.i_flags.get() & flags::EXTENTS != 0;
-    has_extents.then(|| Node::check(raw.i_block.as_bytes(), None).ok()).flatten()
+    has_extents.then(|| ExtentNode::check(raw.i_block.as_bytes(), None).ok()).flatten()
 }
 
-fn expect(check: &Check<'_>, mut blocks: Vec<u64>) {
+fn prefetch(check: &Check<'_>, mut blocks: Vec<u64>) {
     blocks.retain(|block| *block != 0 && check.holds(*block));
-    check.store.expect(blocks);
+    check.store.prefetch(blocks);
 }

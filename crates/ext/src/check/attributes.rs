@@ -5,15 +5,15 @@ use std::sync::PoisonError;
 use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
-use super::blocks::Claim;
-use super::complaint::{Complaint, What};
+use super::blocks::BlockClaimer;
+use super::complaint::{Problem, What};
 use super::{Check, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::Incompatible;
 use crate::format::inode::{RawInode, flags};
-use crate::format::xattr::{Attribute, Attributes};
+use crate::format::xattr::{Xattr, XattrList};
 use crate::format::{le16, le32, xattr};
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{FsBlock, Result};
 
 /// What a list of attributes starts with.
@@ -23,25 +23,25 @@ const ENTRY_BYTES: usize = 16;
 
 /// Where a list is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Container {
+pub(super) enum XattrLocation {
     Block,
     Inode,
 }
 
 /// What is known of a block of attributes.
 #[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Shared {
+pub(super) struct XattrBlockRefs {
     /// Inodes that refer to it.
     count: u32,
     /// Clusters of the values that it has in inodes of their own: each user counts them as its.
-    outside: u64,
+    ea_inode_clusters: u64,
     /// How many values those are.
     values: u64,
 }
 
 /// An attribute with its value in an inode of its own.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Value {
+pub(super) struct EaInodeUse {
     /// The inode that has the attribute.
     owner: u32,
     inode: u32,
@@ -53,15 +53,15 @@ pub(super) struct Value {
 }
 
 /// A reference to a block of attributes; the first one claims the block and looks at it.
-pub(super) fn block(
+pub(super) fn check_block_reference(
     check: &Check<'_>,
     inode: u32,
     block: u64,
-    claim: &mut Claim<'_, '_>,
+    claim: &mut BlockClaimer<'_, '_>,
 ) -> Result<()> {
     let complain = || {
-        let complaint = Complaint::new(What::AttributeBlock).inode(inode);
-        check.log.add(complaint.block(block));
+        let complaint = Problem::new(What::AttributeBlock).inode(inode);
+        check.problems.add(complaint.block(block));
     };
     let feature = crate::format::features::Compatible::EXT_ATTR;
     if !check.super_.compatible.contains(feature) || !check.holds(block) {
@@ -70,38 +70,38 @@ pub(super) fn block(
         claim.skipped = true;
         return Ok(());
     }
-    let mut blocks = check.attribute_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
     let shared = blocks.entry(block).or_default();
     shared.count = shared.count.saturating_add(1);
     if shared.count > 1 {
-        claim.count = claim.count.saturating_add(1).saturating_add(shared.outside);
+        claim.count = claim.count.saturating_add(1).saturating_add(shared.ea_inode_clusters);
         claim.values = claim.values.saturating_add(shared.values);
         return Ok(());
     }
-    if claim.claim(block) {
-        let bytes = check.block(block, BlockRole::Attributes)?;
+    if claim.claim_cluster(block) {
+        let bytes = check.block(block, BlockRole::XattrBlock)?;
         let found = Some(&bytes)
             .filter(|bytes| le32(bytes, 0) == Some(MAGIC) && le32(bytes, 8) == Some(1))
-            .and_then(|bytes| list(check, inode, bytes, HEAD_BYTES, Container::Block));
+            .and_then(|bytes| check_list(check, inode, bytes, HEAD_BYTES, XattrLocation::Block));
         match found {
             None => complain(),
             Some(values) => {
-                (shared.outside, shared.values) = note(check, values);
+                (shared.ea_inode_clusters, shared.values) = record_values(check, values);
                 claim.values = claim.values.saturating_add(shared.values);
-                claim.count = claim.count.saturating_add(shared.outside);
+                claim.count = claim.count.saturating_add(shared.ea_inode_clusters);
             }
         }
         let seed = check.super_.checksum_seed;
-        if seed.is_some_and(|seed| !xattr::is_sealed(&bytes, seed, FsBlock(block))) {
-            let complaint = Complaint::new(What::AttributeChecksum).inode(inode);
-            check.log.add(complaint.block(block));
+        if seed.is_some_and(|seed| !xattr::has_valid_checksum(&bytes, seed, FsBlock(block))) {
+            let complaint = Problem::new(What::AttributeChecksum).inode(inode);
+            check.problems.add(complaint.block(block));
         }
     }
     Ok(())
 }
 
 /// Remembers values in inodes of their own; their clusters, and how many they are.
-pub(super) fn note(check: &Check<'_>, values: Vec<Value>) -> (u64, u64) {
+pub(super) fn record_values(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64, u64) {
     let ratio = u64::from(check.super_.cluster_blocks);
     let cluster = u64::from(check.super_.block_bytes).saturating_mul(ratio).max(1);
     let clusters = values.iter().map(|value| u64::from(value.len).div_ceil(cluster));
@@ -114,7 +114,7 @@ pub(super) fn note(check: &Check<'_>, values: Vec<Value>) -> (u64, u64) {
 }
 
 /// Complains of an inode that is encrypted and does not say how; what others say does not count.
-pub(super) fn encryption(check: &Check<'_>, inode: u32, encrypted: bool) {
+pub(super) fn check_encryption_context(check: &Check<'_>, inode: u32, encrypted: bool) {
     if !check.super_.incompatible.contains(Incompatible::ENCRYPT) {
         return;
     }
@@ -122,13 +122,13 @@ pub(super) fn encryption(check: &Check<'_>, inode: u32, encrypted: bool) {
     if !encrypted {
         policies.remove(&inode);
     } else if !policies.contains_key(&inode) {
-        check.log.add(Complaint::new(What::Encryption).inode(inode));
+        check.problems.add(Problem::new(What::Encryption).inode(inode));
     }
 }
 
 /// What of the context of an encrypted inode its directory has, too: all but the last 16 bytes,
 /// which are its own.
-fn policy(context: &[u8]) -> Option<&[u8]> {
+fn encryption_policy(context: &[u8]) -> Option<&[u8]> {
     match (context.first(), context.len()) {
         (Some(1), 28) | (Some(2), 40) => context.get(..context.len().checked_sub(16)?),
         _ => None,
@@ -136,20 +136,20 @@ fn policy(context: &[u8]) -> Option<&[u8]> {
 }
 
 /// Compares the number of references with what each block says of it.
-pub(super) fn references(check: &Check<'_>) -> Result<()> {
-    let blocks = check.attribute_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+pub(super) fn check_references(check: &Check<'_>) -> Result<()> {
+    let blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
     let mut all: Vec<(u64, u32)> =
         blocks.iter().map(|(block, shared)| (*block, shared.count)).collect();
     drop(blocks);
     all.sort_unstable();
     for (block, count) in all {
-        if check.metadata.has(check.nth(block)) {
+        if check.metadata.contains(check.block_index(block)) {
             continue;
         }
-        let found = xattr::owners(&check.block(block, BlockRole::Attributes)?).unwrap_or(0);
+        let found = xattr::refcount(&check.block(block, BlockRole::XattrBlock)?).unwrap_or(0);
         if found != count {
-            let complaint = Complaint::new(What::AttributeReferences).block(block);
-            check.log.add(complaint.found(found).expected(count));
+            let complaint = Problem::new(What::AttributeReferences).block(block);
+            check.problems.add(complaint.found(found).expected(count));
         }
     }
     Ok(())
@@ -157,22 +157,22 @@ pub(super) fn references(check: &Check<'_>) -> Result<()> {
 
 /// Looks at the inodes that hold values: each is there, says what it is and how often it is used,
 /// and fits the attributes that refer to it.
-pub(super) fn values(check: &Check<'_>) -> Result<()> {
+pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
     let mut all = std::mem::take(&mut *check.values.lock().unwrap_or_else(PoisonError::into_inner));
     all.sort_unstable_by_key(|value| (value.inode, value.owner));
     for users in all.chunk_by(|one, two| one.inode == two.inode) {
         let Some(inode) = users.first().map(|value| value.inode) else { continue };
         let complain = |owner: u32| {
-            let complaint = Complaint::new(What::AttributeValue).inode(owner);
-            check.log.add(complaint.found(inode));
+            let complaint = Problem::new(What::AttributeValue).inode(owner);
+            check.problems.add(complaint.found(inode));
         };
         let ordinary = (check.super_.first_inode.0..=check.super_.inodes).contains(&inode);
-        if !ordinary || !check.notes.get(inode).is_used() {
+        if !ordinary || !check.inode_states.get(inode).is_used() {
             users.iter().for_each(|value| complain(value.owner));
             continue;
         }
-        check.notes.name(inode);
-        let slot = entries::slot(check, inode)?;
+        check.inode_states.count_name(inode);
+        let slot = entries::read_inode_slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
         let is_value =
             raw.i_flags.get() & flags::EA_INODE != 0 && inodes::kind(raw) == Some(FileType::File);
@@ -187,8 +187,8 @@ pub(super) fn values(check: &Check<'_>) -> Result<()> {
         let found = u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
         let expected = users.len() as u64;
         if found != expected {
-            let complaint = Complaint::new(What::AttributeValueReferences).inode(inode);
-            check.log.add(complaint.found(found).expected(expected));
+            let complaint = Problem::new(What::AttributeValueReferences).inode(inode);
+            check.problems.add(complaint.found(found).expected(expected));
         }
     }
     Ok(())
@@ -196,13 +196,13 @@ pub(super) fn values(check: &Check<'_>) -> Result<()> {
 
 /// Looks whether the entries from `start` on, and the values they have in `bytes`, are whole,
 /// clear from each other, and have the hashes they should; the values that are elsewhere.
-pub(super) fn list(
+pub(super) fn check_list(
     check: &Check<'_>,
     inode: u32,
     bytes: &[u8],
     start: usize,
-    container: Container,
-) -> Option<Vec<Value>> {
+    container: XattrLocation,
+) -> Option<Vec<EaInodeUse>> {
     let mut taken = vec![(0, start)];
     let mut values = Vec::new();
     let outside = check.super_.incompatible.contains(Incompatible::EA_INODE);
@@ -212,20 +212,21 @@ pub(super) fn list(
         let entry = entry(bytes, head, container)?;
         if entry.is_context
             && let Some((at, _)) = entry.value
-            && let Some(policy) =
-                bytes.get(at..at.saturating_add(index(entry.size.into()))).and_then(policy)
+            && let Some(policy) = bytes
+                .get(at..at.saturating_add(saturating_usize(entry.size.into())))
+                .and_then(encryption_policy)
         {
             let mut policies = check.policies.lock().unwrap_or_else(PoisonError::into_inner);
             policies.insert(inode, policy.to_vec());
         }
-        if entry.elsewhere != 0 {
+        if entry.value_inode != 0 {
             if !outside {
                 return None;
             }
             let (names, hash) = (hashes(entry.name, &[]), entry.hash);
-            values.push(Value {
+            values.push(EaInodeUse {
                 owner: inode,
-                inode: entry.elsewhere,
+                inode: entry.value_inode,
                 len: entry.size,
                 hash,
                 names,
@@ -255,19 +256,19 @@ pub(super) fn inline_data(slot: &[u8]) -> Option<&[u8]> {
     let mut at = 0usize;
     // Each turn goes on by the length of an entry.
     while let Some(head) = body.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
-        let entry = entry(body, head, Container::Inode)?;
+        let entry = entry(body, head, XattrLocation::Inode)?;
         let end = u64::from(le16(head, 2)?).saturating_add(entry.size.into());
-        if entry.elsewhere == 0 && end > body.len() as u64 {
+        if entry.value_inode == 0 && end > body.len() as u64 {
             return None;
         }
         at = at.saturating_add(entry.len);
     }
-    let mut attributes = Attributes::of_body(body);
-    let found = attributes.find_map(|it| it.ok().filter(Attribute::is_inline_data))?;
+    let mut attributes = XattrList::from_inode(body);
+    let found = attributes.find_map(|it| it.ok().filter(Xattr::is_inline_data))?;
     found.value().ok()
 }
 
-struct Entry<'a> {
+struct XattrEntry<'a> {
     len: usize,
     name: &'a [u8],
     size: u32,
@@ -275,37 +276,45 @@ struct Entry<'a> {
     /// It says how an inode is encrypted.
     is_context: bool,
     /// The inode of its value.
-    elsewhere: u32,
+    value_inode: u32,
     /// Place and length of its value.
     value: Option<(usize, usize)>,
 }
 
-fn entry<'a>(bytes: &[u8], head: &'a [u8], container: Container) -> Option<Entry<'a>> {
+fn entry<'a>(bytes: &[u8], head: &'a [u8], container: XattrLocation) -> Option<XattrEntry<'a>> {
     let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
     let (value_at, elsewhere) = (usize::from(le16(head, 2)?), le32(head, 4)?);
     let (size, hash) = (le32(head, 8)?, le32(head, 12)?);
-    let value_len = index(size.into());
+    let value_len = saturating_usize(size.into());
     let name = head.get(ENTRY_BYTES..)?.get(..name_len)?;
     let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
-    if head.len() < len || container == Container::Block && number == 0 {
+    if head.len() < len || container == XattrLocation::Block && number == 0 {
         return None;
     }
     let is_context = (number, name) == (9, &b"c"[..]);
     if elsewhere != 0 {
-        return Some(Entry { len, name, size, hash, is_context, elsewhere, value: None });
+        return Some(XattrEntry {
+            len,
+            name,
+            size,
+            hash,
+            is_context,
+            value_inode: elsewhere,
+            value: None,
+        });
     }
-    if container == Container::Block && value_at.checked_add(value_len)? > bytes.len() {
+    if container == XattrLocation::Block && value_at.checked_add(value_len)? > bytes.len() {
         return None;
     }
     let padded = value_len.checked_next_multiple_of(4)?;
     let value: &[u8] =
         if value_len == 0 { &[] } else { bytes.get(value_at..)?.get(..padded.max(value_len))? };
-    let hashed = container == Container::Block || hash != 0;
+    let hashed = container == XattrLocation::Block || hash != 0;
     if hashed && !hashes(name, value).contains(&hash) {
         return None;
     }
     let value = (value_len != 0).then_some((value_at, padded));
-    Some(Entry { len, name, size, hash, is_context, elsewhere, value })
+    Some(XattrEntry { len, name, size, hash, is_context, value_inode: elsewhere, value })
 }
 
 /// The hash of an attribute, with the characters of its name as unsigned and as signed:

@@ -2,20 +2,20 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::units::index;
+use crate::units::saturating_usize;
 
 /// A set of numbers below a limit.
 #[derive(Debug)]
-pub(super) struct Bits {
+pub(super) struct AtomicBitSet {
     words: Vec<AtomicU64>,
     len: u64,
 }
 
-impl Bits {
+impl AtomicBitSet {
     /// An empty set of numbers below `len`.
     pub(super) fn new(len: u64) -> Self {
         let mut words = Vec::new();
-        words.resize_with(index(len.div_ceil(64)), AtomicU64::default);
+        words.resize_with(saturating_usize(len.div_ceil(64)), AtomicU64::default);
         Self { words, len }
     }
 
@@ -26,27 +26,27 @@ impl Bits {
 
     fn word(&self, nth: u64) -> Option<(&AtomicU64, u64)> {
         (nth < self.len).then_some(())?;
-        Some((self.words.get(index(nth / 64))?, 1 << (nth % 64)))
+        Some((self.words.get(saturating_usize(nth / 64))?, 1 << (nth % 64)))
     }
 
     /// Adds `nth`; says whether it was there. What is beyond the limit never is.
-    pub(super) fn set(&self, nth: u64) -> bool {
+    pub(super) fn insert(&self, nth: u64) -> bool {
         self.word(nth).is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
     }
 
     /// Adds the members of `of` to the word of `nth`, a multiple of 64; those that were there. What
     /// is beyond the limit never is.
-    pub(super) fn set_all(&self, nth: u64, of: u64) -> u64 {
+    pub(super) fn insert_all(&self, nth: u64, of: u64) -> u64 {
         let below = match self.len.saturating_sub(nth) {
             left @ 0..64 => (1u64 << left).wrapping_sub(1),
             _ => u64::MAX,
         };
-        let word = self.words.get(index(nth / 64));
+        let word = self.words.get(saturating_usize(nth / 64));
         word.map_or(0, |word| word.fetch_or(of & below, Ordering::Relaxed) & of)
     }
 
     /// Whether `nth` is in the set.
-    pub(super) fn has(&self, nth: u64) -> bool {
+    pub(super) fn contains(&self, nth: u64) -> bool {
         self.word(nth).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
@@ -57,8 +57,9 @@ impl Bits {
 
     /// The 64 members from `nth` on, as bits; zeros beyond the limit.
     pub(super) fn from(&self, nth: u64) -> u64 {
-        let load =
-            |at: u64| self.words.get(index(at)).map_or(0, |word| word.load(Ordering::Relaxed));
+        let load = |at: u64| {
+            self.words.get(saturating_usize(at)).map_or(0, |word| word.load(Ordering::Relaxed))
+        };
         let (at, shift) = (nth / 64, nth % 64);
         match shift {
             0 => load(at),
@@ -84,14 +85,14 @@ mod tests {
 
     #[test]
     fn a_set_remembers() {
-        let bits = Bits::new(130);
-        assert!(!bits.set(0) && !bits.set(129) && bits.set(129) && !bits.set(130));
-        assert!(bits.has(0) && !bits.has(1) && !bits.has(130));
+        let bits = AtomicBitSet::new(130);
+        assert!(!bits.insert(0) && !bits.insert(129) && bits.insert(129) && !bits.insert(130));
+        assert!(bits.contains(0) && !bits.contains(1) && !bits.contains(130));
         assert_eq!(ones(0x8001).collect::<Vec<_>>(), [0, 15]);
         assert_eq!(bits.from(72), 1 << 57);
         assert_eq!(bits.from(128), 2);
-        assert_eq!((bits.set_all(64, 3), bits.set_all(64, 6)), (0, 2));
-        assert_eq!((bits.from(64), bits.set_all(128, u64::MAX)), (7, 2));
-        assert_eq!((bits.from(128), bits.set_all(192, 1)), (3, 0));
+        assert_eq!((bits.insert_all(64, 3), bits.insert_all(64, 6)), (0, 2));
+        assert_eq!((bits.from(64), bits.insert_all(128, u64::MAX)), (7, 2));
+        assert_eq!((bits.from(128), bits.insert_all(192, 1)), (3, 0));
     }
 }

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use super::Check;
 use super::bits::ones;
-use super::complaint::{Complaint, What};
+use super::complaint::{Problem, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::checksum::Checksum;
 use crate::format::extent::{self, ENTRY_BYTES};
@@ -16,18 +16,18 @@ use crate::format::inode::{RawInode, flags};
 use crate::format::{le16, le32};
 use crate::map::extents::Extents;
 use crate::map::pointers::{Pointers, reach_blocks};
-use crate::map::{Map, Node, Place, Source, Visit};
-use crate::{Data, FileId, FsBlock, Result};
+use crate::map::{BlockLocation, Map, MapNode, MapSource, MapVisitor};
+use crate::{FileId, FsBlock, Result, SharedBytes};
 
 /// Pointers out of the volume that are told of one file.
-const MOST_OUTSIDE: u64 = 12;
+const MAX_REPORTED_POINTERS: u64 = 12;
 
 /// Walks the map of an inode, in the order of the file.
-pub(super) fn walk(
+pub(super) fn walk_map(
     check: &Check<'_>,
     inode: u32,
     raw: &RawInode,
-    visit: &mut dyn Visit,
+    visit: &mut dyn MapVisitor,
 ) -> Result<()> {
     let super_ = &check.super_;
     let block_bytes = super_.block_bytes;
@@ -35,33 +35,35 @@ pub(super) fn walk(
     let words = raw.i_block.map(|it| it.get());
     if raw.i_flags.get() & flags::EXTENTS != 0 {
         let file = FileId { inode, generation: raw.i_generation.get() };
-        let nodes = Nodes { check, file, starts: RefCell::default() };
+        let nodes = ExtentNodeReader { check, file, starts: RefCell::default() };
         nodes.note(zerocopy::IntoBytes::as_bytes(&raw.i_block));
         let read = |block: FsBlock| nodes.read(block).map(Some);
-        let source = Source { block_bytes, blocks, read: &read };
+        let source = MapSource { block_bytes, blocks, read: &read };
         return Extents::new(&words).walk(&source, 0..1 << 32, visit);
     }
-    let read = |block: FsBlock| check.block(block.0, BlockRole::Map(Check::file(inode))).map(Some);
-    let source = Source { block_bytes, blocks, read: &read };
+    let read = |block: FsBlock| {
+        check.block(block.0, BlockRole::IndirectBlock(Check::file_id(inode))).map(Some)
+    };
+    let source = MapSource { block_bytes, blocks, read: &read };
     Pointers(&words).walk(&source, 0..reach_blocks(block_bytes), visit)
 }
 
 /// The nodes of a tree of extents, each looked at as it is read.
-struct Nodes<'a, 'b> {
+struct ExtentNodeReader<'a, 'b> {
     check: &'a Check<'b>,
     file: FileId,
     /// Where nodes begin in the file, as the nodes above them say.
     starts: RefCell<HashMap<u64, u32>>,
 }
 
-impl Nodes<'_, '_> {
-    fn read(&self, block: FsBlock) -> Result<Data> {
-        let bytes = self.check.block(block.0, BlockRole::Extents(self.file))?;
+impl ExtentNodeReader<'_, '_> {
+    fn read(&self, block: FsBlock) -> Result<SharedBytes> {
+        let bytes = self.check.block(block.0, BlockRole::ExtentNode(self.file))?;
         let complain = |what| {
-            self.check.log.add(Complaint::new(what).inode(self.file.inode).block(block.0));
+            self.check.problems.add(Problem::new(what).inode(self.file.inode).block(block.0));
         };
         let seed = self.check.super_.checksum_of_file(self.file);
-        if seed.is_some_and(|seed: Checksum| !extent::is_sealed(&bytes, seed)) {
+        if seed.is_some_and(|seed: Checksum| !extent::has_valid_checksum(&bytes, seed)) {
             complain(What::ExtentChecksum);
         }
         let room = bytes.len().saturating_sub(ENTRY_BYTES) / ENTRY_BYTES;
@@ -79,7 +81,7 @@ impl Nodes<'_, '_> {
 
     /// Remembers what a node says of those below it.
     fn note(&self, bytes: &[u8]) {
-        let Ok(node) = extent::Node::check(bytes, None) else { return };
+        let Ok(node) = extent::ExtentNode::check(bytes, None) else { return };
         if node.depth > 0 {
             let below = (0..node.len()).filter_map(|nth| node.index(nth));
             self.starts.borrow_mut().extend(below.map(|index| (index.node.0, index.from)));
@@ -88,15 +90,15 @@ impl Nodes<'_, '_> {
 }
 
 /// Claims the blocks of a file.
-pub(super) struct Claim<'a, 'b> {
+pub(super) struct BlockClaimer<'a, 'b> {
     check: &'a Check<'b>,
     inode: u32,
     /// Whether the volume's own blocks are this file's by right.
-    of_the_volume: bool,
+    may_own_metadata: bool,
     /// Clusters claimed, those of the map included.
     pub(super) count: u64,
     /// Blocks of the map among them.
-    pub(super) indirect: u64,
+    pub(super) map_blocks: u64,
     /// The last block of the file that is there.
     pub(super) last: Option<u64>,
     /// The last one that was written.
@@ -108,7 +110,7 @@ pub(super) struct Claim<'a, 'b> {
     /// Blocks that are there and were never written.
     pub(super) unwritten: u64,
     /// Pointers that lead out of the volume.
-    pub(super) outside: u64,
+    pub(super) bad_pointers: u64,
     /// Blocks of the map that were not walked, being claimed elsewhere, too.
     pub(super) skipped: bool,
     /// The cluster of the file that was claimed last, and the one on the device.
@@ -117,20 +119,20 @@ pub(super) struct Claim<'a, 'b> {
     misaligned: bool,
 }
 
-impl<'a, 'b> Claim<'a, 'b> {
+impl<'a, 'b> BlockClaimer<'a, 'b> {
     pub(super) fn new(check: &'a Check<'b>, inode: u32, of_the_volume: bool) -> Self {
         Self {
             check,
             inode,
-            of_the_volume,
+            may_own_metadata: of_the_volume,
             count: 0,
-            indirect: 0,
+            map_blocks: 0,
             last: None,
             last_written: None,
             first: None,
             values: 0,
             unwritten: 0,
-            outside: 0,
+            bad_pointers: 0,
             skipped: false,
             cluster: None,
             misaligned: false,
@@ -138,19 +140,19 @@ impl<'a, 'b> Claim<'a, 'b> {
     }
 
     /// Claims the cluster of a block; whether it was free to be claimed.
-    pub(super) fn claim(&mut self, block: u64) -> bool {
+    pub(super) fn claim_cluster(&mut self, block: u64) -> bool {
         self.count = self.count.saturating_add(1);
-        if self.check.metadata.has(self.check.nth(block)) {
-            if !self.of_the_volume {
-                let complaint = Complaint::new(What::InMetadata).inode(self.inode);
-                self.check.log.add(complaint.block(block));
+        if self.check.metadata.contains(self.check.block_index(block)) {
+            if !self.may_own_metadata {
+                let complaint = Problem::new(What::InMetadata).inode(self.inode);
+                self.check.problems.add(complaint.block(block));
             }
-            return self.of_the_volume;
+            return self.may_own_metadata;
         }
-        let cluster = self.check.cluster(block);
-        let taken = self.check.used.set(cluster);
+        let cluster = self.check.cluster_index(block);
+        let taken = self.check.used.insert(cluster);
         if taken {
-            self.check.twice.set(cluster);
+            self.check.multiply_claimed.insert(cluster);
         }
         !taken
     }
@@ -158,19 +160,20 @@ impl<'a, 'b> Claim<'a, 'b> {
     /// Claims blocks that lie together, where each is a cluster: 64 at a time, and one by one
     /// those that are not free to be claimed.
     fn claim_blocks(&mut self, block: u64, blocks: u64) {
-        let Check { metadata, used, twice, .. } = self.check;
-        let (mut nth, end) = (self.check.nth(block), self.check.nth(block).saturating_add(blocks));
+        let Check { metadata, used, multiply_claimed: twice, .. } = self.check;
+        let (mut nth, end) =
+            (self.check.block_index(block), self.check.block_index(block).saturating_add(blocks));
         while nth < end {
             let skipped = nth % 64;
             let len = end.saturating_sub(nth).min(64u64.saturating_sub(skipped));
             let word = nth.saturating_sub(skipped);
             let these = (u64::MAX >> 64u64.saturating_sub(len)) << skipped;
             if metadata.from(word) & these == 0 {
-                let taken = used.set_all(word, these);
+                let taken = used.insert_all(word, these);
                 self.count = self.count.saturating_add(len);
                 if taken != 0 {
-                    twice.set_all(word, taken);
-                    if !ones(taken).all(|_| self.check.once_more()) {
+                    twice.insert_all(word, taken);
+                    if !ones(taken).all(|_| self.check.count_revisit()) {
                         self.skipped = true;
                         return;
                     }
@@ -178,7 +181,7 @@ impl<'a, 'b> Claim<'a, 'b> {
             } else {
                 for nth in nth..nth.saturating_add(len) {
                     let block = nth.saturating_add(self.check.super_.first_data_block.into());
-                    if !self.claim(block) && !self.check.once_more() {
+                    if !self.claim_cluster(block) && !self.check.count_revisit() {
                         self.skipped = true;
                         return;
                     }
@@ -201,16 +204,16 @@ impl<'a, 'b> Claim<'a, 'b> {
         for nth in 0..blocks {
             let (at, block) = (at.saturating_add(nth), block.saturating_add(nth));
             let in_file = at.checked_div(ratio).unwrap_or(0);
-            let on_device = self.check.cluster(block);
+            let on_device = self.check.cluster_index(block);
             let aligned = at.checked_rem(ratio) == block.checked_rem(ratio);
             let parted =
                 self.cluster.is_some_and(|(before, place)| before == in_file && place != on_device);
             if (!aligned || parted) && !std::mem::replace(&mut self.misaligned, true) {
-                let complaint = Complaint::new(What::Misaligned).inode(self.inode);
-                self.check.log.add(complaint.block(block));
+                let complaint = Problem::new(What::Misaligned).inode(self.inode);
+                self.check.problems.add(complaint.block(block));
             }
             let is_new = self.cluster.replace((in_file, on_device)) != Some((in_file, on_device));
-            if is_new && !self.claim(block) && !self.check.once_more() {
+            if is_new && !self.claim_cluster(block) && !self.check.count_revisit() {
                 self.skipped = true;
                 return;
             }
@@ -218,36 +221,36 @@ impl<'a, 'b> Claim<'a, 'b> {
     }
 }
 
-impl Visit for Claim<'_, '_> {
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+impl MapVisitor for BlockClaimer<'_, '_> {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         match place {
-            Place::Hole => {}
-            Place::At(FsBlock(block)) => {
+            BlockLocation::Hole => {}
+            BlockLocation::Mapped(FsBlock(block)) => {
                 self.claim_run(at, blocks, block);
                 self.last_written = self.last;
             }
-            Place::Unwritten(FsBlock(block)) => {
+            BlockLocation::Unwritten(FsBlock(block)) => {
                 self.claim_run(at, blocks, block);
                 self.unwritten = self.unwritten.saturating_add(blocks);
             }
-            Place::Damaged(FsBlock(block)) => {
-                self.outside = self.outside.saturating_add(1);
-                if self.outside <= MOST_OUTSIDE {
+            BlockLocation::Damaged(FsBlock(block)) => {
+                self.bad_pointers = self.bad_pointers.saturating_add(1);
+                if self.bad_pointers <= MAX_REPORTED_POINTERS {
                     let held = self.check.holds(block) || block == 0;
                     let what = if held { What::ExtentNode } else { What::PointerOutside };
-                    let complaint = Complaint::new(what).inode(self.inode);
-                    self.check.log.add(complaint.block(block));
+                    let complaint = Problem::new(what).inode(self.inode);
+                    self.check.problems.add(complaint.block(block));
                 }
             }
         }
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, Node { block: FsBlock(block), .. }: Node) -> bool {
-        self.indirect = self.indirect.saturating_add(1);
+    fn node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
+        self.map_blocks = self.map_blocks.saturating_add(1);
         // A block that is read twice could be read a million times.
-        let own = self.check.metadata.has(self.check.nth(block));
-        let mine = self.claim(block) && !own;
+        let own = self.check.metadata.contains(self.check.block_index(block));
+        let mine = self.claim_cluster(block) && !own;
         self.skipped |= !mine;
         mine
     }

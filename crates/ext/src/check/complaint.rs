@@ -9,7 +9,7 @@ use crate::{FsBlock, GroupNumber, InodeNumber};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
     /// A counter that the next mount or check sets right, with no bearing on files.
-    Remark,
+    Notice,
     /// The volume is damaged.
     Damage,
 }
@@ -58,21 +58,21 @@ whats! {
     Damage SuperblockChecksum "superblock-checksum" "the checksum of the superblock is wrong";
     Damage JournalInode "journal-inode" "the journal's inode or its first block makes no sense";
     Damage Journal "journal" "the journal is damaged, and what was committed from there on is missing";
-    Remark JournalNotEmpty "journal-not-empty" "the journal holds changes, the volume says it does not";
-    Remark FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
-    Remark ReserveWithoutFeature "reserve-without-feature" "descriptor blocks are reserved, the resize_inode feature is not there";
+    Notice JournalNotEmpty "journal-not-empty" "the journal holds changes, the volume says it does not";
+    Notice FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
+    Notice ReserveWithoutFeature "reserve-without-feature" "descriptor blocks are reserved, the resize_inode feature is not there";
     Damage GroupBlockBitmap "group-block-bitmap" "the block bitmap lies where it cannot";
     Damage GroupInodeBitmap "group-inode-bitmap" "the inode bitmap lies where it cannot";
     Damage GroupInodeTable "group-inode-table" "the inode table lies where it cannot";
     Damage GroupChecksum "group-checksum" "the checksum of the group's descriptor is wrong";
-    Remark GroupUnused "group-unused" "the group says that more inodes were never used than it has";
+    Notice GroupUnused "group-unused" "the group says that more inodes were never used than it has";
     Damage GroupOverlap "group-overlap" "two structures of the groups lie in one block";
-    Remark GroupUninitialised "group-uninitialised" "a group says it was not initialised, the feature is not there";
+    Notice GroupUninitialised "group-uninitialised" "a group says it was not initialised, the feature is not there";
     Damage MmpBlock "mmp-block" "the block that guards against mounting twice makes no sense";
     Damage OrphanFile "orphan-file" "the file of orphans makes no sense";
     Damage UsedUninitialised "used-uninitialised" "an inode in use lies where the group says it has none";
     Damage ResizeInode "resize-inode" "the resize inode does not lead to the reserved descriptor blocks";
-    Remark ResizeInodeWithoutFeature "resize-inode-without-feature" "the resize inode is in use, the feature is not there";
+    Notice ResizeInodeWithoutFeature "resize-inode-without-feature" "the resize inode is in use, the feature is not there";
 
     1:
     Damage InodeChecksum "inode-checksum" "the checksum of the inode is wrong";
@@ -151,13 +151,13 @@ whats! {
     Damage GroupFreeInodes "group-free-inodes" "the group counts its free inodes wrong";
     Damage GroupDirectories "group-directories" "the group counts its directories wrong";
     Damage Quota "quota" "a quota counts wrong, or its file makes no sense";
-    Remark FreeBlocks "free-blocks" "the superblock counts free blocks wrong";
-    Remark FreeInodes "free-inodes" "the superblock counts free inodes wrong";
+    Notice FreeBlocks "free-blocks" "the superblock counts free blocks wrong";
+    Notice FreeInodes "free-inodes" "the superblock counts free inodes wrong";
 }
 
 /// One thing that is wrong. What does not apply is `None`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Complaint {
+pub struct Problem {
     /// What is wrong.
     pub what: What,
     /// The group it is in.
@@ -174,7 +174,7 @@ pub struct Complaint {
     pub expected: Option<u64>,
 }
 
-impl Complaint {
+impl Problem {
     /// A complaint without a place.
     pub(super) const fn new(what: What) -> Self {
         Self {
@@ -219,7 +219,7 @@ impl Complaint {
     }
 }
 
-impl fmt::Display for Complaint {
+impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut start = "";
         if let Some(GroupNumber(group)) = self.group {
@@ -253,30 +253,30 @@ impl fmt::Display for Complaint {
 
 /// Collects complaints of several threads.
 #[derive(Debug)]
-pub(super) struct Log {
-    most: usize,
-    kept: Mutex<Kept>,
+pub(super) struct ProblemLog {
+    max_problems: usize,
+    kept: Mutex<ProblemList>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Kept {
-    pub(super) list: Vec<Complaint>,
-    pub(super) more: u64,
+pub(super) struct ProblemList {
+    pub(super) list: Vec<Problem>,
+    pub(super) suppressed: u64,
     pub(super) damaged: bool,
 }
 
-impl Log {
+impl ProblemLog {
     pub(super) fn new(most: usize) -> Self {
-        Self { most, kept: Mutex::default() }
+        Self { max_problems: most, kept: Mutex::default() }
     }
 
-    pub(super) fn add(&self, complaint: Complaint) {
+    pub(super) fn add(&self, complaint: Problem) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.damaged |= complaint.what.severity() == Severity::Damage;
-        if kept.list.len() < self.most {
+        if kept.list.len() < self.max_problems {
             kept.list.push(complaint);
         } else {
-            kept.more = kept.more.saturating_add(1);
+            kept.suppressed = kept.suppressed.saturating_add(1);
         }
     }
 
@@ -285,7 +285,7 @@ impl Log {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).damaged
     }
 
-    pub(super) fn into_kept(self) -> Kept {
+    pub(super) fn into_kept(self) -> ProblemList {
         let mut kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
         kept.list.sort();
         kept
@@ -299,20 +299,20 @@ mod tests {
     #[test]
     fn a_complaint_says_what_and_where() {
         let complaint =
-            Complaint::new(What::LinkCount).inode(12).found(3u64).expected(1u64).to_string();
+            Problem::new(What::LinkCount).inode(12).found(3u64).expected(1u64).to_string();
         assert_eq!(complaint, "inode 12: the link count is wrong: 3, should be 1");
-        let complaint = Complaint::new(What::EntryName).inode(2).block(9).name(b"a\nb").to_string();
+        let complaint = Problem::new(What::EntryName).inode(2).block(9).name(b"a\nb").to_string();
         assert_eq!(complaint, "inode 2, block 9, \"a\\nb\": a name that cannot be");
     }
 
     #[test]
     fn a_full_list_counts_on() {
-        let log = Log::new(2);
+        let log = ProblemLog::new(2);
         for inode in [5, 3, 4] {
-            log.add(Complaint::new(What::Mode).inode(inode));
+            log.add(Problem::new(What::Mode).inode(inode));
         }
         let kept = log.into_kept();
-        assert_eq!((kept.list.len(), kept.more, kept.damaged), (2, 1, true));
+        assert_eq!((kept.list.len(), kept.suppressed, kept.damaged), (2, 1, true));
         assert_eq!(kept.list[0].inode, Some(InodeNumber(3)));
     }
 

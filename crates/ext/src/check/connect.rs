@@ -1,18 +1,18 @@
 //! Pass 3: every directory is reached from the root, and knows its parent.
 
 use super::Check;
-use super::complaint::{Complaint, What};
-use super::entries::Parents;
+use super::complaint::{Problem, What};
+use super::entries::ParentTable;
 
 const ROOT: u32 = 2;
 
 /// Checks all directories; the answer says which of them the root reaches.
-pub(super) fn directories(check: &Check<'_>, parents: &Parents<'_>) -> Vec<u32> {
-    let mut state = vec![State::Unknown; parents.directories.len()];
+pub(super) fn check_connectivity(check: &Check<'_>, parents: &ParentTable<'_>) -> Vec<u32> {
+    let mut state = vec![Reachability::Unknown; parents.directories.len()];
     let mut lost = Vec::new();
     for (place, dir) in parents.directories.iter().enumerate() {
-        if !reached(parents, &mut state, place) {
-            check.log.add(Complaint::new(What::Unconnected).inode(*dir));
+        if !resolve(parents, &mut state, place) {
+            check.problems.add(Problem::new(What::Unconnected).inode(*dir));
             lost.push(*dir);
             continue;
         }
@@ -23,46 +23,46 @@ pub(super) fn directories(check: &Check<'_>, parents: &Parents<'_>) -> Vec<u32> 
             && found != 0
             && found != expected
         {
-            let complaint = Complaint::new(What::Parent).inode(*dir);
-            check.log.add(complaint.found(found).expected(expected));
+            let complaint = Problem::new(What::Parent).inode(*dir);
+            check.problems.add(complaint.found(found).expected(expected));
         }
     }
     lost
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Reachability {
     Unknown,
-    OnTheWay,
+    Visiting,
     Reached,
-    Lost,
+    Unreachable,
 }
 
 /// Walks up until something is known; what was passed is then known, too. Each
 /// directory is passed once.
-fn reached(parents: &Parents<'_>, state: &mut [State], start: usize) -> bool {
+fn resolve(parents: &ParentTable<'_>, state: &mut [Reachability], start: usize) -> bool {
     let mut passed = Vec::new();
     let mut at = Some(start);
     let end = loop {
-        let Some(place) = at else { break State::Lost };
+        let Some(place) = at else { break Reachability::Unreachable };
         if parents.directories.get(place) == Some(&ROOT) {
-            break State::Reached;
+            break Reachability::Reached;
         }
         match state.get(place).copied() {
-            Some(State::Unknown) => {}
-            Some(State::OnTheWay) | None => break State::Lost,
+            Some(Reachability::Unknown) => {}
+            Some(Reachability::Visiting) | None => break Reachability::Unreachable,
             Some(known) => break known,
         }
         if let Some(state) = state.get_mut(place) {
-            *state = State::OnTheWay;
+            *state = Reachability::Visiting;
         }
         passed.push(place);
-        at = parents.parent(place).and_then(|parent| parents.place(parent));
+        at = parents.parent(place).and_then(|parent| parents.index_of(parent));
     };
     for place in passed {
         if let Some(state) = state.get_mut(place) {
             *state = end;
         }
     }
-    end == State::Reached
+    end == Reachability::Reached
 }

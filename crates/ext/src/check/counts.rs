@@ -3,37 +3,37 @@
 use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
-use super::bits::{Bits, ones};
-use super::complaint::{Complaint, What};
-use super::layout::{GroupPlaces, clusters_in, masked};
+use super::bits::{AtomicBitSet, ones};
+use super::complaint::{Problem, What};
+use super::layout::{GroupLayout, clusters_in, low_bits};
 use super::{Check, ahead, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
-use crate::format::group::Group;
+use crate::format::group::GroupDescriptor;
 use crate::format::inode::RawInode;
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{GroupNumber, Result};
 
 /// Subdirectories from which on a directory may say that it has one link.
-const MANY_LINKS: u64 = 65_000;
+const LINK_MAX: u64 = 65_000;
 
 /// Compares links with names, but for the directories in `lost`.
-pub(super) fn links(check: &Check<'_>, lost: &[u32]) -> Result<()> {
+pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
     let super_ = &check.super_;
     for inode in (2..3).chain(super_.first_inode.0..=super_.inodes) {
-        let note = check.notes.get(inode);
-        if inodes::Role::of(check, inode) == inodes::Role::Hidden {
+        let note = check.inode_states.get(inode);
+        if inodes::InodeRole::of(check, inode) == inodes::InodeRole::Hidden {
             continue;
         }
-        if !note.is_used() || note.is_even() || lost.binary_search(&inode).is_ok() {
+        if !note.is_used() || note.links_match() || lost.binary_search(&inode).is_ok() {
             continue;
         }
-        let slot = entries::slot(check, inode)?;
+        let slot = entries::read_inode_slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
         let links = raw.i_links_count.get();
         let names = note.names(links);
         let many = super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
-        if many && note.is_directory() && links == 1 && names >= MANY_LINKS {
+        if many && note.is_directory() && links == 1 && names >= LINK_MAX {
             continue;
         }
         let is_empty = raw.i_blocks_lo.get() == 0 && inodes::kind(raw) == Some(FileType::File);
@@ -42,39 +42,39 @@ pub(super) fn links(check: &Check<'_>, lost: &[u32]) -> Result<()> {
             0 => What::Unattached,
             _ => What::LinkCount,
         };
-        check.log.add(Complaint::new(what).inode(inode).found(links).expected(names));
+        check.problems.add(Problem::new(what).inode(inode).found(links).expected(names));
     }
     Ok(())
 }
 
 /// Compares the bitmaps and counters with what was found; inodes and blocks in use.
 /// `unwritten` is what is in use where block bitmaps were never written.
-pub(super) fn bitmaps(check: &Check<'_>, unwritten: &Bits) -> Result<(u64, u64)> {
+pub(super) fn check_bitmaps(check: &Check<'_>, unwritten: &AtomicBitSet) -> Result<(u64, u64)> {
     let super_ = &check.super_;
     let inodes = used_inodes(check);
     let (mut used_inodes, mut used_blocks) = (0u64, 0u64);
     for (group, place) in (0u32..).zip(&check.groups) {
-        ahead::bitmaps(check, index(group.into()));
+        ahead::prefetch_bitmaps(check, saturating_usize(group.into()));
         let blocks = clusters_in(super_, group);
         let first = super_.group_start(GroupNumber(group)).0;
-        let side = Side::blocks(check, group, place, first, blocks);
+        let side = BitmapComparison::blocks(check, group, place, first, blocks);
         let used = match place.blocks_unwritten {
             true => compare_words(check, &side, side.words_of(unwritten)),
-            false => compare(check, &side)?,
+            false => compare_bitmap(check, &side)?,
         };
         used_blocks = used_blocks.saturating_add(used);
-        counter(check, group, What::GroupFreeBlocks, place.free_blocks, blocks, used);
+        check_counter(check, group, What::GroupFreeBlocks, place.free_blocks, blocks, used);
 
         let per_group = u64::from(super_.inodes_per_group);
         let start = u64::from(group).saturating_mul(per_group);
-        let side = Side::inodes(&inodes, group, place, start, per_group);
+        let side = BitmapComparison::inodes(&inodes, group, place, start, per_group);
         let used = match place.inodes_unwritten {
-            true => compare_words(check, &side, side.words_of(&Bits::new(0))),
-            false => compare(check, &side)?,
+            true => compare_words(check, &side, side.words_of(&AtomicBitSet::new(0))),
+            false => compare_bitmap(check, &side)?,
         };
         used_inodes = used_inodes.saturating_add(used);
-        counter(check, group, What::GroupFreeInodes, place.free_inodes, per_group, used);
-        of_inodes(check, group, place, &inodes, start);
+        check_counter(check, group, What::GroupFreeInodes, place.free_inodes, per_group, used);
+        check_inode_counters(check, group, place, &inodes, start);
     }
     let ratio = u64::from(super_.cluster_blocks.max(1));
     let free_blocks = check.used.len().saturating_sub(used_blocks).saturating_mul(ratio);
@@ -94,57 +94,64 @@ pub(super) fn bitmaps(check: &Check<'_>, unwritten: &Bits) -> Result<(u64, u64)>
         (What::FreeInodes, check.raw.s_free_inodes_count.get().into(), free_inodes),
     ] {
         if found != expected {
-            check.log.add(Complaint::new(what).found(found).expected(expected));
+            check.problems.add(Problem::new(what).found(found).expected(expected));
         }
     }
     Ok((used_inodes, used_blocks))
 }
 
-fn used_inodes(check: &Check<'_>) -> Bits {
-    let bits = Bits::new(check.super_.inodes.into());
+fn used_inodes(check: &Check<'_>) -> AtomicBitSet {
+    let bits = AtomicBitSet::new(check.super_.inodes.into());
     for inode in 1..=check.super_.inodes {
         let reserved = inode < check.super_.first_inode.0;
-        if reserved || check.notes.get(inode).is_used() {
-            bits.set(u64::from(inode).saturating_sub(1));
+        if reserved || check.inode_states.get(inode).is_used() {
+            bits.insert(u64::from(inode).saturating_sub(1));
         }
     }
     bits
 }
 
-fn counter(check: &Check<'_>, group: u32, what: What, found: u32, all: u64, used: u64) {
+fn check_counter(check: &Check<'_>, group: u32, what: What, found: u32, all: u64, used: u64) {
     let expected = all.saturating_sub(used);
     // The sixteen bits of short descriptors cannot say 65,536.
     let bits = if check.super_.descriptor_bytes > 32 { u64::MAX } else { 0xFFFF };
     if u64::from(found) != expected & bits {
-        check.log.add(Complaint::new(what).group(group).found(found).expected(expected));
+        check.problems.add(Problem::new(what).group(group).found(found).expected(expected));
     }
 }
 
 /// Directories of a group, and inodes where it says that there are none.
-fn of_inodes(check: &Check<'_>, group: u32, place: &GroupPlaces, inodes: &Bits, start: u64) {
+fn check_inode_counters(
+    check: &Check<'_>,
+    group: u32,
+    place: &GroupLayout,
+    inodes: &AtomicBitSet,
+    start: u64,
+) {
     let per_group = check.super_.inodes_per_group;
     let first = u32::try_from(start.saturating_add(1)).unwrap_or(u32::MAX);
     let all = first..first.saturating_add(per_group);
-    let directories = all.filter(|inode| check.notes.get(*inode).is_directory()).count() as u64;
+    let directories =
+        all.filter(|inode| check.inode_states.get(*inode).is_directory()).count() as u64;
     if directories != u64::from(place.directories) {
-        let complaint = Complaint::new(What::GroupDirectories).group(group);
-        check.log.add(complaint.found(place.directories).expected(directories));
+        let complaint = Problem::new(What::GroupDirectories).group(group);
+        check.problems.add(complaint.found(place.directories).expected(directories));
     }
     let end = start.saturating_add(per_group.into());
     let unused = end.saturating_sub(place.unused.into());
     let used = super::layout::count(inodes, unused, end);
     if used > 0 {
-        let complaint = Complaint::new(What::UsedUninitialised).group(group);
-        check.log.add(complaint.found(used).expected(0u64));
+        let complaint = Problem::new(What::UsedUninitialised).group(group);
+        check.problems.add(complaint.found(used).expected(0u64));
     }
 }
 
 /// A bitmap on disk, and the set it should be.
-struct Side<'a> {
+struct BitmapComparison<'a> {
     group: u32,
     bitmap: u64,
-    set: &'a Bits,
-    said: Group,
+    set: &'a AtomicBitSet,
+    descriptor: GroupDescriptor,
     /// Its first member in the set, and the number that has.
     start: u64,
     named_from: u64,
@@ -154,7 +161,7 @@ struct Side<'a> {
     inodes: bool,
 }
 
-impl<'a> Side<'a> {
+impl<'a> BitmapComparison<'a> {
     fn role(&self) -> BlockRole {
         match self.inodes {
             true => BlockRole::InodeBitmap(self.group),
@@ -165,7 +172,7 @@ impl<'a> Side<'a> {
     fn blocks(
         check: &'a Check<'_>,
         group: u32,
-        place: &GroupPlaces,
+        place: &GroupLayout,
         first: u64,
         count: u64,
     ) -> Self {
@@ -173,8 +180,8 @@ impl<'a> Side<'a> {
             group,
             bitmap: place.block_bitmap,
             set: &check.used,
-            said: place.said,
-            start: check.cluster(first),
+            descriptor: place.descriptor,
+            start: check.cluster_index(first),
             named_from: first,
             step: check.super_.cluster_blocks.into(),
             count,
@@ -182,25 +189,41 @@ impl<'a> Side<'a> {
         }
     }
 
-    fn inodes(set: &'a Bits, group: u32, place: &GroupPlaces, start: u64, count: u64) -> Self {
+    fn inodes(
+        set: &'a AtomicBitSet,
+        group: u32,
+        place: &GroupLayout,
+        start: u64,
+        count: u64,
+    ) -> Self {
         let (bitmap, named_from) = (place.inode_bitmap, start.saturating_add(1));
-        let said = place.said;
-        Self { group, bitmap, set, said, start, named_from, step: 1, count, inodes: true }
+        let said = place.descriptor;
+        Self {
+            group,
+            bitmap,
+            set,
+            descriptor: said,
+            start,
+            named_from,
+            step: 1,
+            count,
+            inodes: true,
+        }
     }
 
     /// What a set has where this bitmap is.
-    fn words_of(&self, set: &'a Bits) -> impl Iterator<Item = u64> {
+    fn words_of(&self, set: &'a AtomicBitSet) -> impl Iterator<Item = u64> {
         (0..self.count.div_ceil(64)).map(|nth| {
             let at = nth.saturating_mul(64);
-            masked(set.from(self.start.saturating_add(at)), self.count.saturating_sub(at))
+            low_bits(set.from(self.start.saturating_add(at)), self.count.saturating_sub(at))
         })
     }
 
     /// Whether the bitmap has the checksum that its group says.
-    fn is_sealed(&self, check: &Check<'_>, bytes: &[u8]) -> bool {
+    fn has_valid_checksum(&self, check: &Check<'_>, bytes: &[u8]) -> bool {
         match self.inodes {
-            true => self.said.has_sum_of_inodes(bytes, &check.super_),
-            false => self.said.has_sum_of_blocks(bytes, &check.super_),
+            true => self.descriptor.verify_inode_bitmap_csum(bytes, &check.super_),
+            false => self.descriptor.verify_block_bitmap_csum(bytes, &check.super_),
         }
     }
 
@@ -209,46 +232,50 @@ impl<'a> Side<'a> {
             return;
         }
         let named = self.named_from.saturating_add(first.saturating_mul(self.step));
-        let complaint = Complaint::new(what).group(self.group).found(count);
+        let complaint = Problem::new(what).group(self.group).found(count);
         let complaint = if self.inodes {
             complaint.inode(u32::try_from(named).unwrap_or(u32::MAX))
         } else {
             complaint.block(named)
         };
-        check.log.add(complaint);
+        check.problems.add(complaint);
     }
 }
 
 /// Compares a bitmap with the set that it should be; how many members the set has here.
-fn compare(check: &Check<'_>, side: &Side<'_>) -> Result<u64> {
+fn compare_bitmap(check: &Check<'_>, side: &BitmapComparison<'_>) -> Result<u64> {
     let bytes = check.block(side.bitmap, side.role())?;
     let words = || bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
     let what = |of_inodes, of_blocks| if side.inodes { of_inodes } else { of_blocks };
-    if !side.is_sealed(check, &bytes) {
+    if !side.has_valid_checksum(check, &bytes) {
         let what = what(What::InodeBitmapChecksum, What::BlockBitmapChecksum);
-        check.log.add(Complaint::new(what).group(side.group).block(side.bitmap));
+        check.problems.add(Problem::new(what).group(side.group).block(side.bitmap));
     }
     let filled = words().zip(0u64..).all(|(there, nth)| {
         let left = side.count.saturating_sub(nth.saturating_mul(64));
-        there | masked(u64::MAX, left) == u64::MAX
+        there | low_bits(u64::MAX, left) == u64::MAX
     });
     if !filled {
         let what = what(What::InodeBitmapEnd, What::BlockBitmapEnd);
-        check.log.add(Complaint::new(what).group(side.group).block(side.bitmap));
+        check.problems.add(Problem::new(what).group(side.group).block(side.bitmap));
     }
     Ok(compare_words(check, side, words()))
 }
 
 /// The same, 64 bits at a time.
-fn compare_words(check: &Check<'_>, side: &Side<'_>, words: impl Iterator<Item = u64>) -> u64 {
+fn compare_words(
+    check: &Check<'_>,
+    side: &BitmapComparison<'_>,
+    words: impl Iterator<Item = u64>,
+) -> u64 {
     let (mut free, mut taken) = ((0, 0u64), (0, 0u64));
     let (mut used, mut at) = (0u64, 0u64);
     for there in words {
         let left = side.count.saturating_sub(at);
-        let should = masked(side.set.from(side.start.saturating_add(at)), left);
+        let should = low_bits(side.set.from(side.start.saturating_add(at)), left);
         used = used.saturating_add(should.count_ones().into());
         note(&mut free, at, should & !there);
-        note(&mut taken, at, masked(there, left) & !should);
+        note(&mut taken, at, low_bits(there, left) & !should);
         at = at.saturating_add(64);
     }
     let (used_but_free, free_but_used) = if side.inodes {

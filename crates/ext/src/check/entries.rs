@@ -7,31 +7,31 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::bits::Bits;
-use super::blocks::walk;
-use super::complaint::{Complaint, What};
-use super::tree::Range;
+use super::bits::AtomicBitSet;
+use super::blocks::walk_map;
+use super::complaint::{Problem, What};
+use super::tree::HashRange;
 use super::{Check, ahead, attributes, inodes, tree};
 use crate::blocks::role::Role as BlockRole;
-use crate::format::dirent::{HEAD_BYTES, record_len};
+use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
 use crate::format::features::{Compatible, Incompatible};
-use crate::format::hash::Hash;
+use crate::format::hash::NameHash;
 use crate::format::inline::{Inline, POINTER_BYTES};
 use crate::format::inode::{RawInode, flags};
 use crate::format::{casefold, le16, le32, leaf};
-use crate::map::{Node, Place, Visit};
-use crate::units::index;
-use crate::{Data, FileId, FsBlock, InodeNumber, Result};
+use crate::map::{BlockLocation, MapNode, MapVisitor};
+use crate::units::saturating_usize;
+use crate::{FileId, FsBlock, InodeNumber, Result, SharedBytes};
 
 /// No directory has been found yet that names this one.
 const NO_PARENT: u32 = u32::MAX;
 /// The shortest name that is encrypted.
-const ENCRYPTED_BYTES: usize = 16;
+const MIN_ENCRYPTED_NAME_BYTES: usize = 16;
 /// The shortest record.
-const LEAST_BYTES: usize = 12;
+const MIN_RECORD_BYTES: usize = 12;
 
 /// The directories, in order, and what leads up from them.
-pub(super) struct Parents<'a> {
+pub(super) struct ParentTable<'a> {
     pub(super) directories: &'a [u32],
     /// The lowest directory that names each.
     parents: Vec<AtomicU32>,
@@ -39,13 +39,13 @@ pub(super) struct Parents<'a> {
     dot_dots: Vec<AtomicU32>,
 }
 
-impl<'a> Parents<'a> {
+impl<'a> ParentTable<'a> {
     fn new(directories: &'a [u32]) -> Self {
         let all = |value: u32| directories.iter().map(|_| AtomicU32::new(value)).collect();
         Self { directories, parents: all(NO_PARENT), dot_dots: all(0) }
     }
 
-    pub(super) fn place(&self, inode: u32) -> Option<usize> {
+    pub(super) fn index_of(&self, inode: u32) -> Option<usize> {
         self.directories.binary_search(&inode).ok()
     }
 
@@ -59,97 +59,103 @@ impl<'a> Parents<'a> {
     }
 
     /// A directory has a name; whether it is the first.
-    fn adopt(&self, child: u32, parent: u32) -> bool {
-        let word = self.place(child).and_then(|place| self.parents.get(place));
+    fn set_parent(&self, child: u32, parent: u32) -> bool {
+        let word = self.index_of(child).and_then(|place| self.parents.get(place));
         word.is_none_or(|word| word.fetch_min(parent, Ordering::Relaxed) == NO_PARENT)
     }
 
     fn put_dot_dot(&self, dir: u32, inode: u32) {
-        if let Some(word) = self.place(dir).and_then(|place| self.dot_dots.get(place)) {
+        if let Some(word) = self.index_of(dir).and_then(|place| self.dot_dots.get(place)) {
             word.store(inode, Ordering::Relaxed);
         }
     }
 }
 
 /// Goes through all directories.
-pub(super) fn directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Result<Parents<'a>> {
-    let parents = Parents::new(list);
+pub(super) fn check_directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Result<ParentTable<'a>> {
+    let parents = ParentTable::new(list);
     let in_groups = check.super_.blocks.saturating_sub(check.super_.first_data_block.into());
-    let walked = Bits::new(in_groups);
+    let walked = AtomicBitSet::new(in_groups);
     let batch = |nth: usize| {
-        let start = nth.saturating_mul(ahead::DIRECTORIES);
-        let end = start.saturating_add(ahead::DIRECTORIES).min(list.len());
+        let start = nth.saturating_mul(ahead::DIRECTORIES_PER_BATCH);
+        let end = start.saturating_add(ahead::DIRECTORIES_PER_BATCH).min(list.len());
         list.get(start..end).unwrap_or_default()
     };
-    (0..ahead::BATCHES).for_each(|nth| ahead::directories(check, batch(nth)));
-    check.share(list.len().div_ceil(ahead::DIRECTORIES), |nth| {
-        ahead::directories(check, batch(nth.saturating_add(ahead::BATCHES)));
-        batch(nth).iter().try_for_each(|dir| directory(check, *dir, &parents, &walked))
+    (0..ahead::BATCHES_IN_FLIGHT).for_each(|nth| ahead::prefetch_directories(check, batch(nth)));
+    check.run_parallel(list.len().div_ceil(ahead::DIRECTORIES_PER_BATCH), |nth| {
+        ahead::prefetch_directories(check, batch(nth.saturating_add(ahead::BATCHES_IN_FLIGHT)));
+        batch(nth).iter().try_for_each(|dir| check_directory(check, *dir, &parents, &walked))
     })?;
     Ok(parents)
 }
 
 /// The bytes of an inode.
-pub(super) fn slot(check: &Check<'_>, number: u32) -> Result<Data> {
-    if let Some(kept) = check.kept.get(number) {
-        return Ok(Data::owned(kept));
+pub(super) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBytes> {
+    if let Some(kept) = check.directory_inodes.get(number) {
+        return Ok(SharedBytes::owned(kept));
     }
     let super_ = &check.super_;
     let nth = number.saturating_sub(1);
     let group = nth.checked_div(super_.inodes_per_group).unwrap_or(0);
     let in_group = u64::from(nth.checked_rem(super_.inodes_per_group).unwrap_or(0));
-    let table = check.groups.get(index(group.into())).map_or(0, |place| place.inode_table);
+    let table =
+        check.groups.get(saturating_usize(group.into())).map_or(0, |place| place.inode_table);
     let at = in_group.saturating_mul(super_.inode_bytes.into());
     let block_bytes = u64::from(super_.block_bytes);
     let block = table.saturating_add(at.checked_div(block_bytes).unwrap_or(0));
-    let bytes = check.block(block, BlockRole::Inodes)?;
-    let at = index(at.checked_rem(block_bytes).unwrap_or(0));
-    Ok(bytes.slice(at..at.saturating_add(index(super_.inode_bytes.into()))))
+    let bytes = check.block(block, BlockRole::InodeTable)?;
+    let at = saturating_usize(at.checked_rem(block_bytes).unwrap_or(0));
+    Ok(bytes.slice(at..at.saturating_add(saturating_usize(super_.inode_bytes.into()))))
 }
 
 /// The blocks of a directory that were not walked for another one.
-struct Collect<'a, 'b> {
+struct BlockCollector<'a, 'b> {
     check: &'a Check<'b>,
-    walked: &'a Bits,
+    walked: &'a AtomicBitSet,
     blocks: Vec<(u64, u64)>,
     skipped: bool,
 }
 
-impl Collect<'_, '_> {
-    fn first_time(&mut self, block: u64) -> bool {
-        let nth = self.check.nth(block);
-        let first = !self.walked.set(nth) && !self.check.metadata.has(nth);
+impl BlockCollector<'_, '_> {
+    fn mark_visited(&mut self, block: u64) -> bool {
+        let nth = self.check.block_index(block);
+        let first = !self.walked.insert(nth) && !self.check.metadata.contains(nth);
         self.skipped |= !first;
         first
     }
 }
 
-impl Visit for Collect<'_, '_> {
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+impl MapVisitor for BlockCollector<'_, '_> {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         match place {
-            Place::Hole => {}
-            Place::At(FsBlock(block)) | Place::Unwritten(FsBlock(block)) => {
+            BlockLocation::Hole => {}
+            BlockLocation::Mapped(FsBlock(block)) | BlockLocation::Unwritten(FsBlock(block)) => {
                 for nth in 0..blocks {
                     let block = block.saturating_add(nth);
-                    if self.first_time(block) {
+                    if self.mark_visited(block) {
                         self.blocks.push((at.saturating_add(nth), block));
-                    } else if !self.check.once_more() {
+                    } else if !self.check.count_revisit() {
                         break;
                     }
                 }
             }
-            Place::Damaged(_) => self.skipped = true,
+            BlockLocation::Damaged(_) => self.skipped = true,
         }
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, node: Node) -> bool {
-        self.first_time(node.block.0)
+    fn node(&mut self, node: MapNode) -> bool {
+        self.mark_visited(node.block.0)
     }
 }
 
-fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) -> Result<()> {
-    let bytes = slot(check, dir)?;
+fn check_directory(
+    check: &Check<'_>,
+    dir: u32,
+    parents: &ParentTable<'_>,
+    walked: &AtomicBitSet,
+) -> Result<()> {
+    let bytes = read_inode_slot(check, dir)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&bytes) else { return Ok(()) };
     let policy = match raw.i_flags.get() & flags::ENCRYPT != 0 {
         true => check.policies.lock().unwrap_or_else(PoisonError::into_inner).get(&dir).cloned(),
@@ -161,15 +167,15 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
         inline(check, dir, &bytes, parents, folds, policy);
         return Ok(());
     }
-    let mut collect = Collect { check, walked, blocks: Vec::new(), skipped: false };
+    let mut collect = BlockCollector { check, walked, blocks: Vec::new(), skipped: false };
     if inodes::has_map(check, raw) {
-        walk(check, dir, raw, &mut collect)?;
+        walk_map(check, dir, raw, &mut collect)?;
     }
-    let Collect { blocks, skipped, .. } = collect;
+    let BlockCollector { blocks, skipped, .. } = collect;
     let file = FileId { inode: dir, generation: raw.i_generation.get() };
     let seed = check.super_.checksum_of_file(file);
     if !skipped {
-        holes(check, dir, &blocks);
+        report_holes(check, dir, &blocks);
     }
     let indexed = raw.i_flags.get() & flags::INDEX != 0
         && check.super_.compatible.contains(Compatible::DIR_INDEX)
@@ -177,18 +183,20 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
     let mut first = None;
     let mut hash = None;
     if indexed && let Some((0, block)) = blocks.first() {
-        let bytes = check.block(*block, BlockRole::Directory(Check::file(dir)))?;
+        let bytes = check.block(*block, BlockRole::Directory(Check::file_id(dir)))?;
         hash = tree::hash(check, &bytes);
         first = Some(bytes);
     }
     let mut ranges = Vec::new();
     for (nth, (at, block)) in blocks.iter().enumerate() {
-        if blocks.len() > ahead::FEW_BLOCKS && nth.is_multiple_of(ahead::FEW_BLOCKS) {
+        if blocks.len() > ahead::BLOCKS_PER_BATCH && nth.is_multiple_of(ahead::BLOCKS_PER_BATCH) {
             let these = blocks.get(nth..).unwrap_or_default().iter();
-            check.store.expect(these.take(2 * ahead::FEW_BLOCKS).map(|(_, it)| *it).collect());
+            check
+                .store
+                .prefetch(these.take(2 * ahead::BLOCKS_PER_BATCH).map(|(_, it)| *it).collect());
         }
-        let bytes = check.block(*block, BlockRole::Directory(Check::file(dir)))?;
-        let scan = Scan {
+        let bytes = check.block(*block, BlockRole::Directory(Check::file_id(dir)))?;
+        let scan = DirentScan {
             check,
             dir,
             at: *at,
@@ -198,10 +206,10 @@ fn directory(check: &Check<'_>, dir: u32, parents: &Parents<'_>, walked: &Bits) 
             folds,
             policy: policy.as_deref(),
         };
-        if seed.is_some_and(|seed| !leaf::is_sealed(&bytes, seed)) {
+        if seed.is_some_and(|seed| !leaf::has_valid_checksum(&bytes, seed)) {
             scan.complain(What::DirectoryChecksum, |it| it);
         }
-        let range = scan.entries(leaf::names(&bytes, seed.is_some()));
+        let range = scan.entries(leaf::dirent_area(&bytes, seed.is_some()));
         if first.is_some() {
             ranges.push((*at, *block, range));
         }
@@ -217,7 +225,7 @@ fn inline(
     check: &Check<'_>,
     dir: u32,
     slot: &[u8],
-    parents: &Parents<'_>,
+    parents: &ParentTable<'_>,
     folds: bool,
     policy: Option<Vec<u8>>,
 ) {
@@ -226,7 +234,7 @@ fn inline(
     let pointers = raw.i_block.as_bytes().first_chunk::<POINTER_BYTES>();
     let Some(data) = pointers.map(|pointers| Inline::new(pointers, value)) else { return };
     // `.` and `..` are nowhere else.
-    let scan = Scan {
+    let scan = DirentScan {
         check,
         dir,
         at: 1,
@@ -236,81 +244,84 @@ fn inline(
         folds,
         policy: policy.as_deref(),
     };
-    check.notes.name(dir);
+    check.inode_states.count_name(dir);
     match data.parent() {
         Ok(InodeNumber(parent)) => {
             parents.put_dot_dot(dir, parent);
-            scan.target(&Entry { inode: parent, kind: 2, name: b"..", ended: true }, true);
+            scan.check_target(
+                &RawDirentView { inode: parent, kind: 2, name: b"..", is_nul_terminated: true },
+                true,
+            );
         }
         Err(_) => scan.complain(What::DotDot, |it| it),
     }
-    for part in data.parts() {
+    for part in data.dir_parts() {
         scan.entries(part.entries);
     }
 }
 
-fn holes(check: &Check<'_>, dir: u32, blocks: &[(u64, u64)]) {
+fn report_holes(check: &Check<'_>, dir: u32, blocks: &[(u64, u64)]) {
     let mut next = 0;
     for (at, _) in blocks {
         if *at != next {
-            let complaint = Complaint::new(What::DirectoryHole).inode(dir);
-            check.log.add(complaint.found(next));
+            let complaint = Problem::new(What::DirectoryHole).inode(dir);
+            check.problems.add(complaint.found(next));
         }
         next = at.saturating_add(1);
     }
 }
 
 /// One block of a directory.
-struct Scan<'a, 'b> {
+struct DirentScan<'a, 'b> {
     check: &'a Check<'b>,
     dir: u32,
     at: u64,
     /// None if the directory is inside its inode.
     block: Option<u64>,
-    parents: &'a Parents<'a>,
-    hash: Option<Hash>,
+    parents: &'a ParentTable<'a>,
+    hash: Option<NameHash>,
     /// Names ignore case.
     folds: bool,
     /// How names are encrypted, if they are.
     policy: Option<&'a [u8]>,
 }
 
-struct Entry<'a> {
+struct RawDirentView<'a> {
     inode: u32,
     kind: u8,
     name: &'a [u8],
     /// Whether a NUL follows the name.
-    ended: bool,
+    is_nul_terminated: bool,
 }
 
-impl Scan<'_, '_> {
-    fn complain(&self, what: What, with: impl FnOnce(Complaint) -> Complaint) {
-        let complaint = Complaint::new(what).inode(self.dir);
-        let complaint = Complaint { block: self.block.map(FsBlock), ..complaint };
-        self.check.log.add(with(complaint));
+impl DirentScan<'_, '_> {
+    fn complain(&self, what: What, with: impl FnOnce(Problem) -> Problem) {
+        let complaint = Problem::new(what).inode(self.dir);
+        let complaint = Problem { block: self.block.map(FsBlock), ..complaint };
+        self.check.problems.add(with(complaint));
     }
 
-    fn entries(&self, bytes: &[u8]) -> Range {
+    fn entries(&self, bytes: &[u8]) -> HashRange {
         let mut at = 0usize;
         let mut names: Vec<Cow<'_, [u8]>> = Vec::new();
         let mut range = None;
         let mut nth = 0u32;
         while at < bytes.len() {
-            let Some((entry, len)) = record(bytes, at) else {
+            let Some((entry, len)) = parse_record(bytes, at) else {
                 self.complain(What::EntryChain, |it| it.found(at as u64));
                 return range;
             };
             let dots = self.at == 0 && nth < 2;
             if dots {
-                self.dots(nth, &entry);
+                self.check_dots(nth, &entry);
             }
             if entry.inode != 0 {
-                if !dots && self.name(&entry) {
-                    names.push(self.meant(entry.name));
+                if !dots && self.check_name(&entry) {
+                    names.push(self.comparison_key(entry.name));
                 }
-                self.target(&entry, dots);
+                self.check_target(&entry, dots);
                 if !dots && let Some(hash) = self.hash {
-                    let hash = hash.of(&self.meant(entry.name));
+                    let hash = hash.of(&self.comparison_key(entry.name));
                     let (low, high) = range.unwrap_or((hash, hash));
                     range = Some((hash.min(low), hash.max(high)));
                 }
@@ -333,20 +344,20 @@ impl Scan<'_, '_> {
     }
 
     /// What a name is compared by.
-    fn meant<'n>(&self, name: &'n [u8]) -> Cow<'n, [u8]> {
-        let folded = if self.folds { casefold::folded(name) } else { None };
+    fn comparison_key<'n>(&self, name: &'n [u8]) -> Cow<'n, [u8]> {
+        let folded = if self.folds { casefold::fold_name(name) } else { None };
         folded.map_or(Cow::Borrowed(name), Cow::Owned)
     }
 
     /// The first two entries of a directory.
-    fn dots(&self, nth: u32, entry: &Entry<'_>) {
+    fn check_dots(&self, nth: u32, entry: &RawDirentView<'_>) {
         if nth == 0 {
-            if entry.name != b"." || !entry.ended || entry.inode != self.dir {
+            if entry.name != b"." || !entry.is_nul_terminated || entry.inode != self.dir {
                 self.complain(What::Dot, |it| it.found(entry.inode).expected(self.dir));
             }
             return;
         }
-        if entry.name != b".." || !entry.ended || entry.inode == 0 {
+        if entry.name != b".." || !entry.is_nul_terminated || entry.inode == 0 {
             self.complain(What::DotDot, |it| it.found(entry.inode));
         } else {
             self.parents.put_dot_dot(self.dir, entry.inode);
@@ -354,9 +365,9 @@ impl Scan<'_, '_> {
     }
 
     /// Whether a name can be one.
-    fn name(&self, entry: &Entry<'_>) -> bool {
+    fn check_name(&self, entry: &RawDirentView<'_>) -> bool {
         if self.policy.is_some() {
-            let whole = entry.name.len() >= ENCRYPTED_BYTES;
+            let whole = entry.name.len() >= MIN_ENCRYPTED_NAME_BYTES;
             if !whole {
                 self.complain(What::EntryName, |it| it.name(entry.name));
             }
@@ -372,7 +383,7 @@ impl Scan<'_, '_> {
     }
 
     /// What an entry names.
-    fn target(&self, entry: &Entry<'_>, dots: bool) {
+    fn check_target(&self, entry: &RawDirentView<'_>, dots: bool) {
         let super_ = &self.check.super_;
         let (inode, named) = (entry.inode, entry.name);
         let reserved = inode < super_.first_inode.0 && inode != 2;
@@ -380,7 +391,7 @@ impl Scan<'_, '_> {
             self.complain(What::EntryInode, |it| it.name(named).found(inode));
             return;
         }
-        let note = self.check.notes.get(inode);
+        let note = self.check.inode_states.get(inode);
         if !note.is_used() {
             self.complain(What::EntryUnused, |it| it.name(named).found(inode));
             return;
@@ -388,7 +399,7 @@ impl Scan<'_, '_> {
         let typed = super_.incompatible.contains(Incompatible::FILETYPE);
         let expected = if typed { note.file_type() } else { 0 };
         if entry.kind != expected && !(typed && entry.kind == 0) {
-            let with = |it: Complaint| it.name(named).found(entry.kind).expected(expected);
+            let with = |it: Problem| it.name(named).found(entry.kind).expected(expected);
             self.complain(What::EntryKind, with);
         }
         if let Some(policy) = self.policy
@@ -400,24 +411,32 @@ impl Scan<'_, '_> {
                 self.complain(What::EntryEncryption, |it| it.name(named).found(inode));
             }
         }
-        self.check.notes.name(inode);
-        if note.is_directory() && !dots && !self.parents.adopt(inode, self.dir) {
-            self.check.log.add(Complaint::new(What::DirectoryTwice).inode(inode));
+        self.check.inode_states.count_name(inode);
+        if note.is_directory() && !dots && !self.parents.set_parent(inode, self.dir) {
+            self.check.problems.add(Problem::new(What::DirectoryTwice).inode(inode));
         }
     }
 }
 
 /// The record at `at` and its length; `None` breaks the chain.
-fn record(block: &[u8], at: usize) -> Option<(Entry<'_>, usize)> {
+fn parse_record(block: &[u8], at: usize) -> Option<(RawDirentView<'_>, usize)> {
     let rest = block.get(at..)?;
-    let len = record_len(le16(rest, 4)?, block.len());
+    let len = rec_len_from_disk(le16(rest, 4)?, block.len());
     let whole = rest.get(..len)?;
     let name_len = usize::from(*whole.get(6)?);
-    if len < LEAST_BYTES || !len.is_multiple_of(4) {
+    if len < MIN_RECORD_BYTES || !len.is_multiple_of(4) {
         return None;
     }
     let name = whole.get(HEAD_BYTES..)?.get(..name_len)?;
     let end = HEAD_BYTES.checked_add(name_len)?;
     let ended = block.get(at.checked_add(end)?).is_none_or(|byte| *byte == 0);
-    Some((Entry { inode: le32(whole, 0)?, kind: *whole.get(7)?, name, ended }, len))
+    Some((
+        RawDirentView {
+            inode: le32(whole, 0)?,
+            kind: *whole.get(7)?,
+            name,
+            is_nul_terminated: ended,
+        },
+        len,
+    ))
 }

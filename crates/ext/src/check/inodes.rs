@@ -9,39 +9,39 @@ use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::blocks::{Claim, walk};
-use super::complaint::{Complaint, What};
+use super::blocks::{BlockClaimer, walk_map};
+use super::complaint::{Problem, What};
 use super::{Check, ahead, attributes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inline::POINTER_BYTES as INLINE_BYTES;
-use crate::format::inode::{RawInode, flags, is_sealed};
+use crate::format::inode::{RawInode, flags, has_valid_checksum};
 use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::{extent, le16, le32};
 use crate::map::pointers::reach_blocks;
-use crate::map::{Place, Visit};
-use crate::units::index;
+use crate::map::{BlockLocation, MapVisitor};
+use crate::units::saturating_usize;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// Inode tables are read in requests of this many bytes: what is in the system's memory is copied
 /// in the thread that looks at it.
 const REQUEST_BYTES: u64 = 128 << 10;
 /// So many of them at a time.
-const REQUESTS: usize = 8;
+const REQUESTS_IN_FLIGHT: usize = 8;
 
 const ROOT: u32 = 2;
 const IMAGIC: u32 = 0x2000;
 const CASEFOLD: u32 = flags::CASEFOLD;
 /// The largest file without the `large_file` feature, in bytes.
-const LARGE: u64 = 0x7FFF_FFFF;
+const MAX_SMALL_FILE_BYTES: u64 = 0x7FFF_FFFF;
 
 /// What an inode is there for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Role {
+pub(super) enum InodeRole {
     BadBlocks,
     Root,
     /// Of a feature that this volume does not have: must be empty.
-    Idle,
+    UnusedFeature,
     Resize,
     Journal,
     /// The file of orphans, or of a quota: a file that no name leads to.
@@ -50,7 +50,7 @@ pub(super) enum Role {
     Ordinary,
 }
 
-impl Role {
+impl InodeRole {
     pub(super) fn of(check: &Check<'_>, number: u32) -> Self {
         let has = |feature| check.super_.compatible.contains(feature);
         if check.super_.orphan_file == Some(InodeNumber(number)) || check.is_quota(number) {
@@ -61,7 +61,7 @@ impl Role {
             2 => Self::Root,
             7 if has(Compatible::RESIZE_INODE) => Self::Resize,
             8 if has(Compatible::HAS_JOURNAL) => Self::Journal,
-            3 | 4 | 8 => Self::Idle,
+            3 | 4 | 8 => Self::UnusedFeature,
             _ if number < check.super_.first_inode.0 => Self::Reserved,
             _ => Self::Ordinary,
         }
@@ -69,31 +69,31 @@ impl Role {
 }
 
 /// Goes through all inode tables.
-pub(super) fn tables(check: &Check<'_>) -> Result<()> {
-    check.share(check.groups.len(), |group| {
-        each(check, u32::try_from(group).unwrap_or(u32::MAX), &|number, slot| {
-            inode(check, number, slot)
+pub(super) fn check_inode_tables(check: &Check<'_>) -> Result<()> {
+    check.run_parallel(check.groups.len(), |group| {
+        visit_group(check, u32::try_from(group).unwrap_or(u32::MAX), &|number, slot| {
+            check_inode(check, number, slot)
         })
     })?;
     // Where the group says that it was never used, it was not looked at.
-    if !check.notes.get(ROOT).is_used() {
-        check.log.add(Complaint::new(What::RootMissing).inode(ROOT));
+    if !check.inode_states.get(ROOT).is_used() {
+        check.problems.add(Problem::new(What::RootMissing).inode(ROOT));
     }
     Ok(())
 }
 
 /// Visits the inodes of a group, with the requests after this one made.
-pub(super) fn each(
+pub(super) fn visit_group(
     check: &Check<'_>,
     group: u32,
     visit: &dyn Fn(u32, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let super_ = &check.super_;
-    let Some(place) = check.groups.get(index(group.into())) else { return Ok(()) };
+    let Some(place) = check.groups.get(saturating_usize(group.into())) else { return Ok(()) };
     let block_bytes = u64::from(super_.block_bytes);
     let start = place.inode_table.saturating_mul(block_bytes);
     // What was never used is not read where a checksum says so.
-    let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
+    let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
     let unused = if lazy { place.unused } else { 0 };
     let there = super_.inodes_per_group.saturating_sub(unused);
     let len = u64::from(there).saturating_mul(super_.inode_bytes.into());
@@ -106,14 +106,14 @@ pub(super) fn each(
     let order = |at: u64| {
         let count = len.saturating_sub(at).min(REQUEST_BYTES);
         let extent = Extent::new(start.saturating_add(at), count);
-        check.disk.read(extent, buffer(check, index(count)), Urgency::Ahead)
+        check.disk.read(extent, buffer(check, saturating_usize(count)), Urgency::Ahead)
     };
     let mut number = group.saturating_mul(super_.inodes_per_group);
     let last = number.saturating_add(there);
     let mut at = 0;
     let mut pending = VecDeque::new();
     loop {
-        while pending.len() < REQUESTS && at < len {
+        while pending.len() < REQUESTS_IN_FLIGHT && at < len {
             pending.push_back(order(at));
             at = at.saturating_add(REQUEST_BYTES);
         }
@@ -121,9 +121,9 @@ pub(super) fn each(
         let gone = Error::Io(draconis_device::Error::ServiceEnded);
         let block = read.wait().ok_or(gone)?.map_err(|refused| Error::Io(refused.error))?;
         let bytes = block.into_private();
-        let slot_bytes = index(super_.inode_bytes.into());
-        for slots in bytes.chunks(slot_bytes.saturating_mul(ahead::INODES)) {
-            ahead::maps(check, slots);
+        let slot_bytes = saturating_usize(super_.inode_bytes.into());
+        for slots in bytes.chunks(slot_bytes.saturating_mul(ahead::INODES_PER_BATCH)) {
+            ahead::prefetch_maps(check, slots);
             for slot in slots.chunks_exact(slot_bytes) {
                 if number < last {
                     number = number.saturating_add(1);
@@ -145,12 +145,22 @@ fn buffer(check: &Check<'_>, len: usize) -> Block {
 }
 
 /// The inode in `slot`, if its blocks count.
-pub(super) fn mapped<'s>(check: &Check<'_>, number: u32, slot: &'s [u8]) -> Option<&'s RawInode> {
+pub(super) fn inode_with_map<'s>(
+    check: &Check<'_>,
+    number: u32,
+    slot: &'s [u8],
+) -> Option<&'s RawInode> {
     let (raw, _) = RawInode::ref_from_prefix(slot).ok()?;
-    let counts = match Role::of(check, number) {
-        Role::Idle => false,
-        Role::Ordinary | Role::Root => raw.i_links_count.get() != 0 || check.is_pending(number),
-        Role::BadBlocks | Role::Resize | Role::Journal | Role::Hidden | Role::Reserved => true,
+    let counts = match InodeRole::of(check, number) {
+        InodeRole::UnusedFeature => false,
+        InodeRole::Ordinary | InodeRole::Root => {
+            raw.i_links_count.get() != 0 || check.is_orphan(number)
+        }
+        InodeRole::BadBlocks
+        | InodeRole::Resize
+        | InodeRole::Journal
+        | InodeRole::Hidden
+        | InodeRole::Reserved => true,
     };
     counts.then_some(raw)
 }
@@ -178,12 +188,12 @@ pub(super) fn is_fast(check: &Check<'_>, raw: &RawInode) -> bool {
         return size(raw) < INLINE_BYTES as u64 && flags & flags::EXTENTS == 0;
     }
     let cluster = (check.super_.block_bytes >> 9).saturating_mul(check.super_.cluster_blocks);
-    let attributes = if attribute_block(check, raw) == 0 { 0 } else { cluster };
+    let attributes = if xattr_block(check, raw) == 0 { 0 } else { cluster };
     raw.i_blocks_lo.get() == attributes && flags & flags::EXTENTS == 0
 }
 
 /// The block of an inode's attributes; 0 if there is none.
-pub(super) fn attribute_block(check: &Check<'_>, raw: &RawInode) -> u64 {
+pub(super) fn xattr_block(check: &Check<'_>, raw: &RawInode) -> u64 {
     let high = match check.super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
         true => u64::from(raw.i_file_acl_high.get()) << 32,
         false => 0,
@@ -195,43 +205,45 @@ pub(super) fn size(raw: &RawInode) -> u64 {
     u64::from(raw.i_size_lo.get()) | u64::from(raw.i_size_high.get()) << 32
 }
 
-fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
+fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
-    let complain = |what| check.log.add(Complaint::new(what).inode(number));
+    let complain = |what| check.problems.add(Problem::new(what).inode(number));
     // A slot of zeros was never used and needs no sum.
-    if !is_sealed(slot, InodeNumber(number), &check.super_) && slot.iter().any(|it| *it != 0) {
+    if !has_valid_checksum(slot, InodeNumber(number), &check.super_)
+        && slot.iter().any(|it| *it != 0)
+    {
         complain(What::InodeChecksum);
     }
-    let role = Role::of(check, number);
+    let role = InodeRole::of(check, number);
     let (mode, links) = (raw.i_mode.get(), raw.i_links_count.get());
     let kind = kind(raw);
     let died = raw.i_dtime.get();
-    let pending = check.is_pending(number);
+    let pending = check.is_orphan(number);
     if died != 0 && died < check.super_.inodes && !pending {
         let listed = check.orphans.contains(&number);
         complain(if listed { What::OnOrphanList } else { What::InOrphanList });
     }
-    if raw.i_flags.get() & never(check, role, number, mode) != 0 {
+    if raw.i_flags.get() & forbidden_flags(check, role, number, mode) != 0 {
         complain(What::Flags);
     }
     match role {
-        Role::BadBlocks => {
-            check.notes.put(number, None, links);
-            if mode != 0 || links != 0 || attribute_block(check, raw) != 0 {
+        InodeRole::BadBlocks => {
+            check.inode_states.set_used(number, None, links);
+            if mode != 0 || links != 0 || xattr_block(check, raw) != 0 {
                 complain(What::ReservedInode);
             }
-            let mut claim = Claim::new(check, number, true);
-            return walk(check, number, raw, &mut claim);
+            let mut claim = BlockClaimer::new(check, number, true);
+            return walk_map(check, number, raw, &mut claim);
         }
-        Role::Idle => {
-            check.notes.put(number, None, links);
+        InodeRole::UnusedFeature => {
+            check.inode_states.set_used(number, None, links);
             let [first, ..] = raw.i_block;
             if links != 0 || first.get() != 0 || raw.i_blocks_lo.get() != 0 {
                 complain(What::ReservedInode);
             }
             return Ok(());
         }
-        Role::Root => {
+        InodeRole::Root => {
             if kind != Some(FileType::Directory) || links == 0 {
                 complain(What::RootMissing);
             }
@@ -239,17 +251,17 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
                 complain(What::UsedWithDeletionTime);
             }
         }
-        Role::Resize => {
-            check.notes.put(number, kind, links);
-            return resize(check, number, raw);
+        InodeRole::Resize => {
+            check.inode_states.set_used(number, kind, links);
+            return check_resize_inode(check, number, raw);
         }
-        Role::Journal => journal(check, number, raw)?,
-        Role::Hidden => {
+        InodeRole::Journal => check_journal_inode(check, number, raw)?,
+        InodeRole::Hidden => {
             if kind != Some(FileType::File) || links == 0 {
                 complain(What::ReservedInode);
             }
         }
-        Role::Reserved => {
+        InodeRole::Reserved => {
             let fits = mode == 0 || number == 5 && kind != Some(FileType::Directory) || number == 7;
             if !fits {
                 complain(What::ReservedInode);
@@ -257,18 +269,18 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
             if number == 7 && raw.i_block.iter().any(|it| it.get() != 0) {
                 complain(What::ResizeInodeWithoutFeature);
                 let [.., double, _] = raw.i_block;
-                Claim::new(check, number, true).claim(double.get().into());
-                check.notes.put(number, kind, links);
+                BlockClaimer::new(check, number, true).claim_cluster(double.get().into());
+                check.inode_states.set_used(number, kind, links);
                 return Ok(());
             }
         }
-        Role::Ordinary if links == 0 && !pending => {
+        InodeRole::Ordinary if links == 0 && !pending => {
             if mode != 0 && died == 0 {
                 complain(What::DeletedWithoutTime);
             }
             return Ok(());
         }
-        Role::Ordinary => {
+        InodeRole::Ordinary => {
             if died != 0 && !pending {
                 complain(What::UsedWithDeletionTime);
             }
@@ -278,38 +290,38 @@ fn inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
         }
     }
     let mut outside = (0, 0);
-    check.notes.put(number, kind, links);
+    check.inode_states.set_used(number, kind, links);
     if kind == Some(FileType::Directory) {
         check.directories.lock().unwrap_or_else(PoisonError::into_inner).push(number);
-        check.kept.put(number, slot);
+        check.directory_inodes.put(number, slot);
     }
-    if matches!(role, Role::Ordinary | Role::Root) {
-        fields(check, number, raw, kind);
-        outside = extra(check, number, slot);
+    if matches!(role, InodeRole::Ordinary | InodeRole::Root) {
+        check_fields(check, number, raw, kind);
+        outside = check_extra_fields(check, number, slot);
     }
-    let mut claim = Claim::new(check, number, false);
+    let mut claim = BlockClaimer::new(check, number, false);
     (claim.count, claim.values) = outside;
-    contents(check, number, slot, kind, role, claim)
+    check_contents(check, number, slot, kind, role, claim)
 }
 
 /// Flags that a reserved inode never has; those of others are looked at with their kind.
-fn never(check: &Check<'_>, role: Role, number: u32, mode: u16) -> u32 {
+fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, mode: u16) -> u32 {
     let extents = check.super_.incompatible.contains(Incompatible::EXTENTS);
     let mapped = if extents { 0 } else { flags::EXTENTS } | flags::INLINE_DATA;
     match role {
-        Role::Ordinary | Role::Root => 0,
-        Role::BadBlocks => mapped | CASEFOLD,
-        Role::Idle if number == 8 => mapped & flags::EXTENTS | CASEFOLD,
-        Role::Idle => CASEFOLD,
-        Role::Reserved if mode == 0 => flags::INDEX | CASEFOLD,
-        Role::Resize | Role::Journal | Role::Hidden | Role::Reserved => {
+        InodeRole::Ordinary | InodeRole::Root => 0,
+        InodeRole::BadBlocks => mapped | CASEFOLD,
+        InodeRole::UnusedFeature if number == 8 => mapped & flags::EXTENTS | CASEFOLD,
+        InodeRole::UnusedFeature => CASEFOLD,
+        InodeRole::Reserved if mode == 0 => flags::INDEX | CASEFOLD,
+        InodeRole::Resize | InodeRole::Journal | InodeRole::Hidden | InodeRole::Reserved => {
             flags::INDEX | mapped | CASEFOLD
         }
     }
 }
 
 /// Fields that say more than this volume's features allow.
-fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
+fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
     let super_ = &check.super_;
     let set = raw.i_flags.get();
     let directory = kind == Some(FileType::Directory);
@@ -337,9 +349,9 @@ fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>
     if !directory || !super_.compatible.contains(Compatible::DIR_INDEX) {
         wrong |= flags::INDEX;
     }
-    let complain = |complaint: Complaint| check.log.add(complaint.inode(number));
+    let complain = |complaint: Problem| check.problems.add(complaint.inode(number));
     if set & wrong != 0 {
-        complain(Complaint::new(What::Flags).found(set).expected(set & !wrong));
+        complain(Problem::new(What::Flags).found(set).expected(set & !wrong));
     }
     let huge = super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
     let wide = super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
@@ -350,17 +362,17 @@ fn fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>
         ("i_size_high", if directory && !large { raw.i_size_high.get() } else { 0 }),
     ] {
         if high != 0 {
-            complain(Complaint::new(What::HighHalf).name(field.as_bytes()).found(high));
+            complain(Problem::new(What::HighHalf).name(field.as_bytes()).found(high));
         }
     }
     if raw.i_obso_faddr.get() != 0 {
-        complain(Complaint::new(What::FragmentAddress).found(raw.i_obso_faddr.get()));
+        complain(Problem::new(What::FragmentAddress).found(raw.i_obso_faddr.get()));
     }
 }
 
 /// What a slot of more than 128 bytes holds beyond them; the clusters of values of attributes that
 /// are in inodes of their own, and how many.
-fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64) {
+fn check_extra_fields(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64) {
     let old = size_of::<RawInode>();
     let Some(extra) = le16(slot, old) else { return (0, 0) };
     let end = old.saturating_add(extra.into());
@@ -368,7 +380,7 @@ fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64) {
         return (0, 0);
     }
     if !extra.is_multiple_of(4) || end > slot.len() {
-        check.log.add(Complaint::new(What::ExtraSize).inode(number).found(extra));
+        check.problems.add(Problem::new(What::ExtraSize).inode(number).found(extra));
         return (0, 0);
     }
     let rest = slot.get(end..).unwrap_or_default();
@@ -376,68 +388,68 @@ fn extra(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64) {
         return (0, 0);
     }
     let list = rest.get(4..).unwrap_or_default();
-    match attributes::list(check, number, list, 0, attributes::Container::Inode) {
-        Some(values) => attributes::note(check, values),
+    match attributes::check_list(check, number, list, 0, attributes::XattrLocation::Inode) {
+        Some(values) => attributes::record_values(check, values),
         None => {
-            check.log.add(Complaint::new(What::AttributesInInode).inode(number));
+            check.problems.add(Problem::new(What::AttributesInInode).inode(number));
             (0, 0)
         }
     }
 }
 
 /// The resize inode. Its blocks are the volume's own, but for one.
-fn resize(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
-    let Some(reserve) = super::layout::reserve(check, raw)? else {
-        check.log.add(Complaint::new(What::ResizeInode).inode(number));
+fn check_resize_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
+    let Some(reserve) = super::layout::check_reserved_gdt(check, raw)? else {
+        check.problems.add(Problem::new(What::ResizeInode).inode(number));
         // The one block that is its own stays its own.
         let [.., list, _] = raw.i_block;
         if check.holds(list.get().into()) {
-            Claim::new(check, number, true).claim(list.get().into());
+            BlockClaimer::new(check, number, true).claim_cluster(list.get().into());
         }
         return Ok(());
     };
-    let mut claim = Claim::new(check, number, false);
-    let attributes = attribute_block(check, raw);
+    let mut claim = BlockClaimer::new(check, number, false);
+    let attributes = xattr_block(check, raw);
     if attributes != 0 && check.holds(attributes) {
-        attributes::block(check, number, attributes, &mut claim)?;
+        attributes::check_block_reference(check, number, attributes, &mut claim)?;
     }
-    claim.claim(reserve.list);
+    claim.claim_cluster(reserve.dind_block);
     claim.count = reserve.count;
     claim.last = (reserve.count > 1).then_some(reserve.last);
-    lengths(check, number, raw, kind(raw), &claim)?;
-    block_count(check, number, raw, kind(raw), &claim);
+    check_size(check, number, raw, kind(raw), &claim)?;
+    check_block_count(check, number, raw, kind(raw), &claim);
     Ok(())
 }
 
 /// The blocks of an inode, and what follows from them.
-fn contents(
+fn check_contents(
     check: &Check<'_>,
     number: u32,
     slot: &[u8],
     kind: Option<FileType>,
-    role: Role,
-    mut claim: Claim<'_, '_>,
+    role: InodeRole,
+    mut claim: BlockClaimer<'_, '_>,
 ) -> Result<()> {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
-    let attributes = attribute_block(check, raw);
+    let attributes = xattr_block(check, raw);
     // Where a reserved inode points to nothing, that is no damage.
-    let heeded = matches!(role, Role::Ordinary | Role::Root) || check.holds(attributes);
+    let heeded = matches!(role, InodeRole::Ordinary | InodeRole::Root) || check.holds(attributes);
     if attributes != 0 && heeded {
-        attributes::block(check, number, attributes, &mut claim)?;
+        attributes::check_block_reference(check, number, attributes, &mut claim)?;
     }
     if has_map(check, raw) {
-        walk(check, number, raw, &mut claim)?;
+        walk_map(check, number, raw, &mut claim)?;
     }
     if raw.i_flags.get() & flags::INLINE_DATA != 0 {
         inline(check, number, slot, kind);
     } else {
-        lengths(check, number, raw, kind, &claim)?;
+        check_size(check, number, raw, kind, &claim)?;
     }
-    block_count(check, number, raw, kind, &claim);
-    attributes::encryption(check, number, raw.i_flags.get() & flags::ENCRYPT != 0);
-    let counted = matches!(role, Role::Ordinary | Role::Root);
+    check_block_count(check, number, raw, kind, &claim);
+    attributes::check_encryption_context(check, number, raw.i_flags.get() & flags::ENCRYPT != 0);
+    let counted = matches!(role, InodeRole::Ordinary | InodeRole::Root);
     if counted && raw.i_flags.get() & flags::EA_INODE == 0 {
-        super::quota::count(check, slot, claim.count, claim.values);
+        super::quota::count_inode(check, slot, claim.count, claim.values);
     }
     Ok(())
 }
@@ -446,7 +458,7 @@ fn contents(
 fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
     let Some(value) = attributes::inline_data(slot) else {
-        check.log.add(Complaint::new(What::InlineData).inode(number));
+        check.problems.add(Problem::new(What::InlineData).inode(number));
         return;
     };
     let there = (INLINE_BYTES as u64).saturating_add(value.len() as u64);
@@ -456,32 +468,32 @@ fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
         _ => size == there,
     };
     if !fits {
-        let complaint = Complaint::new(What::Size).inode(number);
-        check.log.add(complaint.found(size).expected(there));
+        let complaint = Problem::new(What::Size).inode(number);
+        check.problems.add(complaint.found(size).expected(there));
     }
 }
 
 /// Whether what looks like a tree of extents is said to be one.
-fn extent_flag(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
+fn check_extent_flag(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
     let mapped = flags::EXTENTS | flags::INLINE_DATA;
     let may_have = matches!(kind, Some(FileType::File | FileType::Directory))
         && check.super_.incompatible.contains(Incompatible::EXTENTS)
         && raw.i_flags.get() & mapped == 0;
-    if may_have && extent::Node::check(raw.i_block.as_bytes(), None).is_ok() {
-        check.log.add(Complaint::new(What::ExtentFlag).inode(number));
+    if may_have && extent::ExtentNode::check(raw.i_block.as_bytes(), None).is_ok() {
+        check.problems.add(Problem::new(What::ExtentFlag).inode(number));
     }
 }
 
-fn block_count(
+fn check_block_count(
     check: &Check<'_>,
     number: u32,
     raw: &RawInode,
     kind: Option<FileType>,
-    claim: &Claim<'_, '_>,
+    claim: &BlockClaimer<'_, '_>,
 ) {
-    extent_flag(check, number, raw, kind);
+    check_extent_flag(check, number, raw, kind);
     // What is unknown below a pointer that leads nowhere cannot be counted.
-    if claim.outside > 0 || claim.skipped || kind.is_none() && raw.i_mode.get() != 0 {
+    if claim.bad_pointers > 0 || claim.skipped || kind.is_none() && raw.i_mode.get() != 0 {
         return;
     }
     let huge = check.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
@@ -496,28 +508,28 @@ fn block_count(
     let blocks = claim.count.saturating_mul(check.super_.cluster_blocks.into());
     let expected = blocks.saturating_mul(unit);
     if found != expected {
-        let complaint = Complaint::new(What::BlockCount).inode(number);
-        check.log.add(complaint.found(found).expected(expected));
+        let complaint = Problem::new(What::BlockCount).inode(number);
+        check.problems.add(complaint.found(found).expected(expected));
     }
 }
 
 /// The size, against the last block that is there.
-fn lengths(
+fn check_size(
     check: &Check<'_>,
     number: u32,
     raw: &RawInode,
     kind: Option<FileType>,
-    claim: &Claim<'_, '_>,
+    claim: &BlockClaimer<'_, '_>,
 ) -> Result<()> {
     let block_bytes = u64::from(check.super_.block_bytes);
     let size = size(raw);
     let whole = claim.last.map_or(0, |last| last.saturating_add(1).saturating_mul(block_bytes));
     let complain = |what| {
-        check.log.add(Complaint::new(what).inode(number).found(size));
+        check.problems.add(Problem::new(what).inode(number).found(size));
     };
     let wrong_size = || {
-        let complaint = Complaint::new(What::Size).inode(number);
-        check.log.add(complaint.found(size).expected(whole));
+        let complaint = Problem::new(What::Size).inode(number);
+        check.problems.add(complaint.found(size).expected(whole));
     };
     match kind {
         Some(FileType::Directory) => {
@@ -535,15 +547,17 @@ fn lengths(
             let last = if extents { claim.last_written } else { claim.last };
             let least = last.map_or(0, |last| last.saturating_mul(block_bytes));
             let verity = raw.i_flags.get() & flags::VERITY != 0;
-            if size < least && !verity && !check.is_pending(number) || size > reach(check, raw) {
+            if size < least && !verity && !check.is_orphan(number)
+                || size > max_file_bytes(check, raw)
+            {
                 wrong_size();
             }
             let large = check.super_.read_only_compatible.contains(ReadOnlyCompatible::LARGE_FILE);
-            if size > LARGE && !large {
+            if size > MAX_SMALL_FILE_BYTES && !large {
                 complain(What::LargeFileFeature);
             }
         }
-        None if size > reach(check, raw) => wrong_size(),
+        None if size > max_file_bytes(check, raw) => wrong_size(),
         Some(FileType::Symlink) if !is_symlink(check, raw, claim)? => complain(What::Symlink),
         Some(FileType::CharDevice | FileType::BlockDevice | FileType::Fifo | FileType::Socket)
             if size != 0 =>
@@ -556,7 +570,7 @@ fn lengths(
 }
 
 /// The longest that a file may be.
-fn reach(check: &Check<'_>, raw: &RawInode) -> u64 {
+fn max_file_bytes(check: &Check<'_>, raw: &RawInode) -> u64 {
     let block_bytes = u64::from(check.super_.block_bytes);
     match raw.i_flags.get() & flags::EXTENTS != 0 {
         true => (1u64 << 32).saturating_mul(block_bytes).saturating_sub(1),
@@ -565,7 +579,7 @@ fn reach(check: &Check<'_>, raw: &RawInode) -> u64 {
 }
 
 /// Whether a target is as long as its link says.
-fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &Claim<'_, '_>) -> Result<bool> {
+fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -> Result<bool> {
     let encrypted = raw.i_flags.get() & flags::ENCRYPT != 0;
     let len = |bytes: &[u8]| bytes.iter().take_while(|byte| **byte != 0).count() as u64;
     let size = size(raw);
@@ -575,7 +589,7 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &Claim<'_, '_>) -> Resul
         return Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(bytes) == size));
     }
     let Some(block) = claim.first.filter(|block| check.holds(*block)) else { return Ok(false) };
-    if claim.last != Some(0) || claim.indirect > 0 {
+    if claim.last != Some(0) || claim.map_blocks > 0 {
         return Ok(false);
     }
     let bytes = check.block(block, BlockRole::Contents)?;
@@ -583,11 +597,11 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &Claim<'_, '_>) -> Resul
 }
 
 /// Whether the journal's inode leads to a journal that is empty.
-fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
+fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
     struct First(Option<u64>);
-    impl Visit for First {
-        fn run(&mut self, at: u64, _: u64, place: Place) -> ControlFlow<()> {
-            if let (0, Place::At(FsBlock(block))) = (at, place) {
+    impl MapVisitor for First {
+        fn run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
+            if let (0, BlockLocation::Mapped(FsBlock(block))) = (at, place) {
                 self.0 = Some(block);
             }
             ControlFlow::Break(())
@@ -596,7 +610,7 @@ fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
     let mut first = First(None);
     let there = kind(raw) == Some(FileType::File) && raw.i_links_count.get() != 0;
     if there {
-        walk(check, number, raw, &mut first)?;
+        walk_map(check, number, raw, &mut first)?;
     }
     let have = size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
     let sound = match first.0.filter(|block| check.holds(*block)) {
@@ -607,7 +621,7 @@ fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
             if raw.as_ref().is_ok_and(|raw| raw.s_start.get() != 0)
                 && !check.super_.needs_recovery()
             {
-                check.log.add(Complaint::new(What::JournalNotEmpty).inode(number));
+                check.problems.add(Problem::new(What::JournalNotEmpty).inode(number));
             }
             match raw.and_then(|raw| raw.check(check.super_.block_bytes, have)) {
                 Ok(_) => true,
@@ -617,7 +631,7 @@ fn journal(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
         }
     };
     if !sound {
-        check.log.add(Complaint::new(What::JournalInode).inode(number));
+        check.problems.add(Problem::new(What::JournalInode).inode(number));
     }
     Ok(())
 }

@@ -3,16 +3,16 @@
 //! What comes later counts on this pass: where it finds damage, the check ends.
 
 use super::Check;
-use super::bits::Bits;
-use super::complaint::{Complaint, Log, What};
+use super::bits::AtomicBitSet;
+use super::complaint::{Problem, ProblemLog, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::group::{self, Group, flags};
+use crate::format::group::{self, GroupDescriptor, flags};
 use crate::format::inode::RawInode;
 use crate::format::le32;
 use crate::format::requirements::{Asker, broken};
 use crate::format::superblock::{RawSuperblock, Superblock};
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{FsBlock, GroupNumber, Result};
 
 /// The inode whose map holds the blocks kept for more descriptors.
@@ -20,8 +20,8 @@ const RESIZE_INODE: u32 = 7;
 
 /// What a group's descriptor says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GroupPlaces {
-    pub(super) said: Group,
+pub(super) struct GroupLayout {
+    pub(super) descriptor: GroupDescriptor,
     pub(super) block_bitmap: u64,
     pub(super) inode_bitmap: u64,
     pub(super) inode_table: u64,
@@ -37,14 +37,19 @@ pub(super) struct GroupPlaces {
 }
 
 /// Checks the fields that [`RawSuperblock::check`] leaves alone.
-pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u64, log: &Log) {
+pub(super) fn check_superblock(
+    raw: &RawSuperblock,
+    super_: &Superblock,
+    disk_bytes: u64,
+    log: &ProblemLog,
+) {
     let wrong = |field: &str, found: u64, expected: Option<u64>| {
-        let complaint = Complaint::new(What::Superblock).name(field.as_bytes()).found(found);
-        log.add(Complaint { expected, ..complaint });
+        let complaint = Problem::new(What::Superblock).name(field.as_bytes()).found(found);
+        log.add(Problem { expected, ..complaint });
     };
     let features = [&raw.s_feature_compat, &raw.s_feature_incompat, &raw.s_feature_ro_compat];
     if super_.revision.0 == 0 && features.iter().any(|set| set.get() != 0) {
-        log.add(Complaint::new(What::FeaturesInRevision0));
+        log.add(Problem::new(What::FeaturesInRevision0));
     }
     let clusters = super_.read_only_compatible.contains(ReadOnlyCompatible::BIGALLOC);
     let first = u64::from(super_.block_bytes == 1024 && !clusters);
@@ -91,42 +96,42 @@ pub(super) fn superblock(raw: &RawSuperblock, super_: &Superblock, disk_bytes: u
     }
     if super_.len_bytes() > disk_bytes {
         let there = disk_bytes.checked_div(super_.block_bytes.into()).unwrap_or(0);
-        let complaint = Complaint::new(What::VolumeBeyondDisk);
+        let complaint = Problem::new(What::VolumeBeyondDisk);
         log.add(complaint.found(super_.blocks).expected(there));
     }
-    clashes(raw, super_, log);
+    check_feature_conflicts(raw, super_, log);
 }
 
-fn clashes(raw: &RawSuperblock, super_: &Superblock, log: &Log) {
+fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &ProblemLog) {
     let resize = super_.compatible.contains(Compatible::RESIZE_INODE);
     for rule in broken(Asker::Checker, super_.features(), super_.inode_bytes) {
-        log.add(Complaint::new(What::FeatureClash).name(rule.clash().as_bytes()));
+        log.add(Problem::new(What::FeatureClash).name(rule.clash().as_bytes()));
     }
     if super_.incompatible.contains(Incompatible::MMP) && raw.s_mmp_block.get() == 0 {
-        log.add(Complaint::new(What::MmpBlock).block(0));
+        log.add(Problem::new(What::MmpBlock).block(0));
     }
     if !resize && super_.reserved_descriptor_blocks != 0 {
         let found = super_.reserved_descriptor_blocks;
-        log.add(Complaint::new(What::ReserveWithoutFeature).found(found).expected(0u64));
+        log.add(Problem::new(What::ReserveWithoutFeature).found(found).expected(0u64));
     }
     let journal = raw.s_journal_inum.get();
     if super_.compatible.contains(Compatible::HAS_JOURNAL) {
         // The identity is that of a journal on another disk.
         if journal != 8 || raw.s_journal_uuid != [0; 16] {
-            log.add(Complaint::new(What::JournalInode).found(journal).expected(8u64));
+            log.add(Problem::new(What::JournalInode).found(journal).expected(8u64));
         }
     } else if journal != 0 || raw.s_journal_uuid != [0; 16] {
-        log.add(Complaint::new(What::JournalWithoutFeature).inode(journal));
+        log.add(Problem::new(What::JournalWithoutFeature).inode(journal));
     }
 }
 
 /// Reads all descriptors and marks what the groups take for themselves; those whose checksums
 /// are wrong.
-pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupPlaces>, Vec<u32>)> {
+pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupLayout>, Vec<u32>)> {
     let (mut places, mut unsealed) = (Vec::new(), Vec::new());
     for group in 0..check.super_.groups {
         mark_super_and_descriptors(check, group);
-        let (place, is_sealed) = descriptor(check, group)?;
+        let (place, is_sealed) = read_descriptor(check, group)?;
         places.push(place);
         if !is_sealed {
             unsealed.push(group);
@@ -136,19 +141,19 @@ pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupPlaces>, Vec<u32>)> 
         mark_tables(check, group, place);
     }
     if let Some(FsBlock(block)) = check.super_.mmp_block {
-        mmp(check, block)?;
+        check_mmp_block(check, block)?;
     }
     Ok((places, unsealed))
 }
 
 /// The descriptor of a group, and whether its checksum is right.
-fn descriptor(check: &Check<'_>, group: u32) -> Result<(GroupPlaces, bool)> {
+fn read_descriptor(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool)> {
     let super_ = &check.super_;
-    let (block, slot) = super_.descriptor_place(GroupNumber(group));
+    let (block, slot) = super_.descriptor_location(GroupNumber(group));
     let bytes = check.store.block(block, BlockRole::Descriptors)?;
-    let said = Group::read(&bytes, slot, super_)?;
-    let is_sealed = group::is_sealed(&bytes, slot, super_, GroupNumber(group));
-    let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
+    let said = GroupDescriptor::read(&bytes, slot, super_)?;
+    let is_sealed = group::has_valid_checksum(&bytes, slot, super_, GroupNumber(group));
+    let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
     let unused = match said.unused_inodes {
         _ if said.flags & flags::INODE_UNINIT != 0 => super_.inodes_per_group,
         // Without checksums a number is not heeded that makes no sense.
@@ -157,14 +162,14 @@ fn descriptor(check: &Check<'_>, group: u32) -> Result<(GroupPlaces, bool)> {
     };
     let says_so = said.unused_inodes != 0 || unused != 0 || said.flags & flags::BLOCK_UNINIT != 0;
     if says_so && !lazy {
-        check.log.add(Complaint::new(What::GroupUninitialised).group(group));
+        check.problems.add(Problem::new(What::GroupUninitialised).group(group));
     }
     if lazy && said.unused_inodes > super_.inodes_per_group {
-        let complaint = Complaint::new(What::GroupUnused).group(group);
-        check.log.add(complaint.found(said.unused_inodes));
+        let complaint = Problem::new(What::GroupUnused).group(group);
+        check.problems.add(complaint.found(said.unused_inodes));
     }
-    let place = GroupPlaces {
-        said,
+    let place = GroupLayout {
+        descriptor: said,
         block_bitmap: said.block_bitmap.0,
         inode_bitmap: said.inode_bitmap.0,
         inode_table: said.inode_table.0,
@@ -179,23 +184,24 @@ fn descriptor(check: &Check<'_>, group: u32) -> Result<(GroupPlaces, bool)> {
 }
 
 /// The block by which hosts see that the volume is in use.
-fn mmp(check: &Check<'_>, block: u64) -> Result<()> {
-    let complain = || check.log.add(Complaint::new(What::MmpBlock).block(block));
-    if !check.holds(block) || take(check, block) {
+fn check_mmp_block(check: &Check<'_>, block: u64) -> Result<()> {
+    let complain = || check.problems.add(Problem::new(What::MmpBlock).block(block));
+    if !check.holds(block) || mark_metadata(check, block) {
         complain();
         return Ok(());
     }
     let bytes = check.block(block, BlockRole::Contents)?;
-    let sum = bytes.get(..1020).and_then(|bytes| Some(check.super_.checksum_seed?.of(bytes).get()));
+    let sum =
+        bytes.get(..1020).and_then(|bytes| Some(check.super_.checksum_seed?.update(bytes).value()));
     if le32(&bytes, 0) != Some(0x004D_4D50) || sum.is_some() && le32(&bytes, 1020) != sum {
         complain();
     }
     Ok(())
 }
 
-fn take(check: &Check<'_>, block: u64) -> bool {
-    check.used.set(check.cluster(block));
-    check.metadata.set(check.nth(block))
+fn mark_metadata(check: &Check<'_>, block: u64) -> bool {
+    check.used.insert(check.cluster_index(block));
+    check.metadata.insert(check.block_index(block))
 }
 
 /// Superblocks and descriptors, the copies included.
@@ -203,7 +209,7 @@ fn super_and_descriptors(super_: &Superblock, group: u32) -> std::ops::Range<u64
     let start = super_.group_start(GroupNumber(group)).0;
     let copy = super_.has_superblock(GroupNumber(group));
     // With clusters of small blocks group 0 begins before the superblock.
-    let first = if group == 0 { super_.place().0.0.max(start) } else { start };
+    let first = if group == 0 { super_.location().0.0.max(start) } else { start };
     let end = start.saturating_add(u64::from(super_.blocks_per_group)).min(super_.blocks);
     let count = descriptor_blocks_in(super_, group, copy).saturating_add(copy.into());
     start..first.saturating_add(count).min(end).max(start)
@@ -211,19 +217,19 @@ fn super_and_descriptors(super_: &Superblock, group: u32) -> std::ops::Range<u64
 
 fn mark_super_and_descriptors(check: &Check<'_>, group: u32) {
     super_and_descriptors(&check.super_, group).for_each(|block| {
-        take(check, block);
+        mark_metadata(check, block);
     });
 }
 
 /// What is in use in the groups whose block bitmaps were never written: their own structures.
-pub(super) fn unwritten(check: &Check<'_>) -> Bits {
+pub(super) fn unwritten(check: &Check<'_>) -> AtomicBitSet {
     let places = || (0u32..).zip(&check.groups).filter(|(_, place)| place.blocks_unwritten);
     if places().next().is_none() {
-        return Bits::new(0);
+        return AtomicBitSet::new(0);
     }
-    let bits = Bits::new(check.used.len());
+    let bits = AtomicBitSet::new(check.used.len());
     let mark = |block: u64| {
-        bits.set(check.cluster(block));
+        bits.insert(check.cluster_index(block));
     };
     let table_blocks = u64::from(check.super_.inode_table_blocks());
     for (group, place) in places() {
@@ -251,7 +257,7 @@ fn descriptor_blocks_in(super_: &Superblock, group: u32, copy: bool) -> u64 {
 }
 
 /// Bitmaps and inode table, which must be where they may be and alone there.
-fn mark_tables(check: &Check<'_>, group: u32, place: &GroupPlaces) {
+fn mark_tables(check: &Check<'_>, group: u32, place: &GroupLayout) {
     let super_ = &check.super_;
     let table_blocks = u64::from(super_.inode_table_blocks());
     let (first, last) = if super_.incompatible.contains(Incompatible::FLEX_BG) {
@@ -268,13 +274,13 @@ fn mark_tables(check: &Check<'_>, group: u32, place: &GroupPlaces) {
     ] {
         let end = start.saturating_add(count);
         if start < first || end > last {
-            check.log.add(Complaint::new(what).group(group).block(start));
+            check.problems.add(Problem::new(what).group(group).block(start));
             continue;
         }
-        let shared = (start..end).filter(|block| take(check, *block)).count() as u64;
+        let shared = (start..end).filter(|block| mark_metadata(check, *block)).count() as u64;
         if shared > 0 {
-            let complaint = Complaint::new(What::GroupOverlap).group(group).block(start);
-            check.log.add(complaint.found(shared).expected(0u64));
+            let complaint = Problem::new(What::GroupOverlap).group(group).block(start);
+            check.problems.add(complaint.found(shared).expected(0u64));
         }
     }
 }
@@ -287,25 +293,26 @@ pub(super) fn clusters_in(super_: &Superblock, group: u32) -> u64 {
 }
 
 /// Members of `bits` in `start..end`.
-pub(super) fn count(bits: &Bits, start: u64, end: u64) -> u64 {
+pub(super) fn count(bits: &AtomicBitSet, start: u64, end: u64) -> u64 {
     let mut sum = 0u64;
     let mut at = start;
     while at < end {
-        sum = sum.saturating_add(masked(bits.from(at), end.saturating_sub(at)).count_ones().into());
+        sum =
+            sum.saturating_add(low_bits(bits.from(at), end.saturating_sub(at)).count_ones().into());
         at = at.saturating_add(64);
     }
     sum
 }
 
 /// The lowest `count` bits of `word`.
-pub(super) fn masked(word: u64, count: u64) -> u64 {
+pub(super) fn low_bits(word: u64, count: u64) -> u64 {
     if count >= 64 { word } else { word & (1u64 << count).wrapping_sub(1) }
 }
 
 /// What a resize inode leads to.
-pub(super) struct Reserve {
+pub(super) struct ReservedGdt {
     /// The double indirect block, the one that is not among the group's own.
-    pub(super) list: u64,
+    pub(super) dind_block: u64,
     /// Blocks, that one included.
     pub(super) count: u64,
     /// The last block of the file.
@@ -315,14 +322,15 @@ pub(super) struct Reserve {
 /// Checks that the resize inode leads to every reserved descriptor block, through it to
 /// the copies, and nowhere else: the block for `n` descriptor blocks is entry `n` of the
 /// double indirect block, and is itself the list of its copies.
-pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserve>> {
+pub(super) fn check_reserved_gdt(check: &Check<'_>, raw: &RawInode) -> Result<Option<ReservedGdt>> {
     let super_ = &check.super_;
     let pointers = raw.i_block.map(|it| it.get());
     let [.., double, _] = pointers;
     let list = u64::from(double);
     let others = (0..).zip(pointers).any(|(nth, pointer)| nth != 13 && pointer != 0);
     let regular = raw.i_mode.get() & 0o170_000 == 0o100_000 && raw.i_links_count.get() != 0;
-    if others || !regular || !check.holds(list) || check.metadata.has(check.nth(list)) {
+    if others || !regular || !check.holds(list) || check.metadata.contains(check.block_index(list))
+    {
         return Ok(None);
     }
     let copies: Vec<u64> = (1..super_.groups)
@@ -330,18 +338,18 @@ pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserv
         .map(|group| u64::from(group).saturating_mul(super_.blocks_per_group.into()))
         .collect();
     let fan_out = super_.block_bytes / 4;
-    let mut right = vec![0; index(fan_out.into())];
-    let mut reserve = Reserve { list, count: 1, last: 0 };
-    let first = super_.place().0.0.saturating_add(1);
+    let mut right = vec![0; saturating_usize(fan_out.into())];
+    let mut reserve = ReservedGdt { dind_block: list, count: 1, last: 0 };
+    let first = super_.location().0.0.saturating_add(1);
     for nth in 0..u32::from(super_.reserved_descriptor_blocks) {
         let nth = super_.descriptor_blocks().saturating_add(nth);
         let reserved = first.saturating_add(nth.into());
         let slot = nth.checked_rem(fan_out).unwrap_or(0);
-        if let Some(word) = right.get_mut(index(slot.into())) {
+        if let Some(word) = right.get_mut(saturating_usize(slot.into())) {
             *word = reserved;
         }
         let copies = copies.iter().map(|copy| reserved.saturating_add(*copy));
-        if !words(&check.block(reserved, BlockRole::Map(Check::file(RESIZE_INODE)))?)
+        if !words(&check.block(reserved, BlockRole::IndirectBlock(Check::file_id(RESIZE_INODE)))?)
             .eq(copies.chain(std::iter::repeat(0)).take(right.len()))
         {
             return Ok(None);
@@ -349,7 +357,7 @@ pub(super) fn reserve(check: &Check<'_>, raw: &RawInode) -> Result<Option<Reserv
         let before = u64::from(slot).saturating_add(1).saturating_mul(fan_out.into());
         reserve.last = reserve.last.max(before.saturating_add(12));
     }
-    let sound = words(&check.block(list, BlockRole::Map(Check::file(RESIZE_INODE)))?)
+    let sound = words(&check.block(list, BlockRole::IndirectBlock(Check::file_id(RESIZE_INODE)))?)
         .eq(right.iter().copied());
     let reserved = u64::from(super_.reserved_descriptor_blocks);
     let each = (copies.len() as u64).saturating_add(1);

@@ -8,54 +8,58 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use draconis_exchange::contract::FileType;
 
-use crate::units::index;
+use crate::units::saturating_usize;
 
-const ZERO: u32 = 1 << 27;
-const BALANCE: u32 = (1 << 28) - 1;
+const LINK_BALANCE_ZERO: u32 = 1 << 27;
+const LINK_BALANCE_MASK: u32 = (1 << 28) - 1;
 const USED: u32 = 1 << 31;
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(super) struct Notes(Vec<AtomicU32>);
+pub(super) struct InodeStates(Vec<AtomicU32>);
 
 /// What is known of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Note(u32);
+pub(super) struct InodeState(u32);
 
-impl Notes {
+impl InodeStates {
     pub(super) fn new(inodes: u32) -> Self {
         let mut words = Vec::new();
-        words.resize_with(index(u64::from(inodes)), || AtomicU32::new(ZERO));
+        words
+            .resize_with(saturating_usize(u64::from(inodes)), || AtomicU32::new(LINK_BALANCE_ZERO));
         Self(words)
     }
 
     fn word(&self, inode: u32) -> Option<&AtomicU32> {
-        self.0.get(index(u64::from(inode.checked_sub(1)?)))
+        self.0.get(saturating_usize(u64::from(inode.checked_sub(1)?)))
     }
 
     /// Says that `inode` is in use.
-    pub(super) fn put(&self, inode: u32, kind: Option<FileType>, links: u16) {
+    pub(super) fn set_used(&self, inode: u32, kind: Option<FileType>, links: u16) {
         let kind = file_type(kind) << 28;
         if let Some(word) = self.word(inode) {
-            word.store(USED | kind | ZERO.wrapping_add(u32::from(links)), Ordering::Relaxed);
+            word.store(
+                USED | kind | LINK_BALANCE_ZERO.wrapping_add(u32::from(links)),
+                Ordering::Relaxed,
+            );
         }
     }
 
     /// A name was found.
-    pub(super) fn name(&self, inode: u32) {
+    pub(super) fn count_name(&self, inode: u32) {
         let Some(word) = self.word(inode) else { return };
         // The lowest balance stays where it is: no inode has so many names.
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |note| {
-            (note & BALANCE > 0).then(|| note.wrapping_sub(1))
+            (note & LINK_BALANCE_MASK > 0).then(|| note.wrapping_sub(1))
         });
     }
 
-    pub(super) fn get(&self, inode: u32) -> Note {
-        Note(self.word(inode).map_or(ZERO, |word| word.load(Ordering::Relaxed)))
+    pub(super) fn get(&self, inode: u32) -> InodeState {
+        InodeState(self.word(inode).map_or(LINK_BALANCE_ZERO, |word| word.load(Ordering::Relaxed)))
     }
 }
 
-impl Note {
+impl InodeState {
     pub(super) fn is_used(self) -> bool {
         self.0 & USED != 0
     }
@@ -72,13 +76,13 @@ impl Note {
 
     /// Names found, for an inode of `links` links.
     pub(super) fn names(self, links: u16) -> u64 {
-        let all = u64::from(ZERO).saturating_add(u64::from(links));
-        all.saturating_sub(u64::from(self.0 & BALANCE))
+        let all = u64::from(LINK_BALANCE_ZERO).saturating_add(u64::from(links));
+        all.saturating_sub(u64::from(self.0 & LINK_BALANCE_MASK))
     }
 
     /// Whether there are as many names as links.
-    pub(super) fn is_even(self) -> bool {
-        self.0 & BALANCE == ZERO
+    pub(super) fn links_match(self) -> bool {
+        self.0 & LINK_BALANCE_MASK == LINK_BALANCE_ZERO
     }
 }
 
@@ -102,15 +106,15 @@ mod tests {
 
     #[test]
     fn names_are_counted_against_links() {
-        let notes = Notes::new(3);
-        notes.put(3, Some(FileType::Directory), 2);
-        assert!(notes.get(3).is_directory() && !notes.get(3).is_even());
-        notes.name(3);
-        notes.name(3);
-        assert!(notes.get(3).is_even());
-        notes.name(3);
-        assert_eq!((notes.get(3).names(2), notes.get(3).is_even()), (3, false));
-        notes.name(4);
+        let notes = InodeStates::new(3);
+        notes.set_used(3, Some(FileType::Directory), 2);
+        assert!(notes.get(3).is_directory() && !notes.get(3).links_match());
+        notes.count_name(3);
+        notes.count_name(3);
+        assert!(notes.get(3).links_match());
+        notes.count_name(3);
+        assert_eq!((notes.get(3).names(2), notes.get(3).links_match()), (3, false));
+        notes.count_name(4);
         assert!(!notes.get(1).is_used() && !notes.get(0).is_used());
     }
 }

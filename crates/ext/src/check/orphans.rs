@@ -13,14 +13,14 @@ use std::ops::ControlFlow;
 use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
-use super::blocks::walk;
-use super::complaint::{Complaint, What};
+use super::blocks::walk_map;
+use super::complaint::{Problem, What};
 use super::{Check, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::RawInode;
 use crate::format::le32;
-use crate::map::{Place, Visit};
+use crate::map::{BlockLocation, MapVisitor};
 use crate::{FileId, FsBlock, InodeNumber, Result};
 
 /// What each block of the file of orphans ends with.
@@ -28,13 +28,13 @@ const TAIL_BYTES: usize = 8;
 const TAIL_MAGIC: u32 = 0x0B10_CA04;
 
 /// The inodes on the list, as far as it makes sense.
-pub(super) fn listed(check: &Check<'_>) -> Result<HashSet<u32>> {
+pub(super) fn read_orphan_list(check: &Check<'_>) -> Result<HashSet<u32>> {
     let mut listed = HashSet::new();
     let mut next = check.raw.s_last_orphan.get();
     let ordinary = check.super_.first_inode.0..=check.super_.inodes;
     // An inode is there once, so the list ends.
     while ordinary.contains(&next) && listed.insert(next) {
-        let slot = entries::slot(check, next)?;
+        let slot = entries::read_inode_slot(check, next)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { break };
         next = raw.i_dtime.get();
     }
@@ -42,17 +42,17 @@ pub(super) fn listed(check: &Check<'_>) -> Result<HashSet<u32>> {
 }
 
 /// The file of orphans.
-struct Blocks {
+struct OrphanFileBlocks {
     found: Vec<(u64, u64)>,
     /// No file has more.
-    most: u64,
+    max_blocks: u64,
 }
 
-impl Visit for Blocks {
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        if let Place::At(FsBlock(block)) = place {
-            let blocks = blocks.min(self.most);
-            self.most = self.most.saturating_sub(blocks);
+impl MapVisitor for OrphanFileBlocks {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        if let BlockLocation::Mapped(FsBlock(block)) = place {
+            let blocks = blocks.min(self.max_blocks);
+            self.max_blocks = self.max_blocks.saturating_sub(blocks);
             self.found
                 .extend((0..blocks).map(|nth| (at.saturating_add(nth), block.saturating_add(nth))));
         }
@@ -62,19 +62,19 @@ impl Visit for Blocks {
 
 /// Looks at the file of orphans: all its blocks are there and sealed, and nothing is in them
 /// unless the volume says so; the inodes that it names.
-pub(super) fn file(check: &Check<'_>) -> Result<Vec<u32>> {
+pub(super) fn check_orphan_file(check: &Check<'_>) -> Result<Vec<u32>> {
     let mut named = Vec::new();
     let Some(InodeNumber(number)) = check.super_.orphan_file else { return Ok(named) };
-    let complain = || check.log.add(Complaint::new(What::OrphanFile).inode(number));
+    let complain = || check.problems.add(Problem::new(What::OrphanFile).inode(number));
     if number > check.super_.inodes {
         complain();
         return Ok(named);
     }
-    let slot = entries::slot(check, number)?;
+    let slot = entries::read_inode_slot(check, number)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { return Ok(named) };
-    let mut blocks = Blocks { found: vec![], most: check.super_.blocks };
+    let mut blocks = OrphanFileBlocks { found: vec![], max_blocks: check.super_.blocks };
     if inodes::kind(raw) == Some(FileType::File) {
-        walk(check, number, raw, &mut blocks)?;
+        walk_map(check, number, raw, &mut blocks)?;
     }
     let block_bytes = u64::from(check.super_.block_bytes);
     let len = inodes::size(raw).checked_div(block_bytes).unwrap_or(0);
@@ -87,7 +87,7 @@ pub(super) fn file(check: &Check<'_>) -> Result<Vec<u32>> {
     for (_, block) in blocks.found {
         let bytes = check.block(block, BlockRole::Contents)?;
         let (entries, tail) = bytes.split_at(bytes.len().saturating_sub(TAIL_BYTES));
-        let sum = seed.map(|seed| seed.of64(block).of(entries).get());
+        let sum = seed.map(|seed| seed.update_u64(block).update(entries).value());
         sound &= le32(tail, 0) == Some(TAIL_MAGIC)
             && (sum.is_none() || le32(tail, 4) == sum)
             && (present || entries.iter().all(|byte| *byte == 0));

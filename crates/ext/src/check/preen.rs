@@ -3,12 +3,12 @@
 //! Found out by planting each and watching it; see the tests of complaints. Where the
 //! answer depends on more than a complaint tells, it counts as a question.
 
-use super::{Complaint, What};
+use super::{Problem, What};
 
 impl What {
     /// Whether `e2fsck -p` mends this without a question, and without losing a file that
     /// had a name: its status is 0 or 1 if all complaints of a volume are such.
-    const fn is_mended(self) -> bool {
+    const fn is_preen_ok(self) -> bool {
         match self {
             // The inode was never there or is gone, and so are its names.
             Self::DeletedWithoutTime
@@ -47,10 +47,10 @@ impl What {
     }
 }
 
-impl Complaint {
+impl Problem {
     /// Whether `e2fsck -p` mends this without a question.
-    pub fn is_mended_without_question(&self) -> bool {
+    pub fn is_preen_ok(&self) -> bool {
         let count = self.what == What::HighHalf && self.name.as_deref() == Some(b"i_blocks_hi");
-        self.what.is_mended() && !count
+        self.what.is_preen_ok() && !count
     }
 }

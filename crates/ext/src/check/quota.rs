@@ -13,19 +13,19 @@ use std::sync::PoisonError;
 
 use zerocopy::FromBytes;
 
-use super::blocks::walk;
-use super::complaint::{Complaint, What};
+use super::blocks::walk_map;
+use super::complaint::{Problem, What};
 use super::{Check, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::RawInode;
 use crate::format::le32;
-use crate::map::{Place, Visit};
-use crate::units::index;
+use crate::map::{BlockLocation, MapVisitor};
+use crate::units::saturating_usize;
 use crate::{FsBlock, Result};
 
 /// Bytes and inodes, by number.
-pub(super) type Usage = BTreeMap<u32, (u64, u64)>;
+pub(super) type UsageById = BTreeMap<u32, (u64, u64)>;
 
 /// What the files of users, groups and projects begin with.
 const MAGICS: [u32; 3] = [0xD9C0_1F11, 0xD9C0_1927, 0xD9C0_3F14];
@@ -41,7 +41,7 @@ const BYTES_AT: usize = 48;
 const PROJECT_AT: usize = 0x9C;
 
 /// Counts an inode, with `more` inodes of values of its attributes, in `clusters`.
-pub(super) fn count(check: &Check<'_>, slot: &[u8], clusters: u64, more: u64) {
+pub(super) fn count_inode(check: &Check<'_>, slot: &[u8], clusters: u64, more: u64) {
     if !check.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA) {
         return;
     }
@@ -65,7 +65,7 @@ pub(super) fn count(check: &Check<'_>, slot: &[u8], clusters: u64, more: u64) {
 }
 
 /// Compares what was counted with what the files say.
-pub(super) fn compare(check: &Check<'_>) -> Result<()> {
+pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
     if !check.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA) {
         return Ok(());
     }
@@ -74,16 +74,16 @@ pub(super) fn compare(check: &Check<'_>) -> Result<()> {
         if inode == 0 {
             continue;
         }
-        let said = File::open(check, inode)?.read(magic)?;
-        let complain = || Complaint::new(What::Quota).inode(inode);
+        let said = QuotaFile::open(check, inode)?.read(magic)?;
+        let complain = || Problem::new(What::Quota).inode(inode);
         let Some(said) = said else {
-            check.log.add(complain());
+            check.problems.add(complain());
             continue;
         };
         let numbers: std::collections::BTreeSet<u32> =
             said.keys().chain(used.keys()).copied().collect();
         for number in numbers {
-            let of = |usage: &Usage| usage.get(&number).copied().unwrap_or_default();
+            let of = |usage: &UsageById| usage.get(&number).copied().unwrap_or_default();
             let (found, expected) = (of(&said), of(&used));
             if found != expected {
                 let (unit, found, expected) = match found.0 == expected.0 {
@@ -91,7 +91,9 @@ pub(super) fn compare(check: &Check<'_>) -> Result<()> {
                     false => ("bytes", found.0, expected.0),
                 };
                 let name = format!("{unit} of {number}");
-                check.log.add(complain().name(name.as_bytes()).found(found).expected(expected));
+                check
+                    .problems
+                    .add(complain().name(name.as_bytes()).found(found).expected(expected));
             }
         }
     }
@@ -99,18 +101,18 @@ pub(super) fn compare(check: &Check<'_>) -> Result<()> {
 }
 
 /// The file of a quota.
-struct File<'a, 'b> {
+struct QuotaFile<'a, 'b> {
     check: &'a Check<'b>,
     /// Its blocks on the device, by their place in the file.
     blocks: BTreeMap<u64, u64>,
     visited: HashSet<u32>,
-    found: Usage,
-    sound: bool,
+    found: UsageById,
+    is_valid: bool,
 }
 
-impl Visit for File<'_, '_> {
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        if let Place::At(FsBlock(block)) = place {
+impl MapVisitor for QuotaFile<'_, '_> {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        if let BlockLocation::Mapped(FsBlock(block)) = place {
             let left = self.check.super_.blocks.saturating_sub(self.blocks.len() as u64);
             let blocks = blocks.min(left);
             self.blocks
@@ -120,41 +122,41 @@ impl Visit for File<'_, '_> {
     }
 }
 
-impl<'a, 'b> File<'a, 'b> {
+impl<'a, 'b> QuotaFile<'a, 'b> {
     fn open(check: &'a Check<'b>, inode: u32) -> Result<Self> {
-        let (blocks, visited, found) = (BTreeMap::new(), HashSet::new(), Usage::new());
-        let mut file = Self { check, blocks, visited, found, sound: true };
+        let (blocks, visited, found) = (BTreeMap::new(), HashSet::new(), UsageById::new());
+        let mut file = Self { check, blocks, visited, found, is_valid: true };
         if inode <= check.super_.inodes {
-            let slot = entries::slot(check, inode)?;
+            let slot = entries::read_inode_slot(check, inode)?;
             if let Ok((raw, _)) = RawInode::ref_from_prefix(&slot)
                 && inodes::has_map(check, raw)
             {
-                walk(check, inode, raw, &mut file)?;
+                walk_map(check, inode, raw, &mut file)?;
             }
         }
         Ok(file)
     }
 
     /// A block of the quota, which may be a part of one of the volume.
-    fn block(&self, nth: u32) -> Result<Option<crate::Data>> {
+    fn block(&self, nth: u32) -> Result<Option<crate::SharedBytes>> {
         let block_bytes = u64::from(self.check.super_.block_bytes);
         let start = u64::from(nth).saturating_mul(BLOCK_BYTES);
         let Some(block) = self.blocks.get(&start.checked_div(block_bytes).unwrap_or(0)) else {
             return Ok(None);
         };
         let bytes = self.check.block(*block, BlockRole::Contents)?;
-        let at = index(start.checked_rem(block_bytes).unwrap_or(0));
-        Ok(Some(bytes.slice(at..at.saturating_add(index(BLOCK_BYTES)))))
+        let at = saturating_usize(start.checked_rem(block_bytes).unwrap_or(0));
+        Ok(Some(bytes.slice(at..at.saturating_add(saturating_usize(BLOCK_BYTES)))))
     }
 
-    fn read(mut self, magic: u32) -> Result<Option<Usage>> {
+    fn read(mut self, magic: u32) -> Result<Option<UsageById>> {
         let head = self.block(0)?;
         let head = head.as_deref().map(|head| (le32(head, 0), le32(head, 4)));
         if head != Some((Some(magic), Some(VERSION))) {
             return Ok(None);
         }
         self.node(ROOT, 0)?;
-        Ok(self.sound.then_some(self.found))
+        Ok(self.is_valid.then_some(self.found))
     }
 
     /// As deep as the tree is.
@@ -166,11 +168,11 @@ impl<'a, 'b> File<'a, 'b> {
             return Ok(());
         }
         if !self.visited.insert(nth) {
-            self.sound = false;
+            self.is_valid = false;
             return Ok(());
         }
         let Some(bytes) = self.block(nth)? else {
-            self.sound = false;
+            self.is_valid = false;
             return Ok(());
         };
         for below in bytes.chunks_exact(4).filter_map(|word| le32(word, 0)) {
@@ -183,7 +185,7 @@ impl<'a, 'b> File<'a, 'b> {
 
     fn leaf(&mut self, nth: u32) -> Result<()> {
         let Some(bytes) = self.block(nth)? else {
-            self.sound = false;
+            self.is_valid = false;
             return Ok(());
         };
         let le64 = |entry: &[u8], at: usize| {

@@ -5,74 +5,81 @@ use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use super::Check;
-use super::bits::Bits;
-use super::blocks::walk;
-use super::complaint::{Complaint, What};
-use super::inodes::{self, Role};
-use crate::map::{Node, Place, Visit};
+use super::bits::AtomicBitSet;
+use super::blocks::walk_map;
+use super::complaint::{Problem, What};
+use super::inodes::{self, InodeRole};
+use crate::map::{BlockLocation, MapNode, MapVisitor};
 use crate::{FsBlock, Result};
 
 /// Finds every inode that claims one of the blocks that were claimed twice.
-struct Name<'a, 'b> {
+struct ClaimantFinder<'a, 'b> {
     check: &'a Check<'b>,
     inode: u32,
-    walked: &'a Bits,
+    walked: &'a AtomicBitSet,
     first_claims: &'a Mutex<HashMap<u64, u32>>,
 }
 
-impl Name<'_, '_> {
+impl ClaimantFinder<'_, '_> {
     /// Whether to look on.
-    fn look(&self, block: u64) -> bool {
-        if !self.check.twice.has(self.check.cluster(block)) {
+    fn report_if_shared(&self, block: u64) -> bool {
+        if !self.check.multiply_claimed.contains(self.check.cluster_index(block)) {
             return true;
         }
-        if !self.check.once_more() {
+        if !self.check.count_revisit() {
             return false;
         }
-        let complaint = Complaint::new(What::ClaimedTwice).block(block);
+        let complaint = Problem::new(What::ClaimedTwice).block(block);
         let mut first = self.first_claims.lock().unwrap_or_else(PoisonError::into_inner);
         // Claims of one file are told once; a file that claims a block of its own again
         // is told with the first.
         match first.insert(block, self.inode) {
             Some(before) if before == self.inode => {}
-            _ => self.check.log.add(complaint.inode(self.inode)),
+            _ => self.check.problems.add(complaint.inode(self.inode)),
         }
         true
     }
 }
 
-impl Visit for Name<'_, '_> {
-    fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        if let Place::At(FsBlock(block)) | Place::Unwritten(FsBlock(block)) = place {
-            let _ = (0..blocks).all(|nth| self.look(block.saturating_add(nth)));
+impl MapVisitor for ClaimantFinder<'_, '_> {
+    fn run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        if let BlockLocation::Mapped(FsBlock(block)) | BlockLocation::Unwritten(FsBlock(block)) =
+            place
+        {
+            let _ = (0..blocks).all(|nth| self.report_if_shared(block.saturating_add(nth)));
         }
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, Node { block: FsBlock(block), .. }: Node) -> bool {
-        self.look(block);
-        !self.walked.set(self.check.nth(block)) && !self.check.metadata.has(self.check.nth(block))
+    fn node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
+        self.report_if_shared(block);
+        !self.walked.insert(self.check.block_index(block))
+            && !self.check.metadata.contains(self.check.block_index(block))
     }
 }
 
 /// Says of every block that is claimed twice which inodes claim it.
-pub(super) fn name_twice(check: &Check<'_>) -> Result<()> {
-    if check.twice.is_empty() {
+pub(super) fn report_multiply_claimed(check: &Check<'_>) -> Result<()> {
+    if check.multiply_claimed.is_empty() {
         return Ok(());
     }
-    let walked = Bits::new(check.super_.blocks);
+    let walked = AtomicBitSet::new(check.super_.blocks);
     let first_claims = Mutex::default();
     for group in 0..check.super_.groups {
-        inodes::each(check, group, &|number, slot| {
-            let Some(raw) = inodes::mapped(check, number, slot) else { return Ok(()) };
-            let visit =
-                &mut Name { check, inode: number, walked: &walked, first_claims: &first_claims };
-            let attributes = inodes::attribute_block(check, raw);
-            if attributes != 0 && Role::of(check, number) == Role::Ordinary {
-                visit.look(attributes);
+        inodes::visit_group(check, group, &|number, slot| {
+            let Some(raw) = inodes::inode_with_map(check, number, slot) else { return Ok(()) };
+            let visit = &mut ClaimantFinder {
+                check,
+                inode: number,
+                walked: &walked,
+                first_claims: &first_claims,
+            };
+            let attributes = inodes::xattr_block(check, raw);
+            if attributes != 0 && InodeRole::of(check, number) == InodeRole::Ordinary {
+                visit.report_if_shared(attributes);
             }
             if inodes::has_map(check, raw) {
-                walk(check, number, raw, visit)?;
+                walk_map(check, number, raw, visit)?;
             }
             Ok(())
         })?;

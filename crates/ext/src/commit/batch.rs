@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use crate::InodeNumber;
-use crate::quota::Sums;
+use crate::quota::UsageDeltas;
 
 /// The facts of a batch that every protocol needs.
 #[derive(Debug, Default)]
@@ -14,32 +14,34 @@ pub(crate) struct Batch {
     /// Whether there is anything to commit.
     pub(crate) dirty: bool,
     /// Inodes that no commit has made yet.
-    pub(crate) born: HashSet<u32>,
+    pub(crate) created_inodes: HashSet<u32>,
     /// Inodes that lost their last name, and that the disk knows as living.
-    pub(crate) dead: HashSet<u32>,
+    pub(crate) unlinked_inodes: HashSet<u32>,
     /// Blocks that the disk knows as used (first, count), and inodes.
-    pub(crate) freed: Vec<(u64, u32)>,
+    pub(crate) freed_blocks: Vec<(u64, u32)>,
     pub(crate) freed_inodes: Vec<u32>,
     /// Blocks of metadata that changed; some of them twice, some gone since.
     pub(crate) blocks: Vec<u64>,
     /// Inodes that changed.
     pub(crate) inodes: HashSet<u32>,
     /// What users, groups and projects have more or less.
-    pub(crate) usage: Sums,
+    pub(crate) usage: UsageDeltas,
 }
 
 impl Batch {
     /// Whether the disk knows this inode as living.
-    pub(crate) fn is_old(&self, inode: InodeNumber) -> bool {
-        !self.born.contains(&inode.0)
+    pub(crate) fn is_on_disk(&self, inode: InodeNumber) -> bool {
+        !self.created_inodes.contains(&inode.0)
     }
 
     /// Notes what every protocol needs of an intent.
-    pub(crate) fn record(&mut self, intent: &Intent) {
+    pub(crate) fn record_effect(&mut self, intent: &Effect) {
         match *intent {
-            Intent::Born { inode, .. } => drop(self.born.insert(inode.0)),
-            Intent::Died { inode, .. } | Intent::Freed { inode } if self.is_old(inode) => {
-                self.dead.insert(inode.0);
+            Effect::Created { inode, .. } => drop(self.created_inodes.insert(inode.0)),
+            Effect::LastLinkDropped { inode, .. } | Effect::Freed { inode }
+                if self.is_on_disk(inode) =>
+            {
+                self.unlinked_inodes.insert(inode.0);
             }
             _ => {}
         }
@@ -56,16 +58,16 @@ pub(crate) enum Operation {
     /// The empty directory `inode` loses its name.
     RemoveDirectory { inode: InodeNumber },
     /// A name moves.
-    Move(Move),
+    Move(NameMove),
     /// A name moves over one that is there, and `victim` loses that.
-    Replace { moved: Move, victim: InodeNumber },
+    Replace { moved: NameMove, victim: InodeNumber },
     /// Two names are exchanged.
     Exchange { inodes: [InodeNumber; 2], is_across: bool },
 }
 
 /// A name on its way from one directory to another, or the same.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Move {
+pub(crate) struct NameMove {
     pub(crate) inode: InodeNumber,
     pub(crate) from: InodeNumber,
     pub(crate) to: InodeNumber,
@@ -73,27 +75,27 @@ pub(crate) struct Move {
 
 /// What was done.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Intent {
+pub(crate) enum Effect {
     /// An inode was made, or was given its first name; a directory, inside of `parent`.
-    Born { inode: InodeNumber, parent: Option<InodeNumber> },
+    Created { inode: InodeNumber, parent: Option<InodeNumber> },
     /// A name was put into a directory, or one there leads elsewhere.
-    Named { dir: InodeNumber },
+    NameAdded { dir: InodeNumber },
     /// A name was taken out of a directory.
-    Unnamed { dir: InodeNumber },
+    NameRemoved { dir: InodeNumber },
     /// An inode was given a name beside those it has.
     Linked { inode: InodeNumber },
     /// An inode lost a name in `dir` and has others.
-    Left { inode: InodeNumber, dir: InodeNumber },
+    LinkDropped { inode: InodeNumber, dir: InodeNumber },
     /// A name moved from one directory to another.
-    Moved(Move),
+    Moved(NameMove),
     /// `..` of a directory leads to another parent.
     Reparented { dir: InodeNumber, parent: InodeNumber },
     /// An inode lost its last name, which was in `dir`.
-    Died { inode: InodeNumber, dir: InodeNumber },
+    LastLinkDropped { inode: InodeNumber, dir: InodeNumber },
     /// An inode is cleared and given back.
     Freed { inode: InodeNumber },
     /// The names of two inodes in one directory were exchanged, so that that of `victim` can go.
-    Swapped { victim: InodeNumber },
+    NamesSwapped { victim: InodeNumber },
     /// Two names in two directories were exchanged.
-    Exchanged,
+    NamesExchanged,
 }

@@ -17,59 +17,59 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 /// How often others are let run.
-const TURNS: usize = 100;
+const MAX_YIELDS: usize = 100;
 
 /// See the head of the file.
 #[derive(Debug, Default)]
-pub(crate) struct Gathering {
+pub(crate) struct GroupCommit {
     /// Batches that were sealed.
     batches: AtomicU64,
     /// Threads that sync.
-    inside: AtomicUsize,
+    syncing_threads: AtomicUsize,
     /// Those of them whose changes are not known to be sealed.
-    open: AtomicUsize,
+    uncommitted_threads: AtomicUsize,
     /// How many there were when the last commit was durable.
     expected: AtomicUsize,
     /// Held by the one that seals.
-    sealing: Mutex<()>,
+    leader: Mutex<()>,
 }
 
 /// A thread that syncs.
-pub(crate) struct Entered<'a> {
-    gathering: &'a Gathering,
+pub(crate) struct SyncTicket<'a> {
+    gathering: &'a GroupCommit,
     /// What was sealed before does not hold what it waits for.
     batches: u64,
     is_open: bool,
 }
 
-impl Gathering {
+impl GroupCommit {
     /// Notes a thread that wants all to be durable that changed before this.
-    pub(crate) fn enter(&self) -> Entered<'_> {
-        self.inside.fetch_add(1, Ordering::Relaxed);
-        self.open.fetch_add(1, Ordering::Relaxed);
-        Entered { gathering: self, batches: self.batches.load(Ordering::Acquire), is_open: true }
+    pub(crate) fn enter(&self) -> SyncTicket<'_> {
+        self.syncing_threads.fetch_add(1, Ordering::Relaxed);
+        self.uncommitted_threads.fetch_add(1, Ordering::Relaxed);
+        SyncTicket { gathering: self, batches: self.batches.load(Ordering::Acquire), is_open: true }
     }
 
     /// Whether others sync than the one that asks.
     pub(crate) fn has_others(&self) -> bool {
-        self.inside.load(Ordering::Relaxed) > 1
+        self.syncing_threads.load(Ordering::Relaxed) > 1
     }
 
     /// Counts a batch that was sealed; the gate is held.
-    pub(crate) fn sealed(&self) {
+    pub(crate) fn count_closed_batch(&self) {
         self.batches.fetch_add(1, Ordering::Release);
     }
 }
 
-impl Entered<'_> {
+impl SyncTicket<'_> {
     /// The right to seal what changed, for all; `None` once that was done.
-    pub(crate) fn turn(&self) -> Option<MutexGuard<'_, ()>> {
-        let turn = self.gathering.sealing.lock();
+    pub(crate) fn try_lead(&self) -> Option<MutexGuard<'_, ()>> {
+        let turn = self.gathering.leader.lock();
         if self.is_sealed() {
             return None;
         }
-        for _ in 0..TURNS {
-            let open = self.gathering.open.load(Ordering::Relaxed);
+        for _ in 0..MAX_YIELDS {
+            let open = self.gathering.uncommitted_threads.load(Ordering::Relaxed);
             if open >= self.gathering.expected.load(Ordering::Relaxed) {
                 break;
             }
@@ -84,17 +84,17 @@ impl Entered<'_> {
     }
 
     /// All that it waits for is sealed.
-    pub(crate) fn close(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if std::mem::take(&mut self.is_open) {
-            self.gathering.open.fetch_sub(1, Ordering::Relaxed);
+            self.gathering.uncommitted_threads.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for SyncTicket<'_> {
     fn drop(&mut self) {
-        self.close();
-        let inside = self.gathering.inside.fetch_sub(1, Ordering::Relaxed);
+        self.finish();
+        let inside = self.gathering.syncing_threads.fetch_sub(1, Ordering::Relaxed);
         self.gathering.expected.fetch_max(inside, Ordering::Relaxed);
     }
 }

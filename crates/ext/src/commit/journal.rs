@@ -28,21 +28,21 @@
 use std::time::Duration;
 
 use super::batch::{Batch, Operation};
-use super::outbox::{After, Freed, Sealed};
-use super::protocol::{Chain, Protocol, Stage};
-use crate::blocks::data::Data;
-use crate::blocks::overlay::Logged;
-use crate::format::jbd2::{Form, RawJournalSuperblock};
-use crate::journal::Log;
-use crate::journal::lay::{Contents, lay, room_for};
+use super::outbox::{ChainDependency, FreedSpace, QueuedChain};
+use super::protocol::{Chain, CommitProtocol, Stage};
+use crate::blocks::data::SharedBytes;
+use crate::blocks::overlay::CheckpointBlock;
+use crate::format::jbd2::{JournalFormat, RawJournalSuperblock};
+use crate::journal::JournalFile;
+use crate::journal::lay::{TransactionContents, lay_out_transaction, log_blocks_needed};
 use crate::transaction::Transaction;
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{Error, Result};
 
 /// Bytes that one chain puts in place.
-const PLACED_BYTES: usize = 4 << 20;
+const CHECKPOINT_CHAIN_BYTES: usize = 4 << 20;
 /// Committed blocks that are kept in memory until they are put in place, in bytes.
-const LOGGED_BYTES: usize = 16 << 20;
+const MAX_UNCHECKPOINTED_BYTES: usize = 16 << 20;
 
 /// What made writing stop, as Linux records it: a disk that failed, and damage.
 const EIO: i32 = -5;
@@ -59,10 +59,10 @@ enum AfterCheckpoint {
 
 /// See the head of the file.
 #[derive(Debug)]
-pub(crate) struct Journal {
-    log: Log,
+pub(crate) struct JournalProtocol {
+    journal_file: JournalFile,
     /// The first block of the journal, as it was written last.
-    first: Data,
+    superblock_block: SharedBytes,
     /// The number of the next transaction.
     sequence: u32,
     /// Where in the log the next transaction begins.
@@ -70,7 +70,7 @@ pub(crate) struct Journal {
     /// Where the oldest transaction begins that is not in place, and its number.
     tail: (u32, u32),
     /// Whether the journal's superblock says that there is a log.
-    is_open: bool,
+    is_log_active: bool,
     /// Whether it says that there may be revokes.
     has_revokes: bool,
     /// Blocks from the tail to the head.
@@ -84,77 +84,80 @@ pub(crate) struct Journal {
     is_closing: bool,
 }
 
-impl Journal {
+impl JournalProtocol {
     /// The protocol of a volume whose journal holds nothing that counts.
-    pub(crate) fn new(log: Log) -> Self {
+    pub(crate) fn new(log: JournalFile) -> Self {
         let sequence = match log.super_.start {
             None => log.super_.sequence,
             // Left over: the volume says that all of it is in place.
-            Some(_) => match log.recover() {
+            Some(_) => match log.scan() {
                 Ok(found) if found.damage.is_none() => found.next.wrapping_add(1),
                 _ => log.super_.sequence.wrapping_add(log.super_.len),
             },
         };
         let first = log.super_.first;
         Self {
-            first: log.first.clone(),
+            superblock_block: log.first.clone(),
             sequence,
             head: first,
             tail: (first, sequence),
-            is_open: false,
+            is_log_active: false,
             has_revokes: log.super_.may_revoke(),
             used: 0,
             follows_checkpoint: false,
             time: Duration::ZERO,
             is_closing: false,
-            log,
+            journal_file: log,
         }
     }
 
-    fn form(&self) -> &Form {
-        &self.log.super_.form
+    fn form(&self) -> &JournalFormat {
+        &self.journal_file.super_.form
     }
 
     fn len(&self) -> u32 {
-        self.log.super_.log_blocks()
+        self.journal_file.super_.log_blocks()
     }
 
     /// Whether a batch should end: it fills a quarter of the log.
-    fn is_full(&self, batch: &Batch) -> bool {
-        let freed: u64 = batch.freed.iter().map(|(_, count)| u64::from(*count)).sum();
-        let revokes = index(freed.min(self.used.into()));
-        room_for(self.form(), batch.blocks.len() + batch.usage.len(), revokes) >= self.len() / 4
+    fn is_batch_full(&self, batch: &Batch) -> bool {
+        let freed: u64 = batch.freed_blocks.iter().map(|(_, count)| u64::from(*count)).sum();
+        let revokes = saturating_usize(freed.min(self.used.into()));
+        log_blocks_needed(self.form(), batch.blocks.len() + batch.usage.len(), revokes)
+            >= self.len() / 4
     }
 
-    fn place(&self, at: u32) -> Result<u64> {
-        let place =
-            self.log.place(at).ok_or(Error::corrupt("journal: a block of it is nowhere"))?;
+    fn volume_block(&self, at: u32) -> Result<u64> {
+        let place = self
+            .journal_file
+            .volume_block(at)
+            .ok_or(Error::corrupt("journal: a block of it is nowhere"))?;
         Ok(place.0)
     }
 
     /// The first block of the journal, with the tail as it is now; with `start`, where the log
     /// begins.
-    fn superblock(&mut self, start: Option<u32>) -> Result<(u64, Data)> {
-        let raw = RawJournalSuperblock::view_mut(self.first.make_mut())?;
+    fn superblock(&mut self, start: Option<u32>) -> Result<(u64, SharedBytes)> {
+        let raw = RawJournalSuperblock::view_mut(self.superblock_block.make_mut())?;
         if self.has_revokes {
-            raw.need_revokes();
+            raw.enable_revokes();
         }
         raw.set_tail(start, self.tail.1);
-        self.is_open = start.is_some();
-        Ok((self.place(0)?, self.first.clone()))
+        self.is_log_active = start.is_some();
+        Ok((self.volume_block(0)?, self.superblock_block.clone()))
     }
 
     /// The stages of a transaction: what goes to the log, beside `contents`, and the commit block.
-    fn transaction(
+    fn build_transaction_chain(
         &mut self,
         tx: &mut Transaction<'_>,
         contents: Stage,
         blocks: Stage,
         revoked: &[u64],
     ) -> Result<Chain> {
-        let room = room_for(self.form(), blocks.len(), revoked.len());
+        let room = log_blocks_needed(self.form(), blocks.len(), revoked.len());
         if room > self.len() - self.used {
-            self.put_in_place(tx, AfterCheckpoint::LogContinues)?;
+            self.queue_checkpoint(tx, AfterCheckpoint::LogContinues)?;
         }
         if room > self.len() {
             let have = self.len();
@@ -162,75 +165,82 @@ impl Journal {
             return Err(Error::Unsupported { feature });
         }
         let after = match std::mem::take(&mut self.follows_checkpoint) {
-            true => After::Everything,
-            false if !self.is_open => After::Needed,
+            true => ChainDependency::AllEarlier,
+            false if !self.is_log_active => ChainDependency::PendingSync,
             // Until it is committed, what is written of it counts for nothing.
-            false => After::Nothing,
+            false => ChainDependency::NoDependency,
         };
 
         let mut stage = contents;
         let first_revoke = !revoked.is_empty() && !self.has_revokes;
         self.has_revokes |= first_revoke;
-        if !self.is_open || first_revoke {
+        if !self.is_log_active || first_revoke {
             let start = self.tail.0;
             stage.extend([self.superblock(Some(start))?]);
         }
         let now = Duration::new(u64::try_from(tx.now.seconds).unwrap_or(0), tx.now.nanoseconds);
         self.time = self.time.max(now);
         let (sequence, time, copies) = (self.sequence, self.time, &blocks);
-        let laid = lay(&self.log, self.head, &Contents { sequence, time, copies, revoked })?;
+        let laid = lay_out_transaction(
+            &self.journal_file,
+            self.head,
+            &TransactionContents { sequence, time, copies, revoked },
+        )?;
         stage.extend(laid.first);
         self.head = laid.head;
         self.used += laid.blocks;
         self.sequence = self.sequence.wrapping_add(1);
 
-        let mut overlay = tx.volume.store.overlay.change();
+        let mut overlay = tx.volume.store.write_back.write();
         for block in revoked {
-            overlay.logged.remove(block);
+            overlay.awaiting_checkpoint.remove(block);
         }
         for (block, now) in blocks {
-            overlay.logged.insert(block, Logged { now, checkpoint: None });
+            overlay
+                .awaiting_checkpoint
+                .insert(block, CheckpointBlock { now, checkpoint_chain: None });
         }
-        Ok(Chain { stages: vec![stage, laid.commit], needed: 1, after })
+        Ok(Chain { stages: vec![stage, laid.commit], sync_stage: 1, dependency: after })
     }
 
     /// Seals a checkpoint: everything that is committed goes to its place, then the tail moves.
-    fn put_in_place(&mut self, tx: &mut Transaction<'_>, then: AfterCheckpoint) -> Result<()> {
-        let most = PLACED_BYTES / index(self.form().block_bytes.into()).max(1);
-        let mut all: Vec<(u64, Data)> = {
-            let overlay = tx.volume.store.overlay.read();
-            let waiting = overlay.logged.iter().filter(|(_, it)| it.checkpoint.is_none());
+    fn queue_checkpoint(&mut self, tx: &mut Transaction<'_>, then: AfterCheckpoint) -> Result<()> {
+        let most = CHECKPOINT_CHAIN_BYTES / saturating_usize(self.form().block_bytes.into()).max(1);
+        let mut all: Vec<(u64, SharedBytes)> = {
+            let overlay = tx.volume.store.write_back.read();
+            let waiting =
+                overlay.awaiting_checkpoint.iter().filter(|(_, it)| it.checkpoint_chain.is_none());
             waiting.map(|(block, it)| (*block, it.now.clone())).collect()
         };
         while !all.is_empty() {
             let rest = all.split_off(all.len().min(most.max(1)));
             let stage: Stage = std::mem::replace(&mut all, rest).into_iter().collect();
             let placed: Vec<u64> = stage.keys().copied().collect();
-            let sealed = tx.seal(Sealed {
-                after: After::Needed,
+            let sealed = tx.queue_chain(QueuedChain {
+                after: ChainDependency::PendingSync,
                 stages: vec![stage],
-                needed: None,
+                sync_stage: None,
                 contents: vec![],
-                freed: Freed::default(),
-                placed: placed.clone(),
+                freed: FreedSpace::default(),
+                checkpointed: placed.clone(),
             })?;
-            let mut overlay = tx.volume.store.overlay.change();
+            let mut overlay = tx.volume.store.write_back.write();
             for block in placed {
-                if let Some(it) = overlay.logged.get_mut(&block) {
-                    it.checkpoint = Some(sealed);
+                if let Some(it) = overlay.awaiting_checkpoint.get_mut(&block) {
+                    it.checkpoint_chain = Some(sealed);
                 }
             }
         }
         self.tail = (self.head, self.sequence);
         let start = Some(self.head).filter(|_| then == AfterCheckpoint::LogContinues);
         let first = self.superblock(start)?;
-        tx.seal(Sealed {
-            after: After::Everything,
+        tx.queue_chain(QueuedChain {
+            after: ChainDependency::AllEarlier,
             stages: vec![Stage::from([first])],
-            needed: None,
+            sync_stage: None,
             contents: vec![],
-            freed: Freed::default(),
-            placed: vec![],
+            freed: FreedSpace::default(),
+            checkpointed: vec![],
         })?;
         self.follows_checkpoint = true;
         self.used = 0;
@@ -238,103 +248,105 @@ impl Journal {
     }
 
     /// The last chain: the superblock in its place, once everything else is and the log is empty.
-    fn last(
+    fn build_closing_chain(
         &mut self,
         tx: &mut Transaction<'_>,
         contents: Stage,
         mut blocks: Stage,
         revoked: &[u64],
     ) -> Result<Chain> {
-        let (place, _) = tx.volume.super_.place();
+        let (place, _) = tx.volume.super_.location();
         let last = blocks.remove(&place.0);
         if !(contents.is_empty() && blocks.is_empty() && revoked.is_empty()) {
-            let chain = self.transaction(tx, contents, blocks, revoked)?;
-            tx.seal_own(Sealed {
-                after: chain.after,
+            let chain = self.build_transaction_chain(tx, contents, blocks, revoked)?;
+            tx.queue_batch_chain(QueuedChain {
+                after: chain.dependency,
                 stages: chain.stages,
-                needed: Some(chain.needed),
+                sync_stage: Some(chain.sync_stage),
                 contents: vec![],
-                freed: Freed::default(),
-                placed: vec![],
+                freed: FreedSpace::default(),
+                checkpointed: vec![],
             })?;
         }
-        self.put_in_place(tx, AfterCheckpoint::LogEmpty)?;
+        self.queue_checkpoint(tx, AfterCheckpoint::LogEmpty)?;
         self.is_closing = false;
         let stage: Stage = last.into_iter().map(|bytes| (place.0, bytes)).collect();
-        Ok(Chain { stages: vec![stage], needed: 0, after: After::Everything })
+        Ok(Chain { stages: vec![stage], sync_stage: 0, dependency: ChainDependency::AllEarlier })
     }
 }
 
-impl Protocol for Journal {
-    fn admits(&self, batch: &Batch, _: &Operation) -> bool {
-        !self.is_full(batch)
+impl CommitProtocol for JournalProtocol {
+    fn can_join_batch(&self, batch: &Batch, _: &Operation) -> bool {
+        !self.is_batch_full(batch)
     }
 
     fn is_complete(&self, batch: &Batch) -> bool {
-        self.is_full(batch)
+        self.is_batch_full(batch)
     }
 
-    fn most_lost(&self, groups: u32) -> Option<u32> {
+    fn max_blocks_per_truncate(&self, groups: u32) -> Option<u32> {
         // Each block of a file may be of another group: its bitmap and its descriptor change.
         let needed = u64::from(groups) * 2 + 16;
         (needed > u64::from(self.len() / 4)).then_some((self.len() / 16).max(1))
     }
 
-    fn recovers(&self) -> bool {
+    fn has_journal(&self) -> bool {
         true
     }
 
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
-        tx.write_counts()?;
-        let contents = tx.dirty_contents();
+        tx.write_free_counts()?;
+        let contents = tx.collect_dirty_contents();
         let (mut blocks, mut revoked) = (Stage::new(), Vec::new());
         {
-            let overlay = tx.volume.store.overlay.read();
+            let overlay = tx.volume.store.write_back.read();
             for block in &tx.writer.batch.blocks {
                 let buffer = overlay.metadata.get(block).filter(|buffer| buffer.is_dirty());
-                blocks.extend(buffer.map(|buffer| (*block, buffer.now.clone())));
+                blocks.extend(buffer.map(|buffer| (*block, buffer.current.clone())));
             }
-            for (start, count) in &tx.writer.batch.freed {
-                let freed = overlay.logged.range(*start..start + u64::from(*count));
-                let in_log = freed.filter(|(_, it)| it.checkpoint.is_none());
+            for (start, count) in &tx.writer.batch.freed_blocks {
+                let freed = overlay.awaiting_checkpoint.range(*start..start + u64::from(*count));
+                let in_log = freed.filter(|(_, it)| it.checkpoint_chain.is_none());
                 revoked.extend(in_log.map(|(block, _)| *block));
             }
         }
-        tx.put_sums(std::slice::from_mut(&mut blocks));
+        tx.set_block_checksums(std::slice::from_mut(&mut blocks));
         if self.is_closing {
-            return self.last(tx, contents, blocks, &revoked);
+            return self.build_closing_chain(tx, contents, blocks, &revoked);
         }
         if blocks.is_empty() && revoked.is_empty() {
             let stages = if contents.is_empty() { vec![] } else { vec![contents] };
-            return Ok(Chain { stages, needed: 0, after: After::Needed });
+            return Ok(Chain { stages, sync_stage: 0, dependency: ChainDependency::PendingSync });
         }
-        self.transaction(tx, contents, blocks, &revoked)
+        self.build_transaction_chain(tx, contents, blocks, &revoked)
     }
 
     fn checkpoint(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
-        let block_bytes = index(self.form().block_bytes.into());
-        let logged = tx.volume.store.overlay.read().logged.len();
-        if self.used > self.len() / 2 || (self.used > 0 && logged * block_bytes > LOGGED_BYTES) {
-            self.put_in_place(tx, AfterCheckpoint::LogContinues)?;
+        let block_bytes = saturating_usize(self.form().block_bytes.into());
+        let logged = tx.volume.store.write_back.read().awaiting_checkpoint.len();
+        if self.used > self.len() / 2
+            || (self.used > 0 && logged * block_bytes > MAX_UNCHECKPOINTED_BYTES)
+        {
+            self.queue_checkpoint(tx, AfterCheckpoint::LogContinues)?;
         }
         Ok(())
     }
 
-    fn rest(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
-        if self.used > 0 { self.put_in_place(tx, AfterCheckpoint::LogEmpty) } else { Ok(()) }
+    fn quiesce(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
+        if self.used > 0 { self.queue_checkpoint(tx, AfterCheckpoint::LogEmpty) } else { Ok(()) }
     }
 
-    fn close(&mut self) {
+    fn prepare_close(&mut self) {
         self.is_closing = true;
     }
 
-    fn failed(&mut self, error: &Error) -> Option<(u64, Data)> {
-        let raw = RawJournalSuperblock::view_mut(self.first.make_mut()).ok()?;
+    fn error_block(&mut self, error: &Error) -> Option<(u64, SharedBytes)> {
+        let raw = RawJournalSuperblock::view_mut(self.superblock_block.make_mut()).ok()?;
         raw.set_errno(match error {
             Error::Corrupt { .. } => EUCLEAN,
             _ => EIO,
         });
-        let start = self.is_open.then_some(self.tail.0);
+        let start = self.is_log_active.then_some(self.tail.0);
         self.superblock(start).ok()
     }
 }

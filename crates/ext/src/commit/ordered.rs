@@ -39,41 +39,41 @@ mod stages;
 
 use std::collections::{HashMap, HashSet};
 
-use super::batch::{Batch, Intent, Move, Operation};
-use super::protocol::{Chain, Protocol};
+use super::batch::{Batch, Effect, NameMove, Operation};
+use super::protocol::{Chain, CommitProtocol};
 use crate::transaction::Transaction;
 use crate::{InodeNumber, Result};
-use plan::Plan;
+use plan::StagePlan;
 
 /// What a disk writes as a whole or not at all.
 const SECTOR_BYTES: usize = 512;
 /// Stages that directories which are born or die inside each other may add to one chain.
-const MOST_STAGES: u32 = 32;
+const MAX_DIRECTORY_STAGES: u32 = 32;
 /// Stages of a chain in which no directory is born or dies inside of another.
-const LEAST_STAGES: u32 = 5;
+const BASE_STAGES: u32 = 5;
 
 /// What is recorded of a batch; inodes are "old" if the disk knows them as living.
 #[derive(Debug, Default)]
-pub(crate) struct Ordered {
+pub(crate) struct OrderedProtocol {
     /// Directories that are born, and where their names are.
-    born_dirs: HashMap<u32, u32>,
+    created_dirs: HashMap<u32, u32>,
     /// How deep they were made inside each other.
     depths: HashMap<u32, u32>,
     /// Old inodes that do not live any more: the stage in which they may die.
     dying: HashMap<u32, u32>,
     /// The earliest stage in which a directory may die: after what was in it.
-    heights: HashMap<u32, u32>,
+    removal_stages: HashMap<u32, u32>,
     /// The largest of all depths and of all heights.
-    deepest: u32,
-    highest: u32,
+    max_depth: u32,
+    max_height: u32,
     /// Old directories: what was done to their names.
-    dirs: HashMap<u32, Names>,
+    dirs: HashMap<u32, NameChanges>,
     /// Directories that were given names of old inodes from elsewhere, and those that lost them: the
     /// former must be written first.
-    receivers: HashSet<u32>,
-    givers: HashSet<u32>,
+    rename_targets: HashSet<u32>,
+    rename_sources: HashSet<u32>,
     /// Directories that inodes left which go on living.
-    left: HashSet<u32>,
+    link_sources: HashSet<u32>,
     /// Old inodes that were given names beside those they have.
     linked: HashSet<u32>,
     /// Inodes whose names were exchanged with those of their successors.
@@ -84,114 +84,117 @@ pub(crate) struct Ordered {
 
 /// What was done to the names of a directory.
 #[derive(Clone, Copy, Debug, Default)]
-struct Names {
+struct NameChanges {
     /// Something other than taking names away.
     added: bool,
     /// Names were taken away.
     removed: bool,
 }
 
-impl Ordered {
+impl OrderedProtocol {
     /// How many directories of this batch `dir` is inside of, itself among them.
     fn depth_of(&self, dir: InodeNumber) -> u32 {
         self.depths.get(&dir.0).copied().unwrap_or(0)
     }
 
     fn height_of(&self, dir: InodeNumber) -> u32 {
-        self.heights.get(&dir.0).copied().unwrap_or(0)
+        self.removal_stages.get(&dir.0).copied().unwrap_or(0)
     }
 
     /// Whether the new name of what is old can be there before the old one goes.
-    fn admits_move(&self, batch: &Batch, &Move { inode, from, to }: &Move) -> bool {
+    fn can_join_move(&self, batch: &Batch, &NameMove { inode, from, to }: &NameMove) -> bool {
         if from == to {
             return true;
         }
-        if !batch.is_old(inode) {
+        if !batch.is_on_disk(inode) {
             // Directories that are born inside each other make stages.
             return self.depth_of(inode) == 0 || self.depth_of(to) == 0;
         }
-        let circle = self.receivers.contains(&from.0) || self.givers.contains(&to.0);
-        !circle && batch.is_old(to) && !self.linked.contains(&inode.0)
+        let circle = self.rename_targets.contains(&from.0) || self.rename_sources.contains(&to.0);
+        !circle && batch.is_on_disk(to) && !self.linked.contains(&inode.0)
     }
 }
 
-impl Protocol for Ordered {
-    fn admits(&self, batch: &Batch, next: &Operation) -> bool {
+impl CommitProtocol for OrderedProtocol {
+    fn can_join_batch(&self, batch: &Batch, next: &Operation) -> bool {
         match next {
             Operation::Create { dir, is_directory } => {
-                !is_directory || self.depth_of(*dir) < MOST_STAGES
+                !is_directory || self.depth_of(*dir) < MAX_DIRECTORY_STAGES
             }
             Operation::Unlink { inode } => {
                 !self.linked.contains(&inode.0) && !self.swapped.contains(&inode.0)
             }
             Operation::RemoveDirectory { inode } => {
-                !self.left.contains(&inode.0) && self.height_of(*inode) < MOST_STAGES
+                !self.link_sources.contains(&inode.0)
+                    && self.height_of(*inode) < MAX_DIRECTORY_STAGES
             }
-            Operation::Move(moved) => self.admits_move(batch, moved),
+            Operation::Move(moved) => self.can_join_move(batch, moved),
             Operation::Replace { moved, victim } => {
-                let is_ordered = !batch.is_old(*victim)
-                    || (batch.is_old(moved.inode)
+                let is_ordered = !batch.is_on_disk(*victim)
+                    || (batch.is_on_disk(moved.inode)
                         && !self.linked.contains(&victim.0)
-                        && !self.left.contains(&victim.0));
-                is_ordered && self.admits_move(batch, moved)
+                        && !self.link_sources.contains(&victim.0));
+                is_ordered && self.can_join_move(batch, moved)
             }
             // Both are old under their old names before they are exchanged.
             Operation::Exchange { inodes, is_across } => {
-                !is_across && inodes.iter().all(|inode| batch.is_old(*inode))
+                !is_across && inodes.iter().all(|inode| batch.is_on_disk(*inode))
             }
         }
     }
 
-    fn swaps_names(&self, batch: &Batch, victim: InodeNumber) -> bool {
-        batch.is_old(victim)
+    fn requires_name_swap(&self, batch: &Batch, victim: InodeNumber) -> bool {
+        batch.is_on_disk(victim)
     }
 
     fn lists_orphans(&self) -> bool {
         false
     }
 
-    fn record(&mut self, batch: &Batch, intent: Intent) {
+    fn record(&mut self, batch: &Batch, intent: Effect) {
         match intent {
-            Intent::Born { inode, parent: Some(parent) } => {
+            Effect::Created { inode, parent: Some(parent) } => {
                 let depth = self.depth_of(parent) + 1;
-                self.deepest = self.deepest.max(depth);
+                self.max_depth = self.max_depth.max(depth);
                 self.depths.insert(inode.0, depth);
-                self.born_dirs.insert(inode.0, parent.0);
+                self.created_dirs.insert(inode.0, parent.0);
             }
-            Intent::Named { dir } if batch.is_old(dir) => {
+            Effect::NameAdded { dir } if batch.is_on_disk(dir) => {
                 self.dirs.entry(dir.0).or_default().added = true;
             }
-            Intent::Unnamed { dir } if batch.is_old(dir) => {
+            Effect::NameRemoved { dir } if batch.is_on_disk(dir) => {
                 self.dirs.entry(dir.0).or_default().removed = true;
             }
-            Intent::Linked { inode } if batch.is_old(inode) => {
+            Effect::Linked { inode } if batch.is_on_disk(inode) => {
                 self.linked.insert(inode.0);
             }
-            Intent::Left { inode, dir } if batch.is_old(inode) => {
-                self.left.insert(dir.0);
+            Effect::LinkDropped { inode, dir } if batch.is_on_disk(inode) => {
+                self.link_sources.insert(dir.0);
             }
-            Intent::Moved(Move { inode, from, to }) if from != to && batch.is_old(inode) => {
-                self.receivers.insert(to.0);
-                self.givers.insert(from.0);
-                self.left.insert(from.0);
+            Effect::Moved(NameMove { inode, from, to })
+                if from != to && batch.is_on_disk(inode) =>
+            {
+                self.rename_targets.insert(to.0);
+                self.rename_sources.insert(from.0);
+                self.link_sources.insert(from.0);
             }
-            Intent::Reparented { dir, parent } => {
-                self.born_dirs.entry(dir.0).and_modify(|known| *known = parent.0);
+            Effect::Reparented { dir, parent } => {
+                self.created_dirs.entry(dir.0).and_modify(|known| *known = parent.0);
             }
-            Intent::Died { inode, dir } if batch.is_old(inode) => {
+            Effect::LastLinkDropped { inode, dir } if batch.is_on_disk(inode) => {
                 let height = self.height_of(inode);
-                let above = self.heights.entry(dir.0).or_default();
+                let above = self.removal_stages.entry(dir.0).or_default();
                 *above = (*above).max(height + 1);
-                self.highest = self.highest.max(height + 1);
+                self.max_height = self.max_height.max(height + 1);
                 self.dying.insert(inode.0, height);
             }
-            Intent::Freed { inode } if batch.is_old(inode) => {
+            Effect::Freed { inode } if batch.is_on_disk(inode) => {
                 self.dying.insert(inode.0, self.height_of(inode));
                 self.dirs.remove(&inode.0);
             }
-            Intent::Freed { inode } => drop(self.born_dirs.remove(&inode.0)),
-            Intent::Swapped { victim } => drop(self.swapped.insert(victim.0)),
-            Intent::Exchanged => self.complete = true,
+            Effect::Freed { inode } => drop(self.created_dirs.remove(&inode.0)),
+            Effect::NamesSwapped { victim } => drop(self.swapped.insert(victim.0)),
+            Effect::NamesExchanged => self.complete = true,
             _ => {}
         }
     }
@@ -200,16 +203,16 @@ impl Protocol for Ordered {
         self.complete
     }
 
-    fn most_stages(&self) -> usize {
-        (LEAST_STAGES + self.deepest + self.highest) as usize
+    fn max_stages(&self) -> usize {
+        (BASE_STAGES + self.max_depth + self.max_height) as usize
     }
 
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         let recorded = std::mem::take(self);
-        let directories = tx.arrange_directories(&recorded.dirs)?;
-        tx.write_counts()?;
-        let chain = tx.stages(&Plan::of(&recorded, &directories))?;
-        debug_assert!(chain.stages.len() <= recorded.most_stages());
+        let directories = tx.make_updates_atomic(&recorded.dirs)?;
+        tx.write_free_counts()?;
+        let chain = tx.build_chain(&StagePlan::of(&recorded, &directories))?;
+        debug_assert!(chain.stages.len() <= recorded.max_stages());
         Ok(chain)
     }
 }

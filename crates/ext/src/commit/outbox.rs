@@ -22,52 +22,52 @@ use draconis_exchange::heap::{Block, SharedSlice};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::protocol::Stage;
-use crate::blocks::data::Data;
-use crate::units::index;
+use crate::blocks::data::SharedBytes;
+use crate::units::saturating_usize;
 use crate::{Error, Result};
 
 /// The largest write, in bytes.
 const WRITE_BYTES: usize = 1 << 20;
 
 /// Room that is asked for beside what is needed, in bytes.
-const AHEAD_BYTES: u64 = 4 << 20;
+const EXTRA_RESERVE_BYTES: u64 = 4 << 20;
 
 /// What a chain follows; each is more than the one before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(crate) enum After {
+pub(crate) enum ChainDependency {
     /// Nothing: contents that nothing leads to yet, or that are overwritten.
-    Nothing,
+    NoDependency,
     /// What syncs wait for so far, if it is not durable yet.
     #[default]
-    Needed,
+    PendingSync,
     /// All that was sent.
-    Everything,
+    AllEarlier,
 }
 
 /// A chain that is sealed.
 #[derive(Debug)]
-pub(crate) struct Sealed {
-    pub(crate) after: After,
+pub(crate) struct QueuedChain {
+    pub(crate) after: ChainDependency,
     pub(crate) stages: Vec<Stage>,
     /// The stage that a sync waits for; none of contents that are written ahead.
-    pub(crate) needed: Option<usize>,
+    pub(crate) sync_stage: Option<usize>,
     /// Blocks of contents that it carries.
     pub(crate) contents: Vec<u64>,
     /// What it frees.
-    pub(crate) freed: Freed,
+    pub(crate) freed: FreedSpace,
     /// Blocks that were committed to a log and that it puts in place.
-    pub(crate) placed: Vec<u64>,
+    pub(crate) checkpointed: Vec<u64>,
 }
 
 /// What a chain frees, to be given out again once that is durable.
 #[derive(Debug, Default)]
-pub(crate) struct Freed {
+pub(crate) struct FreedSpace {
     /// First block, and count.
     pub(crate) blocks: Vec<(u64, u32)>,
     pub(crate) inodes: Vec<u32>,
 }
 
-impl Freed {
+impl FreedSpace {
     fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.inodes.is_empty()
     }
@@ -75,7 +75,7 @@ impl Freed {
 
 /// A chain that was sent and is not known to be seen by readers of the disk yet.
 #[derive(Debug)]
-pub(crate) struct Flight {
+pub(crate) struct InFlightChain {
     pub(crate) sealed: u64,
     last: Ticket,
     pub(crate) contents: Vec<u64>,
@@ -84,7 +84,7 @@ pub(crate) struct Flight {
 }
 
 /// See the head of the file.
-pub(crate) struct Outbox {
+pub(crate) struct CommitQueue {
     disk: Arc<dyn Disk>,
     block_bytes: usize,
     /// What was sent is waited for in another call: the disk may be away.
@@ -95,78 +95,78 @@ pub(crate) struct Outbox {
     /// Whether it holds more than contents that go ahead.
     is_due: AtomicBool,
     /// Bytes that were sealed and that readers of the disk may not see yet.
-    flying_bytes: AtomicU64,
+    in_flight_bytes: AtomicU64,
     /// Bytes that were sealed and not sent.
     unsent_bytes: AtomicU64,
     /// Bytes that the disk keeps room for; changed by who has `sent`.
-    kept_bytes: AtomicU64,
-    sent: Mutex<Sent>,
+    reserved_bytes: AtomicU64,
+    sent: Mutex<SentState>,
     /// What the disk was asked to make durable, and has not answered for.
-    asked: Mutex<Vec<Ticket>>,
-    answered: Condvar,
+    active_waits: Mutex<Vec<Ticket>>,
+    wait_finished: Condvar,
 }
 
 #[derive(Default)]
 struct Queue {
     /// Chains sealed so far.
-    sealed: u64,
+    last_number: u64,
     /// With their places, and the number of the last change that each brings.
-    chains: VecDeque<(u64, u64, Sealed)>,
+    chains: VecDeque<(u64, u64, QueuedChain)>,
 }
 
 #[derive(Default)]
-struct Sent {
+struct SentState {
     /// What a sync waits for.
-    needed: Option<Ticket>,
+    sync_ticket: Option<Ticket>,
     last: Option<Ticket>,
     /// Everything up to here is durable.
     durable: Option<Ticket>,
-    flights: VecDeque<Flight>,
-    frozen: VecDeque<(Ticket, Freed)>,
+    in_flight: VecDeque<InFlightChain>,
+    pending_frees: VecDeque<(Ticket, FreedSpace)>,
     failed: Option<Error>,
 }
 
-impl Sent {
+impl SentState {
     /// What a sync waits for, if it is not durable yet.
-    fn needed(&self) -> Option<Ticket> {
-        self.needed.filter(|ticket| self.durable < Some(*ticket))
+    fn sync_ticket(&self) -> Option<Ticket> {
+        self.sync_ticket.filter(|ticket| self.durable < Some(*ticket))
     }
 }
 
-impl Outbox {
+impl CommitQueue {
     pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32) -> Self {
         // Most disks have room for all that they are long.
         let kept_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
         Self {
             waits_apart: disk.can_be_away(),
             disk,
-            kept_bytes,
+            reserved_bytes: kept_bytes,
             unsent_bytes: AtomicU64::new(0),
-            block_bytes: index(block_bytes.into()),
+            block_bytes: saturating_usize(block_bytes.into()),
             queue: Mutex::default(),
             waiting: AtomicBool::new(false),
             is_due: AtomicBool::new(false),
-            flying_bytes: AtomicU64::new(0),
+            in_flight_bytes: AtomicU64::new(0),
             sent: Mutex::default(),
-            asked: Mutex::default(),
-            answered: Condvar::new(),
+            active_waits: Mutex::default(),
+            wait_finished: Condvar::new(),
         }
     }
 
     /// Puts a chain behind the others; its place among all that were sealed, from 1 on.
-    pub(crate) fn seal(&self, chain: Sealed) -> u64 {
-        self.seal_changes(chain, 0)
+    pub(crate) fn enqueue(&self, chain: QueuedChain) -> u64 {
+        self.enqueue_changes(chain, 0)
     }
 
     /// [`Outbox::seal`] of all changes up to `number`.
-    pub(crate) fn seal_changes(&self, chain: Sealed, number: u64) -> u64 {
+    pub(crate) fn enqueue_changes(&self, chain: QueuedChain, number: u64) -> u64 {
         let bytes = self.bytes_of(&chain);
-        self.flying_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.unsent_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut queue = self.queue.lock();
-        queue.sealed = queue.sealed.saturating_add(1);
-        let sealed = queue.sealed;
-        let ahead = chain.needed.is_none() && chain.after != After::Everything;
+        queue.last_number = queue.last_number.saturating_add(1);
+        let sealed = queue.last_number;
+        let ahead = chain.sync_stage.is_none() && chain.after != ChainDependency::AllEarlier;
         if !ahead {
             self.is_due.store(true, Ordering::Relaxed);
         }
@@ -179,42 +179,42 @@ impl Outbox {
     ///
     /// # Errors
     /// [`Error::NoSpace`]; what made the disk fail.
-    pub(crate) fn have_room(&self, bytes: u64) -> Result<()> {
+    pub(crate) fn ensure_space(&self, bytes: u64) -> Result<()> {
         let needed = || bytes.saturating_add(self.unsent_bytes.load(Ordering::Relaxed));
-        if self.kept_bytes.load(Ordering::Relaxed) >= needed() {
+        if self.reserved_bytes.load(Ordering::Relaxed) >= needed() {
             return Ok(());
         }
         let _sent = self.sent()?;
         let needed = needed();
         // More than that, so that not each change asks.
-        let asked = self.disk.reserve(needed.saturating_add(AHEAD_BYTES));
+        let asked = self.disk.reserve(needed.saturating_add(EXTRA_RESERVE_BYTES));
         let kept = asked.or_else(|_| self.disk.reserve(needed)).map_err(|error| {
             match error.is_no_space() {
                 true => Error::NoSpace,
                 false => Error::Io(error),
             }
         })?;
-        self.kept_bytes.store(kept, Ordering::Relaxed);
+        self.reserved_bytes.store(kept, Ordering::Relaxed);
         Ok(())
     }
 
     /// Whether the disk takes room as it is written.
     pub(crate) fn is_thin(&self) -> bool {
-        self.kept_bytes.load(Ordering::Relaxed) != u64::MAX
+        self.reserved_bytes.load(Ordering::Relaxed) != u64::MAX
     }
 
-    fn bytes_of(&self, chain: &Sealed) -> u64 {
+    fn bytes_of(&self, chain: &QueuedChain) -> u64 {
         let blocks: usize = chain.stages.iter().map(Stage::len).sum();
         blocks.saturating_mul(self.block_bytes) as u64
     }
 
     /// Bytes that were sealed and that readers of the disk may not see yet.
-    pub(crate) fn flying_bytes(&self) -> u64 {
-        self.flying_bytes.load(Ordering::Relaxed)
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        self.in_flight_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether contents wait to be sent, and nothing else: fewer than `most` bytes of them.
-    pub(crate) fn can_wait(&self, most: u64) -> bool {
+    pub(crate) fn has_only_early_contents(&self, most: u64) -> bool {
         self.waiting.load(Ordering::Acquire)
             && !self.is_due.load(Ordering::Relaxed)
             && self.unsent_bytes.load(Ordering::Relaxed) < most
@@ -246,48 +246,48 @@ impl Outbox {
             taken = taken.max(number);
             let is_last = !self.waiting.load(Ordering::Acquire);
             let and_wait = and_wait && is_last && !self.waits_apart;
-            if let Err(error) = self.send_one(&mut sent, sealed, number, chain, and_wait) {
+            if let Err(error) = self.send_chain(&mut sent, sealed, number, chain, and_wait) {
                 sent.failed = Some(error.clone());
                 return Err(error);
             }
         }
     }
 
-    fn send_one(
+    fn send_chain(
         &self,
-        sent: &mut Sent,
+        sent: &mut SentState,
         sealed: u64,
         number: u64,
-        chain: Sealed,
+        chain: QueuedChain,
         and_wait: bool,
     ) -> Result<()> {
         let bytes = self.bytes_of(&chain);
         let groups = chain.stages.iter().map(|stage| self.group(stage)).collect();
         let after = match chain.after {
-            After::Nothing => None,
-            After::Needed => sent.needed(),
-            After::Everything => sent.last,
+            ChainDependency::NoDependency => None,
+            ChainDependency::PendingSync => sent.sync_ticket(),
+            ChainDependency::AllEarlier => sent.last,
         };
-        let durable = chain.needed.filter(|_| and_wait);
+        let durable = chain.sync_stage.filter(|_| and_wait);
         let tickets = self.submit(groups, after, SubmitOptions { mark: number, durable })?;
         self.unsent_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        let kept = self.kept_bytes.load(Ordering::Relaxed);
+        let kept = self.reserved_bytes.load(Ordering::Relaxed);
         if kept != u64::MAX {
-            self.kept_bytes.store(kept.saturating_sub(bytes), Ordering::Relaxed);
+            self.reserved_bytes.store(kept.saturating_sub(bytes), Ordering::Relaxed);
         }
         let last = tickets.last().copied().ok_or(Error::Misuse("a chain without a ticket"))?;
-        if let Some(needed) = chain.needed {
-            sent.needed = tickets.get(needed).copied().or(Some(last));
+        if let Some(needed) = chain.sync_stage {
+            sent.sync_ticket = tickets.get(needed).copied().or(Some(last));
         }
         if durable.is_some() {
-            sent.durable = sent.durable.max(sent.needed);
+            sent.durable = sent.durable.max(sent.sync_ticket);
         }
         sent.last = Some(last);
         if !chain.freed.is_empty() {
-            sent.frozen.push_back((last, chain.freed));
+            sent.pending_frees.push_back((last, chain.freed));
         }
-        let Sealed { contents, placed, .. } = chain;
-        sent.flights.push_back(Flight { sealed, last, contents, placed, bytes });
+        let QueuedChain { contents, checkpointed: placed, .. } = chain;
+        sent.in_flight.push_back(InFlightChain { sealed, last, contents, placed, bytes });
         Ok(())
     }
 
@@ -336,7 +336,7 @@ impl Outbox {
     fn group(&self, stage: &Stage) -> Group {
         let most = WRITE_BYTES.checked_div(self.block_bytes).unwrap_or(1).max(1);
         let mut writes = Vec::new();
-        let mut run: Vec<&Data> = Vec::new();
+        let mut run: Vec<&SharedBytes> = Vec::new();
         let mut start = 0u64;
         for (block, data) in stage {
             if run.len() >= most || start.saturating_add(run.len() as u64) != *block {
@@ -349,7 +349,7 @@ impl Outbox {
         Group { writes }
     }
 
-    fn write(&self, start: u64, run: &mut Vec<&Data>) -> Option<Write> {
+    fn write(&self, start: u64, run: &mut Vec<&SharedBytes>) -> Option<Write> {
         if run.is_empty() {
             return None;
         }
@@ -364,8 +364,8 @@ impl Outbox {
     ///
     /// # Errors
     /// What made the disk refuse a chain: it will never be durable.
-    pub(crate) fn needed(&self) -> Result<Option<Ticket>> {
-        Ok(self.sent()?.needed())
+    pub(crate) fn sync_ticket(&self) -> Result<Option<Ticket>> {
+        Ok(self.sent()?.sync_ticket())
     }
 
     /// The last ticket that was given.
@@ -381,11 +381,11 @@ impl Outbox {
     /// # Errors
     /// As [`Outbox::needed`].
     pub(crate) fn last_freed(&self) -> Result<Option<Ticket>> {
-        Ok(self.sent()?.frozen.back().map(|(ticket, _)| *ticket))
+        Ok(self.sent()?.pending_frees.back().map(|(ticket, _)| *ticket))
     }
 
     /// What was sent; a chain that another thread has in hand, too.
-    fn sent(&self) -> Result<MutexGuard<'_, Sent>> {
+    fn sent(&self) -> Result<MutexGuard<'_, SentState>> {
         let sent = self.sent.lock();
         match &sent.failed {
             Some(failed) => Err(failed.clone()),
@@ -398,15 +398,15 @@ impl Outbox {
     ///
     /// # Errors
     /// What made the disk fail or refuse.
-    pub(crate) fn settle(&self, all: bool) -> Result<Vec<Flight>> {
+    pub(crate) fn wait_visible(&self, all: bool) -> Result<Vec<InFlightChain>> {
         let last = {
             let sent = self.sent()?;
-            let flight = if all { sent.flights.back() } else { sent.flights.front() };
+            let flight = if all { sent.in_flight.back() } else { sent.in_flight.front() };
             flight.map(|flight| flight.last)
         };
         let Some(last) = last else { return Ok(vec![]) };
         self.disk.wait_visible(last)?;
-        Ok(self.landed(&mut self.sent.lock(), last))
+        Ok(self.take_visible(&mut self.sent.lock(), last))
     }
 
     /// Waits until everything up to `ticket` is durable. What landed with it, and what is free from
@@ -417,33 +417,33 @@ impl Outbox {
     pub(crate) fn wait(
         &self,
         ticket: Ticket,
-        landed: impl FnOnce(Vec<Flight>, Vec<Freed>),
+        landed: impl FnOnce(Vec<InFlightChain>, Vec<FreedSpace>),
     ) -> Result<()> {
-        if self.is_answered(ticket) {
-            let (flights, freed) = self.known();
+        if self.join_wait(ticket) {
+            let (flights, freed) = self.take_durable();
             landed(flights, freed);
             return Ok(());
         }
         let waited = self.disk.wait_durable(ticket);
         if waited.is_ok() {
-            let (flights, freed) = self.durable(&mut self.sent.lock(), ticket);
+            let (flights, freed) = self.mark_durable(&mut self.sent.lock(), ticket);
             landed(flights, freed);
         }
-        let mut asked = self.asked.lock();
+        let mut asked = self.active_waits.lock();
         if let Some(place) = asked.iter().position(|it| *it == ticket) {
             asked.swap_remove(place);
         }
         drop(asked);
-        self.answered.notify_all();
+        self.wait_finished.notify_all();
         Ok(waited?)
     }
 
     /// Whether everything up to `ticket` is durable, once no other thread waits for that any more;
     /// if not, the disk is asked now.
-    fn is_answered(&self, ticket: Ticket) -> bool {
-        let mut asked = self.asked.lock();
+    fn join_wait(&self, ticket: Ticket) -> bool {
+        let mut asked = self.active_waits.lock();
         while asked.iter().any(|it| *it >= ticket) {
-            self.answered.wait(&mut asked);
+            self.wait_finished.wait(&mut asked);
         }
         let is_durable = self.sent.lock().durable >= Some(ticket);
         if !is_durable {
@@ -453,23 +453,27 @@ impl Outbox {
     }
 
     /// What landed with all that is known to be durable, and what is free from now on.
-    pub(crate) fn known(&self) -> (Vec<Flight>, Vec<Freed>) {
+    pub(crate) fn take_durable(&self) -> (Vec<InFlightChain>, Vec<FreedSpace>) {
         let mut sent = self.sent.lock();
-        sent.durable.map_or_else(Default::default, |ticket| self.durable(&mut sent, ticket))
+        sent.durable.map_or_else(Default::default, |ticket| self.mark_durable(&mut sent, ticket))
     }
 
-    fn durable(&self, sent: &mut Sent, ticket: Ticket) -> (Vec<Flight>, Vec<Freed>) {
+    fn mark_durable(
+        &self,
+        sent: &mut SentState,
+        ticket: Ticket,
+    ) -> (Vec<InFlightChain>, Vec<FreedSpace>) {
         sent.durable = sent.durable.max(Some(ticket));
-        let count = sent.frozen.partition_point(|(frozen, _)| *frozen <= ticket);
-        let freed = sent.frozen.drain(..count).map(|(_, freed)| freed).collect();
-        (self.landed(sent, ticket), freed)
+        let count = sent.pending_frees.partition_point(|(frozen, _)| *frozen <= ticket);
+        let freed = sent.pending_frees.drain(..count).map(|(_, freed)| freed).collect();
+        (self.take_visible(sent, ticket), freed)
     }
 
     /// Says that blocks are not needed any more: the freeing is durable.
     ///
     /// # Errors
     /// What the disk says.
-    pub(crate) fn discard(&self, freed: &[Freed]) -> Result<()> {
+    pub(crate) fn discard(&self, freed: &[FreedSpace]) -> Result<()> {
         let mut blocks: Vec<(u64, u32)> =
             freed.iter().flat_map(|freed| freed.blocks.iter().copied()).collect();
         blocks.sort_unstable();
@@ -487,17 +491,19 @@ impl Outbox {
         if extents.is_empty() { Ok(()) } else { Ok(self.disk.discard(&extents, &[])?) }
     }
 
-    fn landed(&self, sent: &mut Sent, last: Ticket) -> Vec<Flight> {
-        let count = sent.flights.partition_point(|flight| flight.last <= last);
-        let landed: Vec<Flight> = sent.flights.drain(..count).collect();
+    fn take_visible(&self, sent: &mut SentState, last: Ticket) -> Vec<InFlightChain> {
+        let count = sent.in_flight.partition_point(|flight| flight.last <= last);
+        let landed: Vec<InFlightChain> = sent.in_flight.drain(..count).collect();
         let bytes = landed.iter().map(|flight| flight.bytes).fold(0, u64::saturating_add);
-        self.flying_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.in_flight_bytes.fetch_sub(bytes, Ordering::Relaxed);
         landed
     }
 }
 
-impl std::fmt::Debug for Outbox {
+impl std::fmt::Debug for CommitQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Outbox").field("flying_bytes", &self.flying_bytes).finish_non_exhaustive()
+        f.debug_struct("Outbox")
+            .field("flying_bytes", &self.in_flight_bytes)
+            .finish_non_exhaustive()
     }
 }

@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 use draconis_device::{Atomic, Properties};
 
-use super::atomic::AtomicGroups;
-use super::batch::{Batch, Intent, Operation};
-use super::journal::Journal;
-use super::ordered::Ordered;
-use super::outbox::After;
-use super::unordered::Unordered;
-use crate::blocks::data::Data;
+use super::atomic::AtomicProtocol;
+use super::batch::{Batch, Effect, Operation};
+use super::journal::JournalProtocol;
+use super::ordered::OrderedProtocol;
+use super::outbox::ChainDependency;
+use super::unordered::UnorderedProtocol;
+use crate::blocks::data::SharedBytes;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
 use crate::{Error, InodeNumber, Result};
 
 /// Blocks that are written together: whole and in this order of their numbers.
-pub(crate) type Stage = BTreeMap<u64, Data>;
+pub(crate) type Stage = BTreeMap<u64, SharedBytes>;
 
 /// A batch as it is written: each stage is durable before the next one begins.
 #[derive(Debug, Default)]
@@ -25,22 +25,22 @@ pub(crate) struct Chain {
     /// None of them empty; dirty contents are in the first.
     pub(crate) stages: Vec<Stage>,
     /// The stage with which everything is there that the batch promises.
-    pub(crate) needed: usize,
+    pub(crate) sync_stage: usize,
     /// What its first stage follows.
-    pub(crate) after: After,
+    pub(crate) dependency: ChainDependency,
 }
 
 /// A commit protocol. It knows what was recorded since the last chain; operations know
 /// nothing of it. What has a default is for protocols to which the order within a batch is nothing.
-pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
+pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
     /// Whether `next` can be in one batch with what is recorded.
-    fn admits(&self, _: &Batch, _: &Operation) -> bool {
+    fn can_join_batch(&self, _: &Batch, _: &Operation) -> bool {
         true
     }
 
     /// Whether a name that is going to lead elsewhere is exchanged with its successor's old
     /// one first, because `victim` cannot die in the batch in which that happens.
-    fn swaps_names(&self, _: &Batch, _: InodeNumber) -> bool {
+    fn requires_name_swap(&self, _: &Batch, _: InodeNumber) -> bool {
         false
     }
 
@@ -50,7 +50,7 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
     }
 
     /// Notes what was done.
-    fn record(&mut self, _: &Batch, _: Intent) {}
+    fn record(&mut self, _: &Batch, _: Effect) {}
 
     /// Whether nothing more can be in the batch.
     fn is_complete(&self, _: &Batch) -> bool {
@@ -58,19 +58,19 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
     }
 
     /// In how many stages of the chain of what is recorded a block may be, at most.
-    fn most_stages(&self) -> usize {
+    fn max_stages(&self) -> usize {
         1
     }
 
     /// The blocks that a file may lose in one step on a volume of so many groups; `None` where
     /// all of them can go at once.
-    fn most_lost(&self, _groups: u32) -> Option<u32> {
+    fn max_blocks_per_truncate(&self, _groups: u32) -> Option<u32> {
         None
     }
 
     /// Whether a log makes the volume whole after a cut: the superblock says so while it is in
     /// use, in place of saying that it was not unmounted.
-    fn recovers(&self) -> bool {
+    fn has_journal(&self) -> bool {
         false
     }
 
@@ -92,32 +92,32 @@ pub(crate) trait Protocol: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// As [`Protocol::chain`].
-    fn rest(&mut self, _: &mut Transaction<'_>) -> Result<()> {
+    fn quiesce(&mut self, _: &mut Transaction<'_>) -> Result<()> {
         Ok(())
     }
 
     /// Says that the next batch is the last one.
-    fn close(&mut self) {}
+    fn prepare_close(&mut self) {}
 
     /// The block that says on disk that the volume stopped for this error, where there is one.
-    fn failed(&mut self, _: &Error) -> Option<(u64, Data)> {
+    fn error_block(&mut self, _: &Error) -> Option<(u64, SharedBytes)> {
         None
     }
 }
 
 /// The protocol for a volume on a disk of these properties, with that journal.
-pub(crate) fn of(
+pub(crate) fn for_volume(
     super_: &Superblock,
     disk: &Properties,
-    journal: Option<Journal>,
-) -> Box<dyn Protocol> {
+    journal: Option<JournalProtocol>,
+) -> Box<dyn CommitProtocol> {
     match (disk.atomic, journal) {
-        (Atomic::AgainstPowerCut, _) => Box::new(AtomicGroups),
+        (Atomic::AgainstPowerCut, _) => Box::new(AtomicProtocol),
         (Atomic::None | Atomic::AgainstDeath, Some(journal)) => Box::new(journal),
         (Atomic::None | Atomic::AgainstDeath, None) if can_be_ordered(super_) => {
-            Box::new(Ordered::default())
+            Box::new(OrderedProtocol::default())
         }
-        (Atomic::None | Atomic::AgainstDeath, None) => Box::new(Unordered),
+        (Atomic::None | Atomic::AgainstDeath, None) => Box::new(UnorderedProtocol),
     }
 }
 
@@ -128,6 +128,6 @@ fn can_be_ordered(super_: &Superblock) -> bool {
     let beyond =
         Incompatible::EXTENTS.union(Incompatible::INLINE_DATA).union(Incompatible::EA_INODE);
     let extents = super_.incompatible.intersects(beyond);
-    let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS);
+    let sums = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
     !extents && !sums
 }

@@ -8,42 +8,44 @@
 
 use draconis_device::Ticket;
 
-use super::outbox::{Flight, Freed};
-use crate::transaction::WriteSide;
-use crate::units::index;
+use super::outbox::{FreedSpace, InFlightChain};
+use crate::transaction::WriteContext;
+use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, Result};
 
 /// Blocks of metadata that stay in the overlay after they were written, in bytes.
-const KEPT_BYTES: usize = 32 << 20;
+const MAX_CLEAN_METADATA_BYTES: usize = 32 << 20;
 
 impl Volume {
     /// What a change leaves to be done without the gate: sends what it sealed, with `and_wait`
     /// so that it is durable, and keeps what is on its way and what is kept in memory below
     /// their bounds.
-    pub(crate) fn after_change(&self, and_wait: bool) -> Result<()> {
+    pub(crate) fn write_out_after_change(&self, and_wait: bool) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
         let sends = writing.on_contents.get().filter(|_| !and_wait);
-        match sends.filter(|_| writing.outbox.can_wait(writing.dirty_limit / 4)) {
+        match sends
+            .filter(|_| writing.commit_queue.has_only_early_contents(writing.dirty_limit / 4))
+        {
             Some(tell) => tell(),
             None => self.send(writing, and_wait)?,
         }
-        while writing.outbox.flying_bytes() > writing.dirty_limit / 2 {
-            self.settle(false)?;
+        while writing.commit_queue.in_flight_bytes() > writing.dirty_limit / 2 {
+            self.wait_visible(false)?;
             // What other threads sealed meanwhile, and are about to send.
             self.send(writing, false)?;
         }
-        let most = KEPT_BYTES / index(self.super_.block_bytes.into());
-        if self.store.overlay.has_more_metadata_than(most) {
-            self.settle(true)?;
-            self.forget_written();
+        let most = MAX_CLEAN_METADATA_BYTES / saturating_usize(self.super_.block_bytes.into());
+        if self.store.write_back.metadata_exceeds(most) {
+            self.wait_visible(true)?;
+            self.evict_clean_metadata();
         }
         Ok(())
     }
 
     /// Has `tell` called when contents were sealed that need not be sent by the thread that wrote
     /// them: another calls [`Volume::send_sealed`] soon.
-    pub fn on_contents(&self, tell: impl Fn() + Send + Sync + 'static) {
+    pub fn on_queued_contents(&self, tell: impl Fn() + Send + Sync + 'static) {
         if let Some(writing) = &self.writing {
             // The first stays.
             let _ = writing.on_contents.set(Box::new(tell));
@@ -54,20 +56,20 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::commit`].
-    pub fn send_sealed(&self) -> Result<()> {
+    pub fn send_queued(&self) -> Result<()> {
         self.writing.as_ref().map_or(Ok(()), |writing| self.send(writing, false))
     }
 
     /// Hands what is sealed to the disk, and may wait in the same message.
-    pub(super) fn send(&self, writing: &WriteSide, and_wait: bool) -> Result<()> {
-        let taken = self.or_stop(writing.outbox.send(and_wait))?;
-        if let Some(witness) = writing.witness.get().filter(|_| taken > 0) {
+    pub(super) fn send(&self, writing: &WriteContext, and_wait: bool) -> Result<()> {
+        let taken = self.stop_on_error(writing.commit_queue.send(and_wait))?;
+        if let Some(witness) = writing.change_recorder.get().filter(|_| taken > 0) {
             witness.accepted_through(taken);
         }
         if and_wait {
-            let (landed, freed) = writing.outbox.known();
+            let (landed, freed) = writing.commit_queue.take_durable();
             self.discard(&freed);
-            self.landed(landed, &freed);
+            self.release_visible(landed, &freed);
         }
         Ok(())
     }
@@ -76,16 +78,16 @@ impl Volume {
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
         let waited = self.outbox()?.wait(ticket, |landed, freed| {
             self.discard(&freed);
-            self.landed(landed, &freed);
+            self.release_visible(landed, &freed);
         });
-        self.or_stop(waited)
+        self.stop_on_error(waited)
     }
 
     /// Tells the disk what is free for good. It is not given out yet, so that no write to it was
     /// sent.
-    pub(super) fn discard(&self, freed: &[Freed]) {
+    pub(super) fn discard(&self, freed: &[FreedSpace]) {
         let Some(writing) = self.writing.as_ref().filter(|writing| writing.discard) else { return };
-        if let Err(error) = writing.outbox.discard(freed) {
+        if let Err(error) = writing.commit_queue.discard(freed) {
             // A hint that was not taken.
             log::debug!("what is free stays where it is: {error}");
         }
@@ -96,73 +98,77 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::commit`].
-    pub fn settle_oldest(&self) -> Result<bool> {
-        let flies = self.outbox()?.flying_bytes() > 0;
+    pub fn wait_oldest_visible(&self) -> Result<bool> {
+        let flies = self.outbox()?.in_flight_bytes() > 0;
         if flies {
-            self.settle(false)?;
+            self.wait_visible(false)?;
         }
         Ok(flies)
     }
 
     /// Waits until readers of the disk see the oldest chain that was sent, or all of them.
-    pub(super) fn settle(&self, all: bool) -> Result<()> {
-        let landed = self.or_stop(self.outbox()?.settle(all))?;
-        self.landed(landed, &[]);
+    pub(super) fn wait_visible(&self, all: bool) -> Result<()> {
+        let landed = self.stop_on_error(self.outbox()?.wait_visible(all))?;
+        self.release_visible(landed, &[]);
         Ok(())
     }
 
     /// Ends all writing if the disk failed. One that is away has what it was sent, and writes it
     /// later.
-    pub(super) fn or_stop<T>(&self, done: Result<T>) -> Result<T> {
+    pub(super) fn stop_on_error<T>(&self, done: Result<T>) -> Result<T> {
         if let Err(Error::Io(draconis_device::Error::Away(_))) = &done {
             return done;
         }
         if let (Err(error), Some(writing)) = (&done, &self.writing) {
-            writing.gate.write().stop(error);
+            writing.state.write().stop(error);
         }
         done
     }
 
     /// Lets the overlay forget contents that readers of the disk see.
-    pub(super) fn landed(&self, flights: Vec<Flight>, freed: &[Freed]) {
+    pub(super) fn release_visible(&self, flights: Vec<InFlightChain>, freed: &[FreedSpace]) {
         let Some(writing) = &self.writing else { return };
         if flights.is_empty() && freed.is_empty() {
             return;
         }
-        let mut writer = writing.gate.write();
-        freed.iter().for_each(|freed| writer.groups.thaw(&freed.blocks, &freed.inodes));
+        let mut writer = writing.state.write();
+        freed
+            .iter()
+            .for_each(|freed| writer.groups.release_pending_free(&freed.blocks, &freed.inodes));
         for flight in flights {
-            let mut blocks = self.store.overlay.change();
+            let mut blocks = self.store.write_back.write();
             for block in &flight.contents {
                 let gone = blocks.contents.get(block);
-                if gone.is_some_and(|content| !content.dirty && content.sealed <= flight.sealed)
+                if gone
+                    .is_some_and(|content| !content.dirty && content.chain_number <= flight.sealed)
                     && let Some(content) = blocks.contents.remove(block)
                 {
-                    self.store.renew_block(FsBlock(*block), &content.now);
+                    self.store.update_cached_block(FsBlock(*block), &content.current);
                 }
             }
             for block in &flight.placed {
-                let gone = blocks.logged.get(block);
-                if gone.is_some_and(|it| it.checkpoint.is_some_and(|at| at <= flight.sealed)) {
-                    blocks.logged.remove(block);
-                    self.store.forget_block(FsBlock(*block));
+                let gone = blocks.awaiting_checkpoint.get(block);
+                if gone.is_some_and(|it| it.checkpoint_chain.is_some_and(|at| at <= flight.sealed))
+                {
+                    blocks.awaiting_checkpoint.remove(block);
+                    self.store.invalidate_block(FsBlock(*block));
                 }
             }
             drop(blocks);
-            writer.landed = writer.landed.max(flight.sealed);
+            writer.visible_chain = writer.visible_chain.max(flight.sealed);
         }
     }
 
     /// Forgets metadata that was written.
-    pub(super) fn forget_written(&self) {
+    pub(super) fn evict_clean_metadata(&self) {
         let Some(writing) = &self.writing else { return };
-        let writer = writing.gate.write();
-        let landed = writer.landed;
-        let mut blocks = self.store.overlay.change();
+        let writer = writing.state.write();
+        let landed = writer.visible_chain;
+        let mut blocks = self.store.write_back.write();
         blocks.metadata.retain(|block, buffer| {
-            let keep = buffer.is_dirty() || buffer.sealed > landed;
+            let keep = buffer.is_dirty() || buffer.chain_number > landed;
             if !keep {
-                self.store.forget_block(FsBlock(*block));
+                self.store.invalidate_block(FsBlock(*block));
             }
             keep
         });

@@ -5,33 +5,33 @@
 //! cut between the writes of one batch leaves what the kernel's driver leaves on such a volume:
 //! structures of before beside others of after, which `e2fsck` repairs.
 
-use super::outbox::After;
-use super::protocol::{Chain, Protocol, Stage};
+use super::outbox::ChainDependency;
+use super::protocol::{Chain, CommitProtocol, Stage};
 use crate::Result;
-use crate::blocks::overlay::State;
+use crate::blocks::overlay::BufferState;
 use crate::transaction::Transaction;
 
 /// See the head of the file. It keeps no records.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unordered;
+pub(crate) struct UnorderedProtocol;
 
-impl Protocol for Unordered {
+impl CommitProtocol for UnorderedProtocol {
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
-        tx.write_counts()?;
-        let mut first: Stage = tx.dirty_contents();
+        tx.write_free_counts()?;
+        let mut first: Stage = tx.collect_dirty_contents();
         let mut last = Stage::new();
-        let blocks = tx.volume.store.overlay.read();
+        let blocks = tx.volume.store.write_back.read();
         for block in &tx.writer.batch.blocks {
             let Some(buffer) = blocks.metadata.get(block) else { continue };
             match buffer.state {
-                State::Clean => {}
-                State::Fresh => drop(first.insert(*block, buffer.now.clone())),
-                State::Changed(_) => drop(last.insert(*block, buffer.now.clone())),
+                BufferState::Clean => {}
+                BufferState::New => drop(first.insert(*block, buffer.current.clone())),
+                BufferState::Modified(_) => drop(last.insert(*block, buffer.current.clone())),
             }
         }
         drop(blocks);
         let stages: Vec<Stage> = [first, last].into_iter().filter(|it| !it.is_empty()).collect();
         let needed = stages.len().saturating_sub(1);
-        Ok(Chain { stages, needed, after: After::Needed })
+        Ok(Chain { stages, sync_stage: needed, dependency: ChainDependency::PendingSync })
     }
 }

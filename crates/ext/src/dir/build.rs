@@ -14,14 +14,14 @@
 
 use draconis_exchange::contract::FileType;
 
-use crate::format::dirent::{BlockWriter, Shape, record_bytes};
-use crate::format::hash::Hash;
-use crate::format::htree::{self, Entry};
-use crate::units::index;
+use crate::format::dirent::{DirBlockBuilder, DirBlockFormat, min_rec_len};
+use crate::format::hash::NameHash;
+use crate::format::htree::{self, DxEntry};
+use crate::units::saturating_usize;
 
 /// A name and what it names.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Name<'a> {
+pub(crate) struct NewDirent<'a> {
     pub(crate) name: &'a [u8],
     pub(crate) inode: u32,
     pub(crate) kind: FileType,
@@ -29,45 +29,53 @@ pub(crate) struct Name<'a> {
 
 /// How the directories of a volume look.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Style {
-    pub(crate) shape: Shape,
+pub(crate) struct DirectoryFormat {
+    pub(crate) shape: DirBlockFormat,
     /// How larger ones are indexed, and the number of that function.
-    pub(crate) index: Option<(Hash, u8)>,
+    pub(crate) index: Option<(NameHash, u8)>,
     /// Levels of nodes below the root that an index may have: 1, and with `large_dir` 2.
     pub(crate) levels: u8,
 }
 
 /// The blocks of a directory.
 #[derive(Debug)]
-pub(crate) struct Built {
+pub(crate) struct BuiltDirectory {
     pub(crate) bytes: Vec<u8>,
     /// Whether they are a hash tree.
     pub(crate) indexed: bool,
 }
 
 /// The part of a leaf that stays free, so that the first new names split nothing.
-const SPARE: usize = 8;
+const LEAF_RESERVE_DIVISOR: usize = 8;
 
 /// Builds the directory `own`, whose parent is `parent`, of these names.
-pub(crate) fn build(own: u32, parent: u32, names: &[Name<'_>], style: Style) -> Built {
+pub(crate) fn build(
+    own: u32,
+    parent: u32,
+    names: &[NewDirent<'_>],
+    style: DirectoryFormat,
+) -> BuiltDirectory {
     let dots = [
-        Name { name: b".", inode: own, kind: FileType::Directory },
-        Name { name: b"..", inode: parent, kind: FileType::Directory },
+        NewDirent { name: b".", inode: own, kind: FileType::Directory },
+        NewDirent { name: b"..", inode: parent, kind: FileType::Directory },
     ];
-    let room = style.shape.names_bytes();
-    let one: usize = dots.iter().chain(names).map(|it| record_bytes(it.name.len())).sum();
+    let room = style.shape.dirent_area_bytes();
+    let one: usize = dots.iter().chain(names).map(|it| min_rec_len(it.name.len())).sum();
     if one > room
         && let Some((hash, version)) = style.index
-        && let Some(bytes) = tree(dots, names, hash, version, style)
+        && let Some(bytes) = build_htree(dots, names, hash, version, style)
     {
-        return Built { bytes, indexed: true };
+        return BuiltDirectory { bytes, indexed: true };
     }
-    Built { bytes: linear(dots.iter().chain(names), style), indexed: false }
+    BuiltDirectory { bytes: build_linear(dots.iter().chain(names), style), indexed: false }
 }
 
-fn linear<'a>(names: impl Iterator<Item = &'a Name<'a>>, style: Style) -> Vec<u8> {
+fn build_linear<'a>(
+    names: impl Iterator<Item = &'a NewDirent<'a>>,
+    style: DirectoryFormat,
+) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut block = BlockWriter::new(style.shape);
+    let mut block = DirBlockBuilder::new(style.shape);
     for it in names {
         if !block.push(it.inode, it.kind, it.name) {
             bytes.extend(block.finish());
@@ -79,16 +87,16 @@ fn linear<'a>(names: impl Iterator<Item = &'a Name<'a>>, style: Style) -> Vec<u8
 }
 
 /// A directory as a hash tree; `None` if it is too large for one.
-fn tree(
-    dots: [Name<'_>; 2],
-    names: &[Name<'_>],
-    hash: Hash,
+fn build_htree(
+    dots: [NewDirent<'_>; 2],
+    names: &[NewDirent<'_>],
+    hash: NameHash,
     version: u8,
-    style: Style,
+    style: DirectoryFormat,
 ) -> Option<Vec<u8>> {
-    let (leaves, entries) = leaves(names, hash, style);
-    let root_room = htree::root_room(style.shape);
-    let node_room = htree::node_room(style.shape);
+    let (leaves, entries) = build_leaves(names, hash, style);
+    let root_room = htree::dx_root_limit(style.shape);
+    let node_room = htree::dx_node_limit(style.shape);
     // How many nodes each level has, the highest first; blocks are numbered by that: the root,
     // these levels, the leaves.
     let mut counts = vec![];
@@ -100,9 +108,9 @@ fn tree(
     let levels = u8::try_from(counts.len()).ok().filter(|levels| *levels <= style.levels)?;
     let nodes: usize = counts.iter().sum();
     let first_leaf = u32::try_from(nodes).ok()?.checked_add(1)?;
-    let mut entries: Vec<Entry> = entries
+    let mut entries: Vec<DxEntry> = entries
         .into_iter()
-        .map(|entry| Entry { block: entry.block + first_leaf, ..entry })
+        .map(|entry| DxEntry { block: entry.block + first_leaf, ..entry })
         .collect();
 
     let [own, parent] = dots.map(|dot| dot.inode);
@@ -117,17 +125,18 @@ fn tree(
         let mut rest = &entries[..];
         for block in first.. {
             let Some(hash) = rest.first().map(|entry| entry.hash) else { break };
-            let nth = index(u64::from(block - first));
+            let nth = saturating_usize(u64::from(block - first));
             let (part, later) = rest.split_at_checked(each + usize::from(nth < more))?;
-            upper.push(Entry { hash, block });
+            upper.push(DxEntry { hash, block });
             written.extend(htree::node(part, style.shape)?);
             rest = later;
         }
         entries = upper;
         below.insert(0, written);
     }
-    let mut bytes =
-        Vec::with_capacity(leaves.len() + (nodes + 1) * index(style.shape.block_bytes.into()));
+    let mut bytes = Vec::with_capacity(
+        leaves.len() + (nodes + 1) * saturating_usize(style.shape.block_bytes.into()),
+    );
     bytes.extend(htree::root(own, parent, version, levels, &entries, style.shape)?);
     bytes.extend(below.into_iter().flatten());
     bytes.extend(leaves);
@@ -136,24 +145,32 @@ fn tree(
 
 /// The names in leaves, in the order of their hashes, and an index entry for each leaf;
 /// leaves count from 0.
-fn leaves(names: &[Name<'_>], hash: Hash, style: Style) -> (Vec<u8>, Vec<Entry>) {
-    let mut hashed: Vec<(u32, &Name<'_>)> = names.iter().map(|it| (hash.of(it.name), it)).collect();
+fn build_leaves(
+    names: &[NewDirent<'_>],
+    hash: NameHash,
+    style: DirectoryFormat,
+) -> (Vec<u8>, Vec<DxEntry>) {
+    let mut hashed: Vec<(u32, &NewDirent<'_>)> =
+        names.iter().map(|it| (hash.of(it.name), it)).collect();
     hashed.sort_unstable_by(|a, b| (a.0, a.1.name).cmp(&(b.0, b.1.name)));
-    let block_bytes = index(style.shape.block_bytes.into());
-    let full = block_bytes - block_bytes / SPARE;
+    let block_bytes = saturating_usize(style.shape.block_bytes.into());
+    let full = block_bytes - block_bytes / LEAF_RESERVE_DIVISOR;
     let mut bytes = Vec::new();
-    let mut entries: Vec<Entry> = vec![Entry { hash: 0, block: 0 }];
-    let mut block = BlockWriter::new(style.shape);
+    let mut entries: Vec<DxEntry> = vec![DxEntry { hash: 0, block: 0 }];
+    let mut block = DirBlockBuilder::new(style.shape);
     let mut last = None;
     for (hash, it) in hashed {
-        let crowded = block.used_bytes() + record_bytes(it.name.len()) > full;
+        let crowded = block.used_bytes() + min_rec_len(it.name.len()) > full;
         // Names with one hash stay together as long as the block has any room.
         let split = crowded && last != Some(hash) && !block.is_empty();
         if split || !block.push(it.inode, it.kind, it.name) {
             bytes.extend(block.finish());
             let goes_on = u32::from(last == Some(hash));
             let nth = bytes.len() / block_bytes;
-            entries.push(Entry { hash: hash | goes_on, block: crate::units::narrow(nth as u64) });
+            entries.push(DxEntry {
+                hash: hash | goes_on,
+                block: crate::units::saturating_u32(nth as u64),
+            });
             block.push(it.inode, it.kind, it.name);
         }
         last = Some(hash);
@@ -165,23 +182,23 @@ fn leaves(names: &[Name<'_>], hash: Hash, style: Style) -> (Vec<u8>, Vec<Entry>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::hash::Seed;
-    use crate::format::htree::{Index, Root};
+    use crate::format::hash::HashSeed;
+    use crate::format::htree::{DxEntries, DxRoot};
 
     fn names(count: u32, len: usize) -> Vec<Vec<u8>> {
         (0..count).map(|nth| format!("{nth:0len$}").into_bytes()).collect()
     }
 
-    fn build_of(names: &[Vec<u8>]) -> Built {
+    fn build_of(names: &[Vec<u8>]) -> BuiltDirectory {
         build_with(names, 1)
     }
 
-    fn build_with(names: &[Vec<u8>], levels: u8) -> Built {
-        let names: Vec<Name<'_>> =
-            names.iter().map(|name| Name { name, inode: 12, kind: FileType::File }).collect();
-        let hash = Hash::of_version(1, false, Seed::new([1; 4])).unwrap();
-        let style = Style {
-            shape: Shape { block_bytes: 1024, filetype: true, sums: false },
+    fn build_with(names: &[Vec<u8>], levels: u8) -> BuiltDirectory {
+        let names: Vec<NewDirent<'_>> =
+            names.iter().map(|name| NewDirent { name, inode: 12, kind: FileType::File }).collect();
+        let hash = NameHash::of_version(1, false, HashSeed::new([1; 4])).unwrap();
+        let style = DirectoryFormat {
+            shape: DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false },
             index: Some((hash, 1)),
             levels,
         };
@@ -201,22 +218,23 @@ mod tests {
 
     #[test]
     fn levels_grow_with_the_names_and_give_out_at_last() {
-        let levels = |built: &Built| {
-            let (root, _) = Root::check(&built.bytes[..1024], false, Seed::new([1; 4])).unwrap();
+        let levels = |built: &BuiltDirectory| {
+            let (root, _) =
+                DxRoot::check(&built.bytes[..1024], false, HashSeed::new([1; 4])).unwrap();
             root.levels
         };
         // Three names to a leaf: a root has room for 124 of them.
         assert_eq!(levels(&build_of(&names(3 * 124, 255))), 0);
         let built = build_of(&names(3 * 125, 255));
         assert_eq!(levels(&built), 1);
-        Index::of_node(&built.bytes[1024..2048]).unwrap();
+        DxEntries::from_node(&built.bytes[1024..2048]).unwrap();
         assert_eq!(levels(&build_of(&names(3 * 124 * 127, 255))), 1);
         let built = build_of(&names(3 * 124 * 127 + 1, 255));
         assert!(!built.indexed, "no third level");
         let built = build_with(&names(3 * 124 * 127 + 1, 255), 2);
         assert_eq!(levels(&built), 2);
-        let (root, _) = Root::check(&built.bytes[..1024], false, Seed::new([1; 4])).unwrap();
+        let (root, _) = DxRoot::check(&built.bytes[..1024], false, HashSeed::new([1; 4])).unwrap();
         assert_eq!(root.levels, 2);
-        Index::of_node(&built.bytes[1024..2048]).unwrap();
+        DxEntries::from_node(&built.bytes[1024..2048]).unwrap();
     }
 }

@@ -28,17 +28,17 @@ pub(crate) mod repack;
 
 use draconis_exchange::contract::FileType;
 
-use crate::format::dirent::{self, HEAD_BYTES, Shape, record_bytes, record_len};
+use crate::format::dirent::{self, DirBlockFormat, HEAD_BYTES, min_rec_len, rec_len_from_disk};
 use crate::format::{put16, put32};
 use crate::{Error, InodeNumber, Result};
 
 /// What a disk writes as a whole or not at all.
 const SECTOR_BYTES: usize = 512;
-const LONGEST_NAME: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 
 /// A name that was found in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundRecord {
     /// The byte where its record starts.
     pub(crate) at: usize,
     /// Where the record before it starts; `None` if it is the first.
@@ -51,31 +51,31 @@ pub(crate) struct Found {
 
 /// A place for a new name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Room {
+pub(crate) struct DirentSlot {
     /// The byte where its record will start.
     pub(crate) at: usize,
     /// Whether the new name and the field that reveals it lie in one sector.
-    pub(crate) whole: bool,
+    pub(crate) is_tear_safe: bool,
     /// The bytes of its record.
     len: usize,
     /// The record that gets shorter; `None` if an unused one is taken over.
-    after: Option<usize>,
+    shortened_record: Option<usize>,
 }
 
 /// What a block answers to a name that is to be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SlotSearch {
     /// It is there.
-    Found(Found),
+    Found(FoundRecord),
     /// It is not there, but could be here.
-    Room(Room),
+    Room(DirentSlot),
     /// It is not there, and there is no room for it.
     Full,
 }
 
 /// A block of names in two halves.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Split {
+pub(crate) struct LeafSplit {
     /// The lower half, as the old block without the names of the other half: it may be
     /// written over the old block, and torn. See [`pack`] for one without holes.
     pub(crate) low: Vec<u8>,
@@ -88,7 +88,7 @@ pub(crate) struct Split {
 
 /// One record of a chain.
 #[derive(Clone, Copy)]
-struct Record {
+struct RawRecord {
     at: usize,
     len: usize,
     /// 0 in an unused record.
@@ -97,10 +97,10 @@ struct Record {
     name_len: usize,
 }
 
-impl Record {
+impl RawRecord {
     /// Bytes that its name needs; the rest is slack.
     fn used(&self) -> usize {
-        if self.inode == 0 { 0 } else { record_bytes(self.name_len) }
+        if self.inode == 0 { 0 } else { min_rec_len(self.name_len) }
     }
 
     fn next(&self) -> usize {
@@ -109,7 +109,7 @@ impl Record {
 
     /// The room in it for a record of so many bytes.
     #[inline]
-    fn room(&self, need_bytes: usize) -> Option<Room> {
+    fn slot_in_record(&self, need_bytes: usize) -> Option<DirentSlot> {
         let used = self.used();
         if self.len < used.saturating_add(need_bytes) {
             return None;
@@ -120,24 +120,24 @@ impl Record {
         let (after, shown_at) =
             if used == 0 { (None, self.at) } else { (Some(self.at), self.at + 4) };
         let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
-        Some(Room { at, whole, len: self.len - used, after })
+        Some(DirentSlot { at, is_tear_safe: whole, len: self.len - used, shortened_record: after })
     }
 
     #[inline]
-    fn is(&self, block: &[u8], is: impl Fn(&[u8]) -> bool) -> bool {
+    fn matches(&self, block: &[u8], is: impl Fn(&[u8]) -> bool) -> bool {
         self.inode != 0 && is(self.name(block))
     }
 
-    fn found(&self, previous: Option<usize>, filetype: bool) -> Found {
+    fn found(&self, previous: Option<usize>, filetype: bool) -> FoundRecord {
         let kind = if filetype { dirent::kind(self.kind) } else { None };
-        Found { at: self.at, previous, inode: InodeNumber(self.inode), kind }
+        FoundRecord { at: self.at, previous, inode: InodeNumber(self.inode), kind }
     }
 
     /// Puts it behind a chain, as short as it can be.
     fn append(&self, from: &[u8], chain: &mut Vec<u8>) {
         let (at, used) = (chain.len(), self.used());
         let [i0, i1, i2, i3] = self.inode.to_le_bytes();
-        let [l0, l1] = dirent::raw_record_len(used, from.len()).to_le_bytes();
+        let [l0, l1] = dirent::rec_len_to_disk(used, from.len()).to_le_bytes();
         let [name_len, ..] = self.name_len.to_le_bytes();
         chain.extend([i0, i1, i2, i3, l0, l1, name_len, self.kind]);
         chain.extend(self.name(from));
@@ -152,32 +152,32 @@ impl Record {
 
 /// What breaks a chain; small, for the sake of those who walk chains.
 #[derive(Clone, Copy, Debug)]
-struct Broken(&'static str);
+struct BrokenChain(&'static str);
 
-impl From<Broken> for Error {
-    fn from(Broken(what): Broken) -> Self {
+impl From<BrokenChain> for Error {
+    fn from(BrokenChain(what): BrokenChain) -> Self {
         Self::corrupt(what)
     }
 }
 
 /// The record at `at`, which lies in the block with all of its name.
 #[inline]
-fn record(block: &[u8], at: usize) -> std::result::Result<Record, Broken> {
+fn record(block: &[u8], at: usize) -> std::result::Result<RawRecord, BrokenChain> {
     let rest = block.get(at..).unwrap_or_default();
-    let broken = Broken("directory entry: record length");
+    let broken = BrokenChain("directory entry: record length");
     let Some(&[i0, i1, i2, i3, l0, l1, name_len, kind]) = rest.first_chunk() else {
         return Err(broken);
     };
-    let len = record_len(u16::from_le_bytes([l0, l1]), block.len());
+    let len = rec_len_from_disk(u16::from_le_bytes([l0, l1]), block.len());
     if len < HEAD_BYTES || !len.is_multiple_of(4) || len > rest.len() {
         return Err(broken);
     }
     let inode = u32::from_le_bytes([i0, i1, i2, i3]);
     let name_len = usize::from(name_len);
     if inode != 0 && HEAD_BYTES + name_len > len {
-        return Err(Broken("directory entry: name length"));
+        return Err(BrokenChain("directory entry: name length"));
     }
-    Ok(Record { at, len, inode, kind, name_len })
+    Ok(RawRecord { at, len, inode, kind, name_len })
 }
 
 /// The chain of a block, up to where it breaks.
@@ -187,7 +187,7 @@ struct Records<'a> {
 }
 
 impl Iterator for Records<'_> {
-    type Item = std::result::Result<Record, Broken>;
+    type Item = std::result::Result<RawRecord, BrokenChain>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
@@ -195,7 +195,7 @@ impl Iterator for Records<'_> {
             return None;
         }
         let found = record(self.block, self.at);
-        self.at = found.as_ref().map_or(usize::MAX, Record::next);
+        self.at = found.as_ref().map_or(usize::MAX, RawRecord::next);
         Some(found)
     }
 }
@@ -205,24 +205,24 @@ const fn records(block: &[u8]) -> Records<'_> {
 }
 
 /// All records of a block.
-fn all(block: &[u8]) -> Result<Vec<Record>> {
-    Ok(records(block).collect::<std::result::Result<_, Broken>>()?)
+fn collect_records(block: &[u8]) -> Result<Vec<RawRecord>> {
+    Ok(records(block).collect::<std::result::Result<_, BrokenChain>>()?)
 }
 
 /// A block without names.
-pub(crate) fn empty(shape: Shape) -> Vec<u8> {
-    shape.whole(pack_of([], &[], shape.names_bytes()))
+pub(crate) fn empty(shape: DirBlockFormat) -> Vec<u8> {
+    shape.with_tail(pack_records([], &[], shape.dirent_area_bytes()))
 }
 
 /// Looks for `name` in a block; with `filetype`, entries know the kind of their inode.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before the name is found.
-pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<Found>> {
+pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<FoundRecord>> {
     let mut previous = None;
     for record in records(block) {
         let record = record?;
-        if record.is(block, |it| it == name) {
+        if record.matches(block, |it| it == name) {
             return Ok(Some(record.found(previous, filetype)));
         }
         previous = Some(record.at);
@@ -236,11 +236,11 @@ pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<F
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before such a place.
 #[cfg(test)]
-pub(crate) fn room(block: &[u8], need_bytes: usize) -> Result<Option<Room>> {
+pub(crate) fn find_slot(block: &[u8], need_bytes: usize) -> Result<Option<DirentSlot>> {
     let mut parted = None;
     for record in records(block) {
-        match record?.room(need_bytes) {
-            Some(room) if room.whole => return Ok(Some(room)),
+        match record?.slot_in_record(need_bytes) {
+            Some(room) if room.is_tear_safe => return Ok(Some(room)),
             Some(room) if parted.is_none() => parted = Some(room),
             _ => {}
         }
@@ -253,8 +253,8 @@ pub(crate) fn room(block: &[u8], need_bytes: usize) -> Result<Option<Room>> {
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before the name is found.
 #[cfg(test)]
-pub(crate) fn seek(block: &[u8], filetype: bool, name: &[u8]) -> Result<SlotSearch> {
-    seek_by(block, filetype, name.len(), |it| it == name)
+pub(crate) fn find_or_slot(block: &[u8], filetype: bool, name: &[u8]) -> Result<SlotSearch> {
+    find_or_slot_by(block, filetype, name.len(), |it| it == name)
 }
 
 /// [`seek`] of the first name that `is` what is looked for, or else of room for one of so many
@@ -262,23 +262,23 @@ pub(crate) fn seek(block: &[u8], filetype: bool, name: &[u8]) -> Result<SlotSear
 ///
 /// # Errors
 /// As [`seek`].
-pub(crate) fn seek_by(
+pub(crate) fn find_or_slot_by(
     block: &[u8],
     filetype: bool,
     name_bytes: usize,
     is: impl Fn(&[u8]) -> bool,
 ) -> Result<SlotSearch> {
-    let need_bytes = record_bytes(name_bytes);
+    let need_bytes = min_rec_len(name_bytes);
     let mut previous = None;
-    let mut best: Option<Room> = None;
+    let mut best: Option<DirentSlot> = None;
     for record in records(block) {
         let record = record?;
-        if record.is(block, &is) {
+        if record.matches(block, &is) {
             return Ok(SlotSearch::Found(record.found(previous, filetype)));
         }
-        if !best.is_some_and(|best| best.whole)
-            && let Some(room) = record.room(need_bytes)
-            && (best.is_none() || room.whole)
+        if !best.is_some_and(|best| best.is_tear_safe)
+            && let Some(room) = record.slot_in_record(need_bytes)
+            && (best.is_none() || room.is_tear_safe)
         {
             best = Some(room);
         }
@@ -294,7 +294,7 @@ pub(crate) fn seek_by(
 /// room. The block is as before.
 pub(crate) fn insert(
     block: &mut [u8],
-    room: &Room,
+    room: &DirentSlot,
     inode: InodeNumber,
     kind: FileType,
     name: &[u8],
@@ -310,30 +310,30 @@ pub(crate) fn insert(
 /// As [`insert`].
 pub(crate) fn hide(
     block: &mut [u8],
-    room: &Room,
+    room: &DirentSlot,
     inode: InodeNumber,
     kind: FileType,
     name: &[u8],
     filetype: bool,
 ) -> Result<()> {
-    if name.len() > LONGEST_NAME {
+    if name.len() > MAX_NAME_BYTES {
         return Err(Error::NameTooLong);
     }
     if name.is_empty() || name.iter().any(|byte| matches!(byte, 0 | b'/')) || inode.0 == 0 {
         return Err(Error::Misuse("directory entry: name"));
     }
-    holds(block, room)?;
+    check_slot(block, room)?;
     let no_room = Error::Misuse("directory entry: no room");
-    let used = record_bytes(name.len());
+    let used = min_rec_len(name.len());
     if used > room.len {
         return Err(no_room);
     }
-    let raw_len = dirent::raw_record_len(room.len, block.len());
+    let raw_len = dirent::rec_len_to_disk(room.len, block.len());
     let rest = block.get_mut(room.at..).unwrap_or_default();
     let Some((head, rest)) = rest.split_at_mut_checked(HEAD_BYTES) else { return Err(no_room) };
     let Some((into, pad)) = rest.split_at_mut_checked(name.len()) else { return Err(no_room) };
-    let shown = if room.after.is_some() { inode.0 } else { 0 };
-    let kind = if filetype { dirent::kind_number(kind) } else { 0 };
+    let shown = if room.shortened_record.is_some() { inode.0 } else { 0 };
+    let kind = if filetype { dirent::file_type_code(kind) } else { 0 };
     let [i0, i1, i2, i3] = shown.to_le_bytes();
     let [l0, l1] = raw_len.to_le_bytes();
     let [name_len, ..] = name.len().to_le_bytes();
@@ -347,9 +347,9 @@ pub(crate) fn hide(
 ///
 /// # Errors
 /// [`Error::Misuse`] if there is no such room. The block is as before.
-pub(crate) fn reveal(block: &mut [u8], room: &Room, inode: InodeNumber) -> Result<()> {
-    holds(block, room)?;
-    let done = match room.after {
+pub(crate) fn reveal(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) -> Result<()> {
+    check_slot(block, room)?;
+    let done = match room.shortened_record {
         Some(after) => put_len(block, after, room.at - after),
         None => put32(block, room.at, inode.0),
     };
@@ -357,9 +357,10 @@ pub(crate) fn reveal(block: &mut [u8], room: &Room, inode: InodeNumber) -> Resul
 }
 
 /// Whether the room is still there.
-fn holds(block: &[u8], room: &Room) -> Result<()> {
-    let there = record(block, room.after.unwrap_or(room.at)).is_ok_and(|record| {
-        let free = if room.after.is_some() { record.inode != 0 } else { record.inode == 0 };
+fn check_slot(block: &[u8], room: &DirentSlot) -> Result<()> {
+    let there = record(block, room.shortened_record.unwrap_or(room.at)).is_ok_and(|record| {
+        let free =
+            if room.shortened_record.is_some() { record.inode != 0 } else { record.inode == 0 };
         free && record.at + record.used() == room.at && record.next() == room.at + room.len
     });
     there.then_some(()).ok_or(Error::Misuse("directory entry: no room"))
@@ -369,9 +370,9 @@ fn holds(block: &[u8], room: &Room) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Misuse`] if it is not there.
-pub(crate) fn remove(block: &mut [u8], found: &Found) -> Result<()> {
+pub(crate) fn remove(block: &mut [u8], found: &FoundRecord) -> Result<()> {
     let gone = Error::Misuse("directory entry: not there");
-    let record = named(block, found.at)?;
+    let record = used_record_at(block, found.at)?;
     let done = match found.previous {
         None if found.at == 0 => put32(block, 0, 0),
         None => None,
@@ -397,16 +398,16 @@ pub(crate) fn set_inode(
     kind: FileType,
     filetype: bool,
 ) -> Result<()> {
-    named(block, at)?;
+    used_record_at(block, at)?;
     put32(block, at, inode.0).ok_or(Error::Misuse("directory entry: not there"))?;
     if filetype && let Some(byte) = block.get_mut(at + 7) {
-        *byte = dirent::kind_number(kind);
+        *byte = dirent::file_type_code(kind);
     }
     Ok(())
 }
 
 /// The record in use at `at`.
-fn named(block: &[u8], at: usize) -> Result<Record> {
+fn used_record_at(block: &[u8], at: usize) -> Result<RawRecord> {
     record(block, at)
         .ok()
         .filter(|record| record.inode != 0)
@@ -414,12 +415,12 @@ fn named(block: &[u8], at: usize) -> Result<Record> {
 }
 
 fn put_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
-    let raw = dirent::raw_record_len(len, block.len());
+    let raw = dirent::rec_len_to_disk(len, block.len());
     put16(block, at.checked_add(4)?, raw)
 }
 
 /// The inodes that the names of a block lead to, as far as it can be read.
-pub(crate) fn targets(block: &[u8]) -> impl Iterator<Item = InodeNumber> + '_ {
+pub(crate) fn referenced_inodes(block: &[u8]) -> impl Iterator<Item = InodeNumber> + '_ {
     let records = records(block).map_while(std::result::Result::ok);
     records.filter(|record| record.inode != 0).map(|record| InodeNumber(record.inode))
 }
@@ -448,21 +449,21 @@ pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
 /// [`Error::Corrupt`] if the chain breaks.
 #[cfg(test)]
 pub(crate) fn pack(block: &[u8]) -> Result<Vec<u8>> {
-    Ok(pack_of(all(block)?, block, block.len()))
+    Ok(pack_records(collect_records(block)?, block, block.len()))
 }
 
 /// So many bytes of the records in use among these of `from`, which must fit.
-fn pack_of(all: impl IntoIterator<Item = Record>, from: &[u8], len: usize) -> Vec<u8> {
+fn pack_records(all: impl IntoIterator<Item = RawRecord>, from: &[u8], len: usize) -> Vec<u8> {
     let mut block = Vec::with_capacity(len);
     for record in all.into_iter().filter(|record| record.inode != 0) {
         record.append(from, &mut block);
     }
-    fill_up(&mut block, len);
+    extend_last_record(&mut block, len);
     block
 }
 
 /// Makes a chain as long as it is to be: its last record reaches to the end.
-fn fill_up(chain: &mut Vec<u8>, len: usize) {
+fn extend_last_record(chain: &mut Vec<u8>, len: usize) {
     let last = records(chain).map_while(std::result::Result::ok).last().map_or(0, |it| it.at);
     chain.resize(len, 0);
     put_len(chain, last, len - last);
@@ -473,15 +474,16 @@ fn fill_up(chain: &mut Vec<u8>, len: usize) {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks; [`Error::Misuse`] if there are less than two names.
-pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<Split> {
-    let all = all(block)?;
-    let mut hashed: Vec<(u32, usize, Record)> = all
+pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<LeafSplit> {
+    let all = collect_records(block)?;
+    let mut hashed: Vec<(u32, usize, RawRecord)> = all
         .iter()
         .filter(|record| record.inode != 0)
         .map(|record| (hash(record.name(block)), record.at, *record))
         .collect();
     hashed.sort_unstable_by_key(|(hash, at, _)| (*hash, *at));
-    let cut = cut(&hashed).ok_or(Error::Misuse("directory block: too few names to split"))?;
+    let cut =
+        split_point(&hashed).ok_or(Error::Misuse("directory block: too few names to split"))?;
     let (stay, go) = hashed.split_at(cut);
     let (Some((last, ..)), Some((first, ..))) = (stay.last(), go.first()) else {
         return Err(Error::Misuse("directory block: too few names to split"));
@@ -489,19 +491,19 @@ pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<Spli
     let hash = first | u32::from(first == last);
     let mut gone: Vec<usize> = go.iter().map(|(_, at, _)| *at).collect();
     gone.sort_unstable();
-    let low = without(block, &all, &gone);
-    let high = pack_of(go.iter().map(|(.., record)| *record), block, block.len());
-    Ok(Split { low, high, hash })
+    let low = without_records(block, &all, &gone);
+    let high = pack_records(go.iter().map(|(.., record)| *record), block, block.len());
+    Ok(LeafSplit { low, high, hash })
 }
 
 #[cfg(test)]
-fn split(block: &[u8], hash: &crate::format::hash::Hash) -> Result<Split> {
+fn split(block: &[u8], hash: &crate::format::hash::NameHash) -> Result<LeafSplit> {
     split_by(block, |name| hash.of(name))
 }
 
 /// How many of these names, in the order of their hashes, make the lower half: the place
 /// nearest to the middle where the hash changes, or the middle if it never does.
-fn cut(hashed: &[(u32, usize, Record)]) -> Option<usize> {
+fn split_point(hashed: &[(u32, usize, RawRecord)]) -> Option<usize> {
     let total: usize = hashed.iter().map(|(.., record)| record.used()).sum();
     let mut below = 0;
     // The distance from the middle, and after how many names; changes of the hash go first.
@@ -516,10 +518,10 @@ fn cut(hashed: &[(u32, usize, Record)]) -> Option<usize> {
 }
 
 /// The block without the records at `gone`, none of the others being moved.
-fn without(block: &[u8], all: &[Record], gone: &[usize]) -> Vec<u8> {
+fn without_records(block: &[u8], all: &[RawRecord], gone: &[usize]) -> Vec<u8> {
     let mut left = block.to_vec();
     // The record that reaches over those which go.
-    let mut before: Option<Record> = None;
+    let mut before: Option<RawRecord> = None;
     for record in all {
         if gone.binary_search(&record.at).is_err() {
             before = Some(*record);

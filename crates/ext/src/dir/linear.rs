@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::names::{Names, Wanted};
+use super::names::{NameDisplay, NameQuery};
 use super::{Cookie, Damage, Entry, is_dots};
 use crate::format::dirent::Dirents;
 use crate::format::inode::Inode;
@@ -11,16 +11,16 @@ use crate::{Error, FileBlock, InodeNumber, Result};
 
 /// Looks through all blocks, from the one that had the last name on: programs ask for
 /// names in the order in which they were listed.
-pub(super) fn find(volume: &Volume, dir: &Inode, wanted: &Wanted<'_>) -> Result<InodeNumber> {
+pub(super) fn find(volume: &Volume, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
     let blocks = volume.directory_blocks(dir);
-    let hint = dir.found_at.load(Ordering::Relaxed).min(blocks);
+    let hint = dir.lookup_hint.load(Ordering::Relaxed).min(blocks);
     // `.` and `..` are in the first block if they are anywhere.
     let start = if matches!(wanted.name(), b"." | b"..") { 0 } else { hint };
     let (mut second, mut damage) = (None, None);
     for nth in (start..blocks).chain(0..start) {
         match find_in_block(volume, dir, FileBlock(nth), wanted, &mut second) {
             Ok(Some(inode)) => {
-                dir.found_at.store(nth, Ordering::Relaxed);
+                dir.lookup_hint.store(nth, Ordering::Relaxed);
                 return Ok(inode);
             }
             Ok(None) => {}
@@ -40,12 +40,12 @@ pub(super) fn find_in_block(
     volume: &Volume,
     dir: &Inode,
     nth: FileBlock,
-    wanted: &Wanted<'_>,
+    wanted: &NameQuery<'_>,
     second: &mut Option<InodeNumber>,
 ) -> Result<Option<InodeNumber>> {
     let Some(block) = volume.directory_block(dir, nth)? else { return Ok(None) };
     let found = wanted.find_in(volume, dir, &block, second);
-    found.map_err(|error| volume.place_damage(dir, nth, error))
+    found.map_err(|error| volume.with_location(dir, nth, error))
 }
 
 /// See [`Volume::entries`]. A cookie is the byte where an entry starts; one that points
@@ -57,12 +57,12 @@ pub(super) fn enumerate(
     dots: bool,
     mut visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
 ) -> Result<()> {
-    let names = Names::of(volume, dir);
-    let (first, skip) = volume.place_of(from);
+    let names = NameDisplay::of(volume, dir);
+    let (first, skip) = volume.cookie_position(from);
     let mut skip = skip;
     for nth in (first.0..volume.directory_blocks(dir)).map(FileBlock) {
         let skip = std::mem::take(&mut skip);
-        let next_block = volume.cookie(nth.after(1), 0);
+        let next_block = volume.cookie(nth.offset(1), 0);
         let block = match volume.directory_block(dir, nth) {
             Ok(Some(block)) => block,
             Ok(None) => continue,
@@ -73,19 +73,19 @@ pub(super) fn enumerate(
                 continue;
             }
         };
-        let mut entries = Dirents::of(&block, &volume.super_).of_any_bytes(dir.is_encrypted());
+        let mut entries = Dirents::of(&block, &volume.super_).allow_any_bytes(dir.is_encrypted());
         while let Some(entry) = entries.next() {
             let next = volume.cookie(nth, entries.position());
             let wanted = match entry {
                 Ok(entry) if entry.at < skip || (is_dots(&entry) && !dots) => true,
                 Ok(entry) => {
                     let (inode, kind) = (entry.inode, entry.kind);
-                    let name = &names.shown(&block, &entry);
+                    let name = &names.display_name(&block, &entry);
                     visit(Ok(Entry { name, inode, kind, next }))
                 }
                 Err(_) if entries.position() <= skip => true,
                 Err(error) => {
-                    let error = volume.place_damage(dir, nth, error);
+                    let error = volume.with_location(dir, nth, error);
                     visit(Err(Damage { error, next }))
                 }
             };

@@ -12,8 +12,8 @@ use super::is_dots;
 use crate::format::casefold;
 use crate::format::dirent::{Dirent, Dirents, HEAD_BYTES};
 use crate::format::features::{Compatible, Incompatible};
-use crate::format::hash::Hash;
-use crate::format::htree::Root;
+use crate::format::hash::NameHash;
+use crate::format::htree::DxRoot;
 use crate::format::inode::{Inode, flags};
 use crate::format::le32;
 use crate::format::nokey::{self, NoKeyName};
@@ -21,40 +21,40 @@ use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
 /// How the names of a directory are shown.
-pub(crate) enum Names {
+pub(crate) enum NameDisplay {
     /// As they are.
-    AsTheyAre,
+    Plain,
     /// As names without a key, with these hashes.
-    NoKey(Hashes),
+    NoKey(NoKeyHashSource),
 }
 
 /// Which hashes a name without a key says: as the kernel, which shows those that it has at hand.
-pub(crate) enum Hashes {
+pub(crate) enum NoKeyHashSource {
     /// None.
     Zero,
     /// Those of the ciphertext.
-    Of(Hash),
+    Computed(NameHash),
     /// Those behind the name in its entry: only who has the key can compute them.
     InEntry,
 }
 
-impl Names {
+impl NameDisplay {
     /// How the names of `dir` are shown.
     pub(crate) fn of(volume: &Volume, dir: &Inode) -> Self {
         match dir.is_encrypted() {
             true => Self::NoKey(hashes(volume, dir)),
-            false => Self::AsTheyAre,
+            false => Self::Plain,
         }
     }
 
     /// What an entry of `block` is shown as.
-    pub(crate) fn shown<'a>(&self, block: &[u8], entry: &Dirent<'a>) -> Cow<'a, [u8]> {
+    pub(crate) fn display_name<'a>(&self, block: &[u8], entry: &Dirent<'a>) -> Cow<'a, [u8]> {
         let hashes = match self {
             Self::NoKey(_) if is_dots(entry) => return Cow::Borrowed(entry.name),
-            Self::AsTheyAre => return Cow::Borrowed(entry.name),
-            Self::NoKey(Hashes::Zero) => (0, 0),
-            Self::NoKey(Hashes::Of(hash)) => hash.pair(entry.name),
-            Self::NoKey(Hashes::InEntry) => in_entry(block, entry).unwrap_or((0, 0)),
+            Self::Plain => return Cow::Borrowed(entry.name),
+            Self::NoKey(NoKeyHashSource::Zero) => (0, 0),
+            Self::NoKey(NoKeyHashSource::Computed(hash)) => hash.major_and_minor(entry.name),
+            Self::NoKey(NoKeyHashSource::InEntry) => stored_hashes(block, entry).unwrap_or((0, 0)),
         };
         Cow::Owned(nokey::shown(hashes, entry.name))
     }
@@ -62,59 +62,59 @@ impl Names {
 
 /// The kernel reads a directory by its hashes where it has a tree or could have been one of a
 /// single block.
-fn hashes(volume: &Volume, dir: &Inode) -> Hashes {
+fn hashes(volume: &Volume, dir: &Inode) -> NoKeyHashSource {
     let super_ = &volume.super_;
     let has_tree = volume.has_tree(dir);
     let small = dir.is_inline() || volume.directory_blocks(dir) == 1;
     if !super_.compatible.contains(Compatible::DIR_INDEX) || !(has_tree || small) {
-        return Hashes::Zero;
+        return NoKeyHashSource::Zero;
     }
-    if is_folded(volume, dir) {
-        return Hashes::InEntry;
+    if is_casefolded(volume, dir) {
+        return NoKeyHashSource::InEntry;
     }
     let (unsigned, seed) = (super_.hash_unsigned, super_.hash_seed);
     let hash = if has_tree {
         let first = volume.directory_block(dir, FileBlock(0)).ok().flatten();
-        first.and_then(|block| Some(Root::check(&block, unsigned, seed).ok()?.0.hash))
+        first.and_then(|block| Some(DxRoot::check(&block, unsigned, seed).ok()?.0.hash))
     } else {
-        Hash::of_version(super_.default_hash_version, unsigned, seed)
+        NameHash::of_version(super_.default_hash_version, unsigned, seed)
     };
-    hash.map_or(Hashes::Zero, Hashes::Of)
+    hash.map_or(NoKeyHashSource::Zero, NoKeyHashSource::Computed)
 }
 
 /// The two hashes behind a name that is folded and encrypted.
-fn in_entry(block: &[u8], entry: &Dirent<'_>) -> Option<(u32, u32)> {
+fn stored_hashes(block: &[u8], entry: &Dirent<'_>) -> Option<(u32, u32)> {
     let at = entry.name.len().checked_add(HEAD_BYTES)?.checked_next_multiple_of(4)?;
     let record = block.get(entry.at..entry.next)?;
     Some((le32(record, at)?, le32(record, at.checked_add(4)?)?))
 }
 
 /// Whether the names of `dir` ignore case.
-pub(crate) fn is_folded(volume: &Volume, dir: &Inode) -> bool {
+pub(crate) fn is_casefolded(volume: &Volume, dir: &Inode) -> bool {
     volume.super_.incompatible.contains(Incompatible::CASEFOLD) && dir.flags & flags::CASEFOLD != 0
 }
 
 /// What the tree of a directory hashes instead of a name.
-pub(crate) fn hashed_of(folds: bool, name: &[u8]) -> Cow<'_, [u8]> {
-    match folds.then(|| casefold::folded(name)).flatten() {
+pub(crate) fn hash_input_of(folds: bool, name: &[u8]) -> Cow<'_, [u8]> {
+    match folds.then(|| casefold::fold_name(name)).flatten() {
         Some(folded) => Cow::Owned(folded),
         None => Cow::Borrowed(name),
     }
 }
 
 /// A name that is looked for in one directory.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct NameQuery<'a> {
     name: &'a [u8],
-    how: How,
+    how: NameMatcher,
 }
 
-enum How {
+enum NameMatcher {
     Exact,
     Folded(Vec<u8>),
     NoKey(NoKeyName),
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> NameQuery<'a> {
     /// What `name` means in `dir`.
     ///
     /// # Errors
@@ -122,16 +122,18 @@ impl<'a> Wanted<'a> {
     /// name that is no text where the volume has none but such.
     pub(crate) fn of(volume: &Volume, dir: &Inode, name: &'a [u8]) -> Result<Self> {
         let how = match name {
-            b"." | b".." => How::Exact,
-            _ if dir.is_encrypted() => How::NoKey(NoKeyName::read(name).ok_or(Error::NotFound)?),
-            _ if is_folded(volume, dir) => match casefold::folded(name) {
-                Some(folded) => How::Folded(folded),
+            b"." | b".." => NameMatcher::Exact,
+            _ if dir.is_encrypted() => {
+                NameMatcher::NoKey(NoKeyName::read(name).ok_or(Error::NotFound)?)
+            }
+            _ if is_casefolded(volume, dir) => match casefold::fold_name(name) {
+                Some(folded) => NameMatcher::Folded(folded),
                 None if volume.super_.encoding.1 & casefold::FLAG_STRICT != 0 => {
                     return Err(Error::Misuse("a name that is not UTF-8, as the volume demands"));
                 }
-                None => How::Exact,
+                None => NameMatcher::Exact,
             },
-            _ => How::Exact,
+            _ => NameMatcher::Exact,
         };
         Ok(Self { name, how })
     }
@@ -142,18 +144,18 @@ impl<'a> Wanted<'a> {
     }
 
     /// What a hash tree hashes; `None` if the name does not say.
-    pub(crate) fn hashed(&self) -> Option<&[u8]> {
+    pub(crate) fn hash_input(&self) -> Option<&[u8]> {
         match &self.how {
-            How::Exact => Some(self.name),
-            How::Folded(folded) => Some(folded),
-            How::NoKey(_) => None,
+            NameMatcher::Exact => Some(self.name),
+            NameMatcher::Folded(folded) => Some(folded),
+            NameMatcher::NoKey(_) => None,
         }
     }
 
     /// Whether a name may also be where its hash does not lead.
-    pub(crate) fn may_be_anywhere(&self, volume: &Volume) -> bool {
+    pub(crate) fn may_be_misplaced(&self, volume: &Volume) -> bool {
         // Other tables than today's may have folded it when it was hashed.
-        matches!(self.how, How::Folded(_))
+        matches!(self.how, NameMatcher::Folded(_))
             && volume.super_.encoding.1 & casefold::FLAG_BY_HASH_ONLY == 0
     }
 
@@ -170,9 +172,9 @@ impl<'a> Wanted<'a> {
         second: &mut Option<InodeNumber>,
     ) -> Result<Option<InodeNumber>> {
         let mut damage = None;
-        for entry in Dirents::of(block, &volume.super_).of_any_bytes(dir.is_encrypted()) {
+        for entry in Dirents::of(block, &volume.super_).allow_any_bytes(dir.is_encrypted()) {
             match entry {
-                Ok(entry) if self.is(entry.name) => return Ok(Some(entry.inode)),
+                Ok(entry) if self.matches_exactly(entry.name) => return Ok(Some(entry.inode)),
                 Ok(entry) if second.is_none() && self.folds_to(entry.name) => {
                     *second = Some(entry.inode);
                 }
@@ -184,24 +186,24 @@ impl<'a> Wanted<'a> {
     }
 
     /// Whether other names than the very same are meant, too.
-    pub(crate) const fn folds(&self) -> bool {
-        matches!(self.how, How::Folded(_))
+    pub(crate) const fn is_case_insensitive(&self) -> bool {
+        matches!(self.how, NameMatcher::Folded(_))
     }
 
     /// Whether this very name is on disk.
-    pub(crate) fn is(&self, on_disk: &[u8]) -> bool {
+    pub(crate) fn matches_exactly(&self, on_disk: &[u8]) -> bool {
         match &self.how {
-            How::Exact | How::Folded(_) => self.name == on_disk,
-            How::NoKey(name) => name.is(on_disk),
+            NameMatcher::Exact | NameMatcher::Folded(_) => self.name == on_disk,
+            NameMatcher::NoKey(name) => name.is(on_disk),
         }
     }
 
     /// Whether a name on disk folds to the same.
     pub(crate) fn folds_to(&self, on_disk: &[u8]) -> bool {
-        let How::Folded(folded) = &self.how else { return false };
+        let NameMatcher::Folded(folded) = &self.how else { return false };
         if on_disk.is_ascii() {
             return folded.eq_ignore_ascii_case(on_disk);
         }
-        casefold::folded(on_disk).is_some_and(|other| *folded == other)
+        casefold::fold_name(on_disk).is_some_and(|other| *folded == other)
     }
 }

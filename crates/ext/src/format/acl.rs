@@ -72,7 +72,7 @@ pub fn to_disk(linux: &[u8]) -> Result<Vec<u8>> {
 
 /// One line of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Line {
+struct AclEntry {
     tag: u16,
     /// Read 4, write 2, execute 1.
     perm: u16,
@@ -83,7 +83,7 @@ struct Line {
 /// this order; a mask is there if anything is named.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Acl {
-    lines: Vec<Line>,
+    entries: Vec<AclEntry>,
 }
 
 impl Acl {
@@ -91,7 +91,7 @@ impl Acl {
     ///
     /// # Errors
     /// [`Error::Misuse`] if it is not sound, as Linux refuses it.
-    pub fn of_linux(linux: &[u8]) -> Result<Option<Self>> {
+    pub fn from_xattr(linux: &[u8]) -> Result<Option<Self>> {
         let misuse = Error::Misuse("not an access control list");
         if le32(linux, 0) != Some(2) || linux.len() % 8 != 4 {
             return Err(misuse);
@@ -103,19 +103,19 @@ impl Acl {
                 return Err(misuse);
             };
             let id = if matches!(tag, USER | GROUP) { id } else { NO_ID };
-            lines.push(Line { tag, perm, id });
+            lines.push(AclEntry { tag, perm, id });
         }
         match lines.is_empty() {
             true => Ok(None),
-            false if is_sound(&lines) => Ok(Some(Self { lines })),
+            false if is_valid(&lines) => Ok(Some(Self { entries: lines })),
             false => Err(misuse),
         }
     }
 
     /// The list in Linux's form.
-    pub fn to_linux(&self) -> Vec<u8> {
+    pub fn to_xattr(&self) -> Vec<u8> {
         let mut linux = 2u32.to_le_bytes().to_vec();
-        for Line { tag, perm, id } in &self.lines {
+        for AclEntry { tag, perm, id } in &self.entries {
             linux.extend(tag.to_le_bytes());
             linux.extend(perm.to_le_bytes());
             linux.extend(id.to_le_bytes());
@@ -130,8 +130,8 @@ impl Acl {
     }
 
     /// Whether the mode says all that the list says, so that it need not be kept.
-    pub fn is_mode_only(&self) -> bool {
-        self.lines.iter().all(|line| matches!(line.tag, USER_OBJ | GROUP_OBJ | OTHER))
+    pub fn is_equivalent_to_mode(&self) -> bool {
+        self.entries.iter().all(|line| matches!(line.tag, USER_OBJ | GROUP_OBJ | OTHER))
     }
 
     /// The access list after a change of the mode.
@@ -139,7 +139,7 @@ impl Acl {
     pub fn chmod(&self, mode: u16) -> Self {
         let mut list = self.clone();
         let class = list.group_class();
-        for line in &mut list.lines {
+        for line in &mut list.entries {
             line.perm = match line.tag {
                 USER_OBJ => mode >> 6 & 7,
                 OTHER => mode & 7,
@@ -157,7 +157,7 @@ impl Acl {
         let mut list = self.clone();
         let class = list.group_class();
         let mut kept = mode & !0o777;
-        for line in &mut list.lines {
+        for line in &mut list.entries {
             let shift = match line.tag {
                 USER_OBJ => 6,
                 OTHER => 0,
@@ -167,7 +167,7 @@ impl Acl {
             line.perm &= mode >> shift & 7;
             kept |= line.perm << shift;
         }
-        let access = (!list.is_mode_only()).then_some(list);
+        let access = (!list.is_equivalent_to_mode()).then_some(list);
         (access, kept)
     }
 
@@ -177,11 +177,11 @@ impl Acl {
     }
 
     fn perm(&self, tag: u16) -> Option<u16> {
-        self.lines.iter().find(|line| line.tag == tag).map(|line| line.perm)
+        self.entries.iter().find(|line| line.tag == tag).map(|line| line.perm)
     }
 }
 
-fn is_sound(lines: &[Line]) -> bool {
+fn is_valid(lines: &[AclEntry]) -> bool {
     let count = |tag| lines.iter().filter(|line| line.tag == tag).count();
     let masks = count(MASK);
     let named = count(USER) > 0 || count(GROUP) > 0;
@@ -201,12 +201,13 @@ mod tests {
     use super::*;
 
     fn linux(lines: &[(u16, u16, u32)]) -> Vec<u8> {
-        let lines = lines.iter().map(|(tag, perm, id)| Line { tag: *tag, perm: *perm, id: *id });
-        Acl { lines: lines.collect() }.to_linux()
+        let lines =
+            lines.iter().map(|(tag, perm, id)| AclEntry { tag: *tag, perm: *perm, id: *id });
+        Acl { entries: lines.collect() }.to_xattr()
     }
 
     fn list(lines: &[(u16, u16, u32)]) -> Acl {
-        Acl::of_linux(&linux(lines)).unwrap().unwrap()
+        Acl::from_xattr(&linux(lines)).unwrap().unwrap()
     }
 
     const OWNERS: [(u16, u16, u32); 3] = [(1, 7, NO_ID), (4, 5, NO_ID), (0x20, 4, NO_ID)];
@@ -215,11 +216,11 @@ mod tests {
 
     #[test]
     fn only_sound_lists_are_taken() {
-        let good = |lines: &[(u16, u16, u32)]| Acl::of_linux(&linux(lines)).is_ok();
+        let good = |lines: &[(u16, u16, u32)]| Acl::from_xattr(&linux(lines)).is_ok();
         assert!(good(&OWNERS) && good(&NAMED));
-        assert_eq!(Acl::of_linux(&[2, 0, 0, 0]).unwrap(), None);
-        assert!(Acl::of_linux(&[1, 0, 0, 0]).is_err() && Acl::of_linux(&[]).is_err());
-        assert!(Acl::of_linux(&linux(&NAMED)[..19]).is_err());
+        assert_eq!(Acl::from_xattr(&[2, 0, 0, 0]).unwrap(), None);
+        assert!(Acl::from_xattr(&[1, 0, 0, 0]).is_err() && Acl::from_xattr(&[]).is_err());
+        assert!(Acl::from_xattr(&linux(&NAMED)[..19]).is_err());
         let [user, named, group, mask, other] = NAMED;
         // Each may be left out only if nothing needs it.
         assert!(!good(&[named, group, mask, other]) && !good(&[user, named, mask, other]));
@@ -238,13 +239,19 @@ mod tests {
 
     #[test]
     fn list_and_mode_stay_in_step() {
-        assert_eq!((list(&OWNERS).access_mode(), list(&OWNERS).is_mode_only()), (0o754, true));
-        assert_eq!((list(&NAMED).access_mode(), list(&NAMED).is_mode_only()), (0o774, false));
+        assert_eq!(
+            (list(&OWNERS).access_mode(), list(&OWNERS).is_equivalent_to_mode()),
+            (0o754, true)
+        );
+        assert_eq!(
+            (list(&NAMED).access_mode(), list(&NAMED).is_equivalent_to_mode()),
+            (0o774, false)
+        );
         for mode in 0..0o1000 {
             for lines in [&OWNERS[..], &NAMED[..]] {
                 let changed = list(lines).chmod(0o4000 | mode);
                 assert_eq!(changed.access_mode(), mode);
-                assert_eq!(Acl::of_linux(&changed.to_linux()).unwrap().unwrap(), changed);
+                assert_eq!(Acl::from_xattr(&changed.to_xattr()).unwrap().unwrap(), changed);
             }
         }
         // With a mask, the owning group's own line stays.

@@ -8,7 +8,7 @@
     reason = "computes with numbers of bits of one block, at most 2^19, clipped by `Bitmap::new`"
 )]
 
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, Result};
 
 const WORD: u32 = 64;
@@ -32,7 +32,7 @@ pub struct Bitmap<'a> {
 impl<'a> Bitmap<'a> {
     /// The first `bits` bits of a block; no more than it has.
     pub fn new(bytes: &'a [u8], bits: u32) -> Self {
-        Self { bytes, bits: bits.min(narrow((bytes.len() as u64).saturating_mul(8))) }
+        Self { bytes, bits: bits.min(saturating_u32((bytes.len() as u64).saturating_mul(8))) }
     }
 
     /// How many bits are valid.
@@ -53,7 +53,7 @@ impl<'a> Bitmap<'a> {
     /// The word `nth`; zeros beyond the bytes.
     #[inline]
     fn word(&self, nth: u32) -> u64 {
-        let at = index(u64::from(nth) * 8);
+        let at = saturating_usize(u64::from(nth) * 8);
         let rest = self.bytes.get(at..).unwrap_or_default();
         match rest.first_chunk() {
             Some(bytes) => u64::from_le_bytes(*bytes),
@@ -162,7 +162,7 @@ fn masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
 /// left out.
 pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
     for (nth, mask) in masks(run) {
-        let rest = bytes.get_mut(index(u64::from(nth) * 8)..).unwrap_or_default();
+        let rest = bytes.get_mut(saturating_usize(u64::from(nth) * 8)..).unwrap_or_default();
         for (byte, mask) in rest.iter_mut().zip(mask.to_le_bytes()) {
             *byte = if value { *byte | mask } else { *byte & !mask };
         }
@@ -197,7 +197,7 @@ fn change(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
     }
     // Every bit of the mask changes.
     for (nth, mask) in masks(run) {
-        let rest = bytes.get_mut(index(u64::from(nth) * 8)..).unwrap_or_default();
+        let rest = bytes.get_mut(saturating_usize(u64::from(nth) * 8)..).unwrap_or_default();
         rest.iter_mut().zip(mask.to_le_bytes()).for_each(|(byte, mask)| *byte ^= mask);
     }
     Ok(())

@@ -42,10 +42,10 @@ const IGNORABLE: [(char, char); 17] = [
 ];
 
 /// The most characters that one becomes, with room to spare.
-const MOST: usize = 32;
+const MAX_DECOMPOSED: usize = 32;
 
 /// What `name` is folded to; `None` if it is no text in UTF-8 and stays as it is.
-pub fn folded(name: &[u8]) -> Option<Vec<u8>> {
+pub fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
     let name = std::str::from_utf8(name).ok()?;
     let mut folded = String::with_capacity(name.len());
     let mut marks: Vec<(u8, char)> = Vec::new();
@@ -55,7 +55,7 @@ pub fn folded(name: &[u8]) -> Option<Vec<u8>> {
             folded.extend((!is_ignorable(point)).then_some(point));
             continue;
         }
-        for part in parts(point) {
+        for part in decompose(point) {
             match canonical_combining_class(part) {
                 0 => {
                     flush(&mut marks, &mut folded);
@@ -80,7 +80,7 @@ fn is_ignorable(point: char) -> bool {
 }
 
 /// What one character becomes.
-fn parts(point: char) -> Vec<char> {
+fn decompose(point: char) -> Vec<char> {
     let mut parts = vec![point];
     // Folding may yield what can be decomposed, and the other way round; twice is enough for all
     // there are.
@@ -89,7 +89,7 @@ fn parts(point: char) -> Vec<char> {
         for part in &parts {
             decompose_canonical(*part, |piece| decomposed.push(piece));
         }
-        parts = decomposed.into_iter().default_case_fold().take(MOST).collect();
+        parts = decomposed.into_iter().default_case_fold().take(MAX_DECOMPOSED).collect();
     }
     let mut decomposed = Vec::with_capacity(parts.len());
     for part in parts {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     fn fold(name: &str) -> Option<String> {
-        folded(name.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
+        fold_name(name.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap())
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn what_is_no_text_is_not_folded_and_characters_of_later_versions_are_left_as_they_are() {
         for name in [&b"\xFF"[..], b"a\xC0\x80", b"\xED\xA0\x80"] {
-            assert_eq!(folded(name), None, "{}", name.escape_ascii());
+            assert_eq!(fold_name(name), None, "{}", name.escape_ascii());
         }
         // A capital letter of Unicode 14, and a mark of Unicode 15.
         assert_eq!(fold("A\u{A7C0}\u{10EFD}\u{301}"), Some("a\u{A7C0}\u{10EFD}\u{301}".into()));

@@ -33,7 +33,7 @@ pub struct Dirent<'a> {
 }
 
 /// What stands at one place of the chain.
-enum Link<'a> {
+enum ChainItem<'a> {
     Used(Dirent<'a>),
     Unused,
     /// An entry that cannot be, in a chain that goes on.
@@ -64,7 +64,7 @@ impl<'a> Dirents<'a> {
 
     /// Of names that are encrypted if `encrypted`: they hold any bytes.
     #[must_use]
-    pub fn of_any_bytes(self, encrypted: bool) -> Self {
+    pub fn allow_any_bytes(self, encrypted: bool) -> Self {
         Self { any_bytes: encrypted, ..self }
     }
 
@@ -74,9 +74,9 @@ impl<'a> Dirents<'a> {
     }
 
     /// Reads the entry at the current place and moves on; `None` breaks the chain.
-    fn link(&mut self) -> Option<Link<'a>> {
+    fn next_item(&mut self) -> Option<ChainItem<'a>> {
         let entry = self.block.get(self.at..)?;
-        let len = record_len(le16(entry, 4)?, self.block.len());
+        let len = rec_len_from_disk(le16(entry, 4)?, self.block.len());
         let whole = entry.get(..len)?;
         let name_len = usize::from(*whole.get(6)?);
         if len < HEAD_BYTES || !len.is_multiple_of(4) {
@@ -86,20 +86,20 @@ impl<'a> Dirents<'a> {
         self.at = at.checked_add(len)?;
         let inode = le32(whole, 0)?;
         if inode == 0 {
-            return Some(Link::Unused);
+            return Some(ChainItem::Unused);
         }
         let Some(name) = whole.get(HEAD_BYTES..).and_then(|rest| rest.get(..name_len)) else {
-            return Some(Link::Damaged("directory entry: name length"));
+            return Some(ChainItem::Damaged("directory entry: name length"));
         };
         let is_text = self.any_bytes || !name.iter().any(|byte| matches!(byte, 0 | b'/'));
         if name.is_empty() || !is_text {
-            return Some(Link::Damaged("directory entry: name"));
+            return Some(ChainItem::Damaged("directory entry: name"));
         }
         if inode > self.inodes {
-            return Some(Link::Damaged("directory entry: inode number"));
+            return Some(ChainItem::Damaged("directory entry: inode number"));
         }
         let kind = if self.filetype { kind(*whole.get(7)?) } else { None };
-        Some(Link::Used(Dirent { at, next: self.at, inode: InodeNumber(inode), kind, name }))
+        Some(ChainItem::Used(Dirent { at, next: self.at, inode: InodeNumber(inode), kind, name }))
     }
 }
 
@@ -108,10 +108,10 @@ impl<'a> Iterator for Dirents<'a> {
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.at < self.block.len() {
-            match self.link() {
-                Some(Link::Used(entry)) => return Some(Ok(entry)),
-                Some(Link::Unused) => {}
-                Some(Link::Damaged(what)) => return Some(Err(Error::corrupt(what))),
+            match self.next_item() {
+                Some(ChainItem::Used(entry)) => return Some(Ok(entry)),
+                Some(ChainItem::Unused) => {}
+                Some(ChainItem::Damaged(what)) => return Some(Err(Error::corrupt(what))),
                 None => {
                     self.at = self.block.len();
                     return Some(Err(Error::corrupt("directory entry: record length")));
@@ -124,7 +124,7 @@ impl<'a> Iterator for Dirents<'a> {
 
 /// The length of a record. 16 bits cannot say 65,536: blocks of that size borrow the two
 /// lowest bits, which are zero in every other length.
-pub(crate) fn record_len(raw: u16, block_bytes: usize) -> usize {
+pub(crate) fn rec_len_from_disk(raw: u16, block_bytes: usize) -> usize {
     if block_bytes < 65536 {
         return usize::from(raw);
     }
@@ -149,12 +149,12 @@ pub(crate) const fn kind(file_type: u8) -> Option<FileType> {
 }
 
 /// Bytes that an entry with a name of this length takes at least.
-pub const fn record_bytes(name_bytes: usize) -> usize {
+pub const fn min_rec_len(name_bytes: usize) -> usize {
     HEAD_BYTES.saturating_add(name_bytes).next_multiple_of(4)
 }
 
 /// The number that stands for a kind in an entry.
-pub const fn kind_number(kind: FileType) -> u8 {
+pub const fn file_type_code(kind: FileType) -> u8 {
     match kind {
         FileType::File => 1,
         FileType::Directory => 2,
@@ -168,33 +168,33 @@ pub const fn kind_number(kind: FileType) -> u8 {
 
 /// How the blocks of a volume's directories look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct DirBlockFormat {
     /// Bytes of a block.
     pub block_bytes: u32,
     /// Entries name the kind of their inode.
     pub filetype: bool,
     /// Blocks end with a checksum.
-    pub sums: bool,
+    pub has_checksums: bool,
 }
 
-impl Shape {
+impl DirBlockFormat {
     /// Bytes of a block that are for names.
-    pub fn names_bytes(self) -> usize {
-        let tail = if self.sums { leaf::TAIL_BYTES } else { 0 };
-        crate::units::index(self.block_bytes.into()).saturating_sub(tail)
+    pub fn dirent_area_bytes(self) -> usize {
+        let tail = if self.has_checksums { leaf::TAIL_BYTES } else { 0 };
+        crate::units::saturating_usize(self.block_bytes.into()).saturating_sub(tail)
     }
 
     /// Bytes of a block of an index that are for its head and entries.
     pub fn index_bytes(self) -> usize {
-        let tail = if self.sums { leaf::INDEX_TAIL_BYTES } else { 0 };
-        crate::units::index(self.block_bytes.into()).saturating_sub(tail)
+        let tail = if self.has_checksums { leaf::INDEX_TAIL_BYTES } else { 0 };
+        crate::units::saturating_usize(self.block_bytes.into()).saturating_sub(tail)
     }
 
     /// A whole block from the part of it that is for names.
-    pub fn whole(self, mut names: Vec<u8>) -> Vec<u8> {
-        names.resize(crate::units::index(self.block_bytes.into()), 0);
-        if self.sums {
-            leaf::put_tail(&mut names);
+    pub fn with_tail(self, mut names: Vec<u8>) -> Vec<u8> {
+        names.resize(crate::units::saturating_usize(self.block_bytes.into()), 0);
+        if self.has_checksums {
+            leaf::write_tail(&mut names);
         }
         names
     }
@@ -202,18 +202,18 @@ impl Shape {
 
 /// Fills directory blocks, one after the other.
 #[derive(Debug)]
-pub struct BlockWriter {
+pub struct DirBlockBuilder {
     bytes: Vec<u8>,
     block_bytes: usize,
-    shape: Shape,
+    shape: DirBlockFormat,
     /// Where the last entry starts, whose record will reach to the end.
     last: usize,
 }
 
-impl BlockWriter {
+impl DirBlockBuilder {
     /// Blocks that look like that.
-    pub fn new(shape: Shape) -> Self {
-        let block_bytes = shape.names_bytes();
+    pub fn new(shape: DirBlockFormat) -> Self {
+        let block_bytes = shape.dirent_area_bytes();
         Self { bytes: Vec::with_capacity(block_bytes), block_bytes, shape, last: 0 }
     }
 
@@ -229,7 +229,7 @@ impl BlockWriter {
 
     /// Adds an entry; `false` if it does not fit and belongs in the next block.
     pub fn push(&mut self, inode: u32, kind: FileType, name: &[u8]) -> bool {
-        let len = record_bytes(name.len());
+        let len = min_rec_len(name.len());
         let Ok(name_len) = u8::try_from(name.len()) else { return false };
         if self.bytes.len().saturating_add(len) > self.block_bytes {
             return false;
@@ -237,9 +237,9 @@ impl BlockWriter {
         self.last = self.bytes.len();
         self.bytes.extend(inode.to_le_bytes());
         // A name is at most 255 bytes long, and so a record is 264 at most.
-        self.bytes.extend(raw_record_len(len, self.block_bytes).to_le_bytes());
+        self.bytes.extend(rec_len_to_disk(len, self.block_bytes).to_le_bytes());
         self.bytes.push(name_len);
-        self.bytes.push(if self.shape.filetype { kind_number(kind) } else { 0 });
+        self.bytes.push(if self.shape.filetype { file_type_code(kind) } else { 0 });
         self.bytes.extend(name);
         self.bytes.resize(self.last.saturating_add(len), 0);
         true
@@ -249,7 +249,7 @@ impl BlockWriter {
     /// The next block begins.
     pub fn finish(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::replace(&mut self.bytes, Vec::with_capacity(self.block_bytes));
-        let len = raw_record_len(self.block_bytes.saturating_sub(self.last), self.block_bytes);
+        let len = rec_len_to_disk(self.block_bytes.saturating_sub(self.last), self.block_bytes);
         bytes.resize(self.block_bytes, 0);
         if let Some(field) =
             bytes.get_mut(self.last.saturating_add(4)..).and_then(|it| it.get_mut(..2))
@@ -257,12 +257,12 @@ impl BlockWriter {
             field.copy_from_slice(&len.to_le_bytes());
         }
         self.last = 0;
-        self.shape.whole(bytes)
+        self.shape.with_tail(bytes)
     }
 }
 
 /// A record length as its 16 bits say it; see [`record_len`].
-pub(crate) fn raw_record_len(len: usize, block_bytes: usize) -> u16 {
+pub(crate) fn rec_len_to_disk(len: usize, block_bytes: usize) -> u16 {
     match u16::try_from(len) {
         Ok(raw) => raw,
         Err(_) if len == block_bytes => u16::MAX,
@@ -317,9 +317,9 @@ mod tests {
 
     #[test]
     fn records_as_long_as_the_largest_block_are_understood() {
-        assert_eq!(record_len(0xFFFF, 65536), 65536);
-        assert_eq!(record_len(0, 65536), 65536);
-        assert_eq!(record_len(0xFFF4, 65536), 0xFFF4);
-        assert_eq!(record_len(0, 4096), 0);
+        assert_eq!(rec_len_from_disk(0xFFFF, 65536), 65536);
+        assert_eq!(rec_len_from_disk(0, 65536), 65536);
+        assert_eq!(rec_len_from_disk(0xFFF4, 65536), 0xFFF4);
+        assert_eq!(rec_len_from_disk(0, 4096), 0);
     }
 }

@@ -16,9 +16,9 @@ pub const MAGIC: u16 = 0xF30A;
 /// Bytes of the head of a node, and of each entry.
 pub const ENTRY_BYTES: usize = 12;
 /// Levels below the root, at most.
-pub const MOST_DEPTH: u16 = 5;
+pub const MAX_DEPTH: u16 = 5;
 /// Blocks of a written extent, at most; one of more is unwritten and that much shorter.
-pub const MOST_BLOCKS: u32 = 1 << 15;
+pub const INIT_MAX_LEN: u32 = 1 << 15;
 /// Entries of a root.
 pub const ROOT_ENTRIES: u16 = 4;
 
@@ -44,10 +44,10 @@ impl Extent {
     /// What these bytes of a leaf say.
     pub fn decode(entry: &[u8; ENTRY_BYTES]) -> Option<Self> {
         let raw = u32::from(le16(entry, 4)?);
-        let is_unwritten = raw > MOST_BLOCKS;
+        let is_unwritten = raw > INIT_MAX_LEN;
         Some(Self {
             from: le32(entry, 0)?,
-            blocks: if is_unwritten { raw.saturating_sub(MOST_BLOCKS) } else { raw },
+            blocks: if is_unwritten { raw.saturating_sub(INIT_MAX_LEN) } else { raw },
             start: FsBlock(u64::from(le32(entry, 8)?) | u64::from(le16(entry, 6)?) << 32),
             is_unwritten,
         })
@@ -55,7 +55,7 @@ impl Extent {
 
     /// Its bytes in a leaf.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
-        let flag = if self.is_unwritten { MOST_BLOCKS } else { 0 };
+        let flag = if self.is_unwritten { INIT_MAX_LEN } else { 0 };
         let [len_a, len_b, ..] = self.blocks.saturating_add(flag).to_le_bytes();
         let [a, b, c, d] = self.from.to_le_bytes();
         let [e, f, g, h, i, j, ..] = self.start.0.to_le_bytes();
@@ -65,14 +65,14 @@ impl Extent {
 
 /// What leads to a node further down.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Index {
+pub struct ExtentIndex {
     /// The first block of the file that is below.
     pub from: u32,
     /// Where the node is.
     pub node: FsBlock,
 }
 
-impl Index {
+impl ExtentIndex {
     /// Its bytes in a node.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let [a, b, c, d] = self.from.to_le_bytes();
@@ -83,15 +83,15 @@ impl Index {
 
 /// A node of the tree that makes sense by itself.
 #[derive(Clone, Copy, Debug)]
-pub struct Node<'a> {
+pub struct ExtentNode<'a> {
     /// Levels below it.
     pub depth: u16,
     /// Entries that it has room for.
-    pub room: u16,
+    pub max_entries: u16,
     entries: &'a [[u8; ENTRY_BYTES]],
 }
 
-impl<'a> Node<'a> {
+impl<'a> ExtentNode<'a> {
     /// Checks the node in `bytes`, of which it is known to be `depth` levels above the leaves, or
     /// which is a root.
     ///
@@ -103,7 +103,7 @@ impl<'a> Node<'a> {
         let (Some(MAGIC), Some(count), Some(room), Some(own_depth)) = head else {
             return Err(corrupt("extent tree: magic number"));
         };
-        if depth.is_some_and(|depth| depth != own_depth) || own_depth > MOST_DEPTH {
+        if depth.is_some_and(|depth| depth != own_depth) || own_depth > MAX_DEPTH {
             return Err(corrupt("extent tree: depth"));
         }
         let (all, _) = bytes.get(ENTRY_BYTES..).unwrap_or_default().as_chunks();
@@ -111,8 +111,11 @@ impl<'a> Node<'a> {
             return Err(corrupt("extent tree: room"));
         }
         let entries = all.get(..usize::from(count)).filter(|_| count <= room);
-        let node =
-            Self { depth: own_depth, room, entries: entries.ok_or(corrupt("extent tree: count"))? };
+        let node = Self {
+            depth: own_depth,
+            max_entries: room,
+            entries: entries.ok_or(corrupt("extent tree: count"))?,
+        };
         if count == 0 && own_depth > 0 {
             return Err(corrupt("extent tree: node without entries"));
         }
@@ -159,10 +162,10 @@ impl<'a> Node<'a> {
     }
 
     /// Entry `nth` of a node that is no leaf.
-    pub fn index(&self, nth: usize) -> Option<Index> {
+    pub fn index(&self, nth: usize) -> Option<ExtentIndex> {
         let entry = self.entries.get(nth)?;
         let node = u64::from(le32(entry, 4)?) | u64::from(le16(entry, 8)?) << 32;
-        Some(Index { from: le32(entry, 0)?, node: FsBlock(node) })
+        Some(ExtentIndex { from: le32(entry, 0)?, node: FsBlock(node) })
     }
 
     /// The last entry that does not begin after file block `at`; the first stands for all
@@ -179,26 +182,26 @@ fn checksum_at(block: &[u8]) -> Option<usize> {
 }
 
 /// Whether the checksum of a node in a block is right; `seed` is that of its inode.
-pub fn is_sealed(block: &[u8], seed: Checksum) -> bool {
+pub fn has_valid_checksum(block: &[u8], seed: Checksum) -> bool {
     checksum_at(block).is_some_and(|at| {
-        let sum = block.get(..at).map(|bytes| seed.of(bytes).get());
+        let sum = block.get(..at).map(|bytes| seed.update(bytes).value());
         sum.is_some() && le32(block, at) == sum
     })
 }
 
 /// Makes the checksum of a node in a block right.
-pub fn seal(block: &mut [u8], seed: Checksum) {
+pub fn set_checksum(block: &mut [u8], seed: Checksum) {
     if let Some(at) = checksum_at(block)
         && let Some(bytes) = block.get(..at)
     {
-        let sum = seed.of(bytes).get();
+        let sum = seed.update(bytes).value();
         let _ = put32(block, at, sum);
     }
 }
 
 /// Entries that a node in a block of its own has room for: the rest is for the checksum.
-pub fn block_room(block_bytes: u32) -> u16 {
-    let room = (crate::units::index(block_bytes.into()) / ENTRY_BYTES).saturating_sub(1);
+pub fn max_entries_in_block(block_bytes: u32) -> u16 {
+    let room = (crate::units::saturating_usize(block_bytes.into()) / ENTRY_BYTES).saturating_sub(1);
     u16::try_from(room).unwrap_or(u16::MAX)
 }
 
@@ -232,13 +235,13 @@ mod tests {
         let unwritten = Extent { is_unwritten: true, ..extent(50_000, 32_767, 7) };
         let all = [extent(0, 1 << 15, 0xABCD_1234_5678), unwritten];
         let bytes = leaf(&all);
-        let node = Node::check(&bytes, Some(0)).unwrap();
+        let node = ExtentNode::check(&bytes, Some(0)).unwrap();
         assert_eq!(node.extents().collect::<Vec<_>>(), all);
         assert_eq!((node.find(0), node.find(49_999), node.find(u32::MAX)), (0, 0, 1));
-        let index = Index { from: 9, node: FsBlock(0xABCD_1234_5678) };
+        let index = ExtentIndex { from: 9, node: FsBlock(0xABCD_1234_5678) };
         let mut bytes = vec![0; 60];
         write(&mut bytes, 1, ROOT_ENTRIES, &[index.encode()]);
-        assert_eq!(Node::check(&bytes, None).unwrap().index(0), Some(index));
+        assert_eq!(ExtentNode::check(&bytes, None).unwrap().index(0), Some(index));
     }
 
     #[test]
@@ -249,14 +252,14 @@ mod tests {
             leaf(&[extent(u32::MAX, 2, 9)]),
         ];
         for bytes in bad {
-            assert!(Node::check(&bytes, None).is_err());
+            assert!(ExtentNode::check(&bytes, None).is_err());
         }
         let good = leaf(&[extent(5, 2, 9)]);
-        assert!(Node::check(&good, Some(1)).is_err());
+        assert!(ExtentNode::check(&good, Some(1)).is_err());
         for (at, value) in [(0, 0), (2, 5), (4, 5), (6, 6), (6, 1)] {
             let mut bytes = good.clone();
             bytes[at] = value;
-            let refused = Node::check(&bytes, None).is_err();
+            let refused = ExtentNode::check(&bytes, None).is_err();
             assert_eq!(refused, (at, value) != (6, 1), "{at} {value}");
         }
     }
@@ -264,11 +267,13 @@ mod tests {
     #[test]
     fn a_changed_block_is_found_out() {
         let mut block = vec![7; 1024];
-        write(&mut block, 0, block_room(1024), &[extent(0, 1, 9).encode()]);
+        write(&mut block, 0, max_entries_in_block(1024), &[extent(0, 1, 9).encode()]);
         let seed = Checksum::seeded(3);
-        seal(&mut block, seed);
-        assert!(is_sealed(&block, seed) && !is_sealed(&block, Checksum::seeded(4)));
+        set_checksum(&mut block, seed);
+        assert!(
+            has_valid_checksum(&block, seed) && !has_valid_checksum(&block, Checksum::seeded(4))
+        );
         block[40] ^= 1;
-        assert!(!is_sealed(&block, seed));
+        assert!(!has_valid_checksum(&block, seed));
     }
 }

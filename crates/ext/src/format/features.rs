@@ -164,7 +164,7 @@ feature_set! {
 
 impl Incompatible {
     /// What only Linux's ext4 driver mounts.
-    pub const OF_EXT4: Self = Self::EXTENTS
+    pub const EXT4_ONLY: Self = Self::EXTENTS
         .union(Self::SIXTY_FOUR_BIT)
         .union(Self::MMP)
         .union(Self::FLEX_BG)
@@ -179,7 +179,7 @@ impl Incompatible {
     pub const READABLE: Self = Self::WRITABLE.union(Self::MMP);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::PLAIN
+    pub const WRITABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
         .union(Self::EXTENTS)
         .union(Self::SIXTY_FOUR_BIT)
         .union(Self::INLINE_DATA)
@@ -188,17 +188,17 @@ impl Incompatible {
         .union(Self::ENCRYPT);
 
     /// What asks nothing of those who write.
-    const PLAIN: Self = Self::FILETYPE
+    const NO_WRITER_SUPPORT_NEEDED: Self = Self::FILETYPE
         .union(Self::META_BG)
         .union(Self::FLEX_BG)
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR);
 
     /// What a check understands.
-    pub const CHECKABLE: Self = Self::CHANGEABLE;
+    pub const CHECKABLE: Self = Self::OFFLINE_CHANGEABLE;
 
     /// What a change of the whole volume keeps intact.
-    pub const CHANGEABLE: Self = Self::PLAIN
+    pub const OFFLINE_CHANGEABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
         .union(Self::EXTENTS)
         .union(Self::SIXTY_FOUR_BIT)
         .union(Self::INLINE_DATA)
@@ -210,7 +210,7 @@ impl Incompatible {
 
 impl ReadOnlyCompatible {
     /// What only Linux's ext4 driver mounts.
-    pub const OF_EXT4: Self = Self::HUGE_FILE
+    pub const EXT4_ONLY: Self = Self::HUGE_FILE
         .union(Self::GDT_CSUM)
         .union(Self::DIR_NLINK)
         .union(Self::EXTRA_ISIZE)
@@ -223,8 +223,8 @@ impl ReadOnlyCompatible {
         .union(Self::ORPHAN_PRESENT);
 
     /// What a writer keeps intact.
-    pub const WRITABLE: Self = Self::PLAIN
-        .union(Self::SUMS)
+    pub const WRITABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
+        .union(Self::CHECKSUMS)
         .union(Self::BIGALLOC)
         .union(Self::QUOTA)
         .union(Self::PROJECT)
@@ -232,21 +232,21 @@ impl ReadOnlyCompatible {
         .union(Self::ORPHAN_PRESENT);
 
     /// Groups, or all metadata, carry checksums.
-    pub const SUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);
+    pub const CHECKSUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);
 
     /// What asks nothing of those who write.
-    const PLAIN: Self = Self::SPARSE_SUPER
+    const NO_WRITER_SUPPORT_NEEDED: Self = Self::SPARSE_SUPER
         .union(Self::LARGE_FILE)
         .union(Self::HUGE_FILE)
         .union(Self::DIR_NLINK)
         .union(Self::EXTRA_ISIZE);
 
     /// What a check understands.
-    pub const CHECKABLE: Self = Self::CHANGEABLE.union(Self::READONLY);
+    pub const CHECKABLE: Self = Self::OFFLINE_CHANGEABLE.union(Self::READONLY);
 
     /// What a change of the whole volume keeps intact.
-    pub const CHANGEABLE: Self = Self::PLAIN
-        .union(Self::SUMS)
+    pub const OFFLINE_CHANGEABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
+        .union(Self::CHECKSUMS)
         .union(Self::QUOTA)
         .union(Self::PROJECT)
         .union(Self::VERITY)

@@ -13,14 +13,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::checksum::crc16;
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::superblock::Superblock;
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{Error, FsBlock, GroupNumber, Result};
 
 /// The bytes of a group descriptor.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
-pub struct RawGroup {
+pub struct RawGroupDescriptor {
     pub bg_block_bitmap_lo: U32,
     pub bg_inode_bitmap_lo: U32,
     pub bg_inode_table_lo: U32,
@@ -39,7 +39,7 @@ pub struct RawGroup {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
-pub struct RawGroupHigh {
+pub struct RawGroupDescriptorHigh {
     pub bg_block_bitmap_hi: U32,
     pub bg_inode_bitmap_hi: U32,
     pub bg_inode_table_hi: U32,
@@ -65,7 +65,7 @@ pub mod flags {
 
 /// What a descriptor of either length says of its group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Group {
+pub struct GroupDescriptor {
     /// The block of its block bitmap.
     pub block_bitmap: FsBlock,
     /// The block of its inode bitmap.
@@ -83,17 +83,17 @@ pub struct Group {
     /// See [`flags`].
     pub flags: u16,
     /// The checksums of the bitmaps of blocks and inodes, as far as the descriptor holds them.
-    pub bitmap_sums: [u32; 2],
+    pub bitmap_checksums: [u32; 2],
 }
 
-impl RawGroup {
+impl RawGroupDescriptor {
     /// Finds descriptor `slot` in a block of descriptors.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the block is too short for it.
     pub fn view<'a>(block: &'a [u8], slot: u32, super_: &Superblock) -> Result<&'a Self> {
         let at = u64::from(slot).saturating_mul(u64::from(super_.descriptor_bytes));
-        let bytes = block.get(index(at)..).unwrap_or_default();
+        let bytes = block.get(saturating_usize(at)..).unwrap_or_default();
         let (raw, _) =
             Self::ref_from_prefix(bytes).map_err(|_| Error::corrupt("group descriptor"))?;
         Ok(raw)
@@ -103,23 +103,23 @@ impl RawGroup {
     ///
     /// # Errors
     /// [`Error::TooLarge`] for what 32 bits do not hold.
-    pub fn set_places(&mut self, [blocks, inodes, table]: [FsBlock; 3]) -> Result<()> {
-        self.bg_block_bitmap_lo.set(blocks.in_32_bits()?);
-        self.bg_inode_bitmap_lo.set(inodes.in_32_bits()?);
-        self.bg_inode_table_lo.set(table.in_32_bits()?);
+    pub fn set_table_locations(&mut self, [blocks, inodes, table]: [FsBlock; 3]) -> Result<()> {
+        self.bg_block_bitmap_lo.set(blocks.to_u32()?);
+        self.bg_inode_bitmap_lo.set(inodes.to_u32()?);
+        self.bg_inode_table_lo.set(table.to_u32()?);
         Ok(())
     }
 }
 
-impl Group {
+impl GroupDescriptor {
     /// Reads descriptor `slot` of a block of descriptors, whatever it says.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the block is too short for it.
     pub fn read(block: &[u8], slot: u32, super_: &Superblock) -> Result<Self> {
-        let low = RawGroup::view(block, slot, super_)?;
+        let low = RawGroupDescriptor::view(block, slot, super_)?;
         let high = descriptor(block, slot, super_)
-            .and_then(|bytes| RawGroupHigh::ref_from_prefix(bytes.get(32..)?).ok());
+            .and_then(|bytes| RawGroupDescriptorHigh::ref_from_prefix(bytes.get(32..)?).ok());
         let wide = |low: U32, high: Option<U32>| {
             u64::from(low.get()) | u64::from(high.map_or(0, |it| it.get())) << 32
         };
@@ -148,7 +148,7 @@ impl Group {
             directories: join(low.bg_used_dirs_count_lo, high.map(|it| it.bg_used_dirs_count_hi)),
             unused_inodes: join(low.bg_itable_unused_lo, high.map(|it| it.bg_itable_unused_hi)),
             flags: low.bg_flags.get(),
-            bitmap_sums: [
+            bitmap_checksums: [
                 join(low.bg_block_bitmap_csum_lo, high.map(|it| it.bg_block_bitmap_csum_hi)),
                 join(low.bg_inode_bitmap_csum_lo, high.map(|it| it.bg_inode_bitmap_csum_hi)),
             ],
@@ -156,23 +156,25 @@ impl Group {
     }
 
     /// Whether its block bitmap has the checksum that it says, or there is none.
-    pub fn has_sum_of_blocks(&self, bitmap: &[u8], super_: &Superblock) -> bool {
-        is_sum_of(self.bitmap_sums[0], bitmap, super_.clusters_per_group(), super_)
+    pub fn verify_block_bitmap_csum(&self, bitmap: &[u8], super_: &Superblock) -> bool {
+        matches_bitmap_csum(self.bitmap_checksums[0], bitmap, super_.clusters_per_group(), super_)
     }
 
     /// The same of its inode bitmap.
-    pub fn has_sum_of_inodes(&self, bitmap: &[u8], super_: &Superblock) -> bool {
-        is_sum_of(self.bitmap_sums[1], bitmap, super_.inodes_per_group, super_)
+    pub fn verify_inode_bitmap_csum(&self, bitmap: &[u8], super_: &Superblock) -> bool {
+        matches_bitmap_csum(self.bitmap_checksums[1], bitmap, super_.inodes_per_group, super_)
     }
 
     /// Notes the checksum of its block bitmap, on volumes that have them.
-    pub fn sum_blocks(&mut self, bitmap: &[u8], super_: &Superblock) {
-        self.bitmap_sums[0] = sum_of(bitmap, super_.clusters_per_group(), super_).unwrap_or(0);
+    pub fn set_block_bitmap_csum(&mut self, bitmap: &[u8], super_: &Superblock) {
+        self.bitmap_checksums[0] =
+            bitmap_csum(bitmap, super_.clusters_per_group(), super_).unwrap_or(0);
     }
 
     /// Notes the checksum of its inode bitmap, on volumes that have them.
-    pub fn sum_inodes(&mut self, bitmap: &[u8], super_: &Superblock) {
-        self.bitmap_sums[1] = sum_of(bitmap, super_.inodes_per_group, super_).unwrap_or(0);
+    pub fn set_inode_bitmap_csum(&mut self, bitmap: &[u8], super_: &Superblock) {
+        self.bitmap_checksums[1] =
+            bitmap_csum(bitmap, super_.inodes_per_group, super_).unwrap_or(0);
     }
 
     /// Checks that the inode table lies on the volume.
@@ -180,8 +182,8 @@ impl Group {
     /// # Errors
     /// [`Error::Corrupt`] if it does not.
     pub fn check(self, super_: &Superblock) -> Result<Self> {
-        let end = self.inode_table.after(u64::from(super_.inode_table_blocks()));
-        if !super_.holds(self.inode_table) || end.0 > super_.blocks {
+        let end = self.inode_table.offset(u64::from(super_.inode_table_blocks()));
+        if !super_.is_valid_block(self.inode_table) || end.0 > super_.blocks {
             return Err(Error::Corrupt {
                 what: "group descriptor: inode table",
                 inode: None,
@@ -197,21 +199,27 @@ impl Group {
     /// # Errors
     /// [`Error::Corrupt`] if the block is too short for it; [`Error::TooLarge`] for what a
     /// descriptor of 32 bytes does not hold.
-    pub fn write_places(&self, block: &mut [u8], slot: u32, super_: &Superblock) -> Result<()> {
+    pub fn write_table_locations(
+        &self,
+        block: &mut [u8],
+        slot: u32,
+        super_: &Superblock,
+    ) -> Result<()> {
         let missing = Error::corrupt("group descriptor");
         let bytes = descriptor_mut(block, slot, super_).ok_or(missing.clone())?;
-        let (low, rest) = RawGroup::mut_from_prefix(bytes).map_err(|_| missing.clone())?;
+        let (low, rest) =
+            RawGroupDescriptor::mut_from_prefix(bytes).map_err(|_| missing.clone())?;
         let places = [self.block_bitmap, self.inode_bitmap, self.inode_table];
         if super_.descriptor_bytes < 64 {
-            return low.set_places(places);
+            return low.set_table_locations(places);
         }
-        let (high, _) = RawGroupHigh::mut_from_prefix(rest).map_err(|_| missing)?;
+        let (high, _) = RawGroupDescriptorHigh::mut_from_prefix(rest).map_err(|_| missing)?;
         let half = |place: FsBlock| super::inode::low32(place.0 >> 32);
         let [blocks, inodes, table] = places;
         high.bg_block_bitmap_hi.set(half(blocks));
         high.bg_inode_bitmap_hi.set(half(inodes));
         high.bg_inode_table_hi.set(half(table));
-        low.set_places(places.map(|place| FsBlock(place.0 & u64::from(u32::MAX))))
+        low.set_table_locations(places.map(|place| FsBlock(place.0 & u64::from(u32::MAX))))
     }
 
     /// Writes what changes while a volume is used into descriptor `slot` of a block of
@@ -229,13 +237,14 @@ impl Group {
         let missing = Error::corrupt("group descriptor");
         let is_long = super_.descriptor_bytes >= 64;
         let bytes = descriptor_mut(block, slot, super_).ok_or(missing.clone())?;
-        let (low, rest) = RawGroup::mut_from_prefix(bytes).map_err(|_| missing.clone())?;
+        let (low, rest) =
+            RawGroupDescriptor::mut_from_prefix(bytes).map_err(|_| missing.clone())?;
         let counts = [self.free_clusters, self.free_inodes, self.directories, self.unused_inodes];
         if !is_long && counts.iter().any(|count| *count > u32::from(u16::MAX)) {
             return Err(Error::corrupt("group descriptor: counts"));
         }
         let [clusters, inodes, directories, unused] = counts.map(halves);
-        let [block_sum, inode_sum] = self.bitmap_sums.map(halves);
+        let [block_sum, inode_sum] = self.bitmap_checksums.map(halves);
         low.bg_free_blocks_count_lo.set(clusters.0);
         low.bg_free_inodes_count_lo.set(inodes.0);
         low.bg_used_dirs_count_lo.set(directories.0);
@@ -246,7 +255,8 @@ impl Group {
             low.bg_inode_bitmap_csum_lo.set(inode_sum.0);
         }
         if is_long {
-            let (high, _) = RawGroupHigh::mut_from_prefix(rest).map_err(|_| missing.clone())?;
+            let (high, _) =
+                RawGroupDescriptorHigh::mut_from_prefix(rest).map_err(|_| missing.clone())?;
             high.bg_free_blocks_count_hi.set(clusters.1);
             high.bg_free_inodes_count_hi.set(inodes.1);
             high.bg_used_dirs_count_hi.set(directories.1);
@@ -258,7 +268,7 @@ impl Group {
         }
         let sum = checksum(bytes, super_, number);
         if let Some(sum) = sum
-            && let Ok((low, _)) = RawGroup::mut_from_prefix(bytes)
+            && let Ok((low, _)) = RawGroupDescriptor::mut_from_prefix(bytes)
         {
             low.bg_checksum.set(sum);
         }
@@ -267,15 +277,15 @@ impl Group {
 }
 
 /// The checksum of a bitmap of `bits`.
-fn sum_of(bitmap: &[u8], bits: u32, super_: &Superblock) -> Option<u32> {
-    let bytes = bitmap.get(..index((bits / 8).into()))?;
-    super_.checksum_seed.map(|seed| seed.of(bytes).get())
+fn bitmap_csum(bitmap: &[u8], bits: u32, super_: &Superblock) -> Option<u32> {
+    let bytes = bitmap.get(..saturating_usize((bits / 8).into()))?;
+    super_.checksum_seed.map(|seed| seed.update(bytes).value())
 }
 
 /// Whether `said` is that, as far as a descriptor holds it.
-fn is_sum_of(said: u32, bitmap: &[u8], bits: u32, super_: &Superblock) -> bool {
+fn matches_bitmap_csum(said: u32, bitmap: &[u8], bits: u32, super_: &Superblock) -> bool {
     let held = if super_.descriptor_bytes >= 64 { u32::MAX } else { 0xFFFF };
-    sum_of(bitmap, bits, super_).is_none_or(|sum| sum & held == said & held)
+    bitmap_csum(bitmap, bits, super_).is_none_or(|sum| sum & held == said & held)
 }
 
 fn halves(value: u32) -> (u16, u16) {
@@ -284,8 +294,8 @@ fn halves(value: u32) -> (u16, u16) {
 }
 
 fn range(slot: u32, super_: &Superblock) -> Option<std::ops::Range<usize>> {
-    let len = index(super_.descriptor_bytes.into());
-    let at = index(slot.into()).checked_mul(len)?;
+    let len = saturating_usize(super_.descriptor_bytes.into());
+    let at = saturating_usize(slot.into()).checked_mul(len)?;
     Some(at..at.checked_add(len)?)
 }
 
@@ -298,19 +308,26 @@ fn descriptor_mut<'a>(block: &'a mut [u8], slot: u32, super_: &Superblock) -> Op
 }
 
 /// Whether the checksum of descriptor `slot` is right, or there is none.
-pub fn is_sealed(block: &[u8], slot: u32, super_: &Superblock, number: GroupNumber) -> bool {
+pub fn has_valid_checksum(
+    block: &[u8],
+    slot: u32,
+    super_: &Superblock,
+    number: GroupNumber,
+) -> bool {
     let Some(bytes) = descriptor(block, slot, super_) else { return false };
-    let Ok((low, _)) = RawGroup::ref_from_prefix(bytes) else { return false };
+    let Ok((low, _)) = RawGroupDescriptor::ref_from_prefix(bytes) else { return false };
     checksum(bytes, super_, number).is_none_or(|sum| sum == low.bg_checksum.get())
 }
 
 /// The checksum of a descriptor, on volumes that have them.
 fn checksum(bytes: &[u8], super_: &Superblock, number: GroupNumber) -> Option<u16> {
-    let at = offset_of!(RawGroup, bg_checksum);
+    let at = offset_of!(RawGroupDescriptor, bg_checksum);
     let before = bytes.get(..at)?;
     let after = bytes.get(at.checked_add(2)?..)?;
     if let Some(seed) = super_.checksum_seed {
-        return Some(seed.of32(number.0).of(before).of(&[0; 2]).of(after).low());
+        return Some(
+            seed.update_u32(number.0).update(before).update(&[0; 2]).update(after).low16(),
+        );
     }
     if !super_.read_only_compatible.contains(ReadOnlyCompatible::GDT_CSUM) {
         return None;
@@ -337,19 +354,22 @@ impl Superblock {
     }
 
     /// The block that holds the descriptor of `group`, and its place therein.
-    pub fn descriptor_place(&self, group: GroupNumber) -> (FsBlock, u32) {
+    pub fn descriptor_location(&self, group: GroupNumber) -> (FsBlock, u32) {
         let per_block = self.descriptors_per_block();
         let nth = group.0.checked_div(per_block).unwrap_or(0);
         let slot = group.0.checked_rem(per_block).unwrap_or(0);
         if !self.in_meta_group(group) {
             // Behind the superblock: with clusters of small blocks group 0 starts before it.
-            let first = self.place().0.after(1);
-            return (first.after(u64::from(nth)), slot);
+            let first = self.location().0.offset(1);
+            return (first.offset(u64::from(nth)), slot);
         }
         let holder = GroupNumber(nth.saturating_mul(per_block));
-        let start =
-            self.group_start(holder).max(if holder.0 == 0 { self.place().0 } else { FsBlock(0) });
-        (start.after(u64::from(self.has_superblock(holder))), slot)
+        let start = self.group_start(holder).max(if holder.0 == 0 {
+            self.location().0
+        } else {
+            FsBlock(0)
+        });
+        (start.offset(u64::from(self.has_superblock(holder))), slot)
     }
 
     /// Whether the descriptor of `group` lies by the rules of `meta_bg`.
@@ -374,19 +394,19 @@ impl Superblock {
 
     /// One past the last block of `group`.
     pub fn group_end(&self, group: GroupNumber) -> FsBlock {
-        let next = self.group_start(group).after(self.blocks_per_group.into());
+        let next = self.group_start(group).offset(self.blocks_per_group.into());
         FsBlock(next.0.min(self.blocks))
     }
 
     /// Blocks that superblock, descriptors and their reserve take at the start of `group`,
     /// on a volume without `meta_bg`.
-    pub fn copy_blocks(&self, group: GroupNumber) -> u64 {
+    pub fn backup_blocks(&self, group: GroupNumber) -> u64 {
         if !self.has_superblock(group) {
             return 0;
         }
         let table = u64::from(self.descriptor_blocks());
         let before = if group.0 == 0 {
-            self.place().0.0.saturating_sub(self.first_data_block.into())
+            self.location().0.0.saturating_sub(self.first_data_block.into())
         } else {
             0
         };

@@ -7,7 +7,7 @@
 
 /// The starting values of half MD4 and TEA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seed([u32; 4]);
+pub struct HashSeed([u32; 4]);
 
 /// The starting values of RFC 1320.
 const MD4: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x98BA_DCFE, 0x1032_5476];
@@ -15,7 +15,7 @@ const MD4: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x98BA_DCFE, 0x1032_5476];
 /// A hash that means the end of a directory to those who use hashes as positions.
 const END: u32 = 0xFFFF_FFFE;
 
-impl Seed {
+impl HashSeed {
     /// The volume's own seed, unless it is all zero.
     pub fn new(words: [u32; 4]) -> Self {
         Self(if words == [0; 4] { MD4 } else { words })
@@ -24,27 +24,27 @@ impl Seed {
 
 /// Which function, and which taste of characters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hash {
-    function: Function,
+pub struct NameHash {
+    function: HashFunction,
     unsigned: bool,
-    seed: Seed,
+    seed: HashSeed,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Function {
+enum HashFunction {
     Legacy,
     HalfMd4,
     Tea,
 }
 
-impl Hash {
+impl NameHash {
     /// The hash that a tree of `version` uses; versions 3 to 5 are 0 to 2 with unsigned
     /// characters, which `unsigned` asks of 0 to 2, too. `None` if it is unknown.
-    pub fn of_version(version: u8, unsigned: bool, seed: Seed) -> Option<Self> {
+    pub fn of_version(version: u8, unsigned: bool, seed: HashSeed) -> Option<Self> {
         let function = match version {
-            0 | 3 => Function::Legacy,
-            1 | 4 => Function::HalfMd4,
-            2 | 5 => Function::Tea,
+            0 | 3 => HashFunction::Legacy,
+            1 | 4 => HashFunction::HalfMd4,
+            2 | 5 => HashFunction::Tea,
             _ => return None,
         };
         Some(Self { function, unsigned: unsigned || version > 2, seed })
@@ -52,15 +52,15 @@ impl Hash {
 
     /// The hash of `name`; its lowest bit is always zero.
     pub fn of(&self, name: &[u8]) -> u32 {
-        self.pair(name).0
+        self.major_and_minor(name).0
     }
 
     /// The hash of `name`, and a second one that no tree holds.
-    pub fn pair(&self, name: &[u8]) -> (u32, u32) {
+    pub fn major_and_minor(&self, name: &[u8]) -> (u32, u32) {
         let (hash, second) = match self.function {
-            Function::Legacy => (self.legacy(name), 0),
-            Function::HalfMd4 => self.half_md4(name),
-            Function::Tea => self.tea(name),
+            HashFunction::Legacy => (self.legacy(name), 0),
+            HashFunction::HalfMd4 => self.half_md4(name),
+            HashFunction::Tea => self.tea(name),
         };
         match hash & !1 {
             END => (END.wrapping_sub(2), second),

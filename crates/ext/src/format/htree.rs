@@ -9,8 +9,8 @@
 
 use draconis_exchange::contract::FileType;
 
-use super::dirent::Shape;
-use super::hash::{Hash, Seed};
+use super::dirent::DirBlockFormat;
+use super::hash::{HashSeed, NameHash};
 use super::{dirent, le16, le32};
 use crate::{Error, FileBlock, Result};
 
@@ -23,49 +23,49 @@ pub(crate) const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
 /// What the root of a tree says of all of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Root {
+pub struct DxRoot {
     /// How names are hashed.
-    pub hash: Hash,
+    pub hash: NameHash,
     /// How many levels of nodes are below the root: 0 to 2.
     pub levels: u8,
 }
 
-impl Root {
+impl DxRoot {
     /// Reads the root in the first block of a directory.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if it makes no sense; the directory can still be read straight
     /// through.
-    pub fn check(block: &[u8], unsigned: bool, seed: Seed) -> Result<(Self, Index<'_>)> {
+    pub fn check(block: &[u8], unsigned: bool, seed: HashSeed) -> Result<(Self, DxEntries<'_>)> {
         let corrupt = Error::corrupt("hash tree root");
         let info = block.get(ROOT_INFO_AT..).ok_or(corrupt.clone())?;
         let &[0, 0, 0, 0, version, len, levels, _, ..] = info else { return Err(corrupt) };
-        let hash = Hash::of_version(version, unsigned, seed).ok_or(corrupt.clone())?;
+        let hash = NameHash::of_version(version, unsigned, seed).ok_or(corrupt.clone())?;
         if levels > 2 || len != 8 {
             return Err(corrupt);
         }
         let entries = info.get(usize::from(len)..).unwrap_or_default();
-        Ok((Self { hash, levels }, Index::of_entries(entries)?))
+        Ok((Self { hash, levels }, DxEntries::from_entries(entries)?))
     }
 }
 
 /// The entries of a root or node: at least one, in order of their hashes.
 #[derive(Clone, Copy, Debug)]
-pub struct Index<'a> {
+pub struct DxEntries<'a> {
     entries: &'a [u8],
 }
 
-impl<'a> Index<'a> {
+impl<'a> DxEntries<'a> {
     /// Reads the entries of a node.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if its count makes no sense.
-    pub fn of_node(block: &'a [u8]) -> Result<Self> {
-        Self::of_entries(block.get(NODE_ENTRIES_AT..).unwrap_or_default())
+    pub fn from_node(block: &'a [u8]) -> Result<Self> {
+        Self::from_entries(block.get(NODE_ENTRIES_AT..).unwrap_or_default())
     }
 
     /// Reads entries from where limit and count stand.
-    pub(crate) fn of_entries(entries: &'a [u8]) -> Result<Self> {
+    pub(crate) fn from_entries(entries: &'a [u8]) -> Result<Self> {
         let corrupt = Error::corrupt("hash tree index");
         let (Some(limit), Some(count)) = (le16(entries, 0), le16(entries, 2)) else {
             return Err(corrupt);
@@ -111,7 +111,7 @@ impl<'a> Index<'a> {
     }
 
     /// The entry after `nth`, if names with `hash` go on there.
-    pub fn continues(self, nth: usize, hash: u32) -> Option<usize> {
+    pub fn next_with_hash(self, nth: usize, hash: u32) -> Option<usize> {
         let next = nth.checked_add(1)?;
         (self.hash(next)? == hash | 1).then_some(next)
     }
@@ -124,7 +124,7 @@ impl<'a> Index<'a> {
 
 /// One entry of an index that is to be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct DxEntry {
     /// The lowest hash below it; its lowest bit says that the hash begins in the entry before.
     pub hash: u32,
     /// The block of the directory that it leads to.
@@ -132,12 +132,12 @@ pub struct Entry {
 }
 
 /// Entries that a root has room for.
-pub fn root_room(shape: Shape) -> usize {
+pub fn dx_root_limit(shape: DirBlockFormat) -> usize {
     shape.index_bytes().saturating_sub(ROOT_ENTRIES_AT) / ENTRY_BYTES
 }
 
 /// Entries that a node has room for.
-pub fn node_room(shape: Shape) -> usize {
+pub fn dx_node_limit(shape: DirBlockFormat) -> usize {
     shape.index_bytes().saturating_sub(NODE_ENTRIES_AT) / ENTRY_BYTES
 }
 
@@ -147,35 +147,35 @@ pub fn root(
     parent: u32,
     version: u8,
     levels: u8,
-    entries: &[Entry],
-    shape: Shape,
+    entries: &[DxEntry],
+    shape: DirBlockFormat,
 ) -> Option<Vec<u8>> {
-    let len = crate::units::index(shape.block_bytes.into());
-    let kind = if shape.filetype { dirent::kind_number(FileType::Directory) } else { 0 };
+    let len = crate::units::saturating_usize(shape.block_bytes.into());
+    let kind = if shape.filetype { dirent::file_type_code(FileType::Directory) } else { 0 };
     let mut block = own.to_le_bytes().to_vec();
     block.extend([12, 0, 1, kind, b'.', 0, 0, 0]);
     block.extend(parent.to_le_bytes());
-    block.extend(dirent::raw_record_len(len.checked_sub(12)?, len).to_le_bytes());
+    block.extend(dirent::rec_len_to_disk(len.checked_sub(12)?, len).to_le_bytes());
     block.extend([2, kind, b'.', b'.', 0, 0]);
     block.extend([0, 0, 0, 0, version, 8, levels, 0]);
-    put_entries(&mut block, entries, root_room(shape))?;
+    put_entries(&mut block, entries, dx_root_limit(shape))?;
     block.resize(len, 0);
     Some(block)
 }
 
 /// A block of index entries below a root; `None` if they do not fit or are none.
-pub fn node(entries: &[Entry], shape: Shape) -> Option<Vec<u8>> {
-    let len = crate::units::index(shape.block_bytes.into());
+pub fn node(entries: &[DxEntry], shape: DirBlockFormat) -> Option<Vec<u8>> {
+    let len = crate::units::saturating_usize(shape.block_bytes.into());
     let mut block = vec![0; 4];
-    block.extend(dirent::raw_record_len(len, len).to_le_bytes());
+    block.extend(dirent::rec_len_to_disk(len, len).to_le_bytes());
     block.extend([0; 2]);
-    put_entries(&mut block, entries, node_room(shape))?;
+    put_entries(&mut block, entries, dx_node_limit(shape))?;
     block.resize(len, 0);
     Some(block)
 }
 
 /// The first entry's hash is never looked at: limit and count stand in its place.
-fn put_entries(block: &mut Vec<u8>, entries: &[Entry], room: usize) -> Option<()> {
+fn put_entries(block: &mut Vec<u8>, entries: &[DxEntry], room: usize) -> Option<()> {
     let (first, rest) = entries.split_first()?;
     if entries.len() > room {
         return None;
@@ -210,7 +210,7 @@ mod tests {
         for count in 1..20u32 {
             let hashes: Vec<u32> = (0..count).map(|nth| nth * 10).collect();
             let bytes = index(&hashes);
-            let index = Index::of_entries(&bytes).unwrap();
+            let index = DxEntries::from_entries(&bytes).unwrap();
             for hash in 0..count * 10 + 5 {
                 assert_eq!(index.find(hash), (hash / 10).min(count - 1) as usize);
             }
@@ -220,10 +220,10 @@ mod tests {
     #[test]
     fn collisions_go_on_in_the_next_block() {
         let bytes = index(&[0, 10, 21, 30]);
-        let index = Index::of_entries(&bytes).unwrap();
+        let index = DxEntries::from_entries(&bytes).unwrap();
         assert_eq!(index.find(20), 1);
-        assert_eq!(index.continues(1, 20), Some(2));
-        assert_eq!(index.continues(2, 30), None);
+        assert_eq!(index.next_with_hash(1, 20), Some(2));
+        assert_eq!(index.next_with_hash(2, 30), None);
         assert_eq!(index.block(2), Some(FileBlock(3)));
     }
 }

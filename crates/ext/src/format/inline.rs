@@ -24,7 +24,7 @@ pub struct Inline {
 
 /// A chain of directory entries, and where it begins in the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part<'a> {
+pub struct InlineDirPart<'a> {
     /// The position of its first byte.
     pub at: usize,
     /// The entries.
@@ -49,7 +49,7 @@ impl Inline {
 
     /// Fills `into` with what the file holds from `offset` on.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        let from = crate::units::index(offset).min(self.bytes.len());
+        let from = crate::units::saturating_usize(offset).min(self.bytes.len());
         let there = self.bytes.get(from..).unwrap_or_default();
         let len = there.len().min(into.len());
         let (stored, beyond) = into.split_at_mut(len);
@@ -67,10 +67,10 @@ impl Inline {
     }
 
     /// The chains of a directory's entries.
-    pub fn parts(&self) -> [Part<'_>; 2] {
+    pub fn dir_parts(&self) -> [InlineDirPart<'_>; 2] {
         let part = |at: usize, end: usize| {
             let end = end.min(self.bytes.len());
-            Part { at, entries: self.bytes.get(at..end).unwrap_or_default() }
+            InlineDirPart { at, entries: self.bytes.get(at..end).unwrap_or_default() }
         };
         [part(ENTRIES_AT, POINTER_BYTES), part(POINTER_BYTES, self.bytes.len())]
     }
@@ -97,9 +97,9 @@ mod tests {
         pointers[0] = 11;
         let inline = Inline::new(&pointers, &[5; 12]);
         assert_eq!(inline.parent(), Ok(InodeNumber(11)));
-        let [first, second] = inline.parts();
+        let [first, second] = inline.dir_parts();
         assert_eq!((first.at, first.entries.len()), (4, 56));
         assert_eq!((second.at, second.entries), (60, &[5; 12][..]));
-        assert!(Inline::new(&pointers, &[]).parts()[1].entries.is_empty());
+        assert!(Inline::new(&pointers, &[]).dir_parts()[1].entries.is_empty());
     }
 }

@@ -65,19 +65,19 @@ pub mod flags {
     /// Compressed.
     pub const COMPRESSED: u32 = 0x4;
     /// What user programs may see.
-    pub const VISIBLE: u32 = 0x705B_DFFF;
+    pub const USER_VISIBLE: u32 = 0x705B_DFFF;
     /// What they may name when they set flags.
     pub const NAMEABLE: u32 = 0x725B_DFFF;
     /// Of these, what Linux would change. The rest stays as it is without a word, as
     /// `chattr` writes back what it has read.
-    pub const MODIFIABLE: u32 = 0x624B_C0FF;
+    pub const USER_MODIFIABLE: u32 = 0x624B_C0FF;
     /// Of these, what only directories have.
-    pub const OF_DIRECTORIES: u32 = 0x6003_0000;
+    pub const DIRECTORY_ONLY: u32 = 0x6003_0000;
     /// And all that devices, fifos and links may have.
-    pub const OF_ANYTHING: u32 = NO_DUMP | NO_ATIME;
+    pub const OTHER_FLMASK: u32 = NO_DUMP | NO_ATIME;
 }
 
-const OLD_BYTES: usize = 128;
+const GOOD_OLD_INODE_SIZE: usize = 128;
 const XATTR_MAGIC: u32 = 0xEA02_0000;
 
 /// The 128 bytes that every inode has.
@@ -110,7 +110,7 @@ pub struct RawInode {
     pub i_reserved: U16,
 }
 
-const _: () = assert!(size_of::<RawInode>() == OLD_BYTES);
+const _: () = assert!(size_of::<RawInode>() == GOOD_OLD_INODE_SIZE);
 
 /// An inode that is in use and whose kind is known.
 #[derive(Debug)]
@@ -124,13 +124,13 @@ pub struct Inode {
     /// `i_flags`, all of them.
     pub flags: u32,
     /// The block of extended attributes, if there is one.
-    pub attribute_block: Option<FsBlock>,
+    pub xattr_block: Option<FsBlock>,
     /// The block pointers; for a fast symbolic link its target, for a device its number.
     pub(crate) pointers: [u32; POINTERS],
     /// Where extended attributes start inside the inode, if there are any.
     pub(crate) attributes_at: Option<u16>,
     /// Where in a directory the last name was found: the next one is probably near.
-    pub(crate) found_at: AtomicU32,
+    pub(crate) lookup_hint: AtomicU32,
     stat: Stat,
 }
 
@@ -161,7 +161,7 @@ impl Inode {
         if raw.i_links_count.get() == 0 {
             return Err(Error::NotFound);
         }
-        Self::of_slot(bytes, number, super_)
+        Self::parse_used(bytes, number, super_)
     }
 
     /// A directory that can be read.
@@ -180,7 +180,11 @@ impl Inode {
     ///
     /// # Errors
     /// As [`Inode::check`], but for [`Error::NotFound`].
-    pub(crate) fn of_slot(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Result<Self> {
+    pub(crate) fn parse_used(
+        bytes: &[u8],
+        number: InodeNumber,
+        super_: &Superblock,
+    ) -> Result<Self> {
         let corrupt = |what| Error::Corrupt { what, inode: Some(number), block: None };
         let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
         let mode = raw.i_mode.get();
@@ -191,7 +195,7 @@ impl Inode {
             false => 0,
         } | u64::from(raw.i_file_acl_lo.get());
         let attribute_block = (attribute_block != 0).then_some(FsBlock(attribute_block));
-        if !is_sealed(bytes, number, super_) {
+        if !has_valid_checksum(bytes, number, super_) {
             return Err(corrupt("inode: checksum"));
         }
         Ok(Self {
@@ -199,10 +203,10 @@ impl Inode {
             kind,
             size_bytes: size(raw, kind, super_).ok_or(corrupt("inode: size"))?,
             flags: raw.i_flags.get(),
-            attribute_block,
+            xattr_block: attribute_block,
             pointers: raw.i_block.map(U32::get),
             attributes_at: extra.attributes_at,
-            found_at: AtomicU32::new(0),
+            lookup_hint: AtomicU32::new(0),
             stat: Stat {
                 mode,
                 links: raw.i_links_count.get(),
@@ -245,18 +249,18 @@ impl Inode {
     }
 
     /// Whether its contents are the value of an extended attribute.
-    pub fn is_value(&self) -> bool {
+    pub fn is_ea_inode(&self) -> bool {
         self.flags & flags::EA_INODE != 0
     }
 
     /// The hash of the value that it holds.
-    pub(crate) fn value_hash(&self) -> u32 {
+    pub(crate) fn ea_inode_hash(&self) -> u32 {
         low32(self.stat.accessed.seconds.cast_unsigned())
     }
 
     /// Whether it says that it holds a value of `owner` alone, as a forerunner of `ea_inode` did,
     /// which kept no hash.
-    pub(crate) fn is_value_of(&self, owner: &Self) -> bool {
+    pub(crate) fn is_ea_inode_of(&self, owner: &Self) -> bool {
         low32(self.stat.modified.seconds.cast_unsigned()) == owner.number.0
             && self.stat.generation == owner.stat.generation
     }
@@ -296,8 +300,8 @@ impl Inode {
     }
 
     /// Whether extended attributes may be there.
-    pub fn has_attributes(&self) -> bool {
-        self.attribute_block.is_some() || self.attributes_at.is_some()
+    pub fn has_xattrs(&self) -> bool {
+        self.xattr_block.is_some() || self.attributes_at.is_some()
     }
 
     /// The target of a symbolic link that is stored in the inode itself.
@@ -307,7 +311,7 @@ impl Inode {
         let fast = self.kind == FileType::Symlink && len < size_of_val(&self.pointers);
         let cluster =
             u64::from(super_.block_bytes >> 9).saturating_mul(super_.cluster_blocks.into());
-        let attributes = self.attribute_block.map_or(0, |_| cluster);
+        let attributes = self.xattr_block.map_or(0, |_| cluster);
         // Values in inodes of their own are counted, too: there the length decides alone.
         let by_length = super_.incompatible.contains(Incompatible::EA_INODE);
         if !fast || (!by_length && self.stat.blocks_512 > attributes) {
@@ -328,11 +332,11 @@ impl Inode {
             uid: stat.uid,
             gid: stat.gid,
             device: self.device(),
-            size_bytes: self.shown_bytes(),
-            blocks_512: self.shown_sectors(),
+            size_bytes: self.reported_size(),
+            blocks_512: self.reported_sectors(),
             block_size_bytes: super_.block_bytes,
-            flags: self.flags & flags::VISIBLE,
-            no_xattrs: !self.has_attributes(),
+            flags: self.flags & flags::USER_VISIBLE,
+            no_xattrs: !self.has_xattrs(),
             accessed: stat.accessed,
             modified: stat.modified,
             changed: stat.changed,
@@ -341,7 +345,7 @@ impl Inode {
     }
 
     /// How long it is to those who have no key: an encrypted target is as long as it is shown.
-    fn shown_bytes(&self) -> u64 {
+    fn reported_size(&self) -> u64 {
         match (self.kind, self.is_encrypted()) {
             (FileType::Symlink, true) => nokey::target_bytes(self.size_bytes),
             _ => self.size_bytes,
@@ -349,7 +353,7 @@ impl Inode {
     }
 
     /// Linux says that a file inside its inode has sectors, lest it be taken for a hole.
-    fn shown_sectors(&self) -> u64 {
+    fn reported_sectors(&self) -> u64 {
         let inside = self.kind == FileType::File && self.is_inline();
         let sectors = if inside { self.size_bytes.div_ceil(512) } else { 0 };
         self.stat.blocks_512.saturating_add(sectors)
@@ -397,8 +401,10 @@ struct Extra {
 impl Extra {
     /// `None` if the inode claims more bytes than its slot has.
     fn of(bytes: &[u8]) -> Option<Self> {
-        let Some(extra_bytes) = le16(bytes, OLD_BYTES) else { return Some(Self::default()) };
-        let end = OLD_BYTES.checked_add(usize::from(extra_bytes))?;
+        let Some(extra_bytes) = le16(bytes, GOOD_OLD_INODE_SIZE) else {
+            return Some(Self::default());
+        };
+        let end = GOOD_OLD_INODE_SIZE.checked_add(usize::from(extra_bytes))?;
         if end > bytes.len() || !extra_bytes.is_multiple_of(4) {
             return None;
         }
@@ -431,41 +437,48 @@ fn checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Option<Ch
     let raw = RawInode::ref_from_prefix(bytes).ok()?.0;
     let seed =
         super_.checksum_of_file(FileId { inode: number.0, generation: raw.i_generation.get() })?;
-    let sum = seed.of(part(0, low_at)).of(&[0; 2]).of(part(low_at.checked_add(2)?, OLD_BYTES));
-    if bytes.len() <= OLD_BYTES {
+    let sum = seed
+        .update(part(0, low_at))
+        .update(&[0; 2])
+        .update(part(low_at.checked_add(2)?, GOOD_OLD_INODE_SIZE));
+    if bytes.len() <= GOOD_OLD_INODE_SIZE {
         return Some(sum);
     }
     let after = high_at.checked_add(2)?;
-    let high = if has_high_sum(bytes) { &[0; 2] } else { part(high_at, after) };
-    Some(sum.of(part(OLD_BYTES, high_at)).of(high).of(part(after, bytes.len())))
+    let high = if has_checksum_hi(bytes) { &[0; 2] } else { part(high_at, after) };
+    Some(
+        sum.update(part(GOOD_OLD_INODE_SIZE, high_at))
+            .update(high)
+            .update(part(after, bytes.len())),
+    )
 }
 
 /// Whether the extra fields of an inode reach the second half of its checksum.
-fn has_high_sum(bytes: &[u8]) -> bool {
-    le16(bytes, OLD_BYTES).is_some_and(|extra| extra >= 4)
+fn has_checksum_hi(bytes: &[u8]) -> bool {
+    le16(bytes, GOOD_OLD_INODE_SIZE).is_some_and(|extra| extra >= 4)
 }
 
 /// Whether the checksum of an inode is right, or there is none.
-pub fn is_sealed(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> bool {
+pub fn has_valid_checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> bool {
     let Some(sum) = checksum(bytes, number, super_) else { return true };
     let [low_at, high_at] = CHECKSUM_AT;
-    le16(bytes, low_at) == Some(sum.low())
-        && (!has_high_sum(bytes) || le16(bytes, high_at) == Some(sum.high()))
+    le16(bytes, low_at) == Some(sum.low16())
+        && (!has_checksum_hi(bytes) || le16(bytes, high_at) == Some(sum.high16()))
 }
 
 /// Makes the checksum of an inode right, on volumes that have them.
-pub fn seal(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) {
+pub fn set_checksum(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) {
     let Some(sum) = checksum(bytes, number, super_) else { return };
     let [low_at, high_at] = CHECKSUM_AT;
-    let _ = put16(bytes, low_at, sum.low());
-    if has_high_sum(bytes) {
-        let _ = put16(bytes, high_at, sum.high());
+    let _ = put16(bytes, low_at, sum.low16());
+    if has_checksum_hi(bytes) {
+        let _ = put16(bytes, high_at, sum.high16());
     }
 }
 
 /// Zeros where the checksum of an inode stands, on volumes with checksums or without.
 pub(super) fn clear_checksum(bytes: &mut [u8]) {
-    let has_high = has_high_sum(bytes);
+    let has_high = has_checksum_hi(bytes);
     let [low_at, high_at] = CHECKSUM_AT;
     let _ = put16(bytes, low_at, 0);
     if has_high {
@@ -502,7 +515,7 @@ pub struct NewInode<'a> {
     /// Made; lost where the inode has no room for it.
     pub created: Time,
     /// The block of extended attributes; 0 if there is none.
-    pub attribute_block: u64,
+    pub xattr_block: u64,
     /// The list of attributes inside the inode, without its magic number.
     pub attributes: &'a [u8],
 }
@@ -532,11 +545,11 @@ impl NewInode<'_> {
             i_version: 0.into(),
             i_block: self.pointers.map(U32::from),
             i_generation: 0.into(),
-            i_file_acl_lo: low32(self.attribute_block).into(),
+            i_file_acl_lo: low32(self.xattr_block).into(),
             i_size_high: low32(self.size_bytes >> 32).into(),
             i_obso_faddr: 0.into(),
             i_blocks_high: low16(low32(self.sectors >> 32)).into(),
-            i_file_acl_high: low16(low32(self.attribute_block >> 32)).into(),
+            i_file_acl_high: low16(low32(self.xattr_block >> 32)).into(),
             i_uid_high: low16(self.uid >> 16).into(),
             i_gid_high: low16(self.gid >> 16).into(),
             i_checksum_lo: 0.into(),
@@ -555,7 +568,7 @@ impl NewInode<'_> {
                 bytes.extend(self.attributes);
             }
         }
-        bytes.resize(crate::units::index(inode_bytes.into()), 0);
+        bytes.resize(crate::units::saturating_usize(inode_bytes.into()), 0);
         bytes
     }
 }
@@ -585,7 +598,7 @@ pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
 
 /// A time as its seconds field and its extra field.
 pub(super) fn split_time(time: Time) -> (u32, u32) {
-    let time = within(time, SECONDS_MAX);
+    let time = clamp_time(time, SECONDS_MAX);
     let low = low32(time.seconds.cast_unsigned());
     let epoch = time.seconds.saturating_sub(i64::from(low.cast_signed())) >> 32;
     (low, low32(epoch.cast_unsigned()) & 3 | time.nanoseconds << 2)
@@ -593,14 +606,14 @@ pub(super) fn split_time(time: Time) -> (u32, u32) {
 
 /// The nearest time that 32 bits can say.
 pub(super) fn without_epoch(time: Time) -> Time {
-    Time { nanoseconds: 0, ..within(time, i32::MAX.into()) }
+    Time { nanoseconds: 0, ..clamp_time(time, i32::MAX.into()) }
 }
 
 /// The last second that the two bits beside 32 of them can say, in 2446.
 const SECONDS_MAX: i64 = 0x3_7FFF_FFFF;
 
 /// The nearest time from the first that can be said up to `last`, as Linux clamps it.
-fn within(time: Time, last: i64) -> Time {
+fn clamp_time(time: Time, last: i64) -> Time {
     if InjectedFault::ClampedTimes.is_made() {
         return time;
     }

@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::checksum::Checksum;
 use crate::{Error, Result};
-pub use blocks::{Commit, Kind, Soundness, Tag};
+pub use blocks::{BlockType, ChecksumState, CommitBlock, Tag};
 pub use crc::crc32_be;
 
 /// What every block that belongs to the journal itself begins with.
@@ -37,7 +37,7 @@ const FAST_COMMIT_BLOCKS: u32 = 256;
 bitflags! {
     /// Compatible features of a journal.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub struct Compatible: u32 {
+    pub struct JournalCompatible: u32 {
         /// Commit blocks have a sum of all blocks of their transactions.
         const CHECKSUM = 1;
         const _ = !0;
@@ -45,11 +45,11 @@ bitflags! {
 
     /// Incompatible features of a journal.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub struct Incompatible: u32 {
+    pub struct JournalIncompatible: u32 {
         /// There may be revoke blocks.
         const REVOKE = 1;
         /// Block numbers have 64 bits.
-        const WIDE = 2;
+        const SIXTY_FOUR_BIT = 2;
         /// A commit block may be durable before its transaction is.
         const ASYNC_COMMIT = 4;
         /// Everything is summed; the sums of copies have 16 bits.
@@ -97,7 +97,7 @@ const _: () = assert!(size_of::<RawJournalSuperblock>() == SUPERBLOCK_BYTES);
 
 /// How the blocks of a journal are summed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sums {
+pub enum JournalChecksums {
     /// Not at all.
     None,
     /// One sum in the commit block, of descriptors and copies.
@@ -110,13 +110,13 @@ pub enum Sums {
 
 /// How the blocks of a journal are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Form {
+pub struct JournalFormat {
     /// Block size in bytes, the volume's.
     pub block_bytes: u32,
     /// What is summed.
-    pub sums: Sums,
+    pub sums: JournalChecksums,
     /// Whether block numbers have 64 bits.
-    pub wide: bool,
+    pub has_64bit_blocks: bool,
     /// What sums begin with: that of the identity.
     seed: u32,
 }
@@ -125,7 +125,7 @@ pub struct Form {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalSuperblock {
     /// How its blocks are made.
-    pub form: Form,
+    pub form: JournalFormat,
     /// Blocks of the journal, the superblock and those of fast commits among them.
     pub len: u32,
     /// The first block of the log.
@@ -139,9 +139,9 @@ pub struct JournalSuperblock {
     /// What made the last user give up, if something did.
     pub errno: u32,
     /// Compatible features.
-    pub compatible: Compatible,
+    pub compatible: JournalCompatible,
     /// Incompatible features.
-    pub incompatible: Incompatible,
+    pub incompatible: JournalIncompatible,
     /// Identity.
     pub uuid: [u8; 16],
 }
@@ -182,14 +182,15 @@ impl RawJournalSuperblock {
     /// [`Error::Unsupported`] naming what is missing here; [`Error::Corrupt`] naming the first
     /// field that makes no sense.
     pub fn check(&self, block_bytes: u32, blocks: u64) -> Result<JournalSuperblock> {
-        let has_features = match Kind::of(self.h_blocktype.get()) {
-            Some(Kind::SuperblockV1) => false,
-            Some(Kind::SuperblockV2) => true,
+        let has_features = match BlockType::of(self.h_blocktype.get()) {
+            Some(BlockType::SuperblockV1) => false,
+            Some(BlockType::SuperblockV2) => true,
             _ => return Err(Error::corrupt("journal superblock: kind of block")),
         };
         let features = |field: &U32| if has_features { field.get() } else { 0 };
-        let compatible = Compatible::from_bits_retain(features(&self.s_feature_compat));
-        let incompatible = Incompatible::from_bits_retain(features(&self.s_feature_incompat));
+        let compatible = JournalCompatible::from_bits_retain(features(&self.s_feature_compat));
+        let incompatible =
+            JournalIncompatible::from_bits_retain(features(&self.s_feature_incompat));
         // What fails its checksum is damaged, whatever features it names.
         let sums = self.sums(compatible, incompatible)?;
         refuse_what_is_missing(incompatible.bits(), features(&self.s_feature_ro_compat))?;
@@ -207,7 +208,7 @@ impl RawJournalSuperblock {
             ));
         }
         let fast = match self.s_num_fc_blks.get() {
-            _ if !incompatible.contains(Incompatible::FAST_COMMIT) => 0,
+            _ if !incompatible.contains(JournalIncompatible::FAST_COMMIT) => 0,
             0 => FAST_COMMIT_BLOCKS,
             blocks => blocks,
         };
@@ -222,9 +223,9 @@ impl RawJournalSuperblock {
             return Err(Self::WRONG_START);
         }
         let seed = crc32c(!0, &self.s_uuid);
-        let wide = incompatible.contains(Incompatible::WIDE);
+        let wide = incompatible.contains(JournalIncompatible::SIXTY_FOUR_BIT);
         Ok(JournalSuperblock {
-            form: Form { block_bytes, sums, wide, seed },
+            form: JournalFormat { block_bytes, sums, has_64bit_blocks: wide, seed },
             len,
             first,
             end,
@@ -237,14 +238,18 @@ impl RawJournalSuperblock {
         })
     }
 
-    fn sums(&self, compatible: Compatible, incompatible: Incompatible) -> Result<Sums> {
-        let commits = compatible.contains(Compatible::CHECKSUM);
-        let (v2, v3) = (Incompatible::CSUM_V2, Incompatible::CSUM_V3);
+    fn sums(
+        &self,
+        compatible: JournalCompatible,
+        incompatible: JournalIncompatible,
+    ) -> Result<JournalChecksums> {
+        let commits = compatible.contains(JournalCompatible::CHECKSUM);
+        let (v2, v3) = (JournalIncompatible::CSUM_V2, JournalIncompatible::CSUM_V3);
         let sums = match (commits, incompatible.contains(v2), incompatible.contains(v3)) {
-            (false, false, false) => return Ok(Sums::None),
-            (true, false, false) => return Ok(Sums::Commit),
-            (false, true, false) => Sums::V2,
-            (false, false, true) => Sums::V3,
+            (false, false, false) => return Ok(JournalChecksums::None),
+            (true, false, false) => return Ok(JournalChecksums::Commit),
+            (false, true, false) => JournalChecksums::V2,
+            (false, false, true) => JournalChecksums::V3,
             _ => return Err(Error::corrupt("journal superblock: features: two kinds of sums")),
         };
         if self.s_checksum_type != CRC32C {
@@ -267,32 +272,32 @@ impl RawJournalSuperblock {
     pub fn set_tail(&mut self, start: Option<u32>, sequence: u32) {
         self.s_start.set(start.unwrap_or(0));
         self.s_sequence.set(sequence);
-        self.seal();
+        self.set_checksum();
     }
 
     /// Says that there may be revoke blocks. A superblock of the first version has no place for
     /// that: it becomes one of the second.
-    pub fn need_revokes(&mut self) {
-        if Kind::of(self.h_blocktype.get()) == Some(Kind::SuperblockV1) {
-            self.h_blocktype.set(Kind::SuperblockV2.number());
+    pub fn enable_revokes(&mut self) {
+        if BlockType::of(self.h_blocktype.get()) == Some(BlockType::SuperblockV1) {
+            self.h_blocktype.set(BlockType::SuperblockV2.number());
             self.s_feature_compat.set(0);
             self.s_feature_incompat.set(0);
             self.s_feature_ro_compat.set(0);
         }
-        let features = self.s_feature_incompat.get() | Incompatible::REVOKE.bits();
+        let features = self.s_feature_incompat.get() | JournalIncompatible::REVOKE.bits();
         self.s_feature_incompat.set(features);
-        self.seal();
+        self.set_checksum();
     }
 
     /// Says what makes its user give up: a number of Linux, below zero; or forgets it, with 0.
     pub fn set_errno(&mut self, errno: i32) {
         self.s_errno.set(errno.cast_unsigned());
-        self.seal();
+        self.set_checksum();
     }
 
-    fn seal(&mut self) {
-        let sums = Incompatible::CSUM_V2.union(Incompatible::CSUM_V3).bits();
-        let is_v2 = Kind::of(self.h_blocktype.get()) == Some(Kind::SuperblockV2);
+    fn set_checksum(&mut self) {
+        let sums = JournalIncompatible::CSUM_V2.union(JournalIncompatible::CSUM_V3).bits();
+        let is_v2 = BlockType::of(self.h_blocktype.get()) == Some(BlockType::SuperblockV2);
         if is_v2 && self.s_feature_incompat.get() & sums != 0 {
             let sum = self.sum();
             self.s_checksum.set(sum);
@@ -311,7 +316,7 @@ impl JournalSuperblock {
 
     /// Whether the superblock says that there may be revoke blocks.
     pub fn may_revoke(&self) -> bool {
-        self.incompatible.contains(Incompatible::REVOKE)
+        self.incompatible.contains(JournalIncompatible::REVOKE)
     }
 
     /// Blocks of the log.
@@ -336,5 +341,5 @@ fn refuse_what_is_missing(incompatible: u32, read_only_compatible: u32) -> Resul
 
 /// The sum of `bytes`, going on from `seed`, which is `!0` at the beginning.
 fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
-    Checksum::seeded(seed).of(bytes).get()
+    Checksum::seeded(seed).update(bytes).value()
 }

@@ -19,14 +19,14 @@ const INTERVAL_AT: usize = 112;
 const SUM_AT: usize = 1020;
 
 /// A host is given at least so many seconds for its next sign.
-pub(crate) const LEAST_INTERVAL: u16 = 5;
+pub(crate) const MIN_CHECK_INTERVAL: u16 = 5;
 
 /// The largest number that a host that uses the volume counts with.
-pub(crate) const MOST_SEQUENCE: u32 = 0xE24D_4D4F;
+pub(crate) const SEQ_MAX: u32 = 0xE24D_4D4F;
 /// No host uses the volume.
-pub(crate) const CLEAN: u32 = 0xFF4D_4D50;
+pub(crate) const SEQ_CLEAN: u32 = 0xFF4D_4D50;
 /// A check or another tool works on it, and does not count.
-pub(crate) const CHECKED: u32 = 0xE24D_4D50;
+pub(crate) const SEQ_FSCK: u32 = 0xE24D_4D50;
 
 /// What it says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct MmpRecord {
 pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
     let corrupt = Error::corrupt("the block that guards against mounting twice");
     let whole = bytes.get(..LEN_BYTES).ok_or(corrupt.clone())?;
-    let sum = seed.and_then(|seed| Some(seed.of(whole.get(..SUM_AT)?).get()));
+    let sum = seed.and_then(|seed| Some(seed.update(whole.get(..SUM_AT)?).value()));
     if le32(whole, 0) != Some(MAGIC) || sum.is_some() && le32(whole, SUM_AT) != sum {
         return Err(corrupt);
     }
@@ -57,7 +57,7 @@ pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
         String::from_utf8_lossy(text).escape_default().to_string()
     };
     Ok(MmpRecord {
-        sequence: le32(whole, SEQUENCE_AT).unwrap_or(CHECKED),
+        sequence: le32(whole, SEQUENCE_AT).unwrap_or(SEQ_FSCK),
         interval_seconds: le16(whole, INTERVAL_AT).unwrap_or(0),
         node: text(NODE_AT, NODE_BYTES),
         device: text(DEVICE_AT, DEVICE_BYTES),
@@ -80,7 +80,7 @@ pub(crate) fn write(bytes: &mut [u8], said: &MmpRecord, seconds: u64, seed: Opti
         let text = text.bytes().chain(std::iter::repeat(0));
         field.iter_mut().zip(text).for_each(|(to, from)| *to = from);
     }
-    if let Some(sum) = seed.and_then(|seed| Some(seed.of(whole.get(..SUM_AT)?).get())) {
+    if let Some(sum) = seed.and_then(|seed| Some(seed.update(whole.get(..SUM_AT)?).value())) {
         put32(whole, SUM_AT, sum);
     }
 }

@@ -14,17 +14,17 @@ use super::le16;
 use crate::{Error, Result};
 
 /// Bytes of ciphertext that are shown as they are.
-const PLAIN_BYTES: usize = 149;
+const MAX_UNHASHED_BYTES: usize = 149;
 const HASHES_BYTES: usize = 8;
 const DIGEST_BYTES: usize = 32;
-const LONGEST_BYTES: usize = HASHES_BYTES + PLAIN_BYTES + DIGEST_BYTES;
+const MAX_NO_KEY_BYTES: usize = HASHES_BYTES + MAX_UNHASHED_BYTES + DIGEST_BYTES;
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// What `ciphertext` is shown as, in a directory that hashes it to `hashes`.
 pub fn shown(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
-    let (plain, rest) = ciphertext.split_at(ciphertext.len().min(PLAIN_BYTES));
-    let mut bytes = Vec::with_capacity(LONGEST_BYTES);
+    let (plain, rest) = ciphertext.split_at(ciphertext.len().min(MAX_UNHASHED_BYTES));
+    let mut bytes = Vec::with_capacity(MAX_NO_KEY_BYTES);
     bytes.extend(hashes.0.to_le_bytes());
     bytes.extend(hashes.1.to_le_bytes());
     bytes.extend(plain);
@@ -36,7 +36,7 @@ pub fn shown(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
 
 /// How long [`shown`] is for so many bytes of ciphertext.
 pub fn shown_bytes(ciphertext_bytes: u64) -> u64 {
-    let plain = ciphertext_bytes.min(PLAIN_BYTES as u64);
+    let plain = ciphertext_bytes.min(MAX_UNHASHED_BYTES as u64);
     let digest = if plain < ciphertext_bytes { DIGEST_BYTES as u64 } else { 0 };
     let all = plain.saturating_add(digest).saturating_add(HASHES_BYTES as u64);
     all.saturating_mul(4).div_ceil(3)
@@ -75,7 +75,7 @@ impl NoKeyName {
     pub fn read(name: &[u8]) -> Option<Self> {
         let bytes = decode(name)?;
         let rest = bytes.get(HASHES_BYTES..).filter(|rest| !rest.is_empty())?;
-        let (plain, digest) = rest.split_at(rest.len().min(PLAIN_BYTES));
+        let (plain, digest) = rest.split_at(rest.len().min(MAX_UNHASHED_BYTES));
         let digest = match digest {
             [] => None,
             digest => Some(digest.try_into().ok()?),
@@ -104,17 +104,20 @@ fn encode(bytes: &[u8]) -> Vec<u8> {
         let word = u32::from_be_bytes(word);
         let digits = [18, 12, 6, 0].map(|shift| (word >> shift) & 63);
         let digits = digits.iter().take(three.len().saturating_add(1));
-        text.extend(digits.filter_map(|digit| ALPHABET.get(crate::units::index((*digit).into()))));
+        text.extend(
+            digits
+                .filter_map(|digit| ALPHABET.get(crate::units::saturating_usize((*digit).into()))),
+        );
     }
     text
 }
 
 /// `None` for what [`encode`] does not say.
 fn decode(text: &[u8]) -> Option<Vec<u8>> {
-    if text.len() > LONGEST_BYTES.saturating_mul(4).div_ceil(3) {
+    if text.len() > MAX_NO_KEY_BYTES.saturating_mul(4).div_ceil(3) {
         return None;
     }
-    let mut bytes = Vec::with_capacity(LONGEST_BYTES);
+    let mut bytes = Vec::with_capacity(MAX_NO_KEY_BYTES);
     for four in text.chunks(4) {
         let mut word = 0u32;
         for nth in 0..4 {

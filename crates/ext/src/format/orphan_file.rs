@@ -24,7 +24,7 @@ pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] without the magic number.
-pub(crate) fn listed(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
+pub(crate) fn read_entries(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
     let (places, tail) = split(block).ok_or(Error::corrupt("file of orphans: block"))?;
     if le32(tail, 0) != Some(MAGIC) {
         return Err(Error::corrupt("file of orphans: magic number"));
@@ -35,17 +35,17 @@ pub(crate) fn listed(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
 }
 
 /// Makes a place free.
-pub(crate) fn strike(block: &mut [u8], nth: usize) {
+pub(crate) fn clear_entry(block: &mut [u8], nth: usize) {
     let _ = put32(block, nth.saturating_mul(4), 0);
 }
 
 /// Whether the checksum of a block is right; `seed` is the file's.
-pub(crate) fn is_sealed(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
+pub(crate) fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
     split(block).is_some_and(|(_, tail)| le32(tail, 4) == checksum(block, seed, at))
 }
 
 /// Makes the checksum of a block right.
-pub(crate) fn seal(block: &mut [u8], seed: Checksum, at: FsBlock) {
+pub(crate) fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
     if let Some(sum) = checksum(block, seed, at) {
         let sum_at = block.len().saturating_sub(4);
         let _ = put32(block, sum_at, sum);
@@ -53,7 +53,7 @@ pub(crate) fn seal(block: &mut [u8], seed: Checksum, at: FsBlock) {
 }
 
 fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
-    Some(seed.of64(at.0).of(split(block)?.0).get())
+    Some(seed.update_u64(at.0).update(split(block)?.0).value())
 }
 
 /// The places of a block, and its tail.
@@ -68,15 +68,17 @@ mod tests {
     #[test]
     fn what_is_listed_is_struck_off() {
         let mut block = vec![0; 1024];
-        assert!(listed(&block).is_err() && listed(&block[..7]).is_err());
+        assert!(read_entries(&block).is_err() && read_entries(&block[..7]).is_err());
         block[1016..1020].copy_from_slice(&MAGIC.to_le_bytes());
         block[8] = 77;
-        assert_eq!(listed(&block), Ok(vec![(2, InodeNumber(77))]));
+        assert_eq!(read_entries(&block), Ok(vec![(2, InodeNumber(77))]));
         let (seed, at) = (Checksum::seeded(5), FsBlock(9));
-        seal(&mut block, seed, at);
-        assert!(is_sealed(&block, seed, at) && !is_sealed(&block, seed, FsBlock(8)));
-        strike(&mut block, 2);
-        assert!(!is_sealed(&block, seed, at));
-        assert_eq!(listed(&block), Ok(vec![]));
+        set_checksum(&mut block, seed, at);
+        assert!(
+            has_valid_checksum(&block, seed, at) && !has_valid_checksum(&block, seed, FsBlock(8))
+        );
+        clear_entry(&mut block, 2);
+        assert!(!has_valid_checksum(&block, seed, at));
+        assert_eq!(read_entries(&block), Ok(vec![]));
     }
 }

@@ -37,7 +37,7 @@ pub(crate) const GROUPS: u32 = 4;
 
 /// Whose quotas a file holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Kind {
+pub enum QuotaType {
     /// Those of users.
     User,
     /// Those of groups.
@@ -46,7 +46,7 @@ pub enum Kind {
     Project,
 }
 
-impl Kind {
+impl QuotaType {
     /// All of them, in the order of the superblock.
     pub const ALL: [Self; 3] = [Self::User, Self::Group, Self::Project];
 
@@ -118,7 +118,7 @@ pub struct Usage {
 impl Usage {
     /// Both together.
     #[must_use]
-    pub const fn with(self, other: Self) -> Self {
+    pub const fn plus(self, other: Self) -> Self {
         Self {
             inodes: self.inodes.saturating_add(other.inodes),
             bytes: self.bytes.saturating_add(other.bytes),
@@ -127,7 +127,7 @@ impl Usage {
 
     /// As much less.
     #[must_use]
-    pub const fn taken(self) -> Self {
+    pub const fn negated(self) -> Self {
         Self { inodes: self.inodes.saturating_neg(), bytes: self.bytes.saturating_neg() }
     }
 }
@@ -138,9 +138,9 @@ pub struct Header {
     /// Blocks in use or unused, with the header.
     pub blocks: u32,
     /// The first unused one; 0 if there is none.
-    pub unused: u32,
+    pub first_free_block: u32,
     /// The first one with entries that is not full; 0 if there is none.
-    pub room: u32,
+    pub first_free_entry_block: u32,
 }
 
 impl Header {
@@ -148,7 +148,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if it is none of that kind, or its numbers make no sense.
-    pub fn check(bytes: &[u8], kind: Kind, file_bytes: u64) -> Result<Self> {
+    pub fn check(bytes: &[u8], kind: QuotaType, file_bytes: u64) -> Result<Self> {
         let (raw, _) =
             RawHeader::ref_from_prefix(bytes).map_err(|_| Error::corrupt("quota file: header"))?;
         if (raw.dqh_magic.get(), raw.dqh_version.get()) != (kind.magic(), VERSION) {
@@ -156,16 +156,18 @@ impl Header {
         }
         let header = Self {
             blocks: raw.dqi_blocks.get(),
-            unused: raw.dqi_free_blk.get(),
-            room: raw.dqi_free_entry.get(),
+            first_free_block: raw.dqi_free_blk.get(),
+            first_free_entry_block: raw.dqi_free_entry.get(),
         };
         let bytes = u64::from(header.blocks).saturating_mul(BLOCK_BYTES.into());
         if header.blocks <= ROOT || bytes > file_bytes {
             return Err(Error::corrupt("quota file: length"));
         }
-        header.leads_to(header.unused)?;
-        header.leads_to(header.room)?;
-        if header.room != 0 && header.room == header.unused {
+        header.check_reference(header.first_free_block)?;
+        header.check_reference(header.first_free_entry_block)?;
+        if header.first_free_entry_block != 0
+            && header.first_free_entry_block == header.first_free_block
+        {
             return Err(Error::corrupt("quota file: a block with entries is unused"));
         }
         Ok(header)
@@ -175,8 +177,8 @@ impl Header {
     pub fn write(&self, bytes: &mut [u8]) {
         if let Ok((raw, _)) = RawHeader::mut_from_prefix(bytes) {
             raw.dqi_blocks.set(self.blocks);
-            raw.dqi_free_blk.set(self.unused);
-            raw.dqi_free_entry.set(self.room);
+            raw.dqi_free_blk.set(self.first_free_block);
+            raw.dqi_free_entry.set(self.first_free_entry_block);
         }
     }
 
@@ -184,7 +186,7 @@ impl Header {
     ///
     /// # Errors
     /// [`Error::Corrupt`] for one that leads out of the tree.
-    pub fn leads_to(&self, reference: u32) -> Result<Option<u32>> {
+    pub fn check_reference(&self, reference: u32) -> Result<Option<u32>> {
         match reference {
             0 => Ok(None),
             it if it > ROOT && it < self.blocks => Ok(Some(it)),
@@ -194,7 +196,7 @@ impl Header {
 }
 
 /// Where the reference for an id is in a node of that level, the root's being 0.
-fn place(id: u32, level: u32) -> usize {
+fn reference_index(id: u32, level: u32) -> usize {
     let [first, second, third, fourth] = id.to_be_bytes();
     let nth = match level {
         0 => first,
@@ -207,12 +209,12 @@ fn place(id: u32, level: u32) -> usize {
 
 /// The reference for an id in a node of that level.
 pub fn reference(node: &[u8], id: u32, level: u32) -> u32 {
-    le32(node, place(id, level)).unwrap_or(0)
+    le32(node, reference_index(id, level)).unwrap_or(0)
 }
 
 /// Sets [`fn@reference`].
 pub fn set_reference(node: &mut [u8], id: u32, level: u32, to: u32) {
-    let _ = put32(node, place(id, level), to);
+    let _ = put32(node, reference_index(id, level), to);
 }
 
 impl RawEntry {
@@ -320,7 +322,7 @@ mod tests {
         }
         assert!(!entries.add(13, one), "that was the last one");
         assert_eq!(entries.has_room(), Ok(false));
-        entries.count(0, one.taken());
+        entries.count(0, one.negated());
         assert_eq!(entries.find(0), Some(0), "it has nothing, and is an entry");
         entries.count(0, one);
         let again = entries.entries.first().unwrap();
@@ -335,19 +337,19 @@ mod tests {
     fn a_header_is_of_one_kind_and_within_its_file() {
         let mut bytes = vec![0; 1024];
         let (raw, _) = RawHeader::mut_from_prefix(&mut bytes).unwrap();
-        raw.dqh_magic.set(Kind::Group.magic());
+        raw.dqh_magic.set(QuotaType::Group.magic());
         raw.dqh_version.set(1);
         raw.dqi_blocks.set(6);
         raw.dqi_free_entry.set(5);
-        let header = Header::check(&bytes, Kind::Group, 6144).unwrap();
-        assert_eq!(header, Header { blocks: 6, unused: 0, room: 5 });
-        assert!(Header::check(&bytes, Kind::User, 6144).is_err());
-        assert!(Header::check(&bytes, Kind::Group, 6143).is_err());
+        let header = Header::check(&bytes, QuotaType::Group, 6144).unwrap();
+        assert_eq!(header, Header { blocks: 6, first_free_block: 0, first_free_entry_block: 5 });
+        assert!(Header::check(&bytes, QuotaType::User, 6144).is_err());
+        assert!(Header::check(&bytes, QuotaType::Group, 6143).is_err());
         for wrong in [1, 6, u32::MAX] {
-            assert!(header.leads_to(wrong).is_err());
+            assert!(header.check_reference(wrong).is_err());
         }
-        assert_eq!((header.leads_to(0), header.leads_to(5)), (Ok(None), Ok(Some(5))));
-        Header { unused: 6, ..header }.write(&mut bytes);
-        assert!(Header::check(&bytes, Kind::Group, 6144).is_err());
+        assert_eq!((header.check_reference(0), header.check_reference(5)), (Ok(None), Ok(Some(5))));
+        Header { first_free_block: 6, ..header }.write(&mut bytes);
+        assert!(Header::check(&bytes, QuotaType::Group, 6144).is_err());
     }
 }

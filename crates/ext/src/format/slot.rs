@@ -19,7 +19,7 @@ const POINTERS_AT: usize = 0x28;
 
 /// Which time of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stamp {
+pub enum InodeTime {
     /// Last read.
     Accessed,
     /// Contents changed last.
@@ -32,16 +32,16 @@ pub enum Stamp {
 
 /// All the bytes of one inode.
 #[derive(Debug)]
-pub struct Slot<'a>(&'a mut [u8]);
+pub struct InodeSlot<'a>(&'a mut [u8]);
 
 /// What the bytes of one inode at two times differ in.
 #[derive(Clone, Copy, Debug)]
-pub struct Change<'a> {
+pub struct InodeDiff<'a> {
     old: &'a [u8],
     new: &'a [u8],
 }
 
-impl<'a> Change<'a> {
+impl<'a> InodeDiff<'a> {
     /// From the bytes before and after.
     pub const fn new(old: &'a [u8], new: &'a [u8]) -> Self {
         Self { old, new }
@@ -55,23 +55,23 @@ impl<'a> Change<'a> {
     }
 
     /// Other blocks than before belong to it, of its contents or its attributes.
-    pub fn is_of_blocks(self) -> bool {
+    pub fn changes_blocks(self) -> bool {
         self.differs(|it| (it.i_block, it.i_file_acl_lo, it.i_file_acl_high))
     }
 
     /// Other blocks than before belong to it, or it has another length or other flags: what a
     /// directory is read by.
-    pub fn is_of_reach(self) -> bool {
-        self.is_of_blocks() || self.differs(|it| (it.i_size_lo, it.i_size_high, it.i_flags))
+    pub fn changes_mapping(self) -> bool {
+        self.changes_blocks() || self.differs(|it| (it.i_size_lo, it.i_size_high, it.i_flags))
     }
 
     /// Nothing differs but when it was read, modified and changed, and the checksum over that.
-    pub fn is_of_times_only(self) -> bool {
+    pub fn changes_only_times(self) -> bool {
         let without_times = |bytes: &[u8]| {
             let mut bytes = bytes.to_vec();
             let zero = Time { seconds: 0, nanoseconds: 0 };
-            if let Ok(mut slot) = Slot::of(&mut bytes) {
-                [Stamp::Accessed, Stamp::Modified, Stamp::Changed]
+            if let Ok(mut slot) = InodeSlot::of(&mut bytes) {
+                [InodeTime::Accessed, InodeTime::Modified, InodeTime::Changed]
                     .into_iter()
                     .for_each(|stamp| slot.set_time(stamp, zero));
             }
@@ -83,7 +83,7 @@ impl<'a> Change<'a> {
     }
 }
 
-impl<'a> Slot<'a> {
+impl<'a> InodeSlot<'a> {
     /// The inode in these bytes.
     ///
     /// # Errors
@@ -111,12 +111,12 @@ impl<'a> Slot<'a> {
     /// Takes fields over from those of a record, which may be fewer; of a new inode all. Its blocks
     /// are its own: the count of them, the root of its extents, `root` where it has none; and so
     /// is its place in a list of orphans.
-    pub fn renew(&mut self, raw: &[u8], is_new: bool, root: [u32; POINTERS]) {
+    pub fn update_from(&mut self, raw: &[u8], is_new: bool, root: [u32; POINTERS]) {
         if is_new {
             self.clear();
         }
         let (sectors, pointers) = (self.sectors(), self.pointers());
-        let next = if self.links() == 0 { self.deleted() } else { 0 };
+        let next = if self.links() == 0 { self.deletion_time() } else { 0 };
         let len = raw.len().min(self.0.len());
         self.put(0, raw.get(..len).unwrap_or_default());
         if self.flags() & flags::EXTENTS != 0 {
@@ -129,7 +129,7 @@ impl<'a> Slot<'a> {
     }
 
     /// Gives a new inode its extra fields, where there is room.
-    pub fn extend(&mut self) {
+    pub fn init_extra_fields(&mut self) {
         let extra = if self.0.len() >= 256 { EXTRA_BYTES } else { 0 };
         self.put(OLD_BYTES, &extra.to_le_bytes());
     }
@@ -268,7 +268,7 @@ impl<'a> Slot<'a> {
     }
 
     /// The block of extended attributes; 0 if there is none.
-    pub fn attribute_block(&self) -> u64 {
+    pub fn xattr_block(&self) -> u64 {
         let join = |raw: &RawInode| {
             u64::from(raw.i_file_acl_lo.get()) | u64::from(raw.i_file_acl_high.get()) << 32
         };
@@ -276,7 +276,7 @@ impl<'a> Slot<'a> {
     }
 
     /// Sets the block of extended attributes.
-    pub fn set_attribute_block(&mut self, block: u64) {
+    pub fn set_xattr_block(&mut self, block: u64) {
         self.with(|raw| {
             raw.i_file_acl_lo = low32(block).into();
             raw.i_file_acl_high = low16(low32(block >> 32)).into();
@@ -294,7 +294,7 @@ impl<'a> Slot<'a> {
     }
 
     /// How many entries lead to the value that it holds.
-    pub fn value_owners(&self) -> u64 {
+    pub fn ea_ref_count(&self) -> u64 {
         let join =
             |raw: &RawInode| u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
         self.get(join).unwrap_or(0)
@@ -310,7 +310,7 @@ impl<'a> Slot<'a> {
     /// Sets [`Slot::value_owners`].
     pub fn set_value_owners(&mut self, owners: u64) {
         let [low, high] = [low32(owners), low32(owners >> 32)];
-        self.set_time(Stamp::Changed, Time { seconds: 0, nanoseconds: 0 });
+        self.set_time(InodeTime::Changed, Time { seconds: 0, nanoseconds: 0 });
         self.with(|raw| {
             raw.i_version = low.into();
             raw.i_ctime = high.into();
@@ -319,7 +319,7 @@ impl<'a> Slot<'a> {
 
     /// Sets the hash of the value that it holds.
     pub fn set_value_hash(&mut self, hash: u32) {
-        self.set_time(Stamp::Accessed, Time { seconds: hash.into(), nanoseconds: 0 });
+        self.set_time(InodeTime::Accessed, Time { seconds: hash.into(), nanoseconds: 0 });
         // Where there is no room for what is beyond 32 bits, that is not lost here.
         self.with(|raw| raw.i_atime = hash.into());
     }
@@ -335,13 +335,13 @@ impl<'a> Slot<'a> {
     }
 
     /// When it was deleted, in seconds since 1970; for an orphan the next one's number.
-    pub fn deleted(&self) -> u32 {
+    pub fn deletion_time(&self) -> u32 {
         self.get(|raw| raw.i_dtime.get()).unwrap_or(0)
     }
 
     /// Whether it is in use and has no name, where such inodes are not listed.
-    pub fn is_nameless(&self) -> bool {
-        self.links() == 0 && self.mode() != 0 && self.deleted() == 0
+    pub fn is_unlisted_orphan(&self) -> bool {
+        self.links() == 0 && self.mode() != 0 && self.deletion_time() == 0
     }
 
     /// Sets [`Slot::deleted`].
@@ -350,22 +350,22 @@ impl<'a> Slot<'a> {
     }
 
     /// Sets one of the times, as exactly as the inode has room for.
-    pub fn set_time(&mut self, which: Stamp, to: Time) {
+    pub fn set_time(&mut self, which: InodeTime, to: Time) {
         let extra_at: usize = match which {
-            Stamp::Changed => 0x84,
-            Stamp::Modified => 0x88,
-            Stamp::Accessed => 0x8C,
-            Stamp::Created => 0x94,
+            InodeTime::Changed => 0x84,
+            InodeTime::Modified => 0x88,
+            InodeTime::Accessed => 0x8C,
+            InodeTime::Created => 0x94,
         };
         let known = self.extra_end();
         let fits = extra_at.saturating_add(4) <= known;
         let (low, extra) = split_time(if fits { to } else { without_epoch(to) });
         match which {
-            Stamp::Changed => drop(self.with(|raw| raw.i_ctime = low.into())),
-            Stamp::Modified => drop(self.with(|raw| raw.i_mtime = low.into())),
-            Stamp::Accessed => drop(self.with(|raw| raw.i_atime = low.into())),
-            Stamp::Created if fits => self.put(0x90, &low.to_le_bytes()),
-            Stamp::Created => {}
+            InodeTime::Changed => drop(self.with(|raw| raw.i_ctime = low.into())),
+            InodeTime::Modified => drop(self.with(|raw| raw.i_mtime = low.into())),
+            InodeTime::Accessed => drop(self.with(|raw| raw.i_atime = low.into())),
+            InodeTime::Created if fits => self.put(0x90, &low.to_le_bytes()),
+            InodeTime::Created => {}
         }
         if fits {
             self.put(extra_at, &extra.to_le_bytes());
@@ -379,7 +379,7 @@ impl<'a> Slot<'a> {
     }
 
     /// The list of attributes inside the inode; empty if there is none.
-    pub fn attributes(&self) -> &[u8] {
+    pub fn inline_xattrs(&self) -> &[u8] {
         let end = self.extra_end();
         if end <= OLD_BYTES || le32(self.0, end) != Some(XATTR_MAGIC) {
             return &[];
@@ -388,13 +388,13 @@ impl<'a> Slot<'a> {
     }
 
     /// Bytes for a list of attributes inside the inode, its end mark included.
-    pub fn attribute_room(&self) -> usize {
+    pub fn xattr_capacity(&self) -> usize {
         let end = self.extra_end();
         if end <= OLD_BYTES { 0 } else { self.0.len().saturating_sub(end).saturating_sub(4) }
     }
 
     /// Sets the list of attributes inside the inode, which must fit; an empty one leaves none.
-    pub fn set_attributes(&mut self, list: &[u8]) {
+    pub fn set_inline_xattrs(&mut self, list: &[u8]) {
         let end = self.extra_end();
         if end <= OLD_BYTES {
             return;
@@ -410,12 +410,12 @@ impl<'a> Slot<'a> {
 
     /// The names of a directory that is inside its inode, part 0 or 1; none if there is no such
     /// part.
-    pub fn names_inside(&mut self, part: usize) -> &mut [u8] {
+    pub fn inline_dirents(&mut self, part: usize) -> &mut [u8] {
         let range = if part == 0 {
             POINTERS_AT.saturating_add(ENTRIES_AT)..POINTERS_AT.saturating_add(POINTER_BYTES)
         } else {
             let start = self.extra_end().saturating_add(4);
-            let value = xattr::inline_value(self.attributes()).unwrap_or_default();
+            let value = xattr::inline_value(self.inline_xattrs()).unwrap_or_default();
             start.saturating_add(value.start)..start.saturating_add(value.end)
         };
         self.0.get_mut(range).unwrap_or_default()
@@ -437,30 +437,30 @@ mod tests {
     fn times_are_as_exact_as_there_is_room() {
         let time = Time { seconds: (1 << 33) + 5, nanoseconds: 123 };
         let mut large = vec![0; 256];
-        let mut slot = Slot::of(&mut large).unwrap();
-        slot.extend();
-        slot.set_time(Stamp::Modified, time);
-        slot.set_time(Stamp::Created, time);
+        let mut slot = InodeSlot::of(&mut large).unwrap();
+        slot.init_extra_fields();
+        slot.set_time(InodeTime::Modified, time);
+        slot.set_time(InodeTime::Created, time);
         assert_eq!(le32(&large, 0x88), Some(123 << 2 | 2));
         assert_eq!(le32(&large, 0x94), Some(123 << 2 | 2));
         let mut small = vec![0; 128];
-        let mut slot = Slot::of(&mut small).unwrap();
-        slot.extend();
-        slot.set_time(Stamp::Modified, time);
+        let mut slot = InodeSlot::of(&mut small).unwrap();
+        slot.init_extra_fields();
+        slot.set_time(InodeTime::Modified, time);
         assert_eq!(le32(&small, 16), Some(i32::MAX as u32));
     }
 
     #[test]
     fn attributes_live_behind_the_fields() {
         let mut bytes = vec![0; 256];
-        let mut slot = Slot::of(&mut bytes).unwrap();
-        assert_eq!((slot.attribute_room(), slot.attributes().len()), (0, 0));
-        slot.extend();
-        assert_eq!(slot.attribute_room(), 256 - 160 - 4);
-        slot.set_attributes(&[7; 8]);
-        assert_eq!(&slot.attributes()[..9], [7, 7, 7, 7, 7, 7, 7, 7, 0]);
-        slot.set_attributes(&[]);
-        assert!(slot.attributes().is_empty());
+        let mut slot = InodeSlot::of(&mut bytes).unwrap();
+        assert_eq!((slot.xattr_capacity(), slot.inline_xattrs().len()), (0, 0));
+        slot.init_extra_fields();
+        assert_eq!(slot.xattr_capacity(), 256 - 160 - 4);
+        slot.set_inline_xattrs(&[7; 8]);
+        assert_eq!(&slot.inline_xattrs()[..9], [7, 7, 7, 7, 7, 7, 7, 7, 0]);
+        slot.set_inline_xattrs(&[]);
+        assert!(slot.inline_xattrs().is_empty());
         assert_eq!(bytes[160..], [0; 96]);
     }
 }

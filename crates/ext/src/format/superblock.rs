@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::casefold;
 use super::checksum::{self, Checksum};
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use super::hash::Seed;
+use super::hash::HashSeed;
 use super::requirements::{FIRST_INODE_OF_REVISION_0, INODE_BYTES_OF_REVISION_0};
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 
@@ -197,13 +197,13 @@ pub struct Superblock {
     /// Where it was mounted last.
     pub last_mounted: Vec<u8>,
     /// Seed of directory hashes.
-    pub hash_seed: Seed,
+    pub hash_seed: HashSeed,
     /// Hash version that new hash trees get.
     pub default_hash_version: u8,
     /// Whether directory hashes take characters as unsigned.
     pub hash_unsigned: bool,
     /// Seconds since 1970 of: making, last mount, last write, last check.
-    pub dates: Dates,
+    pub dates: Timestamps,
     /// How often it was mounted since the last check.
     pub mounts: u16,
     /// The inode of the journal, if there is one inside.
@@ -242,7 +242,7 @@ pub struct Superblock {
 
 /// Dates of a volume, in seconds since 1970; 0 where it never happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Dates {
+pub struct Timestamps {
     /// When it was made.
     pub made: u32,
     /// When it was mounted last.
@@ -336,7 +336,7 @@ impl RawSuperblock {
     /// [`Error::Unsupported`] naming all features that are missing here, or
     /// [`Error::Corrupt`] naming the first field that makes no sense.
     pub fn check(&self) -> Result<Superblock> {
-        let super_ = self.understand()?;
+        let super_ = self.check_lenient()?;
         // Linux mounts no other, and what libext2fs changes has no other.
         match u64::from(super_.inodes) == super_.inodes_in_groups() {
             true => Ok(super_),
@@ -349,7 +349,7 @@ impl RawSuperblock {
     ///
     /// # Errors
     /// As [`RawSuperblock::check`].
-    pub fn understand(&self) -> Result<Superblock> {
+    pub fn check_lenient(&self) -> Result<Superblock> {
         let revision = self.s_rev_level.get();
         if revision > 1 {
             return Err(Error::Unsupported { feature: format!("needs: revision {revision}") });
@@ -360,7 +360,7 @@ impl RawSuperblock {
         let compatible = Compatible::from_bits_retain(compatible);
         let incompatible = Incompatible::from_bits_retain(incompatible);
         let read_only_compatible = ReadOnlyCompatible::from_bits_retain(read_only_compatible);
-        refuse_what_is_missing(incompatible)?;
+        check_features(incompatible)?;
         self.refuse_encodings(incompatible)?;
         let checksum_seed = self.verify(incompatible, read_only_compatible)?;
         let wide = incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
@@ -441,10 +441,10 @@ impl RawSuperblock {
             uuid: self.s_uuid,
             label: text(&self.s_volume_name),
             last_mounted: text(&self.s_last_mounted),
-            hash_seed: Seed::new(self.s_hash_seed.map(U32::get)),
+            hash_seed: HashSeed::new(self.s_hash_seed.map(U32::get)),
             default_hash_version: self.s_def_hash_version,
             hash_unsigned: self.s_flags.get() & FLAG_UNSIGNED_HASH != 0,
-            dates: Dates {
+            dates: Timestamps {
                 made: self.s_mkfs_time.get(),
                 mounted: self.s_mtime.get(),
                 written: self.s_wtime.get(),
@@ -498,7 +498,7 @@ impl RawSuperblock {
     fn seed(&self, incompatible: Incompatible) -> Checksum {
         match incompatible.contains(Incompatible::CSUM_SEED) {
             true => Checksum::seeded(self.s_checksum_seed.get()),
-            false => Checksum::new().of(&self.s_uuid),
+            false => Checksum::new().update(&self.s_uuid),
         }
     }
 
@@ -514,13 +514,13 @@ impl RawSuperblock {
     fn checksum(&self) -> u32 {
         let bytes = self.as_bytes();
         let sealed = bytes.get(..offset_of!(Self, s_checksum)).unwrap_or_default();
-        Checksum::new().of(sealed).get()
+        Checksum::new().update(sealed).value()
     }
 
     /// Makes the checksum right without changing it, by `s_snapshot_id`, which nothing reads. The
     /// checksum is in the second sector and all that changes while a volume is in use in the
     /// first: so the superblock changes whole, or not at all, where sectors do.
-    pub fn balance(&mut self) {
+    pub fn preserve_checksum(&mut self) {
         /// Where `s_snapshot_id` is.
         const AT: usize = 0x184;
         let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
@@ -528,15 +528,15 @@ impl RawSuperblock {
             return;
         }
         let bytes = self.as_bytes();
-        let before = Checksum::new().of(bytes.get(..AT).unwrap_or_default());
+        let before = Checksum::new().update(bytes.get(..AT).unwrap_or_default());
         let behind = bytes.get(AT.saturating_add(4)..LEN_BYTES.saturating_sub(4));
-        let id = checksum::balance(before, behind.unwrap_or_default(), self.s_checksum.get());
+        let id = checksum::solve_for(before, behind.unwrap_or_default(), self.s_checksum.get());
         let [_, snapshot_id, ..] = &mut self.s_snapshot;
         snapshot_id.set(id);
     }
 
     /// Makes its checksum right, where it has one.
-    pub fn seal(&mut self) {
+    pub fn set_checksum(&mut self) {
         let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
         if features.contains(ReadOnlyCompatible::METADATA_CSUM) {
             self.s_checksum.set(self.checksum());
@@ -572,7 +572,7 @@ impl RawSuperblock {
     }
 }
 
-fn refuse_what_is_missing(incompatible: Incompatible) -> Result<()> {
+fn check_features(incompatible: Incompatible) -> Result<()> {
     if incompatible.contains(Incompatible::UNFINISHED) {
         let feature = "unfinished: a change of the whole volume was cut off; \
                        `draconis tune` without options ends it";
@@ -594,11 +594,11 @@ fn text(field: &[u8]) -> Vec<u8> {
 
 impl Superblock {
     /// The block that holds the superblock, and where in that block it starts, in bytes.
-    pub fn place(&self) -> (FsBlock, usize) {
+    pub fn location(&self) -> (FsBlock, usize) {
         let block_bytes = u64::from(self.block_bytes);
         let block = OFFSET_BYTES.checked_div(block_bytes).unwrap_or(0);
         let at = OFFSET_BYTES.checked_rem(block_bytes).unwrap_or(0);
-        (FsBlock(block), crate::units::index(at))
+        (FsBlock(block), crate::units::saturating_usize(at))
     }
 
     /// Whether the journal holds changes that are not in place.
@@ -614,8 +614,8 @@ impl Superblock {
     /// Which of the family the volume is, as `mke2fs -t` names it: one with a journal alone is
     /// `ext3`, one with any feature that came with ext4 is `ext4`.
     pub fn kind(&self) -> &'static str {
-        let newer = self.incompatible.intersects(Incompatible::OF_EXT4)
-            || self.read_only_compatible.intersects(ReadOnlyCompatible::OF_EXT4);
+        let newer = self.incompatible.intersects(Incompatible::EXT4_ONLY)
+            || self.read_only_compatible.intersects(ReadOnlyCompatible::EXT4_ONLY);
         match (newer, self.compatible.contains(Compatible::HAS_JOURNAL)) {
             (true, _) => "ext4",
             (false, true) => "ext3",
@@ -625,7 +625,7 @@ impl Superblock {
 
     /// Free blocks that no user is given: those kept for the superuser, and with extents as many
     /// as Linux keeps for what a change of their trees may need.
-    pub fn set_aside(&self) -> u64 {
+    pub fn reserved_total(&self) -> u64 {
         if !self.incompatible.contains(Incompatible::EXTENTS) {
             return self.reserved_blocks;
         }
@@ -636,7 +636,7 @@ impl Superblock {
 
     /// What the checksums of what belongs to a file begin with, on volumes that have them.
     pub fn checksum_of_file(&self, file: FileId) -> Option<Checksum> {
-        self.checksum_seed.map(|seed| seed.of32(file.inode).of32(file.generation))
+        self.checksum_seed.map(|seed| seed.update_u32(file.inode).update_u32(file.generation))
     }
 
     /// The size the superblock claims for the volume, in bytes.
@@ -656,12 +656,12 @@ impl Superblock {
     }
 
     /// Whether `block` can belong to a file.
-    pub fn holds(&self, block: FsBlock) -> bool {
+    pub fn is_valid_block(&self, block: FsBlock) -> bool {
         block.0 > u64::from(self.first_data_block) && block.0 < self.blocks
     }
 
     /// Whether a directory entry may name `inode`.
-    pub fn names(&self, inode: InodeNumber) -> bool {
+    pub fn is_valid_inode(&self, inode: InodeNumber) -> bool {
         let is_hidden = self.has_quota(inode) || self.orphan_file == Some(inode);
         inode == InodeNumber::ROOT
             || (self.first_inode..=InodeNumber(self.inodes)).contains(&inode) && !is_hidden
@@ -681,7 +681,7 @@ impl Superblock {
     /// Blocks that an inode table takes in each group.
     pub fn inode_table_blocks(&self) -> u32 {
         let bytes = u64::from(self.inodes_per_group).saturating_mul(u64::from(self.inode_bytes));
-        crate::units::narrow(bytes.div_ceil(u64::from(self.block_bytes)))
+        crate::units::saturating_u32(bytes.div_ceil(u64::from(self.block_bytes)))
     }
 }
 
@@ -739,7 +739,7 @@ mod tests {
     fn the_check_hears_how_many_inodes_there_should_be() {
         let mut bytes = sane();
         bytes[0] = 127;
-        let understood = RawSuperblock::view(&bytes).unwrap().understand().unwrap();
+        let understood = RawSuperblock::view(&bytes).unwrap().check_lenient().unwrap();
         assert_eq!((understood.inodes, understood.inodes_in_groups()), (127, 128));
     }
 

@@ -32,16 +32,16 @@ fn prefix(number: u8) -> Option<&'static [u8]> {
 
 /// One attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Attribute<'a> {
+pub struct Xattr<'a> {
     prefix: &'static [u8],
     suffix: &'a [u8],
     value: Option<&'a [u8]>,
-    outside: Option<Outside>,
+    ea_inode: Option<EaInodeRef>,
 }
 
 /// A value in an inode of its own (`ea_inode`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Outside {
+pub struct EaInodeRef {
     /// That inode.
     pub inode: InodeNumber,
     /// Bytes of the value.
@@ -49,7 +49,7 @@ pub struct Outside {
     hash: u32,
 }
 
-impl<'a> Attribute<'a> {
+impl<'a> Xattr<'a> {
     /// The full name.
     pub fn name(&self) -> Vec<u8> {
         [self.prefix, self.suffix].concat()
@@ -72,13 +72,13 @@ impl<'a> Attribute<'a> {
     }
 
     /// Where its value is, if it is in an inode of its own.
-    pub fn outside(&self) -> Option<Outside> {
-        self.outside
+    pub fn ea_inode(&self) -> Option<EaInodeRef> {
+        self.ea_inode
     }
 
     /// Whether the entry is of a value with this hash. Some writers took the characters of the name
     /// as signed.
-    pub fn is_of_value(&self, value_hash: u32) -> bool {
+    pub fn matches_ea_inode(&self, value_hash: u32) -> bool {
         let character = |byte: &u8, signed| match signed {
             true => i32::from(byte.cast_signed()).cast_unsigned(),
             false => u32::from(*byte),
@@ -90,7 +90,7 @@ impl<'a> Attribute<'a> {
                 .fold(0u32, |sum, byte| sum.rotate_left(5) ^ character(byte, signed));
             name.rotate_left(16) ^ value_hash
         };
-        self.outside.is_none_or(|outside| [false, true].map(hash).contains(&outside.hash))
+        self.ea_inode.is_none_or(|outside| [false, true].map(hash).contains(&outside.hash))
     }
 
     /// The bytes on disk.
@@ -103,12 +103,12 @@ impl<'a> Attribute<'a> {
 }
 
 /// How many inodes share a block of attributes.
-pub(crate) fn owners(block: &[u8]) -> Option<u32> {
+pub(crate) fn refcount(block: &[u8]) -> Option<u32> {
     le32(block, 4)
 }
 
 /// Sets how many inodes share a block of attributes.
-pub(crate) fn set_owners(block: &mut [u8], owners: u32) -> Option<()> {
+pub(crate) fn set_refcount(block: &mut [u8], owners: u32) -> Option<()> {
     put32(block, 4, owners)
 }
 
@@ -118,11 +118,11 @@ const CHECKSUM_AT: usize = 16;
 /// The checksum of the block of attributes that is `at`.
 fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
     let (before, rest) = block.split_at_checked(CHECKSUM_AT)?;
-    Some(seed.of64(at.0).of(before).of(&[0; 4]).of(rest.get(4..)?).get())
+    Some(seed.update_u64(at.0).update(before).update(&[0; 4]).update(rest.get(4..)?).value())
 }
 
 /// Whether the checksum of a block of attributes is right; `seed` is the volume's.
-pub fn is_sealed(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
+pub fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
     le32(block, CHECKSUM_AT) == checksum(block, seed, at)
 }
 
@@ -136,7 +136,7 @@ pub(crate) fn is_same(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Makes the checksum of a block of attributes right.
-pub fn seal(block: &mut [u8], seed: Checksum, at: FsBlock) {
+pub fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
     if let Some(sum) = checksum(block, seed, at) {
         let _ = put32(block, CHECKSUM_AT, sum);
     }
@@ -144,18 +144,18 @@ pub fn seal(block: &mut [u8], seed: Checksum, at: FsBlock) {
 
 /// A list of attributes.
 #[derive(Debug)]
-pub struct Attributes<'a> {
+pub struct XattrList<'a> {
     entries: &'a [u8],
     values: &'a [u8],
     at: usize,
 }
 
-impl<'a> Attributes<'a> {
+impl<'a> XattrList<'a> {
     /// The list in a block.
     ///
     /// # Errors
     /// [`Error::Corrupt`] without the magic number.
-    pub fn of_block(block: &'a [u8]) -> Result<Self> {
+    pub fn from_block(block: &'a [u8]) -> Result<Self> {
         let entries = block.get(BLOCK_HEAD_BYTES..);
         match (le32(block, 0), le32(block, 8), entries) {
             (Some(MAGIC), Some(1), Some(entries)) => Ok(Self { entries, values: block, at: 0 }),
@@ -164,16 +164,16 @@ impl<'a> Attributes<'a> {
     }
 
     /// The list that starts with `body` inside an inode.
-    pub fn of_body(body: &'a [u8]) -> Self {
+    pub fn from_inode(body: &'a [u8]) -> Self {
         Self { entries: body, values: body, at: 0 }
     }
 
     /// The entry at the current place, and where the next one is.
-    fn entry(&self, head: &'a [u8]) -> Option<(Option<Attribute<'a>>, usize)> {
+    fn entry(&self, head: &'a [u8]) -> Option<(Option<Xattr<'a>>, usize)> {
         let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
         let value_at = usize::from(le16(head, 2)?);
         let (inode, len, hash) = (le32(head, 4)?, le32(head, 8)?, le32(head, 12)?);
-        let outside = (inode != 0).then_some(Outside { inode: InodeNumber(inode), len, hash });
+        let outside = (inode != 0).then_some(EaInodeRef { inode: InodeNumber(inode), len, hash });
         let value_len = usize::try_from(len).ok()?;
         let suffix = head.get(ENTRY_BYTES..)?.get(..name_len)?;
         let value = match value_len {
@@ -182,13 +182,13 @@ impl<'a> Attributes<'a> {
             len => self.values.get(value_at..).and_then(|rest| rest.get(..len)),
         };
         let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
-        let shown = prefix(number).map(|prefix| Attribute { prefix, suffix, value, outside });
+        let shown = prefix(number).map(|prefix| Xattr { prefix, suffix, value, ea_inode: outside });
         Some((shown, self.at.checked_add(len)?))
     }
 }
 
-impl<'a> Iterator for Attributes<'a> {
-    type Item = Result<Attribute<'a>>;
+impl<'a> Iterator for XattrList<'a> {
+    type Item = Result<Xattr<'a>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
@@ -216,7 +216,7 @@ impl<'a> Iterator for Attributes<'a> {
 /// Where in the list that starts with `body` inside an inode the value is that belongs to the
 /// inode's contents.
 pub(crate) fn inline_value(body: &[u8]) -> Option<std::ops::Range<usize>> {
-    let mut list = Attributes::of_body(body);
+    let mut list = XattrList::from_inode(body);
     loop {
         let head = body.get(list.at..)?;
         let (found, value_at, len) = (list.entry(head)?, le16(head, 2)?, le32(head, 8)?);
@@ -264,17 +264,17 @@ fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
 
 /// An attribute that is to be written: its name's number and rest, and the bytes on disk.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct NewAttribute {
+pub struct NewXattr {
     // In this order the kernel keeps the entries of a block.
     number: u8,
     suffix_bytes: usize,
     suffix: Vec<u8>,
     /// Empty if it is in an inode of its own.
     value: Vec<u8>,
-    outside: Option<Outside>,
+    outside: Option<EaInodeRef>,
 }
 
-impl NewAttribute {
+impl NewXattr {
     /// The attribute `name` with `value` as Linux's `setxattr` takes it; `None` if the format
     /// has no place for such a name.
     ///
@@ -303,7 +303,7 @@ impl NewAttribute {
     }
 
     /// Where its value is, if it is in an inode of its own.
-    pub(crate) fn outside(&self) -> Option<Outside> {
+    pub(crate) fn outside(&self) -> Option<EaInodeRef> {
         self.outside
     }
 
@@ -313,10 +313,10 @@ impl NewAttribute {
     }
 
     /// The same with its value, which has this hash, in `inode`.
-    pub(crate) fn moved_to(&self, inode: InodeNumber, value_hash: u32) -> Self {
+    pub(crate) fn with_ea_inode(&self, inode: InodeNumber, value_hash: u32) -> Self {
         let len = u32::try_from(self.value.len()).unwrap_or(u32::MAX);
         let hash = self.name_hash().rotate_left(16) ^ value_hash;
-        let outside = Some(Outside { inode, len, hash });
+        let outside = Some(EaInodeRef { inode, len, hash });
         Self { value: Vec::new(), outside, ..self.clone() }
     }
 
@@ -351,7 +351,7 @@ impl NewAttribute {
     }
 
     /// Bytes that it takes in a list.
-    pub fn room_bytes(&self) -> usize {
+    pub fn entry_and_value_bytes(&self) -> usize {
         self.entry_bytes().saturating_add(self.value.len().next_multiple_of(4))
     }
 
@@ -375,20 +375,22 @@ impl NewAttribute {
 }
 
 /// Bytes for entries and values in a block of `block_bytes`; the list ends with four zeros.
-pub fn block_room(block_bytes: u32) -> usize {
-    crate::units::index(block_bytes.into()).saturating_sub(BLOCK_HEAD_BYTES).saturating_sub(4)
+pub fn block_capacity(block_bytes: u32) -> usize {
+    crate::units::saturating_usize(block_bytes.into())
+        .saturating_sub(BLOCK_HEAD_BYTES)
+        .saturating_sub(4)
 }
 
 /// Bytes for entries and values behind the fields of an inode.
-pub fn body_room(inode_bytes: u32) -> usize {
+pub fn inode_capacity(inode_bytes: u32) -> usize {
     let fields = 128usize.saturating_add(usize::from(super::inode::EXTRA_BYTES));
-    crate::units::index(inode_bytes.into()).saturating_sub(fields).saturating_sub(8)
+    crate::units::saturating_usize(inode_bytes.into()).saturating_sub(fields).saturating_sub(8)
 }
 
 /// A block with these attributes, which `owners` inodes share; they must fit.
-pub fn encode_block(attributes: &[NewAttribute], block_bytes: u32, owners: u32) -> Vec<u8> {
-    let len = crate::units::index(block_bytes.into());
-    let hashes: Vec<u32> = attributes.iter().map(NewAttribute::hash).collect();
+pub fn encode_block(attributes: &[NewXattr], block_bytes: u32, owners: u32) -> Vec<u8> {
+    let len = crate::units::saturating_usize(block_bytes.into());
+    let hashes: Vec<u32> = attributes.iter().map(NewXattr::hash).collect();
     let all = match hashes.contains(&0) {
         true => 0,
         false => hashes.iter().fold(0u32, |sum, hash| sum.rotate_left(16) ^ hash),
@@ -405,24 +407,24 @@ pub fn encode_block(attributes: &[NewAttribute], block_bytes: u32, owners: u32) 
 }
 
 /// The list behind the fields of an inode; the attributes must fit.
-pub fn encode_body(attributes: &[NewAttribute], inode_bytes: u32) -> Vec<u8> {
+pub fn encode_body(attributes: &[NewXattr], inode_bytes: u32) -> Vec<u8> {
     let none = vec![0; attributes.len()];
-    encode(attributes, &none, body_room(inode_bytes).saturating_add(4), 0)
+    encode(attributes, &none, inode_capacity(inode_bytes).saturating_add(4), 0)
 }
 
 /// A list inside an inode that has `room` bytes for it; the attributes must fit.
-pub(crate) fn encode_list(attributes: &[NewAttribute], room: usize) -> Vec<u8> {
+pub(crate) fn encode_list(attributes: &[NewXattr], room: usize) -> Vec<u8> {
     encode(attributes, &vec![0; attributes.len()], room, 0)
 }
 
 /// Entries from the front, values from the end of `len` bytes; `base` is where they start
 /// in what values are counted from.
-fn encode(attributes: &[NewAttribute], hashes: &[u32], len: usize, base: usize) -> Vec<u8> {
+fn encode(attributes: &[NewXattr], hashes: &[u32], len: usize, base: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     let mut end = len;
     let mut values: Vec<(usize, &[u8])> = Vec::new();
     for (attribute, hash) in attributes.iter().zip(hashes) {
-        let NewAttribute { number, suffix_bytes, suffix, value, outside } = attribute;
+        let NewXattr { number, suffix_bytes, suffix, value, outside } = attribute;
         // An entry of a value in an inode of its own has a sum wherever it stands.
         let (inode, len, hash) = match outside {
             Some(outside) => (outside.inode.0, outside.len, outside.hash),
@@ -459,7 +461,7 @@ mod tests {
         body[16..19].copy_from_slice(b"abc");
         body[90..95].copy_from_slice(b"value");
         body[20..24].copy_from_slice(&[200, 1, 0, 0]);
-        let found: Vec<_> = Attributes::of_body(&body).collect();
+        let found: Vec<_> = XattrList::from_inode(&body).collect();
         assert_eq!(found.len(), 2);
         let first = found[0].as_ref().unwrap();
         assert!(first.is(b"user.abc") && !first.is(b"user.ab"));
@@ -469,14 +471,14 @@ mod tests {
 
     #[test]
     fn what_is_encoded_is_read_back() {
-        let new = |name: &[u8], value: &[u8]| NewAttribute::new(name, value).unwrap().unwrap();
+        let new = |name: &[u8], value: &[u8]| NewXattr::new(name, value).unwrap().unwrap();
         let mut all =
             vec![new(b"user.b", b"12345"), new(b"user.empty", b""), new(b"security.x", b"v")];
         all.sort();
         let block = encode_block(&all, 1024, 3);
         let body = encode_body(&all, 256);
         assert_eq!((block.len(), body.len()), (1024, 256 - 128 - 32 - 4));
-        for list in [Attributes::of_block(&block).unwrap(), Attributes::of_body(&body)] {
+        for list in [XattrList::from_block(&block).unwrap(), XattrList::from_inode(&body)] {
             let found: Vec<_> = list
                 .map(|it| it.unwrap())
                 .map(|it| (it.name(), it.value().unwrap().to_vec()))
@@ -485,8 +487,8 @@ mod tests {
             assert!(found.contains(&(b"user.b".to_vec(), b"12345".to_vec())));
             assert!(found.contains(&(b"user.empty".to_vec(), vec![])));
         }
-        assert_eq!(NewAttribute::new(b"btrfs.x", b"").unwrap(), None);
-        assert_eq!(NewAttribute::new(b"user.", b"").unwrap(), None);
-        assert!(NewAttribute::new(b"system.posix_acl_access", b"").is_err());
+        assert_eq!(NewXattr::new(b"btrfs.x", b"").unwrap(), None);
+        assert_eq!(NewXattr::new(b"user.", b"").unwrap(), None);
+        assert!(NewXattr::new(b"system.posix_acl_access", b"").is_err());
     }
 }

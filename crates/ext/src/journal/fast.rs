@@ -20,33 +20,35 @@ use std::sync::Arc;
 use draconis_device::Disk;
 use draconis_exchange::contract::{FileType, Time};
 
-use super::log::Log;
+use super::log::JournalFile;
 use super::recovery::{Damage, Source};
-use super::scratch::Scratch;
+use super::scratch::CowDisk;
 use crate::blocks::role::Role;
 use crate::format::inode;
-use crate::format::jbd2::Incompatible;
-use crate::format::jbd2::fast::{Counting, NameChange, Record, has_tail, records};
-use crate::format::slot::Slot;
+use crate::format::jbd2::JournalIncompatible;
+use crate::format::jbd2::fast::{
+    DentryChange, FastCommitRecord, FastCommitScan, has_tail, records,
+};
+use crate::format::slot::InodeSlot;
 use crate::format::superblock::Superblock;
-use crate::map::edit::Taking;
+use crate::map::edit::AllocationPolicy;
 use crate::map::extents::empty_root;
-use crate::ops::Writing;
+use crate::ops::WriteOptions;
 use crate::transaction::Transaction;
-use crate::units::index;
-use crate::volume::{Options, Volume};
+use crate::units::saturating_usize;
+use crate::volume::{OpenOptions, Volume};
 use crate::{AccessTimes, Error, InodeNumber, Result};
 
 /// The caches of the volume on which they are carried out.
-const SMALL: Options = Options {
+const REPLAY_OPTIONS: OpenOptions = OpenOptions {
     inode_cache: 256,
     block_map_cache: 256,
     data_cache_bytes: 2 << 20,
-    dots: false,
+    lists_dots: false,
     read_ahead_bytes: 0,
 };
 /// Bytes that may change.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_REPLAY_BYTES: u64 = 64 << 20;
 
 /// What the fast commits of a log are.
 pub(super) struct Survey {
@@ -60,20 +62,20 @@ pub(super) struct Survey {
 ///
 /// # Errors
 /// What the device says.
-pub(super) fn survey(log: &Log, next: u32) -> Result<Survey> {
+pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
     let mut survey = Survey { records: 0, damage: None };
     let super_ = &log.super_;
-    if super_.start.is_none() || !super_.incompatible.contains(Incompatible::FAST_COMMIT) {
+    if super_.start.is_none() || !super_.incompatible.contains(JournalIncompatible::FAST_COMMIT) {
         return Ok(survey);
     }
-    let mut counting = Counting::new(next);
+    let mut counting = FastCommitScan::new(next);
     let mut places = places(log).peekable();
     while let Some(at) = places.peek()
-        && counting.pass(&log.read(*at)?)
+        && counting.scan_block(&log.read(*at)?)
     {
         places.next();
     }
-    survey.records = counting.count();
+    survey.records = counting.valid_records();
     let what = "journal: checksum of a fast commit";
     if counting.has_damaged_tail() {
         survey.damage = places.peek().map(|at| Damage { what, at: *at });
@@ -92,7 +94,7 @@ pub(super) fn survey(log: &Log, next: u32) -> Result<Survey> {
 }
 
 /// The blocks of fast commits: Linux leaves the first one behind the log free.
-fn places(log: &Log) -> Range<u32> {
+fn places(log: &JournalFile) -> Range<u32> {
     log.super_.end.saturating_add(1)..log.super_.len
 }
 
@@ -101,12 +103,12 @@ fn places(log: &Log) -> Range<u32> {
 ///
 /// # Errors
 /// [`Error::Unsupported`] for what cannot be carried out here; [`Error::Corrupt`]; [`Error::Io`].
-pub(super) fn carry_out(
+pub(super) fn replay_fast_commits(
     disk: Arc<dyn Disk>,
-    log: &Log,
+    log: &JournalFile,
     super_: &Superblock,
     count: u64,
-) -> Result<Option<Arc<Scratch>>> {
+) -> Result<Option<Arc<CowDisk>>> {
     if count == 0 {
         return Ok(None);
     }
@@ -117,25 +119,26 @@ pub(super) fn carry_out(
         return Err(Error::Unsupported { feature: feature.to_owned() });
     }
     // All of it is one transaction.
-    let most = u64::from(log.super_.log_blocks()).min(MOST_BYTES / u64::from(block_bytes.max(1)));
-    let scratch = Arc::new(Scratch::new(disk, block_bytes, index(most)));
+    let most =
+        u64::from(log.super_.log_blocks()).min(MAX_REPLAY_BYTES / u64::from(block_bytes.max(1)));
+    let scratch = Arc::new(CowDisk::new(disk, block_bytes, saturating_usize(most)));
     let seconds = super_.dates.written;
     let clock = move || Time { seconds: seconds.into(), nanoseconds: 0 };
-    let writing = Writing {
+    let writing = WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 64 << 20,
         atime: AccessTimes::Never,
         discard: false,
     };
-    let volume = Volume::for_recovery(scratch.clone(), SMALL, writing, super_)?;
-    let all = |each: &mut dyn FnMut(Record) -> Result<()>| {
+    let volume = Volume::for_recovery(scratch.clone(), REPLAY_OPTIONS, writing, super_)?;
+    let all = |each: &mut dyn FnMut(FastCommitRecord) -> Result<()>| {
         let mut left = count;
         for at in places(log) {
             if left == 0 {
                 break;
             }
             let block = log.read(at)?;
-            for record in records(&block).take(index(left)) {
+            for record in records(&block).take(saturating_usize(left)) {
                 left -= 1;
                 each(record?)?;
             }
@@ -143,40 +146,40 @@ pub(super) fn carry_out(
         Ok::<_, Error>(())
     };
     all(&mut |record| match record {
-        Record::Placed { extent, .. } => volume.transact(|tx| {
-            tx.may_wait = true;
-            tx.keep_back(extent.start.0, extent.blocks)
+        FastCommitRecord::AddRange { extent, .. } => volume.transact(|tx| {
+            tx.may_block = true;
+            tx.exclude_from_allocation(extent.start.0, extent.blocks)
         }),
         _ => Ok(()),
     })?;
     let mut dead = BTreeSet::new();
     all(&mut |record| {
         volume.transact(|tx| {
-            tx.may_wait = true;
-            tx.carry_out(&record, &mut dead).map_err(as_damage)
+            tx.may_block = true;
+            tx.replay_record(&record, &mut dead).map_err(to_journal_damage)
         })
     })?;
     for inode in dead {
         volume.transact(|tx| {
-            tx.may_wait = true;
+            tx.may_block = true;
             let lives = tx.read_slot(inode, |it| it.links() > 0 || it.mode() == 0)?;
-            if lives { Ok(()) } else { tx.delete(inode) }
+            if lives { Ok(()) } else { tx.evict_inode(inode) }
         })?;
     }
     let done = volume.sync();
-    if scratch.blocks().len() > index(most) {
+    if scratch.blocks().len() > saturating_usize(most) {
         let feature = "needs_recovery: fast commits that change more than the log has room for; \
                        mount the volume with Linux once";
         return Err(Error::Unsupported { feature: feature.to_owned() });
     }
     done?;
-    scratch.end();
+    scratch.freeze();
     ::log::info!("{count} records of fast commits are carried out");
     Ok(Some(scratch))
 }
 
 /// What no record asks for that makes sense is damage of the journal.
-fn as_damage(error: Error) -> Error {
+fn to_journal_damage(error: Error) -> Error {
     match error {
         Error::Corrupt { .. } | Error::Io(_) | Error::Unsupported { .. } | Error::NoSpace => error,
         _ => Error::corrupt("journal: record of a fast commit"),
@@ -184,21 +187,25 @@ fn as_damage(error: Error) -> Error {
 }
 
 impl Transaction<'_> {
-    fn carry_out(&mut self, record: &Record, dead: &mut BTreeSet<InodeNumber>) -> Result<()> {
+    fn replay_record(
+        &mut self,
+        record: &FastCommitRecord,
+        dead: &mut BTreeSet<InodeNumber>,
+    ) -> Result<()> {
         match record {
-            Record::Inode { inode, raw } => self.renew_inode(*inode, raw, dead),
-            Record::Placed { inode, extent } => match self.has_map(*inode)? {
-                true => self.place_extent(*inode, *extent),
+            FastCommitRecord::Inode { inode, raw } => self.replay_inode(*inode, raw, dead),
+            FastCommitRecord::AddRange { inode, extent } => match self.has_map(*inode)? {
+                true => self.replay_extent(*inode, *extent),
                 false => Ok(()),
             },
-            Record::Hole { inode, from, blocks } => match self.has_map(*inode)? {
+            FastCommitRecord::DelRange { inode, from, blocks } => match self.has_map(*inode)? {
                 true => self.unmap(*inode, *from..from.saturating_add(*blocks)),
                 false => Ok(()),
             },
-            Record::Name { change, dir, inode, name } => match change {
-                NameChange::Gone => self.lose(*dir, *inode, name, dead),
-                NameChange::Made | NameChange::Linked => {
-                    self.name(*dir, *inode, name, *change == NameChange::Made)
+            FastCommitRecord::Name { change, dir, inode, name } => match change {
+                DentryChange::Unlink => self.replay_unlink(*dir, *inode, name, dead),
+                DentryChange::Create | DentryChange::Link => {
+                    self.replay_link(*dir, *inode, name, *change == DentryChange::Create)
                 }
             },
         }
@@ -206,7 +213,7 @@ impl Transaction<'_> {
 
     /// Whether an inode is in use.
     fn is_used(&mut self, inode: InodeNumber) -> Result<bool> {
-        Ok(self.read_slot(inode, |it| it.mode() != 0)? && self.is_taken(inode)?)
+        Ok(self.read_slot(inode, |it| it.mode() != 0)? && self.is_inode_allocated(inode)?)
     }
 
     /// Whether a file is there whose map records speak of.
@@ -220,7 +227,7 @@ impl Transaction<'_> {
         self.is_used(inode)
     }
 
-    fn renew_inode(
+    fn replay_inode(
         &mut self,
         number: InodeNumber,
         raw: &[u8],
@@ -228,13 +235,13 @@ impl Transaction<'_> {
     ) -> Result<()> {
         let damaged = || Error::corrupt("journal: inode of a fast commit").of_inode(number);
         let is_ours = number < self.volume.super_.first_inode && number != InodeNumber::ROOT;
-        if is_ours || raw.len() > index(self.volume.super_.inode_bytes.into()) {
+        if is_ours || raw.len() > saturating_usize(self.volume.super_.inode_bytes.into()) {
             return Err(damaged());
         }
         let mut copy = raw.to_vec();
-        let new = Slot::of(&mut copy)?;
+        let new = InodeSlot::of(&mut copy)?;
         let (mode, links, generation) = (new.mode(), new.links(), new.generation());
-        let (flags, attributes) = (new.flags(), new.attribute_block());
+        let (flags, attributes) = (new.flags(), new.xattr_block());
         let kind = FileType::from_mode(mode.into()).ok_or_else(damaged)?;
         let was_linked = self.read_slot(number, |it| it.links() > 0)?;
         if self.is_used(number)? {
@@ -244,16 +251,16 @@ impl Transaction<'_> {
             }
             if before.0 != generation {
                 // Another file had the number.
-                self.delete(number)?;
+                self.evict_inode(number)?;
             } else if before.1 & !flags & inode::flags::EXTENTS != 0 {
                 self.unmap(number, 0..u32::MAX)?;
             }
         }
-        let is_new = self.take_inode(number, kind)?;
-        self.change_slot(number, |it| it.renew(raw, is_new, empty_root()))?;
-        self.forget_map(number, 0, u32::MAX);
+        let is_new = self.allocate_exact_inode(number, kind)?;
+        self.change_slot(number, |it| it.update_from(raw, is_new, empty_root()))?;
+        self.invalidate_map(number, 0, u32::MAX);
         if is_new && attributes != 0 {
-            self.count_sectors(number, self.cluster_blocks().into())?;
+            self.add_sectors(number, self.cluster_blocks().into())?;
         }
         if links == 0 && (is_new || was_linked) {
             dead.insert(number);
@@ -262,7 +269,7 @@ impl Transaction<'_> {
     }
 
     /// Puts a name in.
-    fn name(
+    fn replay_link(
         &mut self,
         dir: InodeNumber,
         inode: InodeNumber,
@@ -272,19 +279,19 @@ impl Transaction<'_> {
         if !self.is_used(dir)? || !self.is_used(inode)? {
             return Ok(());
         }
-        let parent = self.peek(dir)?;
-        let kind = self.peek(inode)?.kind;
+        let parent = self.read_inode_unchecked(dir)?;
+        let kind = self.read_inode_unchecked(inode)?.kind;
         if parent.kind != FileType::Directory || dir == inode {
             return Err(Error::corrupt("journal: name of a fast commit").of_inode(dir));
         }
         let is_dir = kind == FileType::Directory;
-        if is_dir && is_first && self.mapped(inode, 0)?.is_none() {
-            self.begin_directory(inode, dir)?;
+        if is_dir && is_first && self.lookup_block(inode, 0)?.is_none() {
+            self.init_directory(inode, dir)?;
         }
         let parent = self.directory(dir)?;
-        let Err(place) = self.seek(&parent, name)? else { return Ok(()) };
-        self.need_blocks(place.needs(), true)?;
-        self.put_in(dir, place, name, inode, kind)?;
+        let Err(place) = self.find_or_slot(&parent, name)? else { return Ok(()) };
+        self.check_free_blocks(place.max_blocks(), true)?;
+        self.insert_name(dir, place, name, inode, kind)?;
         match (is_dir, is_first) {
             (true, _) => self.count_subdirectory(dir, true),
             (false, true) => self.change_slot(inode, |it| it.set_links(1)),
@@ -295,23 +302,23 @@ impl Transaction<'_> {
     }
 
     /// Gives a new directory its first block.
-    fn begin_directory(&mut self, inode: InodeNumber, parent: InodeNumber) -> Result<()> {
+    fn init_directory(&mut self, inode: InodeNumber, parent: InodeNumber) -> Result<()> {
         self.change_slot(inode, |it| {
             it.set_size(0);
             it.set_links(2);
         })?;
-        let taking = Taking { grows: false, privileged: true, unwritten: false };
+        let taking = AllocationPolicy { is_append: false, privileged: true, unwritten: false };
         let all = self.map_blocks(inode, 0..1, taking)?;
         let first = all.first().ok_or(Error::NoSpace)?.at;
-        let names = self.first_names(inode, parent);
+        let names = self.dot_entries_block(inode, parent);
         let role = Role::Directory(self.file_id(inode)?);
-        self.put_fresh(first, role, names);
+        self.put_new_block(first, role, names);
         let block_bytes = self.volume.super_.block_bytes;
         self.change_slot(inode, |it| it.set_size(block_bytes.into()))
     }
 
     /// Takes a name out that led to `inode`.
-    fn lose(
+    fn replay_unlink(
         &mut self,
         dir: InodeNumber,
         inode: InodeNumber,
@@ -322,15 +329,15 @@ impl Transaction<'_> {
             return Ok(());
         }
         let parent = self.directory(dir)?;
-        let Ok(spot) = self.seek(&parent, name)? else { return Ok(()) };
+        let Ok(spot) = self.find_or_slot(&parent, name)? else { return Ok(()) };
         if spot.found.inode != inode {
             return Ok(());
         }
-        self.take_out(dir, spot)?;
+        self.remove_name(dir, spot)?;
         if !self.is_used(inode)? {
             return Ok(());
         }
-        let is_dir = self.peek(inode)?.kind == FileType::Directory;
+        let is_dir = self.read_inode_unchecked(inode)?.kind == FileType::Directory;
         if is_dir {
             self.count_subdirectory(dir, false)?;
         }

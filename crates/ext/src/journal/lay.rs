@@ -15,33 +15,33 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::log::Log;
-use crate::blocks::data::Data;
+use super::log::JournalFile;
+use crate::blocks::data::SharedBytes;
 use crate::format::jbd2::blocks::{escape, needs_escape};
-use crate::format::jbd2::{Form, Sums, Tag, crc32_be};
-use crate::units::{index, narrow};
+use crate::format::jbd2::{JournalChecksums, JournalFormat, Tag, crc32_be};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, Result};
 
 /// Blocks of the volume, and what is written there.
-type Blocks = BTreeMap<u64, Data>;
+type BlockImages = BTreeMap<u64, SharedBytes>;
 
 /// What a transaction has.
 #[derive(Debug)]
-pub(crate) struct Contents<'a> {
+pub(crate) struct TransactionContents<'a> {
     /// Its number.
     pub(crate) sequence: u32,
     /// When it is committed.
     pub(crate) time: Duration,
-    pub(crate) copies: &'a Blocks,
+    pub(crate) copies: &'a BlockImages,
     pub(crate) revoked: &'a [u64],
 }
 
 /// What is written of it, and where.
 #[derive(Debug)]
-pub(crate) struct Laid {
-    pub(crate) first: Blocks,
+pub(crate) struct TransactionLayout {
+    pub(crate) first: BlockImages,
     /// The commit block.
-    pub(crate) commit: Blocks,
+    pub(crate) commit: BlockImages,
     /// Where the next transaction begins.
     pub(crate) head: u32,
     /// Blocks of the log that it has.
@@ -49,46 +49,61 @@ pub(crate) struct Laid {
 }
 
 /// Blocks of the log that so many copies and revokes take, with the commit block.
-pub(crate) fn room_for(form: &Form, copies: usize, revokes: usize) -> u32 {
+pub(crate) fn log_blocks_needed(form: &JournalFormat, copies: usize, revokes: usize) -> u32 {
     let descriptors = copies.div_ceil(form.tags_per_descriptor().max(1));
     let revokes = revokes.div_ceil(form.revokes_per_block().max(1));
-    narrow((copies + descriptors + revokes + 1) as u64)
+    saturating_u32((copies + descriptors + revokes + 1) as u64)
 }
 
 /// Lays a transaction down from `head` on; there is [`room_for`] it.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if a block of the log is nowhere.
-pub(crate) fn lay(log: &Log, head: u32, contents: &Contents<'_>) -> Result<Laid> {
+pub(crate) fn lay_out_transaction(
+    log: &JournalFile,
+    head: u32,
+    contents: &TransactionContents<'_>,
+) -> Result<TransactionLayout> {
     let form = &log.super_.form;
     let (sequence, time) = (contents.sequence, contents.time);
-    let mut laid = Laid { first: Blocks::new(), commit: Blocks::new(), head, blocks: 0 };
-    let sum = laid.copies(log, sequence, contents.copies)?;
+    let mut laid = TransactionLayout {
+        first: BlockImages::new(),
+        commit: BlockImages::new(),
+        head,
+        blocks: 0,
+    };
+    let sum = laid.write_copies(log, sequence, contents.copies)?;
     for some in contents.revoked.chunks(form.revokes_per_block().max(1)) {
         let block = form.revoke_block(sequence, some);
         let at = laid.advance(log)?;
         laid.first.insert(at, owned(block));
     }
     let at = laid.advance(log)?;
-    if form.sums_whole_commits() && log.sector_bytes() < form.block_bytes {
-        laid.first.insert(at, owned(vec![0; index(form.block_bytes.into())]));
+    if form.has_commit_checksum() && log.sector_bytes() < form.block_bytes {
+        laid.first.insert(at, owned(vec![0; saturating_usize(form.block_bytes.into())]));
     }
     laid.commit.insert(at, owned(form.commit_block(sequence, time, sum)));
     Ok(laid)
 }
 
-impl Laid {
+impl TransactionLayout {
     /// The next block of the log: where it is on the volume.
-    fn advance(&mut self, log: &Log) -> Result<u64> {
+    fn advance(&mut self, log: &JournalFile) -> Result<u64> {
         let at = self.head;
         self.head = log.super_.next(at);
         self.blocks += 1;
-        let place = log.place(at).ok_or(Error::corrupt("journal: a block of it is nowhere"))?;
+        let place =
+            log.volume_block(at).ok_or(Error::corrupt("journal: a block of it is nowhere"))?;
         Ok(place.0)
     }
 
     /// Descriptors and copies; their sum, where commit blocks have one.
-    fn copies(&mut self, log: &Log, sequence: u32, blocks: &Blocks) -> Result<u32> {
+    fn write_copies(
+        &mut self,
+        log: &JournalFile,
+        sequence: u32,
+        blocks: &BlockImages,
+    ) -> Result<u32> {
         let form = &log.super_.form;
         let mut sum = !0;
         let mut left = blocks.iter().peekable();
@@ -101,13 +116,13 @@ impl Laid {
                 if escaped {
                     escape(copy.make_mut());
                 }
-                tags.push(Tag { block: *block, escaped, sum: form.copy_sum(sequence, &copy) });
+                tags.push(Tag { block: *block, escaped, sum: form.tag_checksum(sequence, &copy) });
                 let at = self.advance(log)?;
                 self.first.insert(at, copy.clone());
                 copies.push(copy);
             }
-            let descriptor = form.descriptor(sequence, &tags);
-            if form.sums == Sums::Commit {
+            let descriptor = form.build_descriptor(sequence, &tags);
+            if form.sums == JournalChecksums::Commit {
                 sum = crc32_be(sum, &descriptor);
                 sum = copies.iter().fold(sum, |sum, copy| crc32_be(sum, copy));
             }
@@ -117,6 +132,6 @@ impl Laid {
     }
 }
 
-fn owned(block: Vec<u8>) -> Data {
-    Data::owned(block.into_boxed_slice())
+fn owned(block: Vec<u8>) -> SharedBytes {
+    SharedBytes::owned(block.into_boxed_slice())
 }

@@ -11,13 +11,13 @@
     reason = "computes with numbers of the builder's own, all far below their limits"
 )]
 
-use super::pointers::{Path, fan_out, path};
+use super::pointers::{IndirectPath, addresses_per_block, block_to_path};
 use crate::format::inode::{DIRECT, POINTERS};
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 
 /// One part of a built map, in the order in which blocks were taken.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum MapPart {
     /// An indirect block and the pointers in it, or a node of a tree of extents.
     Indirect { at: u64, pointers: Vec<u8> },
     /// Blocks of data, from file block `from` on.
@@ -26,16 +26,16 @@ pub(crate) enum Part {
 
 /// A map that is ready to be written.
 #[derive(Debug, Default)]
-pub(crate) struct Built {
+pub(crate) struct BuiltMap {
     /// What goes into the inode.
     pub(crate) pointers: [u32; POINTERS],
     /// Everything else, in the order in which blocks were taken.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<MapPart>,
 }
 
 /// An indirect block that is being filled: which one of its level, and its place in the parts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Open {
+struct OpenIndirectBlock {
     slot: usize,
     nth: u64,
     part: usize,
@@ -43,7 +43,7 @@ struct Open {
 
 /// Indirect blocks that a file with data in `runs` (first block, count; rising) needs.
 pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
-    let fan_out = fan_out(block_bytes);
+    let fan_out = addresses_per_block(block_bytes);
     let mut count = 0;
     let mut start = u64::from(DIRECT);
     for levels in 1..=3u32 {
@@ -73,8 +73,8 @@ pub(crate) fn build(
     runs: &[(u32, u32)],
     block_bytes: u32,
     next: &mut impl FnMut() -> Option<u32>,
-) -> Option<Built> {
-    let mut map = Building { built: Built::default(), block_bytes, open: [None; 3] };
+) -> Option<BuiltMap> {
+    let mut map = MapBuilder { built: BuiltMap::default(), block_bytes, open: [None; 3] };
     for &(from, blocks) in runs {
         for at in from..from.checked_add(blocks)? {
             map.put(at, next)?;
@@ -83,42 +83,42 @@ pub(crate) fn build(
     Some(map.built)
 }
 
-struct Building {
-    built: Built,
+struct MapBuilder {
+    built: BuiltMap,
     block_bytes: u32,
     /// The indirect block that is open on each depth; the first is the deepest.
-    open: [Option<Open>; 3],
+    open: [Option<OpenIndirectBlock>; 3],
 }
 
-impl Building {
+impl MapBuilder {
     fn put(&mut self, at: u32, next: &mut impl FnMut() -> Option<u32>) -> Option<()> {
-        let fan_out = fan_out(self.block_bytes);
-        let Path { slot, levels, offset } = path(at.into(), fan_out)?;
+        let fan_out = addresses_per_block(self.block_bytes);
+        let IndirectPath { slot, levels, offset } = block_to_path(at.into(), fan_out)?;
         let mut above = None;
         for depth in (1..=levels).rev() {
             let nth = offset / fan_out.saturating_pow(depth);
-            let kept = self.open.get_mut(index(u64::from(depth - 1)))?;
+            let kept = self.open.get_mut(saturating_usize(u64::from(depth - 1)))?;
             if let Some(open) = kept.filter(|open| (open.slot, open.nth) == (slot, nth)) {
                 above = Some(open.part);
                 continue;
             }
             let block = next()?;
             let part = self.built.parts.len();
-            *kept = Some(Open { slot, nth, part });
-            let pointers = vec![0; index(self.block_bytes.into())];
-            self.built.parts.push(Part::Indirect { at: block.into(), pointers });
+            *kept = Some(OpenIndirectBlock { slot, nth, part });
+            let pointers = vec![0; saturating_usize(self.block_bytes.into())];
+            self.built.parts.push(MapPart::Indirect { at: block.into(), pointers });
             self.point(slot, above, nth % fan_out, block)?;
             above = Some(part);
         }
         let block = next()?;
         self.point(slot, above, offset % fan_out, block)?;
         match self.built.parts.last_mut() {
-            Some(Part::Data { at: start, from, blocks })
+            Some(MapPart::Data { at: start, from, blocks })
                 if *start + u64::from(*blocks) == u64::from(block) && *from + *blocks == at =>
             {
                 *blocks += 1;
             }
-            _ => self.built.parts.push(Part::Data { at: block.into(), from: at, blocks: 1 }),
+            _ => self.built.parts.push(MapPart::Data { at: block.into(), from: at, blocks: 1 }),
         }
         Some(())
     }
@@ -129,8 +129,10 @@ impl Building {
             *self.built.pointers.get_mut(slot)? = to;
             return Some(());
         };
-        let Part::Indirect { pointers, .. } = self.built.parts.get_mut(part)? else { return None };
-        let at = index(nth).checked_mul(4)?;
+        let MapPart::Indirect { pointers, .. } = self.built.parts.get_mut(part)? else {
+            return None;
+        };
+        let at = saturating_usize(nth).checked_mul(4)?;
         pointers.get_mut(at..)?.get_mut(..4)?.copy_from_slice(&to.to_le_bytes());
         Some(())
     }
@@ -140,7 +142,7 @@ impl Building {
 pub(crate) fn to_blocks(start: u64, end: u64, block_bytes: u32) -> (u32, u32) {
     let first = start / u64::from(block_bytes);
     let last = end.div_ceil(u64::from(block_bytes));
-    (narrow(first), narrow(last.saturating_sub(first)))
+    (saturating_u32(first), saturating_u32(last.saturating_sub(first)))
 }
 
 #[cfg(test)]
@@ -167,7 +169,7 @@ mod tests {
             })
             .unwrap();
             let indirect =
-                built.parts.iter().filter(|part| matches!(part, Part::Indirect { .. })).count();
+                built.parts.iter().filter(|part| matches!(part, MapPart::Indirect { .. })).count();
             assert_eq!(indirect_blocks(&runs, 1024), indirect as u64, "{runs:?}");
             let data: u32 = runs.iter().map(|run| run.1).sum();
             assert_eq!(taken - 99, data + indirect as u32);
@@ -183,9 +185,9 @@ mod tests {
         })
         .unwrap();
         assert_eq!((built.pointers[11], built.pointers[12]), (100, 101));
-        let Part::Indirect { at: 101, pointers } = &built.parts[1] else { panic!("{built:?}") };
+        let MapPart::Indirect { at: 101, pointers } = &built.parts[1] else { panic!("{built:?}") };
         assert_eq!(pointers[..8], [102, 0, 0, 0, 103, 0, 0, 0]);
-        assert!(matches!(built.parts[2], Part::Data { at: 102, from: 12, blocks: 2 }));
+        assert!(matches!(built.parts[2], MapPart::Data { at: 102, from: 12, blocks: 2 }));
         assert!(build(&[(u32::MAX - 1, 1)], 1024, &mut || Some(1)).is_none());
     }
 }

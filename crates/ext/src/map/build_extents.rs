@@ -9,18 +9,18 @@
     reason = "computes with numbers of the builder's own, all far below their limits"
 )]
 
-use super::build::{Built, Part};
+use super::build::{BuiltMap, MapPart};
 use crate::FsBlock;
-use crate::format::extent::{self, ENTRY_BYTES, Extent, Index, MOST_BLOCKS, ROOT_ENTRIES};
+use crate::format::extent::{self, ENTRY_BYTES, Extent, ExtentIndex, INIT_MAX_LEN, ROOT_ENTRIES};
 use crate::format::inode::POINTERS;
-use crate::units::index;
+use crate::units::saturating_usize;
 
 /// Blocks that follow each other on the disk: the first, and how many.
-pub(crate) type Place = (u64, u64);
+pub(crate) type DiskRun = (u64, u64);
 
 /// Nodes beside the root that so many extents need.
-pub(crate) fn nodes(extents: u64, block_bytes: u32) -> u64 {
-    let room = u64::from(extent::block_room(block_bytes));
+pub(crate) fn nodes_needed(extents: u64, block_bytes: u32) -> u64 {
+    let room = u64::from(extent::max_entries_in_block(block_bytes));
     let (mut entries, mut nodes) = (extents, 0);
     while entries > ROOT_ENTRIES.into() {
         entries = entries.div_ceil(room);
@@ -31,13 +31,16 @@ pub(crate) fn nodes(extents: u64, block_bytes: u32) -> u64 {
 
 /// The same for a file with data in `runs` (first block, count; rising) of which each is one run
 /// on the disk, too.
-pub(crate) fn fewest_nodes(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
-    nodes(runs.iter().map(|run| u64::from(run.1.div_ceil(MOST_BLOCKS))).sum(), block_bytes)
+pub(crate) fn min_nodes(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
+    nodes_needed(runs.iter().map(|run| u64::from(run.1.div_ceil(INIT_MAX_LEN))).sum(), block_bytes)
 }
 
 /// Extents of a file with data in `runs` that lies in `places` (first block, count) in this order;
 /// `None` if that is too little. What is left over of the places is returned, too.
-pub(crate) fn extents(runs: &[(u32, u32)], places: &[Place]) -> Option<(Vec<Extent>, Vec<Place>)> {
+pub(crate) fn extents(
+    runs: &[(u32, u32)],
+    places: &[DiskRun],
+) -> Option<(Vec<Extent>, Vec<DiskRun>)> {
     let mut extents: Vec<Extent> = vec![];
     let mut places = places.iter().copied();
     let mut place = (0, 0);
@@ -63,13 +66,13 @@ fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
     if let Some(last) = extents.last_mut()
         && last.end() == u64::from(from)
         && last.start.0 + u64::from(last.blocks) == start
-        && last.blocks < MOST_BLOCKS
+        && last.blocks < INIT_MAX_LEN
     {
-        let count = blocks.min(MOST_BLOCKS - last.blocks);
+        let count = blocks.min(INIT_MAX_LEN - last.blocks);
         last.blocks += count;
         return count;
     }
-    let blocks = blocks.min(MOST_BLOCKS);
+    let blocks = blocks.min(INIT_MAX_LEN);
     extents.push(Extent { from, blocks, start: FsBlock(start), is_unwritten: false });
     blocks
 }
@@ -77,11 +80,11 @@ fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
 /// Builds the map of a file with data in `runs` (first block, count; rising): first the data is in
 /// `places` (first block, count), then the nodes. `None` if the places are too few. The nodes are
 /// not sealed.
-pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[Place]) -> Option<Built> {
+pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[DiskRun]) -> Option<BuiltMap> {
     let (extents, rest) = extents(runs, places)?;
-    let mut built = Built::default();
+    let mut built = BuiltMap::default();
     for extent in &extents {
-        built.parts.push(Part::Data {
+        built.parts.push(MapPart::Data {
             at: extent.start.0,
             from: extent.from,
             blocks: extent.blocks,
@@ -90,12 +93,12 @@ pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[Place]) -> 
     let mut rest = rest.into_iter().flat_map(|(start, count)| start..start + count);
     let (pointers, nodes) = tree(&extents, block_bytes, &mut rest)?;
     built.pointers = pointers;
-    built.parts.extend(nodes.into_iter().map(|(at, pointers)| Part::Indirect { at, pointers }));
+    built.parts.extend(nodes.into_iter().map(|(at, pointers)| MapPart::Indirect { at, pointers }));
     Some(built)
 }
 
 /// A root, and the blocks of the nodes below it.
-pub(crate) type Tree = ([u32; POINTERS], Vec<(u64, Vec<u8>)>);
+pub(crate) type ExtentTree = ([u32; POINTERS], Vec<(u64, Vec<u8>)>);
 
 /// Builds the tree of these extents, full nodes that are not sealed in blocks of `places`; `None`
 /// if those are too few.
@@ -103,8 +106,8 @@ pub(crate) fn tree(
     extents: &[Extent],
     block_bytes: u32,
     places: &mut dyn Iterator<Item = u64>,
-) -> Option<Tree> {
-    let room = extent::block_room(block_bytes);
+) -> Option<ExtentTree> {
+    let room = extent::max_entries_in_block(block_bytes);
     let mut nodes = vec![];
     let mut entries: Vec<(u32, [u8; ENTRY_BYTES])> =
         extents.iter().map(|extent| (extent.from, extent.encode())).collect();
@@ -114,10 +117,10 @@ pub(crate) fn tree(
         for part in entries.chunks(room.into()) {
             let at = places.next()?;
             let from = part.first()?.0;
-            let mut bytes = vec![0; index(block_bytes.into())];
+            let mut bytes = vec![0; saturating_usize(block_bytes.into())];
             extent::write(&mut bytes, depth, room, &encoded(part));
             nodes.push((at, bytes));
-            above.push((from, Index { from, node: FsBlock(at) }.encode()));
+            above.push((from, ExtentIndex { from, node: FsBlock(at) }.encode()));
         }
         entries = above;
         depth += 1;
@@ -135,7 +138,7 @@ fn encoded(entries: &[(u32, [u8; ENTRY_BYTES])]) -> Vec<[u8; ENTRY_BYTES]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::extent::Node;
+    use crate::format::extent::ExtentNode;
 
     fn extent(from: u32, blocks: u32, start: u64) -> Extent {
         Extent { from, blocks, start: FsBlock(start), is_unwritten: false }
@@ -158,23 +161,23 @@ mod tests {
     fn trees_have_as_many_nodes_as_were_counted() {
         for count in [0u32, 1, 4, 5, 84, 85, 84 * 4, 84 * 4 + 1, 40_000] {
             let runs: Vec<(u32, u32)> = (0..count).map(|nth| (nth * 2, 1)).collect();
-            let nodes = fewest_nodes(&runs, 1024);
+            let nodes = min_nodes(&runs, 1024);
             let places = [(1000, u64::from(count) + nodes)];
             let built = build(&runs, 1024, &places).unwrap();
-            let data = |part: &Part| matches!(part, Part::Data { .. });
+            let data = |part: &MapPart| matches!(part, MapPart::Data { .. });
             assert_eq!(built.parts.iter().filter(|part| !data(part)).count() as u64, nodes);
             let root: Vec<u8> = built.pointers.iter().flat_map(|word| word.to_le_bytes()).collect();
             let mut level = vec![(root, None)];
             let mut found = vec![];
             while let Some((bytes, depth)) = level.pop() {
-                let node = Node::check(&bytes, depth).unwrap();
+                let node = ExtentNode::check(&bytes, depth).unwrap();
                 if node.depth == 0 {
                     found.extend(node.extents().map(|extent| extent.from));
                     continue;
                 }
                 for index in (0..node.len()).rev().filter_map(|nth| node.index(nth)) {
                     let below = built.parts.iter().find_map(|part| match part {
-                        Part::Indirect { at, pointers } if *at == index.node.0 => Some(pointers),
+                        MapPart::Indirect { at, pointers } if *at == index.node.0 => Some(pointers),
                         _ => None,
                     });
                     level.push((below.unwrap().clone(), Some(node.depth - 1)));

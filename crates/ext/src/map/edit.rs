@@ -12,13 +12,13 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use crate::alloc::Request;
+use crate::alloc::AllocationRequest;
 use crate::format::inode::{DIRECT, Inode};
 use crate::format::{le32, put32};
-use crate::map::pointers::{Path, PointerAt, fan_out, path};
-use crate::map::{Map, Node, Place, SEGMENT_BLOCKS, SegmentKey, Source, Visit};
+use crate::map::pointers::{IndirectPath, PointerLocation, addresses_per_block, block_to_path};
+use crate::map::{BlockLocation, Map, MapNode, MapSource, MapVisitor, SEGMENT_BLOCKS, SegmentKey};
 use crate::transaction::Transaction;
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// Blocks of a file that lie together.
@@ -28,13 +28,13 @@ pub(crate) struct MappedRun {
     pub(crate) blocks: u32,
     pub(crate) at: FsBlock,
     /// They were taken just now: nothing of the file is in them.
-    pub(crate) fresh: bool,
+    pub(crate) is_new: bool,
 }
 
 /// How blocks are taken.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Taking {
-    pub(crate) grows: bool,
+pub(crate) struct AllocationPolicy {
+    pub(crate) is_append: bool,
     pub(crate) privileged: bool,
     /// Blocks that are taken read as zeros without being written; only extents can say so.
     pub(crate) unwritten: bool,
@@ -45,19 +45,19 @@ fn wrong_pointer(block: FsBlock, inode: InodeNumber) -> Error {
 }
 
 /// Blocks of a map that are looked at before they are taken away; the rest is read when it is met.
-const MOST_NODES: u32 = 32;
+const MAX_PRELOADED_NODES: u32 = 32;
 
 /// What of a map must be in memory to take it away.
-struct Look {
+struct MapPreloader {
     per_group: u64,
     nodes: u32,
     /// A block of each group.
     of_groups: Vec<u64>,
 }
 
-impl Visit for Look {
-    fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        if let Place::At(FsBlock(first)) = place {
+impl MapVisitor for MapPreloader {
+    fn run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        if let BlockLocation::Mapped(FsBlock(first)) = place {
             let last = first + blocks.saturating_sub(1);
             for group in first / self.per_group..=last / self.per_group {
                 if self.of_groups.last().is_none_or(|last| last / self.per_group != group) {
@@ -66,12 +66,12 @@ impl Visit for Look {
             }
         }
         match self.nodes {
-            MOST_NODES.. => ControlFlow::Break(()),
+            MAX_PRELOADED_NODES.. => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         }
     }
 
-    fn node(&mut self, _: Node) -> bool {
+    fn node(&mut self, _: MapNode) -> bool {
         self.nodes += 1;
         true
     }
@@ -79,18 +79,18 @@ impl Visit for Look {
 
 /// Frees blocks in runs as long as they come.
 #[derive(Default)]
-struct Freeing {
+struct FreeBatch {
     run: Option<(u64, u32)>,
     blocks: u64,
 }
 
 impl Transaction<'_> {
-    fn pointer(&self, inode: InodeNumber, place: PointerAt) -> Result<u32> {
+    fn pointer(&self, inode: InodeNumber, place: PointerLocation) -> Result<u32> {
         match place {
-            PointerAt::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
-            PointerAt::Block(block, nth) => {
+            PointerLocation::Inode(slot) => self.read_slot(inode, |it| it.pointer(slot)),
+            PointerLocation::Block(block, nth) => {
                 let bytes = self.block(block, self.map_role(inode)?)?;
-                Ok(le32(&bytes, index(nth) * 4).unwrap_or(0))
+                Ok(le32(&bytes, saturating_usize(nth) * 4).unwrap_or(0))
             }
         }
     }
@@ -99,21 +99,23 @@ impl Transaction<'_> {
     pub(crate) fn set_pointer(
         &mut self,
         inode: InodeNumber,
-        place: PointerAt,
+        place: PointerLocation,
         to: FsBlock,
     ) -> Result<()> {
-        let to = to.in_32_bits()?;
+        let to = to.to_u32()?;
         match place {
-            PointerAt::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
-            PointerAt::Block(block, nth) => self.change(block, self.map_role(inode)?, |bytes| {
-                put32(bytes, index(nth) * 4, to);
-            }),
+            PointerLocation::Inode(slot) => self.change_slot(inode, |it| it.set_pointer(slot, to)),
+            PointerLocation::Block(block, nth) => {
+                self.modify_block(block, self.map_role(inode)?, |bytes| {
+                    put32(bytes, saturating_usize(nth) * 4, to);
+                })
+            }
         }
     }
 
-    fn sane(&self, pointer: u32, inode: InodeNumber) -> Result<FsBlock> {
+    fn check_pointer(&self, pointer: u32, inode: InodeNumber) -> Result<FsBlock> {
         let block = FsBlock(pointer.into());
-        if self.volume.super_.holds(block) {
+        if self.volume.super_.is_valid_block(block) {
             return Ok(block);
         }
         Err(wrong_pointer(block, inode))
@@ -124,80 +126,82 @@ impl Transaction<'_> {
         &self,
         inode: InodeNumber,
         range: Range<u64>,
-        visit: &mut dyn Visit,
+        visit: &mut dyn MapVisitor,
     ) -> Result<()> {
         let node = match self.volume.inodes.peek(inode.0) {
             Some(node) => node,
-            None => Arc::new(self.peek(inode)?),
+            None => Arc::new(self.read_inode_unchecked(inode)?),
         };
         self.walk_of(&node, range, visit)
     }
 
-    fn walk_of(&self, inode: &Inode, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+    fn walk_of(&self, inode: &Inode, range: Range<u64>, visit: &mut dyn MapVisitor) -> Result<()> {
         let super_ = &self.volume.super_;
-        let map = super::of_any(inode)?;
+        let map = super::map_of_any(inode)?;
         let role = map.role(inode.id());
         let read = |block: FsBlock| self.block(block, role).map(Some);
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
-        let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
+        let source = MapSource { block_bytes: super_.block_bytes, blocks, read: &read };
         map.walk(&source, range, visit)
     }
 
     /// The device block of a file block, if it has one.
-    pub(crate) fn mapped(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
-        struct First(Place);
-        impl Visit for First {
-            fn run(&mut self, _: u64, _: u64, place: Place) -> ControlFlow<()> {
+    pub(crate) fn lookup_block(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
+        struct First(BlockLocation);
+        impl MapVisitor for First {
+            fn run(&mut self, _: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
                 self.0 = place;
                 ControlFlow::Break(())
             }
         }
-        let mut first = First(Place::Hole);
+        let mut first = First(BlockLocation::Hole);
         self.walk(inode, at.into()..u64::from(at) + 1, &mut first)?;
         match first.0 {
-            Place::Hole | Place::Unwritten(_) => Ok(None),
-            Place::At(block) => Ok(Some(block)),
-            Place::Damaged(FsBlock(0)) => Err(Error::TooLarge),
-            Place::Damaged(block) => Err(wrong_pointer(block, inode)),
+            BlockLocation::Hole | BlockLocation::Unwritten(_) => Ok(None),
+            BlockLocation::Mapped(block) => Ok(Some(block)),
+            BlockLocation::Damaged(FsBlock(0)) => Err(Error::TooLarge),
+            BlockLocation::Damaged(block) => Err(wrong_pointer(block, inode)),
         }
     }
 
     /// Where the pointer to file block `at` stands, which has a block.
-    pub(crate) fn pointer_of(&self, inode: InodeNumber, at: u64) -> Result<PointerAt> {
+    pub(crate) fn pointer_of(&self, inode: InodeNumber, at: u64) -> Result<PointerLocation> {
         struct Last(Option<FsBlock>);
-        impl Visit for Last {
-            fn run(&mut self, _: u64, _: u64, _: Place) -> ControlFlow<()> {
+        impl MapVisitor for Last {
+            fn run(&mut self, _: u64, _: u64, _: BlockLocation) -> ControlFlow<()> {
                 ControlFlow::Break(())
             }
-            fn node(&mut self, node: Node) -> bool {
+            fn node(&mut self, node: MapNode) -> bool {
                 self.0 = Some(node.block);
                 true
             }
         }
-        let fan_out = fan_out(self.volume.super_.block_bytes);
-        let Path { slot, offset, .. } = path(at, fan_out).ok_or(Error::TooLarge)?;
+        let fan_out = addresses_per_block(self.volume.super_.block_bytes);
+        let IndirectPath { slot, offset, .. } =
+            block_to_path(at, fan_out).ok_or(Error::TooLarge)?;
         let mut last = Last(None);
         self.walk(inode, at..at + 1, &mut last)?;
         Ok(match last.0 {
-            Some(block) => PointerAt::Block(block, offset % fan_out),
-            None => PointerAt::Inode(slot),
+            Some(block) => PointerLocation::Block(block, offset % fan_out),
+            None => PointerLocation::Inode(slot),
         })
     }
 
     /// Where the pointers from file block `at` on stand, and how many stand together; the
     /// indirect blocks above are made if they are not there.
-    fn leaf(
+    fn resolve_pointers(
         &mut self,
         inode: InodeNumber,
         at: u32,
         goal: &mut u64,
-        taking: Taking,
-    ) -> Result<(PointerAt, u64)> {
-        let fan_out = fan_out(self.volume.super_.block_bytes);
-        let Some(Path { slot, levels, mut offset }) = path(at.into(), fan_out) else {
+        taking: AllocationPolicy,
+    ) -> Result<(PointerLocation, u64)> {
+        let fan_out = addresses_per_block(self.volume.super_.block_bytes);
+        let Some(IndirectPath { slot, levels, mut offset }) = block_to_path(at.into(), fan_out)
+        else {
             return Err(Error::TooLarge);
         };
-        let mut place = PointerAt::Inode(slot);
+        let mut place = PointerLocation::Inode(slot);
         if levels == 0 {
             return Ok((place, u64::from(DIRECT) - slot as u64));
         }
@@ -205,26 +209,26 @@ impl Transaction<'_> {
         loop {
             let pointer = self.pointer(inode, place)?;
             let block = if pointer == 0 {
-                let request = Request {
+                let request = AllocationRequest {
                     goal: *goal,
-                    want: 1,
-                    grows: taking.grows.then_some(inode.0),
+                    count: 1,
+                    append_inode: taking.is_append.then_some(inode.0),
                     privileged: taking.privileged,
-                    of_tree: false,
+                    is_for_extent_node: false,
                 };
                 let (start, _) = self.allocate_blocks(request)?;
                 *goal = start + 1;
-                self.fresh(FsBlock(start), self.map_role(inode)?);
+                self.new_block(FsBlock(start), self.map_role(inode)?);
                 self.set_pointer(inode, place, FsBlock(start))?;
-                self.count_sectors(inode, 1)?;
+                self.add_sectors(inode, 1)?;
                 FsBlock(start)
             } else {
-                self.sane(pointer, inode)?
+                self.check_pointer(pointer, inode)?
             };
             below /= fan_out;
             let nth = offset / below;
             offset %= below;
-            place = PointerAt::Block(block, nth);
+            place = PointerLocation::Block(block, nth);
             if below == 1 {
                 return Ok((place, fan_out - nth));
             }
@@ -233,17 +237,17 @@ impl Transaction<'_> {
 
     /// Sees to it that the blocks of a file from `from` on can be taken away without the
     /// device: what leads to them, and the bitmaps that they are marked in.
-    pub(crate) fn have_map(&mut self, inode: &Inode, from: u64) -> Result<()> {
+    pub(crate) fn preload_map(&mut self, inode: &Inode, from: u64) -> Result<()> {
         let super_ = &self.volume.super_;
         if !inode.has_map(super_) {
             return Ok(());
         }
         let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
         let per_group = u64::from(super_.blocks_per_group);
-        let mut look = Look { per_group, nodes: 0, of_groups: vec![] };
+        let mut look = MapPreloader { per_group, nodes: 0, of_groups: vec![] };
         self.walk_of(inode, from..end, &mut look)?;
         for block in look.of_groups {
-            self.have_bitmap_of(block)?;
+            self.preload_bitmap_of_block(block)?;
         }
         Ok(())
     }
@@ -253,14 +257,14 @@ impl Transaction<'_> {
         &mut self,
         inode: InodeNumber,
         range: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
-        if !self.writer.touched {
-            self.have_entries_of(inode)?;
+        if !self.writer.is_modified {
+            self.ensure_entries_of(inode)?;
         }
-        let node = self.peek(inode)?;
+        let node = self.read_inode_unchecked(inode)?;
         self.has_map_of_clusters(&node)?;
-        super::of(&node)?.map_blocks(self, inode, range, taking)
+        super::map_of(&node)?.map_blocks(self, inode, range, taking)
     }
 
     /// Refuses a map of pointers where there are clusters: pointers cannot share one.
@@ -275,15 +279,15 @@ impl Transaction<'_> {
 
     /// Takes the blocks of a file in `range` away; see [`Map::unmap`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
-        let node = self.peek(inode)?;
+        let node = self.read_inode_unchecked(inode)?;
         self.has_map_of_clusters(&node)?;
-        let freed = super::of_any(&node)?.unmap(self, inode, range.clone())?;
+        let freed = super::map_of_any(&node)?.free_range(self, inode, range.clone())?;
         if freed > 0 {
-            self.uncount_sectors(inode, freed)?;
+            self.subtract_sectors(inode, freed)?;
         }
         // A part of a cluster goes without anything that is freed.
         if freed > 0 || self.cluster_blocks() > 1 {
-            self.forget_map(inode, range.start, range.end);
+            self.invalidate_map(inode, range.start, range.end);
         }
         Ok(())
     }
@@ -293,28 +297,28 @@ impl Transaction<'_> {
         &mut self,
         inode: InodeNumber,
         Range { start: from, end }: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
         let mut all: Vec<MappedRun> = Vec::new();
         let mut goal = self.goal(inode, from)?;
         let mut at = from;
         while at < end {
-            let leaf = match self.leaf(inode, at, &mut goal, taking) {
+            let leaf = match self.resolve_pointers(inode, at, &mut goal, taking) {
                 Err(Error::NoSpace) if !all.is_empty() => break,
                 leaf => leaf?,
             };
             let (place, room) = leaf;
-            let count = narrow(room).min(end - at);
+            let count = saturating_u32(room).min(end - at);
             match self.map_in_leaf(inode, place, (at, count), &mut goal, taking, &mut all) {
                 Err(Error::NoSpace) if !all.is_empty() => break,
                 done => done?,
             }
             at += count;
         }
-        let taken: u32 = all.iter().filter(|run| run.fresh).map(|run| run.blocks).sum();
+        let taken: u32 = all.iter().filter(|run| run.is_new).map(|run| run.blocks).sum();
         if taken > 0 {
-            self.count_sectors(inode, taken.into())?;
-            self.forget_map(inode, from, end);
+            self.add_sectors(inode, taken.into())?;
+            self.invalidate_map(inode, from, end);
         }
         Ok(all)
     }
@@ -323,60 +327,62 @@ impl Transaction<'_> {
     fn map_in_leaf(
         &mut self,
         inode: InodeNumber,
-        place: PointerAt,
+        place: PointerLocation,
         (at, count): (u32, u32),
         goal: &mut u64,
-        taking: Taking,
+        taking: AllocationPolicy,
         all: &mut Vec<MappedRun>,
     ) -> Result<()> {
         let pointers = self.pointers(inode, place, count)?;
         let mut nth = 0;
         while nth < count {
-            let pointer = pointers.get(index(nth.into())).copied().unwrap_or(0);
-            let rest = pointers.get(index(nth.into())..).unwrap_or_default();
+            let pointer = pointers.get(saturating_usize(nth.into())).copied().unwrap_or(0);
+            let rest = pointers.get(saturating_usize(nth.into())..).unwrap_or_default();
             if pointer != 0 {
-                self.sane(pointer, inode)?;
+                self.check_pointer(pointer, inode)?;
                 let follow = rest.iter().zip(pointer..).take_while(|(a, b)| **a == *b).count();
-                let blocks = narrow(follow as u64);
+                let blocks = saturating_u32(follow as u64);
                 let last = FsBlock(u64::from(pointer) + u64::from(blocks) - 1);
-                if !self.volume.super_.holds(last) {
+                if !self.volume.super_.is_valid_block(last) {
                     return Err(wrong_pointer(last, inode));
                 }
                 all.push(MappedRun {
                     from: at + nth,
                     blocks,
                     at: FsBlock(pointer.into()),
-                    fresh: false,
+                    is_new: false,
                 });
                 *goal = u64::from(pointer) + u64::from(blocks);
                 nth += blocks;
                 continue;
             }
-            let want = narrow(rest.iter().take_while(|pointer| **pointer == 0).count() as u64);
-            let (start, blocks) = self.allocate_blocks(Request {
+            let want =
+                saturating_u32(rest.iter().take_while(|pointer| **pointer == 0).count() as u64);
+            let (start, blocks) = self.allocate_blocks(AllocationRequest {
                 goal: *goal,
-                want,
-                grows: taking.grows.then_some(inode.0),
+                count: want,
+                append_inode: taking.is_append.then_some(inode.0),
                 privileged: taking.privileged,
-                of_tree: false,
+                is_for_extent_node: false,
             })?;
-            self.put_pointers(inode, place, nth, FsBlock(start).in_32_bits()?, blocks)?;
+            self.put_pointers(inode, place, nth, FsBlock(start).to_u32()?, blocks)?;
             *goal = start + u64::from(blocks);
-            let run = MappedRun { from: at + nth, blocks, at: FsBlock(start), fresh: true };
+            let run = MappedRun { from: at + nth, blocks, at: FsBlock(start), is_new: true };
             all.push(run);
             nth += blocks;
         }
         Ok(())
     }
 
-    fn pointers(&self, inode: InodeNumber, place: PointerAt, count: u32) -> Result<Vec<u32>> {
+    fn pointers(&self, inode: InodeNumber, place: PointerLocation, count: u32) -> Result<Vec<u32>> {
         match place {
-            PointerAt::Inode(slot) => self.read_slot(inode, |it| {
-                (slot..slot + index(count.into())).map(|nth| it.pointer(nth)).collect()
+            PointerLocation::Inode(slot) => self.read_slot(inode, |it| {
+                (slot..slot + saturating_usize(count.into())).map(|nth| it.pointer(nth)).collect()
             }),
-            PointerAt::Block(block, nth) => {
+            PointerLocation::Block(block, nth) => {
                 let bytes = self.block(block, self.map_role(inode)?)?;
-                let places = index(nth)..index(nth) + index(count.into());
+                let places =
+                    saturating_usize(nth)..saturating_usize(nth) + saturating_usize(count.into());
                 Ok(places.map(|nth| le32(&bytes, nth * 4).unwrap_or(0)).collect())
             }
         }
@@ -385,22 +391,24 @@ impl Transaction<'_> {
     fn put_pointers(
         &mut self,
         inode: InodeNumber,
-        place: PointerAt,
+        place: PointerLocation,
         skip: u32,
         first: u32,
         count: u32,
     ) -> Result<()> {
         match place {
-            PointerAt::Inode(slot) => self.change_slot(inode, |it| {
+            PointerLocation::Inode(slot) => self.change_slot(inode, |it| {
                 for nth in 0..count {
-                    it.set_pointer(slot + index((skip + nth).into()), first + nth);
+                    it.set_pointer(slot + saturating_usize((skip + nth).into()), first + nth);
                 }
             }),
-            PointerAt::Block(block, at) => self.change(block, self.map_role(inode)?, |bytes| {
-                for nth in 0..count {
-                    put32(bytes, index(at + u64::from(skip + nth)) * 4, first + nth);
-                }
-            }),
+            PointerLocation::Block(block, at) => {
+                self.modify_block(block, self.map_role(inode)?, |bytes| {
+                    for nth in 0..count {
+                        put32(bytes, saturating_usize(at + u64::from(skip + nth)) * 4, first + nth);
+                    }
+                })
+            }
         }
     }
 
@@ -408,7 +416,7 @@ impl Transaction<'_> {
     /// group.
     fn goal(&self, inode: InodeNumber, at: u32) -> Result<u64> {
         if let Some(before) = at.checked_sub(1)
-            && let Some(block) = self.mapped(inode, before)?
+            && let Some(block) = self.lookup_block(inode, before)?
         {
             return Ok(block.0 + 1);
         }
@@ -416,7 +424,7 @@ impl Transaction<'_> {
         if first != 0 && at > 0 {
             return Ok(u64::from(first) + u64::from(at));
         }
-        let (group, _) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        let (group, _) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
@@ -426,10 +434,10 @@ impl Transaction<'_> {
         inode: InodeNumber,
         Range { start: from, end }: Range<u32>,
     ) -> Result<u64> {
-        let fan_out = fan_out(self.volume.super_.block_bytes);
-        let mut freeing = Freeing::default();
+        let fan_out = addresses_per_block(self.volume.super_.block_bytes);
+        let mut freeing = FreeBatch::default();
         for slot in from..end.min(DIRECT) {
-            let slot = index(slot.into());
+            let slot = saturating_usize(slot.into());
             let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
             if pointer != 0 {
                 self.change_slot(inode, |it| it.set_pointer(slot, 0))?;
@@ -445,12 +453,12 @@ impl Transaction<'_> {
             if low >= high {
                 continue;
             }
-            let slot = index(u64::from(DIRECT + levels - 1));
+            let slot = saturating_usize(u64::from(DIRECT + levels - 1));
             let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
             if pointer == 0 {
                 continue;
             }
-            let block = self.sane(pointer, inode)?;
+            let block = self.check_pointer(pointer, inode)?;
             if self.clear_tree(inode, block, levels, (low, high), &mut freeing)? {
                 self.change_slot(inode, |it| it.set_pointer(slot, 0))?;
                 self.free(&mut freeing, pointer)?;
@@ -469,22 +477,22 @@ impl Transaction<'_> {
         block: FsBlock,
         levels: u32,
         (low, high): (u64, u64),
-        freeing: &mut Freeing,
+        freeing: &mut FreeBatch,
     ) -> Result<bool> {
-        let fan_out = fan_out(self.volume.super_.block_bytes);
+        let fan_out = addresses_per_block(self.volume.super_.block_bytes);
         let below = fan_out.saturating_pow(levels - 1);
         let bytes =
             self.block(block, self.map_role(inode)?).map_err(|error| error.of_inode(inode))?;
         let whole = low == 0 && high >= below * fan_out;
         let mut cleared = Vec::new();
         for nth in low / below..high.div_ceil(below).min(fan_out) {
-            let pointer = le32(&bytes, index(nth) * 4).unwrap_or(0);
+            let pointer = le32(&bytes, saturating_usize(nth) * 4).unwrap_or(0);
             if pointer == 0 {
                 continue;
             }
             let start = nth * below;
             let empty = levels == 1 || {
-                let child = self.sane(pointer, inode)?;
+                let child = self.check_pointer(pointer, inode)?;
                 let part = (low.saturating_sub(start), (high - start).min(below));
                 self.clear_tree(inode, child, levels - 1, part, freeing)?
             };
@@ -499,15 +507,15 @@ impl Transaction<'_> {
         if cleared.is_empty() {
             return Ok(false);
         }
-        self.change(block, self.map_role(inode)?, |bytes| {
+        self.modify_block(block, self.map_role(inode)?, |bytes| {
             for nth in cleared {
-                put32(bytes, index(nth) * 4, 0);
+                put32(bytes, saturating_usize(nth) * 4, 0);
             }
             bytes.iter().all(|byte| *byte == 0)
         })
     }
 
-    fn free(&mut self, freeing: &mut Freeing, pointer: u32) -> Result<()> {
+    fn free(&mut self, freeing: &mut FreeBatch, pointer: u32) -> Result<()> {
         let block = u64::from(pointer);
         freeing.blocks += 1;
         match &mut freeing.run {
@@ -521,7 +529,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn finish(&mut self, freeing: Freeing) -> Result<()> {
+    fn finish(&mut self, freeing: FreeBatch) -> Result<()> {
         match freeing.run {
             Some((start, count)) => self.free_blocks(start, count).map(drop),
             None => Ok(()),
@@ -529,27 +537,27 @@ impl Transaction<'_> {
     }
 
     /// Counts blocks that an inode was given.
-    pub(crate) fn count_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
+    pub(crate) fn add_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
         self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))?;
-        self.count_usage_of_blocks(inode, blocks, true)
+        self.count_block_usage(inode, blocks, true)
     }
 
     /// Counts blocks that were taken from an inode.
-    pub(crate) fn uncount_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
+    pub(crate) fn subtract_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
         self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))?;
-        self.count_usage_of_blocks(inode, blocks, false)
+        self.count_block_usage(inode, blocks, false)
     }
 
     /// Forgets what the block-map cache says of these blocks.
-    pub(crate) fn forget_map(&self, inode: InodeNumber, from: u32, end: u32) {
+    pub(crate) fn invalidate_map(&self, inode: InodeNumber, from: u32, end: u32) {
         let size = self.volume.node(inode).map_or(0, |it| it.size_bytes);
-        let last = narrow(size / u64::from(self.volume.super_.block_bytes)).min(end);
+        let last = saturating_u32(size / u64::from(self.volume.super_.block_bytes)).min(end);
         let (first, last) = (from / SEGMENT_BLOCKS, last.max(from) / SEGMENT_BLOCKS);
-        self.volume.maps.forget_row(
+        self.volume.maps.remove_range(
             first.into()..u64::from(last) + 1,
-            |segment| SegmentKey { inode: inode.0, segment: narrow(segment) },
+            |segment| SegmentKey { inode: inode.0, segment: saturating_u32(segment) },
             |key| key.inode == inode.0 && (first..=last).contains(&key.segment),
         );
     }

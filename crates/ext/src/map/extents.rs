@@ -11,19 +11,19 @@ mod edit;
 
 use std::ops::{ControlFlow, Range};
 
-use super::edit::{MappedRun, Taking};
-use super::pointers::PointerAt;
-use super::{Map, Node, Place, Source, Visit};
+use super::edit::{AllocationPolicy, MappedRun};
+use super::pointers::PointerLocation;
+use super::{BlockLocation, Map, MapNode, MapSource, MapVisitor};
 use crate::blocks::role::Role;
 use crate::format::extent::{self, Extent};
 use crate::format::inode::POINTERS;
 use crate::transaction::Transaction;
-use crate::units::narrow;
+use crate::units::saturating_u32;
 use crate::{FileId, FsBlock, InodeNumber, Result};
 
 /// What the nodes of the tree of a file are.
 const fn role(file: FileId) -> Role {
-    Role::Extents(file)
+    Role::ExtentNode(file)
 }
 
 /// Bytes of a root.
@@ -56,8 +56,8 @@ impl Extents {
         Self { root }
     }
 
-    pub(crate) fn root(&self) -> Result<extent::Node<'_>> {
-        extent::Node::check(&self.root, None)
+    pub(crate) fn root(&self) -> Result<extent::ExtentNode<'_>> {
+        extent::ExtentNode::check(&self.root, None)
     }
 
     /// Where the file begins on the device, or what leads there.
@@ -75,14 +75,19 @@ impl Map for Extents {
         role(file)
     }
 
-    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
-        let mut walk = Walk { source, range, visit, depth: None };
+    fn walk(
+        &self,
+        source: &MapSource<'_>,
+        range: Range<u64>,
+        visit: &mut dyn MapVisitor,
+    ) -> Result<()> {
+        let mut walk = ExtentWalk { source, range, visit, depth: None };
         let all = 0..1 << 32;
         let flow = walk.node(&self.root, None, &all)?;
         let beyond = walk.range.start.max(all.end)..walk.range.end;
         if flow.is_continue() && !beyond.is_empty() {
             let blocks = beyond.end.saturating_sub(beyond.start);
-            let _ = walk.visit.run(beyond.start, blocks, Place::Damaged(FsBlock(0)));
+            let _ = walk.visit.run(beyond.start, blocks, BlockLocation::Damaged(FsBlock(0)));
         }
         Ok(())
     }
@@ -92,16 +97,21 @@ impl Map for Extents {
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
         range: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
         tx.map_by_extents(inode, range, taking)
     }
 
-    fn zero(&self, tx: &mut Transaction<'_>, inode: InodeNumber, range: Range<u32>) -> Result<()> {
-        tx.unwrite_extents(inode, range)
+    fn zero_range(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
+        tx.mark_extents_unwritten(inode, range)
     }
 
-    fn have_room_for_hole(
+    fn ensure_space_for_hole(
         &self,
         tx: &Transaction<'_>,
         inode: InodeNumber,
@@ -110,7 +120,7 @@ impl Map for Extents {
         tx.have_room_for_hole(inode, range)
     }
 
-    fn unmap(
+    fn free_range(
         &self,
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
@@ -121,23 +131,27 @@ impl Map for Extents {
 }
 
 /// A walk over the part of a tree that is in `range`.
-struct Walk<'a> {
-    source: &'a Source<'a>,
+struct ExtentWalk<'a> {
+    source: &'a MapSource<'a>,
     range: Range<u64>,
-    visit: &'a mut dyn Visit,
+    visit: &'a mut dyn MapVisitor,
     /// Levels below the node that is walked; `None` before the root.
     depth: Option<u16>,
 }
 
-impl Walk<'_> {
+impl ExtentWalk<'_> {
     /// What of `part` is asked for.
-    fn asked(&self, part: &Range<u64>) -> Option<Range<u64>> {
+    fn requested_part(&self, part: &Range<u64>) -> Option<Range<u64>> {
         let asked = part.start.max(self.range.start)..part.end.min(self.range.end);
         (!asked.is_empty()).then_some(asked)
     }
 
-    fn run(&mut self, part: &Range<u64>, place: impl FnOnce(u64) -> Place) -> ControlFlow<()> {
-        match self.asked(part) {
+    fn run(
+        &mut self,
+        part: &Range<u64>,
+        place: impl FnOnce(u64) -> BlockLocation,
+    ) -> ControlFlow<()> {
+        match self.requested_part(part) {
             Some(Range { start, end }) => {
                 let skipped = start.saturating_sub(part.start);
                 self.visit.run(start, end.saturating_sub(start), place(skipped))
@@ -153,9 +167,9 @@ impl Walk<'_> {
         at: Option<FsBlock>,
         part: &Range<u64>,
     ) -> Result<ControlFlow<()>> {
-        let damaged = Place::Damaged(at.unwrap_or(FsBlock(0)));
+        let damaged = BlockLocation::Damaged(at.unwrap_or(FsBlock(0)));
         let depth = self.depth.map(|depth| depth.saturating_sub(1));
-        let Ok(node) = extent::Node::check(bytes, depth) else {
+        let Ok(node) = extent::ExtentNode::check(bytes, depth) else {
             return Ok(self.run(part, |_| damaged));
         };
         match node.depth {
@@ -173,12 +187,12 @@ impl Walk<'_> {
     /// The nodes below one that is no leaf: each answers for what lies before the next.
     fn children(
         &mut self,
-        node: &extent::Node<'_>,
+        node: &extent::ExtentNode<'_>,
         at: Option<FsBlock>,
         part: &Range<u64>,
     ) -> Result<ControlFlow<()>> {
-        let first = match self.asked(part) {
-            Some(asked) => node.find(narrow(asked.start)),
+        let first = match self.requested_part(part) {
+            Some(asked) => node.find(saturating_u32(asked.start)),
             None => return Ok(ControlFlow::Continue(())),
         };
         let firsts = |nth| node.index(nth).map(|index| u64::from(index.from));
@@ -208,12 +222,13 @@ impl Walk<'_> {
         nth: usize,
         part: &Range<u64>,
     ) -> Result<ControlFlow<()>> {
-        let damaged = Place::Damaged(block);
+        let damaged = BlockLocation::Damaged(block);
         if !self.source.blocks.contains(&block.0) {
             return Ok(self.run(part, |_| damaged));
         }
-        let pointer = above.map_or(PointerAt::Inode(nth), |it| PointerAt::Block(it, nth as u64));
-        if !self.visit.node(Node { block, pointer }) {
+        let pointer =
+            above.map_or(PointerLocation::Inode(nth), |it| PointerLocation::Block(it, nth as u64));
+        if !self.visit.node(MapNode { block, pointer }) {
             return Ok(ControlFlow::Continue(()));
         }
         match (self.source.read)(block)? {
@@ -223,9 +238,9 @@ impl Walk<'_> {
     }
 
     /// The extents of a leaf, and the holes around them.
-    fn leaf(&mut self, node: &extent::Node<'_>, part: &Range<u64>) -> ControlFlow<()> {
-        let from = match self.asked(part) {
-            Some(asked) => node.find(narrow(asked.start)),
+    fn leaf(&mut self, node: &extent::ExtentNode<'_>, part: &Range<u64>) -> ControlFlow<()> {
+        let from = match self.requested_part(part) {
+            Some(asked) => node.find(saturating_u32(asked.start)),
             None => return ControlFlow::Continue(()),
         };
         // The extent that was found may begin behind what is asked for; holes follow from the
@@ -237,7 +252,7 @@ impl Walk<'_> {
         for nth in from..node.len() {
             let Some(extent) = node.extent(nth) else { break };
             let start = u64::from(extent.from);
-            self.run(&(at..start), |_| Place::Hole)?;
+            self.run(&(at..start), |_| BlockLocation::Hole)?;
             if start >= self.range.end {
                 return ControlFlow::Continue(());
             }
@@ -245,23 +260,23 @@ impl Walk<'_> {
             let blocks = &self.source.blocks;
             self.run(&(start..at), |skipped| place(&extent, skipped, blocks))?;
         }
-        self.run(&(at..part.end), |_| Place::Hole)
+        self.run(&(at..part.end), |_| BlockLocation::Hole)
     }
 }
 
 /// Whether all extents of a leaf are in the part that it answers for.
-fn is_within(leaf: &extent::Node<'_>, part: &Range<u64>) -> bool {
+fn is_within(leaf: &extent::ExtentNode<'_>, part: &Range<u64>) -> bool {
     let (first, last) = (leaf.extent(0), leaf.extent(leaf.len().saturating_sub(1)));
     first.is_none_or(|it| u64::from(it.from) >= part.start)
         && last.is_none_or(|it| it.end() <= part.end)
 }
 
 /// Where the blocks of an extent are, from the `skipped`th on.
-fn place(extent: &Extent, skipped: u64, volume: &Range<u64>) -> Place {
-    let end = extent.start.after(extent.blocks.into());
+fn place(extent: &Extent, skipped: u64, volume: &Range<u64>) -> BlockLocation {
+    let end = extent.start.offset(extent.blocks.into());
     if extent.start.0 < volume.start || end.0 > volume.end {
-        return Place::Damaged(extent.start);
+        return BlockLocation::Damaged(extent.start);
     }
-    let first = extent.start.after(skipped);
-    if extent.is_unwritten { Place::Unwritten(first) } else { Place::At(first) }
+    let first = extent.start.offset(skipped);
+    if extent.is_unwritten { BlockLocation::Unwritten(first) } else { BlockLocation::Mapped(first) }
 }

@@ -9,18 +9,18 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::edit::{MappedRun, Taking};
-use super::{Map, Node, Place, Source, Visit};
+use super::edit::{AllocationPolicy, MappedRun};
+use super::{BlockLocation, Map, MapNode, MapSource, MapVisitor};
 use crate::blocks::role::Role;
 use crate::format::inode::{DIRECT, POINTERS};
 use crate::format::le32;
 use crate::transaction::Transaction;
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, InodeNumber, Result};
 
 /// Where a pointer stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PointerAt {
+pub(crate) enum PointerLocation {
     /// In the inode.
     Inode(usize),
     /// In an indirect block.
@@ -28,7 +28,7 @@ pub(crate) enum PointerAt {
 }
 
 /// Where the pointer to a file block is found.
-pub(crate) struct Path {
+pub(crate) struct IndirectPath {
     /// The pointer of the inode that leads there.
     pub(crate) slot: usize,
     /// Levels of indirect blocks below it: 0 to 3.
@@ -38,34 +38,34 @@ pub(crate) struct Path {
 }
 
 /// The pointers that a block of so many bytes holds: a power of two.
-pub(crate) fn fan_out(block_bytes: u32) -> u64 {
+pub(crate) fn addresses_per_block(block_bytes: u32) -> u64 {
     u64::from(block_bytes / 4)
 }
 
 /// Levels of indirect blocks below a pointer of the inode.
 fn levels_below(slot: usize) -> u32 {
-    [1, 2, 3].into_iter().find(|levels| slot_of(*levels) == slot).unwrap_or(0)
+    [1, 2, 3].into_iter().find(|levels| inode_slot_of(*levels) == slot).unwrap_or(0)
 }
 
 /// The pointer of the inode that so many levels hang on.
-pub(crate) fn slot_of(levels: u32) -> usize {
-    index(u64::from(DIRECT).saturating_add(levels.into()).saturating_sub(1))
+pub(crate) fn inode_slot_of(levels: u32) -> usize {
+    saturating_usize(u64::from(DIRECT).saturating_add(levels.into()).saturating_sub(1))
 }
 
 /// Blocks of a file that a pointer with so many levels below it stands for.
-fn reach(levels: u32, fan_out: u64) -> u64 {
+fn span_blocks(levels: u32, fan_out: u64) -> u64 {
     fan_out.saturating_pow(levels)
 }
 
 /// Where the pointer to file block `at` is; `None` beyond what a map reaches.
-pub(crate) fn path(at: u64, fan_out: u64) -> Option<Path> {
+pub(crate) fn block_to_path(at: u64, fan_out: u64) -> Option<IndirectPath> {
     let Some(mut offset) = at.checked_sub(u64::from(DIRECT)) else {
-        return Some(Path { slot: index(at), levels: 0, offset: 0 });
+        return Some(IndirectPath { slot: saturating_usize(at), levels: 0, offset: 0 });
     };
     for levels in 1..=3u32 {
-        let reach = reach(levels, fan_out);
+        let reach = span_blocks(levels, fan_out);
         if offset < reach {
-            return Some(Path { slot: slot_of(levels), levels, offset });
+            return Some(IndirectPath { slot: inode_slot_of(levels), levels, offset });
         }
         offset = offset.checked_sub(reach)?;
     }
@@ -74,12 +74,12 @@ pub(crate) fn path(at: u64, fan_out: u64) -> Option<Path> {
 
 /// File blocks that a map can reach.
 pub(crate) fn reach_blocks(block_bytes: u32) -> u64 {
-    let trees = (1..=3).map(|levels| reach(levels, fan_out(block_bytes)));
+    let trees = (1..=3).map(|levels| span_blocks(levels, addresses_per_block(block_bytes)));
     trees.fold(u64::from(DIRECT), u64::saturating_add)
 }
 
 pub(crate) fn pointer_at(block: &[u8], nth: u64) -> u32 {
-    index(nth).checked_mul(4).and_then(|at| le32(block, at)).unwrap_or(0)
+    saturating_usize(nth).checked_mul(4).and_then(|at| le32(block, at)).unwrap_or(0)
 }
 
 /// The pointers of an inode, as the root of its map.
@@ -88,10 +88,15 @@ pub(crate) struct Pointers<'a>(pub(crate) &'a [u32; POINTERS]);
 
 impl Map for Pointers<'_> {
     fn role(&self, file: FileId) -> Role {
-        Role::Map(file)
+        Role::IndirectBlock(file)
     }
 
-    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+    fn walk(
+        &self,
+        source: &MapSource<'_>,
+        range: Range<u64>,
+        visit: &mut dyn MapVisitor,
+    ) -> Result<()> {
         walk(self.0, source, range, visit)
     }
 
@@ -100,12 +105,12 @@ impl Map for Pointers<'_> {
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
         range: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
         tx.map_by_pointers(inode, range, taking)
     }
 
-    fn unmap(
+    fn free_range(
         &self,
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
@@ -116,41 +121,42 @@ impl Map for Pointers<'_> {
 }
 
 /// A walk over the part of a map that is in `range`.
-struct Walk<'a> {
-    source: &'a Source<'a>,
+struct IndirectWalk<'a> {
+    source: &'a MapSource<'a>,
     range: Range<u64>,
-    visit: &'a mut dyn Visit,
+    visit: &'a mut dyn MapVisitor,
 }
 
 fn walk(
     pointers: &[u32; POINTERS],
-    source: &Source<'_>,
+    source: &MapSource<'_>,
     range: Range<u64>,
-    visit: &mut dyn Visit,
+    visit: &mut dyn MapVisitor,
 ) -> Result<()> {
-    let fan_out = fan_out(source.block_bytes);
-    let mut walk = Walk { source, range, visit };
+    let fan_out = addresses_per_block(source.block_bytes);
+    let mut walk = IndirectWalk { source, range, visit };
     let mut first = u64::from(DIRECT);
     let direct = walk.range.start..walk.range.end.min(first);
     if walk.leaf(pointers.iter().copied(), 0, direct).is_break() {
         return Ok(());
     }
-    for (slot, pointer) in pointers.iter().enumerate().skip(index(first)) {
+    for (slot, pointer) in pointers.iter().enumerate().skip(saturating_usize(first)) {
         let levels = levels_below(slot);
-        if walk.step(*pointer, levels, first, PointerAt::Inode(slot))?.is_break() {
+        if walk.step(*pointer, levels, first, PointerLocation::Inode(slot))?.is_break() {
             return Ok(());
         }
-        first = first.saturating_add(reach(levels, fan_out));
+        first = first.saturating_add(span_blocks(levels, fan_out));
     }
     // Beyond what a map reaches there is nothing.
     let rest = walk.range.end.saturating_sub(first.max(walk.range.start));
     if rest > 0 {
-        let _ = walk.visit.run(first.max(walk.range.start), rest, Place::Damaged(FsBlock(0)));
+        let _ =
+            walk.visit.run(first.max(walk.range.start), rest, BlockLocation::Damaged(FsBlock(0)));
     }
     Ok(())
 }
 
-impl Walk<'_> {
+impl IndirectWalk<'_> {
     /// One pointer to an indirect block, which stands for file blocks from `first` on; at most
     /// three deep.
     fn step(
@@ -158,35 +164,35 @@ impl Walk<'_> {
         pointer: u32,
         levels: u32,
         first: u64,
-        at: PointerAt,
+        at: PointerLocation,
     ) -> Result<ControlFlow<()>> {
-        let fan_out = fan_out(self.source.block_bytes);
-        let end = first.saturating_add(reach(levels, fan_out));
+        let fan_out = addresses_per_block(self.source.block_bytes);
+        let end = first.saturating_add(span_blocks(levels, fan_out));
         let (from, to) = (first.max(self.range.start), end.min(self.range.end));
         let Some(blocks) = to.checked_sub(from).filter(|blocks| *blocks > 0) else {
             return Ok(ControlFlow::Continue(()));
         };
         let block = match FsBlock(pointer.into()) {
-            FsBlock(0) => return Ok(self.visit.run(from, blocks, Place::Hole)),
+            FsBlock(0) => return Ok(self.visit.run(from, blocks, BlockLocation::Hole)),
             block if self.source.blocks.contains(&block.0) => block,
-            block => return Ok(self.visit.run(from, blocks, Place::Damaged(block))),
+            block => return Ok(self.visit.run(from, blocks, BlockLocation::Damaged(block))),
         };
         let below = levels.saturating_sub(1);
-        if !self.visit.node(Node { block, pointer: at }) {
+        if !self.visit.node(MapNode { block, pointer: at }) {
             return Ok(ControlFlow::Continue(()));
         }
         let Some(bytes) = (self.source.read)(block)? else {
-            return Ok(self.visit.run(from, blocks, Place::Damaged(block)));
+            return Ok(self.visit.run(from, blocks, BlockLocation::Damaged(block)));
         };
         if below == 0 {
             let words = bytes.chunks_exact(4).map(|word| le32(word, 0).unwrap_or(0));
             return Ok(self.leaf(words, first, from..to));
         }
-        let span = reach(below, fan_out);
+        let span = span_blocks(below, fan_out);
         let nth_of = |at: u64| at.saturating_sub(first).checked_div(span).unwrap_or(0);
         for nth in nth_of(from)..=nth_of(to.saturating_sub(1)) {
             let child = first.saturating_add(nth.saturating_mul(span));
-            let at = PointerAt::Block(block, nth);
+            let at = PointerLocation::Block(block, nth);
             if self.step(pointer_at(&bytes, nth), below, child, at)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -201,17 +207,19 @@ impl Walk<'_> {
         first: u64,
         wanted: Range<u64>,
     ) -> ControlFlow<()> {
-        let mut words = words.skip(index(wanted.start.saturating_sub(first)));
-        let (mut from, mut blocks, mut place) = (wanted.start, 0u64, Place::Hole);
+        let mut words = words.skip(saturating_usize(wanted.start.saturating_sub(first)));
+        let (mut from, mut blocks, mut place) = (wanted.start, 0u64, BlockLocation::Hole);
         for at in wanted {
             let next = match FsBlock(words.next().unwrap_or(0).into()) {
-                FsBlock(0) => Place::Hole,
-                block if self.source.blocks.contains(&block.0) => Place::At(block),
-                block => Place::Damaged(block),
+                FsBlock(0) => BlockLocation::Hole,
+                block if self.source.blocks.contains(&block.0) => BlockLocation::Mapped(block),
+                block => BlockLocation::Damaged(block),
             };
             let joins = match (place, next) {
-                (Place::Hole, Place::Hole) => true,
-                (Place::At(start), Place::At(block)) => start.after(blocks) == block,
+                (BlockLocation::Hole, BlockLocation::Hole) => true,
+                (BlockLocation::Mapped(start), BlockLocation::Mapped(block)) => {
+                    start.offset(blocks) == block
+                }
                 _ => false,
             };
             if !joins {
@@ -235,7 +243,7 @@ mod tests {
 
     #[test]
     fn the_levels_begin_where_the_format_says() {
-        let of = |at| path(at, 256).map(|path| (path.slot, path.levels, path.offset));
+        let of = |at| block_to_path(at, 256).map(|path| (path.slot, path.levels, path.offset));
         assert_eq!(of(11), Some((11, 0, 0)));
         assert_eq!(of(12), Some((12, 1, 0)));
         assert_eq!(of(12 + 255), Some((12, 1, 255)));

@@ -2,9 +2,9 @@
 
 use std::ops::{ControlFlow, Range};
 
-use super::edit::{MappedRun, Taking};
-use super::{Map, Node, Place, Run, Source, Visit, hole_end, scan, with_source};
-use crate::alloc::Request;
+use super::edit::{AllocationPolicy, MappedRun};
+use super::{BlockLocation, Map, MapNode, MapSource, MapVisitor, Run, hole_end, scan, with_source};
+use crate::alloc::AllocationRequest;
 use crate::blocks::role::Role;
 use crate::testing::{FILE, disk, open};
 use crate::transaction::Transaction;
@@ -27,22 +27,28 @@ impl OneRun {
 
 impl Map for OneRun {
     fn role(&self, file: FileId) -> Role {
-        Role::Map(file)
+        Role::IndirectBlock(file)
     }
 
-    fn walk(&self, source: &Source<'_>, range: Range<u64>, visit: &mut dyn Visit) -> Result<()> {
+    fn walk(
+        &self,
+        source: &MapSource<'_>,
+        range: Range<u64>,
+        visit: &mut dyn MapVisitor,
+    ) -> Result<()> {
         let [first, count] = self.0.map(u64::from);
         let there = range.start.min(count)..range.end.min(count);
         let mut flow = ControlFlow::Continue(());
         if !there.is_empty() {
             let block = FsBlock(first + there.start);
             let is_sound = source.blocks.contains(&block.0);
-            let place = if is_sound { Place::At(block) } else { Place::Damaged(block) };
+            let place =
+                if is_sound { BlockLocation::Mapped(block) } else { BlockLocation::Damaged(block) };
             flow = visit.run(there.start, there.end - there.start, place);
         }
         let behind = range.start.max(count);
         if flow.is_continue() && behind < range.end {
-            let _ = visit.run(behind, range.end - behind, Place::Hole);
+            let _ = visit.run(behind, range.end - behind, BlockLocation::Hole);
         }
         Ok(())
     }
@@ -52,21 +58,26 @@ impl Map for OneRun {
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
         range: Range<u32>,
-        _: Taking,
+        _: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
         let [first, count] = self.0;
         if count != 0 || range.start != 0 {
             return Err(Error::Misuse("one run, given once"));
         }
         assert_eq!(first, 0);
-        let request =
-            Request { goal: 500, want: range.end, grows: None, privileged: false, of_tree: false };
+        let request = AllocationRequest {
+            goal: 500,
+            count: range.end,
+            append_inode: None,
+            privileged: false,
+            is_for_extent_node: false,
+        };
         let (start, blocks) = tx.allocate_blocks(request)?;
         Self([u32::try_from(start).unwrap(), blocks]).store(tx, inode)?;
-        Ok(vec![MappedRun { from: 0, blocks, at: FsBlock(start), fresh: true }])
+        Ok(vec![MappedRun { from: 0, blocks, at: FsBlock(start), is_new: true }])
     }
 
-    fn unmap(
+    fn free_range(
         &self,
         tx: &mut Transaction<'_>,
         inode: InodeNumber,
@@ -87,7 +98,7 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
     let before = volume.space().free_blocks;
     let (map, taken) = volume
         .transact(|tx| {
-            let taking = Taking { grows: false, privileged: false, unwritten: false };
+            let taking = AllocationPolicy { is_append: false, privileged: false, unwritten: false };
             let taken = OneRun::of(tx, file)?.map_blocks(tx, file, 0..40, taking)?;
             Ok((OneRun::of(tx, file)?, taken))
         })
@@ -99,16 +110,18 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
     with_source(store, super_, map.role(FileId { inode: file.0, generation: 0 }), |source| {
         let runs = scan(&map, source, FileBlock(0), FileBlock(100)).unwrap();
         let all: Vec<Run> = runs.between(FileBlock(0), FileBlock(100)).collect();
-        let there = Run { from: FileBlock(0), blocks: 40, place: Place::At(at) };
-        let hole = Run { from: FileBlock(40), blocks: 60, place: Place::Hole };
+        let there = Run { from: FileBlock(0), blocks: 40, place: BlockLocation::Mapped(at) };
+        let hole = Run { from: FileBlock(40), blocks: 60, place: BlockLocation::Hole };
         assert_eq!(all, [there, hole]);
         let end = hole_end(&map, source, FileBlock(50)).unwrap();
         assert_eq!(end, Some(FileBlock(u32::MAX)));
         assert_eq!(hole_end(&map, source, FileBlock(39)).unwrap(), None);
     });
-    let freed = volume.transact(|tx| OneRun::of(tx, file)?.unmap(tx, file, 10..u32::MAX)).unwrap();
+    let freed =
+        volume.transact(|tx| OneRun::of(tx, file)?.free_range(tx, file, 10..u32::MAX)).unwrap();
     assert_eq!((freed, volume.space().free_blocks), (30, before - 10));
-    let freed = volume.transact(|tx| OneRun::of(tx, file)?.unmap(tx, file, 0..u32::MAX)).unwrap();
+    let freed =
+        volume.transact(|tx| OneRun::of(tx, file)?.free_range(tx, file, 0..u32::MAX)).unwrap();
     assert_eq!((freed, volume.space().free_blocks), (10, before));
 }
 
@@ -116,17 +129,17 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
 #[derive(Default)]
 struct Count {
     blocks: u64,
-    nodes: Vec<Node>,
+    nodes: Vec<MapNode>,
     descends: bool,
 }
 
-impl Visit for Count {
-    fn run(&mut self, _: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        self.blocks += if matches!(place, Place::At(_)) { blocks } else { 0 };
+impl MapVisitor for Count {
+    fn run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        self.blocks += if matches!(place, BlockLocation::Mapped(_)) { blocks } else { 0 };
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, node: Node) -> bool {
+    fn node(&mut self, node: MapNode) -> bool {
         self.nodes.push(node);
         self.descends
     }

@@ -9,57 +9,58 @@
 
 use zerocopy::IntoBytes;
 
-use super::hidden::{Hidden, Purpose};
+use super::hidden::{SystemFile, SystemFileKind};
 use super::layout::Layout;
-use super::plan::{Placed, Plan};
-use super::tree::{NodeId, What};
-use super::write::{Mapped, UNDER_WAY_BYTES, Writer};
-use super::{Error, Result, reserve};
+use super::plan::{NodePlacement, VolumePlan};
+use super::tree::{NodeId, NodeKind};
+use super::write::{DiskWriter, MAX_UNSETTLED_BYTES, MappedInode};
+use super::{FormatError, Result, reserve};
 use crate::format::features::ReadOnlyCompatible;
-use crate::format::group::{Group, flags as group_flags};
-use crate::format::inode::{NewInode, RawInode, seal};
-use crate::format::quota::Kind;
+use crate::format::group::{GroupDescriptor, flags as group_flags};
+use crate::format::inode::{NewInode, RawInode, set_checksum};
+use crate::format::quota::QuotaType;
 use crate::format::superblock::RawSuperblock;
-use crate::format::xattr::{NewAttribute, encode_body};
-use crate::map::build::Built;
-use crate::units::{index, narrow};
+use crate::format::xattr::{NewXattr, encode_body};
+use crate::map::build::BuiltMap;
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
 /// Inodes that no file can have: the first ten.
 const RESERVED_INODES: u64 = 10;
 /// A directory with more links than can be counted has one.
-const MOST_LINKS: u32 = 65_000;
+const LINK_MAX: u32 = 65_000;
 
 /// Writes bitmaps, tables and the copies of superblock and descriptors of every group; returns the
 /// superblock of group 0, which is not written. `hidden` are the maps of the hidden files.
 pub(super) fn write(
-    plan: &Plan<'_>,
-    mapped: &[Mapped],
-    hidden: &[Built],
-    writer: &Writer<'_>,
+    plan: &VolumePlan<'_>,
+    mapped: &[MappedInode],
+    hidden: &[BuiltMap],
+    writer: &DiskWriter<'_>,
 ) -> Result<RawSuperblock> {
     let layout = &plan.layout;
     let super_ = &layout.super_;
-    let unfit = |_| Error::Misuse("the descriptors of this volume hold no such numbers".into());
+    let unfit =
+        |_| FormatError::Misuse("the descriptors of this volume hold no such numbers".into());
     let mut by_inode: Vec<usize> = (0..plan.placed.len()).collect();
     by_inode.sort_unstable_by_key(|nth| plan.placed.get(*nth).map(|placed| placed.inode));
     let mut inodes = &by_inode[..];
-    let table_len = index(super_.descriptor_blocks().into()) * layout.block_len();
+    let table_len = saturating_usize(super_.descriptor_blocks().into()) * layout.block_len();
     let mut descriptors = vec![0; table_len];
     let mut free_clusters = 0;
-    let mut gathered = Gathered::default();
+    let mut gathered = WriteBatch::default();
     for number in 0..super_.groups {
         let last = (u64::from(number) + 1) * u64::from(super_.inodes_per_group);
         let inode_of = |nth: &usize| plan.placed.get(*nth).map_or(0, |placed| placed.inode);
         let here = inodes.partition_point(|nth| u64::from(inode_of(nth)) <= last);
         let (mine, later) = inodes.split_at(here);
         inodes = later;
-        let (group, bitmaps) = group_of(plan, number, mine);
+        let (group, bitmaps) = build_group(plan, number, mine);
         free_clusters += u64::from(group.free_clusters);
         let per_block = super_.descriptors_per_block();
-        let block = index(u64::from(number / per_block)) * layout.block_len();
+        let block = saturating_usize(u64::from(number / per_block)) * layout.block_len();
         let block = descriptors.get_mut(block..).unwrap_or_default();
-        group.write_places(block, number % per_block, super_).map_err(unfit)?;
+        group.write_table_locations(block, number % per_block, super_).map_err(unfit)?;
         group.write(block, number % per_block, super_, GroupNumber(number)).map_err(unfit)?;
         let [blocks, used] = bitmaps;
         for (at, bitmap) in [(group.block_bitmap, blocks), (group.inode_bitmap, used)] {
@@ -69,12 +70,12 @@ pub(super) fn write(
             }
         }
         let table = inode_table(plan, number, mine, mapped, hidden).map_err(unfit)?;
-        let written = group.inode_table.after((table.len() / layout.block_len()) as u64);
-        let end = group.inode_table.after(super_.inode_table_blocks().into());
+        let written = group.inode_table.offset((table.len() / layout.block_len()) as u64);
+        let end = group.inode_table.offset(super_.inode_table_blocks().into());
         gathered.put(group.inode_table.0, table);
         writer.zeros(written.0, end.0)?;
-        let is_last_of_flex = (number + 1).is_multiple_of(layout.options.flex());
-        if is_last_of_flex || gathered.bytes >= UNDER_WAY_BYTES {
+        let is_last_of_flex = (number + 1).is_multiple_of(layout.options.groups_per_flex());
+        if is_last_of_flex || gathered.bytes >= MAX_UNSETTLED_BYTES {
             gathered.write(layout, writer)?;
         }
     }
@@ -95,9 +96,9 @@ fn write_copies(
     number: u32,
     superblock: &RawSuperblock,
     descriptors: &[u8],
-    writer: &Writer<'_>,
+    writer: &DiskWriter<'_>,
 ) -> Result<()> {
-    let start = layout.copies_at(number);
+    let start = layout.backup_start(number);
     let mut bytes = vec![];
     if number > 0 {
         bytes.extend(superblock.as_bytes());
@@ -115,10 +116,10 @@ fn write_copies(
         return Ok(());
     }
     if number > 0 {
-        return writer.zeros(end, layout.group_start(number) + layout.copies(number));
+        return writer.zeros(end, layout.group_start(number) + layout.backup_blocks(number));
     }
-    let unfit = |_| Error::Misuse("the descriptors' reserve lies beyond 32 bits".into());
-    let reserve = reserve::blocks(layout).map_err(unfit)?;
+    let unfit = |_| FormatError::Misuse("the descriptors' reserve lies beyond 32 bits".into());
+    let reserve = reserve::reserved_gdt_blocks(layout).map_err(unfit)?;
     if !reserve.is_empty() {
         writer.blocks(end, &reserve)?;
     }
@@ -126,14 +127,18 @@ fn write_copies(
 }
 
 /// Writes each block of descriptors to the groups of its meta group that keep it.
-fn write_meta_descriptors(layout: &Layout, descriptors: &[u8], writer: &Writer<'_>) -> Result<()> {
+fn write_meta_descriptors(
+    layout: &Layout,
+    descriptors: &[u8],
+    writer: &DiskWriter<'_>,
+) -> Result<()> {
     let per_block = layout.super_.descriptors_per_block();
     for (nth, block) in (0u32..).zip(descriptors.chunks(layout.block_len())) {
         let first = nth * per_block;
         for number in first..(first + per_block).min(layout.super_.groups) {
             if layout.has_meta_descriptors(number) {
                 let has_super = layout.super_.has_superblock(GroupNumber(number));
-                writer.blocks(layout.copies_at(number) + u64::from(has_super), block)?;
+                writer.blocks(layout.backup_start(number) + u64::from(has_super), block)?;
             }
         }
     }
@@ -141,7 +146,12 @@ fn write_meta_descriptors(layout: &Layout, descriptors: &[u8], writer: &Writer<'
 }
 
 /// The superblock as group `number` keeps it.
-fn superblock(plan: &Plan<'_>, number: u32, free_clusters: u64, hidden: &[Built]) -> RawSuperblock {
+fn superblock(
+    plan: &VolumePlan<'_>,
+    number: u32,
+    free_clusters: u64,
+    hidden: &[BuiltMap],
+) -> RawSuperblock {
     let mut raw = plan.layout.raw.clone();
     let mut used = plan.placed.len() as u64 - 1 + RESERVED_INODES;
     for (hidden, built) in plan.hidden.iter().zip(hidden) {
@@ -149,26 +159,30 @@ fn superblock(plan: &Plan<'_>, number: u32, free_clusters: u64, hidden: &[Built]
             used += 1;
         }
         match hidden.purpose {
-            Purpose::Value(_) => {}
-            Purpose::Orphans => raw.s_orphan_file_inum = hidden.inode.into(),
-            Purpose::Quota(Kind::User) => raw.s_usr_quota_inum = hidden.inode.into(),
-            Purpose::Quota(Kind::Group) => raw.s_grp_quota_inum = hidden.inode.into(),
-            Purpose::Quota(Kind::Project) => raw.s_prj_quota_inum = hidden.inode.into(),
-            Purpose::Journal(_) => {
+            SystemFileKind::Value(_) => {}
+            SystemFileKind::Orphans => raw.s_orphan_file_inum = hidden.inode.into(),
+            SystemFileKind::Quota(QuotaType::User) => raw.s_usr_quota_inum = hidden.inode.into(),
+            SystemFileKind::Quota(QuotaType::Group) => raw.s_grp_quota_inum = hidden.inode.into(),
+            SystemFileKind::Quota(QuotaType::Project) => raw.s_prj_quota_inum = hidden.inode.into(),
+            SystemFileKind::Journal(_) => {
                 let size = u64::from(hidden.blocks) * u64::from(plan.layout.super_.block_bytes);
-                let words = built.pointers.into_iter().chain([narrow(size >> 32), low(size)]);
+                let words =
+                    built.pointers.into_iter().chain([saturating_u32(size >> 32), low(size)]);
                 for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
                     *to = from.into();
                 }
             }
         }
     }
-    raw.s_mmp_block = plan.guard.into();
+    raw.s_mmp_block = plan.mmp_block.into();
     // No more than the layout has, which fits.
-    let _ = raw
-        .set_free(free_clusters * plan.layout.ratio(), u64::from(plan.layout.super_.inodes) - used);
-    let counts = ReadOnlyCompatible::OF_EXT4;
-    if plan.layout.options.read_only_compatible.intersects(counts) || plan.layout.options.flex() > 1
+    let _ = raw.set_free(
+        free_clusters * plan.layout.cluster_blocks(),
+        u64::from(plan.layout.super_.inodes) - used,
+    );
+    let counts = ReadOnlyCompatible::EXT4_ONLY;
+    if plan.layout.options.read_only_compatible.intersects(counts)
+        || plan.layout.options.groups_per_flex() > 1
     {
         raw.s_kbytes_written = (1 + plan.data_bytes() / 1024).into();
     }
@@ -177,7 +191,7 @@ fn superblock(plan: &Plan<'_>, number: u32, free_clusters: u64, hidden: &[Built]
         raw.s_state = 0.into();
     }
     raw.s_block_group_nr = u16::try_from(number).unwrap_or(u16::MAX).into();
-    raw.seal();
+    raw.set_checksum();
     raw
 }
 
@@ -186,39 +200,46 @@ fn low(value: u64) -> u32 {
 }
 
 /// What a group has, and its bitmaps of blocks and of inodes where they are needed.
-fn group_of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> (Group, [Option<Bitmap>; 2]) {
+fn build_group(
+    plan: &VolumePlan<'_>,
+    number: u32,
+    mine: &[usize],
+) -> (GroupDescriptor, [Option<BitmapBuilder>; 2]) {
     let layout = &plan.layout;
     let super_ = &layout.super_;
     let (start, end) = (layout.group_start(number), layout.group_end(number));
-    let ratio = layout.ratio();
-    let mut blocks = Bitmap::full(layout.block_len());
+    let ratio = layout.cluster_blocks();
+    let mut blocks = BitmapBuilder::full(layout.block_len());
     let mut free = 0;
     for (from, stop) in plan.space.between(start, end) {
         blocks.clear((from - start) / ratio, (stop - start) / ratio);
         free += (stop - from) / ratio;
     }
-    let inodes = Inodes::of(plan, number, mine);
-    let tables = plan.tables.get(index(number.into())).copied().unwrap_or_default();
-    let mut group = Group {
+    let inodes = GroupInodes::of(plan, number, mine);
+    let tables = plan.tables.get(saturating_usize(number.into())).copied().unwrap_or_default();
+    let mut group = GroupDescriptor {
         block_bitmap: FsBlock(tables.blocks),
         inode_bitmap: FsBlock(tables.inodes),
         inode_table: FsBlock(tables.table),
-        free_clusters: narrow(free),
-        free_inodes: narrow(inodes.free),
+        free_clusters: saturating_u32(free),
+        free_inodes: saturating_u32(inodes.free),
         directories: inodes.directories,
         unused_inodes: 0,
         flags: 0,
-        bitmap_sums: [0; 2],
+        bitmap_checksums: [0; 2],
     };
     let mut is_needed = [true; 2];
-    if super_.read_only_compatible.intersects(ReadOnlyCompatible::SUMS) {
-        let own =
-            if layout.options.flex() > 1 { 0 } else { 2 + u64::from(super_.inode_table_blocks()) };
+    if super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS) {
+        let own = if layout.options.groups_per_flex() > 1 {
+            0
+        } else {
+            2 + u64::from(super_.inode_table_blocks())
+        };
         // With clusters, too, they are in one piece.
-        let least = (layout.copies(number) + own).div_ceil(ratio);
+        let least = (layout.backup_blocks(number) + own).div_ceil(ratio);
         let is_last = number + 1 == super_.groups;
         is_needed = [is_last || free + least < (end - start) / ratio, inodes.last > 0];
-        group.unused_inodes = super_.inodes_per_group - narrow(inodes.last);
+        group.unused_inodes = super_.inodes_per_group - saturating_u32(inodes.last);
         group.flags = group_flags::INODE_ZEROED;
         for (is_needed, flag) in
             is_needed.into_iter().zip([group_flags::BLOCK_UNINIT, group_flags::INODE_UNINIT])
@@ -227,28 +248,28 @@ fn group_of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> (Group, [Option<Bit
         }
     }
     if is_needed[0] {
-        group.sum_blocks(&blocks.0, super_);
+        group.set_block_bitmap_csum(&blocks.0, super_);
     }
     if is_needed[1] {
-        group.sum_inodes(&inodes.bitmap.0, super_);
+        group.set_inode_bitmap_csum(&inodes.bitmap.0, super_);
     }
     (group, [is_needed[0].then_some(blocks), is_needed[1].then_some(inodes.bitmap)])
 }
 
 /// The inodes of a group.
-struct Inodes {
-    bitmap: Bitmap,
+struct GroupInodes {
+    bitmap: BitmapBuilder,
     free: u64,
     directories: u32,
     /// The place of the last that is in use, counted from 1; 0 if none is.
     last: u64,
 }
 
-impl Inodes {
-    fn of(plan: &Plan<'_>, number: u32, mine: &[usize]) -> Self {
+impl GroupInodes {
+    fn of(plan: &VolumePlan<'_>, number: u32, mine: &[usize]) -> Self {
         let per_group = u64::from(plan.layout.super_.inodes_per_group);
         let first = u64::from(number) * per_group + 1;
-        let mut bitmap = Bitmap::full(plan.layout.block_len());
+        let mut bitmap = BitmapBuilder::full(plan.layout.block_len());
         bitmap.clear(0, per_group);
         // The root is one of these ten. A group may have only eight.
         let reserved = (RESERVED_INODES + 1).saturating_sub(first).min(per_group);
@@ -270,9 +291,10 @@ impl Inodes {
             take(placed.inode);
         }
         let nodes = mine.iter().filter_map(|nth| plan.placed.get(*nth));
-        let is_directory =
-            |placed: &&Placed| matches!(plan.tree.node(NodeId(placed.node)).what, What::Directory);
-        inodes.directories = narrow(nodes.filter(is_directory).count() as u64);
+        let is_directory = |placed: &&NodePlacement| {
+            matches!(plan.tree.node(NodeId(placed.node)).what, NodeKind::Directory)
+        };
+        inodes.directories = saturating_u32(nodes.filter(is_directory).count() as u64);
         inodes
     }
 }
@@ -283,31 +305,31 @@ fn is_in(inode: u32, first: u64, per_group: u64) -> bool {
 
 /// The inode table of a group, up to the block with its last inode that is not all zeros.
 fn inode_table(
-    plan: &Plan<'_>,
+    plan: &VolumePlan<'_>,
     number: u32,
     mine: &[usize],
-    mapped: &[Mapped],
-    hidden: &[Built],
+    mapped: &[MappedInode],
+    hidden: &[BuiltMap],
 ) -> crate::Result<Vec<u8>> {
     let layout = &plan.layout;
     let super_ = &layout.super_;
-    let inode_bytes = index(super_.inode_bytes.into());
+    let inode_bytes = saturating_usize(super_.inode_bytes.into());
     let per_group = u64::from(super_.inodes_per_group);
     let first = u64::from(number) * per_group + 1;
     let mut slots: Vec<(u32, Vec<u8>)> = vec![];
     if first <= RESERVED_INODES {
         let has_sums = super_.checksum_seed.is_some();
-        let last = if has_sums { narrow(RESERVED_INODES) } else { 1 };
+        let last = if has_sums { saturating_u32(RESERVED_INODES) } else { 1 };
         for inode in (1..=last).filter(|inode| is_in(*inode, first, per_group)) {
-            slots.push((inode, unused(layout, inode)));
+            slots.push((inode, empty_reserved_inode(layout, inode)));
         }
-        if plan.reserve_map != 0 && is_in(reserve::INODE, first, per_group) {
-            slots.push((reserve::INODE, reserve::inode(layout, plan.reserve_map)?));
+        if plan.resize_dind_block != 0 && is_in(reserve::INODE, first, per_group) {
+            slots.push((reserve::INODE, reserve::inode(layout, plan.resize_dind_block)?));
         }
     }
     let hidden = plan.hidden.iter().zip(hidden);
     for (it, built) in hidden.filter(|(it, _)| is_in(it.inode, first, per_group)) {
-        slots.push((it.inode, Hidden::inode(it, plan, built)));
+        slots.push((it.inode, SystemFile::inode(it, plan, built)));
     }
     for nth in mine {
         let Some(placed) = plan.placed.get(*nth) else { continue };
@@ -318,7 +340,7 @@ fn inode_table(
     slots.sort_by_key(|slot| slot.0);
     let mut bytes: Vec<u8> = vec![];
     for (inode, slot) in slots {
-        let at = index(u64::from(inode) - first) * inode_bytes;
+        let at = saturating_usize(u64::from(inode) - first) * inode_bytes;
         bytes.resize(at, 0);
         bytes.extend(slot);
     }
@@ -328,31 +350,32 @@ fn inode_table(
 
 /// A reserved inode that is not in use. The first, the list of bad blocks, is empty, and its times
 /// are set.
-fn unused(layout: &Layout, number: u32) -> Vec<u8> {
-    let mut bytes = vec![0; index(layout.super_.inode_bytes.into())];
+fn empty_reserved_inode(layout: &Layout, number: u32) -> Vec<u8> {
+    let mut bytes = vec![0; saturating_usize(layout.super_.inode_bytes.into())];
     if number == 1 {
-        let now = layout.now();
+        let now = layout.creation_time();
         let inode = NewInode { accessed: now, modified: now, changed: now, ..NewInode::default() };
         let old = inode.encode(128);
         debug_assert_eq!(old.len(), size_of::<RawInode>());
         bytes.splice(..old.len(), old);
     }
-    seal(&mut bytes, InodeNumber(number), &layout.super_);
+    set_checksum(&mut bytes, InodeNumber(number), &layout.super_);
     bytes
 }
 
-fn inode(plan: &Plan<'_>, placed: &Placed, mapped: &Mapped) -> Vec<u8> {
+fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) -> Vec<u8> {
     let super_ = &plan.layout.super_;
     let node = plan.tree.node(NodeId(placed.node));
-    let in_body = node.attributes.get(..index(placed.in_body.into())).unwrap_or_default();
+    let in_body =
+        node.attributes.get(..saturating_usize(placed.in_body.into())).unwrap_or_default();
     // Where mke2fs has the rest of the contents: first.
-    let contents = mapped.value.iter().map(|value| NewAttribute::of_contents(value));
+    let contents = mapped.value.iter().map(|value| NewXattr::of_contents(value));
     let in_body: Vec<_> = contents.chain(in_body.iter().cloned()).collect();
     let body = match &in_body[..] {
         [] => vec![],
         some => encode_body(some, super_.inode_bytes),
     };
-    let links = if placed.links > MOST_LINKS { 1 } else { placed.links };
+    let links = if placed.links > LINK_MAX { 1 } else { placed.links };
     let inode = NewInode {
         mode: node.raw_mode(),
         uid: node.uid,
@@ -366,22 +389,22 @@ fn inode(plan: &Plan<'_>, placed: &Placed, mapped: &Mapped) -> Vec<u8> {
         modified: node.modified,
         changed: node.changed,
         created: node.created,
-        attribute_block: placed.attribute_block,
+        xattr_block: placed.xattr_block,
         attributes: &body,
     };
     let mut bytes = inode.encode(super_.inode_bytes);
-    seal(&mut bytes, InodeNumber(placed.inode), super_);
+    set_checksum(&mut bytes, InodeNumber(placed.inode), super_);
     bytes
 }
 
 /// Blocks that are to be written: neighbours become one request.
 #[derive(Default)]
-struct Gathered {
+struct WriteBatch {
     parts: Vec<(u64, Vec<u8>)>,
     bytes: u64,
 }
 
-impl Gathered {
+impl WriteBatch {
     fn put(&mut self, at: u64, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.bytes += bytes.len() as u64;
@@ -390,7 +413,7 @@ impl Gathered {
     }
 
     /// Writes all, and waits once in a while, so that memory is bounded.
-    fn write(&mut self, layout: &Layout, writer: &Writer<'_>) -> Result<()> {
+    fn write(&mut self, layout: &Layout, writer: &DiskWriter<'_>) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         parts.sort_unstable_by_key(|part| part.0);
         let mut runs: Vec<(u64, Vec<u8>)> = vec![];
@@ -406,7 +429,7 @@ impl Gathered {
         for (at, bytes) in runs {
             last = Some(writer.blocks(at, &bytes)?);
         }
-        if let Some(ticket) = last.filter(|_| self.bytes >= UNDER_WAY_BYTES) {
+        if let Some(ticket) = last.filter(|_| self.bytes >= MAX_UNSETTLED_BYTES) {
             self.bytes = 0;
             writer.wait(ticket)?;
         }
@@ -415,9 +438,9 @@ impl Gathered {
 }
 
 /// Bits of a block, set in runs.
-struct Bitmap(Vec<u8>);
+struct BitmapBuilder(Vec<u8>);
 
-impl Bitmap {
+impl BitmapBuilder {
     fn full(block_bytes: usize) -> Self {
         Self(vec![0xFF; block_bytes])
     }
@@ -435,7 +458,7 @@ impl Bitmap {
     fn fill(&mut self, from: u64, end: u64, value: u8) {
         let mut bit = from;
         while bit < end {
-            let Some(byte) = self.0.get_mut(index(bit / 8)) else { return };
+            let Some(byte) = self.0.get_mut(saturating_usize(bit / 8)) else { return };
             if bit.is_multiple_of(8) && end - bit >= 8 {
                 *byte = value;
                 bit += 8;

@@ -5,21 +5,21 @@ use std::collections::BTreeMap;
 
 use super::journal;
 use super::layout::Layout;
-use super::plan::{Blocks, Plan};
+use super::plan::{DiskRun, VolumePlan};
 use super::tree::NodeId;
 use crate::format::inode::{self, DIRECT, NewInode, flags};
 use crate::format::mmp::{self, MmpRecord};
 use crate::format::orphan_file;
-use crate::format::quota::{self, Kind, Usage};
-use crate::map::build::Built;
-use crate::units::index;
+use crate::format::quota::{self, QuotaType, Usage};
+use crate::map::build::BuiltMap;
+use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, InodeNumber};
 
 /// Which of them it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Purpose {
-    Journal(journal::Sizes),
-    Quota(Kind),
+pub(super) enum SystemFileKind {
+    Journal(journal::JournalSizes),
+    Quota(QuotaType),
     Orphans,
     /// The value of this number.
     Value(usize),
@@ -27,8 +27,8 @@ pub(super) enum Purpose {
 
 /// One of them, in its place.
 #[derive(Clone, Debug)]
-pub(super) struct Hidden {
-    pub(super) purpose: Purpose,
+pub(super) struct SystemFile {
+    pub(super) purpose: SystemFileKind,
     pub(super) inode: u32,
     /// Blocks of its contents.
     pub(super) blocks: u32,
@@ -37,26 +37,26 @@ pub(super) struct Hidden {
     /// Blocks that it counts as its own: whole clusters, and those of its map.
     pub(super) owned: u64,
     /// Where these are and those of its map, in the order in which maps take them.
-    pub(super) places: Vec<Blocks>,
+    pub(super) places: Vec<DiskRun>,
 }
 
-impl Hidden {
-    pub(super) fn map(&self, layout: &Layout) -> Option<Built> {
+impl SystemFile {
+    pub(super) fn map(&self, layout: &Layout) -> Option<BuiltMap> {
         layout.map(self.inode, &[(0, self.blocks)], &self.places)
     }
 
     /// The bytes of its slot in the inode table.
-    pub(super) fn inode(&self, plan: &Plan<'_>, built: &Built) -> Vec<u8> {
+    pub(super) fn inode(&self, plan: &VolumePlan<'_>, built: &BuiltMap) -> Vec<u8> {
         let layout = &plan.layout;
-        let now = layout.now();
+        let now = layout.creation_time();
         let block_bytes = u64::from(layout.super_.block_bytes);
         let of_map = if layout.options.extents() { flags::EXTENTS } else { 0 };
         let fixed = match self.purpose {
-            Purpose::Quota(_) => flags::IMMUTABLE,
-            Purpose::Journal(_) | Purpose::Orphans | Purpose::Value(_) => 0,
+            SystemFileKind::Quota(_) => flags::IMMUTABLE,
+            SystemFileKind::Journal(_) | SystemFileKind::Orphans | SystemFileKind::Value(_) => 0,
         };
         let value = match self.purpose {
-            Purpose::Value(nth) => plan.tree.values.get(nth),
+            SystemFileKind::Value(nth) => plan.tree.values.get(nth),
             _ => None,
         };
         let (uid, gid) = value.map_or((0, 0), |value| value.owner);
@@ -79,7 +79,7 @@ impl Hidden {
         if let Some(value) = value {
             value.mark(&mut bytes);
         }
-        inode::seal(&mut bytes, InodeNumber(self.inode), &layout.super_);
+        inode::set_checksum(&mut bytes, InodeNumber(self.inode), &layout.super_);
         bytes
     }
 
@@ -93,13 +93,16 @@ impl Hidden {
         at: u64,
     ) -> Option<Vec<u8>> {
         match self.purpose {
-            Purpose::Quota(_) | Purpose::Value(_) => {
-                let mut block = bytes.chunks(layout.block_len()).nth(index(nth.into()))?.to_vec();
+            SystemFileKind::Quota(_) | SystemFileKind::Value(_) => {
+                let mut block =
+                    bytes.chunks(layout.block_len()).nth(saturating_usize(nth.into()))?.to_vec();
                 block.resize(layout.block_len(), 0);
                 Some(block)
             }
-            Purpose::Journal(sizes) => (nth == 0).then(|| journal::superblock(layout, sizes)),
-            Purpose::Orphans => Some(self.orphans(layout, at)),
+            SystemFileKind::Journal(sizes) => {
+                (nth == 0).then(|| journal::superblock(layout, sizes))
+            }
+            SystemFileKind::Orphans => Some(self.orphans(layout, at)),
         }
     }
 
@@ -107,18 +110,18 @@ impl Hidden {
         let mut bytes = orphan_file::empty(layout.block_len());
         let file = FileId { inode: self.inode, generation: 0 };
         if let Some(seed) = layout.super_.checksum_of_file(file) {
-            orphan_file::seal(&mut bytes, seed, FsBlock(at));
+            orphan_file::set_checksum(&mut bytes, seed, FsBlock(at));
         }
         bytes
     }
 }
 
 /// Places of the blocks of a file of quotas as mke2fs takes them: it writes the root last.
-pub(super) fn in_order_of_quotas(
-    places: Vec<Blocks>,
+pub(super) fn quota_file_order(
+    places: Vec<DiskRun>,
     blocks: u32,
     block_bytes: u32,
-) -> Vec<Blocks> {
+) -> Vec<DiskRun> {
     match *places {
         [(start, count)]
             if block_bytes == quota::BLOCK_BYTES
@@ -132,32 +135,32 @@ pub(super) fn in_order_of_quotas(
 }
 
 /// What the owners in a tree have, by their numbers.
-pub(super) fn usage(plan: &Plan<'_>, kind: Kind) -> BTreeMap<u32, Usage> {
+pub(super) fn tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usage> {
     let layout = &plan.layout;
     let block_bytes = u64::from(layout.super_.block_bytes);
     let mut all: BTreeMap<u32, Usage> = BTreeMap::new();
     for placed in &plan.placed {
         let node = plan.tree.node(NodeId(placed.node));
         let id = match kind {
-            Kind::User => node.uid,
-            Kind::Group => node.gid,
-            Kind::Project => 0,
+            QuotaType::User => node.uid,
+            QuotaType::Group => node.gid,
+            QuotaType::Project => 0,
         };
         let bytes = placed.owned(layout) * block_bytes;
         let inodes = 1 + i64::from(placed.values);
         let usage = Usage { inodes, bytes: bytes.cast_signed() };
         let sum = all.entry(id).or_default();
-        *sum = sum.with(usage);
+        *sum = sum.plus(usage);
     }
     all
 }
 
 /// The block by which hosts see that the volume is in use: it says that it is not.
-pub(super) fn guard(layout: &Layout) -> Vec<u8> {
+pub(super) fn mmp_block(layout: &Layout) -> Vec<u8> {
     let mut bytes = vec![0; layout.block_len()];
     let said = MmpRecord {
-        sequence: mmp::CLEAN,
-        interval_seconds: layout.raw.s_mmp_interval.get().max(mmp::LEAST_INTERVAL),
+        sequence: mmp::SEQ_CLEAN,
+        interval_seconds: layout.raw.s_mmp_interval.get().max(mmp::MIN_CHECK_INTERVAL),
         node: String::new(),
         device: String::new(),
     };
@@ -172,11 +175,11 @@ mod tests {
 
     #[test]
     fn blocks_of_orphans_are_empty_and_end_with_their_tail() {
-        let mut options = super::super::Options::of_type("ext4").unwrap();
-        options.features("orphan_file").unwrap();
+        let mut options = super::super::FormatOptions::of_type("ext4").unwrap();
+        options.apply_features("orphan_file").unwrap();
         let layout = Layout::new(&options, 64 << 20).unwrap();
-        let hidden = Hidden {
-            purpose: Purpose::Orphans,
+        let hidden = SystemFile {
+            purpose: SystemFileKind::Orphans,
             inode: 12,
             blocks: 1,
             size_bytes: None,

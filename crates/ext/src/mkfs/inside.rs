@@ -4,11 +4,11 @@
 //! Law: a directory is cut between two names: the first part has 56 bytes, the other just what its
 //! entries need.
 
-use crate::dir::build::Name;
-use crate::format::dirent::{BlockWriter, Shape, record_bytes};
+use crate::dir::build::NewDirent;
+use crate::format::dirent::{DirBlockBuilder, DirBlockFormat, min_rec_len};
 use crate::format::inline::{ENTRIES_AT, POINTER_BYTES};
 use crate::format::inode::POINTERS;
-use crate::units::narrow;
+use crate::units::saturating_u32;
 
 /// Bytes of the entry of `system.data` without its value.
 const ENTRY_BYTES: u64 = 20;
@@ -16,14 +16,14 @@ const ENTRY_BYTES: u64 = 20;
 const FIRST_BYTES: usize = POINTER_BYTES - ENTRIES_AT;
 
 /// Bytes that contents of this length take of what an inode has for attributes.
-pub(super) fn room_bytes(len: u64) -> u64 {
+pub(super) fn xattr_bytes_needed(len: u64) -> u64 {
     ENTRY_BYTES + len.saturating_sub(POINTER_BYTES as u64).next_multiple_of(4)
 }
 
 /// Bytes of a directory with names of these lengths.
 pub(super) fn directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
     let (mut first, mut rest) = (0, 0u64);
-    for record in names.map(record_bytes) {
+    for record in names.map(min_rec_len) {
         match rest == 0 && first + record <= FIRST_BYTES {
             true => first += record,
             false => rest += record as u64,
@@ -33,16 +33,20 @@ pub(super) fn directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
 }
 
 /// A directory in `parent` with these names.
-pub(super) fn directory(parent: u32, names: &[Name<'_>], filetype: bool) -> Vec<u8> {
-    let shape = |bytes: usize| Shape { block_bytes: narrow(bytes as u64), filetype, sums: false };
-    let mut first = BlockWriter::new(shape(FIRST_BYTES));
+pub(super) fn directory(parent: u32, names: &[NewDirent<'_>], filetype: bool) -> Vec<u8> {
+    let shape = |bytes: usize| DirBlockFormat {
+        block_bytes: saturating_u32(bytes as u64),
+        filetype,
+        has_checksums: false,
+    };
+    let mut first = DirBlockBuilder::new(shape(FIRST_BYTES));
     let fit = names.iter().position(|it| !first.push(it.inode, it.kind, it.name));
     let rest = names.get(fit.unwrap_or(names.len())..).unwrap_or_default();
     let mut bytes = parent.to_le_bytes().to_vec();
     bytes.extend(first.finish());
     if !rest.is_empty() {
-        let len = rest.iter().map(|it| record_bytes(it.name.len())).sum();
-        let mut second = BlockWriter::new(shape(len));
+        let len = rest.iter().map(|it| min_rec_len(it.name.len())).sum();
+        let mut second = DirBlockBuilder::new(shape(len));
         for it in rest {
             second.push(it.inode, it.kind, it.name);
         }
@@ -53,7 +57,7 @@ pub(super) fn directory(parent: u32, names: &[Name<'_>], filetype: bool) -> Vec<
 
 /// Contents as an inode has them: what is in the place of block pointers, and the value of
 /// `system.data`.
-pub(super) fn parts(bytes: &[u8]) -> ([u32; POINTERS], &[u8]) {
+pub(super) fn split_inline(bytes: &[u8]) -> ([u32; POINTERS], &[u8]) {
     let (first, value) = bytes.split_at_checked(POINTER_BYTES).unwrap_or((bytes, &[]));
     let mut words = first.chunks(4).map(|chunk| {
         let mut word = [0; 4];
@@ -74,15 +78,20 @@ mod tests {
             [1usize, 30, 9, 4, 40].iter().map(|len| vec![b'n'; *len]).collect();
         for count in 0..=names.len() {
             let names = &names[..count];
-            let list: Vec<Name<'_>> =
-                names.iter().map(|name| Name { name, inode: 12, kind: FileType::File }).collect();
+            let list: Vec<NewDirent<'_>> = names
+                .iter()
+                .map(|name| NewDirent { name, inode: 12, kind: FileType::File })
+                .collect();
             let bytes = directory(2, &list, true);
             assert_eq!(bytes.len() as u64, directory_bytes(names.iter().map(Vec::len)));
             assert_eq!(bytes.len() == POINTER_BYTES, count <= 2, "12 and 40 of 56 bytes");
         }
-        let (pointers, value) = parts(&[1; 62]);
+        let (pointers, value) = split_inline(&[1; 62]);
         assert_eq!((pointers, value), ([0x0101_0101; POINTERS], &[1, 1][..]));
-        assert_eq!(parts(&[1, 2]).0[0], 0x0201);
-        assert_eq!((room_bytes(0), room_bytes(60), room_bytes(61)), (20, 20, 24));
+        assert_eq!(split_inline(&[1, 2]).0[0], 0x0201);
+        assert_eq!(
+            (xattr_bytes_needed(0), xattr_bytes_needed(60), xattr_bytes_needed(61)),
+            (20, 20, 24)
+        );
     }
 }

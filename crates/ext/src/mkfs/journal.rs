@@ -6,9 +6,9 @@
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::layout::Layout;
-use super::options::Options;
-use super::tables::Space;
-use super::{Error, Result};
+use super::options::FormatOptions;
+use super::tables::FreeRanges;
+use super::{FormatError, Result};
 use crate::format::features::Compatible;
 use crate::format::jbd2::{self, RawJournalSuperblock};
 
@@ -18,55 +18,59 @@ pub(crate) const INODE: u32 = 8;
 pub(crate) const BACKUP_IS_INODE: u8 = 1;
 
 /// Blocks that a journal has at least, and at most.
-const LEAST: u32 = 1024;
-const MOST: u32 = 10_240_000;
+const MIN_BLOCKS: u32 = 1024;
+const MAX_BLOCKS: u32 = 10_240_000;
 /// Fast commits get one block for so many of the log.
-const LOG_TO_FAST: u32 = 64;
+const JOURNAL_TO_FC_BLOCKS_RATIO: u32 = 64;
 
 /// Blocks of a journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Sizes {
+pub(super) struct JournalSizes {
     log: u32,
     fast: u32,
 }
 
-impl Sizes {
-    pub(super) fn all(self) -> u32 {
+impl JournalSizes {
+    pub(super) fn total_blocks(self) -> u32 {
         self.log + self.fast
     }
 }
 
 /// The least volume that has a journal, in blocks.
-pub(super) const LEAST_VOLUME: u64 = 2048;
+pub(super) const MIN_VOLUME_BLOCKS: u64 = 2048;
 
 /// How long the journal of a volume of so many blocks is; `None` if it has none, or is too small
 /// for one.
-pub(super) fn sizes(options: &Options, blocks: u64, block_bytes: u32) -> Result<Option<Sizes>> {
-    if !options.compatible.contains(Compatible::HAS_JOURNAL) || blocks < LEAST_VOLUME {
+pub(super) fn sizes(
+    options: &FormatOptions,
+    blocks: u64,
+    block_bytes: u32,
+) -> Result<Option<JournalSizes>> {
+    if !options.compatible.contains(Compatible::HAS_JOURNAL) || blocks < MIN_VOLUME_BLOCKS {
         return Ok(None);
     }
     let has_fast = options.compatible.contains(Compatible::FAST_COMMIT);
     let in_blocks = |kib: u64| u32::try_from(kib * 1024 / u64::from(block_bytes));
     let log = match options.journal.mib {
         Some(mib) => in_blocks(u64::from(mib) * 1024).unwrap_or(u32::MAX),
-        None => usual(blocks),
+        None => default_blocks(blocks),
     };
     let fast = match options.journal.fast_kib {
         _ if !has_fast => 0,
         Some(kib) => in_blocks(kib.into()).unwrap_or(u32::MAX),
-        None => usual(blocks) / LOG_TO_FAST,
+        None => default_blocks(blocks) / JOURNAL_TO_FC_BLOCKS_RATIO,
     };
     match log.checked_add(fast) {
-        Some(LEAST..=MOST) => Ok(Some(Sizes { log, fast })),
-        all => Err(Error::Misuse(format!(
-            "-J size: a journal of {} blocks; it has {LEAST} to {MOST}",
+        Some(MIN_BLOCKS..=MAX_BLOCKS) => Ok(Some(JournalSizes { log, fast })),
+        all => Err(FormatError::Misuse(format!(
+            "-J size: a journal of {} blocks; it has {MIN_BLOCKS} to {MAX_BLOCKS}",
             all.unwrap_or(u32::MAX)
         ))),
     }
 }
 
 /// The size that mke2fs gives.
-fn usual(blocks: u64) -> u32 {
+fn default_blocks(blocks: u64) -> u32 {
     match blocks {
         ..0x8000 => 1024,
         0x8000..0x4_0000 => 4096,
@@ -82,12 +86,12 @@ fn usual(blocks: u64) -> u32 {
 /// The block from which on it is placed. One that is mapped by extents begins in the middle of the
 /// volume, in the group with most room of those that may be; one that is not, where the volume
 /// begins.
-pub(super) fn goal(layout: &Layout, space: &Space) -> u64 {
+pub(super) fn placement_goal(layout: &Layout, space: &FreeRanges) -> u64 {
     let options = &layout.options;
     if !options.extents() {
         return 0;
     }
-    if options.packed && options.flex() > 1 {
+    if options.packed_meta_blocks && options.groups_per_flex() > 1 {
         return options.journal.at.unwrap_or(0);
     }
     if let Some(at) = options.journal.at {
@@ -97,7 +101,7 @@ pub(super) fn goal(layout: &Layout, space: &Space) -> u64 {
     let first_data_block = u64::from(layout.super_.first_data_block);
     let middle = layout.group_of((layout.super_.blocks - first_data_block) / 2);
     let free = |group: u32| space.free_in(layout.group_start(group), layout.group_end(group));
-    let flex = options.flex();
+    let flex = options.groups_per_flex();
     let start = if flex > 1 && middle > flex {
         let first = middle & !(flex - 1);
         (first..groups).find(|group| free(*group) > 0).unwrap_or(0)
@@ -121,27 +125,28 @@ pub(crate) fn blocks(
     volume: u64,
     block_bytes: u32,
 ) -> std::result::Result<u32, String> {
-    if volume < LEAST_VOLUME {
+    if volume < MIN_VOLUME_BLOCKS {
         return Err(format!("a volume of {volume} blocks is too small for a journal"));
     }
     let given = mib.map(|mib| (u64::from(mib) << 20) / u64::from(block_bytes));
-    let blocks = given.map_or(usual(volume), |blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
+    let blocks =
+        given.map_or(default_blocks(volume), |blocks| u32::try_from(blocks).unwrap_or(u32::MAX));
     match blocks {
-        LEAST..=MOST => Ok(blocks),
-        _ => Err(format!("a journal of {blocks} blocks; it has {LEAST} to {MOST}")),
+        MIN_BLOCKS..=MAX_BLOCKS => Ok(blocks),
+        _ => Err(format!("a journal of {blocks} blocks; it has {MIN_BLOCKS} to {MAX_BLOCKS}")),
     }
 }
 
 /// Its first block.
-pub(super) fn superblock(layout: &Layout, sizes: Sizes) -> Vec<u8> {
-    raw_superblock(layout.super_.block_bytes, sizes.all(), sizes.fast, layout.options.uuid)
+pub(super) fn superblock(layout: &Layout, sizes: JournalSizes) -> Vec<u8> {
+    raw_superblock(layout.super_.block_bytes, sizes.total_blocks(), sizes.fast, layout.options.uuid)
 }
 
 /// The first block of an empty journal of `all` blocks, `fast` of which are for fast commits.
 pub(crate) fn raw_superblock(block_bytes: u32, all: u32, fast: u32, uuid: [u8; 16]) -> Vec<u8> {
     let mut raw = RawJournalSuperblock::new_zeroed();
     raw.h_magic = jbd2::MAGIC.into();
-    raw.h_blocktype = jbd2::Kind::SuperblockV2.number().into();
+    raw.h_blocktype = jbd2::BlockType::SuperblockV2.number().into();
     raw.s_blocksize = block_bytes.into();
     raw.s_maxlen = all.into();
     raw.s_nr_users = 1.into();
@@ -150,7 +155,7 @@ pub(crate) fn raw_superblock(block_bytes: u32, all: u32, fast: u32, uuid: [u8; 1
     raw.s_num_fc_blks = fast.into();
     raw.s_uuid = uuid;
     let mut bytes = raw.as_bytes().to_vec();
-    bytes.resize(crate::units::index(block_bytes.into()), 0);
+    bytes.resize(crate::units::saturating_usize(block_bytes.into()), 0);
     bytes
 }
 
@@ -160,9 +165,9 @@ mod tests {
 
     #[test]
     fn journals_grow_with_their_volumes() {
-        let options = Options::of_type("ext3").unwrap();
-        let all = |options: &Options, blocks| {
-            sizes(options, blocks, 4096).map(|sizes| sizes.map(Sizes::all))
+        let options = FormatOptions::of_type("ext3").unwrap();
+        let all = |options: &FormatOptions, blocks| {
+            sizes(options, blocks, 4096).map(|sizes| sizes.map(JournalSizes::total_blocks))
         };
         for (blocks, expected) in
             [(2047, None), (2048, Some(1024)), (32768, Some(4096)), (1 << 40, Some(262_144))]
@@ -170,13 +175,15 @@ mod tests {
             assert_eq!(all(&options, blocks).unwrap(), expected);
         }
         let mut given = options.clone();
-        for (mib, expected) in [(3, None), (4, Some(1024)), (40_000, Some(MOST)), (40_001, None)] {
+        for (mib, expected) in
+            [(3, None), (4, Some(1024)), (40_000, Some(MAX_BLOCKS)), (40_001, None)]
+        {
             given.journal.mib = Some(mib);
             assert_eq!(all(&given, 1 << 40).ok().flatten(), expected, "{mib}");
         }
-        given.features("fast_commit").unwrap();
+        given.apply_features("fast_commit").unwrap();
         given.journal.mib = None;
         assert_eq!(all(&given, 1 << 16).unwrap(), Some(4096 + 64));
-        assert_eq!(all(&Options::default(), 1 << 16).unwrap(), None);
+        assert_eq!(all(&FormatOptions::default(), 1 << 16).unwrap(), None);
     }
 }

@@ -10,10 +10,10 @@
 use draconis_exchange::contract::Time;
 use zerocopy::FromZeros;
 
-use super::journal::{self, Sizes};
-use super::options::{Inodes, Options};
-use super::plan::Blocks;
-use super::{Error, Result};
+use super::journal::{self, JournalSizes};
+use super::options::{FormatOptions, InodeCount};
+use super::plan::DiskRun;
+use super::{FormatError, Result};
 use crate::format::checksum::Checksum;
 use crate::format::extent;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
@@ -23,22 +23,22 @@ use crate::format::requirements::{Asker, broken};
 use crate::format::superblock::{
     CHECKSUM_CRC32C, FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN, Superblock,
 };
-use crate::map::build::{Built, Part, build, indirect_blocks};
+use crate::map::build::{BuiltMap, MapPart, build, indirect_blocks};
 use crate::map::build_extents;
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, GroupNumber};
 
 /// Bytes of a group descriptor, and of one with block numbers of 64 bits.
 const DESCRIPTOR_BYTES: u32 = 32;
 const WIDE_DESCRIPTOR_BYTES: u32 = 64;
 /// Groups that are kept in memory, at most: half a PiB with blocks of 4 KiB.
-const MOST_GROUPS: u64 = 1 << 22;
+const MAX_GROUPS: u64 = 1 << 22;
 /// Blocks for files that the last group must have to be worth having.
-pub(crate) const LEAST_IN_GROUP: u64 = 50;
+pub(crate) const MIN_LAST_GROUP_BLOCKS: u64 = 50;
 /// A group may not have more blocks than its descriptor's 16 bits can count free.
-const MOST_IN_GROUP: u32 = 65528;
+const MAX_BLOCKS_PER_GROUP: u32 = 65528;
 /// The reserve lets a volume grow this many times.
-const GROWTH: u64 = 1024;
+const RESIZE_FACTOR: u64 = 1024;
 /// Inodes that are reserved: the first ten.
 const RESERVED_INODES: u32 = 10;
 /// lost+found gets this many bytes, or twelve blocks, but two at least.
@@ -54,21 +54,21 @@ const UTF8: u16 = 1;
 /// Blocks of a cluster, where that is not said.
 const CLUSTER_BLOCKS: u32 = 16;
 /// Bytes of a cluster, at most.
-const MOST_CLUSTER: u32 = 1 << 29;
+const MAX_CLUSTER_BYTES: u32 = 1 << 29;
 /// Bytes of a cluster from which on mke2fs leaves eight out in each group.
-const HUGE_CLUSTER: u32 = 1 << 27;
+const HUGE_CLUSTER_BYTES: u32 = 1 << 27;
 /// Seconds between two signs of a host that uses the volume: usual, and most.
 pub(crate) const MMP_INTERVAL: u16 = 5;
-pub(crate) const MOST_MMP_INTERVAL: u16 = 300;
+pub(crate) const MAX_MMP_INTERVAL: u16 = 300;
 
 /// A volume without files: where everything is.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    pub(super) options: Options,
+    pub(super) options: FormatOptions,
     pub(super) super_: Superblock,
     pub(super) raw: RawSuperblock,
     /// The journal's blocks, if it has one.
-    pub(super) journal: Option<Sizes>,
+    pub(super) journal: Option<JournalSizes>,
 }
 
 /// Which of mke2fs's kinds of volume a size belongs to: block size, bytes per inode.
@@ -93,7 +93,7 @@ pub(super) fn default_ratio(size_bytes: u64) -> u32 {
 }
 
 /// What the search for a good division of the blocks works on.
-struct Division {
+struct GroupDivision {
     block_bytes: u32,
     inode_bytes: u32,
     descriptor_bytes: u32,
@@ -110,10 +110,10 @@ struct Division {
     per_group: u32,
     groups: u32,
     inodes_per_group: u32,
-    reserve: u32,
+    reserved_gdt_blocks: u32,
 }
 
-impl Division {
+impl GroupDivision {
     fn in_groups(&self) -> u64 {
         self.blocks.saturating_sub(self.first_data_block.into())
     }
@@ -134,36 +134,36 @@ impl Division {
             None => !self.sparse || is_sparse_backup(self.groups - 1),
         };
         let table = self.descriptor_blocks(self.groups.into());
-        let copies = if has_copies { 1 + table + u64::from(self.reserve) } else { 0 };
+        let copies = if has_copies { 1 + table + u64::from(self.reserved_gdt_blocks) } else { 0 };
         copies + 2 + self.table_blocks()
     }
 
     /// The same of a group that has all there is.
-    fn most_overhead(&self) -> u64 {
+    fn max_overhead(&self) -> u64 {
         let table = if self.meta { 1 } else { self.descriptor_blocks(self.groups.into()) };
-        3 + table + u64::from(self.reserve) + self.table_blocks()
+        3 + table + u64::from(self.reserved_gdt_blocks) + self.table_blocks()
     }
 
     /// Descriptor blocks kept for growth. Where they would take most of a group there are none,
     /// and those in use are spread.
     fn reserve_for_growth(&mut self) {
         let table = self.descriptor_blocks(self.groups.into());
-        self.reserve = 0;
+        self.reserved_gdt_blocks = 0;
         if self.resize {
             let asked = self.resize_blocks.map(|blocks| {
                 let groups = |blocks: u64| blocks.div_ceil(self.per_group.into());
                 let table = self.descriptor_blocks(groups(self.blocks));
                 self.descriptor_blocks(groups(blocks)).saturating_sub(table)
             });
-            let most = self.blocks.saturating_mul(GROWTH).min(u32::MAX.into());
+            let most = self.blocks.saturating_mul(RESIZE_FACTOR).min(u32::MAX.into());
             let groups =
                 most.saturating_sub(self.first_data_block.into()).div_ceil(self.per_group.into());
             let grown = self.descriptor_blocks(groups).saturating_sub(table);
             let reserve = asked.filter(|asked| *asked > 0).unwrap_or(grown);
-            self.reserve = narrow(reserve).min(self.block_bytes / 4);
+            self.reserved_gdt_blocks = saturating_u32(reserve).min(self.block_bytes / 4);
         }
-        if u64::from(self.reserve) + table > u64::from(self.per_group) * 3 / 4 {
-            (self.meta, self.resize, self.reserve) = (true, false, 0);
+        if u64::from(self.reserved_gdt_blocks) + table > u64::from(self.per_group) * 3 / 4 {
+            (self.meta, self.resize, self.reserved_gdt_blocks) = (true, false, 0);
         }
     }
 
@@ -179,7 +179,7 @@ impl Division {
     /// Divides `inodes` among the groups: whole blocks of them, a multiple of eight, and eight
     /// at least.
     /// `false` if a group would need more than its bitmap can tell.
-    fn share_inodes(&mut self, inodes: u32) -> bool {
+    fn distribute_inodes(&mut self, inodes: u32) -> bool {
         let share = inodes.div_ceil(self.groups.max(1));
         if share > self.block_bytes.saturating_mul(8) {
             return false;
@@ -203,35 +203,35 @@ impl Layout {
     /// # Errors
     /// [`Error::TooSmall`], [`Error::TooLarge`], [`Error::TooManyInodes`],
     /// [`Error::LargeJournal`], and [`Error::Misuse`] for options that make no sense.
-    pub fn new(options: &Options, size_bytes: u64) -> Result<Self> {
-        let Checked { block_bytes, ratio, inodes } = check(options, size_bytes)?;
+    pub fn new(options: &FormatOptions, size_bytes: u64) -> Result<Self> {
+        let ResolvedOptions { block_bytes, ratio, inodes } = resolve_options(options, size_bytes)?;
         let blocks = size_bytes / u64::from(block_bytes);
-        let too_small = Error::TooSmall { blocks, block_bytes };
+        let too_small = FormatError::TooSmall { blocks, block_bytes };
         let wide = options.incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
         let groups = blocks.div_ceil(u64::from(block_bytes) * 8);
-        if blocks > u64::from(u32::MAX) && !wide || groups > MOST_GROUPS {
-            return Err(Error::TooLarge { blocks, block_bytes });
+        if blocks > u64::from(u32::MAX) && !wide || groups > MAX_GROUPS {
+            return Err(FormatError::TooLarge { blocks, block_bytes });
         }
         let inodes = match inodes {
-            Inodes::Count(count) => count,
-            Inodes::PerBytes(bytes) => {
+            InodeCount::Count(count) => count,
+            InodeCount::PerBytes(bytes) => {
                 let len = blocks * u64::from(block_bytes);
                 match len / u64::from(bytes.max(1)) {
                     // Too large a step for so small a volume: mke2fs falls back to this one.
-                    0 => narrow(len / 4096),
-                    count => narrow(count),
+                    0 => saturating_u32(len / 4096),
+                    count => saturating_u32(count),
                 }
             }
-            Inodes::Default => 0,
+            InodeCount::Default => 0,
         };
         if u64::from(inodes) * u64::from(options.inode_bytes) / u64::from(block_bytes) >= blocks {
-            return Err(if blocks < 64 { too_small } else { Error::TooManyInodes(inodes) });
+            return Err(if blocks < 64 { too_small } else { FormatError::TooManyInodes(inodes) });
         }
         // Room for the reserved ones, lost+found and a file.
         let inodes = inodes.max(RESERVED_INODES + 2);
         let asked = blocks * u64::from(options.reserved_ppm) / 1_000_000;
         let mut reserved = asked;
-        let mut division = Division {
+        let mut division = GroupDivision {
             block_bytes,
             inode_bytes: options.inode_bytes,
             descriptor_bytes: if wide { WIDE_DESCRIPTOR_BYTES } else { DESCRIPTOR_BYTES },
@@ -247,23 +247,23 @@ impl Layout {
             resize_blocks: options.resize_blocks,
             ratio,
             blocks: blocks / u64::from(ratio) * u64::from(ratio),
-            per_group: clusters_per_group(block_bytes, ratio)
-                .checked_mul(ratio)
-                .ok_or_else(|| Error::Misuse("-C: a group would have too many blocks".into()))?,
+            per_group: clusters_per_group(block_bytes, ratio).checked_mul(ratio).ok_or_else(
+                || FormatError::Misuse("-C: a group would have too many blocks".into()),
+            )?,
             groups: 0,
             inodes_per_group: 0,
-            reserve: 0,
+            reserved_gdt_blocks: 0,
         };
         loop {
             if division.in_groups() == 0 {
                 return Err(too_small);
             }
             let per_group = u64::from(division.per_group);
-            division.groups = narrow(division.in_groups().div_ceil(per_group));
-            if !division.share_inodes(inodes) {
+            division.groups = saturating_u32(division.in_groups().div_ceil(per_group));
+            if !division.distribute_inodes(inodes) {
                 // Smaller groups are more groups, and more inodes fit.
                 if division.per_group < 256 || options.has_clusters() {
-                    return Err(Error::TooManyInodes(inodes));
+                    return Err(FormatError::TooManyInodes(inodes));
                 }
                 division.per_group -= 8;
                 division.blocks = blocks;
@@ -272,7 +272,7 @@ impl Layout {
             division.reserve_for_growth();
             let last = division.in_groups() % per_group;
             let overhead = division.last_overhead();
-            if last > 0 && last < overhead + LEAST_IN_GROUP {
+            if last > 0 && last < overhead + MIN_LAST_GROUP_BLOCKS {
                 if division.groups == 1 {
                     return Err(too_small);
                 }
@@ -283,20 +283,22 @@ impl Layout {
             }
             break;
         }
-        if division.most_overhead() > u64::from(division.per_group) {
-            return Err(Error::TooManyInodes(inodes));
+        if division.max_overhead() > u64::from(division.per_group) {
+            return Err(FormatError::TooManyInodes(inodes));
         }
         let all = division.inodes_per_group.checked_mul(division.groups);
         match all {
             Some(inodes) if inodes > RESERVED_INODES => {}
-            Some(_) if matches!(options.inodes, Inodes::Default) => return Err(too_small),
-            Some(_) => return Err(Error::Misuse("at least 16 inodes are needed (-N)".into())),
-            None => return Err(Error::TooManyInodes(inodes)),
+            Some(_) if matches!(options.inodes, InodeCount::Default) => return Err(too_small),
+            Some(_) => {
+                return Err(FormatError::Misuse("at least 16 inodes are needed (-N)".into()));
+            }
+            None => return Err(FormatError::TooManyInodes(inodes)),
         }
         Self::of(options, &division, reserved)
     }
 
-    fn of(options: &Options, division: &Division, reserved: u64) -> Result<Self> {
+    fn of(options: &FormatOptions, division: &GroupDivision, reserved: u64) -> Result<Self> {
         let (blocks, block_bytes) = (division.blocks, division.block_bytes);
         let mut options = options.clone();
         options.compatible.set(Compatible::RESIZE_INODE, division.resize);
@@ -349,7 +351,7 @@ impl Layout {
         for (to, from) in raw.s_volume_name.iter_mut().zip(&options.label) {
             *to = *from;
         }
-        raw.s_reserved_gdt_blocks = u16::try_from(division.reserve).unwrap_or(0).into();
+        raw.s_reserved_gdt_blocks = u16::try_from(division.reserved_gdt_blocks).unwrap_or(0).into();
         for (to, from) in raw.s_hash_seed.iter_mut().zip(options.hash_seed.as_chunks::<4>().0) {
             *to = u32::from_le_bytes(*from).into();
         }
@@ -364,12 +366,13 @@ impl Layout {
         raw.s_raid_stride = options.stride.into();
         raw.s_raid_stripe_width = options.stripe_width.into();
         raw.s_backup_bgs = division.backup_groups().map(Into::into);
-        raw.s_log_groups_per_flex = u8::try_from(options.flex().trailing_zeros()).unwrap_or(0);
+        raw.s_log_groups_per_flex =
+            u8::try_from(options.groups_per_flex().trailing_zeros()).unwrap_or(0);
         if division.descriptor_bytes > DESCRIPTOR_BYTES {
             raw.s_desc_size = u16::try_from(division.descriptor_bytes).unwrap_or(0).into();
         }
         if options.incompatible.contains(Incompatible::CSUM_SEED) {
-            raw.s_checksum_seed = Checksum::new().of(&options.uuid).get().into();
+            raw.s_checksum_seed = Checksum::new().update(&options.uuid).value().into();
         }
         if options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
             raw.s_checksum_type = CHECKSUM_CRC32C;
@@ -393,8 +396,8 @@ impl Layout {
             }
             .into();
         }
-        raw.seal();
-        let sane = |error: crate::Error| Error::Misuse(error.to_string());
+        raw.set_checksum();
+        let sane = |error: crate::Error| FormatError::Misuse(error.to_string());
         let mut super_ = raw.check().map_err(sane)?;
         let ratio = u64::from(division.ratio);
         let (free, overhead) = match division.ratio {
@@ -406,64 +409,66 @@ impl Layout {
             _ => {
                 let (options, super_, raw) = (options.clone(), super_.clone(), raw.clone());
                 let layout = Self { options, super_, raw, journal };
-                let free = super::tables::place(&layout)?.1.free_in(0, u64::MAX);
+                let free = super::tables::place_tables(&layout)?.1.free_in(0, u64::MAX);
                 (free, layout.super_.blocks.saturating_sub(free) / ratio)
             }
         };
-        let journal_blocks = journal.map_or(0, |sizes| u64::from(sizes.all()).div_ceil(ratio));
+        let journal_blocks =
+            journal.map_or(0, |sizes| u64::from(sizes.total_blocks()).div_ceil(ratio));
         // Where 32 bits do not hold it mke2fs leaves out the rest, and the kernel counts itself.
         let overhead_blocks = low(overhead.saturating_add(journal_blocks));
         raw.s_overhead_blocks = overhead_blocks.into();
         raw.set_free(free, u64::from(inodes - RESERVED_INODES)).map_err(sane)?;
         (super_.free_blocks, super_.overhead_clusters) = (free, overhead_blocks);
         let layout = Self { options: options.clone(), super_, raw, journal };
-        layout.is_journal_fitting()?;
+        layout.check_journal_fits()?;
         Ok(layout)
     }
 
     /// A journal of a given length has at most half of what is free.
-    fn is_journal_fitting(&self) -> Result<()> {
+    fn check_journal_fits(&self) -> Result<()> {
         let given = self.options.journal.mib.or(self.options.journal.fast_kib);
         let Some(sizes) = self.journal.filter(|_| given.is_some()) else { return Ok(()) };
         let mut free = self.super_.free_blocks;
-        if self.options.flex() > 1 {
+        if self.options.groups_per_flex() > 1 {
             // mke2fs looks before these tables are there.
             let tables = u64::from(self.super_.inode_table_blocks()) + 2;
             free += tables * u64::from(self.super_.groups);
         }
-        match u64::from(sizes.all()) > free / 2 {
-            true => Err(Error::LargeJournal(sizes.all())),
+        match u64::from(sizes.total_blocks()) > free / 2 {
+            true => Err(FormatError::LargeJournal(sizes.total_blocks())),
             false => Ok(()),
         }
     }
 
     /// Blocks that hidden files take: the reserve's map, the journal, the file of orphans.
-    pub(super) fn hidden_blocks(&self) -> u64 {
+    pub(super) fn system_file_blocks(&self) -> u64 {
         let reserve = u64::from(self.options.compatible.contains(Compatible::RESIZE_INODE));
         let guard = u64::from(self.options.incompatible.contains(Incompatible::MMP));
-        let file = |blocks: u32| self.file_blocks(blocks);
-        let journal = self.journal.map_or(0, |sizes| file(sizes.all()));
-        (reserve + guard) * self.ratio() + journal + self.orphan_blocks().map_or(0, file)
+        let file = |blocks: u32| self.blocks_with_map(blocks);
+        let journal = self.journal.map_or(0, |sizes| file(sizes.total_blocks()));
+        (reserve + guard) * self.cluster_blocks() + journal + self.orphan_blocks().map_or(0, file)
     }
 
     /// Blocks that a file in one piece takes, with those of its map.
-    pub(super) fn file_blocks(&self, blocks: u32) -> u64 {
-        self.in_clusters(blocks.into()) + self.map_blocks(&[(0, blocks)]) * self.ratio()
+    pub(super) fn blocks_with_map(&self, blocks: u32) -> u64 {
+        self.round_to_clusters(blocks.into())
+            + self.map_blocks(&[(0, blocks)]) * self.cluster_blocks()
     }
 
     /// Blocks that so many bytes take.
     pub(super) fn blocks_of(&self, bytes: u64) -> u32 {
-        narrow(bytes.div_ceil(self.super_.block_bytes.into()))
+        saturating_u32(bytes.div_ceil(self.super_.block_bytes.into()))
     }
 
     /// Blocks of a cluster.
-    pub(super) fn ratio(&self) -> u64 {
+    pub(super) fn cluster_blocks(&self) -> u64 {
         u64::from(self.super_.cluster_blocks.max(1))
     }
 
     /// Blocks of the clusters that so many blocks take.
-    pub(super) fn in_clusters(&self, blocks: u64) -> u64 {
-        blocks.next_multiple_of(self.ratio())
+    pub(super) fn round_to_clusters(&self, blocks: u64) -> u64 {
+        blocks.next_multiple_of(self.cluster_blocks())
     }
 
     /// Blocks that the map of a file with data in these runs needs beside its inode, if each run is
@@ -471,7 +476,7 @@ impl Layout {
     pub(super) fn map_blocks(&self, runs: &[(u32, u32)]) -> u64 {
         let block_bytes = self.super_.block_bytes;
         match self.options.extents() {
-            true => build_extents::fewest_nodes(runs, block_bytes),
+            true => build_extents::min_nodes(runs, block_bytes),
             false => indirect_blocks(runs, block_bytes),
         }
     }
@@ -479,12 +484,19 @@ impl Layout {
     /// Blocks of the file of orphans, if there is one.
     pub(super) fn orphan_blocks(&self) -> Option<u32> {
         let is_there = self.options.compatible.contains(Compatible::ORPHAN_FILE);
-        is_there.then(|| narrow(self.in_clusters(orphan_blocks(self.super_.blocks).into())))
+        is_there.then(|| {
+            saturating_u32(self.round_to_clusters(orphan_blocks(self.super_.blocks).into()))
+        })
     }
 
     /// The map of an inode with data in these runs, for which there are these places. Its nodes are
     /// sealed.
-    pub(super) fn map(&self, inode: u32, runs: &[(u32, u32)], places: &[Blocks]) -> Option<Built> {
+    pub(super) fn map(
+        &self,
+        inode: u32,
+        runs: &[(u32, u32)],
+        places: &[DiskRun],
+    ) -> Option<BuiltMap> {
         let block_bytes = self.super_.block_bytes;
         if !self.options.extents() {
             let mut blocks = places.iter().flat_map(|(from, count)| *from..*from + *count);
@@ -494,8 +506,8 @@ impl Layout {
         let mut built = build_extents::build(runs, block_bytes, places)?;
         if let Some(seed) = self.super_.checksum_of_file(FileId { inode, generation: 0 }) {
             for part in &mut built.parts {
-                if let Part::Indirect { pointers, .. } = part {
-                    extent::seal(pointers, seed);
+                if let MapPart::Indirect { pointers, .. } = part {
+                    extent::set_checksum(pointers, seed);
                 }
             }
         }
@@ -503,12 +515,12 @@ impl Layout {
     }
 
     /// When the volume is made.
-    pub(super) fn now(&self) -> Time {
+    pub(super) fn creation_time(&self) -> Time {
         Time { seconds: i64::from(self.options.time), nanoseconds: 0 }
     }
 
     /// What it was made for, with what mke2fs adds and takes away.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &FormatOptions {
         &self.options
     }
 
@@ -528,17 +540,17 @@ impl Layout {
     }
 
     /// Blocks that copies of superblock and descriptors take at the start of a group.
-    pub(super) fn copies(&self, group: u32) -> u64 {
+    pub(super) fn backup_blocks(&self, group: u32) -> u64 {
         if self.is_meta() {
             let has_super = self.super_.has_superblock(GroupNumber(group));
-            let before = self.copies_at(group) - self.group_start(group);
+            let before = self.backup_start(group) - self.group_start(group);
             return before + u64::from(has_super) + u64::from(self.has_meta_descriptors(group));
         }
-        self.super_.copy_blocks(GroupNumber(group))
+        self.super_.backup_blocks(GroupNumber(group))
     }
 
     /// Where the copies of a group begin: with clusters of small blocks group 0 starts before it.
-    pub(super) fn copies_at(&self, group: u32) -> u64 {
+    pub(super) fn backup_start(&self, group: u32) -> u64 {
         let is_behind_boot = group == 0 && self.super_.block_bytes == 1024;
         self.group_start(group).max(u64::from(is_behind_boot))
     }
@@ -559,7 +571,7 @@ impl Layout {
     /// The group that a block is in.
     pub(super) fn group_of(&self, block: u64) -> u32 {
         let first = u64::from(self.super_.first_data_block);
-        narrow(block.saturating_sub(first) / u64::from(self.super_.blocks_per_group))
+        saturating_u32(block.saturating_sub(first) / u64::from(self.super_.blocks_per_group))
     }
 
     /// The first block of a group.
@@ -582,7 +594,7 @@ impl Layout {
     }
 
     pub(super) fn block_len(&self) -> usize {
-        index(self.super_.block_bytes.into())
+        saturating_usize(self.super_.block_bytes.into())
     }
 }
 
@@ -590,29 +602,29 @@ impl Layout {
 pub(crate) fn orphan_blocks(blocks: u64) -> u32 {
     match blocks {
         ..0x2_0000 => 32,
-        blocks @ ..0x20_0000 => narrow(blocks / 4096),
+        blocks @ ..0x20_0000 => saturating_u32(blocks / 4096),
         _ => 512,
     }
 }
 
 /// Clusters that mke2fs gives to a group.
 fn clusters_per_group(block_bytes: u32, ratio: u32) -> u32 {
-    let is_huge = ratio > 1 && block_bytes.saturating_mul(ratio) >= HUGE_CLUSTER;
+    let is_huge = ratio > 1 && block_bytes.saturating_mul(ratio) >= HUGE_CLUSTER_BYTES;
     let bytes = if is_huge { block_bytes - 1 } else { block_bytes };
-    bytes.saturating_mul(8).min(MOST_IN_GROUP)
+    bytes.saturating_mul(8).min(MAX_BLOCKS_PER_GROUP)
 }
 
 /// What options say, with the defaults filled in.
-struct Checked {
+struct ResolvedOptions {
     block_bytes: u32,
     /// Blocks of a cluster.
     ratio: u32,
-    inodes: Inodes,
+    inodes: InodeCount,
 }
 
 /// Checks the options.
-fn check(options: &Options, size_bytes: u64) -> Result<Checked> {
-    let misuse = |text: String| Err(Error::Misuse(text));
+fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedOptions> {
+    let misuse = |text: String| Err(FormatError::Misuse(text));
     let (default_block, default_ratio) = defaults(size_bytes);
     let block_bytes = options.block_bytes.unwrap_or(default_block);
     if !block_bytes.is_power_of_two() || !(1024..=65536).contains(&block_bytes) {
@@ -625,8 +637,10 @@ fn check(options: &Options, size_bytes: u64) -> Result<Checked> {
         return misuse(format!("-I {inode_bytes}: a power of two from 128 to {most} is needed"));
     }
     let inodes = match options.inodes {
-        Inodes::Default => Inodes::PerBytes(default_ratio.max(block_bytes.saturating_mul(ratio))),
-        Inodes::PerBytes(bytes) if !(1024..=64 << 20).contains(&bytes) => {
+        InodeCount::Default => {
+            InodeCount::PerBytes(default_ratio.max(block_bytes.saturating_mul(ratio)))
+        }
+        InodeCount::PerBytes(bytes) if !(1024..=64 << 20).contains(&bytes) => {
             return misuse(format!("-i {bytes}: 1024 to 67108864 bytes per inode are possible"));
         }
         given => given,
@@ -659,21 +673,21 @@ fn check(options: &Options, size_bytes: u64) -> Result<Checked> {
     if options.resize_blocks.is_some_and(|most| most <= size_bytes / u64::from(block_bytes)) {
         return misuse("-E resize: more blocks than the volume has are needed".into());
     }
-    if options.mmp_interval > MOST_MMP_INTERVAL {
-        return misuse(format!("-E mmp_update_interval: at most {MOST_MMP_INTERVAL} seconds"));
+    if options.mmp_interval > MAX_MMP_INTERVAL {
+        return misuse(format!("-E mmp_update_interval: at most {MAX_MMP_INTERVAL} seconds"));
     }
-    Ok(Checked { block_bytes, ratio, inodes })
+    Ok(ResolvedOptions { block_bytes, ratio, inodes })
 }
 
 /// Blocks of a cluster.
-fn cluster_blocks(options: &Options, block_bytes: u32) -> Result<u32> {
-    let misuse = |text: &str| Err(Error::Misuse(text.to_owned()));
+fn cluster_blocks(options: &FormatOptions, block_bytes: u32) -> Result<u32> {
+    let misuse = |text: &str| Err(FormatError::Misuse(text.to_owned()));
     match options.cluster_bytes {
         _ if options.has_clusters() && !options.extents() => misuse("-O bigalloc needs extent"),
         Some(_) if !options.has_clusters() => misuse("-C needs bigalloc (-O)"),
         None if !options.has_clusters() => Ok(1),
         None => Ok(CLUSTER_BLOCKS),
-        Some(bytes) if !bytes.is_power_of_two() || !(2048..=MOST_CLUSTER).contains(&bytes) => {
+        Some(bytes) if !bytes.is_power_of_two() || !(2048..=MAX_CLUSTER_BYTES).contains(&bytes) => {
             misuse("-C: a power of two from 2048 to 536870912 is needed")
         }
         Some(bytes) if bytes < block_bytes => misuse("-C: not smaller than a block"),

@@ -1,11 +1,11 @@
 //! What a volume is to be like, in mke2fs's words.
 
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::quota::Kind;
+use crate::format::quota::QuotaType;
 
 /// How many inodes there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Inodes {
+pub enum InodeCount {
     /// As mke2fs chooses for a volume of this size.
     Default,
     /// One for so many bytes: 1,024 to 67,108,864.
@@ -16,13 +16,13 @@ pub enum Inodes {
 
 /// What a volume is to be like.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Options {
+pub struct FormatOptions {
     /// Bytes of a block, a power of two from 1,024 to 65,536; by size if left open.
     pub block_bytes: Option<u32>,
     /// Bytes of a cluster with `bigalloc`, a power of two; sixteen blocks if left open.
     pub cluster_bytes: Option<u32>,
     /// Inodes.
-    pub inodes: Inodes,
+    pub inodes: InodeCount,
     /// Bytes of an inode: a power of two from 128 to the block size.
     pub inode_bytes: u32,
     /// Compatible features.
@@ -46,7 +46,7 @@ pub struct Options {
     /// Owner and group of the root directory, where no tree says so.
     pub root_owner: (u32, u32),
     /// The journal, on volumes that have one.
-    pub journal: Journal,
+    pub journal: JournalOptions,
     /// Groups that keep their bitmaps and inode tables together, a power of two (`flex_bg`).
     pub flex_groups: u32,
     /// The descriptors' reserve is for growth to so many blocks; for mke2fs's factor if left open.
@@ -58,7 +58,7 @@ pub struct Options {
     /// Backup superblocks with `sparse_super2`: 0 to 2.
     pub backups: u32,
     /// All bitmaps and tables lie at the start of the volume (with `flex_bg`).
-    pub packed: bool,
+    pub packed_meta_blocks: bool,
     /// Names that ignore case have to be valid (with `casefold`).
     pub strict_names: bool,
     /// Whose quotas are counted, with `quota`: users', groups', projects'.
@@ -69,7 +69,7 @@ pub struct Options {
 
 /// What the journal of a volume is to be like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Journal {
+pub struct JournalOptions {
     /// How long it is, in MiB; by the size of the volume if left open.
     pub mib: Option<u32>,
     /// How long its part for fast commits is, in KiB, with `fast_commit`.
@@ -89,12 +89,12 @@ pub enum FeatureError {
     Unsupported(String),
 }
 
-impl Default for Options {
+impl Default for FormatOptions {
     fn default() -> Self {
         Self {
             block_bytes: None,
             cluster_bytes: None,
-            inodes: Inodes::Default,
+            inodes: InodeCount::Default,
             inode_bytes: 256,
             compatible: Compatible::EXT_ATTR | Compatible::RESIZE_INODE | Compatible::DIR_INDEX,
             incompatible: Incompatible::FILETYPE,
@@ -106,13 +106,13 @@ impl Default for Options {
             hash_version: 1,
             time: 0,
             root_owner: (0, 0),
-            journal: Journal::default(),
+            journal: JournalOptions::default(),
             flex_groups: 16,
             resize_blocks: None,
             stride: 0,
             stripe_width: 0,
             backups: 2,
-            packed: false,
+            packed_meta_blocks: false,
             strict_names: false,
             quotas: [true, true, false],
             mmp_interval: 0,
@@ -120,7 +120,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl FormatOptions {
     const COMPATIBLE: Compatible = Compatible::HAS_JOURNAL
         .union(Compatible::EXT_ATTR)
         .union(Compatible::RESIZE_INODE)
@@ -182,14 +182,14 @@ impl Options {
     }
 
     /// The kinds of quotas that are counted.
-    pub(super) fn quota_kinds(&self) -> impl Iterator<Item = Kind> {
+    pub(super) fn quota_kinds(&self) -> impl Iterator<Item = QuotaType> {
         let has = self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA);
-        let all = Kind::ALL.into_iter().zip(self.quotas);
+        let all = QuotaType::ALL.into_iter().zip(self.quotas);
         all.filter_map(move |(kind, is_counted)| (has && is_counted).then_some(kind))
     }
 
     /// Groups whose bitmaps and tables lie together; 1 where each group keeps its own.
-    pub(super) fn flex(&self) -> u32 {
+    pub(super) fn groups_per_flex(&self) -> u32 {
         if self.incompatible.contains(Incompatible::FLEX_BG) { self.flex_groups } else { 1 }
     }
 
@@ -198,7 +198,7 @@ impl Options {
     ///
     /// # Errors
     /// [`FeatureError`] naming the first that cannot be.
-    pub fn features(&mut self, text: &str) -> Result<(), FeatureError> {
+    pub fn apply_features(&mut self, text: &str) -> Result<(), FeatureError> {
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             if word == "none" {
                 self.compatible = Compatible::empty();
@@ -234,16 +234,16 @@ mod tests {
 
     #[test]
     fn features_are_spelt_as_mke2fs_spells_them() {
-        let mut options = Options::default();
-        options.features("^resize_inode, dir_nlink").unwrap();
+        let mut options = FormatOptions::default();
+        options.apply_features("^resize_inode, dir_nlink").unwrap();
         assert!(!options.compatible.contains(Compatible::RESIZE_INODE));
         assert!(options.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK));
-        options.features("^has_journal,extents").unwrap();
+        options.apply_features("^has_journal,extents").unwrap();
         assert!(options.extents() && !options.compatible.contains(Compatible::HAS_JOURNAL));
-        let error = options.features("^mmp,journal_dev").unwrap_err();
+        let error = options.apply_features("^mmp,journal_dev").unwrap_err();
         assert!(error.to_string().contains("journal_dev"), "{error}");
-        assert_eq!(options.features("sparse"), Err(FeatureError::Unknown("sparse".into())));
-        options.features("none").unwrap();
+        assert_eq!(options.apply_features("sparse"), Err(FeatureError::Unknown("sparse".into())));
+        options.apply_features("none").unwrap();
         assert_eq!(options.compatible.bits() | options.incompatible.bits(), 0);
     }
 }

@@ -6,8 +6,8 @@
 //! ```
 
 use super::layout::Layout;
-use crate::format::inode::{NewInode, POINTERS, seal};
-use crate::units::index;
+use crate::format::inode::{NewInode, POINTERS, set_checksum};
+use crate::units::saturating_usize;
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
 /// The inode that keeps it.
@@ -16,21 +16,21 @@ pub(super) const INODE: u32 = 7;
 /// The block of the map of the resize inode that leads to each reserved descriptor block of
 /// group 0, which in turn leads to its copies. A descriptor block's place among all
 /// descriptor blocks is its place in this one, counted round.
-pub(super) fn top(layout: &Layout) -> crate::Result<Vec<u8>> {
+pub(super) fn resize_dind_block(layout: &Layout) -> crate::Result<Vec<u8>> {
     let mut top = vec![0; layout.block_len()];
     let first = u64::from(layout.super_.descriptor_blocks());
-    let table = layout.copies_at(0) + 1;
+    let table = layout.backup_start(0) + 1;
     for nth in first..first + u64::from(layout.super_.reserved_descriptor_blocks) {
-        let at = index(nth % layout.fan_out() * 4);
+        let at = saturating_usize(nth % layout.fan_out() * 4);
         if let Some(field) = top.get_mut(at..).and_then(|rest| rest.get_mut(..4)) {
-            field.copy_from_slice(&FsBlock(table + nth).in_32_bits()?.to_le_bytes());
+            field.copy_from_slice(&FsBlock(table + nth).to_u32()?.to_le_bytes());
         }
     }
     Ok(top)
 }
 
 /// The reserved descriptor blocks of group 0: each leads to its copies in other groups.
-pub(super) fn blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
+pub(super) fn reserved_gdt_blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
     let super_ = &layout.super_;
     let backups: Vec<u64> = (1..super_.groups)
         .filter(|group| super_.has_superblock(GroupNumber(*group)))
@@ -39,11 +39,11 @@ pub(super) fn blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
     let mut bytes = vec![];
     // Linux and e2fsck look for a copy as far behind the start of its group as the block is behind
     // block 0, also where group 0 begins elsewhere than the others.
-    let first = layout.copies_at(0) + 1 + u64::from(super_.descriptor_blocks());
+    let first = layout.backup_start(0) + 1 + u64::from(super_.descriptor_blocks());
     for nth in first..first + u64::from(super_.reserved_descriptor_blocks) {
         let start = bytes.len();
         for backup in &backups {
-            bytes.extend(FsBlock(backup + nth).in_32_bits()?.to_le_bytes());
+            bytes.extend(FsBlock(backup + nth).to_u32()?.to_le_bytes());
         }
         bytes.resize(start + layout.block_len(), 0);
     }
@@ -52,26 +52,26 @@ pub(super) fn blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
 
 /// Blocks that the reserve's map owns: its top, its blocks in group 0 and all their copies, each
 /// counted as a cluster.
-fn owned(layout: &Layout) -> u64 {
+fn owned_blocks(layout: &Layout) -> u64 {
     let super_ = &layout.super_;
     let copies = (0..super_.groups).filter(|group| super_.has_superblock(GroupNumber(*group)));
     let copies = copies.count() as u64;
-    (1 + copies * u64::from(super_.reserved_descriptor_blocks)) * layout.ratio()
+    (1 + copies * u64::from(super_.reserved_descriptor_blocks)) * layout.cluster_blocks()
 }
 
 /// The inode that owns it, as a file beyond any that could be; the top of its map lies at `top`.
 pub(super) fn inode(layout: &Layout, top: u64) -> crate::Result<Vec<u8>> {
-    let now = layout.now();
+    let now = layout.creation_time();
     let block_bytes = u64::from(layout.super_.block_bytes);
     let fan_out = layout.fan_out();
     let mut pointers = [0; POINTERS];
     let [.., double, _] = &mut pointers;
-    *double = FsBlock(top).in_32_bits()?;
+    *double = FsBlock(top).to_u32()?;
     let inode = NewInode {
         mode: 0o100600,
         size_bytes: block_bytes * (12 + fan_out + fan_out * fan_out),
         links: 1,
-        sectors: owned(layout) * (block_bytes / 512),
+        sectors: owned_blocks(layout) * (block_bytes / 512),
         pointers,
         accessed: now,
         modified: now,
@@ -80,6 +80,6 @@ pub(super) fn inode(layout: &Layout, top: u64) -> crate::Result<Vec<u8>> {
         ..NewInode::default()
     };
     let mut bytes = inode.encode(layout.super_.inode_bytes);
-    seal(&mut bytes, InodeNumber(INODE), &layout.super_);
+    set_checksum(&mut bytes, InodeNumber(INODE), &layout.super_);
     Ok(bytes)
 }

@@ -1,33 +1,33 @@
 //! Volumes of which a part stays free.
 
-use super::plan::fitting;
-use super::{Error, Options, Plan, Result, Tree};
+use super::plan::plan_smallest;
+use super::{FormatError, FormatOptions, Result, Tree, VolumePlan};
 
 /// Lays out the smallest volume that holds the tree and leaves `part_ppm` millionths of itself to
 /// users.
 ///
 /// # Errors
 /// As [`fitting`].
-pub fn fitting_with_part<'a>(
-    options: &Options,
+pub fn plan_smallest_with_free_share<'a>(
+    options: &FormatOptions,
     tree: &'a mut Tree,
     part_ppm: u32,
     at_least_bytes: u64,
-) -> Result<Plan<'a>> {
-    const ALL: u128 = 1_000_000;
-    let part = u128::from(part_ppm.min(MOST_FREE_PPM));
+) -> Result<VolumePlan<'a>> {
+    const PPM: u128 = 1_000_000;
+    let part = u128::from(part_ppm.min(MAX_FREE_PPM));
     let mut free_bytes = at_least_bytes;
     let mut most = None;
-    for turn in 0..MOST_TURNS {
-        let len = match fitting(options, tree, free_bytes) {
+    for turn in 0..MAX_ITERATIONS {
+        let len = match plan_smallest(options, tree, free_bytes) {
             Ok(plan) => u128::from(plan.layout.len_bytes()),
-            Err(Error::TooLarge { .. }) if turn > 0 => break,
+            Err(FormatError::TooLarge { .. }) if turn > 0 => break,
             Err(error) => return Err(error),
         };
         let free = u128::from(free_bytes);
-        let missing = (len * part / ALL).saturating_sub(free);
+        let missing = (len * part / PPM).saturating_sub(free);
         if missing == 0 {
-            return fitting(options, tree, free_bytes);
+            return plan_smallest(options, tree, free_bytes);
         }
         let most = *most.get_or_insert(len.saturating_mul(MOST_TIMES));
         if len > most {
@@ -35,20 +35,20 @@ pub fn fitting_with_part<'a>(
         }
         // What is free makes the volume larger, of which it is a part again; tables and what is
         // reserved grow with it, for which there is another turn.
-        let more = (missing * ALL).div_ceil(ALL - part).max(len / STEP);
+        let more = (missing * PPM).div_ceil(PPM - part).max(len / MIN_GROWTH_DIVISOR);
         free_bytes = u64::try_from(free + more).unwrap_or(u64::MAX);
     }
-    Err(Error::Misuse(
+    Err(FormatError::Misuse(
         "so much of a volume does not stay free: tables and what is reserved (-m) take the rest"
             .into(),
     ))
 }
 
 /// The most of a volume that can be asked to be free.
-const MOST_FREE_PPM: u32 = 950_000;
+const MAX_FREE_PPM: u32 = 950_000;
 /// A volume is counted anew so often; with 90 % each turn leaves two thirds of what is missing.
-const MOST_TURNS: usize = 60;
+const MAX_ITERATIONS: usize = 60;
 /// A volume becomes larger by at least this part of itself, so that this ends.
-const STEP: u128 = 4096;
+const MIN_GROWTH_DIVISOR: u128 = 4096;
 /// What grows beyond so many times the volume without that space would grow on.
 const MOST_TIMES: u128 = 1024;

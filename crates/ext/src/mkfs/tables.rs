@@ -12,16 +12,16 @@
 use std::collections::BTreeMap;
 
 use super::layout::Layout;
-use super::{Error, Result};
+use super::{FormatError, Result};
 
 /// The blocks that are free, as ranges.
 #[derive(Clone, Debug)]
-pub(super) struct Space {
+pub(super) struct FreeRanges {
     /// By the first block, one past the last.
     free: BTreeMap<u64, u64>,
 }
 
-impl Space {
+impl FreeRanges {
     fn new(first: u64, end: u64) -> Self {
         Self { free: BTreeMap::from([(first, end)]) }
     }
@@ -112,7 +112,7 @@ impl Space {
 
 /// Where a group's own tables are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tables {
+pub(super) struct GroupTables {
     pub(super) blocks: u64,
     pub(super) inodes: u64,
     pub(super) table: u64,
@@ -122,44 +122,44 @@ pub(super) struct Tables {
 ///
 /// # Errors
 /// [`Error::NoTables`] where the tables of a flex group have no room.
-pub(super) fn place(layout: &Layout) -> Result<(Vec<Tables>, Space)> {
+pub(super) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRanges)> {
     let super_ = &layout.super_;
-    let mut space = Space::new(super_.first_data_block.into(), super_.blocks);
+    let mut space = FreeRanges::new(super_.first_data_block.into(), super_.blocks);
     for group in 0..super_.groups {
-        let copies = layout.copies(group);
+        let copies = layout.backup_blocks(group);
         if copies > 0 {
-            space.take(layout.group_start(group), copies).ok_or(Error::NoTables)?;
+            space.take(layout.group_start(group), copies).ok_or(FormatError::NoTables)?;
         }
     }
-    let mut placing = Placing {
+    let mut placing = TablePlacer {
         layout,
         space,
-        flex: layout.options.flex(),
+        place_in_flex_group: layout.options.groups_per_flex(),
         table: u64::from(super_.inode_table_blocks()),
-        all: Vec::with_capacity(crate::units::index(super_.groups.into())),
+        all: Vec::with_capacity(crate::units::saturating_usize(super_.groups.into())),
     };
-    let placed = match (placing.flex, layout.options.packed) {
-        (1, _) => (0..super_.groups).try_for_each(|group| placing.own(group)),
-        (_, true) => placing.packed(),
-        (_, false) => (0..super_.groups).try_for_each(|group| placing.flex(group)),
+    let placed = match (placing.place_in_flex_group, layout.options.packed_meta_blocks) {
+        (1, _) => (0..super_.groups).try_for_each(|group| placing.place_in_group(group)),
+        (_, true) => placing.place_packed(),
+        (_, false) => (0..super_.groups).try_for_each(|group| placing.place_in_flex_group(group)),
     };
-    placed.ok_or(Error::NoTables)?;
+    placed.ok_or(FormatError::NoTables)?;
     // Tables lie at any block, and share clusters with what is before or behind them.
-    Ok((placing.all, placing.space.in_clusters(layout.ratio())))
+    Ok((placing.all, placing.space.in_clusters(layout.cluster_blocks())))
 }
 
-struct Placing<'a> {
+struct TablePlacer<'a> {
     layout: &'a Layout,
-    space: Space,
-    flex: u32,
+    space: FreeRanges,
+    place_in_flex_group: u32,
     /// Blocks of an inode table.
     table: u64,
-    all: Vec<Tables>,
+    all: Vec<GroupTables>,
 }
 
-impl Placing<'_> {
+impl TablePlacer<'_> {
     /// In the group itself.
-    fn own(&mut self, group: u32) -> Option<()> {
+    fn place_in_group(&mut self, group: u32) -> Option<()> {
         let (start, last) = (self.layout.group_start(group), self.layout.group_end(group) - 1);
         let mut from = start;
         let stride = u64::from(self.layout.options.stride);
@@ -180,26 +180,26 @@ impl Placing<'_> {
         let (blocks, inodes) = (one(from)?, one(from)?);
         let table = self.space.first_fit(start, last, self.table)?;
         self.space.take(table, self.table)?;
-        self.all.push(Tables { blocks, inodes, table });
+        self.all.push(GroupTables { blocks, inodes, table });
         Some(())
     }
 
     /// Beside those of the other groups of its flex group.
-    fn flex(&mut self, group: u32) -> Option<()> {
-        let nth = group % self.flex;
+    fn place_in_flex_group(&mut self, group: u32) -> Option<()> {
+        let nth = group % self.place_in_flex_group;
         let before = self.all.last().copied().filter(|_| nth > 0);
-        let last = (group | (self.flex - 1)).min(self.layout.super_.groups - 1);
+        let last = (group | (self.place_in_flex_group - 1)).min(self.layout.super_.groups - 1);
         let rest = u64::from(last - group + 1);
-        let gap = match last % self.flex {
+        let gap = match last % self.place_in_flex_group {
             others if last == self.layout.super_.groups - 1 && others > 0 => u64::from(others) + 1,
-            _ => u64::from(self.flex),
+            _ => u64::from(self.place_in_flex_group),
         };
         let blocks = self.take(group, before.map(|it| it.blocks + 1), rest, 1)?;
         let next = before.map_or(blocks + gap, |it| it.inodes + 1);
         let inodes = self.take(group, Some(next), rest, 1)?;
         let next = before.map_or(inodes + gap, |it| it.table + self.table);
         let table = self.take(group, Some(next), rest, self.table)?;
-        self.all.push(Tables { blocks, inodes, table });
+        self.all.push(GroupTables { blocks, inodes, table });
         Some(())
     }
 
@@ -210,8 +210,8 @@ impl Placing<'_> {
         // More than this of a group is not looked for in one piece.
         let most = u64::from(super_.blocks_per_group / 4);
         let together = (rest * blocks).min(most);
-        let first = self.layout.group_start(group - group % self.flex);
-        let last = (group | (self.flex - 1)).min(super_.groups - 1);
+        let first = self.layout.group_start(group - group % self.place_in_flex_group);
+        let last = (group | (self.place_in_flex_group - 1)).min(super_.groups - 1);
         let end = self.layout.group_end(last) - 1;
         let near = next.filter(|next| *next < super_.blocks);
         let near = near.and_then(|next| self.space.first_fit(next, next + together, blocks));
@@ -224,17 +224,17 @@ impl Placing<'_> {
     }
 
     /// One kind after the other, from the start of the volume on.
-    fn packed(&mut self) -> Option<()> {
+    fn place_packed(&mut self) -> Option<()> {
         let (groups, end) = (self.layout.super_.groups, self.layout.super_.blocks);
         let mut at = 0;
-        let mut next = |space: &mut Space, blocks: u64| {
+        let mut next = |space: &mut FreeRanges, blocks: u64| {
             at = space.first_fit(at, end, blocks)?;
             space.take(at, blocks)?;
             Some(at)
         };
         for _ in 0..groups {
             let blocks = next(&mut self.space, 1)?;
-            self.all.push(Tables { blocks, ..Tables::default() });
+            self.all.push(GroupTables { blocks, ..GroupTables::default() });
         }
         for tables in &mut self.all {
             tables.inodes = next(&mut self.space, 1)?;
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn space_is_what_was_not_taken() {
-        let mut space = Space::new(1, 100);
+        let mut space = FreeRanges::new(1, 100);
         assert!(space.take(10, 20).is_some() && space.take(29, 1).is_none());
         assert_eq!(space.from(0), Some((1, 10)));
         assert_eq!(space.from(9), Some((9, 10)));

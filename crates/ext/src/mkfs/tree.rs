@@ -6,9 +6,9 @@ use std::collections::btree_map::Entry;
 use draconis_exchange::contract::{FileType, Time};
 
 use super::values::Value;
-use super::{Error, Result};
+use super::{FormatError, Result};
 use crate::format::acl::Acl;
-use crate::format::xattr::NewAttribute;
+use crate::format::xattr::NewXattr;
 
 /// The number of a node in its tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -21,7 +21,7 @@ impl NodeId {
 
 /// What a node is.
 #[derive(Clone, Debug)]
-pub enum What {
+pub enum NodeKind {
     /// A directory.
     Directory,
     /// A file.
@@ -47,9 +47,9 @@ pub enum What {
 
 /// A file of any kind, under any number of names.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct TreeNode {
     /// What it is.
-    pub what: What,
+    pub what: NodeKind,
     /// Permissions, setuid, setgid and sticky bits.
     pub mode: u16,
     /// Owner.
@@ -65,10 +65,10 @@ pub struct Node {
     /// Made.
     pub created: Time,
     /// Extended attributes by [`Node::attribute`], in the order of the format.
-    pub(super) attributes: Vec<NewAttribute>,
+    pub(super) attributes: Vec<NewXattr>,
 }
 
-impl Node {
+impl TreeNode {
     /// Drops its access control lists.
     pub fn remove_acls(&mut self) {
         self.attributes.retain(|attribute| !attribute.is_acl());
@@ -76,7 +76,7 @@ impl Node {
 }
 
 /// The contents of the files of a tree.
-pub trait Contents: Sync {
+pub trait FileSource: Sync {
     /// Fills `into` with what file `source` has at `at_bytes`; all of it was said to be there.
     ///
     /// # Errors
@@ -85,12 +85,12 @@ pub trait Contents: Sync {
 
     /// Whether they had better be read in the order of `source`, and each file from its start:
     /// what comes as a stream is begun again for every step back.
-    fn in_order(&self) -> bool {
+    fn is_sequential(&self) -> bool {
         false
     }
 }
 
-impl What {
+impl NodeKind {
     /// Where a file of this length has data, in bytes.
     pub(super) fn data_within(&self, size_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
         let data = match self {
@@ -114,9 +114,9 @@ impl What {
     }
 }
 
-impl Node {
+impl TreeNode {
     /// A node of the superuser, from 1970.
-    pub fn new(what: What, mode: u16) -> Self {
+    pub fn new(what: NodeKind, mode: u16) -> Self {
         let never = Time::default();
         Self {
             what,
@@ -142,12 +142,12 @@ impl Node {
     /// ext2 has no place for such a name, or Linux refuses such an access control list. An access
     /// list sets the permission bits, and is kept if it says more than they do.
     pub fn attribute(&mut self, name: &[u8], value: &[u8]) -> bool {
-        let Ok(Some(new)) = NewAttribute::new(name, value) else { return false };
+        let Ok(Some(new)) = NewXattr::new(name, value) else { return false };
         let is_kept = match name {
             b"system.posix_acl_access" => self.set_access_list(value),
             b"system.posix_acl_default" => {
-                let is_dir = matches!(self.what, What::Directory);
-                Acl::of_linux(value).ok().filter(|_| is_dir).map(|list| list.is_some())
+                let is_dir = matches!(self.what, NodeKind::Directory);
+                Acl::from_xattr(value).ok().filter(|_| is_dir).map(|list| list.is_some())
             }
             _ => Some(true),
         };
@@ -163,11 +163,11 @@ impl Node {
     /// Sets the permission bits from an access list; whether the list says more, `None` if it is
     /// not sound.
     fn set_access_list(&mut self, value: &[u8]) -> Option<bool> {
-        let is_link = matches!(self.what, What::Symlink(_));
-        let list = Acl::of_linux(value).ok().filter(|_| !is_link)?;
+        let is_link = matches!(self.what, NodeKind::Symlink(_));
+        let list = Acl::from_xattr(value).ok().filter(|_| !is_link)?;
         let Some(list) = list else { return Some(false) };
         self.mode = self.mode & !0o777 | list.access_mode();
-        Some(!list.is_mode_only())
+        Some(!list.is_equivalent_to_mode())
     }
 
     /// Its extended attributes, named and valued as with Linux's `setxattr`.
@@ -193,7 +193,7 @@ impl Node {
 /// A tree of files.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    nodes: Vec<Node>,
+    nodes: Vec<TreeNode>,
     /// The names in each directory.
     names: BTreeMap<NodeId, BTreeMap<Box<[u8]>, NodeId>>,
     /// One directory that a node is in, and its name there: enough for messages.
@@ -204,7 +204,7 @@ pub struct Tree {
 
 impl Tree {
     /// A tree of nothing but its root.
-    pub fn new(root: Node) -> Self {
+    pub fn new(root: TreeNode) -> Self {
         Self {
             nodes: vec![root],
             names: BTreeMap::from([(NodeId::ROOT, BTreeMap::new())]),
@@ -214,13 +214,13 @@ impl Tree {
     }
 
     /// A node.
-    pub fn node(&self, id: NodeId) -> &Node {
+    pub fn node(&self, id: NodeId) -> &TreeNode {
         // An id is given out only by `add` of this tree; one of another may lie beyond it.
         self.nodes.get(index(id)).or(self.nodes.first()).unwrap_or(&NO_NODE)
     }
 
     /// A node, to be changed.
-    pub fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+    pub fn node_mut(&mut self, id: NodeId) -> Option<&mut TreeNode> {
         self.nodes.get_mut(index(id))
     }
 
@@ -248,9 +248,9 @@ impl Tree {
     ///
     /// # Errors
     /// [`Error::Tree`] for a name that cannot be, or if `dir` is no directory.
-    pub fn add(&mut self, dir: NodeId, name: &[u8], node: Node) -> Result<NodeId> {
-        let id = NodeId(crate::units::narrow(self.nodes.len() as u64));
-        let is_dir = matches!(node.what, What::Directory);
+    pub fn add(&mut self, dir: NodeId, name: &[u8], node: TreeNode) -> Result<NodeId> {
+        let id = NodeId(crate::units::saturating_u32(self.nodes.len() as u64));
+        let is_dir = matches!(node.what, NodeKind::Directory);
         self.nodes.push(node);
         self.parents.push(dir);
         self.link(dir, name, id)?;
@@ -276,11 +276,14 @@ impl Tree {
             format!("{}/{shown}", tree.path(dir).trim_end_matches('/'))
         };
         if let Some(what) = wrong {
-            return Err(Error::Tree { path: path(self), what: what.to_owned() });
+            return Err(FormatError::Tree { path: path(self), what: what.to_owned() });
         }
         let not_dir = path(self);
         let Some(names) = self.names.get_mut(&dir) else {
-            return Err(Error::Tree { path: not_dir, what: "its parent is no directory".into() });
+            return Err(FormatError::Tree {
+                path: not_dir,
+                what: "its parent is no directory".into(),
+            });
         };
         match names.entry(name.into()) {
             Entry::Vacant(free) => {
@@ -324,8 +327,8 @@ impl Tree {
     }
 }
 
-static NO_NODE: Node = Node {
-    what: What::Directory,
+static NO_NODE: TreeNode = TreeNode {
+    what: NodeKind::Directory,
     mode: 0o755,
     uid: 0,
     gid: 0,
@@ -337,5 +340,5 @@ static NO_NODE: Node = Node {
 };
 
 fn index(id: NodeId) -> usize {
-    crate::units::index(id.0.into())
+    crate::units::saturating_usize(id.0.into())
 }

@@ -9,17 +9,17 @@
 
 use std::collections::BTreeSet;
 
-use super::Options;
+use super::FormatOptions;
 use super::layout::Layout;
 use super::plan::LOST_FOUND;
 use super::tree::{NodeId, Tree};
 use crate::InodeNumber;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::inode::flags;
-use crate::format::quota::Kind;
-use crate::format::slot::Slot;
-use crate::format::xattr::{NewAttribute, block_room, body_room};
-use crate::units::{index, narrow};
+use crate::format::quota::QuotaType;
+use crate::format::slot::InodeSlot;
+use crate::format::xattr::{NewXattr, block_capacity, inode_capacity};
+use crate::units::{saturating_u32, saturating_usize};
 
 /// The longest value, in bytes.
 const MOST_BYTES: usize = 64 << 10;
@@ -36,7 +36,7 @@ pub(super) struct Value {
 impl Value {
     /// Marks an inode as one that holds this value.
     pub(super) fn mark(&self, inode: &mut [u8]) {
-        let Ok(mut slot) = Slot::of(inode) else { return };
+        let Ok(mut slot) = InodeSlot::of(inode) else { return };
         let before = slot.flags();
         slot.set_flags(before | flags::EA_INODE);
         slot.set_value_owners(1);
@@ -45,21 +45,21 @@ impl Value {
 }
 
 /// Inodes of hidden files that come before those of values, but for the reserved ones.
-pub(super) fn inodes_before(options: &Options) -> u32 {
+pub(super) fn inodes_before(options: &FormatOptions) -> u32 {
     let has_orphans = options.compatible.contains(Compatible::ORPHAN_FILE);
-    let has_projects = options.quota_kinds().any(|kind| kind == Kind::Project);
+    let has_projects = options.quota_kinds().any(|kind| kind == QuotaType::Project);
     u32::from(has_orphans) + u32::from(has_projects)
 }
 
 /// How many of these attributes have room in the inode, if the others fit in one block.
-pub(super) fn split(all: &[NewAttribute], layout: &Layout) -> Option<usize> {
-    let fits = |list: &[NewAttribute], room: usize| {
-        list.iter().map(NewAttribute::room_bytes).fold(0, usize::saturating_add) <= room
+pub(super) fn split(all: &[NewXattr], layout: &Layout) -> Option<usize> {
+    let fits = |list: &[NewXattr], room: usize| {
+        list.iter().map(NewXattr::entry_and_value_bytes).fold(0, usize::saturating_add) <= room
     };
-    let body = body_room(layout.super_.inode_bytes);
+    let body = inode_capacity(layout.super_.inode_bytes);
     let in_body = (0..=all.len()).rev().find(|it| all.get(..*it).is_some_and(|it| fits(it, body)));
     let rest = all.get(in_body?..)?;
-    fits(rest, block_room(layout.super_.block_bytes)).then_some(in_body?)
+    fits(rest, block_capacity(layout.super_.block_bytes)).then_some(in_body?)
 }
 
 /// Moves values that have no room out of the nodes of a tree, the longest first.
@@ -70,7 +70,7 @@ pub(super) fn move_out(layout: &Layout, tree: &mut Tree) {
     let first = LOST_FOUND + 1 + inodes_before(&layout.options);
     for id in reachable(tree) {
         loop {
-            let nth = narrow(tree.values.len() as u64);
+            let nth = saturating_u32(tree.values.len() as u64);
             let Some(node) = tree.node_mut(id) else { break };
             if split(&node.attributes, layout).is_some() {
                 break;
@@ -80,8 +80,8 @@ pub(super) fn move_out(layout: &Layout, tree: &mut Tree) {
             let candidates = candidates.filter(|it| (1..=MOST_BYTES).contains(&it.value().len()));
             let Some(longest) = candidates.max_by_key(|it| it.value().len()) else { break };
             let bytes = longest.value().to_vec();
-            let hash = layout.super_.value_seed.of(&bytes).get();
-            *longest = longest.moved_to(InodeNumber(first.saturating_add(nth)), hash);
+            let hash = layout.super_.value_seed.update(&bytes).value();
+            *longest = longest.with_ea_inode(InodeNumber(first.saturating_add(nth)), hash);
             tree.values.push(Value { bytes, owner, hash });
         }
     }
@@ -98,22 +98,22 @@ fn reachable(tree: &Tree) -> BTreeSet<NodeId> {
 }
 
 /// How many of these attributes have their values elsewhere, and how many blocks those take.
-pub(super) fn outside(attributes: &[NewAttribute], layout: &Layout) -> (u32, u64) {
-    let lens = attributes.iter().filter_map(NewAttribute::outside).map(|it| it.len);
+pub(super) fn outside(attributes: &[NewXattr], layout: &Layout) -> (u32, u64) {
+    let lens = attributes.iter().filter_map(NewXattr::outside).map(|it| it.len);
     lens.fold((0, 0), |(count, blocks), len| {
-        (count + 1, blocks + layout.in_clusters(layout.blocks_of(len.into()).into()))
+        (count + 1, blocks + layout.round_to_clusters(layout.blocks_of(len.into()).into()))
     })
 }
 
 /// Why attributes do not fit, and what helps.
-pub(super) fn unfit(all: &[NewAttribute], layout: &Layout) -> &'static str {
+pub(super) fn unfit(all: &[NewXattr], layout: &Layout) -> &'static str {
     let has_values = layout.options.incompatible.contains(Incompatible::EA_INODE);
-    let needed = all.iter().map(NewAttribute::room_bytes).fold(0, usize::saturating_add);
+    let needed = all.iter().map(NewXattr::entry_and_value_bytes).fold(0, usize::saturating_add);
     let is_small = layout.super_.block_bytes < 4096;
-    match needed <= block_room(4096) && is_small {
+    match needed <= block_capacity(4096) && is_small {
         true => "its extended attributes do not fit in one block; larger ones (-b 4096) have room",
         false if has_values => "its extended attributes do not fit, even with values elsewhere",
-        false if index(needed as u64) <= MOST_BYTES => {
+        false if saturating_usize(needed as u64) <= MOST_BYTES => {
             "its extended attributes do not fit in one block; with -O ea_inode large values have \
              inodes of their own"
         }

@@ -15,35 +15,35 @@ use draconis_device::{Disk, Group, Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 use zerocopy::IntoBytes;
 
-use super::hidden::{self, Purpose};
-use super::plan::{self, Placed, Plan};
-use super::tree::{Contents, NodeId, What};
-use super::{Error, Result, groups, inside, reserve};
-use crate::dir::build::Style;
-use crate::format::dirent::BlockWriter;
+use super::hidden::{self, SystemFileKind};
+use super::plan::{self, NodePlacement, VolumePlan};
+use super::tree::{FileSource, NodeId, NodeKind};
+use super::{FormatError, Result, groups, inside, reserve};
+use crate::dir::build::DirectoryFormat;
+use crate::format::dirent::DirBlockBuilder;
 use crate::format::inode::{POINTERS, device_pointers, flags, target_pointers};
 use crate::format::xattr::encode_block;
 use crate::format::{leaf, quota, superblock, xattr};
-use crate::map::build::{Built, Part};
-use crate::units::{index, narrow};
+use crate::map::build::{BuiltMap, MapPart};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock};
 
 /// Bytes of one request for contents.
 const REQUEST_BYTES: u64 = 1 << 20;
 /// Bytes that are handed over until those before them must be out of memory.
-pub(super) const UNDER_WAY_BYTES: u64 = 8 << 20;
+pub(super) const MAX_UNSETTLED_BYTES: u64 = 8 << 20;
 /// Bytes that are handed over until those before them must be durable: so the disk has something
 /// to do from the start, and progress is not told long before it is made.
-const PACE_BYTES: u64 = 32 << 20;
+const MAX_UNDURABLE_BYTES: u64 = 32 << 20;
 /// Bytes that are read in the order of their source before they are written in the disk's.
-const BATCH_BYTES: u64 = 4 << 20;
+const SOURCE_BATCH_BYTES: u64 = 4 << 20;
 /// Threads that read contents. More than there are CPUs: they wait for the source's disk.
-const THREADS: usize = 4;
+const READER_THREADS: usize = 4;
 /// What is wiped at the start and at the end of a disk that may hold something else.
 const WIPE_BYTES: u64 = 128 << 10;
 
 /// Where a volume is written.
-pub struct Target<'a> {
+pub struct FormatTarget<'a> {
     /// The disk; at least as long as the volume.
     pub disk: &'a dyn Disk,
     /// All of it reads as zeros, so that zeros need not be written.
@@ -56,13 +56,17 @@ pub struct Target<'a> {
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::Source`].
-pub fn write(plan: &Plan<'_>, contents: &dyn Contents, target: &Target<'_>) -> Result<()> {
+pub fn write(
+    plan: &VolumePlan<'_>,
+    contents: &dyn FileSource,
+    target: &FormatTarget<'_>,
+) -> Result<()> {
     let (len_bytes, disk_bytes) = (plan.layout.len_bytes(), target.disk.properties().len_bytes);
     if len_bytes > disk_bytes {
         let text = format!("the disk has {disk_bytes} bytes, the volume needs {len_bytes}");
-        return Err(Error::Misuse(text));
+        return Err(FormatError::Misuse(text));
     }
-    let writer = Writer { target, block_bytes: plan.layout.super_.block_bytes };
+    let writer = DiskWriter { target, block_bytes: plan.layout.super_.block_bytes };
     writer.wipe(len_bytes)?;
     let mapped = write_contents(plan, contents, &writer)?;
     let hidden = write_hidden(plan, &writer)?;
@@ -73,28 +77,30 @@ pub fn write(plan: &Plan<'_>, contents: &dyn Contents, target: &Target<'_>) -> R
 }
 
 /// Writes the hidden files; returns their maps.
-fn write_hidden(plan: &Plan<'_>, writer: &Writer<'_>) -> Result<Vec<Built>> {
+fn write_hidden(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<Vec<BuiltMap>> {
     let layout = &plan.layout;
-    if plan.guard != 0 {
-        writer.blocks(plan.guard, &hidden::guard(layout))?;
+    if plan.mmp_block != 0 {
+        writer.blocks(plan.mmp_block, &hidden::mmp_block(layout))?;
     }
-    let too_few = || Error::Misuse("the plan gave out too few blocks".into());
+    let too_few = || FormatError::Misuse("the plan gave out too few blocks".into());
     let mut maps = vec![];
     for hidden in &plan.hidden {
         let bytes = match hidden.purpose {
-            Purpose::Quota(kind) => Some(quota::build(kind, &hidden::usage(plan, kind))),
-            Purpose::Value(nth) => plan.tree.values.get(nth).map(|it| it.bytes.clone()),
-            Purpose::Journal(_) | Purpose::Orphans => None,
+            SystemFileKind::Quota(kind) => {
+                Some(quota::build(kind, &hidden::tree_usage(plan, kind)))
+            }
+            SystemFileKind::Value(nth) => plan.tree.values.get(nth).map(|it| it.bytes.clone()),
+            SystemFileKind::Journal(_) | SystemFileKind::Orphans => None,
         };
         let bytes = bytes.unwrap_or_default();
         let built = hidden.map(layout).ok_or_else(too_few)?;
         for part in &built.parts {
             let (at, from, blocks) = match part {
-                Part::Indirect { at, pointers } => {
+                MapPart::Indirect { at, pointers } => {
                     writer.blocks(*at, pointers)?;
                     continue;
                 }
-                Part::Data { at, from, blocks } => (*at, *from, *blocks),
+                MapPart::Data { at, from, blocks } => (*at, *from, *blocks),
             };
             let mut zeros_from = at;
             for nth in 0..blocks {
@@ -113,15 +119,15 @@ fn write_hidden(plan: &Plan<'_>, writer: &Writer<'_>) -> Result<Vec<Built>> {
 }
 
 /// The disk, in blocks of the volume.
-pub(super) struct Writer<'a> {
-    target: &'a Target<'a>,
+pub(super) struct DiskWriter<'a> {
+    target: &'a FormatTarget<'a>,
     block_bytes: u32,
 }
 
-impl Writer<'_> {
+impl DiskWriter<'_> {
     fn submit(&self, at_bytes: u64, block: Block) -> Result<Ticket> {
         let group = Group { writes: vec![Write { at_bytes, block }] };
-        self.target.disk.submit(group, &[]).map_err(|refused| Error::Io(refused.error))
+        self.target.disk.submit(group, &[]).map_err(|refused| FormatError::Io(refused.error))
     }
 
     fn bytes(&self, at_bytes: u64, bytes: &[u8]) -> Result<Ticket> {
@@ -146,7 +152,7 @@ impl Writer<'_> {
         let mut at = from;
         while at < end {
             let len = (end - at).min(REQUEST_BYTES);
-            self.submit(at, Block::private(index(len)))?;
+            self.submit(at, Block::private(saturating_usize(len)))?;
             at += len;
         }
         Ok(())
@@ -157,7 +163,7 @@ impl Writer<'_> {
         batch.sort_unstable_by_key(|write| write.at_bytes);
         let bytes = batch.iter().map(|write| write.block.len() as u64).sum();
         let ticket = self.target.disk.submit(Group { writes: batch }, &[]);
-        let ticket = ticket.map_err(|refused| Error::Io(refused.error))?;
+        let ticket = ticket.map_err(|refused| FormatError::Io(refused.error))?;
         if let Some(before) = before.replace(ticket) {
             self.target.disk.wait_visible(before)?;
         }
@@ -173,7 +179,7 @@ impl Writer<'_> {
     /// Everything submitted so far is durable.
     fn sync(&self) -> Result<()> {
         let empty = self.target.disk.submit(Group::default(), &[]);
-        let ticket = empty.map_err(|refused| Error::Io(refused.error))?;
+        let ticket = empty.map_err(|refused| FormatError::Io(refused.error))?;
         Ok(self.target.disk.wait_durable(ticket)?)
     }
 
@@ -190,7 +196,7 @@ impl Writer<'_> {
 }
 
 /// A stretch of the disk and what it is filled with.
-struct Request {
+struct WriteRequest {
     at: u64,
     blocks: u64,
     parts: Vec<(u64, Fill)>,
@@ -204,7 +210,7 @@ enum Fill {
 
 /// What is known of an inode once its contents are mapped.
 #[derive(Clone, Default)]
-pub(super) struct Mapped {
+pub(super) struct MappedInode {
     pub(super) pointers: [u32; POINTERS],
     pub(super) size_bytes: u64,
     /// Of its flags, those that say how.
@@ -213,10 +219,10 @@ pub(super) struct Mapped {
     pub(super) value: Option<Vec<u8>>,
 }
 
-impl Mapped {
+impl MappedInode {
     /// Contents that are inside of the inode.
-    fn put_inside(&mut self, bytes: &[u8]) {
-        let (pointers, value) = inside::parts(bytes);
+    fn store_inline(&mut self, bytes: &[u8]) {
+        let (pointers, value) = inside::split_inline(bytes);
         (self.pointers, self.value) = (pointers, Some(value.to_vec()));
         self.size_bytes = bytes.len() as u64;
         self.flags = flags::INLINE_DATA;
@@ -225,12 +231,12 @@ impl Mapped {
 
 /// Writes what files, directories and links hold; returns how each placed inode was mapped.
 fn write_contents(
-    plan: &Plan<'_>,
-    contents: &dyn Contents,
-    writer: &Writer<'_>,
-) -> Result<Vec<Mapped>> {
-    let producer = Mutex::new(Producer::new(plan, contents.in_order()));
-    let windows = Mutex::new(Windows::default());
+    plan: &VolumePlan<'_>,
+    contents: &dyn FileSource,
+    writer: &DiskWriter<'_>,
+) -> Result<Vec<MappedInode>> {
+    let producer = Mutex::new(RequestProducer::new(plan, contents.is_sequential()));
+    let windows = Mutex::new(FlightWindows::default());
     let failed = AtomicBool::new(false);
     let work = || -> Result<()> {
         while !failed.load(Ordering::Relaxed) {
@@ -247,11 +253,11 @@ fn write_contents(
     };
     let guarded = || work().inspect_err(|_| failed.store(true, Ordering::Relaxed));
     let done = std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..THREADS).map(|_| scope.spawn(guarded)).collect();
+        let helpers: Vec<_> = (1..READER_THREADS).map(|_| scope.spawn(guarded)).collect();
         let mut done = guarded();
         for helper in helpers {
             let joined =
-                helper.join().unwrap_or_else(|_| Err(Error::Misuse("a thread died".into())));
+                helper.join().unwrap_or_else(|_| Err(FormatError::Misuse("a thread died".into())));
             done = done.and(joined);
         }
         done
@@ -259,35 +265,35 @@ fn write_contents(
     done?;
     let mut producer = producer.into_inner().unwrap_or_else(PoisonError::into_inner);
     match producer.broken {
-        true => return Err(Error::Misuse("the plan gave out too few blocks".into())),
-        false => write_in_order(plan, contents, writer, producer.later, &mut producer.mapped)?,
+        true => return Err(FormatError::Misuse("the plan gave out too few blocks".into())),
+        false => write_deferred(plan, contents, writer, producer.later, &mut producer.mapped)?,
     }
     Ok(producer.mapped)
 }
 
 /// A run of contents that is written once its turn has come in the source.
-struct Later {
+struct DeferredRun {
     source: u64,
     node: u32,
     at_bytes: u64,
     len_bytes: u64,
-    to: To,
+    to: DeferredTarget,
 }
 
 /// Where it goes.
-enum To {
+enum DeferredTarget {
     /// To this block of the disk.
     Block(u64),
     /// Into the inode of what was mapped as this.
     Inode(usize),
 }
 
-fn write_in_order(
-    plan: &Plan<'_>,
-    contents: &dyn Contents,
-    writer: &Writer<'_>,
-    mut later: Vec<Later>,
-    mapped: &mut [Mapped],
+fn write_deferred(
+    plan: &VolumePlan<'_>,
+    contents: &dyn FileSource,
+    writer: &DiskWriter<'_>,
+    mut later: Vec<DeferredRun>,
+    mapped: &mut [MappedInode],
 ) -> Result<()> {
     let block_bytes = u64::from(writer.block_bytes);
     later.sort_unstable_by_key(|run| (run.source, run.at_bytes));
@@ -296,22 +302,25 @@ fn write_in_order(
     let mut before = None;
     for run in later {
         let read = |at_bytes: u64, room: &mut [u8]| {
-            contents
-                .read(run.source, at_bytes, room)
-                .map_err(|error| Error::Source { path: plan.tree.path(NodeId(run.node)), error })
+            contents.read(run.source, at_bytes, room).map_err(|error| FormatError::Source {
+                path: plan.tree.path(NodeId(run.node)),
+                error,
+            })
         };
         let at = match run.to {
-            To::Block(at) => at,
-            To::Inode(nth) => {
-                let mut bytes = vec![0; index(run.len_bytes)];
+            DeferredTarget::Block(at) => at,
+            DeferredTarget::Inode(nth) => {
+                let mut bytes = vec![0; saturating_usize(run.len_bytes)];
                 let what = &plan.tree.node(NodeId(run.node)).what;
                 for (start, end) in what.data_within(run.len_bytes) {
-                    if let Some(room) = bytes.get_mut(index(start)..index(end)) {
+                    if let Some(room) =
+                        bytes.get_mut(saturating_usize(start)..saturating_usize(end))
+                    {
                         read(start, room)?;
                     }
                 }
                 if let Some(mapped) = mapped.get_mut(nth) {
-                    mapped.put_inside(&bytes);
+                    mapped.store_inline(&bytes);
                 }
                 continue;
             }
@@ -319,14 +328,15 @@ fn write_in_order(
         let mut done = 0;
         while done < run.len_bytes {
             let len = (run.len_bytes - done).min(REQUEST_BYTES);
-            let mut memory = PrivateBuffer::new(index(len.next_multiple_of(block_bytes)));
-            let Some(room) = memory.get_mut(..index(len)) else { break };
+            let mut memory =
+                PrivateBuffer::new(saturating_usize(len.next_multiple_of(block_bytes)));
+            let Some(room) = memory.get_mut(..saturating_usize(len)) else { break };
             read(run.at_bytes + done, room)?;
             held += memory.len() as u64;
             let at_bytes = at * block_bytes + done;
             batch.push(Write { at_bytes, block: memory.into() });
             done += len;
-            if held >= BATCH_BYTES {
+            if held >= SOURCE_BATCH_BYTES {
                 writer.batch(std::mem::take(&mut batch), &mut before)?;
                 held = 0;
             }
@@ -337,11 +347,11 @@ fn write_in_order(
 
 /// What was handed over since a ticket.
 #[derive(Default)]
-struct Window(u64, Option<Ticket>);
+struct FlightWindow(u64, Option<Ticket>);
 
-impl Window {
+impl FlightWindow {
     /// The ticket of the window before, once this one has `most` bytes.
-    fn pass(&mut self, most: u64, ticket: Ticket, bytes: u64) -> Option<Ticket> {
+    fn advance(&mut self, most: u64, ticket: Ticket, bytes: u64) -> Option<Ticket> {
         self.0 += bytes;
         if self.0 < most {
             return None;
@@ -352,22 +362,22 @@ impl Window {
 }
 
 #[derive(Default)]
-struct Windows {
-    in_memory: Window,
-    on_the_way: Window,
+struct FlightWindows {
+    unsettled: FlightWindow,
+    undurable: FlightWindow,
 }
 
 /// Waits for what was submitted a window ago, so that memory is bounded.
 fn throttle(
-    writer: &Writer<'_>,
-    windows: &Mutex<Windows>,
+    writer: &DiskWriter<'_>,
+    windows: &Mutex<FlightWindows>,
     ticket: Ticket,
     bytes: u64,
 ) -> Result<()> {
     let (settled, durable) = {
         let mut windows = windows.lock().unwrap_or_else(PoisonError::into_inner);
-        let settled = windows.in_memory.pass(UNDER_WAY_BYTES, ticket, bytes);
-        (settled, windows.on_the_way.pass(PACE_BYTES, ticket, bytes))
+        let settled = windows.unsettled.advance(MAX_UNSETTLED_BYTES, ticket, bytes);
+        (settled, windows.undurable.advance(MAX_UNDURABLE_BYTES, ticket, bytes))
     };
     if let Some(ticket) = settled {
         writer.target.disk.wait_visible(ticket)?;
@@ -378,11 +388,11 @@ fn throttle(
     }
 }
 
-fn fill(plan: &Plan<'_>, contents: &dyn Contents, request: Request) -> Result<Block> {
+fn fill(plan: &VolumePlan<'_>, contents: &dyn FileSource, request: WriteRequest) -> Result<Block> {
     let block_bytes = u64::from(plan.layout.super_.block_bytes);
-    let mut memory = PrivateBuffer::new(index(request.blocks * block_bytes));
+    let mut memory = PrivateBuffer::new(saturating_usize(request.blocks * block_bytes));
     for (nth, what) in request.parts {
-        let Some(room) = memory.get_mut(index(nth * block_bytes)..) else { continue };
+        let Some(room) = memory.get_mut(saturating_usize(nth * block_bytes)..) else { continue };
         match what {
             Fill::Bytes(bytes) => {
                 if let Some(room) = room.get_mut(..bytes.len()) {
@@ -390,11 +400,14 @@ fn fill(plan: &Plan<'_>, contents: &dyn Contents, request: Request) -> Result<Bl
                 }
             }
             Fill::Contents { node, at_bytes, len_bytes } => {
-                let Some(room) = room.get_mut(..index(len_bytes)) else { continue };
-                let What::File { source, .. } = plan.tree.node(NodeId(node)).what else { continue };
-                contents
-                    .read(source, at_bytes, room)
-                    .map_err(|error| Error::Source { path: plan.tree.path(NodeId(node)), error })?;
+                let Some(room) = room.get_mut(..saturating_usize(len_bytes)) else { continue };
+                let NodeKind::File { source, .. } = plan.tree.node(NodeId(node)).what else {
+                    continue;
+                };
+                contents.read(source, at_bytes, room).map_err(|error| FormatError::Source {
+                    path: plan.tree.path(NodeId(node)),
+                    error,
+                })?;
             }
         }
     }
@@ -402,21 +415,21 @@ fn fill(plan: &Plan<'_>, contents: &dyn Contents, request: Request) -> Result<Bl
 }
 
 /// Turns the plan into requests, in the order of the disk.
-struct Producer<'a> {
-    plan: &'a Plan<'a>,
+struct RequestProducer<'a> {
+    plan: &'a VolumePlan<'a>,
     next: usize,
     shared: usize,
     /// Parts of what was placed already that no request has taken.
     parts: std::collections::VecDeque<(u64, u64, Fill)>,
-    mapped: Vec<Mapped>,
+    mapped: Vec<MappedInode>,
     broken: bool,
     /// Whether contents are for later.
     in_order: bool,
-    later: Vec<Later>,
+    later: Vec<DeferredRun>,
 }
 
-impl<'a> Producer<'a> {
-    fn new(plan: &'a Plan<'a>, in_order: bool) -> Self {
+impl<'a> RequestProducer<'a> {
+    fn new(plan: &'a VolumePlan<'a>, in_order: bool) -> Self {
         Self {
             plan,
             next: 0,
@@ -430,13 +443,13 @@ impl<'a> Producer<'a> {
     }
 
     /// The next request: parts that follow each other on the disk, up to the size of one.
-    fn next(&mut self) -> Option<Request> {
+    fn next(&mut self) -> Option<WriteRequest> {
         let most = REQUEST_BYTES / u64::from(self.plan.layout.super_.block_bytes);
-        self.refill();
+        self.map_next_node();
         let (at, ..) = *self.parts.front()?;
-        let mut request = Request { at, blocks: 0, parts: vec![] };
+        let mut request = WriteRequest { at, blocks: 0, parts: vec![] };
         loop {
-            self.refill();
+            self.map_next_node();
             let Some((start, blocks, what)) = self.parts.pop_front() else { break };
             let room = most - request.blocks;
             if start != request.at + request.blocks || room == 0 {
@@ -462,7 +475,7 @@ impl<'a> Producer<'a> {
         let cut = taken * u64::from(self.plan.layout.super_.block_bytes);
         match what {
             Fill::Bytes(mut bytes) => {
-                let later = bytes.split_off(index(cut).min(bytes.len()));
+                let later = bytes.split_off(saturating_usize(cut).min(bytes.len()));
                 (Fill::Bytes(bytes), Some(Fill::Bytes(later)))
             }
             Fill::Contents { node, at_bytes, len_bytes } => {
@@ -478,7 +491,7 @@ impl<'a> Producer<'a> {
     }
 
     /// Maps what was placed next until there is a part.
-    fn refill(&mut self) {
+    fn map_next_node(&mut self) {
         while self.parts.is_empty() {
             let Some(placed) = self.plan.placed.get(self.next) else { return };
             self.next += 1;
@@ -489,81 +502,84 @@ impl<'a> Producer<'a> {
     }
 
     /// Has the contents of one put into its inode.
-    fn put_inside(&mut self, placed: &Placed, mapped: &mut Mapped) {
+    fn store_inline(&mut self, placed: &NodePlacement, mapped: &mut MappedInode) {
         let id = NodeId(placed.node);
         match &self.plan.tree.node(id).what {
-            What::Directory => {
+            NodeKind::Directory => {
                 let names = plan::names_of(self.plan.tree, id, &self.plan.inodes);
-                let parent = self.plan.inodes.get(index(placed.parent.into())).copied();
-                let filetype = self.plan.style.shape.filetype;
-                mapped.put_inside(&inside::directory(parent.unwrap_or(0), &names, filetype));
+                let parent = self.plan.inodes.get(saturating_usize(placed.parent.into())).copied();
+                let filetype = self.plan.directory_format.shape.filetype;
+                mapped.store_inline(&inside::directory(parent.unwrap_or(0), &names, filetype));
             }
-            What::File { source, size_bytes, .. } => self.later.push(Later {
+            NodeKind::File { source, size_bytes, .. } => self.later.push(DeferredRun {
                 source: *source,
                 node: placed.node,
                 at_bytes: 0,
                 len_bytes: *size_bytes,
-                to: To::Inode(self.mapped.len()),
+                to: DeferredTarget::Inode(self.mapped.len()),
             }),
             _ => {}
         }
     }
 
     /// Maps one, and queues its parts; `None` if it has fewer blocks than it needs.
-    fn map(&mut self, placed: &Placed) -> Option<Mapped> {
+    fn map(&mut self, placed: &NodePlacement) -> Option<MappedInode> {
         let block_bytes = self.plan.layout.super_.block_bytes;
         let mapping = if self.plan.layout.options.extents() { flags::EXTENTS } else { 0 };
-        let mut mapped = Mapped::default();
+        let mut mapped = MappedInode::default();
         match &self.plan.tree.node(NodeId(placed.node)).what {
-            _ if placed.is_inside => self.put_inside(placed, &mut mapped),
-            What::Directory => {
+            _ if placed.is_inline => self.store_inline(placed, &mut mapped),
+            NodeKind::Directory => {
                 let (bytes, indexed) = directory_bytes(self.plan, placed);
-                let blocks = narrow(bytes.len() as u64 / u64::from(block_bytes));
+                let blocks = saturating_u32(bytes.len() as u64 / u64::from(block_bytes));
                 mapped.size_bytes = bytes.len() as u64;
                 mapped.flags = mapping | if indexed { flags::INDEX } else { 0 };
-                mapped.pointers = self.queue(placed, &[(0, blocks)], |start, end| {
-                    let bytes = bytes.get(index(start)..index(end)).unwrap_or_default();
+                mapped.pointers = self.queue_mapped(placed, &[(0, blocks)], |start, end| {
+                    let bytes = bytes
+                        .get(saturating_usize(start)..saturating_usize(end))
+                        .unwrap_or_default();
                     Fill::Bytes(bytes.to_vec())
                 })?;
             }
-            What::Symlink(target) => {
+            NodeKind::Symlink(target) => {
                 mapped.size_bytes = target.len() as u64;
                 mapped.pointers = match target_pointers(target) {
                     Some(pointers) => pointers,
                     None => {
                         mapped.flags = mapping;
-                        self.queue(placed, &[(0, 1)], |_, _| Fill::Bytes(target.clone()))?
+                        self.queue_mapped(placed, &[(0, 1)], |_, _| Fill::Bytes(target.clone()))?
                     }
                 };
             }
-            What::CharDevice(major, minor) | What::BlockDevice(major, minor) => {
+            NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
                 mapped.pointers = device_pointers((*major, *minor));
             }
-            what @ What::File { size_bytes, .. } => {
+            what @ NodeKind::File { size_bytes, .. } => {
                 mapped.size_bytes = *size_bytes;
                 mapped.flags = mapping;
                 let runs = plan::data_runs(what, block_bytes);
-                mapped.pointers = self.queue(placed, &runs, |start, end| Fill::Contents {
-                    node: placed.node,
-                    at_bytes: start,
-                    len_bytes: end.min(*size_bytes).saturating_sub(start),
-                })?;
+                mapped.pointers =
+                    self.queue_mapped(placed, &runs, |start, end| Fill::Contents {
+                        node: placed.node,
+                        at_bytes: start,
+                        len_bytes: end.min(*size_bytes).saturating_sub(start),
+                    })?;
             }
-            What::Fifo | What::Socket => {}
+            NodeKind::Fifo | NodeKind::Socket => {}
         }
-        self.queue_attributes(placed);
-        if placed.inode == plan::LOST_FOUND && self.plan.reserve_map != 0 {
-            let top = reserve::top(&self.plan.layout).ok()?;
-            self.parts.push_back((self.plan.reserve_map, 1, Fill::Bytes(top)));
+        self.queue_xattr_block(placed);
+        if placed.inode == plan::LOST_FOUND && self.plan.resize_dind_block != 0 {
+            let top = reserve::resize_dind_block(&self.plan.layout).ok()?;
+            self.parts.push_back((self.plan.resize_dind_block, 1, Fill::Bytes(top)));
         }
         Some(mapped)
     }
 
     /// Builds the map of a file with these runs and queues its blocks; `fill` says what is
     /// between two bytes of it.
-    fn queue(
+    fn queue_mapped(
         &mut self,
-        placed: &Placed,
+        placed: &NodePlacement,
         runs: &[(u32, u32)],
         fill: impl Fn(u64, u64) -> Fill,
     ) -> Option<[u32; POINTERS]> {
@@ -572,8 +588,8 @@ impl<'a> Producer<'a> {
         let built = self.plan.layout.map(placed.inode, runs, places)?;
         for part in built.parts {
             let (at, blocks, what) = match part {
-                Part::Indirect { at, pointers } => (at, 1, Fill::Bytes(pointers)),
-                Part::Data { at, from, blocks } => {
+                MapPart::Indirect { at, pointers } => (at, 1, Fill::Bytes(pointers)),
+                MapPart::Data { at, from, blocks } => {
                     let start = u64::from(from) * u64::from(block_bytes);
                     let end = start + u64::from(blocks) * u64::from(block_bytes);
                     (at, blocks, fill(start, end))
@@ -581,10 +597,17 @@ impl<'a> Producer<'a> {
             };
             match what {
                 Fill::Contents { node, at_bytes, len_bytes } if self.in_order => {
-                    let What::File { source, .. } = self.plan.tree.node(NodeId(node)).what else {
+                    let NodeKind::File { source, .. } = self.plan.tree.node(NodeId(node)).what
+                    else {
                         continue;
                     };
-                    self.later.push(Later { source, node, at_bytes, len_bytes, to: To::Block(at) });
+                    self.later.push(DeferredRun {
+                        source,
+                        node,
+                        at_bytes,
+                        len_bytes,
+                        to: DeferredTarget::Block(at),
+                    });
                 }
                 what => self.parts.push_back((at, blocks.into(), what)),
             }
@@ -593,15 +616,15 @@ impl<'a> Producer<'a> {
     }
 
     /// Queues the block of attributes that lies behind this one's contents, if it is new.
-    fn queue_attributes(&mut self, placed: &Placed) {
+    fn queue_xattr_block(&mut self, placed: &NodePlacement) {
         if let Some(shared) = self.plan.shared.get(self.shared)
-            && shared.at == placed.attribute_block
+            && shared.at == placed.xattr_block
         {
             self.shared += 1;
             let block_bytes = self.plan.layout.super_.block_bytes;
             let mut bytes = encode_block(&shared.attributes, block_bytes, shared.owners);
             if let Some(seed) = self.plan.layout.super_.checksum_seed {
-                xattr::seal(&mut bytes, seed, FsBlock(shared.at));
+                xattr::set_checksum(&mut bytes, seed, FsBlock(shared.at));
             }
             self.parts.push_back((shared.at, 1, Fill::Bytes(bytes)));
         }
@@ -609,22 +632,28 @@ impl<'a> Producer<'a> {
 }
 
 /// The blocks of a directory, padded to what it was given; whether it is indexed.
-fn directory_bytes(plan: &Plan<'_>, placed: &Placed) -> (Vec<u8>, bool) {
-    let Style { shape, .. } = plan.style;
-    let parent = plan.inodes.get(index(placed.parent.into())).copied().unwrap_or(0);
+fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, bool) {
+    let DirectoryFormat { shape, .. } = plan.directory_format;
+    let parent = plan.inodes.get(saturating_usize(placed.parent.into())).copied().unwrap_or(0);
     let own = (placed.inode, parent);
-    let built = plan::directory_of(plan.tree, NodeId(placed.node), own, &plan.inodes, plan.style);
+    let built = plan::directory_of(
+        plan.tree,
+        NodeId(placed.node),
+        own,
+        &plan.inodes,
+        plan.directory_format,
+    );
     let mut bytes = built.bytes;
     if placed.inode == plan::LOST_FOUND && !built.indexed {
-        let least = index(plan.layout.lost_found_blocks()) * plan.layout.block_len();
+        let least = saturating_usize(plan.layout.lost_found_blocks()) * plan.layout.block_len();
         while bytes.len() < least {
-            bytes.extend(BlockWriter::new(shape).finish());
+            bytes.extend(DirBlockBuilder::new(shape).finish());
         }
     }
     let file = FileId { inode: placed.inode, generation: 0 };
     if let Some(seed) = plan.layout.super_.checksum_of_file(file) {
         for block in bytes.chunks_exact_mut(plan.layout.block_len()) {
-            leaf::seal(block, seed);
+            leaf::set_checksum(block, seed);
         }
     }
     (bytes, built.indexed)

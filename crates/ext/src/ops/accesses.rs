@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::AccessTimes;
 use crate::format::inode::{Inode, flags};
-use crate::format::slot::Stamp;
+use crate::format::slot::InodeTime;
 use crate::transaction::Transaction;
 use crate::volume::Volume;
 use crate::{InodeNumber, Result};
@@ -22,7 +22,7 @@ const DAY_SECONDS: i64 = 24 * 60 * 60;
 
 /// Access times that no inode has yet.
 #[derive(Debug)]
-pub(crate) struct Accesses {
+pub(crate) struct PendingAccessTimes {
     rule: AccessTimes,
     pending: Mutex<BTreeMap<u32, Time>>,
     /// How many there are, to say "none" without the lock.
@@ -31,18 +31,18 @@ pub(crate) struct Accesses {
     noted: AtomicU64,
 }
 
-impl Accesses {
+impl PendingAccessTimes {
     pub(crate) fn new(rule: AccessTimes) -> Self {
         let (len, noted) = (AtomicUsize::new(0), AtomicU64::new(0));
         Self { rule, pending: Mutex::default(), len, noted }
     }
 
     /// Whether there are any that a commit is due for.
-    pub(crate) fn are_due(&self) -> bool {
+    pub(crate) fn has_due_times(&self) -> bool {
         self.rule != AccessTimes::Lazy && self.len.load(Ordering::Acquire) > 0
     }
 
-    pub(crate) fn noted(&self) -> u64 {
+    pub(crate) fn recorded_count(&self) -> u64 {
         self.noted.load(Ordering::Relaxed)
     }
 
@@ -69,7 +69,7 @@ impl Accesses {
     }
 
     /// Notes a time; whether it is the first that waits.
-    fn note(&self, inode: InodeNumber, now: Time) -> bool {
+    fn record(&self, inode: InodeNumber, now: Time) -> bool {
         let mut pending = self.pending.lock();
         pending.insert(inode.0, now);
         self.noted.fetch_add(1, Ordering::Relaxed);
@@ -97,61 +97,68 @@ impl Accesses {
 impl Volume {
     /// Writes down that a file was read just now, as [`crate::Writing::atime`] says. Never
     /// fails: reading does not depend on it.
-    pub fn touch_access(&self, inode: InodeNumber) {
+    pub fn touch_atime(&self, inode: InodeNumber) {
         let Some(writing) = &self.writing else { return };
         if !self.is_access_due(inode) {
             return;
         }
-        let is_first = writing.accesses.note(inode, (writing.clock)());
-        if is_first && writing.accesses.are_due() {
-            writing.tell();
+        let is_first = writing.pending_access_times.record(inode, (writing.clock)());
+        if is_first && writing.pending_access_times.has_due_times() {
+            writing.notify_first_change();
         }
     }
 
     /// Whether reading the inode now would change its time of access.
     pub fn is_access_due(&self, inode: InodeNumber) -> bool {
         let Some(writing) = &self.writing else { return false };
-        if writing.accesses.rule == AccessTimes::Never || writing.is_stopped() {
+        if writing.pending_access_times.rule == AccessTimes::Never || writing.is_stopped() {
             return false;
         }
         let now = (writing.clock)();
-        let is_due =
-            |node: Arc<Inode>| writing.accesses.is_due(&node, &self.attributes_of(&node), now);
+        let is_due = |node: Arc<Inode>| {
+            writing.pending_access_times.is_due(&node, &self.attributes_of(&node), now)
+        };
         self.node(inode).is_ok_and(is_due)
     }
 
     /// When reading is written down; never on a volume that is only read.
     pub fn access_times(&self) -> AccessTimes {
-        self.writing.as_ref().map_or(AccessTimes::Never, |writing| writing.accesses.rule)
+        self.writing
+            .as_ref()
+            .map_or(AccessTimes::Never, |writing| writing.pending_access_times.rule)
     }
 
     /// When an inode was read, if that is newer than what the inode says.
-    pub(crate) fn noted_access(&self, inode: InodeNumber) -> Option<Time> {
-        self.writing.as_ref()?.accesses.of(inode)
+    pub(crate) fn pending_access_time(&self, inode: InodeNumber) -> Option<Time> {
+        self.writing.as_ref()?.pending_access_times.of(inode)
     }
 }
 
 impl Transaction<'_> {
     /// Forgets when an inode was read: that is set otherwise now, or it is another.
-    pub(crate) fn forget_access(&self, inode: InodeNumber) {
+    pub(crate) fn discard_access_time(&self, inode: InodeNumber) {
         if let Some(writing) = &self.volume.writing {
-            writing.accesses.forget(inode);
+            writing.pending_access_times.forget(inode);
         }
     }
 
     /// Sees to it that access times can be put into their inodes without the device.
-    pub(crate) fn have_accessed(&self) -> Result<()> {
+    pub(crate) fn preload_accessed_inodes(&self) -> Result<()> {
         let Some(writing) = &self.volume.writing else { return Ok(()) };
-        writing.accesses.all().into_iter().try_for_each(|inode| self.read_slot(inode, |_| ()))
+        writing
+            .pending_access_times
+            .all()
+            .into_iter()
+            .try_for_each(|inode| self.read_slot(inode, |_| ()))
     }
 
     /// Puts access times into their inodes.
-    pub(crate) fn write_accesses(&mut self) -> Result<()> {
+    pub(crate) fn write_access_times(&mut self) -> Result<()> {
         let Some(writing) = &self.volume.writing else { return Ok(()) };
-        for inode in writing.accesses.all() {
-            let Some(time) = writing.accesses.forget(inode) else { continue };
+        for inode in writing.pending_access_times.all() {
+            let Some(time) = writing.pending_access_times.forget(inode) else { continue };
             if self.read_slot(inode, |it| it.links())? != 0 || self.is_orphan(inode) {
-                self.change_slot(inode, |it| it.set_time(Stamp::Accessed, time))?;
+                self.change_slot(inode, |it| it.set_time(InodeTime::Accessed, time))?;
             }
         }
         Ok(())

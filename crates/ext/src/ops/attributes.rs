@@ -7,14 +7,14 @@ use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
 use draconis_exchange::omission::InjectedFault;
 
 use super::XattrSet;
-use crate::alloc::Request;
+use crate::alloc::AllocationRequest;
 use crate::blocks::role::Role;
 use crate::format::acl::Acl;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
 use crate::format::requirements::Feature;
-use crate::format::slot::Stamp;
-use crate::format::xattr::{self, NewAttribute, edit, is_name};
+use crate::format::slot::InodeTime;
+use crate::format::xattr::{self, NewXattr, edit, is_name};
 use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
@@ -25,7 +25,7 @@ const DEFAULT: &[u8] = b"system.posix_acl_default";
 /// What a new inode gets from its directory.
 pub(crate) struct Inherited {
     pub(crate) mode: u32,
-    pub(crate) attributes: Vec<NewAttribute>,
+    pub(crate) attributes: Vec<NewXattr>,
 }
 
 impl Transaction<'_> {
@@ -50,27 +50,27 @@ impl Transaction<'_> {
         let (uid, gid) = inode.owner();
         let (uid, gid) = (change.uid.unwrap_or(uid), change.gid.unwrap_or(gid));
         if (uid, gid) != inode.owner() {
-            self.have_entries(Owner { uid, gid, project: inode.project() })?;
+            self.ensure_entries(Owner { uid, gid, project: inode.project() })?;
         }
         if let Some(size) = change.size_bytes {
             let file = self.file(number)?;
-            self.resize(&file, size)?;
+            self.truncate(&file, size)?;
         }
         if change.uid.is_some() || change.gid.is_some() {
-            self.give_usage(number, |it| it.set_owner(uid, gid))?;
+            self.transfer_usage(number, |it| it.set_owner(uid, gid))?;
         }
         if let Some(mode) = change.mode {
             let bits = u16::try_from(mode & 0o7777).unwrap_or(0);
             self.change_slot(number, |it| it.set_mode(it.mode() & 0o170_000 | bits))?;
-            self.chmod_list(&inode, mode)?;
+            self.chmod_acl(&inode, mode)?;
         }
         if change.accessed.is_some() {
-            self.forget_access(number);
+            self.discard_access_time(number);
         }
         let now = self.now;
         self.change_slot(number, |it| {
             for (stamp, time) in
-                [(Stamp::Accessed, change.accessed), (Stamp::Modified, change.modified)]
+                [(InodeTime::Accessed, change.accessed), (InodeTime::Modified, change.modified)]
             {
                 match time {
                     Some(SetTime::Now) => it.set_time(stamp, now),
@@ -79,34 +79,34 @@ impl Transaction<'_> {
                 }
             }
             match change.changed {
-                Some(SetTime::To(time)) => it.set_time(Stamp::Changed, time),
+                Some(SetTime::To(time)) => it.set_time(InodeTime::Changed, time),
                 None if InjectedFault::ChangeTime.is_made() => {}
-                Some(SetTime::Now) | None => it.set_time(Stamp::Changed, now),
+                Some(SetTime::Now) | None => it.set_time(InodeTime::Changed, now),
             }
         })
     }
 
     /// The access list follows the mode.
-    fn chmod_list(&mut self, inode: &Inode, mode: u32) -> Result<()> {
-        if inode.kind == FileType::Symlink || !inode.has_attributes() {
+    fn chmod_acl(&mut self, inode: &Inode, mode: u32) -> Result<()> {
+        if inode.kind == FileType::Symlink || !inode.has_xattrs() {
             return Ok(());
         }
-        let Some(list) = self.list(inode, ACCESS)? else { return Ok(()) };
+        let Some(list) = self.read_acl(inode, ACCESS)? else { return Ok(()) };
         let bits = u16::try_from(mode & 0o777).unwrap_or(0);
-        self.put_attribute(inode, ACCESS, &list.chmod(bits).to_linux(), XattrSet::Any)
+        self.put_xattr(inode, ACCESS, &list.chmod(bits).to_xattr(), XattrSet::Any)
     }
 
     fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         self.read_slot(inode.number, |_| ())?;
-        if let Some(at) = inode.attribute_block.filter(|at| self.volume.super_.holds(*at)) {
-            self.block(at, Role::Attributes)?;
+        if let Some(at) = inode.xattr_block.filter(|at| self.volume.super_.is_valid_block(*at)) {
+            self.block(at, Role::XattrBlock)?;
         }
         self.volume.xattr_of(inode, name)
     }
 
-    fn list(&self, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
+    fn read_acl(&self, inode: &Inode, name: &[u8]) -> Result<Option<Acl>> {
         match self.xattr_of(inode, name) {
-            Ok(bytes) => Acl::of_linux(&bytes),
+            Ok(bytes) => Acl::from_xattr(&bytes),
             Err(Error::NoAttribute) => Ok(None),
             Err(error) => Err(error),
         }
@@ -115,15 +115,15 @@ impl Transaction<'_> {
     /// Mode and access lists of what is made in `parent`.
     pub(crate) fn inherit(&self, parent: &Inode, kind: FileType, mode: u32) -> Result<Inherited> {
         let plain = Inherited { mode, attributes: Vec::new() };
-        if kind == FileType::Symlink || !parent.has_attributes() {
+        if kind == FileType::Symlink || !parent.has_xattrs() {
             return Ok(plain);
         }
-        let Some(default) = self.list(parent, DEFAULT)? else { return Ok(plain) };
+        let Some(default) = self.read_acl(parent, DEFAULT)? else { return Ok(plain) };
         let bits = u16::try_from(mode & 0o7777).unwrap_or(0);
         let (access, mode) = default.inherit(bits);
         let mut attributes = Vec::new();
         let mut add = |name: &[u8], list: &Acl| -> Result<()> {
-            attributes.extend(NewAttribute::new(name, &list.to_linux())?);
+            attributes.extend(NewXattr::new(name, &list.to_xattr())?);
             Ok(())
         };
         if let Some(access) = access {
@@ -150,11 +150,11 @@ impl Transaction<'_> {
         is_name(name)?;
         let is_list = name == ACCESS || name == DEFAULT;
         if !is_list {
-            if self.has_value(&inode, name, value, how)? {
+            if self.is_xattr_unchanged(&inode, name, value, how)? {
                 return Ok(());
             }
-            self.put_attribute(&inode, name, value, how)?;
-            return self.stamp(number, &[Stamp::Changed]);
+            self.put_xattr(&inode, name, value, how)?;
+            return self.set_times_now(number, &[InodeTime::Changed]);
         }
         if inode.kind == FileType::Symlink {
             return Err(Error::Unsupported { feature: "access lists of symbolic links".into() });
@@ -162,32 +162,38 @@ impl Transaction<'_> {
         if name == DEFAULT && inode.kind != FileType::Directory {
             return Err(Error::Misuse("only directories have default access lists"));
         }
-        let Some(list) = Acl::of_linux(value)? else {
+        let Some(list) = Acl::from_xattr(value)? else {
             return self.remove_xattr(number, name);
         };
         let bits = list.access_mode();
         let kept = if clear_setgid { !0o2777 } else { !0o777 };
         let old = self.read_slot(number, |it| it.mode())?;
         let mode = if name == ACCESS { old & kept | bits } else { old };
-        let linux = list.to_linux();
-        if mode == old && self.has_value(&inode, name, &linux, how)? {
+        let linux = list.to_xattr();
+        if mode == old && self.is_xattr_unchanged(&inode, name, &linux, how)? {
             return Ok(());
         }
-        if name == ACCESS && list.is_mode_only() {
-            match self.drop_attribute(&inode, name) {
+        if name == ACCESS && list.is_equivalent_to_mode() {
+            match self.remove_xattr_entry(&inode, name) {
                 Ok(()) | Err(Error::NoAttribute) => {}
                 Err(error) => return Err(error),
             }
         } else {
-            self.put_attribute(&inode, name, &linux, how)?;
+            self.put_xattr(&inode, name, &linux, how)?;
         }
         self.change_slot(number, |it| it.set_mode(mode))?;
-        self.stamp(number, &[Stamp::Changed])
+        self.set_times_now(number, &[InodeTime::Changed])
     }
 
     /// Whether an attribute has that value already: then nothing changes, no time either.
-    fn has_value(&self, inode: &Inode, name: &[u8], value: &[u8], how: XattrSet) -> Result<bool> {
-        if how == XattrSet::Create || !inode.has_attributes() {
+    fn is_xattr_unchanged(
+        &self,
+        inode: &Inode,
+        name: &[u8],
+        value: &[u8],
+        how: XattrSet,
+    ) -> Result<bool> {
+        if how == XattrSet::Create || !inode.has_xattrs() {
             return Ok(false);
         }
         match self.xattr_of(inode, name) {
@@ -203,47 +209,41 @@ impl Transaction<'_> {
             return Err(Error::NotPermitted);
         }
         is_name(name)?;
-        match self.drop_attribute(&inode, name) {
+        match self.remove_xattr_entry(&inode, name) {
             // A file without a list is what was asked for.
             Err(Error::NoAttribute) if name == ACCESS || name == DEFAULT => return Ok(()),
             dropped => dropped?,
         }
-        self.stamp(number, &[Stamp::Changed])
+        self.set_times_now(number, &[InodeTime::Changed])
     }
 
-    fn put_attribute(
-        &mut self,
-        inode: &Inode,
-        name: &[u8],
-        value: &[u8],
-        how: XattrSet,
-    ) -> Result<()> {
-        let new = NewAttribute::new(name, value)?.ok_or_else(|| Error::Unsupported {
+    fn put_xattr(&mut self, inode: &Inode, name: &[u8], value: &[u8], how: XattrSet) -> Result<()> {
+        let new = NewXattr::new(name, value)?.ok_or_else(|| Error::Unsupported {
             feature: format!("extended attribute {}", name.escape_ascii()),
         })?;
-        let mut all = self.attributes_of(inode)?;
+        let mut all = self.read_xattrs(inode)?;
         edit::set(&mut all, new.clone(), how)?;
-        self.move_value(inode, &mut all, &new)?;
-        self.store_attributes(inode.number, &all)
+        self.move_to_ea_inode(inode, &mut all, &new)?;
+        self.write_xattrs(inode.number, &all)
     }
 
-    fn drop_attribute(&mut self, inode: &Inode, name: &[u8]) -> Result<()> {
-        let mut all = self.attributes_of(inode)?;
+    fn remove_xattr_entry(&mut self, inode: &Inode, name: &[u8]) -> Result<()> {
+        let mut all = self.read_xattrs(inode)?;
         edit::remove(&mut all, name)?;
-        self.store_attributes(inode.number, &all)
+        self.write_xattrs(inode.number, &all)
     }
 
     /// All attributes: those inside the inode, then those of its block.
-    fn attributes_of(&self, inode: &Inode) -> Result<Vec<NewAttribute>> {
+    fn read_xattrs(&self, inode: &Inode) -> Result<Vec<NewXattr>> {
         let of_inode = |error: Error| error.of_inode(inode.number);
         let mut all = self
-            .read_slot(inode.number, |it| edit::read_body(it.attributes()))?
+            .read_slot(inode.number, |it| edit::read_body(it.inline_xattrs()))?
             .map_err(of_inode)?;
-        if let Some(at) = inode.attribute_block {
-            if !self.volume.super_.holds(at) {
+        if let Some(at) = inode.xattr_block {
+            if !self.volume.super_.is_valid_block(at) {
                 return Err(of_inode(Error::corrupt("extended attribute block: number")));
             }
-            let block = self.block(at, Role::Attributes).map_err(of_inode)?;
+            let block = self.block(at, Role::XattrBlock).map_err(of_inode)?;
             all.extend(edit::read_block(&block).map_err(|error| of_inode(error.in_block(at)))?);
         }
         let known = self.volume.super_.incompatible.contains(Incompatible::EA_INODE);
@@ -255,96 +255,96 @@ impl Transaction<'_> {
     }
 
     /// Stores all attributes of an inode.
-    pub(crate) fn store_attributes(
-        &mut self,
-        number: InodeNumber,
-        all: &[NewAttribute],
-    ) -> Result<()> {
+    pub(crate) fn write_xattrs(&mut self, number: InodeNumber, all: &[NewXattr]) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        let room = self.read_slot(number, |it| it.attribute_room())?;
-        let old = self.read_slot(number, |it| it.attribute_block())?;
-        let placed = edit::place(all, room, block_bytes)?;
+        let room = self.read_slot(number, |it| it.xattr_capacity())?;
+        let old = self.read_slot(number, |it| it.xattr_block())?;
+        let placed = edit::lay_out(all, room, block_bytes)?;
         let same = match (&placed.block, old) {
-            (Some(new), 1..) => xattr::is_same(&self.block(FsBlock(old), Role::Attributes)?, new),
+            (Some(new), 1..) => xattr::is_same(&self.block(FsBlock(old), Role::XattrBlock)?, new),
             (None, 0) => true,
             _ => false,
         };
-        let shifted = self.shifted_values(number, &placed, same)?;
+        let shifted = self.ea_ref_changes(number, &placed, same)?;
         if !same && let Some(block) = &placed.block {
             let (uid, _) = self.read_slot(number, |it| it.owner())?;
-            match self.need_blocks(1, self.is_privileged(uid)) {
+            match self.check_free_blocks(1, self.is_privileged(uid)) {
                 Ok(()) => {}
                 // On a full volume, what gets less may stay where it is.
-                Err(_) if self.gets_less(old, block)? => {
+                Err(_) if self.is_xattr_subset(old, block)? => {
                     self.change_slot(number, |it| {
-                        it.set_attributes(if placed.in_body { &placed.body } else { &[] });
+                        it.set_inline_xattrs(if placed.has_inode_xattrs {
+                            &placed.body
+                        } else {
+                            &[]
+                        });
                     })?;
-                    self.change(FsBlock(old), Role::Attributes, |bytes| {
+                    self.modify_block(FsBlock(old), Role::XattrBlock, |bytes| {
                         bytes.copy_from_slice(block);
                     })?;
-                    return self.settle_values(number, shifted);
+                    return self.apply_ea_ref_changes(number, shifted);
                 }
                 Err(error) => return Err(error),
             }
         }
         self.change_slot(number, |it| {
-            it.set_attributes(if placed.in_body { &placed.body } else { &[] });
+            it.set_inline_xattrs(if placed.has_inode_xattrs { &placed.body } else { &[] });
         })?;
         if same {
-            return self.settle_values(number, shifted);
+            return self.apply_ea_ref_changes(number, shifted);
         }
-        self.drop_attribute_block(number)?;
+        self.release_xattr_block(number)?;
         if let Some(block) = placed.block {
             let (uid, _) = self.read_slot(number, |it| it.owner())?;
-            let (group, _) = self.writer.groups.place_of_inode(number).ok_or(Error::NotFound)?;
+            let (group, _) = self.writer.groups.locate_inode_bit(number).ok_or(Error::NotFound)?;
             let goal = self.volume.super_.group_start(GroupNumber(group)).0;
             let privileged = self.is_privileged(uid);
-            let (at, taken) = self.allocate_blocks(Request {
+            let (at, taken) = self.allocate_blocks(AllocationRequest {
                 goal,
-                want: 1,
-                grows: None,
+                count: 1,
+                append_inode: None,
                 privileged,
-                of_tree: false,
+                is_for_extent_node: false,
             })?;
-            self.put_fresh(FsBlock(at), Role::Attributes, block);
-            self.change_slot(number, |it| it.set_attribute_block(at))?;
-            self.count_sectors(number, taken.into())?;
+            self.put_new_block(FsBlock(at), Role::XattrBlock, block);
+            self.change_slot(number, |it| it.set_xattr_block(at))?;
+            self.add_sectors(number, taken.into())?;
         }
         if !all.is_empty() && !self.volume.super_.compatible.contains(Compatible::EXT_ATTR) {
-            self.need_feature(Feature::C(Compatible::EXT_ATTR))?;
+            self.set_ro_compat_feature(Feature::C(Compatible::EXT_ATTR))?;
         }
-        self.settle_values(number, shifted)
+        self.apply_ea_ref_changes(number, shifted)
     }
 
     /// Whether `new` holds fewer attributes than the block `old`, which no other inode shares.
-    fn gets_less(&self, old: u64, new: &[u8]) -> Result<bool> {
+    fn is_xattr_subset(&self, old: u64, new: &[u8]) -> Result<bool> {
         if old == 0 {
             return Ok(false);
         }
-        let bytes = self.block(FsBlock(old), Role::Attributes)?;
+        let bytes = self.block(FsBlock(old), Role::XattrBlock)?;
         let before = edit::read_block(&bytes)?.len();
-        Ok(xattr::owners(&bytes) == Some(1) && edit::read_block(new)?.len() < before)
+        Ok(xattr::refcount(&bytes) == Some(1) && edit::read_block(new)?.len() < before)
     }
 
     /// Gives the block of attributes up, or this inode's share of it.
-    pub(crate) fn drop_attribute_block(&mut self, number: InodeNumber) -> Result<()> {
-        let old = self.read_slot(number, |it| it.attribute_block())?;
+    pub(crate) fn release_xattr_block(&mut self, number: InodeNumber) -> Result<()> {
+        let old = self.read_slot(number, |it| it.xattr_block())?;
         if old == 0 {
             return Ok(());
         }
         let at = FsBlock(old);
         let wrong = Error::corrupt("extended attribute block: number").in_block(at);
-        if !self.volume.super_.holds(at) {
+        if !self.volume.super_.is_valid_block(at) {
             return Err(wrong.of_inode(number));
         }
-        let owners = xattr::owners(&self.block(at, Role::Attributes)?).unwrap_or(1);
+        let owners = xattr::refcount(&self.block(at, Role::XattrBlock)?).unwrap_or(1);
         // Each of its owners counts all of it.
         let taken = self.cluster_blocks().into();
-        self.change_slot(number, |it| it.set_attribute_block(0))?;
-        self.uncount_sectors(number, taken)?;
+        self.change_slot(number, |it| it.set_xattr_block(0))?;
+        self.subtract_sectors(number, taken)?;
         if owners > 1 {
-            return self.change(at, Role::Attributes, |bytes| {
-                xattr::set_owners(bytes, owners.saturating_sub(1));
+            return self.modify_block(at, Role::XattrBlock, |bytes| {
+                xattr::set_refcount(bytes, owners.saturating_sub(1));
             });
         }
         self.free_blocks(at.0, 1).map(drop)
@@ -354,10 +354,10 @@ impl Transaction<'_> {
         let inode = self.node(number)?;
         let fitting = match inode.kind {
             FileType::Directory => !0,
-            FileType::File => !flags::OF_DIRECTORIES,
-            _ => flags::OF_ANYTHING,
+            FileType::File => !flags::DIRECTORY_ONLY,
+            _ => flags::OTHER_FLMASK,
         };
-        let changed = (inode.flags ^ wanted) & flags::MODIFIABLE;
+        let changed = (inode.flags ^ wanted) & flags::USER_MODIFIABLE;
         let mut settable = flags::SETTABLE;
         if self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::PROJECT) {
             settable |= flags::PROJECT;
@@ -370,7 +370,7 @@ impl Transaction<'_> {
             return Err(Error::NotADirectory);
         }
         let strange = wanted & !flags::NAMEABLE != 0
-            || wanted & flags::MODIFIABLE & !fitting != 0
+            || wanted & flags::USER_MODIFIABLE & !fitting != 0
             || changed & !settable != 0;
         if strange {
             return Err(Error::Unsupported { feature: "this inode flag".into() });
@@ -388,7 +388,7 @@ impl Transaction<'_> {
         self.change_slot(number, |it| {
             it.set_flags(it.flags() & !settable | wanted & settable);
         })?;
-        self.stamp(number, &[Stamp::Changed])
+        self.set_times_now(number, &[InodeTime::Changed])
     }
 
     pub(crate) fn set_project(&mut self, number: InodeNumber, project: u32) -> Result<()> {
@@ -408,8 +408,8 @@ impl Transaction<'_> {
             return Err(Error::Unsupported { feature });
         }
         let (uid, gid) = inode.owner();
-        self.have_entries(Owner { uid, gid, project })?;
-        self.give_usage(number, |it| it.set_project(project))?;
-        self.stamp(number, &[Stamp::Changed])
+        self.ensure_entries(Owner { uid, gid, project })?;
+        self.transfer_usage(number, |it| it.set_project(project))?;
+        self.set_times_now(number, &[InodeTime::Changed])
     }
 }

@@ -12,42 +12,42 @@
 
 use draconis_exchange::contract::FileType;
 
-use crate::blocks::data::Data;
-use crate::format::dirent::{BlockWriter, Dirents};
+use crate::blocks::data::SharedBytes;
+use crate::format::dirent::{DirBlockBuilder, Dirents};
 use crate::format::features::Incompatible;
 use crate::format::inline::Inline;
 use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::xattr::{self, edit};
-use crate::map::edit::Taking;
+use crate::map::edit::AllocationPolicy;
 use crate::map::extents::empty_root;
 use crate::transaction::Transaction;
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 impl Volume {
     /// Sees to it that the contents of a file that may change are in blocks.
-    pub(crate) fn bring_out(&self, number: InodeNumber) -> Result<()> {
+    pub(crate) fn convert_inline(&self, number: InodeNumber) -> Result<()> {
         if !self.inode(number)?.is_inline() {
             return Ok(());
         }
-        self.transact_with_room(0, |tx| {
+        self.transact_with_space(0, |tx| {
             let inode = tx.file(number)?;
-            tx.move_out(&inode, u64::MAX).map(drop)
+            tx.convert_inline_file(&inode, u64::MAX).map(drop)
         })
     }
 }
 
 impl Transaction<'_> {
     /// What is inside an inode.
-    pub(crate) fn inside(&self, inode: &Inode) -> Result<Inline> {
+    pub(crate) fn read_inline(&self, inode: &Inode) -> Result<Inline> {
         self.read_slot(inode.number, |_| ())?;
         self.volume.inline_of(inode)
     }
 
     /// Moves the first `keep` bytes of a file into a block, if it is inside its inode, and
     /// forgets the rest; answers the file as it is then.
-    pub(crate) fn move_out(
+    pub(crate) fn convert_inline_file(
         &mut self,
         inode: &Inode,
         keep: u64,
@@ -55,35 +55,36 @@ impl Transaction<'_> {
         if !inode.is_inline() {
             return Ok(None);
         }
-        let inside = self.inside(inode)?;
+        let inside = self.read_inline(inode)?;
         let len = inode.size_bytes.min(keep).min(inside.len() as u64);
-        let mut bytes = vec![0; index(self.volume.super_.block_bytes.into())];
-        let part = bytes.get_mut(..index(len)).ok_or(Error::corrupt("inline data: length"))?;
+        let mut bytes = vec![0; saturating_usize(self.volume.super_.block_bytes.into())];
+        let part =
+            bytes.get_mut(..saturating_usize(len)).ok_or(Error::corrupt("inline data: length"))?;
         inside.read(0, part);
         if len > 0 {
-            let at = self.leave(inode)?;
-            self.put_contents(at, &Data::owned(bytes.into_boxed_slice()));
+            let at = self.allocate_first_block(inode)?;
+            self.put_contents(at, &SharedBytes::owned(bytes.into_boxed_slice()));
         } else {
-            self.forget_inside(inode)?;
+            self.discard_inline_data(inode)?;
         }
-        self.forget_contents(inode.number, 0, inode.size_bytes);
+        self.invalidate_contents(inode.number, 0, inode.size_bytes);
         self.node(inode.number).map(Some)
     }
 
     /// Moves the names of a directory that is inside its inode into a block.
-    pub(crate) fn move_names_out(&mut self, number: InodeNumber) -> Result<()> {
+    pub(crate) fn convert_inline_directory(&mut self, number: InodeNumber) -> Result<()> {
         let dir = self.directory(number)?;
-        let inside = self.inside(&dir)?;
+        let inside = self.read_inline(&dir)?;
         let of_dir = |error: Error| error.of_inode(number);
-        let mut block = BlockWriter::new(self.shape());
+        let mut block = DirBlockBuilder::new(self.shape());
         block.push(number.0, FileType::Directory, b".");
         block.push(inside.parent().map_err(of_dir)?.0, FileType::Directory, b"..");
-        for part in inside.parts() {
+        for part in inside.dir_parts() {
             for entry in Dirents::of(part.entries, &self.volume.super_) {
                 let entry = entry.map_err(of_dir)?;
                 let kind = match entry.kind {
                     Some(kind) => kind,
-                    None => self.peek(entry.inode)?.kind,
+                    None => self.read_inode_unchecked(entry.inode)?.kind,
                 };
                 if !block.push(entry.inode.0, kind, entry.name) {
                     return Err(of_dir(Error::corrupt("inline directory: length")));
@@ -91,39 +92,39 @@ impl Transaction<'_> {
             }
         }
         let names = block.finish();
-        let at = self.leave(&dir)?;
-        self.put_fresh(at, self.directory_role(number)?, names);
+        let at = self.allocate_first_block(&dir)?;
+        self.put_new_block(at, self.directory_role(number)?, names);
         let block_bytes = self.volume.super_.block_bytes;
         self.change_slot(number, |it| it.set_size(block_bytes.into()))
     }
 
     /// Gives an inode a map with one block instead of what is inside it; the block is still to be
     /// filled.
-    fn leave(&mut self, inode: &Inode) -> Result<FsBlock> {
+    fn allocate_first_block(&mut self, inode: &Inode) -> Result<FsBlock> {
         let privileged = self.is_privileged(inode.owner().0);
-        self.need_blocks(1, privileged)?;
-        self.forget_inside(inode)?;
-        let taking = Taking { grows: false, privileged, unwritten: false };
+        self.check_free_blocks(1, privileged)?;
+        self.discard_inline_data(inode)?;
+        let taking = AllocationPolicy { is_append: false, privileged, unwritten: false };
         let all = self.map_blocks(inode.number, 0..1, taking)?;
         all.first().map(|run| run.at).ok_or(Error::NoSpace)
     }
 
     /// Gives an inode an empty map instead of what is inside it.
-    fn forget_inside(&mut self, inode: &Inode) -> Result<()> {
+    fn discard_inline_data(&mut self, inode: &Inode) -> Result<()> {
         let number = inode.number;
-        let all = self.read_slot(number, |it| edit::read_body(it.attributes()))?;
+        let all = self.read_slot(number, |it| edit::read_body(it.inline_xattrs()))?;
         let mut all = all.map_err(|error| error.of_inode(number))?;
         all.retain(|attribute| !attribute.is_inline_data());
         let by_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         self.change_slot(number, |it| {
-            let room = it.attribute_room();
+            let room = it.xattr_capacity();
             let list = xattr::encode_list(&all, room);
-            it.set_attributes(if all.is_empty() { &[] } else { &list });
+            it.set_inline_xattrs(if all.is_empty() { &[] } else { &list });
             let of_map = if by_extents { flags::EXTENTS } else { 0 };
             it.set_flags(it.flags() & !flags::INLINE_DATA | of_map);
             it.set_pointers(if by_extents { empty_root() } else { [0; POINTERS] });
         })?;
-        self.forget_map(number, 0, 1);
+        self.invalidate_map(number, 0, 1);
         Ok(())
     }
 }

@@ -7,48 +7,48 @@
 
 use std::ops::ControlFlow;
 
-use crate::map::{Place, Visit};
+use crate::map::{BlockLocation, MapVisitor};
 use crate::transaction::Transaction;
-use crate::units::narrow;
+use crate::units::saturating_u32;
 use crate::volume::Volume;
 use crate::{InodeNumber, Result};
 
 /// Where a file is cut into pieces of so many blocks.
-struct Cuts {
-    most: u64,
+struct TruncatePoints {
+    max_blocks_per_step: u64,
     /// Blocks since the last cut.
-    since: u64,
+    blocks_since_last: u64,
     at: Vec<u32>,
 }
 
-impl Visit for Cuts {
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
-        if place == Place::Hole {
+impl MapVisitor for TruncatePoints {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        if place == BlockLocation::Hole {
             return ControlFlow::Continue(());
         }
         let (mut at, end) = (at, at + blocks);
-        while end - at >= self.most - self.since {
-            at += self.most - self.since;
-            self.since = 0;
-            self.at.push(narrow(at));
+        while end - at >= self.max_blocks_per_step - self.blocks_since_last {
+            at += self.max_blocks_per_step - self.blocks_since_last;
+            self.blocks_since_last = 0;
+            self.at.push(saturating_u32(at));
         }
-        self.since += end - at;
+        self.blocks_since_last += end - at;
         ControlFlow::Continue(())
     }
 }
 
 impl Volume {
     /// Deletes what died and was too large to be deleted with its name.
-    pub(crate) fn end_deletions(&self) -> Result<()> {
+    pub(crate) fn delete_pending(&self) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
-        let next = || writing.gate.write().dying.pop();
+        let next = || writing.state.write().pending_deletions.pop();
         while let Some(inode) = next() {
             self.transact(|tx| {
-                tx.may_wait = true;
-                tx.follows = true;
+                tx.may_block = true;
+                tx.is_internal = true;
                 let inode = InodeNumber(inode);
                 let has_users = tx.has_users(inode);
-                if has_users || !tx.is_orphan(inode) { Ok(()) } else { tx.delete(inode) }
+                if has_users || !tx.is_orphan(inode) { Ok(()) } else { tx.evict_inode(inode) }
             })?;
         }
         Ok(())
@@ -58,20 +58,23 @@ impl Volume {
 impl Transaction<'_> {
     /// Where the blocks of a file from `from` on are cut to go in several batches; nowhere if
     /// they can all go in one.
-    pub(crate) fn cuts(&self, inode: InodeNumber, from: u32) -> Result<Vec<u32>> {
+    pub(crate) fn truncate_points(&self, inode: InodeNumber, from: u32) -> Result<Vec<u32>> {
         let groups = self.volume.super_.groups;
-        let Some(most) = self.writer.protocol.most_lost(groups) else { return Ok(vec![]) };
-        let mut cuts = Cuts { most: most.into(), since: 0, at: vec![] };
+        let Some(most) = self.writer.protocol.max_blocks_per_truncate(groups) else {
+            return Ok(vec![]);
+        };
+        let mut cuts =
+            TruncatePoints { max_blocks_per_step: most.into(), blocks_since_last: 0, at: vec![] };
         self.walk(inode, from.into()..u32::MAX.into(), &mut cuts)?;
         Ok(cuts.at)
     }
 
     /// Takes the blocks of a file away from the last cut on, then from the one before: all that is
     /// behind the first one.
-    pub(crate) fn unmap_behind(&mut self, inode: InodeNumber, cuts: &[u32]) -> Result<()> {
+    pub(crate) fn truncate_in_batches(&mut self, inode: InodeNumber, cuts: &[u32]) -> Result<()> {
         for cut in cuts.iter().rev() {
             self.unmap(inode, *cut..u32::MAX)?;
-            self.end_if_complete()?;
+            self.close_batch_if_complete()?;
         }
         Ok(())
     }

@@ -19,38 +19,38 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use draconis_exchange::contract::FileType;
 
-use crate::blocks::data::Data;
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
-use crate::commit::batch::Intent;
+use crate::commit::batch::Effect;
 use crate::format::features::Incompatible;
 use crate::format::inode::{Inode, POINTERS, flags};
-use crate::format::slot::Stamp;
-use crate::format::xattr::edit::{self, Placed};
-use crate::format::xattr::{self, NewAttribute, Outside};
-use crate::map::edit::Taking;
+use crate::format::slot::InodeTime;
+use crate::format::xattr::edit::{self, XattrLayout};
+use crate::format::xattr::{self, EaInodeRef, NewXattr};
+use crate::map::edit::AllocationPolicy;
 use crate::map::extents::empty_root;
 use crate::transaction::Transaction;
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// The longest value, in bytes.
-const MOST_BYTES: usize = 64 << 10;
+const XATTR_SIZE_MAX: usize = 64 << 10;
 /// Stands for all entries that lead to a value, however many it counts.
 const EVERY_ENTRY: i64 = i64::MIN;
 /// Blocks beside its own that a value may take: of its map, and of attributes.
-const MORE_BLOCKS: u64 = 4;
+const MAX_EXTRA_BLOCKS: u64 = 4;
 
 /// What a change of attributes means for values in inodes of their own.
 #[derive(Debug, Default)]
-pub(crate) struct Shifted {
+pub(crate) struct EaInodeRefChanges {
     /// Entries that come or go, by inode.
     entries: BTreeMap<u32, i64>,
     /// Blocks that count for the owner, before and after.
     blocks: (u64, u64),
 }
 
-impl Shifted {
-    fn count(&mut self, list: &[Outside], by: i64) {
+impl EaInodeRefChanges {
+    fn add_refs(&mut self, list: &[EaInodeRef], by: i64) {
         for outside in list {
             *self.entries.entry(outside.inode.0).or_default() += by;
         }
@@ -65,94 +65,97 @@ impl Shifted {
     }
 }
 
-fn outsides(list: &[NewAttribute]) -> Vec<Outside> {
-    list.iter().filter_map(NewAttribute::outside).collect()
+fn ea_inode_refs(list: &[NewXattr]) -> Vec<EaInodeRef> {
+    list.iter().filter_map(NewXattr::outside).collect()
 }
 
 impl Transaction<'_> {
-    fn has_values(&self) -> bool {
+    fn has_ea_inodes(&self) -> bool {
         self.volume.super_.incompatible.contains(Incompatible::EA_INODE)
     }
 
     /// Moves the value of `new`, which is one of `all`, into an inode of its own where it has no
     /// room elsewhere, as Linux does.
-    pub(crate) fn move_value(
+    pub(crate) fn move_to_ea_inode(
         &mut self,
         inode: &Inode,
-        all: &mut [NewAttribute],
-        new: &NewAttribute,
+        all: &mut [NewXattr],
+        new: &NewXattr,
     ) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        if !self.has_values() {
+        if !self.has_ea_inodes() {
             return Ok(());
         }
-        let room = self.read_slot(inode.number, |it| it.attribute_room())?;
+        let room = self.read_slot(inode.number, |it| it.xattr_capacity())?;
         // Bytes of a value that leaves a block hardly any room for others.
-        let large = index(block_bytes.into()) - 56;
-        if new.value().len() <= large && edit::place(all, room, block_bytes).is_ok() {
+        let large = saturating_usize(block_bytes.into()) - 56;
+        if new.value().len() <= large && edit::lay_out(all, room, block_bytes).is_ok() {
             return Ok(());
         }
-        if new.value().len() > MOST_BYTES {
+        if new.value().len() > XATTR_SIZE_MAX {
             return Err(Error::TooLarge);
         }
-        let hash = self.volume.super_.value_seed.of(new.value()).get();
+        let hash = self.volume.super_.value_seed.update(new.value()).value();
         // Everything that could be in the way is known before the first change.
         let place_of = all.iter().position(|it| it.same_name(new)).ok_or(Error::NoAttribute)?;
         let entry = all.get_mut(place_of).ok_or(Error::NoAttribute)?;
-        *entry = new.moved_to(inode.number, hash);
-        let placed = edit::place(all, room, block_bytes)?;
-        self.shifted_values_but(inode.number, &placed, false, Some(inode.number))?;
+        *entry = new.with_ea_inode(inode.number, hash);
+        let placed = edit::lay_out(all, room, block_bytes)?;
+        self.ea_ref_changes_except(inode.number, &placed, false, Some(inode.number))?;
         let (uid, gid) = inode.owner();
         let blocks = (new.value().len() as u64).div_ceil(block_bytes.into());
         let privileged = self.is_privileged(uid);
-        self.need_blocks(blocks + MORE_BLOCKS, privileged)?;
+        self.check_free_blocks(blocks + MAX_EXTRA_BLOCKS, privileged)?;
         let number = self.allocate_inode(inode.number, FileType::File)?;
-        self.make_value(number, (uid, gid), new.value(), hash)?;
+        self.create_ea_inode(number, (uid, gid), new.value(), hash)?;
         if let Some(entry) = all.get_mut(place_of) {
-            *entry = new.moved_to(number, hash);
+            *entry = new.with_ea_inode(number, hash);
         }
         Ok(())
     }
 
     /// Makes the inode that was taken for a value; no entry leads to it yet.
-    fn make_value(
+    fn create_ea_inode(
         &mut self,
         number: InodeNumber,
         (uid, gid): (u32, u32),
         value: &[u8],
         hash: u32,
     ) -> Result<()> {
-        self.forget_access(number);
-        self.record(Intent::Born { inode: number, parent: None });
+        self.discard_access_time(number);
+        self.record_effect(Effect::Created { inode: number, parent: None });
         let by_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         let now = self.now;
         let generation = self.next_generation(number);
         self.writer.generation = generation;
         self.change_slot(number, |it| {
             it.clear();
-            it.extend();
+            it.init_extra_fields();
             it.set_mode(0o100_600);
             it.set_owner(uid, gid);
             it.set_links(1);
             it.set_generation(generation);
             it.set_flags(flags::EA_INODE | if by_extents { flags::EXTENTS } else { 0 });
             it.set_pointers(if by_extents { empty_root() } else { [0; POINTERS] });
-            it.set_time(Stamp::Modified, now);
-            it.set_time(Stamp::Created, now);
+            it.set_time(InodeTime::Modified, now);
+            it.set_time(InodeTime::Created, now);
             it.set_value_owners(0);
             it.set_value_hash(hash);
             it.set_size(value.len() as u64);
         })?;
-        let len = index(self.volume.super_.block_bytes.into());
-        let count = narrow(value.len().div_ceil(len) as u64);
+        let len = saturating_usize(self.volume.super_.block_bytes.into());
+        let count = saturating_u32(value.len().div_ceil(len) as u64);
         let privileged = self.is_privileged(uid);
-        let taking = Taking { grows: false, privileged, unwritten: false };
+        let taking = AllocationPolicy { is_append: false, privileged, unwritten: false };
         let mut bytes = value.to_vec();
-        bytes.resize(index(count.into()) * len, 0);
-        let bytes = Data::owned(bytes.into_boxed_slice());
+        bytes.resize(saturating_usize(count.into()) * len, 0);
+        let bytes = SharedBytes::owned(bytes.into_boxed_slice());
         let mut mapped = 0;
         for run in self.map_blocks(number, 0..count, taking)? {
-            let (from, end) = (index(run.from.into()), index((run.from + run.blocks).into()));
+            let (from, end) = (
+                saturating_usize(run.from.into()),
+                saturating_usize((run.from + run.blocks).into()),
+            );
             self.put_contents(run.at, &bytes.slice(from * len..end * len));
             mapped += run.blocks;
         }
@@ -161,48 +164,48 @@ impl Transaction<'_> {
 
     /// What becomes of values when the attributes of an inode are placed like this; with `same`
     /// its block stays as it is.
-    pub(crate) fn shifted_values(
+    pub(crate) fn ea_ref_changes(
         &self,
         number: InodeNumber,
-        placed: &Placed,
+        placed: &XattrLayout,
         same: bool,
-    ) -> Result<Shifted> {
-        self.shifted_values_but(number, placed, same, None)
+    ) -> Result<EaInodeRefChanges> {
+        self.ea_ref_changes_except(number, placed, same, None)
     }
 
     /// [`Transaction::shifted_values`] while the entry of a new value leads to `stand_in`.
-    fn shifted_values_but(
+    fn ea_ref_changes_except(
         &self,
         number: InodeNumber,
-        placed: &Placed,
+        placed: &XattrLayout,
         same: bool,
         stand_in: Option<InodeNumber>,
-    ) -> Result<Shifted> {
-        if !self.has_values() {
-            return Ok(Shifted::default());
+    ) -> Result<EaInodeRefChanges> {
+        if !self.has_ea_inodes() {
+            return Ok(EaInodeRefChanges::default());
         }
-        let (body, block, goes) = self.values_of(number)?;
-        let new_body = outsides(&edit::read_body(&placed.body)?);
+        let (body, block, goes) = self.ea_inode_refs_of(number)?;
+        let new_body = ea_inode_refs(&edit::read_body(&placed.body)?);
         let new_block = match &placed.block {
-            Some(block) => outsides(&edit::read_block(block)?),
+            Some(block) => ea_inode_refs(&edit::read_block(block)?),
             None => vec![],
         };
         let uncounted = self.uncounted(number, [&body, &block])?;
-        let blocks = |lists: [&[Outside]; 2]| {
+        let blocks = |lists: [&[EaInodeRef]; 2]| {
             let counted = lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0));
             counted.map(|it| self.value_blocks(it.len)).sum()
         };
-        let mut shifted = Shifted {
+        let mut shifted = EaInodeRefChanges {
             entries: BTreeMap::new(),
             blocks: (blocks([&body, &block]), blocks([&new_body, &new_block])),
         };
-        shifted.count(&new_body, 1);
-        shifted.count(&body, -1);
+        shifted.add_refs(&new_body, 1);
+        shifted.add_refs(&body, -1);
         if !same {
-            shifted.count(&new_block, 1);
+            shifted.add_refs(&new_block, 1);
         }
         if !same && goes {
-            shifted.count(&block, -1);
+            shifted.add_refs(&block, -1);
         }
         shifted.entries.retain(|_, by| *by != 0);
         shifted.release(&uncounted);
@@ -218,22 +221,25 @@ impl Transaction<'_> {
 
     /// The values that entries inside an inode lead to, those of its block, and whether the block
     /// is its alone.
-    fn values_of(&self, number: InodeNumber) -> Result<(Vec<Outside>, Vec<Outside>, bool)> {
+    fn ea_inode_refs_of(
+        &self,
+        number: InodeNumber,
+    ) -> Result<(Vec<EaInodeRef>, Vec<EaInodeRef>, bool)> {
         let of_inode = |error: Error| error.of_inode(number);
-        let body = self.read_slot(number, |it| edit::read_body(it.attributes()))?;
-        let body = outsides(&body.map_err(of_inode)?);
-        let at = FsBlock(self.read_slot(number, |it| it.attribute_block())?);
-        if !self.volume.super_.holds(at) {
+        let body = self.read_slot(number, |it| edit::read_body(it.inline_xattrs()))?;
+        let body = ea_inode_refs(&body.map_err(of_inode)?);
+        let at = FsBlock(self.read_slot(number, |it| it.xattr_block())?);
+        if !self.volume.super_.is_valid_block(at) {
             return Ok((body, vec![], false));
         }
-        let block = self.block(at, Role::Attributes).map_err(of_inode)?;
-        let goes = xattr::owners(&block).is_none_or(|owners| owners <= 1);
-        Ok((body, outsides(&edit::read_block(&block).map_err(of_inode)?), goes))
+        let block = self.block(at, Role::XattrBlock).map_err(of_inode)?;
+        let goes = xattr::refcount(&block).is_none_or(|owners| owners <= 1);
+        Ok((body, ea_inode_refs(&edit::read_block(&block).map_err(of_inode)?), goes))
     }
 
     /// Whether it is an inode that holds a value.
     fn is_value(&self, number: InodeNumber) -> Result<bool> {
-        if !self.volume.super_.names(number) || number == InodeNumber::ROOT {
+        if !self.volume.super_.is_valid_inode(number) || number == InodeNumber::ROOT {
             return Ok(false);
         }
         self.read_slot(number, |it| it.is_value() && it.links() > 0)
@@ -247,27 +253,31 @@ impl Transaction<'_> {
     }
 
     /// Counts entries that came and went, and the space of the values for their owner.
-    pub(crate) fn settle_values(&mut self, owner: InodeNumber, shifted: Shifted) -> Result<()> {
+    pub(crate) fn apply_ea_ref_changes(
+        &mut self,
+        owner: InodeNumber,
+        shifted: EaInodeRefChanges,
+    ) -> Result<()> {
         let (before, after) = shifted.blocks;
         match after.checked_sub(before) {
             Some(0) => {}
-            Some(more) => self.count_sectors(owner, more)?,
-            None => self.uncount_sectors(owner, before - after)?,
+            Some(more) => self.add_sectors(owner, more)?,
+            None => self.subtract_sectors(owner, before - after)?,
         }
-        self.disown_values(shifted.entries)
+        self.update_ea_refs(shifted.entries)
     }
 
     /// The entries that go when an inode is deleted, by the inodes of their values.
-    pub(crate) fn values_lost(&self, inode: &Inode) -> Result<BTreeMap<u32, i64>> {
+    pub(crate) fn ea_refs_of_deleted(&self, inode: &Inode) -> Result<BTreeMap<u32, i64>> {
         // A value has no attributes, whatever it claims: so this goes no deeper.
-        if !self.has_values() || inode.is_value() {
+        if !self.has_ea_inodes() || inode.is_ea_inode() {
             return Ok(BTreeMap::new());
         }
-        let mut lost = Shifted::default();
-        match self.values_of(inode.number) {
+        let mut lost = EaInodeRefChanges::default();
+        match self.ea_inode_refs_of(inode.number) {
             Ok((body, block, goes)) => {
-                lost.count(&body, -1);
-                lost.count(if goes { &block } else { &[] }, -1);
+                lost.add_refs(&body, -1);
+                lost.add_refs(if goes { &block } else { &[] }, -1);
                 let uncounted = self.uncounted(inode.number, [&body, &block])?;
                 lost.release(&uncounted);
             }
@@ -279,7 +289,7 @@ impl Transaction<'_> {
 
     /// Those of the values of `owner` that are its alone and count no entries, as Lustre made them.
     /// Their space counts for nobody.
-    fn uncounted(&self, owner: InodeNumber, lists: [&[Outside]; 2]) -> Result<BTreeSet<u32>> {
+    fn uncounted(&self, owner: InodeNumber, lists: [&[EaInodeRef]; 2]) -> Result<BTreeSet<u32>> {
         let generation = self.read_slot(owner, |it| it.generation())?;
         let mut uncounted = BTreeSet::new();
         for value in lists.into_iter().flatten() {
@@ -293,7 +303,7 @@ impl Transaction<'_> {
     }
 
     /// Counts entries more or less, and gives back the values that have none left.
-    pub(crate) fn disown_values(&mut self, entries: BTreeMap<u32, i64>) -> Result<()> {
+    pub(crate) fn update_ea_refs(&mut self, entries: BTreeMap<u32, i64>) -> Result<()> {
         for (inode, by) in entries {
             let number = InodeNumber(inode);
             if !self.is_value(number)? {
@@ -303,14 +313,14 @@ impl Transaction<'_> {
             let left = self.change_slot(number, |it| {
                 let left = match by {
                     EVERY_ENTRY => 0,
-                    _ => it.value_owners().saturating_add_signed(by),
+                    _ => it.ea_ref_count().saturating_add_signed(by),
                 };
                 it.set_value_owners(left);
                 left
             })?;
             if left == 0 {
-                self.record(Intent::Died { inode: number, dir: number });
-                self.delete(number)?;
+                self.record_effect(Effect::LastLinkDropped { inode: number, dir: number });
+                self.evict_inode(number)?;
             }
         }
         Ok(())

@@ -14,51 +14,51 @@
 
 use std::collections::BTreeSet;
 
-use super::Rework;
-use super::maps::Piece;
+use super::VolumeRewrite;
+use super::maps::MovedRun;
 use crate::blocks::role::Role;
-use crate::dir::edit::index::{self, Level};
+use crate::dir::edit::index::{self, IndexBlockKind};
 use crate::dir::edit::repack;
-use crate::format::dirent::Shape;
+use crate::format::dirent::DirBlockFormat;
 use crate::format::features::{Compatible, Incompatible};
-use crate::format::htree::{Index, Root};
+use crate::format::htree::{DxEntries, DxRoot};
 use crate::format::inode::{Inode, flags};
 use crate::format::leaf;
 use crate::format::superblock::Superblock;
-use crate::units::narrow;
-use crate::whole::{Error, Result};
+use crate::units::saturating_u32;
+use crate::whole::{OfflineError, Result};
 use crate::{FileId, FsBlock};
 
 /// Directories larger than this are not laid out anew, in bytes: they are taken into memory.
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_CONVERTED_DIR_BYTES: u64 = 256 << 20;
 
 /// What is to be another with directories.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Reforming {
+pub(crate) struct DirectoryConversion {
     /// Blocks get room for checksums.
-    pub(crate) sums: bool,
+    pub(crate) adds_checksums: bool,
     /// Indexes go.
-    pub(crate) lists: bool,
+    pub(crate) drops_indexes: bool,
 }
 
 /// A block of a directory: where it is, and where it is to be.
-type Placed = (u32, u64, u64);
+type MovedDirBlock = (u32, u64, u64);
 
-impl Rework<'_> {
+impl VolumeRewrite<'_> {
     /// Gives a directory the form that it is to have; `None` if it stays what it was: a list or a
     /// tree. Else it is a list that ends in these pieces.
-    pub(super) fn reform(
+    pub(super) fn convert_directory(
         &mut self,
         node: &Inode,
         file: FileId,
-        pieces: &[Piece],
-    ) -> Result<Option<Vec<Piece>>> {
+        pieces: &[MovedRun],
+    ) -> Result<Option<Vec<MovedRun>>> {
         let has_tree = node.flags & flags::INDEX != 0;
         if node.is_encrypted() && node.flags & flags::CASEFOLD != 0 {
             let what = "a directory that is encrypted and ignores case is not laid out anew";
-            return Err(Error::Unsupported(what.to_owned()));
+            return Err(OfflineError::Unsupported(what.to_owned()));
         }
-        let mut places: Vec<Placed> = vec![];
+        let mut places: Vec<MovedDirBlock> = vec![];
         for piece in pieces {
             let each = (0..piece.blocks).map(|nth| {
                 let at = u64::from(nth);
@@ -66,35 +66,35 @@ impl Rework<'_> {
             });
             places.extend(each);
         }
-        let sums = self.reforming.sums;
-        if !(self.reforming.lists && has_tree)
-            && (!sums || self.reshape(node, file, &places, has_tree)?)
+        let sums = self.directory_conversion.adds_checksums;
+        if !(self.directory_conversion.drops_indexes && has_tree)
+            && (!sums || self.make_checksum_room(node, file, &places, has_tree)?)
         {
             return Ok(None);
         }
-        self.relist(node, file, &places).map(Some)
+        self.convert_to_linear(node, file, &places).map(Some)
     }
 
-    fn shape(super_: &Superblock) -> Shape {
-        Shape {
+    fn shape(super_: &Superblock) -> DirBlockFormat {
+        DirBlockFormat {
             block_bytes: super_.block_bytes,
             filetype: super_.incompatible.contains(Incompatible::FILETYPE),
-            sums: super_.checksum_seed.is_some(),
+            has_checksums: super_.checksum_seed.is_some(),
         }
     }
 
     /// Gives each block room for its checksum; `false`, and nothing is done, if one has none.
-    fn reshape(
+    fn make_checksum_room(
         &mut self,
         node: &Inode,
         file: FileId,
-        places: &[Placed],
+        places: &[MovedDirBlock],
         has_tree: bool,
     ) -> Result<bool> {
-        let shape = Self::shape(&self.to_be.super_);
-        let of_dir = |error: crate::Error| Error::Volume(error.of_inode(node.number));
+        let shape = Self::shape(&self.planned.super_);
+        let of_dir = |error: crate::Error| OfflineError::Volume(error.of_inode(node.number));
         let Ok(indexes) = (match has_tree {
-            true => self.indexes(node, places),
+            true => self.index_blocks(node, places),
             false => Ok(BTreeSet::new()),
         }) else {
             // An index that makes no sense: a list it is.
@@ -105,12 +105,12 @@ impl Rework<'_> {
             for (nth, old, new) in places {
                 let was = self.read(Role::Directory(node.id()), FsBlock(*old))?;
                 let level = match nth {
-                    0 => Level::Root,
-                    _ => Level::Node,
+                    0 => IndexBlockKind::Root,
+                    _ => IndexBlockKind::Node,
                 };
                 let block = match indexes.contains(nth) {
-                    true => index::with_room_for_sum(&was, level, shape),
-                    false => repack::reshape(&was, shape),
+                    true => index::shrink_for_checksum(&was, level, shape),
+                    false => repack::convert_block(&was, shape),
                 };
                 let Some(block) = block.map_err(of_dir)? else { return Ok(false) };
                 if is_done {
@@ -122,18 +122,18 @@ impl Rework<'_> {
     }
 
     /// The blocks of a directory that are its index.
-    fn indexes(&self, node: &Inode, places: &[Placed]) -> Result<BTreeSet<u32>> {
+    fn index_blocks(&self, node: &Inode, places: &[MovedDirBlock]) -> Result<BTreeSet<u32>> {
         let super_ = &self.old.super_;
         let role = Role::Directory(node.id());
         let wrong =
-            || Error::Volume(crate::Error::corrupt("hash tree index").of_inode(node.number));
+            || OfflineError::Volume(crate::Error::corrupt("hash tree index").of_inode(node.number));
         let read = |nth: u32| {
             let place = places.binary_search_by_key(&nth, |(at, ..)| *at);
             let place = place.ok().and_then(|place| places.get(place)).ok_or_else(wrong)?;
             self.read(role, FsBlock(place.1))
         };
         let root = read(0)?;
-        let (says, top) = Root::check(&root, super_.hash_unsigned, super_.hash_seed)?;
+        let (says, top) = DxRoot::check(&root, super_.hash_unsigned, super_.hash_seed)?;
         let mut indexes = BTreeSet::from([0]);
         let mut level = below(top);
         for depth in 0..says.levels {
@@ -144,7 +144,7 @@ impl Rework<'_> {
                 }
                 if depth + 1 < says.levels {
                     let block = read(*nth)?;
-                    next.extend(below(Index::of_node(&block)?));
+                    next.extend(below(DxEntries::from_node(&block)?));
                 }
             }
             level = next;
@@ -154,33 +154,40 @@ impl Rework<'_> {
 
     /// Lists all names in the blocks of a directory, without an index, and in those that it needs
     /// behind them.
-    fn relist(&mut self, node: &Inode, file: FileId, places: &[Placed]) -> Result<Vec<Piece>> {
+    fn convert_to_linear(
+        &mut self,
+        node: &Inode,
+        file: FileId,
+        places: &[MovedDirBlock],
+    ) -> Result<Vec<MovedRun>> {
         let block_bytes = u64::from(self.old.super_.block_bytes);
         let number = node.number.0;
-        if places.len() as u64 * block_bytes > MOST_BYTES {
+        if places.len() as u64 * block_bytes > MAX_CONVERTED_DIR_BYTES {
             let what = format!("directory {number} is too large to be laid out anew");
-            return Err(Error::Unsupported(what));
+            return Err(OfflineError::Unsupported(what));
         }
         let had_sums = self.old.super_.checksum_seed.is_some();
         let was: Vec<Vec<u8>> = places
             .iter()
             .map(|(_, old, _)| self.read(Role::Directory(node.id()), FsBlock(*old)))
             .collect::<Result<_>>()?;
-        let names: Vec<&[u8]> = was.iter().map(|block| leaf::names(block, had_sums)).collect();
-        let listed = repack::relist(&names, Self::shape(&self.to_be.super_));
+        let names: Vec<&[u8]> =
+            was.iter().map(|block| leaf::dirent_area(block, had_sums)).collect();
+        let listed = repack::repack_linear(&names, Self::shape(&self.planned.super_));
         let listed = listed.map_err(|error| error.of_inode(node.number))?;
         let mut more = vec![];
         let behind = places.last().map_or(0, |(nth, ..)| nth + 1);
-        for from in behind..behind + narrow((listed.len() - places.len().min(listed.len())) as u64)
+        for from in
+            behind..behind + saturating_u32((listed.len() - places.len().min(listed.len())) as u64)
         {
             if !node.has_extents() {
-                return Err(Error::Unsupported(format!(
+                return Err(OfflineError::Unsupported(format!(
                     "directory {number} has no room for checksums, and is mapped by blocks; \
                      e2fsck -E bmap2extent changes that"
                 )));
             }
-            let new = self.take_one()?;
-            more.push(Piece { from, blocks: 1, old: new, new, is_unwritten: false });
+            let new = self.allocate_block()?;
+            more.push(MovedRun { from, blocks: 1, old: new, new, is_unwritten: false });
         }
         let old =
             places.iter().map(|(_, old, new)| (*old, *new)).zip(was.iter().map(Vec::as_slice));
@@ -193,17 +200,17 @@ impl Rework<'_> {
 }
 
 /// The blocks that the entries of an index lead to.
-fn below(index: Index<'_>) -> Vec<u32> {
+fn below(index: DxEntries<'_>) -> Vec<u32> {
     (0..index.len()).filter_map(|nth| index.block(nth)).map(|block| block.0).collect()
 }
 
-impl Reforming {
+impl DirectoryConversion {
     /// What makes directories of one volume such of another.
     pub(crate) fn between(old: &Superblock, new: &Superblock) -> Self {
         let has_index = |super_: &Superblock| super_.compatible.contains(Compatible::DIR_INDEX);
         Self {
-            sums: old.checksum_seed.is_none() && new.checksum_seed.is_some(),
-            lists: has_index(old) && !has_index(new),
+            adds_checksums: old.checksum_seed.is_none() && new.checksum_seed.is_some(),
+            drops_indexes: has_index(old) && !has_index(new),
         }
     }
 }

@@ -11,22 +11,22 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use super::Rework;
-use crate::blocks::data::Data;
+use super::VolumeRewrite;
+use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
-use crate::format::extent::{Extent, MOST_BLOCKS};
+use crate::format::extent::{Extent, INIT_MAX_LEN};
 use crate::format::inode::{Inode, POINTERS, flags};
-use crate::format::slot::Slot;
+use crate::format::slot::InodeSlot;
 use crate::format::{le32, put32};
 use crate::map::pointers::{pointer_at, reach_blocks};
-use crate::map::{self, Map, Node, Place, Source, Visit, build_extents};
-use crate::units::{index, narrow};
-use crate::whole::{Error, Result};
+use crate::map::{self, BlockLocation, Map, MapNode, MapSource, MapVisitor, build_extents};
+use crate::units::{saturating_u32, saturating_usize};
+use crate::whole::{OfflineError, Result};
 use crate::{FileId, FsBlock, InodeNumber};
 
 /// Blocks of a file that lie together, before and after.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct MovedRun {
     /// The first block of the file.
     pub(super) from: u32,
     pub(super) blocks: u32,
@@ -36,39 +36,39 @@ pub(super) struct Piece {
 }
 
 /// What a walk finds.
-struct Found {
+struct FileMap {
     runs: Vec<Extent>,
     nodes: Vec<u64>,
     budget: u64,
-    wrong: Option<FsBlock>,
+    bad_block: Option<FsBlock>,
 }
 
-impl Visit for Found {
-    fn run(&mut self, at: u64, blocks: u64, place: Place) -> ControlFlow<()> {
+impl MapVisitor for FileMap {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         let (start, is_unwritten) = match place {
-            Place::Hole => return ControlFlow::Continue(()),
-            Place::At(start) => (start, false),
-            Place::Unwritten(start) => (start, true),
-            Place::Damaged(block) => {
-                self.wrong = Some(block);
+            BlockLocation::Hole => return ControlFlow::Continue(()),
+            BlockLocation::Mapped(start) => (start, false),
+            BlockLocation::Unwritten(start) => (start, true),
+            BlockLocation::Damaged(block) => {
+                self.bad_block = Some(block);
                 return ControlFlow::Break(());
             }
         };
         let (Some(budget), Ok(from)) = (self.budget.checked_sub(blocks), u32::try_from(at)) else {
-            self.wrong = Some(start);
+            self.bad_block = Some(start);
             return ControlFlow::Break(());
         };
         self.budget = budget;
-        self.runs.push(Extent { from, blocks: narrow(blocks), start, is_unwritten });
+        self.runs.push(Extent { from, blocks: saturating_u32(blocks), start, is_unwritten });
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, node: Node) -> bool {
-        if self.wrong.is_some() {
+    fn node(&mut self, node: MapNode) -> bool {
+        if self.bad_block.is_some() {
             return false;
         }
         let Some(budget) = self.budget.checked_sub(1) else {
-            self.wrong = Some(node.block);
+            self.bad_block = Some(node.block);
             return false;
         };
         self.budget = budget;
@@ -77,7 +77,7 @@ impl Visit for Found {
     }
 }
 
-impl Rework<'_> {
+impl VolumeRewrite<'_> {
     /// Moves what of a file lies beyond the end, and changes its map in `slot`; `to` is the number
     /// that its inode is to have.
     pub(super) fn map(&mut self, node: &Inode, to: InodeNumber, slot: &mut [u8]) -> Result<()> {
@@ -86,17 +86,18 @@ impl Rework<'_> {
         let moves = found.runs.iter().any(|run| run.start.0 + u64::from(run.blocks) > end)
             || found.nodes.iter().any(|node| *node >= end);
         let file = FileId { inode: to.0, generation: node.generation() };
-        let is_sealed_anew = to != node.number || self.reseals;
-        let mut pieces = if moves { self.pieces(&found.runs)? } else { kept(&found.runs) };
+        let is_sealed_anew = to != node.number || self.rewrites_checksums;
+        let mut pieces =
+            if moves { self.place_runs(&found.runs)? } else { unmoved_runs(&found.runs) };
         let listed = self.contents(node, file, &pieces)?;
-        let mut slot = Slot::of(slot)?;
+        let mut slot = InodeSlot::of(slot)?;
         let more = listed.as_ref().map_or(0, |more| more.len() as u64);
         if let Some(listed) = listed {
             slot.set_flags(slot.flags() & !flags::INDEX);
             pieces.extend(listed);
         }
         if more > 0 {
-            let block_bytes = self.to_be.super_.block_bytes;
+            let block_bytes = self.planned.super_.block_bytes;
             slot.set_size(node.size_bytes + more * u64::from(block_bytes));
             slot.count_blocks(more, true, block_bytes);
             let (uid, gid) = node.owner();
@@ -119,7 +120,7 @@ impl Rework<'_> {
     }
 
     /// Frees all blocks of a file; how many its contents had.
-    pub(crate) fn free_file(&mut self, node: &Inode) -> Result<u64> {
+    pub(crate) fn free_file_blocks(&mut self, node: &Inode) -> Result<u64> {
         let found = self.walk(node)?;
         let mut blocks = 0;
         for run in found.runs {
@@ -132,28 +133,30 @@ impl Rework<'_> {
         Ok(blocks)
     }
 
-    fn walk(&mut self, node: &Inode) -> Result<Found> {
+    fn walk(&mut self, node: &Inode) -> Result<FileMap> {
         let damaged =
             |block| crate::Error::corrupt("block map").of_inode(node.number).in_block(block);
-        let map = map::of_any(node)?;
+        let map = map::map_of_any(node)?;
         let super_ = &self.old.super_;
         let role = map.role(node.id());
-        let read = |block: FsBlock| -> crate::Result<Option<Data>> {
-            let bytes = self.redo.on_disk(block, 1)?;
-            if let Some(sums) = &self.verifying {
-                sums.verify(role, block, &bytes).map_err(|error| error.of_inode(node.number))?;
+        let read = |block: FsBlock| -> crate::Result<Option<SharedBytes>> {
+            let bytes = self.redo.read_old(block, 1)?;
+            if let Some(sums) = &self.old_checksums {
+                sums.verify_checksum(role, block, &bytes)
+                    .map_err(|error| error.of_inode(node.number))?;
             }
-            Ok(Some(Data::owned(bytes.into_boxed_slice())))
+            Ok(Some(SharedBytes::owned(bytes.into_boxed_slice())))
         };
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
-        let source = Source { block_bytes: super_.block_bytes, blocks, read: &read };
-        let mut found = Found { runs: vec![], nodes: vec![], budget: self.budget, wrong: None };
+        let source = MapSource { block_bytes: super_.block_bytes, blocks, read: &read };
+        let mut found =
+            FileMap { runs: vec![], nodes: vec![], budget: self.budget, bad_block: None };
         let most = match node.has_extents() {
             true => 1 << 32,
             false => reach_blocks(super_.block_bytes).min(1 << 32),
         };
         map.walk(&source, 0..most, &mut found)?;
-        if let Some(block) = found.wrong {
+        if let Some(block) = found.bad_block {
             return Err(damaged(block).into());
         }
         self.budget = found.budget;
@@ -161,16 +164,16 @@ impl Rework<'_> {
     }
 
     /// Where the blocks of runs are to be: those beyond the end are given others.
-    fn pieces(&mut self, runs: &[Extent]) -> Result<Vec<Piece>> {
+    fn place_runs(&mut self, runs: &[Extent]) -> Result<Vec<MovedRun>> {
         let end = self.space.end();
         let mut pieces = vec![];
         for run in runs {
             let (start, blocks) = (run.start.0, u64::from(run.blocks));
             let kept = end.saturating_sub(start).min(blocks);
             let mut put = |skip: u64, new: u64, count: u64| {
-                pieces.push(Piece {
-                    from: run.from + narrow(skip),
-                    blocks: narrow(count),
+                pieces.push(MovedRun {
+                    from: run.from + saturating_u32(skip),
+                    blocks: saturating_u32(count),
                     old: start + skip,
                     new,
                     is_unwritten: run.is_unwritten,
@@ -181,7 +184,7 @@ impl Rework<'_> {
             }
             let mut at = kept;
             while at < blocks {
-                let taken = self.space.take(blocks - at).ok_or(crate::Error::NoSpace)?;
+                let taken = self.space.allocate(blocks - at).ok_or(crate::Error::NoSpace)?;
                 let count = taken.end - taken.start;
                 put(at, taken.start, count);
                 self.moved_blocks += count;
@@ -192,9 +195,9 @@ impl Rework<'_> {
     }
 
     /// One free block.
-    pub(crate) fn take_one(&mut self) -> Result<u64> {
+    pub(crate) fn allocate_block(&mut self) -> Result<u64> {
         self.moved_blocks += 1;
-        let taken = self.space.take(1).ok_or(crate::Error::NoSpace)?;
+        let taken = self.space.allocate(1).ok_or(crate::Error::NoSpace)?;
         Ok(taken.start)
     }
 
@@ -203,21 +206,21 @@ impl Rework<'_> {
         &mut self,
         node: &Inode,
         file: FileId,
-        pieces: &[Piece],
+        pieces: &[MovedRun],
         old_nodes: &[u64],
-        slot: &mut Slot<'_>,
+        slot: &mut InodeSlot<'_>,
     ) -> Result<[u32; POINTERS]> {
-        let block_bytes = self.to_be.super_.block_bytes;
+        let block_bytes = self.planned.super_.block_bytes;
         let extents = extents(pieces);
-        let needed = build_extents::nodes(extents.len() as u64, block_bytes);
+        let needed = build_extents::nodes_needed(extents.len() as u64, block_bytes);
         let end = self.space.end();
         let mut places: Vec<u64> = old_nodes.iter().copied().filter(|node| *node < end).collect();
         let in_place = places.len();
         while (places.len() as u64) < needed {
-            let block = self.take_one()?;
+            let block = self.allocate_block()?;
             places.push(block);
         }
-        let surplus = places.split_off(index(needed).min(places.len()));
+        let surplus = places.split_off(saturating_usize(needed).min(places.len()));
         for block in surplus {
             self.space.release(block..block + 1);
         }
@@ -225,10 +228,10 @@ impl Rework<'_> {
         let (pointers, nodes) = tree.ok_or(crate::Error::NoSpace)?;
         for (nth, (at, bytes)) in nodes.into_iter().enumerate() {
             let old = if nth < in_place { at } else { 0 };
-            self.write(Role::Extents(file), old, at, bytes, &[])?;
+            self.write(Role::ExtentNode(file), old, at, bytes, &[])?;
         }
         // Each has a cluster of its own.
-        let ratio = u64::from(self.to_be.super_.cluster_blocks);
+        let ratio = u64::from(self.planned.super_.cluster_blocks);
         let (had, has) = (old_nodes.len() as u64 * ratio, needed * ratio);
         if had != has {
             slot.count_blocks(had.abs_diff(has), has > had, block_bytes);
@@ -269,28 +272,28 @@ impl Rework<'_> {
                 let skip = block - old;
                 (skip < u64::from(*blocks)).then_some(new + skip)
             });
-            return Ok(FsBlock(to.unwrap_or(block)).in_32_bits()?);
+            return Ok(FsBlock(to.unwrap_or(block)).to_u32()?);
         }
-        let was = self.redo.on_disk(FsBlock(block), 1)?;
+        let was = self.redo.read_old(FsBlock(block), 1)?;
         let mut bytes = was.clone();
         for nth in 0..u64::from(self.old.super_.block_bytes / 4) {
             let below = pointer_at(&was, nth);
             if below != 0 {
                 let to = self.pointer(below, levels - 1, moved)?;
-                let _ = put32(&mut bytes, index(nth) * 4, to);
+                let _ = put32(&mut bytes, saturating_usize(nth) * 4, to);
             }
         }
-        let to = if block >= self.space.end() { self.take_one()? } else { block };
+        let to = if block >= self.space.end() { self.allocate_block()? } else { block };
         let file = FileId { inode: 0, generation: 0 };
-        self.write(Role::Map(file), block, to, bytes, &was)?;
-        Ok(FsBlock(to).in_32_bits()?)
+        self.write(Role::IndirectBlock(file), block, to, bytes, &was)?;
+        Ok(FsBlock(to).to_u32()?)
     }
 
     /// A block as it is, verified.
     pub(super) fn read(&self, role: Role, block: FsBlock) -> Result<Vec<u8>> {
-        let bytes = self.redo.on_disk(block, 1)?;
-        if let Some(sums) = &self.verifying {
-            sums.verify(role, block, &bytes)?;
+        let bytes = self.redo.read_old(block, 1)?;
+        if let Some(sums) = &self.old_checksums {
+            sums.verify_checksum(role, block, &bytes)?;
         }
         Ok(bytes)
     }
@@ -305,23 +308,23 @@ impl Rework<'_> {
         bytes: Vec<u8>,
         was: &[u8],
     ) -> Result<()> {
-        let mut data = Data::owned(bytes.into_boxed_slice());
-        if let Some(sums) = &self.sealing {
-            sums.seal(role, FsBlock(new), &mut data);
+        let mut data = SharedBytes::owned(bytes.into_boxed_slice());
+        if let Some(sums) = &self.new_checksums {
+            sums.set_checksum(role, FsBlock(new), &mut data);
         }
         let bytes = data.to_vec();
         if old != new {
-            self.redo.write_free(FsBlock(new), &bytes)?;
+            self.redo.write_free_blocks(FsBlock(new), &bytes)?;
         } else if bytes != was {
-            self.redo.put(FsBlock(new), bytes)?;
+            self.redo.stage_block(FsBlock(new), bytes)?;
         }
         Ok(())
     }
 }
 
 /// Runs that stay where they are.
-fn kept(runs: &[Extent]) -> Vec<Piece> {
-    let piece = |run: &Extent| Piece {
+fn unmoved_runs(runs: &[Extent]) -> Vec<MovedRun> {
+    let piece = |run: &Extent| MovedRun {
         from: run.from,
         blocks: run.blocks,
         old: run.start.0,
@@ -332,10 +335,10 @@ fn kept(runs: &[Extent]) -> Vec<Piece> {
 }
 
 /// The extents of pieces: as few as there can be.
-fn extents(pieces: &[Piece]) -> Vec<Extent> {
+fn extents(pieces: &[MovedRun]) -> Vec<Extent> {
     let mut extents: Vec<Extent> = vec![];
     for piece in pieces {
-        let most = if piece.is_unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
+        let most = if piece.is_unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
         let (mut from, mut start, mut blocks) = (piece.from, piece.new, piece.blocks);
         if let Some(last) = extents.last_mut()
             && last.is_unwritten == piece.is_unwritten
@@ -363,5 +366,6 @@ fn extents(pieces: &[Piece]) -> Vec<Extent> {
 
 /// What is read of numbers in a list of blocks.
 pub(super) fn number_at(bytes: &[u8], at: usize) -> Result<u32> {
-    le32(bytes, at).ok_or(Error::Volume(crate::Error::corrupt("directory entry: record length")))
+    le32(bytes, at)
+        .ok_or(OfflineError::Volume(crate::Error::corrupt("directory entry: record length")))
 }

@@ -4,30 +4,30 @@
 
 use draconis_exchange::contract::FileType;
 
-use super::Rework;
+use super::VolumeRewrite;
 use super::maps::number_at;
 use crate::InodeNumber;
-use crate::format::dirent::{HEAD_BYTES, record_len};
+use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
 use crate::format::inode::Inode;
-use crate::format::slot::Slot;
+use crate::format::slot::InodeSlot;
 use crate::format::{le16, put32};
-use crate::whole::{Error, Result};
+use crate::whole::{OfflineError, Result};
 
 /// Bytes of the head of an attribute's entry, and where it has the number of its value.
 const ATTRIBUTE_BYTES: usize = 16;
 const VALUE_AT: usize = 4;
 
-impl Rework<'_> {
+impl VolumeRewrite<'_> {
     /// Renames what the entries of a chain lead to.
-    pub(super) fn rename_entries(&self, chain: &mut [u8], dir: InodeNumber) -> Result<()> {
+    pub(super) fn renumber_dirents(&self, chain: &mut [u8], dir: InodeNumber) -> Result<()> {
         let damaged = || {
             let error = crate::Error::corrupt("directory entry: record length");
-            Error::Volume(error.of_inode(dir))
+            OfflineError::Volume(error.of_inode(dir))
         };
         let mut at = 0;
         while at < chain.len() {
             let raw = le16(chain, at + 4).ok_or_else(damaged)?;
-            let len = record_len(raw, chain.len());
+            let len = rec_len_from_disk(raw, chain.len());
             if len < HEAD_BYTES || len > chain.len() - at {
                 return Err(damaged());
             }
@@ -40,22 +40,22 @@ impl Rework<'_> {
     }
 
     /// The same of a directory inside its inode.
-    pub(super) fn names_inside(&self, node: &Inode, slot: &mut [u8]) -> Result<()> {
+    pub(super) fn renumber_inline_dirents(&self, node: &Inode, slot: &mut [u8]) -> Result<()> {
         if node.kind != FileType::Directory || self.renumbered.is_empty() {
             return Ok(());
         }
-        let mut slot = Slot::of(slot)?;
+        let mut slot = InodeSlot::of(slot)?;
         if let Some(parent) = self.renumbered.get(&slot.pointer(0)) {
             slot.set_pointer(0, *parent);
         }
         for part in 0..2 {
-            self.rename_entries(slot.names_inside(part), node.number)?;
+            self.renumber_dirents(slot.inline_dirents(part), node.number)?;
         }
         Ok(())
     }
 
     /// Renames the values that a list of attributes from `at` on leads to; says whether any was.
-    pub(super) fn rename_values(&self, list: &mut [u8], mut at: usize) -> Result<bool> {
+    pub(super) fn renumber_ea_inodes(&self, list: &mut [u8], mut at: usize) -> Result<bool> {
         let mut is_changed = false;
         while let Some([name_len, _, _, _]) = list.get(at..at + 4) {
             let name_len = usize::from(*name_len);

@@ -6,27 +6,33 @@
 
 use std::ops::Range;
 
-use crate::units::index;
+use crate::units::saturating_usize;
 
 /// A bit for each block below the end to come.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct BlockUsage {
     end: u64,
     /// Blocks of a cluster.
     ratio: u64,
     /// In use after the change.
-    used: Vec<u64>,
+    used_after: Vec<u64>,
     /// In use before or after it, or by its log.
-    busy: Vec<u64>,
+    unavailable: Vec<u64>,
     /// Where the search goes on.
     cursor: u64,
 }
 
-impl Space {
+impl BlockUsage {
     /// Blocks below `end`, none of them in use, in clusters of `ratio` blocks.
     pub(crate) fn new(end: u64, ratio: u32) -> Self {
-        let words = vec![0; index(end.div_ceil(64))];
-        Self { end, ratio: ratio.max(1).into(), used: words.clone(), busy: words, cursor: 0 }
+        let words = vec![0; saturating_usize(end.div_ceil(64))];
+        Self {
+            end,
+            ratio: ratio.max(1).into(),
+            used_after: words.clone(),
+            unavailable: words,
+            cursor: 0,
+        }
     }
 
     /// One past the last block there is to be.
@@ -35,22 +41,22 @@ impl Space {
     }
 
     /// These are in use before the change, and after it.
-    pub(crate) fn keep(&mut self, blocks: Range<u64>) {
+    pub(crate) fn mark_used(&mut self, blocks: Range<u64>) {
         let blocks = self.clip(blocks);
-        fill(&mut self.used, blocks.clone(), true);
-        fill(&mut self.busy, blocks, true);
+        fill(&mut self.used_after, blocks.clone(), true);
+        fill(&mut self.unavailable, blocks, true);
     }
 
     /// These are in use before the change only.
     pub(crate) fn release(&mut self, blocks: Range<u64>) {
         let blocks = self.clip(blocks);
-        fill(&mut self.used, blocks, false);
+        fill(&mut self.used_after, blocks, false);
     }
 
     /// The bits of the blocks from `start` up to `end`, as a bitmap has them.
-    pub(crate) fn bits(&self, start: u64, end: u64, into: &mut [u8]) {
+    pub(crate) fn copy_bits(&self, start: u64, end: u64, into: &mut [u8]) {
         if self.ratio > 1 {
-            let mut clusters = (start..).step_by(index(self.ratio));
+            let mut clusters = (start..).step_by(saturating_usize(self.ratio));
             for byte in into.iter_mut() {
                 *byte = clusters.by_ref().take(8).zip(0u8..).fold(0, |byte, (at, nth)| {
                     byte | u8::from(at >= end || self.is_used(at)) << nth
@@ -61,9 +67,10 @@ impl Space {
         let mut at = start;
         for byte in into.iter_mut() {
             let (nth, shift) = (at / 64, at % 64);
-            let mut bits = word(&self.used, nth) >> shift;
+            let mut bits = word(&self.used_after, nth) >> shift;
             if shift > 0 {
-                bits |= word(&self.used, nth.saturating_add(1)) << 64u64.saturating_sub(shift);
+                bits |=
+                    word(&self.used_after, nth.saturating_add(1)) << 64u64.saturating_sub(shift);
             }
             let [low, ..] = bits.to_le_bytes();
             let left = end.saturating_sub(at).min(8);
@@ -75,7 +82,7 @@ impl Space {
     }
 
     fn is_used(&self, block: u64) -> bool {
-        word(&self.used, block / 64) >> (block % 64) & 1 == 1
+        word(&self.used_after, block / 64) >> (block % 64) & 1 == 1
     }
 
     /// Has the search for free blocks go on from `block`, or the next cluster.
@@ -84,30 +91,30 @@ impl Space {
     }
 
     /// Takes up to `want` free blocks that lie together.
-    pub(crate) fn take(&mut self, want: u64) -> Option<Range<u64>> {
+    pub(crate) fn allocate(&mut self, want: u64) -> Option<Range<u64>> {
         let start = self.next_free(self.cursor).or_else(|| self.next_free(0))?;
         let most = start.saturating_add(want.max(1)).min(self.end);
         let end = self.next_busy(start).unwrap_or(self.end).min(most);
-        self.keep(start..end);
+        self.mark_used(start..end);
         self.search_from(end);
         Some(start..end)
     }
 
     /// Takes `blocks` free ones for the log, the last ones first; `None` if there are too few.
-    pub(crate) fn take_room(&mut self, mut blocks: u64) -> Option<Vec<Range<u64>>> {
+    pub(crate) fn allocate_log(&mut self, mut blocks: u64) -> Option<Vec<Range<u64>>> {
         let mut room: Vec<Range<u64>> = vec![];
         let mut at = self.end;
         // All of the cluster where the log begins is the log's.
         while blocks > 0 || at < self.end && self.cluster(at) != at {
             at = at.checked_sub(1)?;
-            if word(&self.busy, at / 64) == u64::MAX && at % 64 == 63 {
+            if word(&self.unavailable, at / 64) == u64::MAX && at % 64 == 63 {
                 at = at.saturating_sub(63);
                 continue;
             }
-            if word(&self.busy, at / 64) >> (at % 64) & 1 == 1 {
+            if word(&self.unavailable, at / 64) >> (at % 64) & 1 == 1 {
                 continue;
             }
-            fill(&mut self.busy, at..at.saturating_add(1), true);
+            fill(&mut self.unavailable, at..at.saturating_add(1), true);
             blocks = blocks.saturating_sub(1);
             match room.last_mut() {
                 Some(last) if last.start == at.saturating_add(1) => last.start = at,
@@ -132,23 +139,23 @@ impl Space {
     }
 
     fn next_free(&self, from: u64) -> Option<u64> {
-        next(&self.busy, from, u64::MAX).filter(|at| *at < self.end)
+        next(&self.unavailable, from, u64::MAX).filter(|at| *at < self.end)
     }
 
     fn next_busy(&self, from: u64) -> Option<u64> {
-        next(&self.busy, from, 0)
+        next(&self.unavailable, from, 0)
     }
 }
 
 fn word(words: &[u64], nth: u64) -> u64 {
-    words.get(index(nth)).copied().unwrap_or(0)
+    words.get(saturating_usize(nth)).copied().unwrap_or(0)
 }
 
 /// The first bit from `from` on that is set in its word combined with `flip`.
 fn next(words: &[u64], from: u64, flip: u64) -> Option<u64> {
     let first = from / 64;
     let mut mask = u64::MAX << (from % 64);
-    for (nth, word) in (first..).zip(words.get(index(first)..)?) {
+    for (nth, word) in (first..).zip(words.get(saturating_usize(first)..)?) {
         let found = (word ^ flip) & mask;
         if found != 0 {
             return Some(nth.saturating_mul(64).saturating_add(found.trailing_zeros().into()));
@@ -164,7 +171,7 @@ fn fill(words: &mut [u64], blocks: Range<u64>, value: bool) {
         let shift = at % 64;
         let len = blocks.end.saturating_sub(at).min(64u64.saturating_sub(shift));
         let mask = u64::MAX >> 64u64.saturating_sub(len) << shift;
-        if let Some(word) = words.get_mut(index(at / 64)) {
+        if let Some(word) = words.get_mut(saturating_usize(at / 64)) {
             *word = if value { *word | mask } else { *word & !mask };
         }
         at = at.saturating_add(len);
@@ -181,39 +188,39 @@ mod tests {
 
     #[test]
     fn what_is_given_out_was_free_before_and_is_used_after() {
-        let mut space = Space::new(300, 1);
-        space.keep(0..100);
-        space.keep(110..290);
+        let mut space = BlockUsage::new(300, 1);
+        space.mark_used(0..100);
+        space.mark_used(110..290);
         space.release(20..30);
-        assert_eq!(space.take(4), Some(100..104));
-        assert_eq!(ends(space.take_room(3)), [(297, 300)]);
-        assert_eq!(space.take(100), Some(104..110));
-        assert_eq!(space.take(100), Some(290..297));
-        assert_eq!(space.take(1), None);
+        assert_eq!(space.allocate(4), Some(100..104));
+        assert_eq!(ends(space.allocate_log(3)), [(297, 300)]);
+        assert_eq!(space.allocate(100), Some(104..110));
+        assert_eq!(space.allocate(100), Some(290..297));
+        assert_eq!(space.allocate(1), None);
         let mut bytes = [0; 4];
-        space.bits(16, 40, &mut bytes);
+        space.copy_bits(16, 40, &mut bytes);
         assert_eq!(bytes, [0x0F, 0xC0, 0xFF, 0xFF]);
-        assert_eq!(space.take_room(1), None);
+        assert_eq!(space.allocate_log(1), None);
     }
 
     #[test]
     fn room_is_found_from_the_end_across_words() {
-        let mut space = Space::new(256, 1);
-        space.keep(64..256);
-        assert_eq!(ends(space.take_room(2)), [(62, 64)]);
-        assert_eq!(space.take(100), Some(0..62));
+        let mut space = BlockUsage::new(256, 1);
+        space.mark_used(64..256);
+        assert_eq!(ends(space.allocate_log(2)), [(62, 64)]);
+        assert_eq!(space.allocate(100), Some(0..62));
     }
 
     #[test]
     fn clusters_are_kept_found_and_released_whole() {
-        let mut space = Space::new(60, 16);
-        space.keep(3..5);
+        let mut space = BlockUsage::new(60, 16);
+        space.mark_used(3..5);
         space.release(33..34);
-        assert_eq!(ends(space.take_room(13)), [(32, 60)]);
-        assert_eq!((space.take(10), space.take(1)), (Some(16..26), None));
+        assert_eq!(ends(space.allocate_log(13)), [(32, 60)]);
+        assert_eq!((space.allocate(10), space.allocate(1)), (Some(16..26), None));
         space.release(20..21);
         let mut bytes = [0; 2];
-        space.bits(0, 60, &mut bytes);
+        space.copy_bits(0, 60, &mut bytes);
         assert_eq!(bytes, [0xF1, 0xFF]);
     }
 }

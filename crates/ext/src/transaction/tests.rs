@@ -11,7 +11,7 @@ use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_exchange::heap::Block;
 
 use crate::testing::{FILE, disk, plain_disk, writing};
-use crate::{AccessTimes, NewNode, Options, Renaming, Volume, XattrSet, check};
+use crate::{AccessTimes, NewNode, OpenOptions, RenameMode, Volume, XattrSet, check};
 
 /// A disk that looks whether the gate is held when it is asked for something.
 struct Watch {
@@ -26,7 +26,7 @@ impl Watch {
     fn look(&self, nth: usize) {
         let volume = self.volume.get().and_then(Weak::upgrade);
         let writing = volume.as_ref().and_then(|volume| volume.writing.as_ref());
-        if writing.is_some_and(|writing| writing.gate.is_locked_exclusive()) {
+        if writing.is_some_and(|writing| writing.state.is_locked_exclusive()) {
             self.held[nth].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -74,7 +74,8 @@ fn the_disk_is_asked_without_the_gate() {
             held: Default::default(),
             reads: AtomicU64::new(0),
         });
-        let small = Options { data_cache_bytes: 1 << 20, inode_cache: 64, ..Options::default() };
+        let small =
+            OpenOptions { data_cache_bytes: 1 << 20, inode_cache: 64, ..OpenOptions::default() };
         let volume = Volume::open_for_writing(watch.clone(), small, writing()).unwrap();
         let volume = Arc::new(volume);
         watch.volume.set(Arc::downgrade(&volume)).unwrap();
@@ -95,8 +96,8 @@ fn the_disk_is_asked_without_the_gate() {
             let cut = volume.lookup(old, b"4").unwrap();
             let shorter = AttributeChange { size_bytes: Some(3000), ..AttributeChange::default() };
             volume.set_attributes(cut, &shorter).unwrap();
-            volume.rename(old, b"5", dir, b"moved", Renaming::Replace).unwrap();
-            volume.rename(old, b"6", old, b"7", Renaming::Replace).unwrap();
+            volume.rename(old, b"5", dir, b"moved", RenameMode::Replace).unwrap();
+            volume.rename(old, b"6", old, b"7", RenameMode::Replace).unwrap();
             volume.unlink(old, b"8").unwrap();
             volume.sync_inode(file, nth % 2 == 0).unwrap();
             if nth % 10 == 0 {
@@ -122,11 +123,11 @@ fn threads_with_small_caches_leave_a_sound_volume() {
         let disk = plain_disk(1024, 32 << 20);
         let disk = if atomic { disk.atomic_against_power_cuts() } else { disk };
         let disk = Arc::new(disk);
-        let small = Options {
+        let small = OpenOptions {
             data_cache_bytes: 256 << 10,
             inode_cache: 8,
             block_map_cache: 8,
-            ..Options::default()
+            ..OpenOptions::default()
         };
         let mut writing = writing();
         writing.dirty_bytes = 1 << 20;
@@ -141,8 +142,8 @@ fn threads_with_small_caches_leave_a_sound_volume() {
         volume.close().unwrap();
         drop(volume);
         let disk: Arc<dyn Disk> = disk;
-        let report = check::check(&disk, check::Options::default(), &|_, _| {}).unwrap();
-        assert_eq!(report.complaints, [], "atomic: {atomic}");
+        let report = check::check(&disk, check::CheckOptions::default(), &|_, _| {}).unwrap();
+        assert_eq!(report.problems, [], "atomic: {atomic}");
     }
 }
 
@@ -173,7 +174,7 @@ fn life(volume: &Volume, thread: u8) {
             (5, Some((byte, len))) => {
                 let other = random.below(12) as usize;
                 let to = format!("file {other}").into_bytes();
-                volume.rename(dir, &name, dir, &to, Renaming::Replace).unwrap();
+                volume.rename(dir, &name, dir, &to, RenameMode::Replace).unwrap();
                 files[nth] = None;
                 files[other] = Some((byte, len));
             }
@@ -183,7 +184,7 @@ fn life(volume: &Volume, thread: u8) {
                 let mut bytes = vec![!byte; len + 1];
                 assert_eq!(volume.read_into(file, 0, &mut bytes), Ok(len));
                 assert!(bytes[..len].iter().all(|it| *it == byte), "thread {thread}, {turn}");
-                volume.touch_access(file);
+                volume.touch_atime(file);
             }
             (_, None) => assert!(volume.lookup(dir, &name).is_err()),
         }

@@ -1,8 +1,8 @@
 //! Features that are added or dropped in place, and what each of them needs.
 
-use super::{Changes, Error, Result, Work, seed_of};
+use super::{OfflineError, Result, TuneChanges, TuneWork, checksum_seed};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::quota::Kind;
+use crate::format::quota::QuotaType;
 use crate::format::requirements::{Asker, Feature, Rule, broken};
 use crate::format::superblock::{CHECKSUM_CRC32C, RawSuperblock, Superblock};
 
@@ -15,13 +15,13 @@ const HASH_VERSION: u8 = 1;
 pub(super) fn change(
     raw: &mut RawSuperblock,
     super_: &Superblock,
-    changes: &Changes,
-    work: &mut Work,
+    changes: &TuneChanges,
+    work: &mut TuneWork,
 ) -> Result<()> {
     let is_added = |name: &String| name == "has_journal";
     let adds_journal = changes.features.iter().any(is_added);
     if changes.journal_mib.is_some() && !adds_journal {
-        return Err(Error::Misuse("-J size: needs -j or -O has_journal".to_owned()));
+        return Err(OfflineError::Misuse("-J size: needs -j or -O has_journal".to_owned()));
     }
     for word in &changes.features {
         let (name, on) = match word.strip_prefix('^') {
@@ -31,7 +31,7 @@ pub(super) fn change(
         let name = if name == "extents" { "extent" } else { name };
         let feature = Feature::named(name);
         let feature =
-            feature.ok_or_else(|| Error::Misuse(format!("-O {name}: no such feature")))?;
+            feature.ok_or_else(|| OfflineError::Misuse(format!("-O {name}: no such feature")))?;
         if feature.is_in(raw) == on {
             continue;
         }
@@ -47,7 +47,7 @@ pub(super) fn change(
         |rule: &Rule| broken(Asker::Maker, super_.features(), bytes).any(|it| it == *rule);
     let rule = broken(Asker::Maker, raw.features(), bytes).find(|rule| !was_broken(rule));
     if let Some(rule) = rule {
-        return Err(Error::Misuse(format!("-O {rule}")));
+        return Err(OfflineError::Misuse(format!("-O {rule}")));
     }
     let orphans = Feature::C(Compatible::ORPHAN_FILE);
     let had = super_.compatible.contains(Compatible::ORPHAN_FILE);
@@ -60,7 +60,7 @@ pub(super) fn change(
 fn quotas(
     raw: &mut RawSuperblock,
     super_: &Superblock,
-    changes: &Changes,
+    changes: &TuneChanges,
 ) -> Result<Option<[bool; 3]>> {
     let feature = Feature::R(ReadOnlyCompatible::QUOTA);
     let has_projects = Feature::R(ReadOnlyCompatible::PROJECT).is_in(raw);
@@ -78,17 +78,17 @@ fn quotas(
     let [users, groups, projects] = &mut wanted;
     for (kind, is_wanted) in &changes.quotas {
         match kind {
-            Kind::User => *users = *is_wanted,
-            Kind::Group => *groups = *is_wanted,
-            Kind::Project => *projects = *is_wanted,
+            QuotaType::User => *users = *is_wanted,
+            QuotaType::Group => *groups = *is_wanted,
+            QuotaType::Project => *projects = *is_wanted,
         }
     }
     if *projects && !has_projects {
-        return Err(Error::Misuse("-Q prjquota: needs project (-O)".to_owned()));
+        return Err(OfflineError::Misuse("-Q prjquota: needs project (-O)".to_owned()));
     }
     if wanted != there && super_.incompatible.contains(Incompatible::EA_INODE) {
         let what = "-O quota: values of attributes in inodes (ea_inode) are not counted here";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     }
     feature.set(raw, wanted.contains(&true));
     Ok((wanted != there).then_some(wanted))
@@ -99,8 +99,8 @@ fn add(
     super_: &Superblock,
     feature: Feature,
     name: &str,
-    changes: &Changes,
-    work: &mut Work,
+    changes: &TuneChanges,
+    work: &mut TuneWork,
 ) -> Result<()> {
     match feature {
         Feature::C(Compatible::HAS_JOURNAL) => work.journal = Some(true),
@@ -129,22 +129,22 @@ fn add(
             // Descriptors have one checksum or the other.
             Feature::R(ReadOnlyCompatible::GDT_CSUM).set(raw, false);
             raw.s_checksum_type = CHECKSUM_CRC32C;
-            work.reseals = true;
+            work.rewrites_checksums = true;
         }
         Feature::I(Incompatible::FLEX_BG) => {
             if raw.s_log_groups_per_flex == 0 {
                 raw.s_log_groups_per_flex = FLEX_GROUPS_LOG;
             }
         }
-        Feature::I(Incompatible::MMP) => work.guard = Some(true),
+        Feature::I(Incompatible::MMP) => work.mmp = Some(true),
         Feature::R(ReadOnlyCompatible::QUOTA) | Feature::C(Compatible::ORPHAN_FILE) => {}
         Feature::I(Incompatible::EA_INODE) if super_.inode_bytes >= 128 => {}
         Feature::I(Incompatible::CSUM_SEED) => {
-            raw.s_checksum_seed = seed_of(&super_.uuid).into();
+            raw.s_checksum_seed = checksum_seed(&super_.uuid).into();
             raw.s_checksum_type = CHECKSUM_CRC32C;
         }
         _ => {
-            return Err(Error::Unsupported(format!(
+            return Err(OfflineError::Unsupported(format!(
                 "-O {name}: not added in place here; tune2fs -O {name} and e2fsck -f may do it"
             )));
         }
@@ -157,21 +157,21 @@ fn remove(
     super_: &Superblock,
     feature: Feature,
     name: &str,
-    work: &mut Work,
+    work: &mut TuneWork,
 ) -> Result<()> {
     match feature {
         Feature::C(Compatible::HAS_JOURNAL) => {
             if super_.journal_device != 0 {
                 let what = "-O ^has_journal: the journal is on another device; use tune2fs";
-                return Err(Error::Unsupported(what.to_owned()));
+                return Err(OfflineError::Unsupported(what.to_owned()));
             }
             Feature::C(Compatible::FAST_COMMIT).set(raw, false);
             work.journal = Some(false);
         }
         Feature::R(ReadOnlyCompatible::READONLY | ReadOnlyCompatible::QUOTA)
         | Feature::C(Compatible::ORPHAN_FILE) => {}
-        Feature::I(Incompatible::MMP) => work.guard = Some(false),
-        Feature::C(Compatible::DIR_INDEX) => work.lists = true,
+        Feature::I(Incompatible::MMP) => work.mmp = Some(false),
+        Feature::C(Compatible::DIR_INDEX) => work.drops_indexes = true,
         Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {
             // Groups that were never initialised keep saying so.
             Feature::R(ReadOnlyCompatible::GDT_CSUM).set(raw, true);
@@ -184,22 +184,22 @@ fn remove(
             {
                 let what = "-O ^metadata_csum: values of attributes in inodes are hashed with \
                             its seed";
-                return Err(Error::Unsupported(what.to_owned()));
+                return Err(OfflineError::Unsupported(what.to_owned()));
             }
-            work.reseals = true;
+            work.rewrites_checksums = true;
         }
         Feature::I(Incompatible::CSUM_SEED) => {
-            let is_of_uuid = raw.s_checksum_seed.get() == seed_of(&super_.uuid);
+            let is_of_uuid = raw.s_checksum_seed.get() == checksum_seed(&super_.uuid);
             if !is_of_uuid && super_.incompatible.contains(Incompatible::EA_INODE) {
                 let what = "-O ^metadata_csum_seed: values of attributes in inodes are hashed \
                             with it";
-                return Err(Error::Unsupported(what.to_owned()));
+                return Err(OfflineError::Unsupported(what.to_owned()));
             }
-            work.reseals |= !is_of_uuid;
+            work.rewrites_checksums |= !is_of_uuid;
             raw.s_checksum_seed = 0.into();
         }
         _ => {
-            return Err(Error::Unsupported(format!(
+            return Err(OfflineError::Unsupported(format!(
                 "-O ^{name}: not dropped in place here; tune2fs -O ^{name} and e2fsck -f may do it"
             )));
         }

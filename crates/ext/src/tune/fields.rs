@@ -1,12 +1,12 @@
 //! Fields of the superblock that stand by themselves.
 
-use super::{Changes, Error, MOST_RESERVED_PPM, Reserved, Result};
+use super::{MAX_RESERVED_PPM, OfflineError, Reserved, Result, TuneChanges};
 use crate::format::features::Incompatible;
 use crate::format::inode::low32;
 use crate::format::superblock::{FLAG_TEST, RawSuperblock, Superblock};
 
 /// The most a stripe may have, in blocks, and one disk of it: what the kernel computes with.
-const MOST_STRIPE_BLOCKS: u32 = i32::MAX.cast_unsigned();
+const MAX_STRIPE_BLOCKS: u32 = i32::MAX.cast_unsigned();
 
 /// Mount options that a volume can ask for by itself: name, bits, and the bits that say it.
 pub const MOUNT_OPTIONS: [(&str, u32, u32); 12] = [
@@ -28,7 +28,7 @@ pub const MOUNT_OPTIONS: [(&str, u32, u32); 12] = [
 pub(super) fn change(
     raw: &mut RawSuperblock,
     super_: &Superblock,
-    changes: &Changes,
+    changes: &TuneChanges,
 ) -> Result<()> {
     if let Some(label) = &changes.label {
         raw.s_volume_name = filled(label, "-L: a label")?;
@@ -43,9 +43,9 @@ pub(super) fn change(
     match changes.errors {
         None => {}
         Some(errors @ 1..=3) => raw.s_errors = errors.into(),
-        Some(_) => return Err(Error::Misuse("-e: continue, remount-ro or panic".into())),
+        Some(_) => return Err(OfflineError::Misuse("-e: continue, remount-ro or panic".into())),
     }
-    if let Some(mounts) = changes.most_mounts {
+    if let Some(mounts) = changes.max_mounts {
         // Linux: all ones are never, too.
         raw.s_max_mnt_count = if mounts == 0 { u16::MAX } else { mounts }.into();
     }
@@ -57,8 +57,9 @@ pub(super) fn change(
     }
     if let Some(checked) = changes.checked {
         raw.s_lastcheck = low32(checked).into();
-        raw.s_lastcheck_hi = u8::try_from(checked >> 32)
-            .map_err(|_| Error::Misuse("-T: a time before the year 36812 is needed".into()))?;
+        raw.s_lastcheck_hi = u8::try_from(checked >> 32).map_err(|_| {
+            OfflineError::Misuse("-T: a time before the year 36812 is needed".into())
+        })?;
     }
     for word in &changes.mount_options {
         let (name, on) = word.strip_prefix('^').map_or((word.as_str(), true), |name| (name, false));
@@ -66,7 +67,7 @@ pub(super) fn change(
         let Some((_, bits, mask)) = known else {
             let names: Vec<_> = MOUNT_OPTIONS.iter().map(|(name, ..)| *name).collect();
             let what = format!("-o {name}: {} are possible", names.join(", "));
-            return Err(Error::Misuse(what));
+            return Err(OfflineError::Misuse(what));
         };
         let others = raw.s_default_mount_opts.get() & !mask;
         raw.s_default_mount_opts = if on { others | bits } else { others }.into();
@@ -75,9 +76,9 @@ pub(super) fn change(
         raw.s_raid_stride = blocks.into();
     }
     match changes.raid_stripe_blocks {
-        Some(blocks) if blocks > MOST_STRIPE_BLOCKS => {
-            let what = format!("-E stripe_width: at most {MOST_STRIPE_BLOCKS} blocks");
-            return Err(Error::Misuse(what));
+        Some(blocks) if blocks > MAX_STRIPE_BLOCKS => {
+            let what = format!("-E stripe_width: at most {MAX_STRIPE_BLOCKS} blocks");
+            return Err(OfflineError::Misuse(what));
         }
         Some(blocks) => raw.s_raid_stripe_width = blocks.into(),
         None => {}
@@ -85,23 +86,23 @@ pub(super) fn change(
     match changes.hash_algorithm {
         None => {}
         Some(algorithm @ 0..=2) => raw.s_def_hash_version = algorithm,
-        Some(_) => return Err(Error::Misuse("-E hash_alg: legacy, half_md4 or tea".into())),
+        Some(_) => return Err(OfflineError::Misuse("-E hash_alg: legacy, half_md4 or tea".into())),
     }
-    if changes.is_to_be_checked {
+    if changes.force_check {
         raw.mark_errors();
     }
-    if let Some(is_for_tests) = changes.is_for_tests {
+    if let Some(is_for_tests) = changes.is_test_filesystem {
         let others = raw.s_flags.get() & !FLAG_TEST;
         raw.s_flags = if is_for_tests { others | FLAG_TEST } else { others }.into();
     }
     Ok(())
 }
 
-fn reserve(raw: &mut RawSuperblock, super_: &Superblock, changes: &Changes) -> Result<()> {
+fn reserve(raw: &mut RawSuperblock, super_: &Superblock, changes: &TuneChanges) -> Result<()> {
     let reserved = match changes.reserved {
         None => None,
-        Some(Reserved::Ppm(ppm)) if ppm > MOST_RESERVED_PPM => {
-            return Err(Error::Misuse("-m: at most 50 percent can be reserved".into()));
+        Some(Reserved::Ppm(ppm)) if ppm > MAX_RESERVED_PPM => {
+            return Err(OfflineError::Misuse("-m: at most 50 percent can be reserved".into()));
         }
         Some(Reserved::Ppm(ppm)) => {
             let blocks = u128::from(super_.blocks) * u128::from(ppm) / 1_000_000;
@@ -109,7 +110,7 @@ fn reserve(raw: &mut RawSuperblock, super_: &Superblock, changes: &Changes) -> R
         }
         Some(Reserved::Blocks(blocks)) if blocks > super_.blocks / 2 => {
             let most = super_.blocks / 2;
-            return Err(Error::Misuse(format!("-r: at most {most} blocks can be reserved")));
+            return Err(OfflineError::Misuse(format!("-r: at most {most} blocks can be reserved")));
         }
         Some(Reserved::Blocks(blocks)) => Some(blocks),
     };
@@ -129,15 +130,18 @@ fn reserve(raw: &mut RawSuperblock, super_: &Superblock, changes: &Changes) -> R
 }
 
 fn short(number: u32, option: &str) -> Result<u16> {
-    u16::try_from(number)
-        .map_err(|_| Error::Misuse(format!("{option} {number}: there is room for up to 65535")))
+    u16::try_from(number).map_err(|_| {
+        OfflineError::Misuse(format!("{option} {number}: there is room for up to 65535"))
+    })
 }
 
 /// A field of text, padded with NUL.
 fn filled<const LEN: usize>(text: &[u8], what: &str) -> Result<[u8; LEN]> {
     let mut field = [0; LEN];
     if text.len() > LEN || text.contains(&0) {
-        return Err(Error::Misuse(format!("{what} has at most {LEN} bytes, none of them NUL")));
+        return Err(OfflineError::Misuse(format!(
+            "{what} has at most {LEN} bytes, none of them NUL"
+        )));
     }
     field.iter_mut().zip(text).for_each(|(to, byte)| *to = *byte);
     Ok(field)

@@ -5,24 +5,24 @@
     reason = "computes with block numbers of a checked superblock, far below 2^64"
 )]
 
-use super::{Error, Result, count_overhead};
+use super::{OfflineError, Result, count_overhead};
 use crate::format::extent::Extent;
 use crate::format::features::Incompatible;
 use crate::format::inode::{Inode, NewInode, flags};
-use crate::map::build::{Part, build};
-use crate::map::build_extents::{nodes, tree};
+use crate::map::build::{MapPart, build};
+use crate::map::build_extents::{nodes_needed, tree};
 use crate::mkfs::journal::{BACKUP_IS_INODE, INODE, blocks, raw_superblock};
-use crate::rework::Rework;
-use crate::units::{index, narrow};
-use crate::whole::place_of_inode;
+use crate::rework::VolumeRewrite;
+use crate::units::{saturating_u32, saturating_usize};
+use crate::whole::inode_location;
 use crate::{FsBlock, InodeNumber};
 
 const JOURNAL: InodeNumber = InodeNumber(INODE);
 
 /// Makes a journal.
-pub(super) fn add(rework: &mut Rework<'_>, mib: Option<u32>) -> Result<()> {
-    let super_ = rework.to_be.super_.clone();
-    let misuse = |text: String| Error::Misuse(format!("-J size: {text}"));
+pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> Result<()> {
+    let super_ = rework.planned.super_.clone();
+    let misuse = |text: String| OfflineError::Misuse(format!("-J size: {text}"));
     let len = blocks(mib, super_.blocks, super_.block_bytes).map_err(misuse)?;
     if u64::from(len) > super_.free_blocks / 2 {
         return Err(misuse(format!(
@@ -31,8 +31,8 @@ pub(super) fn add(rework: &mut Rework<'_>, mib: Option<u32>) -> Result<()> {
     }
     let block_bytes = u64::from(super_.block_bytes);
     let (pointers, owned) = match super_.incompatible.contains(Incompatible::EXTENTS) {
-        true => by_extents(rework, len)?,
-        false => by_pointers(rework, len)?,
+        true => map_by_extents(rework, len)?,
+        false => map_by_pointers(rework, len)?,
     };
     let now = rework.now;
     let inode = NewInode {
@@ -51,14 +51,15 @@ pub(super) fn add(rework: &mut Rework<'_>, mib: Option<u32>) -> Result<()> {
         created: now,
         ..NewInode::default()
     };
-    rework.put_inode(JOURNAL, inode.encode(super_.inode_bytes))?;
-    let raw = &mut rework.to_be.raw;
+    rework.write_inode(JOURNAL, inode.encode(super_.inode_bytes))?;
+    let raw = &mut rework.planned.raw;
     raw.s_journal_inum = INODE.into();
     raw.s_journal_dev = 0.into();
     raw.s_journal_uuid = [0; 16];
     raw.s_jnl_backup_type = BACKUP_IS_INODE;
     let size = u64::from(len) * block_bytes;
-    let words = pointers.into_iter().chain([narrow(size >> 32), crate::format::inode::low32(size)]);
+    let words =
+        pointers.into_iter().chain([saturating_u32(size >> 32), crate::format::inode::low32(size)]);
     for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
         *to = from.into();
     }
@@ -67,83 +68,87 @@ pub(super) fn add(rework: &mut Rework<'_>, mib: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-type Pointers = [u32; crate::format::inode::POINTERS];
+type IBlock = [u32; crate::format::inode::POINTERS];
 
 /// Contents in as few runs as there can be, then the nodes of the tree; blocks that it owns.
-fn by_extents(rework: &mut Rework<'_>, len: u32) -> Result<(Pointers, u64)> {
-    let super_ = rework.to_be.super_.clone();
+fn map_by_extents(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u64)> {
+    let super_ = rework.planned.super_.clone();
     let block_bytes = super_.block_bytes;
-    rework.space.search_from(rework.to_be.super_.blocks / 2);
+    rework.space.search_from(rework.planned.super_.blocks / 2);
     let mut extents: Vec<Extent> = vec![];
     let mut at = 0;
     while at < len {
-        let want = (len - at).min(crate::format::extent::MOST_BLOCKS);
-        let taken = rework.space.take(want.into()).ok_or(Error::NoRoom)?;
-        let blocks = narrow(taken.end - taken.start);
+        let want = (len - at).min(crate::format::extent::INIT_MAX_LEN);
+        let taken = rework.space.allocate(want.into()).ok_or(OfflineError::NoLogSpace)?;
+        let blocks = saturating_u32(taken.end - taken.start);
         write(rework, at, taken.start, blocks, len)?;
         let start = FsBlock(taken.start);
         extents.push(Extent { from: at, blocks, start, is_unwritten: false });
         at += blocks;
     }
     let mut places = vec![];
-    for _ in 0..nodes(extents.len() as u64, block_bytes) {
-        places.push(rework.take_one()?);
+    for _ in 0..nodes_needed(extents.len() as u64, block_bytes) {
+        places.push(rework.allocate_block()?);
     }
     let of_tree = places.len() as u64 * u64::from(super_.cluster_blocks);
     let owned = super_.in_clusters(len.into()) + of_tree;
-    let tree = tree(&extents, block_bytes, &mut places.into_iter()).ok_or(Error::NoRoom)?;
+    let tree =
+        tree(&extents, block_bytes, &mut places.into_iter()).ok_or(OfflineError::NoLogSpace)?;
     let file = crate::FileId { inode: INODE, generation: 0 };
     for (at, bytes) in tree.1 {
-        rework.write(crate::blocks::role::Role::Extents(file), 0, at, bytes, &[])?;
+        rework.write(crate::blocks::role::Role::ExtentNode(file), 0, at, bytes, &[])?;
     }
     Ok((tree.0, owned))
 }
 
-fn by_pointers(rework: &mut Rework<'_>, len: u32) -> Result<(Pointers, u64)> {
-    let block_bytes = rework.to_be.super_.block_bytes;
+fn map_by_pointers(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u64)> {
+    let block_bytes = rework.planned.super_.block_bytes;
     let mut owned = 0;
     let mut next = || {
         owned += 1;
-        rework.space.take(1).and_then(|taken| u32::try_from(taken.start).ok())
+        rework.space.allocate(1).and_then(|taken| u32::try_from(taken.start).ok())
     };
-    let built = build(&[(0, len)], block_bytes, &mut next).ok_or(Error::NoRoom)?;
+    let built = build(&[(0, len)], block_bytes, &mut next).ok_or(OfflineError::NoLogSpace)?;
     for part in built.parts {
         match part {
-            Part::Indirect { at, pointers } => rework.redo.write_free(FsBlock(at), &pointers)?,
-            Part::Data { at, from, blocks } => write(rework, from, at, blocks, len)?,
+            MapPart::Indirect { at, pointers } => {
+                rework.redo.write_free_blocks(FsBlock(at), &pointers)?
+            }
+            MapPart::Data { at, from, blocks } => write(rework, from, at, blocks, len)?,
         }
     }
     Ok((built.pointers, owned))
 }
 
 /// Writes blocks of an empty log of `len` blocks, from block `from` of that on.
-fn write(rework: &mut Rework<'_>, from: u32, at: u64, blocks: u32, len: u32) -> Result<()> {
-    let super_ = &rework.to_be.super_;
+fn write(rework: &mut VolumeRewrite<'_>, from: u32, at: u64, blocks: u32, len: u32) -> Result<()> {
+    let super_ = &rework.planned.super_;
     let block_bytes = u64::from(super_.block_bytes);
     let first = u64::from(from == 0);
     if from == 0 {
         let bytes = raw_superblock(super_.block_bytes, len, 0, super_.uuid);
-        rework.redo.write_free(FsBlock(at), &bytes)?;
+        rework.redo.write_free_blocks(FsBlock(at), &bytes)?;
     }
     let end = (at + u64::from(blocks)) * block_bytes;
-    Ok(rework.redo.zero_free((at + first) * block_bytes, end, &|_| ())?)
+    Ok(rework.redo.zero_free_blocks((at + first) * block_bytes, end, &|_| ())?)
 }
 
 /// Takes the journal away, and frees its blocks.
-pub(super) fn drop_it(rework: &mut Rework<'_>) -> Result<()> {
+pub(super) fn remove_journal(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     let super_ = &rework.old.super_;
     let Some(number) = super_.journal else {
         let what = "-O ^has_journal: the superblock names no journal; run e2fsck -f";
-        return Err(Error::Unsupported(what.to_owned()));
+        return Err(OfflineError::Unsupported(what.to_owned()));
     };
-    let (block, at) = place_of_inode(super_, &rework.old.groups, number)?;
-    let len = index(super_.inode_bytes.into());
-    let bytes = rework.redo.on_disk(block, 1)?;
+    let (block, at) = inode_location(super_, &rework.old.groups, number)?;
+    let len = saturating_usize(super_.inode_bytes.into());
+    let bytes = rework.redo.read_old(block, 1)?;
     let slot = bytes.get(at..at + len).unwrap_or_default();
-    let node = Inode::of_slot(slot, number, super_)?;
-    let clusters = super_.in_clusters(rework.free_file(&node)?) / u64::from(super_.cluster_blocks);
-    rework.put_inode(number, vec![0; len])?;
-    let raw = &mut rework.to_be.raw;
+    let node = Inode::parse_used(slot, number, super_)?;
+    let clusters =
+        super_.in_clusters(rework.free_file_blocks(&node)?) / u64::from(super_.cluster_blocks);
+    rework.write_inode(number, vec![0; len])?;
+    let raw = &mut rework.planned.raw;
     raw.s_journal_inum = 0.into();
     raw.s_journal_uuid = [0; 16];
     raw.s_jnl_backup_type = 0;

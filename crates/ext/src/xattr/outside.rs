@@ -12,13 +12,13 @@ use draconis_exchange::contract::FileType;
 
 use crate::format::features::Incompatible;
 use crate::format::inode::Inode;
-use crate::format::xattr::{Attribute, Outside};
-use crate::units::index;
+use crate::format::xattr::{EaInodeRef, Xattr};
+use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, Result};
 
 /// The most that Linux hands out of a value, in bytes.
-const MOST_BYTES: u32 = 64 << 10;
+const XATTR_SIZE_MAX: u32 = 64 << 10;
 
 impl Volume {
     /// The value of `attribute`, which `owner` has, from the inode that holds it.
@@ -26,16 +26,16 @@ impl Volume {
     /// # Errors
     /// [`Error::Corrupt`] if that is no such inode or its contents are not what was hashed;
     /// [`Error::TooLarge`]; [`Error::Io`].
-    pub(super) fn value_outside(
+    pub(super) fn read_ea_inode_value(
         &self,
         owner: &Inode,
-        attribute: &Attribute<'_>,
-        outside: Outside,
+        attribute: &Xattr<'_>,
+        outside: EaInodeRef,
     ) -> Result<Vec<u8>> {
         if !self.super_.incompatible.contains(Incompatible::EA_INODE) {
             return Err(Error::corrupt("extended attribute: value outside, without ea_inode"));
         }
-        if outside.len > MOST_BYTES {
+        if outside.len > XATTR_SIZE_MAX {
             return Err(Error::TooLarge);
         }
         let corrupt = Error::corrupt("extended attribute: inode of its value");
@@ -44,19 +44,19 @@ impl Volume {
             Err(Error::NotFound) => return Err(corrupt),
             inode => inode?,
         };
-        let fits = inode.is_value() && inode.kind == FileType::File && !inode.is_encrypted();
+        let fits = inode.is_ea_inode() && inode.kind == FileType::File && !inode.is_encrypted();
         if !fits || inode.size_bytes != u64::from(outside.len) {
             return Err(corrupt);
         }
-        let len = index(outside.len.into());
+        let len = saturating_usize(outside.len.into());
         let mut value = Vec::with_capacity(len);
         while value.len() < len {
             let rest = len.saturating_sub(value.len());
             value.extend_from_slice(&self.contents(&inode, value.len() as u64, rest)?);
         }
-        let hash = self.super_.value_seed.of(&value).get();
-        let is_right = hash == inode.value_hash() && attribute.is_of_value(hash);
-        if !is_right && !inode.is_value_of(owner) {
+        let hash = self.super_.value_seed.update(&value).value();
+        let is_right = hash == inode.ea_inode_hash() && attribute.matches_ea_inode(hash);
+        if !is_right && !inode.is_ea_inode_of(owner) {
             return Err(Error::corrupt("extended attribute: hash of its value"));
         }
         Ok(value)

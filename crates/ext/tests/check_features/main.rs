@@ -30,7 +30,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_ext::check::{Options, Report, Severity, What, check};
+use draconis_ext::check::{CheckOptions, Report, Severity, What, check};
 use draconis_ext::{Error, Result};
 use fill::Scale;
 use parts::Base;
@@ -39,12 +39,12 @@ const THREADS: usize = 2;
 
 fn look(image: Vec<u8>) -> Result<Report> {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
-    check(&disk, Options::default(), &|_, _| {})
+    check(&disk, CheckOptions::default(), &|_, _| {})
 }
 
 fn lines_of(report: &Result<Report>) -> String {
     match report {
-        Ok(report) => report.complaints.iter().take(12).map(|it| format!("  {it}\n")).collect(),
+        Ok(report) => report.problems.iter().take(12).map(|it| format!("  {it}\n")).collect(),
         Err(error) => format!("  cannot check: {error}\n"),
     }
 }
@@ -108,7 +108,7 @@ fn exception(
         Ok(_) if !theirs && said.contains("Error writing block") => Some("writes"),
         Ok(report) if theirs => {
             let damage = || {
-                let all = report.complaints.iter().map(|it| it.what);
+                let all = report.problems.iter().map(|it| it.what);
                 all.filter(|what| what.severity() == Severity::Damage)
             };
             let only = |whats: &[What]| damage().all(|what| whats.contains(&what));
@@ -242,7 +242,7 @@ fn every_complaint_has_been_planted() {
         std::fs::write(&path, &changed.image).unwrap();
         let (theirs, said) = e2fsck(&path);
         let report = look(changed.image);
-        let found = report.as_ref().is_ok_and(|it| it.complaints.iter().any(|it| it.what == *what));
+        let found = report.as_ref().is_ok_and(|it| it.problems.iter().any(|it| it.what == *what));
         let ours = report.as_ref().is_ok_and(Report::is_clean);
         let same = ours == theirs || exception(&report, theirs, &said, &path).is_some();
         if !found || !same {

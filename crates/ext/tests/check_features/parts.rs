@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use draconis_device::Random;
 use draconis_ext::format::checksum::Checksum;
-use draconis_ext::format::group::Group;
+use draconis_ext::format::group::GroupDescriptor;
 use draconis_ext::format::superblock::{RawSuperblock, Superblock};
 use draconis_ext::format::{extent, inode, leaf, xattr};
 use draconis_ext::{FileId, FsBlock, GroupNumber, InodeNumber};
@@ -76,12 +76,12 @@ impl Base {
         }
     }
 
-    fn group(&self, number: u32) -> (Group, Range<usize>) {
-        let (block, slot) = self.super_.descriptor_place(GroupNumber(number));
+    fn group(&self, number: u32) -> (GroupDescriptor, Range<usize>) {
+        let (block, slot) = self.super_.descriptor_location(GroupNumber(number));
         let range = self.block(block.0);
         let len = self.super_.descriptor_bytes as usize;
         let start = range.start + slot as usize * len;
-        (Group::read(&self.image[range], slot, &self.super_).unwrap(), start..start + len)
+        (GroupDescriptor::read(&self.image[range], slot, &self.super_).unwrap(), start..start + len)
     }
 
     fn find(&mut self) {
@@ -229,44 +229,43 @@ impl Base {
         let sums = super_.checksum_seed.is_some();
         let block = part.range.start / super_.block_bytes as usize;
         let block = self.block(block as u64);
-        let of = |file: FileId| seed.of32(file.inode).of32(file.generation);
+        let of = |file: FileId| seed.update_u32(file.inode).update_u32(file.generation);
         match part.seal {
-            Seal::Superblock => {
-                RawSuperblock::view_mut(&mut image[1024..2048]).map_or((), RawSuperblock::seal)
-            }
+            Seal::Superblock => RawSuperblock::view_mut(&mut image[1024..2048])
+                .map_or((), RawSuperblock::set_checksum),
             Seal::Group(number) => self.change_group(image, number, |_, _| ()),
             Seal::BlockBitmap(number) => self.change_group(image, number, |group, image| {
-                group.sum_blocks(&image[block.clone()], super_);
+                group.set_block_bitmap_csum(&image[block.clone()], super_);
             }),
             Seal::InodeBitmap(number) => self.change_group(image, number, |group, image| {
-                group.sum_inodes(&image[block.clone()], super_);
+                group.set_inode_bitmap_csum(&image[block.clone()], super_);
             }),
             Seal::Inode(number) => {
                 let len = super_.inode_bytes as usize;
                 let start = part.range.start - part.range.start % 128;
                 let start = self.slot_start(number).unwrap_or(start);
-                inode::seal(&mut image[start..start + len], InodeNumber(number), super_);
+                inode::set_checksum(&mut image[start..start + len], InodeNumber(number), super_);
             }
-            Seal::Directory(file) if sums => leaf::seal(&mut image[block], of(file)),
-            Seal::Extents(file) if sums => extent::seal(&mut image[block], of(file)),
+            Seal::Directory(file) if sums => leaf::set_checksum(&mut image[block], of(file)),
+            Seal::Extents(file) if sums => extent::set_checksum(&mut image[block], of(file)),
             Seal::Attributes(number) if sums => {
-                xattr::seal(&mut image[block], seed, FsBlock(number));
+                xattr::set_checksum(&mut image[block], seed, FsBlock(number));
             }
             Seal::Mmp if sums => {
-                let sum = seed.of(&image[block.start..block.start + 1020]).get();
+                let sum = seed.update(&image[block.start..block.start + 1020]).value();
                 image[block.start + 1020..block.start + 1024].copy_from_slice(&sum.to_le_bytes());
             }
             Seal::Journal => {
                 let journal = &mut image[block.start..block.start + 1024];
                 journal[0xFC..0x100].fill(0);
                 if journal[0x28..0x2C].iter().any(|it| it & 0x18 != 0) {
-                    let sum = Checksum::new().of(journal).get();
+                    let sum = Checksum::new().update(journal).value();
                     journal[0xFC..0x100].copy_from_slice(&sum.to_be_bytes());
                 }
             }
             Seal::Orphans(file, number) if sums => {
                 let end = block.end;
-                let sum = of(file).of64(number).of(&image[block.start..end - 8]).get();
+                let sum = of(file).update_u64(number).update(&image[block.start..end - 8]).value();
                 image[end - 4..end].copy_from_slice(&sum.to_le_bytes());
             }
             _ => {}
@@ -284,11 +283,11 @@ impl Base {
         &self,
         image: &mut [u8],
         number: u32,
-        change: impl FnOnce(&mut Group, &[u8]),
+        change: impl FnOnce(&mut GroupDescriptor, &[u8]),
     ) {
-        let (block, slot) = self.super_.descriptor_place(GroupNumber(number));
+        let (block, slot) = self.super_.descriptor_location(GroupNumber(number));
         let range = self.block(block.0);
-        let mut group = Group::read(&image[range.clone()], slot, &self.super_).unwrap();
+        let mut group = GroupDescriptor::read(&image[range.clone()], slot, &self.super_).unwrap();
         change(&mut group, image);
         let _ = group.write(&mut image[range], slot, &self.super_, GroupNumber(number));
     }

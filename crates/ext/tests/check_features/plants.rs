@@ -2,7 +2,7 @@
 //! verdict is that of e2fsck.
 
 use draconis_ext::check::What;
-use draconis_ext::format::group::Group;
+use draconis_ext::format::group::GroupDescriptor;
 
 use crate::parts::{Base, Part, Seal};
 
@@ -53,7 +53,7 @@ impl Changed<'_> {
         self.put(part, 32, &flags.to_le_bytes());
     }
 
-    fn change_group(&mut self, change: impl FnOnce(&mut Group)) {
+    fn change_group(&mut self, change: impl FnOnce(&mut GroupDescriptor)) {
         self.base.change_group(&mut self.image, 0, |group, _| change(group));
     }
 }
@@ -82,8 +82,12 @@ pub const PLANTS: &[Plant] = &[
         it.flip(&part, 0x1E, false);
     }),
     (USUAL, What::GroupUnused, |it| it.change_group(|group| group.unused_inodes = 60_000)),
-    (USUAL, What::BlockBitmapChecksum, |it| it.change_group(|group| group.bitmap_sums[0] ^= 1)),
-    (USUAL, What::InodeBitmapChecksum, |it| it.change_group(|group| group.bitmap_sums[1] ^= 1)),
+    (USUAL, What::BlockBitmapChecksum, |it| {
+        it.change_group(|group| group.bitmap_checksums[0] ^= 1)
+    }),
+    (USUAL, What::InodeBitmapChecksum, |it| {
+        it.change_group(|group| group.bitmap_checksums[1] ^= 1)
+    }),
     (USUAL, What::OrphanFile, |it| {
         let end = it.base.parts.iter().rfind(|part| part.what == "orphan file").unwrap().clone();
         let len = end.range.len();

@@ -187,7 +187,7 @@ fn contents(volume: &Volume, number: InodeNumber, path: &Path) {
     let inode = volume.inode(number).unwrap();
     let mut at = 0;
     while at < size {
-        let data = volume.read_of(&inode, at, usize::MAX).unwrap();
+        let data = volume.read_from_inode(&inode, at, usize::MAX).unwrap();
         assert!(!data.is_empty());
         at += data.len() as u64;
         // Of a long hole its ends are read.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draconis_device::{CrashOptions, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
-use draconis_ext::{InodeNumber, Options, Volume};
+use draconis_ext::{InodeNumber, OpenOptions, Volume};
 
 use super::compare::{self, Beside};
 use super::{Image, run};
@@ -45,12 +45,12 @@ pub fn judge(bytes: &[u8], source: &Path, change: impl FnOnce(&dyn Disk)) -> Sta
         let left = if is_unfinished {
             states.finished += 1;
             let disk = Arc::new(MemoryDisk::new(left.clone(), 512)) as Arc<dyn Disk>;
-            let refused = Volume::open(disk, Options::default()).unwrap_err();
+            let refused = Volume::open(disk, OpenOptions::default()).unwrap_err();
             assert!(refused.to_string().contains("unfinished"), "{what}: {refused}");
             let image = Image::of(&left);
             assert!(run_quietly("e2fsck", &["-p", image.path()]) >= 8, "{what}");
             let disk = MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512);
-            assert!(draconis_ext::finish(&disk).unwrap(), "{what}");
+            assert!(draconis_ext::finish_interrupted_change(&disk).unwrap(), "{what}");
             disk.into_bytes()
         } else {
             match is_before {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::FileType;
-use draconis_ext::{Cookie, Error, Follow, InodeNumber, Options, Seek, Volume};
+use draconis_ext::{Cookie, Error, Follow, InodeNumber, OpenOptions, Seek, Volume};
 
 /// What came of it.
 #[derive(Default, Debug, PartialEq, Eq)]
@@ -21,12 +21,12 @@ pub struct Outcome {
 const MOST_NAMES: u64 = 5_000;
 const MOST_READS: u64 = 20_000;
 
-pub fn options() -> Options {
-    Options {
+pub fn options() -> OpenOptions {
+    OpenOptions {
         inode_cache: 64,
         block_map_cache: 16,
         data_cache_bytes: 1 << 20,
-        dots: false,
+        lists_dots: false,
         read_ahead_bytes: 512 << 10,
     }
 }

@@ -14,7 +14,7 @@ use draconis_device::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
 };
 use draconis_exchange::heap::Block;
-use draconis_ext::{Options, Volume};
+use draconis_ext::{OpenOptions, Volume};
 pub use skipped::skipped;
 use tempfile::TempDir;
 
@@ -149,7 +149,7 @@ impl Image {
     }
 
     pub fn try_open(&self) -> draconis_ext::Result<Volume> {
-        Volume::open(Arc::new(Pread::open(&self.path, 512)), Options::default())
+        Volume::open(Arc::new(Pread::open(&self.path, 512)), OpenOptions::default())
     }
 
     /// The image as the kernel shows it; `None`, said aloud, where we may not mount.

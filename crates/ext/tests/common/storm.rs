@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime, Time};
 use draconis_ext::{
-    AccessTimes, Cookie, Error, InodeNumber, NewNode, Options, Renaming, Reserve, Volume, Writing,
-    XattrSet,
+    AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
+    WriteOptions, XattrSet,
 };
 
 /// What is chosen: a number below the one that is given.
@@ -28,10 +28,10 @@ pub struct Outcome {
     pub stopped: bool,
 }
 
-pub fn writing() -> Writing {
+pub fn writing() -> WriteOptions {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 7 };
-    Writing {
+    WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 256 << 10,
         atime: AccessTimes::Strict,
@@ -55,7 +55,7 @@ impl Storm {
     ///
     /// # Errors
     /// Why that cannot be.
-    pub fn new(disk: Arc<dyn Disk>, options: Options) -> Result<Self, Error> {
+    pub fn new(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self, Error> {
         Self::with(disk, options, writing())
     }
 
@@ -63,7 +63,11 @@ impl Storm {
     ///
     /// # Errors
     /// Why that cannot be.
-    pub fn with(disk: Arc<dyn Disk>, options: Options, writing: Writing) -> Result<Self, Error> {
+    pub fn with(
+        disk: Arc<dyn Disk>,
+        options: OpenOptions,
+        writing: WriteOptions,
+    ) -> Result<Self, Error> {
         let volume = Volume::open_for_writing(disk, options, writing)?;
         let mut storm = Self {
             dirs: vec![volume.root()],
@@ -144,7 +148,7 @@ impl Storm {
                     2 => Reserve::PunchHole,
                     _ => Reserve::ZeroRange { keep_size },
                 };
-                self.volume.reserve(inode, offset(choose), offset(choose), how)
+                self.volume.fallocate(inode, offset(choose), offset(choose), how)
             }
             9 => self.attributes(choose),
             10 | 11 => self.xattr(choose),
@@ -158,13 +162,13 @@ impl Storm {
                 let (_, _, inode) = self.name(choose);
                 self.touch([inode]);
                 if choose(2) == 0 {
-                    self.volume.hold(inode);
+                    self.volume.add_user(inode);
                     self.held.push(inode);
                 } else if let Some(inode) = self.held.pop() {
                     self.touch([inode]);
-                    self.volume.release(inode, 1);
+                    self.volume.remove_users(inode, 1);
                 }
-                self.volume.touch_access(inode);
+                self.volume.touch_atime(inode);
                 Ok(())
             }
             14 => {
@@ -237,10 +241,10 @@ impl Storm {
             return Ok(());
         }
         let how = match choose(4) {
-            0 => Renaming::NoReplace,
-            1 if self.calm => Renaming::Replace,
-            1 => Renaming::Exchange,
-            _ => Renaming::Replace,
+            0 => RenameMode::NoReplace,
+            1 if self.calm => RenameMode::Replace,
+            1 => RenameMode::Exchange,
+            _ => RenameMode::Replace,
         };
         self.volume.rename(from_dir, &from, to_dir, &to, how)?;
         self.names.push((to_dir, to, inode));

@@ -13,7 +13,8 @@ use common::{Image, run};
 use draconis_device::{Fault, FaultDisk, FaultTarget, FileDisk, FileOptions, MemoryDisk, Random};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{
-    self, Contents, Error, Inodes, Layout, Node, NodeId, Options, Plan, Target, Tree, What,
+    self, FileSource, FormatError, FormatOptions, FormatTarget, InodeCount, Layout, NodeId,
+    NodeKind, Tree, TreeNode, VolumePlan,
 };
 use draconis_ext::{Follow, InodeNumber, Volume};
 use trees::{Made, made, same_as_made, same_contents, same_for_the_kernel, split};
@@ -24,7 +25,7 @@ const TIME: u32 = 1_700_000_000;
 
 struct Nothing;
 
-impl Contents for Nothing {
+impl FileSource for Nothing {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Err(std::io::ErrorKind::NotFound.into())
     }
@@ -36,34 +37,44 @@ fn uuid(text: &str) -> [u8; 16] {
     std::array::from_fn(|nth| nibble(digits[2 * nth]) << 4 | nibble(digits[2 * nth + 1]))
 }
 
-fn options() -> Options {
-    Options { uuid: uuid(UUID), hash_seed: uuid(SEED), time: TIME, ..Options::default() }
+fn options() -> FormatOptions {
+    FormatOptions {
+        uuid: uuid(UUID),
+        hash_seed: uuid(SEED),
+        time: TIME,
+        ..FormatOptions::default()
+    }
 }
 
 fn root() -> Tree {
     let time = Time { seconds: i64::from(TIME), nanoseconds: 0 };
-    Tree::new(Node::new(What::Directory, 0o755).at(time))
+    Tree::new(TreeNode::new(NodeKind::Directory, 0o755).at(time))
 }
 
 /// Writes a plan into a fresh file.
-fn write(plan: &Plan<'_>, contents: &dyn Contents, path: &Path) -> mkfs::Result<()> {
+fn write(plan: &VolumePlan<'_>, contents: &dyn FileSource, path: &Path) -> mkfs::Result<()> {
     let file = std::fs::File::create(path).unwrap();
     file.set_len(plan.layout().len_bytes()).unwrap();
     let options = FileOptions { write: true, direct: false, uring: false };
     let disk = FileDisk::open(path, options).unwrap();
-    mkfs::write(plan, contents, &Target { disk: &disk, zeroed: true, progress: &|_| {} })
+    mkfs::write(plan, contents, &FormatTarget { disk: &disk, zeroed: true, progress: &|_| {} })
 }
 
 /// The arguments of `mke2fs` as options.
-fn parse(arguments: &str) -> Options {
+fn parse(arguments: &str) -> FormatOptions {
     let mut options = options();
     let mut words = arguments.split_whitespace();
     while let Some(flag) = words.next() {
         let value = words.next().unwrap();
         match flag {
             "-t" => {
-                let Options { uuid, hash_seed, time, .. } = options;
-                options = Options { uuid, hash_seed, time, ..Options::of_type(value).unwrap() };
+                let FormatOptions { uuid, hash_seed, time, .. } = options;
+                options = FormatOptions {
+                    uuid,
+                    hash_seed,
+                    time,
+                    ..FormatOptions::of_type(value).unwrap()
+                };
             }
             "-G" => options.flex_groups = value.parse().unwrap(),
             "-J" => options.journal.mib = Some(value["size=".len()..].parse().unwrap()),
@@ -75,7 +86,7 @@ fn parse(arguments: &str) -> Options {
                         "stripe_width" => options.stripe_width = value.parse().unwrap(),
                         "num_backup_sb" => options.backups = value.parse().unwrap(),
                         "resize" => options.resize_blocks = Some(value.parse().unwrap()),
-                        "packed_meta_blocks" => options.packed = true,
+                        "packed_meta_blocks" => options.packed_meta_blocks = true,
                         "mmp_update_interval" => options.mmp_interval = value.parse().unwrap(),
                         "quotatype" => {
                             let kinds = ["usrquota", "grpquota", "prjquota"];
@@ -88,10 +99,10 @@ fn parse(arguments: &str) -> Options {
             "-b" => options.block_bytes = Some(value.parse().unwrap()),
             "-C" => options.cluster_bytes = Some(value.parse().unwrap()),
             "-I" => options.inode_bytes = value.parse().unwrap(),
-            "-i" => options.inodes = Inodes::PerBytes(value.parse().unwrap()),
-            "-N" => options.inodes = Inodes::Count(value.parse().unwrap()),
+            "-i" => options.inodes = InodeCount::PerBytes(value.parse().unwrap()),
+            "-N" => options.inodes = InodeCount::Count(value.parse().unwrap()),
             "-L" => options.label = value.into(),
-            "-O" => options.features(value).unwrap(),
+            "-O" => options.apply_features(value).unwrap(),
             "-m" => options.reserved_ppm = (value.parse::<f64>().unwrap() * 10_000.0) as u32,
             other => panic!("{other}"),
         }
@@ -133,14 +144,14 @@ fn ours(arguments: &str, size: u64) -> mkfs::Result<Image> {
     let path = dir.path().join("image");
     let layout = Layout::new(&parse(arguments), size * 1024)?;
     let mut tree = root();
-    write(&Plan::new(layout, &mut tree)?, &Nothing, &path)?;
+    write(&VolumePlan::new(layout, &mut tree)?, &Nothing, &path)?;
     Ok(Image { dir, path })
 }
 
 /// Whether descriptors have checksums, and say what was initialised.
 fn has_sums(arguments: &str) -> bool {
     let features = parse(arguments).read_only_compatible;
-    features.intersects(draconis_ext::format::features::ReadOnlyCompatible::SUMS)
+    features.intersects(draconis_ext::format::features::ReadOnlyCompatible::CHECKSUMS)
 }
 
 fn same_as_mke2fs(arguments: &str, size: u64) {
@@ -410,40 +421,42 @@ fn what_makes_no_sense_is_said_and_nothing_panics() {
 fn what_does_not_fit_is_said_before_anything_is_written() {
     let mut made = Made::new();
     made.full(NodeId::ROOT, "large", 4 << 20);
-    let error = Plan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).unwrap_err();
-    assert!(matches!(error, Error::NoBlocks { needed: 4127, free: ..4096, .. }), "{error}");
+    let error =
+        VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).unwrap_err();
+    assert!(matches!(error, FormatError::NoBlocks { needed: 4127, free: ..4096, .. }), "{error}");
     let mut made = Made::new();
     for nth in 0..100 {
         made.full(NodeId::ROOT, &format!("{nth}"), 0);
     }
     let layout = Layout::new(&parse("-N 64"), 4 << 20).unwrap();
-    let error = Plan::new(layout, &mut made.tree).unwrap_err();
-    assert!(matches!(error, Error::NoInodes { needed: 100, free: 53 }), "{error}");
-    assert!(mkfs::fitting(&parse("-N 64"), &mut made.tree, 0).is_err());
-    mkfs::fitting(&parse("-N 112"), &mut made.tree, 0).unwrap();
+    let error = VolumePlan::new(layout, &mut made.tree).unwrap_err();
+    assert!(matches!(error, FormatError::NoInodes { needed: 100, free: 53 }), "{error}");
+    assert!(mkfs::plan_smallest(&parse("-N 64"), &mut made.tree, 0).is_err());
+    mkfs::plan_smallest(&parse("-N 112"), &mut made.tree, 0).unwrap();
     // Without a number there are enough, even of more than a volume of this size gets.
     for nth in 100..2000 {
         made.full(NodeId::ROOT, &format!("{nth}"), 0);
     }
-    assert!(Plan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).is_err());
-    mkfs::sized(&options(), &mut made.tree, 4 << 20).unwrap();
+    assert!(VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).is_err());
+    mkfs::plan_for_size(&options(), &mut made.tree, 4 << 20).unwrap();
 
     for (what, said) in [
-        (What::Symlink(vec![b'x'; 1024]), "longer than a block"),
-        (What::Symlink(vec![]), "without a target"),
-        (What::File { size_bytes: 1 << 40, data: vec![], source: 0 }, "-b"),
+        (NodeKind::Symlink(vec![b'x'; 1024]), "longer than a block"),
+        (NodeKind::Symlink(vec![]), "without a target"),
+        (NodeKind::File { size_bytes: 1 << 40, data: vec![], source: 0 }, "-b"),
     ] {
         let mut tree = root();
-        tree.add(NodeId::ROOT, b"odd", Node::new(what, 0)).unwrap();
-        let error = Plan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut tree).unwrap_err();
+        tree.add(NodeId::ROOT, b"odd", TreeNode::new(what, 0)).unwrap();
+        let error =
+            VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut tree).unwrap_err();
         assert!(error.to_string().starts_with("/odd: "), "{error}");
         assert!(error.to_string().contains(said), "{error}");
     }
     let mut tree = root();
-    tree.add(NodeId::ROOT, b"lost+found", Node::new(What::Fifo, 0)).unwrap();
-    assert!(Plan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut tree).is_err());
+    tree.add(NodeId::ROOT, b"lost+found", TreeNode::new(NodeKind::Fifo, 0)).unwrap();
+    assert!(VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut tree).is_err());
     for name in [&b""[..], b".", b"..", b"a/b", b"nul\0", &[b'n'; 256]] {
-        assert!(tree.add(NodeId::ROOT, name, Node::new(What::Fifo, 0)).is_err());
+        assert!(tree.add(NodeId::ROOT, name, TreeNode::new(NodeKind::Fifo, 0)).is_err());
     }
 }
 
@@ -464,7 +477,7 @@ fn long_files_are_one_piece_and_broken_ones_have_trees() {
         let image = Image::of(&[]);
         let mut tree = made.tree.clone();
         let layout = Layout::new(&options, 200 << 20).unwrap();
-        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        write(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
         check(&image);
         let shown = image.debugfs("dump_extents -l /long").unwrap();
         // One line of headings.
@@ -473,7 +486,7 @@ fn long_files_are_one_piece_and_broken_ones_have_trees() {
         same_for_the_kernel(&image, &tree, &made);
         let volume = image.open();
         for (name, id) in tree.names(NodeId::ROOT) {
-            if let What::File { source, data, .. } = &tree.node(id).what {
+            if let NodeKind::File { source, data, .. } = &tree.node(id).what {
                 let inode = volume.lookup(volume.root(), name).unwrap();
                 same_contents(&volume, inode, &made, *source, data);
             }
@@ -488,11 +501,11 @@ fn directories_have_more_subdirectories_than_can_be_counted() {
     for nth in 0..65_100 {
         made.dir(top, &format!("{nth}"));
     }
-    let error = mkfs::fitting(&parse("-b 4096"), &mut made.tree, 0).unwrap_err();
+    let error = mkfs::plan_smallest(&parse("-b 4096"), &mut made.tree, 0).unwrap_err();
     assert!(error.to_string().contains("65000 links"), "{error}");
     let (mut tree, made) = split(made);
     let image = Image::of(&[]);
-    let plan = mkfs::fitting(&parse("-t ext4 -b 4096"), &mut tree, 0).unwrap();
+    let plan = mkfs::plan_smallest(&parse("-t ext4 -b 4096"), &mut tree, 0).unwrap();
     write(&plan, &made, &image.path).unwrap();
     check(&image);
     let volume = image.open();
@@ -518,7 +531,7 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
         let (mut tree, made) = split(made);
         let image = Image::of(&[]);
         let layout = Layout::new(&parse(arguments), 100 << 20).unwrap();
-        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        write(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
         let Some(mount) = image.mount_writable() else { return };
         for nth in 0..300 {
             let dir = mount.path().join(format!("{}", nth % 20));
@@ -547,16 +560,16 @@ fn a_run_that_fails_leaves_no_volume() {
         let mut made = Made::new();
         made.full(NodeId::ROOT, "large", 3 << 20);
         let (mut tree, made) = split(made);
-        let plan = Plan::new(Layout::new(&options(), 12 << 20).unwrap(), &mut tree).unwrap();
+        let plan = VolumePlan::new(Layout::new(&options(), 12 << 20).unwrap(), &mut tree).unwrap();
         // A disk that held a volume before.
         let mut before = vec![0; 12 << 20];
         before[1080..1082].copy_from_slice(&[0x53, 0xEF]);
         let disk = FaultDisk::new(MemoryDisk::new(before, 512));
         disk.add(FaultTarget::Request(fails_at), Fault::Fail);
-        let target = Target { disk: &disk, zeroed: false, progress: &|_| {} };
+        let target = FormatTarget { disk: &disk, zeroed: false, progress: &|_| {} };
         let done = mkfs::write(&plan, &made, &target);
         disk.heal();
-        let opened = Volume::open(std::sync::Arc::new(disk), draconis_ext::Options::default());
+        let opened = Volume::open(std::sync::Arc::new(disk), draconis_ext::OpenOptions::default());
         if done.is_ok() {
             opened.unwrap();
             whole = Some(fails_at);
@@ -572,11 +585,11 @@ fn a_run_that_fails_leaves_no_volume() {
 #[test]
 fn a_source_that_fails_is_named() {
     let mut tree = root();
-    let what = What::File { size_bytes: 5, data: vec![(0, 5)], source: 0 };
-    let dir = tree.add(NodeId::ROOT, b"dir", Node::new(What::Directory, 0o755)).unwrap();
-    tree.add(dir, b"file", Node::new(what, 0o644)).unwrap();
+    let what = NodeKind::File { size_bytes: 5, data: vec![(0, 5)], source: 0 };
+    let dir = tree.add(NodeId::ROOT, b"dir", TreeNode::new(NodeKind::Directory, 0o755)).unwrap();
+    tree.add(dir, b"file", TreeNode::new(what, 0o644)).unwrap();
     let image = Image::of(&[]);
-    let plan = mkfs::fitting(&options(), &mut tree, 0).unwrap();
+    let plan = mkfs::plan_smallest(&options(), &mut tree, 0).unwrap();
     let error = write(&plan, &Nothing, &image.path).unwrap_err();
     assert!(error.to_string().starts_with("/dir/file: "), "{error}");
     assert_eq!(image.try_open().unwrap_err(), draconis_ext::Error::NotExt);
@@ -587,7 +600,7 @@ fn what_is_asked_to_stay_free_is_free() {
     for free in [0, 1 << 20, 100 << 20] {
         let mut made = Made::new();
         made.full(NodeId::ROOT, "large", 3 << 20);
-        let plan = mkfs::fitting(&options(), &mut made.tree, free).unwrap();
+        let plan = mkfs::plan_smallest(&options(), &mut made.tree, free).unwrap();
         let super_ = plan.layout().superblock();
         let left = super_.free_blocks * u64::from(super_.block_bytes) - plan.data_bytes();
         let reserved = super_.reserved_blocks * u64::from(super_.block_bytes);
@@ -649,13 +662,13 @@ fn no_options_and_no_size_make_a_panic() {
             let bits = random.below(64);
             random.next_u64() >> bits
         };
-        let options = Options {
+        let options = FormatOptions {
             block_bytes: (random.below(4) > 0).then(|| 512 << random.below(9)),
             inode_bytes: 64 << random.below(11),
             inodes: match random.below(3) {
-                0 => Inodes::Default,
-                1 => Inodes::PerBytes(wild(&mut random) as u32),
-                _ => Inodes::Count(wild(&mut random) as u32),
+                0 => InodeCount::Default,
+                1 => InodeCount::PerBytes(wild(&mut random) as u32),
+                _ => InodeCount::Count(wild(&mut random) as u32),
             },
             reserved_ppm: random.below(600_000) as u32,
             flex_groups: random.below(40) as u32,
@@ -685,7 +698,7 @@ fn no_options_and_no_size_make_a_panic() {
         });
         if super_.groups < 5000 {
             let mut tree = root();
-            let _ = Plan::new(layout, &mut tree);
+            let _ = VolumePlan::new(layout, &mut tree);
         }
     }
 }
@@ -697,9 +710,9 @@ fn a_disk_full_of_something_else_becomes_the_same_volume() {
         for old in [0, 0xA5] {
             let (mut tree, made) = split(made(9, 1024));
             let layout = Layout::new(&parse(arguments), 60 << 20).unwrap();
-            let plan = Plan::new(layout, &mut tree).unwrap();
+            let plan = VolumePlan::new(layout, &mut tree).unwrap();
             let disk = MemoryDisk::new(vec![old; 60 << 20], 512);
-            let target = Target { disk: &disk, zeroed: old == 0, progress: &|_| {} };
+            let target = FormatTarget { disk: &disk, zeroed: old == 0, progress: &|_| {} };
             mkfs::write(&plan, &made, &target).unwrap();
             let image = Image::of(&disk.into_bytes());
             check(&image);

@@ -16,7 +16,7 @@ fn byte(source: u64, at: u64) -> u8 {
     (mixed >> 13) as u8 | 1
 }
 
-impl Contents for Made {
+impl FileSource for Made {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         for (start, end) in &self.files[source as usize] {
             let (from, to) = ((*start).max(at_bytes), (*end).min(at_bytes + into.len() as u64));
@@ -31,7 +31,7 @@ impl Contents for Made {
 /// The same, which must be read in order.
 struct InOrder(Made, std::sync::Mutex<(u64, u64)>);
 
-impl Contents for InOrder {
+impl FileSource for InOrder {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         let mut reached = self.1.lock().unwrap();
         assert!(*reached <= (source, at_bytes), "{reached:?}, then {source} {at_bytes}");
@@ -39,7 +39,7 @@ impl Contents for InOrder {
         self.0.read(source, at_bytes, into)
     }
 
-    fn in_order(&self) -> bool {
+    fn is_sequential(&self) -> bool {
         true
     }
 }
@@ -50,7 +50,7 @@ fn contents_in_their_order_make_the_same_volume() {
         let mut images = vec![];
         for in_order in [false, true] {
             let (mut tree, made) = split(made(8, 1024));
-            let plan = mkfs::fitting(&parse(arguments), &mut tree, 0).unwrap();
+            let plan = mkfs::plan_smallest(&parse(arguments), &mut tree, 0).unwrap();
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("image");
             match in_order {
@@ -77,7 +77,7 @@ impl Made {
     pub fn file(&mut self, dir: NodeId, name: &str, size: u64, data: Vec<(u64, u64)>) -> NodeId {
         let source = self.files.len() as u64;
         self.files.push(data.clone());
-        let mut node = Node::new(What::File { size_bytes: size, data, source }, 0o644);
+        let mut node = TreeNode::new(NodeKind::File { size_bytes: size, data, source }, 0o644);
         node.uid = 70_000 + source as u32;
         node.gid = source as u32;
         node.modified = Time { seconds: 4_000_000_000 + source as i64, nanoseconds: 123_456_789 };
@@ -91,7 +91,7 @@ impl Made {
     }
 
     pub fn dir(&mut self, dir: NodeId, name: &str) -> NodeId {
-        self.tree.add(dir, name.as_bytes(), Node::new(What::Directory, 0o750)).unwrap()
+        self.tree.add(dir, name.as_bytes(), TreeNode::new(NodeKind::Directory, 0o750)).unwrap()
     }
 }
 
@@ -137,15 +137,15 @@ pub fn made(seed: u64, block: u64) -> Made {
 fn specials(made: &mut Made) {
     let dir = made.dir(NodeId::ROOT, "special");
     for (name, what) in [
-        ("fifo", What::Fifo),
-        ("socket", What::Socket),
-        ("character", What::CharDevice(5, 1)),
-        ("block", What::BlockDevice(259, 70_000)),
-        ("short", What::Symlink(vec![b't'; 59])),
-        ("long", What::Symlink(vec![b't'; 60])),
-        ("longest", What::Symlink(vec![b't'; 1023])),
+        ("fifo", NodeKind::Fifo),
+        ("socket", NodeKind::Socket),
+        ("character", NodeKind::CharDevice(5, 1)),
+        ("block", NodeKind::BlockDevice(259, 70_000)),
+        ("short", NodeKind::Symlink(vec![b't'; 59])),
+        ("long", NodeKind::Symlink(vec![b't'; 60])),
+        ("longest", NodeKind::Symlink(vec![b't'; 1023])),
     ] {
-        made.tree.add(dir, name.as_bytes(), Node::new(what, 0o640)).unwrap();
+        made.tree.add(dir, name.as_bytes(), TreeNode::new(what, 0o640)).unwrap();
     }
     let mut list = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in [(1u16, 6u16, !0u32), (2, 4, 1000), (4, 4, !0), (16, 6, !0), (32, 0, !0)]
@@ -192,13 +192,13 @@ pub fn same_as_made(image: &Image, tree: &Tree, made: &Made) {
                 assert_eq!((found.modified, found.accessed), (node.modified, node.accessed));
             }
             match &node.what {
-                What::Directory => stack.push((id, inode)),
-                What::File { size_bytes, source, data } => {
+                NodeKind::Directory => stack.push((id, inode)),
+                NodeKind::File { size_bytes, source, data } => {
                     assert_eq!(found.size_bytes, *size_bytes);
                     same_contents(&volume, inode, made, *source, data);
                 }
-                What::Symlink(target) => assert_eq!(volume.read_link(inode).unwrap(), *target),
-                What::CharDevice(major, minor) | What::BlockDevice(major, minor) => {
+                NodeKind::Symlink(target) => assert_eq!(volume.read_link(inode).unwrap(), *target),
+                NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
                     assert_eq!(found.device, (*major, *minor));
                 }
                 _ => {}
@@ -238,7 +238,7 @@ pub fn same_contents(
 pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &Made) {
     let Some(mount) = image.mount() else { return };
     for (name, id) in tree.names(NodeId::ROOT) {
-        let What::File { size_bytes, source, data } = &tree.node(id).what else { continue };
+        let NodeKind::File { size_bytes, source, data } = &tree.node(id).what else { continue };
         let path = mount.path().join(std::str::from_utf8(name).unwrap());
         let file = std::fs::File::open(path).unwrap();
         assert_eq!(file.metadata().unwrap().len(), *size_bytes);
@@ -262,9 +262,9 @@ fn populate(arguments: &str, seed: u64) {
     let block = u64::from(options.block_bytes.unwrap());
     let (mut tree, made) = split(made(seed, block));
     let image = Image::of(&[]);
-    let plan = mkfs::fitting(&options, &mut tree, 0).unwrap();
+    let plan = mkfs::plan_smallest(&options, &mut tree, 0).unwrap();
     write(&plan, &made, &image.path).unwrap();
-    let hidden = plan.hidden_bytes();
+    let hidden = plan.system_file_bytes();
     let free = plan.layout().superblock().free_blocks * block - plan.data_bytes() - hidden;
     // The least volume with a journal has room.
     assert!(free < 1 << 20 || image.path.metadata().unwrap().len() == 2048 * block);
@@ -277,7 +277,7 @@ fn populate(arguments: &str, seed: u64) {
     for _ in 0..2 {
         let image = Image::of(&[]);
         let layout = Layout::new(&options, size).unwrap();
-        write(&Plan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        write(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
         images.push(image);
     }
     check(&images[0]);
@@ -369,7 +369,8 @@ fn large_directories_are_trees_of_every_hash() {
         (options.block_bytes, options.hash_version) = (Some(block), version as u8);
         let image = Image::of(&[]);
         let (mut tree, made) = split(made);
-        write(&mkfs::fitting(&options, &mut tree, 1 << 20).unwrap(), &made, &image.path).unwrap();
+        write(&mkfs::plan_smallest(&options, &mut tree, 1 << 20).unwrap(), &made, &image.path)
+            .unwrap();
         check(&image);
         let volume = image.open();
         let large = volume.lookup(volume.root(), b"large").unwrap();

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use draconis_device::MemoryDisk;
-use draconis_ext::format::jbd2::{Compatible, Incompatible, RawJournalSuperblock};
-use draconis_ext::{InodeNumber, Place, Volume};
+use draconis_ext::format::jbd2::{JournalCompatible, JournalIncompatible, RawJournalSuperblock};
+use draconis_ext::{BlockLocation, InodeNumber, Volume};
 
 use super::small;
 
@@ -116,14 +116,16 @@ impl Shape {
 }
 
 impl Sums {
-    fn features(self) -> (Compatible, Incompatible) {
-        let none = (Compatible::empty(), Incompatible::empty());
+    fn features(self) -> (JournalCompatible, JournalIncompatible) {
+        let none = (JournalCompatible::empty(), JournalIncompatible::empty());
         match self {
             Self::None => none,
-            Self::Commit => (Compatible::CHECKSUM, none.1),
-            Self::V2 => (none.0, Incompatible::CSUM_V2),
-            Self::V3 => (none.0, Incompatible::CSUM_V3),
-            Self::V3Wide => (none.0, Incompatible::CSUM_V3.union(Incompatible::WIDE)),
+            Self::Commit => (JournalCompatible::CHECKSUM, none.1),
+            Self::V2 => (none.0, JournalIncompatible::CSUM_V2),
+            Self::V3 => (none.0, JournalIncompatible::CSUM_V3),
+            Self::V3Wide => {
+                (none.0, JournalIncompatible::CSUM_V3.union(JournalIncompatible::SIXTY_FOUR_BIT))
+            }
         }
     }
 }
@@ -144,7 +146,7 @@ impl Log {
         while (blocks.len() as u64) < len / block_bytes {
             let before = blocks.len();
             for run in volume.map(JOURNAL, before as u64 * block_bytes)? {
-                if let Place::At(first) = run.place {
+                if let BlockLocation::Mapped(first) = run.place {
                     blocks.extend((0..u64::from(run.blocks)).map(|nth| first.0 + nth));
                 }
             }

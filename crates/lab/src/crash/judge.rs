@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use draconis_device::{CrashOptions, CrashState, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
 use draconis_exchange::contract::FileType;
-use draconis_ext::check::{self, Complaint};
+use draconis_ext::check::{self, Problem};
 use draconis_ext::{InodeNumber, NewNode, Volume};
 
 use super::workloads::Workload;
@@ -30,9 +30,9 @@ pub(super) struct StateChecker<'a> {
 #[derive(Debug)]
 pub(super) enum Violation {
     /// `e2fsck -p` would ask.
-    NeedsE2fsck(Vec<Complaint>),
+    NeedsE2fsck(Vec<Problem>),
     /// Anything is wrong, where nothing may be.
-    NotClean(Vec<Complaint>),
+    NotClean(Vec<Problem>),
     /// It asks.
     Asked { status: Option<i32>, said: String },
     /// The check or the mount fails.
@@ -103,7 +103,7 @@ impl<'a> StateChecker<'a> {
             _ => crash.disk.clone(),
         };
         if self.protocol == Protocol::Ordered {
-            match complaints(&disk, |it| !it.is_mended_without_question()) {
+            match complaints(&disk, |it| !it.is_preen_ok()) {
                 Ok(none) if none.is_empty() => {}
                 Ok(questions) => violations.push(Violation::NeedsE2fsck(questions)),
                 Err(error) => violations.push(Violation::Unreadable(error.to_string())),
@@ -160,7 +160,7 @@ impl<'a> StateChecker<'a> {
         {
             return Err(error.to_string());
         }
-        match complaints(disk, |it| !it.is_mended_without_question()) {
+        match complaints(disk, |it| !it.is_preen_ok()) {
             Ok(none) if none.is_empty() => {}
             Ok(questions) => return Err(Violation::NeedsE2fsck(questions).to_string()),
             Err(draconis_ext::Error::Unsupported { .. }) if self.protocol == Protocol::Journal => {}
@@ -264,16 +264,16 @@ fn run_and_capture(command: &mut Command) -> anyhow::Result<(Option<i32>, String
 /// What our check complains about, as far as it `counts`.
 fn complaints(
     disk: &Arc<dyn Disk>,
-    counts: impl Fn(&Complaint) -> bool,
-) -> draconis_ext::Result<Vec<Complaint>> {
-    let options = check::Options { threads: 1, cache_bytes: 1 << 20, ..Default::default() };
+    counts: impl Fn(&Problem) -> bool,
+) -> draconis_ext::Result<Vec<Problem>> {
+    let options = check::CheckOptions { threads: 1, cache_bytes: 1 << 20, ..Default::default() };
     let report = check::check(disk, options, &|_, _| {})?;
-    Ok(report.complaints.into_iter().filter(counts).collect())
+    Ok(report.problems.into_iter().filter(counts).collect())
 }
 
 /// Everything that is wrong with a volume; where it lists orphans, after a mount has given
 /// them back, which changes the state.
-fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Complaint>> {
+fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Problem>> {
     if Volume::open(disk.clone(), small())?.superblock().last_orphan != 0 {
         let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
         volume.close()?;

@@ -3,7 +3,7 @@
 //! Law: what is left out is one thing only. All else of the run is as it was recorded.
 
 use draconis_device::{Event, Ticket};
-use draconis_ext::format::jbd2::Kind;
+use draconis_ext::format::jbd2::BlockType;
 use draconis_ext::format::jbd2::blocks::header;
 
 use super::journal::Log;
@@ -45,15 +45,15 @@ impl Omission {
     /// Leaves it out of what was recorded; how often.
     pub(super) fn leave_out(self, events: &mut Vec<Event>, log: &Log) -> usize {
         match self {
-            Self::Flush => unordered(events, log, |part| part == Part::Of(Kind::Commit)),
+            Self::Flush => unordered(events, log, |part| part == Part::Of(BlockType::Commit)),
             Self::Ordered => contents_with_commits(events, log),
             Self::Tail => unordered(events, log, |part| part == Part::Superblock),
             Self::Checkpoint => late_tails(events, log),
-            Self::Revokes => altered(events, log, Kind::Revoke, |block| {
+            Self::Revokes => altered(events, log, BlockType::Revoke, |block| {
                 // The list ends where the header does.
                 block[12..16].copy_from_slice(&16u32.to_be_bytes());
             }),
-            Self::Sum => altered(events, log, Kind::Commit, |block| block[16] ^= 1),
+            Self::Sum => altered(events, log, BlockType::Commit, |block| block[16] ^= 1),
             Self::Sync => {
                 let before = events.len();
                 events.retain(|event| !matches!(event, Event::Durable(_)));
@@ -89,7 +89,7 @@ fn early_discards(events: &mut Vec<Event>) -> usize {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
     Superblock,
-    Of(Kind),
+    Of(BlockType),
     Copy,
 }
 
@@ -141,7 +141,7 @@ fn late_tails(events: &mut [Event], log: &Log) -> usize {
         if is(Part::Superblock) {
             late = Some((LATE, std::mem::take(writes)));
             count += 1;
-        } else if is(Part::Of(Kind::Commit)) {
+        } else if is(Part::Of(BlockType::Commit)) {
             late = match late.take() {
                 Some((1, tail)) => {
                     writes.extend(tail);
@@ -166,7 +166,8 @@ fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
         }
         let (in_log, contents): (Writes, Writes) =
             by_block(log, writes).into_iter().partition(|write| part_of(log, write).is_some());
-        let is_log = in_log.iter().any(|it| part_of(log, it) == Some(Part::Of(Kind::Descriptor)));
+        let is_log =
+            in_log.iter().any(|it| part_of(log, it) == Some(Part::Of(BlockType::Descriptor)));
         if is_log && !contents.is_empty() {
             *writes = in_log;
             late = Some((*ticket, contents));
@@ -176,7 +177,7 @@ fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
 }
 
 /// Blocks of a kind are written in another form.
-fn altered(events: &mut [Event], log: &Log, kind: Kind, alter: impl Fn(&mut [u8])) -> usize {
+fn altered(events: &mut [Event], log: &Log, kind: BlockType, alter: impl Fn(&mut [u8])) -> usize {
     let mut count = 0;
     for event in events {
         let Event::Group { writes, .. } = event else { continue };

@@ -1,7 +1,7 @@
 //! The same reads with each cache of our library off, small and full.
 
 use anyhow::Context as _;
-use draconis_ext::Options;
+use draconis_ext::OpenOptions;
 
 use super::reading::{prepare, read_all};
 use super::{Experiment, ExperimentInfo, Paper};
@@ -17,10 +17,11 @@ use crate::units;
 pub struct Caches;
 
 /// How the caches are cut, from all to none.
-fn cuts() -> [(&'static str, Options); 8] {
-    let full = Options::default();
-    let small = Options { inode_cache: 4, block_map_cache: 4, data_cache_bytes: 1 << 20, ..full };
-    let none = Options {
+fn cuts() -> [(&'static str, OpenOptions); 8] {
+    let full = OpenOptions::default();
+    let small =
+        OpenOptions { inode_cache: 4, block_map_cache: 4, data_cache_bytes: 1 << 20, ..full };
+    let none = OpenOptions {
         inode_cache: 0,
         block_map_cache: 0,
         data_cache_bytes: 0,
@@ -29,11 +30,11 @@ fn cuts() -> [(&'static str, Options); 8] {
     };
     [
         ("all full", full),
-        ("no read-ahead", Options { read_ahead_bytes: 0, ..full }),
-        ("no inode cache", Options { inode_cache: 0, ..full }),
-        ("no block-map cache", Options { block_map_cache: 0, ..full }),
-        ("data cache 1 MiB", Options { data_cache_bytes: 1 << 20, ..full }),
-        ("no data cache", Options { data_cache_bytes: 0, ..full }),
+        ("no read-ahead", OpenOptions { read_ahead_bytes: 0, ..full }),
+        ("no inode cache", OpenOptions { inode_cache: 0, ..full }),
+        ("no block-map cache", OpenOptions { block_map_cache: 0, ..full }),
+        ("data cache 1 MiB", OpenOptions { data_cache_bytes: 1 << 20, ..full }),
+        ("no data cache", OpenOptions { data_cache_bytes: 0, ..full }),
         ("all small", small),
         ("all off", none),
     ]

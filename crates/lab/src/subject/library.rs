@@ -7,7 +7,8 @@ use anyhow::{Context, bail};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::contract::{FileType as NodeKind, Time};
 use draconis_ext::{
-    AccessTimes, Follow, InodeNumber, NewNode, Options, Reserve, Statistics, Volume, Writing,
+    AccessTimes, Follow, InodeNumber, NewNode, OpenOptions, Reserve, Statistics, Volume,
+    WriteOptions,
 };
 
 use super::counters::Device;
@@ -23,7 +24,7 @@ pub struct Library {
     spec: String,
     clock: Arc<Wall>,
     volume: Shared,
-    options: Options,
+    options: OpenOptions,
     dir: tempfile::TempDir,
     device: Option<Device>,
 }
@@ -42,7 +43,7 @@ impl Library {
         make_volume(kind, &dir.path().join("image"), shop.bytes)?;
         let device = Device::of(dir.path());
         let clock = Arc::new(Wall::new());
-        let options = Options::default();
+        let options = OpenOptions::default();
         let spec = spec.to_owned();
         let mut library = Self { spec, clock, volume: Shared::default(), options, dir, device };
         library.open()?;
@@ -53,7 +54,7 @@ impl Library {
     ///
     /// # Errors
     /// What the library says.
-    pub fn reopen(&mut self, options: Options) -> anyhow::Result<()> {
+    pub fn reopen(&mut self, options: OpenOptions) -> anyhow::Result<()> {
         self.shut()?;
         self.options = options;
         self.open()
@@ -89,7 +90,7 @@ impl Library {
         let disk = Arc::new(FileDisk::open(&self.dir.path().join("image"), how)?);
         let atime = AccessTimes::Relative;
         let writing =
-            Writing { clock: Arc::new(now), dirty_bytes: DIRTY_BYTES, atime, discard: false };
+            WriteOptions { clock: Arc::new(now), dirty_bytes: DIRTY_BYTES, atime, discard: false };
         let volume = Volume::open_for_writing(disk, self.options, writing)?;
         *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(volume));
         Ok(())
@@ -210,7 +211,7 @@ impl Handle for LibraryHandle {
     }
 
     fn allocate(&self, at: u64, len: u64) -> anyhow::Result<bool> {
-        self.volume.reserve(self.inode, at, len, Reserve::KeepSize)?;
+        self.volume.fallocate(self.inode, at, len, Reserve::KeepSize)?;
         Ok(true)
     }
 }

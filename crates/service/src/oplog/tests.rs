@@ -9,9 +9,13 @@ fn again(memory: &SharedMemory, epoch: u64) -> OpLog {
     OpLog::new(map_existing(memory).unwrap(), epoch).unwrap()
 }
 
-fn made(seconds: i64, inode: u32) -> Made {
+fn made(seconds: i64, inode: u32) -> ChangeRecord {
     let inode = (inode != 0).then_some(FileId { inode, generation: inode + 1 });
-    Made { now: Time { seconds, nanoseconds: 5 }, inode, moved: Some(InodeNumber(3)) }
+    ChangeRecord {
+        now: Time { seconds, nanoseconds: 5 },
+        inode,
+        renamed_inode: Some(InodeNumber(3)),
+    }
 }
 
 fn all<'a>(bytes: &'a [u8], more: &'a [u8]) -> Option<(&'a [u8], RequestData<'a>)> {

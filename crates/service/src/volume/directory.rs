@@ -14,7 +14,7 @@ use draconis_exchange::contract::{
 };
 use draconis_exchange::heap::Block;
 use draconis_exchange::omission::{CRASHING_NAME, InjectedFault};
-use draconis_ext::{Cookie, InodeNumber, NewNode, Renaming, Volume, Whiteout, XattrSet};
+use draconis_ext::{Cookie, InodeNumber, NewNode, RenameMode, Volume, Whiteout, XattrSet};
 
 use super::{VolumeTree, inode, refusal};
 
@@ -82,14 +82,14 @@ impl DirectoryServer for VolumeTree {
         let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
         let (kind, uid, gid) = (FileType::File, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
-        let made = self.volume.create_unnamed(inode(request.parent)?, &new).map_err(refusal)?;
+        let made = self.volume.create_tmpfile(inode(request.parent)?, &new).map_err(refusal)?;
         self.attributes(made)
     }
 
     fn open(&self, request: &mut Open) -> Result<Kept, Refusal> {
         let node = inode(request.node)?;
         if !InjectedFault::OpenFlags.is_made() {
-            self.volume.may_open(node, request.access).map_err(refusal)?;
+            self.volume.check_open(node, request.access).map_err(refusal)?;
         }
         let read = request.access.read;
         let listed = self.no_directory_atime && self.attributes(node)?.kind == FileType::Directory;
@@ -140,9 +140,9 @@ impl DirectoryServer for VolumeTree {
 
     fn rename(&self, request: &mut Rename) -> Result<(), Refusal> {
         let how = match request.flags & !RENAME_WHITEOUT {
-            0 => Renaming::Replace,
-            RENAME_NO_REPLACE => Renaming::NoReplace,
-            RENAME_EXCHANGE => Renaming::Exchange,
+            0 => RenameMode::Replace,
+            RENAME_NO_REPLACE => RenameMode::NoReplace,
+            RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return Err(Refusal::Invalid),
         };
         let (from, to) = (inode(request.from)?, inode(request.to)?);
@@ -220,7 +220,7 @@ impl VolumeTree {
     fn list(&self, request: &mut Enumerate) -> Result<u32, Refusal> {
         let dir = inode(request.node)?;
         let (cookie, with_attributes) = (Cookie(request.cookie), request.with_attributes);
-        let dots = self.volume.options().dots;
+        let dots = self.volume.options().lists_dots;
         let mut entries = EntryWriter::new(&mut request.buffer);
         let mut why = None;
         self.volume
@@ -246,7 +246,7 @@ impl VolumeTree {
                 };
                 let fits = entries.push(&entry);
                 if fits && with_attributes && found.kind == Some(FileType::Directory) {
-                    self.volume.will_list(found.inode);
+                    self.volume.prefetch_directory(found.inode);
                 }
                 if !fits && entries.is_empty() {
                     why = Some(Refusal::BufferTooSmall);
@@ -286,7 +286,7 @@ impl VolumeTree {
             return Ok(mode);
         }
         let parent = inode(parent)?;
-        let has_acl = self.volume.inode(parent).map_err(refusal)?.has_attributes()
+        let has_acl = self.volume.inode(parent).map_err(refusal)?.has_xattrs()
             && self.volume.xattr(parent, DEFAULT_ACL).is_ok();
         Ok(if has_acl { mode } else { mode & !umask })
     }

@@ -62,7 +62,7 @@ impl FileServer for VolumeFile<'_> {
         let (volume, offset) = (&self.tree.volume, request.offset);
         let written = match (request.buffer.shared_slices(), request.buffer.bytes()) {
             ([lent], _) if lent.len() >= from + len => {
-                volume.write_lent(node, offset, &lent.slice(from..from + len)).map_err(refusal)?
+                volume.write_shared(node, offset, &lent.slice(from..from + len)).map_err(refusal)?
             }
             (_, Some(bytes)) => {
                 volume.write(node, offset, &bytes[from..from + len]).map_err(refusal)?
@@ -85,7 +85,7 @@ impl FileServer for VolumeFile<'_> {
 
     fn fallocate(&self, request: &mut Fallocate) -> Result<(), Refusal> {
         let Fallocate { offset, len, how } = *request;
-        self.tree.volume.reserve(inode(self.node)?, offset, len, how).map_err(refusal)?;
+        self.tree.volume.fallocate(inode(self.node)?, offset, len, how).map_err(refusal)?;
         self.tree.commit_contents()
     }
 

@@ -6,13 +6,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use draconis_exchange::channel::ChangeNotifier;
-use draconis_ext::{InodeNumber, Made, Witness};
+use draconis_ext::{ChangeRecord, ChangeRecorder, InodeNumber};
 
 /// See the head of the file.
 #[derive(Default)]
 pub(super) struct ChangeFanout {
     clients: Mutex<Vec<ChangeNotifier>>,
-    next: OnceLock<Arc<dyn Witness>>,
+    next: OnceLock<Arc<dyn ChangeRecorder>>,
 }
 
 impl ChangeFanout {
@@ -24,7 +24,7 @@ impl ChangeFanout {
     }
 
     /// Tells `witness`, too. The first stays.
-    pub(super) fn set_oplog(&self, witness: Arc<dyn Witness>) {
+    pub(super) fn set_oplog(&self, witness: Arc<dyn ChangeRecorder>) {
         let _ = self.next.set(witness);
     }
 
@@ -33,8 +33,8 @@ impl ChangeFanout {
     }
 }
 
-impl Witness for ChangeFanout {
-    fn record_change(&self, number: u64, made: Made) {
+impl ChangeRecorder for ChangeFanout {
+    fn record_change(&self, number: u64, made: ChangeRecord) {
         if let Some(next) = self.next.get() {
             next.record_change(number, made);
         }
@@ -54,9 +54,9 @@ impl Witness for ChangeFanout {
         }
     }
 
-    fn nameless(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
+    fn record_orphan(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
         if let Some(next) = self.next.get() {
-            next.nameless(number, inode, all);
+            next.record_orphan(number, inode, all);
         }
     }
 }

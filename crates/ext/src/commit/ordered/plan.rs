@@ -2,56 +2,62 @@
 
 use std::collections::HashMap;
 
-use super::Ordered;
-use super::directories::Arranged;
+use super::OrderedProtocol;
+use super::directories::DirectoryUpdate;
 
 /// Which stage everything of a recorded belongs to.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct StagePlan {
     /// Old directories: when, and whether their inodes lead to new blocks then.
     pub(super) dirs: HashMap<u32, (u32, bool)>,
     /// The first stage of inodes that are born.
-    pub(super) births: u32,
+    pub(super) first_creation_stage: u32,
     /// Old inodes that die, and when.
-    pub(super) deaths: HashMap<u32, u32>,
+    pub(super) deletion_stages: HashMap<u32, u32>,
     /// How deep a directory lies below the last one that lives on disk.
     pub(super) depths: HashMap<u32, u32>,
     /// How many stages the births of directories take.
     pub(super) deepest: u32,
 }
 
-impl Plan {
-    pub(super) fn of(recorded: &Ordered, arranged: &HashMap<u32, Arranged>) -> Self {
+impl StagePlan {
+    pub(super) fn of(recorded: &OrderedProtocol, arranged: &HashMap<u32, DirectoryUpdate>) -> Self {
         let after_deaths = recorded.dying.values().max().map_or(0, |height| height + 1);
-        let base = |dir: &Arranged| match dir {
-            Arranged { switches: true, .. } => after_deaths.max(1),
-            Arranged { removes: true, .. } => after_deaths,
+        let base = |dir: &DirectoryUpdate| match dir {
+            DirectoryUpdate { is_relocated: true, .. } => after_deaths.max(1),
+            DirectoryUpdate { drops_names: true, .. } => after_deaths,
             _ => 0,
         };
         let mut dirs: HashMap<u32, (u32, bool)> =
-            arranged.iter().map(|(dir, it)| (*dir, (base(it), it.switches))).collect();
+            arranged.iter().map(|(dir, it)| (*dir, (base(it), it.is_relocated))).collect();
         let received = dirs
             .iter()
-            .filter(|(dir, _)| recorded.receivers.contains(dir))
+            .filter(|(dir, _)| recorded.rename_targets.contains(dir))
             .map(|(_, (stage, _))| stage + 1)
             .max();
         for (dir, (stage, _)) in &mut dirs {
-            if recorded.givers.contains(dir) && !recorded.receivers.contains(dir) {
+            if recorded.rename_sources.contains(dir) && !recorded.rename_targets.contains(dir) {
                 *stage = (*stage).max(received.unwrap_or(0));
             }
         }
         let named = dirs.values().map(|(stage, _)| stage + 1).max().unwrap_or(0);
         let mut depths = HashMap::new();
-        for dir in recorded.born_dirs.keys() {
+        for dir in recorded.created_dirs.keys() {
             depth(*dir, recorded, &mut depths);
         }
         let deepest = depths.values().map(|depth| depth + 1).max().unwrap_or(0);
-        Self { dirs, births: named.max(1), deaths: recorded.dying.clone(), depths, deepest }
+        Self {
+            dirs,
+            first_creation_stage: named.max(1),
+            deletion_stages: recorded.dying.clone(),
+            depths,
+            deepest,
+        }
     }
 }
 
 /// How many directories that are born in this recorded lie around this one.
-fn depth(dir: u32, recorded: &Ordered, known: &mut HashMap<u32, u32>) -> u32 {
+fn depth(dir: u32, recorded: &OrderedProtocol, known: &mut HashMap<u32, u32>) -> u32 {
     let mut chain = vec![dir];
     let mut at = dir;
     // Never longer than there are directories: a tree has no circle.
@@ -60,8 +66,10 @@ fn depth(dir: u32, recorded: &Ordered, known: &mut HashMap<u32, u32>) -> u32 {
             chain.pop();
             break depth + 1;
         }
-        match recorded.born_dirs.get(&at) {
-            Some(parent) if recorded.born_dirs.contains_key(parent) && !chain.contains(parent) => {
+        match recorded.created_dirs.get(&at) {
+            Some(parent)
+                if recorded.created_dirs.contains_key(parent) && !chain.contains(parent) =>
+            {
                 at = *parent;
                 chain.push(at);
             }

@@ -2,60 +2,60 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::plan::Plan;
-use crate::blocks::data::Data;
-use crate::blocks::overlay::{Buffer, State};
+use super::plan::StagePlan;
+use crate::blocks::data::SharedBytes;
+use crate::blocks::overlay::{Buffer, BufferState};
 use crate::blocks::role::Role;
-use crate::commit::outbox::After;
+use crate::commit::outbox::ChainDependency;
 use crate::commit::protocol::{Chain, Stage};
-use crate::format::slot::Change;
+use crate::format::slot::InodeDiff;
 use crate::format::superblock::RawSuperblock;
 use crate::transaction::Transaction;
-use crate::units::index;
+use crate::units::saturating_usize;
 use crate::{FsBlock, InodeNumber, Result};
 
 impl Transaction<'_> {
     /// The stages of the batch, none of them empty, and which one a sync waits for.
-    pub(super) fn stages(&self, plan: &Plan) -> Result<Chain> {
+    pub(super) fn build_chain(&self, plan: &StagePlan) -> Result<Chain> {
         let mut stages: BTreeMap<u32, Stage> = BTreeMap::new();
         let mut last: Stage = Stage::new();
         let mut freed = false;
-        let contents = self.dirty_contents();
+        let contents = self.collect_dirty_contents();
         if !contents.is_empty() {
             stages.insert(0, contents);
         }
-        let slots = self.slots(plan)?;
+        let slots = self.inode_stages(plan)?;
         let mut all = self.writer.batch.blocks.clone();
         all.sort_unstable();
         all.dedup();
-        let blocks = self.volume.store.overlay.read();
+        let blocks = self.volume.store.write_back.read();
         for block in all {
             let Some(buffer) = blocks.metadata.get(&block) else { continue };
-            let now = buffer.now.clone();
+            let now = buffer.current.clone();
             match (&buffer.state, buffer.role) {
-                (State::Clean, _) => {}
-                (State::Fresh, _) => drop(stages.entry(0).or_default().insert(block, now)),
-                (State::Changed(base), Role::Superblock) => {
-                    if let Some(features) = self.features_only(base, &now) {
+                (BufferState::Clean, _) => {}
+                (BufferState::New, _) => drop(stages.entry(0).or_default().insert(block, now)),
+                (BufferState::Modified(base), Role::Superblock) => {
+                    if let Some(features) = self.superblock_with_features(base, &now) {
                         stages.entry(0).or_default().insert(block, features);
                     }
                     last.insert(block, now);
                 }
                 (
-                    State::Changed(_),
+                    BufferState::Modified(_),
                     Role::Descriptors
-                    | Role::Attributes
-                    | Role::Orphans(_)
+                    | Role::XattrBlock
+                    | Role::OrphanFile(_)
                     | Role::Quota
                     | Role::Contents,
                 ) => {
                     last.insert(block, now);
                 }
-                (State::Changed(base), Role::BlockBitmap(_) | Role::InodeBitmap(_)) => {
+                (BufferState::Modified(base), Role::BlockBitmap(_) | Role::InodeBitmap(_)) => {
                     let both: Box<[u8]> = base.iter().zip(now.iter()).map(|(a, b)| a | b).collect();
                     let frees = both[..] != now[..];
                     if both[..] != base[..] {
-                        let both = if frees { Data::owned(both) } else { now.clone() };
+                        let both = if frees { SharedBytes::owned(both) } else { now.clone() };
                         stages.entry(0).or_default().insert(block, both);
                     }
                     if frees {
@@ -63,17 +63,17 @@ impl Transaction<'_> {
                         last.insert(block, now);
                     }
                 }
-                (State::Changed(base), Role::Inodes) => {
+                (BufferState::Modified(base), Role::InodeTable) => {
                     let slots = slots.get(&block).map(Vec::as_slice).unwrap_or_default();
-                    for (stage, version) in self.versions(base, &now, slots) {
+                    for (stage, version) in self.stage_versions(base, &now, slots) {
                         stages.entry(stage).or_default().insert(block, version);
                     }
                 }
-                (State::Changed(_), Role::Directory(dir)) => {
+                (BufferState::Modified(_), Role::Directory(dir)) => {
                     let stage = plan.dirs.get(&dir.inode).map_or(0, |(stage, _)| *stage);
                     stages.entry(stage).or_default().insert(block, now);
                 }
-                (State::Changed(_), Role::Map(file) | Role::Extents(file)) => {
+                (BufferState::Modified(_), Role::IndirectBlock(file) | Role::ExtentNode(file)) => {
                     let stage = plan.dirs.get(&file.inode).map_or(1, |(stage, _)| (*stage).max(1));
                     stages.entry(stage).or_default().insert(block, now);
                 }
@@ -91,12 +91,16 @@ impl Transaction<'_> {
                 needed = 0;
             }
         }
-        Ok(Chain { stages: all, needed, after: After::Needed })
+        Ok(Chain { stages: all, sync_stage: needed, dependency: ChainDependency::PendingSync })
     }
 
     /// The superblock with new features and nothing else: what needs them comes behind.
-    fn features_only(&self, base: &Data, now: &Data) -> Option<Data> {
-        let (_, at) = self.volume.super_.place();
+    fn superblock_with_features(
+        &self,
+        base: &SharedBytes,
+        now: &SharedBytes,
+    ) -> Option<SharedBytes> {
+        let (_, at) = self.volume.super_.location();
         let new = RawSuperblock::view(now.get(at..)?).ok()?.features();
         let mut bytes = base.to_vec();
         let raw = RawSuperblock::view_mut(bytes.get_mut(at..)?).ok()?;
@@ -104,46 +108,52 @@ impl Transaction<'_> {
             return None;
         }
         raw.set_features(new);
-        Some(Data::owned(bytes.into_boxed_slice()))
+        Some(SharedBytes::owned(bytes.into_boxed_slice()))
     }
 
     /// The changed inodes by the blocks of their tables: place, and stage.
-    fn slots(&self, plan: &Plan) -> Result<HashMap<u64, Vec<(usize, u32)>>> {
+    fn inode_stages(&self, plan: &StagePlan) -> Result<HashMap<u64, Vec<(usize, u32)>>> {
         let mut slots: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
         let batch = &self.writer.batch;
         for inode in &batch.inodes {
-            let (block, at) = self.place(InodeNumber(*inode))?;
+            let (block, at) = self.inode_location(InodeNumber(*inode))?;
             let stage = if let Some(depth) = plan.depths.get(inode) {
-                plan.births + depth
-            } else if batch.born.contains(inode) {
-                plan.births + plan.deepest
-            } else if let Some(stage) = plan.deaths.get(inode) {
+                plan.first_creation_stage + depth
+            } else if batch.created_inodes.contains(inode) {
+                plan.first_creation_stage + plan.deepest
+            } else if let Some(stage) = plan.deletion_stages.get(inode) {
                 *stage
             } else if let Some((stage, true)) = plan.dirs.get(inode) {
                 *stage
             } else {
                 // A file whose inode leads to other blocks than before waits for those.
-                u32::from(self.inode_switches_blocks(block, at))
+                u32::from(self.has_new_blocks(block, at))
             };
             slots.entry(block.0).or_default().push((at, stage));
         }
         Ok(slots)
     }
 
-    fn inode_switches_blocks(&self, block: FsBlock, at: usize) -> bool {
-        let blocks = self.volume.store.overlay.read();
-        let Some(Buffer { state: State::Changed(base), now, .. }) = blocks.metadata.get(&block.0)
+    fn has_new_blocks(&self, block: FsBlock, at: usize) -> bool {
+        let blocks = self.volume.store.write_back.read();
+        let Some(Buffer { state: BufferState::Modified(base), current: now, .. }) =
+            blocks.metadata.get(&block.0)
         else {
             return false;
         };
-        let part = at..at + index(self.volume.super_.inode_bytes.into());
+        let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
         let old = base.get(part.clone()).unwrap_or_default();
-        Change::new(old, now.get(part).unwrap_or_default()).is_of_blocks()
+        InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_blocks()
     }
 
     /// A block of an inode table as each stage leaves it.
-    fn versions(&self, base: &Data, now: &Data, slots: &[(usize, u32)]) -> Vec<(u32, Data)> {
-        let len = index(self.volume.super_.inode_bytes.into());
+    fn stage_versions(
+        &self,
+        base: &SharedBytes,
+        now: &SharedBytes,
+        slots: &[(usize, u32)],
+    ) -> Vec<(u32, SharedBytes)> {
+        let len = saturating_usize(self.volume.super_.inode_bytes.into());
         let stages: BTreeSet<u32> = slots.iter().map(|(_, stage)| *stage).collect();
         if let (1, Some(stage)) = (stages.len(), stages.first()) {
             return vec![(*stage, now.clone())];
@@ -157,7 +167,7 @@ impl Transaction<'_> {
                     into.copy_from_slice(from);
                 }
             }
-            versions.push((stage, Data::owned(version.clone().into_boxed_slice())));
+            versions.push((stage, SharedBytes::owned(version.clone().into_boxed_slice())));
         }
         versions
     }

@@ -10,29 +10,29 @@
 //! index, which checkers drop without a question, and no name.
 //! Law 2: the limit that a block states is kept, and believed only if it fits the block.
 
-use super::{Record, all, pack_of, put_len};
-use crate::format::dirent::Shape;
+use super::{RawRecord, collect_records, pack_records, put_len};
+use crate::format::dirent::DirBlockFormat;
 use crate::format::htree::{
-    BLOCK_MASK, ENTRY_BYTES, Entry, Index, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
-    node_room, root_room,
+    BLOCK_MASK, DxEntries, DxEntry, ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
+    dx_node_limit, dx_root_limit,
 };
 use crate::format::{htree, le16, leaf, put16, put32};
-use crate::units::narrow;
+use crate::units::saturating_u32;
 use crate::{Error, Result};
 
 /// Levels of nodes below the root that the format allows.
-pub(crate) const fn most_levels(large_dir: bool) -> u8 {
+pub(crate) const fn max_levels(large_dir: bool) -> u8 {
     if large_dir { 2 } else { 1 }
 }
 
 /// Which index block it is: they keep their entries at different places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Level {
+pub(crate) enum IndexBlockKind {
     Root,
     Node,
 }
 
-impl Level {
+impl IndexBlockKind {
     const fn entries_at(self) -> usize {
         match self {
             Self::Root => ROOT_ENTRIES_AT,
@@ -41,11 +41,11 @@ impl Level {
     }
 
     /// Entries that there is room for, at most: a block with a checksum has room for one less.
-    fn room(self, block_bytes: u32) -> usize {
-        let shape = Shape { block_bytes, filetype: false, sums: false };
+    fn capacity(self, block_bytes: u32) -> usize {
+        let shape = DirBlockFormat { block_bytes, filetype: false, has_checksums: false };
         match self {
-            Self::Root => root_room(shape),
-            Self::Node => node_room(shape),
+            Self::Root => dx_root_limit(shape),
+            Self::Node => dx_node_limit(shape),
         }
     }
 }
@@ -64,18 +64,18 @@ pub(crate) struct NodeSplit {
 }
 
 /// The entries of an index block and how many it may have.
-fn look(block: &[u8], level: Level) -> Result<(Index<'_>, usize)> {
+fn parse_index(block: &[u8], level: IndexBlockKind) -> Result<(DxEntries<'_>, usize)> {
     let corrupt = Error::corrupt("hash tree index");
     let entries = block.get(level.entries_at()..).ok_or(corrupt.clone())?;
     let limit = le16(entries, 0).map(usize::from).ok_or(corrupt.clone())?;
-    if limit > level.room(narrow(block.len() as u64)) {
+    if limit > level.capacity(saturating_u32(block.len() as u64)) {
         return Err(corrupt);
     }
-    Ok((Index::of_entries(entries)?, limit))
+    Ok((DxEntries::from_entries(entries)?, limit))
 }
 
-fn entries(index: Index<'_>) -> Vec<Entry> {
-    let entry = |nth| Some(Entry { hash: index.hash(nth)?, block: index.block(nth)?.0 });
+fn entries(index: DxEntries<'_>) -> Vec<DxEntry> {
+    let entry = |nth| Some(DxEntry { hash: index.hash(nth)?, block: index.block(nth)?.0 });
     (0..index.len()).filter_map(entry).collect()
 }
 
@@ -83,8 +83,8 @@ fn entries(index: Index<'_>) -> Vec<Entry> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if limit or count make no sense.
-pub(crate) fn has_room(block: &[u8], level: Level) -> Result<bool> {
-    let (index, limit) = look(block, level)?;
+pub(crate) fn has_room(block: &[u8], level: IndexBlockKind) -> Result<bool> {
+    let (index, limit) = parse_index(block, level)?;
     Ok(index.len() < limit)
 }
 
@@ -92,9 +92,14 @@ pub(crate) fn has_room(block: &[u8], level: Level) -> Result<bool> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if limit, count, or the order of the hashes make no sense.
-pub(crate) fn insert(block: &mut [u8], level: Level, nth: usize, entry: Entry) -> Result<bool> {
+pub(crate) fn insert(
+    block: &mut [u8],
+    level: IndexBlockKind,
+    nth: usize,
+    entry: DxEntry,
+) -> Result<bool> {
     let corrupt = Error::corrupt("hash tree index");
-    let (index, limit) = look(block, level)?;
+    let (index, limit) = parse_index(block, level)?;
     let len = index.len();
     if len >= limit {
         return Ok(false);
@@ -116,7 +121,7 @@ pub(crate) fn insert(block: &mut [u8], level: Level, nth: usize, entry: Entry) -
     Ok(true)
 }
 
-fn set_count(block: &mut [u8], level: Level, count: usize) -> Option<()> {
+fn set_count(block: &mut [u8], level: IndexBlockKind, count: usize) -> Option<()> {
     put16(block, level.entries_at().checked_add(2)?, u16::try_from(count).ok()?)
 }
 
@@ -124,15 +129,15 @@ fn set_count(block: &mut [u8], level: Level, count: usize) -> Option<()> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if limit or count make no sense.
-pub(crate) fn with_room_for_sum(
+pub(crate) fn shrink_for_checksum(
     block: &[u8],
-    level: Level,
-    shape: Shape,
+    level: IndexBlockKind,
+    shape: DirBlockFormat,
 ) -> Result<Option<Vec<u8>>> {
-    let (index, limit) = look(block, level)?;
+    let (index, limit) = parse_index(block, level)?;
     let room = match level {
-        Level::Root => root_room(shape),
-        Level::Node => node_room(shape),
+        IndexBlockKind::Root => dx_root_limit(shape),
+        IndexBlockKind::Node => dx_node_limit(shape),
     };
     if index.len() > room {
         return Ok(None);
@@ -150,8 +155,8 @@ pub(crate) fn with_room_for_sum(
 /// # Errors
 /// [`Error::Corrupt`] if limit or count make no sense; [`Error::Misuse`] if there are less
 /// than two entries.
-pub(crate) fn split_node(block: &[u8], shape: Shape) -> Result<NodeSplit> {
-    let (index, _) = look(block, Level::Node)?;
+pub(crate) fn split_node(block: &[u8], shape: DirBlockFormat) -> Result<NodeSplit> {
+    let (index, _) = parse_index(block, IndexBlockKind::Node)?;
     let all = entries(index);
     let kept = all.len() / 2;
     let go = all.get(kept..).unwrap_or_default();
@@ -159,7 +164,7 @@ pub(crate) fn split_node(block: &[u8], shape: Shape) -> Result<NodeSplit> {
     let (true, Some(first)) = (kept > 0, go.first()) else { return Err(few) };
     let high = htree::node(go, shape).ok_or(few.clone())?;
     let mut low = block.to_vec();
-    set_count(&mut low, Level::Node, kept).ok_or(few)?;
+    set_count(&mut low, IndexBlockKind::Node, kept).ok_or(few)?;
     Ok(NodeSplit { low, high, hash: first.hash, kept })
 }
 
@@ -169,14 +174,14 @@ pub(crate) fn split_node(block: &[u8], shape: Shape) -> Result<NodeSplit> {
 /// # Errors
 /// [`Error::NoSpace`] if the tree has `most_levels`; [`Error::Corrupt`] if the root makes no
 /// sense.
-pub(crate) fn deepen(
+pub(crate) fn add_level(
     root: &[u8],
     node: u32,
     most_levels: u8,
-    shape: Shape,
+    shape: DirBlockFormat,
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let corrupt = Error::corrupt("hash tree root");
-    let (index, _) = look(root, Level::Root)?;
+    let (index, _) = parse_index(root, IndexBlockKind::Root)?;
     let levels_at = ROOT_INFO_AT.saturating_add(6);
     let levels = *root.get(levels_at).ok_or(corrupt.clone())?;
     if levels >= most_levels {
@@ -187,7 +192,7 @@ pub(crate) fn deepen(
     if let Some(byte) = root.get_mut(levels_at) {
         *byte = levels.saturating_add(1);
     }
-    set_count(&mut root, Level::Root, 1).ok_or(corrupt.clone())?;
+    set_count(&mut root, IndexBlockKind::Root, 1).ok_or(corrupt.clone())?;
     put32(&mut root, ROOT_ENTRIES_AT.saturating_add(4), node & BLOCK_MASK).ok_or(corrupt)?;
     Ok((root, below))
 }
@@ -202,25 +207,25 @@ pub(crate) fn make_indexed(
     block: &[u8],
     version: u8,
     leaf: u32,
-    shape: Shape,
+    shape: DirBlockFormat,
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let corrupt = Error::corrupt("directory: no `.` and `..` at its start");
-    let own = leaf::names(block, shape.sums);
-    let all = all(own)?;
+    let own = leaf::dirent_area(block, shape.has_checksums);
+    let all = collect_records(own)?;
     let [dot, dot_dot, names @ ..] = all.as_slice() else { return Err(corrupt) };
-    let is = |record: &Record, name: &[u8]| record.inode != 0 && record.name(own) == name;
+    let is = |record: &RawRecord, name: &[u8]| record.inode != 0 && record.name(own) == name;
     if !is(dot, b".") || !is(dot_dot, b"..") {
         return Err(corrupt);
     }
-    let names = shape.whole(pack_of(names.iter().copied(), own, own.len()));
-    let entry = Entry { hash: 0, block: leaf };
+    let names = shape.with_tail(pack_records(names.iter().copied(), own, own.len()));
+    let entry = DxEntry { hash: 0, block: leaf };
     let head = htree::root(
         dot.inode,
         dot_dot.inode,
         version,
         0,
         &[entry],
-        Shape { filetype: false, ..shape },
+        DirBlockFormat { filetype: false, ..shape },
     )
     .ok_or(corrupt.clone())?;
     let mut root = block.to_vec();

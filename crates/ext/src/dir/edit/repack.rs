@@ -2,21 +2,21 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
 
-use super::{Record, all, pack_of};
+use super::{RawRecord, collect_records, pack_records};
 use crate::Result;
-use crate::format::dirent::Shape;
+use crate::format::dirent::DirBlockFormat;
 
 /// A block of names in another shape; `None` if they do not fit into it.
 ///
 /// # Errors
 /// [`crate::Error::Corrupt`] if the chain breaks.
-pub(crate) fn reshape(names: &[u8], shape: Shape) -> Result<Option<Vec<u8>>> {
-    let records = all(names)?;
-    let used: usize = records.iter().map(Record::used).sum();
-    if used > shape.names_bytes() {
+pub(crate) fn convert_block(names: &[u8], shape: DirBlockFormat) -> Result<Option<Vec<u8>>> {
+    let records = collect_records(names)?;
+    let used: usize = records.iter().map(RawRecord::used).sum();
+    if used > shape.dirent_area_bytes() {
         return Ok(None);
     }
-    Ok(Some(shape.whole(pack_of(records, names, shape.names_bytes()))))
+    Ok(Some(shape.with_tail(pack_records(records, names, shape.dirent_area_bytes()))))
 }
 
 /// The names of these blocks, one behind the other in as many blocks, or more if they do not fit.
@@ -24,12 +24,12 @@ pub(crate) fn reshape(names: &[u8], shape: Shape) -> Result<Option<Vec<u8>>> {
 ///
 /// # Errors
 /// As [`reshape`].
-pub(crate) fn relist(blocks: &[&[u8]], shape: Shape) -> Result<Vec<Vec<u8>>> {
+pub(crate) fn repack_linear(blocks: &[&[u8]], shape: DirBlockFormat) -> Result<Vec<Vec<u8>>> {
     let mut listed = vec![];
     let mut page: Vec<u8> = vec![];
     for names in blocks {
-        for record in all(names)?.into_iter().filter(|record| record.inode != 0) {
-            if page.len() + record.used() > shape.names_bytes() {
+        for record in collect_records(names)?.into_iter().filter(|record| record.inode != 0) {
+            if page.len() + record.used() > shape.dirent_area_bytes() {
                 listed.push(std::mem::take(&mut page));
             }
             record.append(names, &mut page);
@@ -38,8 +38,8 @@ pub(crate) fn relist(blocks: &[&[u8]], shape: Shape) -> Result<Vec<Vec<u8>>> {
     listed.push(page);
     listed.resize(blocks.len().max(listed.len()), vec![]);
     let whole = |mut page: Vec<u8>| {
-        super::fill_up(&mut page, shape.names_bytes());
-        shape.whole(page)
+        super::extend_last_record(&mut page, shape.dirent_area_bytes());
+        shape.with_tail(page)
     };
     Ok(listed.into_iter().map(whole).collect())
 }
@@ -48,18 +48,19 @@ pub(crate) fn relist(blocks: &[&[u8]], shape: Shape) -> Result<Vec<Vec<u8>>> {
 mod tests {
     use super::*;
     use crate::InodeNumber;
-    use crate::dir::edit::{SlotSearch, empty, find, insert, seek};
+    use crate::dir::edit::{SlotSearch, empty, find, find_or_slot, insert};
     use draconis_exchange::contract::FileType;
 
-    const OLD: Shape = Shape { block_bytes: 1024, filetype: true, sums: false };
-    const NEW: Shape = Shape { sums: true, ..OLD };
+    const OLD: DirBlockFormat =
+        DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false };
+    const NEW: DirBlockFormat = DirBlockFormat { has_checksums: true, ..OLD };
 
     /// A block with so many names of ten bytes.
     fn filled(count: u32) -> Vec<u8> {
         let mut block = empty(OLD);
         for nth in 0..count {
             let name = format!("{nth:010}");
-            let sought = seek(&block, true, name.as_bytes()).unwrap();
+            let sought = find_or_slot(&block, true, name.as_bytes()).unwrap();
             let SlotSearch::Room(room) = sought else { panic!("{sought:?}") };
             let inode = InodeNumber(nth + 12);
             insert(&mut block, &room, inode, FileType::File, name.as_bytes(), true).unwrap();
@@ -69,9 +70,9 @@ mod tests {
 
     #[test]
     fn names_get_room_for_a_checksum_where_there_is_some() {
-        let names = NEW.names_bytes();
+        let names = NEW.dirent_area_bytes();
         for (count, fits) in [(0, true), (1, true), (50, true), (51, false)] {
-            let block = reshape(&filled(count), NEW).unwrap();
+            let block = convert_block(&filled(count), NEW).unwrap();
             assert_eq!(block.is_some(), fits, "{count}");
             let Some(block) = block else { continue };
             for nth in 0..count {
@@ -84,15 +85,15 @@ mod tests {
     #[test]
     fn all_names_go_on_in_as_many_blocks_or_in_more() {
         let (full, some) = (filled(51), filled(3));
-        let listed = relist(&[&full, &some, &some], NEW).unwrap();
+        let listed = repack_linear(&[&full, &some, &some], NEW).unwrap();
         assert_eq!(listed.len(), 3);
         let count = |block: &Vec<u8>| {
-            let records = all(&block[..NEW.names_bytes()]).unwrap();
+            let records = collect_records(&block[..NEW.dirent_area_bytes()]).unwrap();
             records.iter().filter(|record| record.inode != 0).count()
         };
         assert_eq!(listed.iter().map(count).collect::<Vec<_>>(), [50, 7, 0]);
-        let more = relist(&[&full], NEW).unwrap();
+        let more = repack_linear(&[&full], NEW).unwrap();
         assert_eq!(more.iter().map(count).collect::<Vec<_>>(), [50, 1]);
-        assert!(relist(&[&[1; 1024]], NEW).is_err());
+        assert!(repack_linear(&[&[1; 1024]], NEW).is_err());
     }
 }

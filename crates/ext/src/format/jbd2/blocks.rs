@@ -5,12 +5,12 @@ use std::time::Duration;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Form, MAGIC, Sums, crc32c};
-use crate::units::index;
+use super::{JournalChecksums, JournalFormat, MAGIC, crc32c};
+use crate::units::saturating_usize;
 
 /// What kind of block of the journal this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum BlockType {
     /// Names the blocks whose copies follow.
     Descriptor,
     /// Ends a transaction.
@@ -36,22 +36,22 @@ pub struct Tag {
 
 /// What a commit block says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Commit {
+pub struct CommitBlock {
     /// When, since 1970.
     pub time: Duration,
     /// Whether the block itself is sound.
-    pub soundness: Soundness,
+    pub soundness: ChecksumState,
     /// The sum of descriptors and copies, if it holds one.
     pub transaction_sum: Option<u32>,
 }
 
 /// What the sum of a block says of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Soundness {
+pub enum ChecksumState {
     /// It is as it was written.
-    Sound,
+    Valid,
     /// It is not.
-    Damaged,
+    Invalid,
 }
 
 /// What every block of the journal itself begins with.
@@ -114,7 +114,7 @@ const LAST: u32 = 8;
 /// What `h_chksum_type` and `h_chksum_size` say of a CRC-32.
 const CRC32: (u8, u8) = (1, 4);
 
-impl Kind {
+impl BlockType {
     /// The kind of that number.
     pub(super) fn of(number: u32) -> Option<Self> {
         let all =
@@ -135,12 +135,12 @@ impl Kind {
 
 /// The kind of a block of the log, and its transaction; `None` if it does not belong to the
 /// journal itself.
-pub fn header(block: &[u8]) -> Option<(Kind, u32)> {
+pub fn header(block: &[u8]) -> Option<(BlockType, u32)> {
     let (raw, _) = RawHeader::ref_from_prefix(block).ok()?;
     if raw.h_magic.get() != MAGIC {
         return None;
     }
-    Some((Kind::of(raw.h_blocktype.get())?, raw.h_sequence.get()))
+    Some((BlockType::of(raw.h_blocktype.get())?, raw.h_sequence.get()))
 }
 
 /// Whether a copy of this block must be escaped: it begins like a block of the journal.
@@ -158,17 +158,17 @@ pub fn unescape(block: &mut [u8]) {
     block.iter_mut().zip(MAGIC.to_be_bytes()).for_each(|(byte, magic)| *byte = magic);
 }
 
-impl Form {
+impl JournalFormat {
     fn block_len(&self) -> usize {
-        index(self.block_bytes.into())
+        saturating_usize(self.block_bytes.into())
     }
 
     fn has_tails(&self) -> bool {
-        matches!(self.sums, Sums::V2 | Sums::V3)
+        matches!(self.sums, JournalChecksums::V2 | JournalChecksums::V3)
     }
 
     /// Whether a commit block has a sum of all of itself.
-    pub fn sums_whole_commits(&self) -> bool {
+    pub fn has_commit_checksum(&self) -> bool {
         self.has_tails()
     }
 
@@ -178,11 +178,11 @@ impl Form {
     }
 
     fn tag_bytes(&self) -> usize {
-        match (self.sums, self.wide) {
-            (Sums::V3, _) => size_of::<RawTag3>(),
+        match (self.sums, self.has_64bit_blocks) {
+            (JournalChecksums::V3, _) => size_of::<RawTag3>(),
             // Two bytes more than the tag has, for ever: the first implementation had them.
-            (Sums::V2, true) => 14,
-            (Sums::V2, false) => 10,
+            (JournalChecksums::V2, true) => 14,
+            (JournalChecksums::V2, false) => 10,
             (_, true) => 12,
             (_, false) => 8,
         }
@@ -201,7 +201,7 @@ impl Form {
     }
 
     fn revoke_bytes(&self) -> usize {
-        if self.wide { 8 } else { 4 }
+        if self.has_64bit_blocks { 8 } else { 4 }
     }
 
     /// The tags of a descriptor; they end where it does, whatever it says.
@@ -222,7 +222,7 @@ impl Form {
     }
 
     fn tag(&self, bytes: &[u8]) -> Option<(Tag, u32)> {
-        let (low, high, flags, sum) = if self.sums == Sums::V3 {
+        let (low, high, flags, sum) = if self.sums == JournalChecksums::V3 {
             let (raw, _) = RawTag3::ref_from_prefix(bytes).ok()?;
             (&raw.t_blocknr, raw.t_blocknr_high.get(), raw.t_flags.get(), raw.t_checksum.get())
         } else {
@@ -230,27 +230,27 @@ impl Form {
             whole.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             let raw: RawTag = zerocopy::transmute!(whole);
             let number = u64::from(raw.t_blocknr.get());
-            let high = if self.wide { raw.t_blocknr_high.get() } else { 0 };
+            let high = if self.has_64bit_blocks { raw.t_blocknr_high.get() } else { 0 };
             let (flags, sum) = (raw.t_flags.get().into(), raw.t_checksum.get().into());
             let block = number | u64::from(high) << 32;
             return Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags));
         };
         // Wide or not, tags of this kind have a place for all of a number.
-        let high = if self.wide { high } else { 0 };
+        let high = if self.has_64bit_blocks { high } else { 0 };
         let block = u64::from(low.get()) | u64::from(high) << 32;
         Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags))
     }
 
     /// What the tail of a descriptor or a revoke block says of it.
-    pub fn soundness(&self, block: &[u8]) -> Soundness {
+    pub fn verify_tail(&self, block: &[u8]) -> ChecksumState {
         if !self.has_tails() {
-            return Soundness::Sound;
+            return ChecksumState::Valid;
         }
         let Some((body, tail)) = block.split_at_checked(self.body_len()) else {
-            return Soundness::Damaged;
+            return ChecksumState::Invalid;
         };
         let sum = U32::new(crc32c(crc32c(self.seed, body), &[0; TAIL_BYTES]));
-        if tail == sum.as_bytes() { Soundness::Sound } else { Soundness::Damaged }
+        if tail == sum.as_bytes() { ChecksumState::Valid } else { ChecksumState::Invalid }
     }
 
     /// Whether a block is one of this transaction but for its header: with that as it should be,
@@ -258,7 +258,7 @@ impl Form {
     /// is another.
     pub fn is_damaged_header(&self, block: &[u8], sequence: u32) -> bool {
         let Some((head, rest)) = block.split_at_checked(HEADER_BYTES) else { return false };
-        [Kind::Descriptor, Kind::Revoke, Kind::Commit].into_iter().any(|kind| {
+        [BlockType::Descriptor, BlockType::Revoke, BlockType::Commit].into_iter().any(|kind| {
             let header = self.header(kind, sequence);
             let wrong: u32 =
                 head.iter().zip(header.as_bytes()).map(|(is, be)| (is ^ be).count_ones()).sum();
@@ -267,17 +267,17 @@ impl Form {
             }
             let whole = [header.as_bytes(), rest].concat();
             let soundness = match kind {
-                Kind::Commit => self.commit(&whole).map(|commit| commit.soundness),
-                _ => Some(self.soundness(&whole)),
+                BlockType::Commit => self.parse_commit(&whole).map(|commit| commit.soundness),
+                _ => Some(self.verify_tail(&whole)),
             };
-            wrong > 0 && soundness == Some(Soundness::Sound)
+            wrong > 0 && soundness == Some(ChecksumState::Valid)
         })
     }
 
     /// What a revoke block revokes; `None` if its length makes no sense.
     pub fn revokes<'a>(&self, block: &'a [u8]) -> Option<impl Iterator<Item = u64> + use<'a>> {
         let (raw, _) = RawRevoke::ref_from_prefix(block).ok()?;
-        let end = index(raw.r_count.get().into());
+        let end = saturating_usize(raw.r_count.get().into());
         if end > self.body_len() {
             return None;
         }
@@ -287,45 +287,46 @@ impl Form {
     }
 
     /// The sum of a copy as it is stored, escaped, as the tag of this kind of journal has it.
-    pub fn copy_sum(&self, sequence: u32, stored: &[u8]) -> u32 {
+    pub fn tag_checksum(&self, sequence: u32, stored: &[u8]) -> u32 {
         let sum = || crc32c(crc32c(self.seed, &sequence.to_be_bytes()), stored);
         match self.sums {
-            Sums::None | Sums::Commit => 0,
-            Sums::V2 => sum() & 0xFFFF,
-            Sums::V3 => sum(),
+            JournalChecksums::None | JournalChecksums::Commit => 0,
+            JournalChecksums::V2 => sum() & 0xFFFF,
+            JournalChecksums::V3 => sum(),
         }
     }
 
     /// What a commit block says; `None` if it is too short.
-    pub fn commit(&self, block: &[u8]) -> Option<Commit> {
+    pub fn parse_commit(&self, block: &[u8]) -> Option<CommitBlock> {
         let (raw, _) = RawCommit::ref_from_prefix(block).ok()?;
         let [claimed, ..] = &raw.h_chksum;
         let kind = (raw.h_chksum_type, raw.h_chksum_size);
         let has_sum = kind == CRC32;
         let is_sound = match self.sums {
-            Sums::None => true,
-            Sums::Commit => has_sum || (kind, claimed.get()) == ((0, 0), 0),
+            JournalChecksums::None => true,
+            JournalChecksums::Commit => has_sum || (kind, claimed.get()) == ((0, 0), 0),
             // Of a block that was torn, all that counts is in the first sector; the rest is zero
             // in a block that is whole.
-            Sums::V2 | Sums::V3 => {
+            JournalChecksums::V2 | JournalChecksums::V3 => {
                 let head = block.get(..COMMIT_BYTES).unwrap_or_default();
                 let zeros = vec![0; block.len().saturating_sub(COMMIT_BYTES)];
                 let rest = block.get(COMMIT_BYTES..).unwrap_or_default();
-                self.commit_sum(head, rest) == claimed.get()
-                    || self.commit_sum(head, &zeros) == claimed.get()
+                self.commit_checksum(head, rest) == claimed.get()
+                    || self.commit_checksum(head, &zeros) == claimed.get()
             }
         };
         let time = Duration::new(raw.h_commit_sec.get(), 0)
             .saturating_add(Duration::from_nanos(raw.h_commit_nsec.get().into()));
-        Some(Commit {
+        Some(CommitBlock {
             time,
-            soundness: if is_sound { Soundness::Sound } else { Soundness::Damaged },
-            transaction_sum: (self.sums == Sums::Commit && has_sum).then_some(claimed.get()),
+            soundness: if is_sound { ChecksumState::Valid } else { ChecksumState::Invalid },
+            transaction_sum: (self.sums == JournalChecksums::Commit && has_sum)
+                .then_some(claimed.get()),
         })
     }
 
     /// The sum of a commit block, as if the sum in its head were zero.
-    fn commit_sum(&self, head: &[u8], rest: &[u8]) -> u32 {
+    fn commit_checksum(&self, head: &[u8], rest: &[u8]) -> u32 {
         let mut head = head.to_vec();
         if let Ok((raw, _)) = RawCommit::mut_from_prefix(&mut head)
             && let [sum, ..] = &mut raw.h_chksum
@@ -336,8 +337,8 @@ impl Form {
     }
 
     /// A descriptor; there are no more tags than [`Form::tags_per_descriptor`].
-    pub fn descriptor(&self, sequence: u32, tags: &[Tag]) -> Vec<u8> {
-        let mut block = self.begin(Kind::Descriptor, sequence);
+    pub fn build_descriptor(&self, sequence: u32, tags: &[Tag]) -> Vec<u8> {
+        let mut block = self.start_block(BlockType::Descriptor, sequence);
         for (nth, tag) in tags.iter().enumerate() {
             let same = if nth == 0 { 0 } else { SAME_UUID };
             let last = if nth.saturating_add(1) == tags.len() { LAST } else { 0 };
@@ -348,14 +349,14 @@ impl Form {
                 block.extend([0; UUID_BYTES]);
             }
         }
-        self.end(block)
+        self.finish_block(block)
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "halves of numbers")]
     fn put_tag(&self, into: &mut Vec<u8>, tag: &Tag, flags: u32) {
         let (low, high) = (U32::new(tag.block as u32), U32::new((tag.block >> 32) as u32));
         let end = into.len().saturating_add(self.tag_bytes());
-        if self.sums == Sums::V3 {
+        if self.sums == JournalChecksums::V3 {
             let (flags, sum) = (U32::new(flags), U32::new(tag.sum));
             let raw =
                 RawTag3 { t_blocknr: low, t_flags: flags, t_blocknr_high: high, t_checksum: sum };
@@ -372,24 +373,24 @@ impl Form {
     /// A revoke block; there are no more blocks than [`Form::revokes_per_block`].
     #[allow(clippy::cast_possible_truncation, reason = "numbers of 32 bits, and lengths of blocks")]
     pub fn revoke_block(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
-        let mut block = self.begin(Kind::Revoke, sequence);
+        let mut block = self.start_block(BlockType::Revoke, sequence);
         let len = blocks.len().saturating_mul(self.revoke_bytes()).saturating_add(REVOKE_BYTES);
         block.extend((len as u32).to_be_bytes());
         for revoked in blocks {
-            match self.wide {
+            match self.has_64bit_blocks {
                 true => block.extend(revoked.to_be_bytes()),
                 false => block.extend((*revoked as u32).to_be_bytes()),
             }
         }
-        self.end(block)
+        self.finish_block(block)
     }
 
     /// A commit block; `transaction_sum` is of descriptors and copies, for journals of
     /// [`Sums::Commit`].
     pub fn commit_block(&self, sequence: u32, time: Duration, transaction_sum: u32) -> Vec<u8> {
-        let header = self.header(Kind::Commit, sequence);
+        let header = self.header(BlockType::Commit, sequence);
         let (kind, len, sum) = match self.sums {
-            Sums::Commit => (CRC32.0, CRC32.1, transaction_sum),
+            JournalChecksums::Commit => (CRC32.0, CRC32.1, transaction_sum),
             _ => (0, 0, 0),
         };
         let mut raw = RawCommit {
@@ -402,7 +403,7 @@ impl Form {
             h_commit_nsec: U32::new(time.subsec_nanos()),
         };
         let zeros = vec![0; self.block_len().saturating_sub(COMMIT_BYTES)];
-        let sum = if self.has_tails() { self.commit_sum(raw.as_bytes(), &zeros) } else { sum };
+        let sum = if self.has_tails() { self.commit_checksum(raw.as_bytes(), &zeros) } else { sum };
         let [first, ..] = &mut raw.h_chksum;
         first.set(sum);
         let mut block = raw.as_bytes().to_vec();
@@ -410,7 +411,7 @@ impl Form {
         block
     }
 
-    fn header(&self, kind: Kind, sequence: u32) -> RawHeader {
+    fn header(&self, kind: BlockType, sequence: u32) -> RawHeader {
         RawHeader {
             h_magic: U32::new(MAGIC),
             h_blocktype: U32::new(kind.number()),
@@ -418,14 +419,14 @@ impl Form {
         }
     }
 
-    fn begin(&self, kind: Kind, sequence: u32) -> Vec<u8> {
+    fn start_block(&self, kind: BlockType, sequence: u32) -> Vec<u8> {
         let mut block = Vec::with_capacity(self.block_len());
         block.extend(self.header(kind, sequence).as_bytes());
         block
     }
 
     /// Fills a descriptor or a revoke block up, with its tail.
-    fn end(&self, mut block: Vec<u8>) -> Vec<u8> {
+    fn finish_block(&self, mut block: Vec<u8>) -> Vec<u8> {
         block.resize(self.block_len(), 0);
         if self.has_tails()
             && let Some((body, tail)) = block.split_at_mut_checked(self.body_len())
@@ -441,34 +442,48 @@ impl Form {
 mod tests {
     use super::*;
 
-    fn forms() -> impl Iterator<Item = Form> {
-        let sums = [Sums::None, Sums::Commit, Sums::V2, Sums::V3];
+    fn forms() -> impl Iterator<Item = JournalFormat> {
+        let sums = [
+            JournalChecksums::None,
+            JournalChecksums::Commit,
+            JournalChecksums::V2,
+            JournalChecksums::V3,
+        ];
         let all = sums.into_iter().flat_map(|sums| [(sums, false), (sums, true)]);
-        all.map(|(sums, wide)| Form { block_bytes: 1024, sums, wide, seed: 0x1234_5678 })
+        all.map(|(sums, wide)| JournalFormat {
+            block_bytes: 1024,
+            sums,
+            has_64bit_blocks: wide,
+            seed: 0x1234_5678,
+        })
     }
 
     #[test]
     fn what_is_made_is_read_back() {
         for form in forms() {
-            let high = if form.wide { 1 << 40 } else { 0 };
-            let sum = if form.sums == Sums::V3 { 0xDEAD_BEEF } else { 0xBEEF };
-            let sum = if matches!(form.sums, Sums::None | Sums::Commit) { 0 } else { sum };
+            let high = if form.has_64bit_blocks { 1 << 40 } else { 0 };
+            let sum = if form.sums == JournalChecksums::V3 { 0xDEAD_BEEF } else { 0xBEEF };
+            let sum = if matches!(form.sums, JournalChecksums::None | JournalChecksums::Commit) {
+                0
+            } else {
+                sum
+            };
             let tag = |nth: u64| Tag { block: (nth * 3) | high, escaped: nth % 2 == 1, sum };
             let tags: Vec<Tag> = (0..form.tags_per_descriptor() as u64).map(tag).collect();
             for count in [1, 2, tags.len()] {
-                let mut block = form.descriptor(7, &tags[..count]);
+                let mut block = form.build_descriptor(7, &tags[..count]);
                 assert_eq!(block.len(), 1024);
-                assert_eq!(header(&block), Some((Kind::Descriptor, 7)));
-                assert_eq!(form.soundness(&block), Soundness::Sound);
+                assert_eq!(header(&block), Some((BlockType::Descriptor, 7)));
+                assert_eq!(form.verify_tail(&block), ChecksumState::Valid);
                 assert_eq!(form.tags(&block), tags[..count], "{form:?}");
                 block[20] ^= 1;
-                assert_eq!(form.soundness(&block) == Soundness::Damaged, form.has_tails());
+                assert_eq!(form.verify_tail(&block) == ChecksumState::Invalid, form.has_tails());
             }
             let blocks: Vec<u64> = (0..form.revokes_per_block() as u64).map(|n| n | high).collect();
             for count in [0, 1, blocks.len()] {
                 let block = form.revoke_block(9, &blocks[..count]);
-                assert_eq!((block.len(), header(&block)), (1024, Some((Kind::Revoke, 9))));
-                assert_eq!(form.soundness(&block), Soundness::Sound);
+                assert_eq!((block.len(), header(&block)), (1024, Some((BlockType::Revoke, 9))));
+                assert_eq!(form.verify_tail(&block), ChecksumState::Valid);
                 assert!(form.revokes(&block).unwrap().eq(blocks[..count].iter().copied()));
             }
         }
@@ -479,17 +494,20 @@ mod tests {
         for form in forms() {
             let time = Duration::new(1_700_000_000, 5);
             let block = form.commit_block(3, time, 77);
-            assert_eq!((block.len(), header(&block)), (1024, Some((Kind::Commit, 3))));
-            let commit = form.commit(&block).unwrap();
-            assert_eq!((commit.time, commit.soundness), (time, Soundness::Sound));
-            assert_eq!(commit.transaction_sum, (form.sums == Sums::Commit).then_some(77));
+            assert_eq!((block.len(), header(&block)), (1024, Some((BlockType::Commit, 3))));
+            let commit = form.parse_commit(&block).unwrap();
+            assert_eq!((commit.time, commit.soundness), (time, ChecksumState::Valid));
+            assert_eq!(
+                commit.transaction_sum,
+                (form.sums == JournalChecksums::Commit).then_some(77)
+            );
             let mut torn = block.clone();
             torn[512..].fill(9);
-            assert_eq!(form.commit(&torn).unwrap().soundness, Soundness::Sound);
+            assert_eq!(form.parse_commit(&torn).unwrap().soundness, ChecksumState::Valid);
             let mut other = block;
             other[0x37] ^= 1;
             assert_eq!(
-                form.commit(&other).unwrap().soundness == Soundness::Damaged,
+                form.parse_commit(&other).unwrap().soundness == ChecksumState::Invalid,
                 form.has_tails()
             );
         }
@@ -503,7 +521,7 @@ mod tests {
                     let block = vec![byte; len];
                     assert!(form.tags(&block).len() <= 128);
                     let _ = form.revokes(&block).map(Iterator::count);
-                    let _ = (form.commit(&block), form.soundness(&block), header(&block));
+                    let _ = (form.parse_commit(&block), form.verify_tail(&block), header(&block));
                 }
             }
         }

@@ -25,16 +25,16 @@ const INODE_BYTES: usize = 128;
 
 /// What a record says is so.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Record {
+pub enum FastCommitRecord {
     /// Blocks of a file are there.
-    Placed {
+    AddRange {
         /// The file.
         inode: InodeNumber,
         /// Which blocks, and where.
         extent: Extent,
     },
     /// A file has no blocks there.
-    Hole {
+    DelRange {
         /// The file.
         inode: InodeNumber,
         /// The first block.
@@ -45,7 +45,7 @@ pub enum Record {
     /// A name is there, or is gone.
     Name {
         /// What became of it.
-        change: NameChange,
+        change: DentryChange,
         /// The directory.
         dir: InodeNumber,
         /// What the name leads to, or led to.
@@ -64,18 +64,18 @@ pub enum Record {
 
 /// What became of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NameChange {
+pub enum DentryChange {
     /// It is the first one of an inode.
-    Made,
+    Create,
     /// It is one more.
-    Linked,
+    Link,
     /// It is gone.
-    Gone,
+    Unlink,
 }
 
 /// The kinds of records, and those around them.
 #[derive(Clone, Copy)]
-enum Tag {
+enum TagClass {
     Record,
     Padding,
     Tail,
@@ -84,58 +84,58 @@ enum Tag {
 
 /// Finds out how many records count, block by block.
 #[derive(Debug)]
-pub struct Counting {
+pub struct FastCommitScan {
     transaction: u32,
     sum: u32,
     passed: u64,
-    count: u64,
+    valid_records: u64,
     counted_bytes: usize,
-    is_begun: bool,
+    has_head: bool,
     has_damaged_tail: bool,
 }
 
-impl Counting {
+impl FastCommitScan {
     /// For commits that follow what is before this transaction.
     pub const fn new(transaction: u32) -> Self {
         Self {
             transaction,
             sum: 0,
             passed: 0,
-            count: 0,
+            valid_records: 0,
             counted_bytes: 0,
-            is_begun: false,
+            has_head: false,
             has_damaged_tail: false,
         }
     }
 
     /// Passes the next block; whether to go on.
-    pub fn pass(&mut self, block: &[u8]) -> bool {
+    pub fn scan_block(&mut self, block: &[u8]) -> bool {
         self.counted_bytes = 0;
         let mut at = 0usize;
         while let Some((tag, value)) = next(block, at) {
             let end = at.saturating_add(HEADER_BYTES).saturating_add(value.len());
             match tag {
-                Tag::Head => {
+                TagClass::Head => {
                     if le32(value, 0) != Some(0) || le32(value, 4) != Some(self.transaction) {
                         return false;
                     }
-                    self.is_begun = true;
+                    self.has_head = true;
                 }
-                Tag::Tail => {
+                TagClass::Tail => {
                     let header = block.get(at..at.saturating_add(HEADER_BYTES + 4));
                     let is_sound = le32(value, 0) == Some(self.transaction)
                         && le32(value, 4) == Some(crc32c(self.sum, header.unwrap_or_default()))
-                        && self.is_begun;
+                        && self.has_head;
                     if !is_sound {
                         self.look_for_tail(block, at);
                         return false;
                     }
-                    (self.count, self.counted_bytes, self.sum) = (self.passed, end, 0);
+                    (self.valid_records, self.counted_bytes, self.sum) = (self.passed, end, 0);
                 }
-                Tag::Record => self.passed = self.passed.saturating_add(1),
-                Tag::Padding => {}
+                TagClass::Record => self.passed = self.passed.saturating_add(1),
+                TagClass::Padding => {}
             }
-            if !matches!(tag, Tag::Tail) {
+            if !matches!(tag, TagClass::Tail) {
                 self.sum = crc32c(self.sum, block.get(at..end).unwrap_or_default());
             }
             at = end;
@@ -156,12 +156,12 @@ impl Counting {
         let header = [TAIL.to_le_bytes(), len.to_le_bytes()].concat();
         let tail = [&header[..], &self.transaction.to_le_bytes()].concat();
         let sum = le32(block, at.saturating_add(HEADER_BYTES + 4));
-        self.has_damaged_tail |= self.is_begun && sum == Some(crc32c(self.sum, &tail));
+        self.has_damaged_tail |= self.has_head && sum == Some(crc32c(self.sum, &tail));
     }
 
     /// Records that count, from the first one on.
-    pub const fn count(&self) -> u64 {
-        self.count
+    pub const fn valid_records(&self) -> u64 {
+        self.valid_records
     }
 
     /// Bytes of the last block that was passed, up to the end of the last commit that counts.
@@ -190,14 +190,14 @@ pub fn has_tail(block: &[u8], behind: usize, transaction: u32) -> bool {
 }
 
 /// The records of a block.
-pub fn records(block: &[u8]) -> impl Iterator<Item = Result<Record>> + '_ {
+pub fn records(block: &[u8]) -> impl Iterator<Item = Result<FastCommitRecord>> + '_ {
     let mut at = 0usize;
     std::iter::from_fn(move || {
         loop {
             let (tag, value) = next(block, at)?;
             let header = block.get(at..)?;
             at = at.saturating_add(HEADER_BYTES).saturating_add(value.len());
-            if matches!(tag, Tag::Record) {
+            if matches!(tag, TagClass::Record) {
                 let damaged = crate::Error::corrupt("journal: record of a fast commit");
                 return Some(record(le16(header, 0)?, value).ok_or(damaged));
             }
@@ -206,29 +206,32 @@ pub fn records(block: &[u8]) -> impl Iterator<Item = Result<Record>> + '_ {
 }
 
 /// What is at a place of a block; `None` if nothing is that has its length.
-fn next(block: &[u8], at: usize) -> Option<(Tag, &[u8])> {
+fn next(block: &[u8], at: usize) -> Option<(TagClass, &[u8])> {
     let header = block.get(at..at.checked_add(HEADER_BYTES)?)?;
     let len = usize::from(le16(header, 2)?);
     let value = block.get(at.checked_add(HEADER_BYTES)?..)?.get(..len)?;
     let (tag, lens) = match le16(header, 0)? {
-        1 => (Tag::Record, 4 + ENTRY_BYTES..=4 + ENTRY_BYTES),
-        2 => (Tag::Record, 12..=12),
-        3..=5 => (Tag::Record, 9..=8 + NAME_BYTES),
-        6 => (Tag::Record, 4 + INODE_BYTES..=usize::MAX),
-        7 => (Tag::Padding, 0..=usize::MAX),
-        TAIL => (Tag::Tail, 8..=usize::MAX),
-        9 => (Tag::Head, 8..=8),
+        1 => (TagClass::Record, 4 + ENTRY_BYTES..=4 + ENTRY_BYTES),
+        2 => (TagClass::Record, 12..=12),
+        3..=5 => (TagClass::Record, 9..=8 + NAME_BYTES),
+        6 => (TagClass::Record, 4 + INODE_BYTES..=usize::MAX),
+        7 => (TagClass::Padding, 0..=usize::MAX),
+        TAIL => (TagClass::Tail, 8..=usize::MAX),
+        9 => (TagClass::Head, 8..=8),
         _ => return None,
     };
     lens.contains(&len).then_some((tag, value))
 }
 
-fn record(tag: u16, value: &[u8]) -> Option<Record> {
+fn record(tag: u16, value: &[u8]) -> Option<FastCommitRecord> {
     let word = |nth: usize| le32(value, nth.saturating_mul(4));
     let inode = InodeNumber(word(0)?);
     Some(match tag {
-        1 => Record::Placed { inode, extent: Extent::decode(value.get(4..)?.first_chunk()?)? },
-        2 => Record::Hole { inode, from: word(1)?, blocks: word(2)? },
+        1 => FastCommitRecord::AddRange {
+            inode,
+            extent: Extent::decode(value.get(4..)?.first_chunk()?)?,
+        },
+        2 => FastCommitRecord::DelRange { inode, from: word(1)?, blocks: word(2)? },
         3..=5 => {
             let name = value.get(8..)?.to_vec();
             let is_name = !name.iter().any(|byte| matches!(byte, 0 | b'/'));
@@ -236,13 +239,13 @@ fn record(tag: u16, value: &[u8]) -> Option<Record> {
                 return None;
             }
             let change = match tag {
-                3 => NameChange::Made,
-                4 => NameChange::Linked,
-                _ => NameChange::Gone,
+                3 => DentryChange::Create,
+                4 => DentryChange::Link,
+                _ => DentryChange::Unlink,
             };
-            Record::Name { change, dir: inode, inode: InodeNumber(word(1)?), name }
+            FastCommitRecord::Name { change, dir: inode, inode: InodeNumber(word(1)?), name }
         }
-        6 => Record::Inode { inode, raw: value.get(4..)?.to_vec() },
+        6 => FastCommitRecord::Inode { inode, raw: value.get(4..)?.to_vec() },
         _ => return None,
     })
 }
@@ -289,24 +292,24 @@ mod tests {
     #[test]
     fn what_linux_writes_is_read() {
         let block = block_of(7, &some(), 1024);
-        let mut counting = Counting::new(7);
-        assert!(counting.pass(&block));
-        assert_eq!(counting.count(), 5);
-        let records: Vec<Record> = records(&block).map(Result::unwrap).collect();
+        let mut counting = FastCommitScan::new(7);
+        assert!(counting.scan_block(&block));
+        assert_eq!(counting.valid_records(), 5);
+        let records: Vec<FastCommitRecord> = records(&block).map(Result::unwrap).collect();
         let inode = InodeNumber(12);
         let extent = Extent { from: 3, blocks: 2, start: crate::FsBlock(900), is_unwritten: true };
-        assert_eq!(records[0], Record::Placed { inode, extent });
-        assert_eq!(records[1], Record::Hole { inode, from: 5, blocks: 9 });
+        assert_eq!(records[0], FastCommitRecord::AddRange { inode, extent });
+        assert_eq!(records[1], FastCommitRecord::DelRange { inode, from: 5, blocks: 9 });
         let named = |change| {
             let name = b"name".to_vec();
-            Record::Name { change, dir: InodeNumber(2), inode, name }
+            FastCommitRecord::Name { change, dir: InodeNumber(2), inode, name }
         };
-        assert_eq!(records[2], named(NameChange::Made));
-        assert_eq!(records[3], Record::Inode { inode, raw: vec![7; 160] });
-        assert_eq!(records[4], named(NameChange::Gone));
+        assert_eq!(records[2], named(DentryChange::Create));
+        assert_eq!(records[3], FastCommitRecord::Inode { inode, raw: vec![7; 160] });
+        assert_eq!(records[4], named(DentryChange::Unlink));
         // One of the transaction before, left over.
-        assert!(!counting.pass(&block_of(6, &some(), 1024)));
-        assert_eq!(counting.count(), 5);
+        assert!(!counting.scan_block(&block_of(6, &some(), 1024)));
+        assert_eq!(counting.valid_records(), 5);
     }
 
     #[test]
@@ -315,16 +318,16 @@ mod tests {
         for at in 0..260 {
             let mut other = block.clone();
             other[at] ^= 1;
-            let mut counting = Counting::new(7);
-            counting.pass(&other);
-            assert_eq!(counting.count(), 0, "{at}");
+            let mut counting = FastCommitScan::new(7);
+            counting.scan_block(&other);
+            assert_eq!(counting.valid_records(), 0, "{at}");
             for record in records(&other) {
                 let _ = record;
             }
         }
         for byte in [0, 1, 6, 0xFF] {
-            let mut counting = Counting::new(7);
-            assert!(!counting.pass(&vec![byte; 1024]));
+            let mut counting = FastCommitScan::new(7);
+            assert!(!counting.scan_block(&vec![byte; 1024]));
             assert!(records(&vec![byte; 1023]).count() < 1024);
         }
     }

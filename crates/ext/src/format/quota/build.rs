@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::FromBytes;
 
 use super::{
-    BLOCK_BYTES, ENTRIES, Kind, LEVELS, ROOT, RawEntries, RawHeader, Usage, VERSION, reference,
-    set_reference,
+    BLOCK_BYTES, ENTRIES, LEVELS, QuotaType, ROOT, RawEntries, RawHeader, Usage, VERSION,
+    reference, set_reference,
 };
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 
 /// How long one may have more than the soft limit: a week, as Linux has it.
 const GRACE_SECONDS: u32 = 7 * 24 * 60 * 60;
@@ -29,8 +29,8 @@ pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
 }
 
 /// A whole file of what these have; none has a limit.
-pub(crate) fn build(kind: Kind, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
-    let block = index(BLOCK_BYTES.into());
+pub(crate) fn build(kind: QuotaType, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
+    let block = saturating_usize(BLOCK_BYTES.into());
     // The header and the root.
     let mut bytes = vec![0; 2 * block];
     let mut room = 0;
@@ -38,8 +38,11 @@ pub(crate) fn build(kind: Kind, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
         let mut node = ROOT;
         for level in 0..LEVELS {
             let is_last = level + 1 == LEVELS;
-            let next = narrow((bytes.len() / block) as u64);
-            let Some(there) = bytes.chunks_exact_mut(block).nth(index(node.into())) else { break };
+            let next = saturating_u32((bytes.len() / block) as u64);
+            let Some(there) = bytes.chunks_exact_mut(block).nth(saturating_usize(node.into()))
+            else {
+                break;
+            };
             let below = match reference(there, *id, level) {
                 0 if is_last && room != 0 => room,
                 0 => next,
@@ -51,12 +54,12 @@ pub(crate) fn build(kind: Kind, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
             }
             node = below;
         }
-        let entries = bytes.chunks_exact_mut(block).nth(index(node.into()));
+        let entries = bytes.chunks_exact_mut(block).nth(saturating_usize(node.into()));
         if let Some(Ok(entries)) = entries.map(RawEntries::view_mut) {
             room = if entries.add(*id, *usage) { node } else { 0 };
         }
     }
-    let blocks = narrow((bytes.len() / block) as u64);
+    let blocks = saturating_u32((bytes.len() / block) as u64);
     if let Ok((raw, _)) = RawHeader::mut_from_prefix(&mut bytes) {
         raw.dqh_magic.set(kind.magic());
         raw.dqh_version.set(VERSION);
@@ -81,20 +84,23 @@ mod tests {
         for ids in sets {
             let of = |id: u32| Usage { inodes: 1, bytes: i64::from(id) };
             let all: BTreeMap<u32, Usage> = ids.iter().map(|id| (*id, of(*id))).collect();
-            let bytes = build(Kind::Group, &all);
+            let bytes = build(QuotaType::Group, &all);
             assert_eq!(bytes.len() as u64, file_bytes(&all.keys().copied().collect()));
-            let header = Header::check(&bytes, Kind::Group, bytes.len() as u64).unwrap();
+            let header = Header::check(&bytes, QuotaType::Group, bytes.len() as u64).unwrap();
             let block = |nth: u32| bytes.chunks_exact(1024).nth(nth as usize).unwrap();
             for id in ids {
                 let node = (0..LEVELS).fold(ROOT, |node, level| {
-                    header.leads_to(reference(block(node), id, level)).unwrap().unwrap()
+                    header.check_reference(reference(block(node), id, level)).unwrap().unwrap()
                 });
                 let entries = RawEntries::view(block(node)).unwrap();
                 let entry = &entries.entries[entries.find(id).unwrap()];
                 assert_eq!((entry.dqb_curinodes.get(), entry.dqb_curspace.get()), (1, id.into()));
             }
-            let has_room = header.room != 0
-                && RawEntries::view(block(header.room)).unwrap().has_room().unwrap();
+            let has_room = header.first_free_entry_block != 0
+                && RawEntries::view(block(header.first_free_entry_block))
+                    .unwrap()
+                    .has_room()
+                    .unwrap();
             assert_eq!(has_room, !all.len().is_multiple_of(ENTRIES));
         }
     }

@@ -8,8 +8,8 @@
 //! Law: what the format allows and is not known here is kept, byte for byte.
 
 use super::{
-    BLOCK_HEAD_BYTES, ENTRY_BYTES, MAGIC, NewAttribute, Outside, block_room, encode, encode_block,
-    split_name,
+    BLOCK_HEAD_BYTES, ENTRY_BYTES, EaInodeRef, MAGIC, NewXattr, block_capacity, encode,
+    encode_block, split_name,
 };
 use crate::format::{le16, le32};
 use crate::ops::XattrSet;
@@ -17,12 +17,12 @@ use crate::{Error, InodeNumber, Result};
 
 /// Lists as they are to be written.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Placed {
+pub(crate) struct XattrLayout {
     /// The list behind the fields of the inode, as long as the room there; zeros if it is
     /// empty.
     pub(crate) body: Vec<u8>,
     /// Whether the inode holds any attribute.
-    pub(crate) in_body: bool,
+    pub(crate) has_inode_xattrs: bool,
     /// The block of attributes, owned by one inode, if any attribute needs it.
     pub(crate) block: Option<Vec<u8>>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Placed {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the list is damaged: it must not be written again.
-pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewAttribute>> {
+pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewXattr>> {
     read(body, body)
 }
 
@@ -39,14 +39,14 @@ pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewAttribute>> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] without the magic number, or if the list is damaged.
-pub(crate) fn read_block(block: &[u8]) -> Result<Vec<NewAttribute>> {
+pub(crate) fn read_block(block: &[u8]) -> Result<Vec<NewXattr>> {
     match (le32(block, 0), le32(block, 8), block.get(BLOCK_HEAD_BYTES..)) {
         (Some(MAGIC), Some(1), Some(entries)) => read(entries, block),
         _ => Err(Error::corrupt("extended attribute block")),
     }
 }
 
-fn read(entries: &[u8], values: &[u8]) -> Result<Vec<NewAttribute>> {
+fn read(entries: &[u8], values: &[u8]) -> Result<Vec<NewXattr>> {
     let mut list = Vec::new();
     let mut rest = entries;
     // A list may also end with the space it is in. Each turn goes on by an entry.
@@ -59,23 +59,23 @@ fn read(entries: &[u8], values: &[u8]) -> Result<Vec<NewAttribute>> {
     Ok(list)
 }
 
-fn entry(head: &[u8], values: &[u8]) -> Option<NewAttribute> {
+fn entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
     let (suffix_bytes, number) = (usize::from(*head.first()?), *head.get(1)?);
     let suffix = head.get(ENTRY_BYTES..)?.get(..suffix_bytes)?.to_vec();
     let (inode, len, hash) = (le32(head, 4)?, le32(head, 8)?, le32(head, 12)?);
-    let outside = (inode != 0).then_some(Outside { inode: InodeNumber(inode), len, hash });
+    let outside = (inode != 0).then_some(EaInodeRef { inode: InodeNumber(inode), len, hash });
     let value = match (outside, usize::try_from(len).ok()?) {
         (Some(_), _) | (None, 0) => &[],
         (None, len) => values.get(usize::from(le16(head, 2)?)..)?.get(..len)?,
     };
-    Some(NewAttribute { number, suffix_bytes, suffix, value: value.to_vec(), outside })
+    Some(NewXattr { number, suffix_bytes, suffix, value: value.to_vec(), outside })
 }
 
 /// Adds or replaces an attribute.
 ///
 /// # Errors
 /// [`Error::Exists`] or [`Error::NoAttribute`] as `how` says; the list is as before.
-pub(crate) fn set(list: &mut Vec<NewAttribute>, new: NewAttribute, how: XattrSet) -> Result<()> {
+pub(crate) fn set(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrSet) -> Result<()> {
     match (list.iter_mut().find(|old| old.same_name(&new)), how) {
         (Some(_), XattrSet::Create) => Err(Error::Exists),
         (None, XattrSet::Replace) => Err(Error::NoAttribute),
@@ -94,7 +94,7 @@ pub(crate) fn set(list: &mut Vec<NewAttribute>, new: NewAttribute, how: XattrSet
 ///
 /// # Errors
 /// [`Error::NoAttribute`].
-pub(crate) fn remove(list: &mut Vec<NewAttribute>, name: &[u8]) -> Result<()> {
+pub(crate) fn remove(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<()> {
     let (number, suffix) = split_name(name).ok_or(Error::NoAttribute)?;
     let before = list.len();
     list.retain(|old| (old.number, old.suffix.as_slice()) != (number, suffix));
@@ -106,41 +106,41 @@ pub(crate) fn remove(list: &mut Vec<NewAttribute>, name: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::NoSpace`] if inode and block cannot hold them.
-pub(crate) fn place(
-    attributes: &[NewAttribute],
+pub(crate) fn lay_out(
+    attributes: &[NewXattr],
     body_bytes: usize,
     block_bytes: u32,
-) -> Result<Placed> {
-    let mut in_order: Vec<&NewAttribute> = attributes.iter().collect();
+) -> Result<XattrLayout> {
+    let mut in_order: Vec<&NewXattr> = attributes.iter().collect();
     in_order.sort_by_key(|it| !it.is_inline_data());
     let mut by_size = in_order.clone();
-    by_size.sort_by_key(|it| (!it.is_inline_data(), std::cmp::Reverse(it.room_bytes())));
-    let (body, mut block) = share(&in_order, body_bytes, block_bytes)
-        .or_else(|| share(&by_size, body_bytes, block_bytes))
+    by_size.sort_by_key(|it| (!it.is_inline_data(), std::cmp::Reverse(it.entry_and_value_bytes())));
+    let (body, mut block) = split_inode_and_block(&in_order, body_bytes, block_bytes)
+        .or_else(|| split_inode_and_block(&by_size, body_bytes, block_bytes))
         .ok_or(Error::NoSpace)?;
     let in_body = !body.is_empty();
     let none = vec![0; body.len()];
     // In this order the kernel keeps the entries of a block.
     block.sort();
-    Ok(Placed {
+    Ok(XattrLayout {
         body: encode(&body, &none, body_bytes, 0),
-        in_body,
+        has_inode_xattrs: in_body,
         block: (!block.is_empty()).then(|| encode_block(&block, block_bytes, 1)),
     })
 }
 
 /// Those for the inode and those for the block; `None` if the block cannot hold the latter.
-fn share(
-    attributes: &[&NewAttribute],
+fn split_inode_and_block(
+    attributes: &[&NewXattr],
     body_bytes: usize,
     block_bytes: u32,
-) -> Option<(Vec<NewAttribute>, Vec<NewAttribute>)> {
+) -> Option<(Vec<NewXattr>, Vec<NewXattr>)> {
     // A list ends with four zeros.
     let mut in_body = body_bytes.saturating_sub(4);
-    let mut in_block = block_room(block_bytes);
+    let mut in_block = block_capacity(block_bytes);
     let (mut body, mut block) = (Vec::new(), Vec::new());
     for attribute in attributes {
-        let need = attribute.room_bytes();
+        let need = attribute.entry_and_value_bytes();
         if let Some(left) = in_body.checked_sub(need) {
             in_body = left;
             body.push((*attribute).clone());
@@ -160,26 +160,26 @@ mod tests {
 
     use draconis_device::Random;
 
-    use super::super::{Attributes, encode_body};
+    use super::super::{XattrList, encode_body};
     use super::*;
 
     type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-    fn new(name: &[u8], value: &[u8]) -> NewAttribute {
-        NewAttribute::new(name, value).unwrap().unwrap()
+    fn new(name: &[u8], value: &[u8]) -> NewXattr {
+        NewXattr::new(name, value).unwrap().unwrap()
     }
 
-    fn shown(placed: &Placed) -> Model {
-        let mut all: Vec<_> = Attributes::of_body(&placed.body).map(|it| it.unwrap()).collect();
+    fn shown(placed: &XattrLayout) -> Model {
+        let mut all: Vec<_> = XattrList::from_inode(&placed.body).map(|it| it.unwrap()).collect();
         if let Some(block) = &placed.block {
-            all.extend(Attributes::of_block(block).unwrap().map(|it| it.unwrap()));
+            all.extend(XattrList::from_block(block).unwrap().map(|it| it.unwrap()));
         }
         let shown: Model = all.iter().map(|it| (it.name(), it.value().unwrap().to_vec())).collect();
         assert_eq!(shown.len(), all.len(), "none is there twice");
         shown
     }
 
-    fn reread(placed: &Placed) -> Vec<NewAttribute> {
+    fn reread(placed: &XattrLayout) -> Vec<NewXattr> {
         let mut list = read_body(&placed.body).unwrap();
         list.extend(placed.block.as_deref().map(|it| read_block(it).unwrap()).unwrap_or_default());
         list
@@ -219,19 +219,22 @@ mod tests {
                         model.insert(name, value);
                     }
                 }
-                match place(&list, body_bytes, block_bytes) {
+                match lay_out(&list, body_bytes, block_bytes) {
                     Ok(placed) => {
                         assert_eq!(shown(&placed), model);
                         assert_eq!(placed.body.len(), body_bytes);
-                        assert_eq!(placed.in_body, placed.body.iter().any(|byte| *byte != 0));
-                        inside += u32::from(placed.in_body);
+                        assert_eq!(
+                            placed.has_inode_xattrs,
+                            placed.body.iter().any(|byte| *byte != 0)
+                        );
+                        inside += u32::from(placed.has_inode_xattrs);
                         outside += u32::from(placed.block.is_some());
                         list = reread(&placed);
                     }
                     Err(error) => {
                         assert_eq!(error, Error::NoSpace);
-                        let need: usize = list.iter().map(NewAttribute::room_bytes).sum();
-                        assert!(need > block_room(block_bytes));
+                        let need: usize = list.iter().map(NewXattr::entry_and_value_bytes).sum();
+                        assert!(need > block_capacity(block_bytes));
                         full += 1;
                         (list, model) = (before, model_before);
                     }
@@ -245,22 +248,22 @@ mod tests {
     #[test]
     fn the_inode_fills_first_and_what_fits_only_otherwise_is_moved() {
         let small = new(b"user.s", &[1; 8]);
-        let placed = place(std::slice::from_ref(&small), 92, 1024).unwrap();
-        assert!(placed.in_body && placed.block.is_none());
+        let placed = lay_out(std::slice::from_ref(&small), 92, 1024).unwrap();
+        assert!(placed.has_inode_xattrs && placed.block.is_none());
         assert_eq!(placed.body, encode_body(std::slice::from_ref(&small), 256));
         // 40 bytes inside leave no room for 80 more, and the block has room for all but 40.
         let (big, huge) = (new(b"user.b", &[2; 56]), new(b"user.h", &[3; 920]));
-        assert_eq!(block_room(1024) - huge.room_bytes(), 48);
-        let placed = place(&[small.clone(), big.clone(), huge.clone()], 92, 1024).unwrap();
+        assert_eq!(block_capacity(1024) - huge.entry_and_value_bytes(), 48);
+        let placed = lay_out(&[small.clone(), big.clone(), huge.clone()], 92, 1024).unwrap();
         assert_eq!(read_body(&placed.body).unwrap(), [big]);
         assert_eq!(read_block(&placed.block.unwrap()).unwrap(), [huge, small]);
-        let none = place(&[], 92, 1024).unwrap();
-        assert_eq!((none.in_body, none.block, none.body), (false, None, vec![0; 92]));
+        let none = lay_out(&[], 92, 1024).unwrap();
+        assert_eq!((none.has_inode_xattrs, none.block, none.body), (false, None, vec![0; 92]));
     }
 
     #[test]
     fn attributes_with_unknown_prefixes_are_kept() {
-        let strange = NewAttribute {
+        let strange = NewXattr {
             number: 9,
             suffix_bytes: 3,
             suffix: b"odd".to_vec(),
@@ -270,7 +273,7 @@ mod tests {
         let block = encode_block(std::slice::from_ref(&strange), 1024, 3);
         let mut list = read_block(&block).unwrap();
         set(&mut list, new(b"user.a", b"1"), XattrSet::Any).unwrap();
-        let placed = place(&list, 0, 1024).unwrap();
+        let placed = lay_out(&list, 0, 1024).unwrap();
         assert_eq!(read_block(&placed.block.unwrap()).unwrap(), [new(b"user.a", b"1"), strange]);
         assert_eq!(remove(&mut list, b"btrfs.x"), Err(Error::NoAttribute));
         assert_eq!(remove(&mut list, b"system.posix_acl_access"), Err(Error::NoAttribute));
@@ -278,11 +281,11 @@ mod tests {
 
     #[test]
     fn entries_of_values_in_inodes_of_their_own_are_kept() {
-        let moved = new(b"user.a", &[7; 5000]).moved_to(InodeNumber(99), 0x1234_5678);
-        assert_eq!(moved.room_bytes(), 20);
+        let moved = new(b"user.a", &[7; 5000]).with_ea_inode(InodeNumber(99), 0x1234_5678);
+        assert_eq!(moved.entry_and_value_bytes(), 20);
         let all = [new(b"user.b", b"1"), moved];
         for room in [0, 92] {
-            let placed = place(&all, room, 1024).unwrap();
+            let placed = lay_out(&all, room, 1024).unwrap();
             let mut list = reread(&placed);
             list.sort();
             let outside = list[0].outside().unwrap();
@@ -309,7 +312,7 @@ mod tests {
             }
             block.truncate(1024 - below(&mut random, 2) * below(&mut random, 1024));
             if let Ok(list) = read_block(&block) {
-                let _ = place(&list, 92, 1024);
+                let _ = lay_out(&list, 92, 1024);
             }
         }
     }

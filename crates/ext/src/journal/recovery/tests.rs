@@ -60,12 +60,12 @@ impl Made {
             if escaped {
                 escape(&mut bytes);
             }
-            tags.push(Tag { block: *block, escaped, sum: form.copy_sum(sequence, &bytes) });
+            tags.push(Tag { block: *block, escaped, sum: form.tag_checksum(sequence, &bytes) });
             stored.push(bytes);
         }
         let mut sum = !0;
         if !tags.is_empty() {
-            let descriptor = form.descriptor(sequence, &tags);
+            let descriptor = form.build_descriptor(sequence, &tags);
             sum = crc32_be(sum, &descriptor);
             self.put(descriptor);
         }
@@ -80,8 +80,8 @@ impl Made {
         self.put(form.commit_block(sequence, Duration::from_secs(self.time), sum));
     }
 
-    fn recover(&self) -> Recovery {
-        recover(&self.journal, self).unwrap()
+    fn recover(&self) -> ScannedLog {
+        scan_log(&self.journal, self).unwrap()
     }
 
     fn damage(&self) -> Option<&'static str> {
@@ -95,9 +95,9 @@ impl Made {
 }
 
 impl Source for Made {
-    fn read(&self, at: u32) -> Result<Data> {
+    fn read(&self, at: u32) -> Result<SharedBytes> {
         self.reads.set(self.reads.get() + 1);
-        Ok(Data::owned(self.blocks[at as usize].clone().into()))
+        Ok(SharedBytes::owned(self.blocks[at as usize].clone().into()))
     }
 
     fn refusal(&self, block: u64) -> Option<&'static str> {
@@ -154,7 +154,7 @@ fn what_was_committed_and_is_not_there_is_damage() {
         for at in end..=commit {
             let kept = std::mem::replace(&mut made.blocks[at as usize], vec![0; BLOCK]);
             let is_copy = at == end + 1;
-            if !(is_copy && made.journal.form.sums == Sums::None) {
+            if !(is_copy && made.journal.form.sums == JournalChecksums::None) {
                 assert_eq!(made.copies(), [(70, 2)], "block {at} of {:?}", made.journal.form);
                 assert_eq!(made.damage().is_some(), at < commit, "{at}: {:?}", made.journal.form);
             }
@@ -209,7 +209,10 @@ fn a_flipped_bit_of_a_header_is_damage() {
             for bit in 0..96 {
                 made.blocks[at][bit / 8] ^= 1 << (bit % 8);
                 let is_number_of_last = at == last as usize && bit >= 64;
-                let has_sums = !matches!(made.journal.form.sums, Sums::None | Sums::Commit);
+                let has_sums = !matches!(
+                    made.journal.form.sums,
+                    JournalChecksums::None | JournalChecksums::Commit
+                );
                 // Descriptors and revoke blocks are one bit apart: what has a checksum shows it.
                 let is_other_kind = bit == 58 && !has_sums && matches!(at, 1 | 4 | 6);
                 if (has_sums || !is_number_of_last) && !is_other_kind {

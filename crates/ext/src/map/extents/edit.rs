@@ -21,16 +21,18 @@
 use std::ops::{ControlFlow, Range};
 
 use super::Extents;
-use crate::alloc::Request;
-use crate::format::extent::{self, ENTRY_BYTES, Extent, Index, MOST_BLOCKS, MOST_DEPTH, Node};
-use crate::map::edit::{MappedRun, Taking};
-use crate::map::{Place, Runs, Visit};
+use crate::alloc::AllocationRequest;
+use crate::format::extent::{
+    self, ENTRY_BYTES, Extent, ExtentIndex, ExtentNode, INIT_MAX_LEN, MAX_DEPTH,
+};
+use crate::map::edit::{AllocationPolicy, MappedRun};
+use crate::map::{BlockLocation, MapVisitor, RunList};
 use crate::transaction::Transaction;
-use crate::units::{index, narrow};
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
 
 /// A node on the way down to a leaf.
-struct Step {
+struct ExtentPathNode {
     /// Its block; the root has none.
     at: Option<FsBlock>,
     depth: u16,
@@ -40,12 +42,12 @@ struct Step {
     nth: usize,
 }
 
-impl Step {
-    fn of(node: &Node<'_>, at: Option<FsBlock>, file_block: u32) -> Self {
+impl ExtentPathNode {
+    fn of(node: &ExtentNode<'_>, at: Option<FsBlock>, file_block: u32) -> Self {
         Self {
             at,
             depth: node.depth,
-            room: node.room.into(),
+            room: node.max_entries.into(),
             entries: node.entries().to_vec(),
             nth: node.find(file_block),
         }
@@ -59,15 +61,15 @@ impl Step {
 
 /// The way to a leaf, root first, what is in the leaf, and the part of the file that it answers
 /// for.
-struct Path {
-    steps: Vec<Step>,
+struct ExtentPath {
+    steps: Vec<ExtentPathNode>,
     leaf: Vec<Extent>,
-    part: Range<u64>,
+    covered: Range<u64>,
 }
 
-impl Path {
+impl ExtentPath {
     /// Nodes that may be needed if the leaf gets up to two more entries.
-    fn needs(&self) -> u64 {
+    fn nodes_needed(&self) -> u64 {
         let leaf = self.steps.last().is_some_and(|leaf| leaf.entries.len() + 2 <= leaf.room);
         if leaf { 0 } else { self.steps.len() as u64 + 1 }
     }
@@ -75,39 +77,40 @@ impl Path {
 
 /// What became of nodes, in blocks.
 #[derive(Default)]
-struct Nodes {
+struct NodeCountChange {
     made: u64,
     freed: u64,
 }
 
 impl Transaction<'_> {
-    fn extents_of(&self, inode: InodeNumber) -> Result<Extents> {
+    fn read_root(&self, inode: InodeNumber) -> Result<Extents> {
         self.read_slot(inode, |it| Extents::new(&it.pointers()))
     }
 
     /// The way to the leaf that answers for a file block.
-    fn path_to(&self, inode: InodeNumber, at: u32) -> Result<Path> {
+    fn path_to(&self, inode: InodeNumber, at: u32) -> Result<ExtentPath> {
         let role = super::role(self.file_id(inode)?);
         let of = |error: Error| error.of_inode(inode);
-        let extents = self.extents_of(inode)?;
+        let extents = self.read_root(inode)?;
         let root = extents.root().map_err(of)?;
         let mut part = 0..1u64 << 32;
-        let mut steps = vec![Step::of(&root, None, at)];
+        let mut steps = vec![ExtentPathNode::of(&root, None, at)];
         let mut leaf: Vec<Extent> = if root.depth == 0 { root.extents().collect() } else { vec![] };
         let mut above = root.index(root.find(at));
         let mut after = root.index(root.find(at) + 1);
         for depth in (0..root.depth).rev() {
             let damaged = || Error::corrupt("extent tree: node").of_inode(inode);
-            let Index { from, node: block } = above.ok_or_else(damaged)?;
+            let ExtentIndex { from, node: block } = above.ok_or_else(damaged)?;
             let is_first = steps.last().is_some_and(|step| step.nth == 0);
             part.start = if is_first { part.start } else { u64::from(from).max(part.start) };
             part.end = after.map_or(part.end, |next| u64::from(next.from).min(part.end));
-            if !self.volume.super_.holds(block) {
+            if !self.volume.super_.is_valid_block(block) {
                 return Err(damaged().in_block(block));
             }
             let bytes = self.block(block, role).map_err(of)?;
-            let node = Node::check(&bytes, Some(depth)).map_err(|it| of(it).in_block(block))?;
-            let step = Step::of(&node, Some(block), at);
+            let node =
+                ExtentNode::check(&bytes, Some(depth)).map_err(|it| of(it).in_block(block))?;
+            let step = ExtentPathNode::of(&node, Some(block), at);
             if depth == 0 {
                 leaf = node.extents().collect();
                 if !super::is_within(&node, &part) {
@@ -120,17 +123,18 @@ impl Transaction<'_> {
         }
         let ratio = u64::from(self.cluster_blocks());
         for extent in &leaf {
-            let end = extent.start.after(extent.blocks.into());
+            let end = extent.start.offset(extent.blocks.into());
             if extent.start.0 % ratio != u64::from(extent.from) % ratio {
                 let what = "extent tree: extent between clusters";
                 return Err(of(Error::corrupt(what)).in_block(extent.start));
             }
-            if !self.volume.super_.holds(extent.start) || end.0 > self.volume.super_.blocks {
+            if !self.volume.super_.is_valid_block(extent.start) || end.0 > self.volume.super_.blocks
+            {
                 let what = "extent tree: extent out of the volume";
                 return Err(of(Error::corrupt(what)).in_block(extent.start));
             }
         }
-        Ok(Path { steps, leaf, part })
+        Ok(ExtentPath { steps, leaf, covered: part })
     }
 
     /// [`super::Map::map_blocks`] of extents.
@@ -138,7 +142,7 @@ impl Transaction<'_> {
         &mut self,
         inode: InodeNumber,
         Range { start, end }: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
         let mut all: Vec<MappedRun> = Vec::new();
         let mut goal = None;
@@ -153,8 +157,8 @@ impl Transaction<'_> {
                 Err(error) => return Err(error),
             }
         }
-        if all.iter().any(|run| run.fresh) {
-            self.forget_map(inode, start, end);
+        if all.iter().any(|run| run.is_new) {
+            self.invalidate_map(inode, start, end);
         }
         Ok(all)
     }
@@ -164,7 +168,7 @@ impl Transaction<'_> {
         &mut self,
         inode: InodeNumber,
         range: Range<u32>,
-        taking: Taking,
+        taking: AllocationPolicy,
         goal: &mut Option<u64>,
     ) -> Result<MappedRun> {
         let path = self.path_to(inode, range.start)?;
@@ -174,42 +178,42 @@ impl Transaction<'_> {
         if let Some(extent) = there {
             let skipped = from - extent.from;
             let blocks = (extent.blocks - skipped).min(range.end - from);
-            let at = extent.start.after(skipped.into());
+            let at = extent.start.offset(skipped.into());
             *goal = Some(at.0 + u64::from(blocks));
             let written = !extent.is_unwritten || taking.unwritten;
             if written {
-                return Ok(MappedRun { from, blocks, at, fresh: false });
+                return Ok(MappedRun { from, blocks, at, is_new: false });
             }
-            self.have_nodes(&path)?;
+            self.ensure_node_space(&path)?;
             let new = Extent { from, blocks, start: at, is_unwritten: false };
             self.put_extent(inode, path, new)?;
-            return Ok(MappedRun { from, blocks, at, fresh: true });
+            return Ok(MappedRun { from, blocks, at, is_new: true });
         }
-        let next = path.leaf.get(nth).map_or(path.part.end, |extent| extent.from.into());
-        let most = if taking.unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
-        let hole = (narrow(next.min(u64::from(range.end))) - from).min(most);
-        self.have_nodes(&path)?;
+        let next = path.leaf.get(nth).map_or(path.covered.end, |extent| extent.from.into());
+        let most = if taking.unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
+        let hole = (saturating_u32(next.min(u64::from(range.end))) - from).min(most);
+        self.ensure_node_space(&path)?;
         let (start, blocks) = match self.cluster_of(inode, from)? {
             Some(cluster) => {
                 let lead = from % self.cluster_blocks();
-                (cluster.after(lead.into()), hole.min(self.cluster_blocks() - lead))
+                (cluster.offset(lead.into()), hole.min(self.cluster_blocks() - lead))
             }
-            None => self.take_clusters(inode, &path, (nth, from, hole), taking, *goal)?,
+            None => self.allocate_clusters(inode, &path, (nth, from, hole), taking, *goal)?,
         };
         *goal = Some(start.0 + u64::from(blocks));
         let new = Extent { from, blocks, start, is_unwritten: taking.unwritten };
         self.put_extent(inode, path, new)?;
-        Ok(MappedRun { from, blocks, at: start, fresh: !taking.unwritten })
+        Ok(MappedRun { from, blocks, at: start, is_new: !taking.unwritten })
     }
 
     /// Takes clusters for a hole before extent `nth` of a leaf, of whose first cluster the file
     /// has nothing: where the first block is, and how many blocks of the hole are there.
-    fn take_clusters(
+    fn allocate_clusters(
         &mut self,
         inode: InodeNumber,
-        path: &Path,
+        path: &ExtentPath,
         (nth, from, hole): (usize, u32, u32),
-        taking: Taking,
+        taking: AllocationPolicy,
         goal: Option<u64>,
     ) -> Result<(FsBlock, u32)> {
         let ratio = self.cluster_blocks();
@@ -219,31 +223,31 @@ impl Transaction<'_> {
         let begun = end - end % u64::from(ratio);
         let is_had = u64::from(from) < begun
             && begun < end
-            && self.cluster_of(inode, narrow(begun))?.is_some();
-        let hole = if is_had { narrow(begun) - from } else { hole };
+            && self.cluster_of(inode, saturating_u32(begun))?.is_some();
+        let hole = if is_had { saturating_u32(begun) - from } else { hole };
         let best = match goal {
             Some(goal) => goal,
             None => self.goal_of(inode, path, nth, from)?,
         };
-        let spare = self.available_now(taking.privileged);
-        let (start, taken) = self.allocate_blocks(Request {
+        let spare = self.allocatable_blocks(taking.privileged);
+        let (start, taken) = self.allocate_blocks(AllocationRequest {
             goal: best.saturating_sub(lead.into()),
-            want: (lead + hole).min(narrow(spare)),
-            grows: taking.grows.then_some(inode.0),
+            count: (lead + hole).min(saturating_u32(spare)),
+            append_inode: taking.is_append.then_some(inode.0),
             privileged: taking.privileged,
-            of_tree: false,
+            is_for_extent_node: false,
         })?;
-        self.count_sectors(inode, taken.into())?;
-        Ok((FsBlock(start).after(lead.into()), hole.min(taken - lead)))
+        self.add_sectors(inode, taken.into())?;
+        Ok((FsBlock(start).offset(lead.into()), hole.min(taken - lead)))
     }
 
     /// The first block of the cluster that file block `at` belongs in, if the file has any block
     /// of that: whichever leaf says so.
     fn cluster_of(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
-        struct First(Option<(u64, Place)>);
-        impl Visit for First {
-            fn run(&mut self, at: u64, _: u64, place: Place) -> ControlFlow<()> {
-                if place == Place::Hole {
+        struct First(Option<(u64, BlockLocation)>);
+        impl MapVisitor for First {
+            fn run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
+                if place == BlockLocation::Hole {
                     return ControlFlow::Continue(());
                 }
                 self.0 = Some((at, place));
@@ -259,14 +263,14 @@ impl Transaction<'_> {
         let mut first = First(None);
         self.walk(inode, start..start + ratio, &mut first)?;
         match first.0 {
-            None | Some((_, Place::Hole)) => Ok(None),
-            Some((at, Place::At(block) | Place::Unwritten(block))) => {
+            None | Some((_, BlockLocation::Hole)) => Ok(None),
+            Some((at, BlockLocation::Mapped(block) | BlockLocation::Unwritten(block))) => {
                 let cluster = block.0.checked_sub(at - start).filter(|it| it % ratio == 0);
                 let what = "extent tree: extent between clusters";
                 let damaged = || Error::corrupt(what).of_inode(inode).in_block(block);
                 cluster.map(|block| Some(FsBlock(block))).ok_or_else(damaged)
             }
-            Some((_, Place::Damaged(block))) => {
+            Some((_, BlockLocation::Damaged(block))) => {
                 Err(Error::corrupt("extent tree: node").of_inode(inode).in_block(block))
             }
         }
@@ -274,7 +278,7 @@ impl Transaction<'_> {
 
     /// The best place for a file block that has none: where it would be if the extent before it
     /// were longer, or before the one behind it, or else in the inode's group.
-    fn goal_of(&self, inode: InodeNumber, path: &Path, nth: usize, at: u32) -> Result<u64> {
+    fn goal_of(&self, inode: InodeNumber, path: &ExtentPath, nth: usize, at: u32) -> Result<u64> {
         let before = nth.checked_sub(1).and_then(|nth| path.leaf.get(nth));
         if let Some(before) = before {
             return Ok(before.start.0 + u64::from(at - before.from));
@@ -282,60 +286,66 @@ impl Transaction<'_> {
         if let Some(behind) = path.leaf.get(nth) {
             return Ok(behind.start.0.saturating_sub(u64::from(behind.from - at)));
         }
-        let (group, _) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+        let (group, _) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
     /// Nodes that the tree of a file may need if it gets extents at file block `at`.
     pub(crate) fn nodes_needed(&self, inode: InodeNumber, at: u32) -> Result<u64> {
-        Ok(self.path_to(inode, at)?.needs())
+        Ok(self.path_to(inode, at)?.nodes_needed())
     }
 
     /// Sees to it that the nodes which a change of a leaf may need can be had.
-    fn have_nodes(&self, path: &Path) -> Result<()> {
-        let clusters = self.available_for_trees() / u64::from(self.cluster_blocks());
-        if clusters < path.needs() { Err(Error::NoSpace) } else { Ok(()) }
+    fn ensure_node_space(&self, path: &ExtentPath) -> Result<()> {
+        let clusters = self.available_metadata_blocks() / u64::from(self.cluster_blocks());
+        if clusters < path.nodes_needed() { Err(Error::NoSpace) } else { Ok(()) }
     }
 
     /// Puts an extent into a leaf, in place of what is there.
-    fn put_extent(&mut self, inode: InodeNumber, mut path: Path, new: Extent) -> Result<()> {
-        place_in(&mut path.leaf, new);
-        self.store_leaf(inode, path)
+    fn put_extent(&mut self, inode: InodeNumber, mut path: ExtentPath, new: Extent) -> Result<()> {
+        insert_extent(&mut path.leaf, new);
+        self.write_leaf(inode, path)
     }
 
     /// Lets blocks of a file be where an extent says, whatever was known of them: what the file
     /// had elsewhere is given back.
-    pub(crate) fn place_extent(&mut self, inode: InodeNumber, extent: Extent) -> Result<()> {
+    pub(crate) fn replay_extent(&mut self, inode: InodeNumber, extent: Extent) -> Result<()> {
         let damaged = || Error::corrupt("extent tree: extent out of the file").of_inode(inode);
         let end = u32::try_from(extent.end()).map_err(|_| damaged())?;
-        if extent.blocks == 0 || !self.volume.super_.holds(extent.start) {
+        if extent.blocks == 0 || !self.volume.super_.is_valid_block(extent.start) {
             return Err(damaged().in_block(extent.start));
         }
-        let at = |from: u32| extent.start.after((from - extent.from).into());
-        let mut runs = Runs::default();
+        let at = |from: u32| extent.start.offset((from - extent.from).into());
+        let mut runs = RunList::default();
         self.walk(inode, extent.from.into()..end.into(), &mut runs)?;
         for run in runs.between(FileBlock(extent.from), FileBlock(end)) {
             let from = run.from.0;
             match run.place {
-                Place::At(block) | Place::Unwritten(block) if block == at(from) => continue,
-                Place::At(_) | Place::Unwritten(_) => self.unmap(inode, from..run.end().0)?,
-                Place::Hole => {}
-                Place::Damaged(block) => return Err(damaged().in_block(block)),
+                BlockLocation::Mapped(block) | BlockLocation::Unwritten(block)
+                    if block == at(from) =>
+                {
+                    continue;
+                }
+                BlockLocation::Mapped(_) | BlockLocation::Unwritten(_) => {
+                    self.unmap(inode, from..run.end().0)?
+                }
+                BlockLocation::Hole => {}
+                BlockLocation::Damaged(block) => return Err(damaged().in_block(block)),
             }
-            let taken = self.take_exactly(at(from).0, run.blocks)?;
-            self.count_sectors(inode, taken)?;
+            let taken = self.allocate_exact_blocks(at(from).0, run.blocks)?;
+            self.add_sectors(inode, taken)?;
         }
         let mut from = extent.from;
         while from < end {
             let path = self.path_to(inode, from)?;
-            let until = narrow(path.part.end.min(end.into())).max(from + 1);
-            self.have_nodes(&path)?;
+            let until = saturating_u32(path.covered.end.min(end.into())).max(from + 1);
+            self.ensure_node_space(&path)?;
             let is_unwritten = extent.is_unwritten;
             let new = Extent { from, blocks: until - from, start: at(from), is_unwritten };
             self.put_extent(inode, path, new)?;
             from = until;
         }
-        self.forget_map(inode, extent.from, end);
+        self.invalidate_map(inode, extent.from, end);
         Ok(())
     }
 
@@ -344,8 +354,8 @@ impl Transaction<'_> {
     pub(super) fn have_room_for_hole(&self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let mut path = self.path_to(inode, range.start)?;
         let before = path.leaf.len();
-        cut(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_| ());
-        if path.leaf.len() > before { self.have_nodes(&path) } else { Ok(()) }
+        remove_range(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_| ());
+        if path.leaf.len() > before { self.ensure_node_space(&path) } else { Ok(()) }
     }
 
     /// [`super::Map::unmap`] of extents.
@@ -358,15 +368,15 @@ impl Transaction<'_> {
         let mut at = u64::from(range.start);
         let mut freed = 0;
         while at < end {
-            let mut path = self.path_to(inode, narrow(at))?;
-            let own = at..end.min(path.part.end);
-            at = path.part.end.max(at + 1);
+            let mut path = self.path_to(inode, saturating_u32(at))?;
+            let own = at..end.min(path.covered.end);
+            at = path.covered.end.max(at + 1);
             let mut gone: Vec<Extent> = Vec::new();
-            cut(&mut path.leaf, &own, &mut |extent| gone.push(extent));
+            remove_range(&mut path.leaf, &own, &mut |extent| gone.push(extent));
             if gone.is_empty() {
                 continue;
             }
-            self.store_leaf(inode, path)?;
+            self.write_leaf(inode, path)?;
             freed += self.free_clusters_of(inode, &gone, &own)?;
         }
         Ok(freed)
@@ -384,15 +394,15 @@ impl Transaction<'_> {
         // Only at the edges of what was cut others may be in the same cluster.
         let kept = |edge: u64| {
             let part = edge % ratio;
-            let shares = part > 0 && self.cluster_of(inode, narrow(edge))?.is_some();
+            let shares = part > 0 && self.cluster_of(inode, saturating_u32(edge))?.is_some();
             Ok::<_, Error>(shares.then_some(edge - part))
         };
         let kept = [kept(range.start)?, kept(range.end)?];
         if kept.iter().any(Option::is_some) {
             // What is not given back below is not read from memory either.
-            let mut overlay = self.volume.store.overlay.change();
+            let mut overlay = self.volume.store.write_back.write();
             for extent in gone {
-                let blocks = (0..u64::from(extent.blocks)).map(|nth| extent.start.after(nth));
+                let blocks = (0..u64::from(extent.blocks)).map(|nth| extent.start.offset(nth));
                 blocks.for_each(|block| overlay.drop_block(block));
             }
         }
@@ -406,20 +416,24 @@ impl Transaction<'_> {
                 end -= ratio;
             }
             if first < end {
-                freed += self.free_blocks(start + (first - from), narrow(end - first))?;
+                freed += self.free_blocks(start + (first - from), saturating_u32(end - first))?;
             }
         }
         Ok(freed)
     }
 
     /// [`super::Map::zero`] of extents: what is there reads as zeros from now on and stays.
-    pub(super) fn unwrite_extents(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+    pub(super) fn mark_extents_unwritten(
+        &mut self,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
         let end = u64::from(range.end);
         let mut at = u64::from(range.start);
         while at < end {
-            let mut path = self.path_to(inode, narrow(at))?;
-            let own = at..end.min(path.part.end);
-            at = path.part.end.max(at + 1);
+            let mut path = self.path_to(inode, saturating_u32(at))?;
+            let own = at..end.min(path.covered.end);
+            at = path.covered.end.max(at + 1);
             let mut written = path.leaf.clone();
             written.retain(|extent| !extent.is_unwritten);
             let mut inside = Vec::new();
@@ -428,9 +442,9 @@ impl Transaction<'_> {
                     (u64::from(extent.from).max(own.start), extent.end().min(own.end));
                 let mut from = low;
                 while from < high {
-                    let blocks = (high - from).min(u64::from(MOST_BLOCKS - 1));
-                    let start = extent.start.after(from - u64::from(extent.from));
-                    let (first, blocks) = (narrow(from), narrow(blocks));
+                    let blocks = (high - from).min(u64::from(INIT_MAX_LEN - 1));
+                    let start = extent.start.offset(from - u64::from(extent.from));
+                    let (first, blocks) = (saturating_u32(from), saturating_u32(blocks));
                     inside.push(Extent { from: first, blocks, start, is_unwritten: true });
                     from += u64::from(blocks);
                 }
@@ -438,44 +452,44 @@ impl Transaction<'_> {
             if inside.is_empty() {
                 continue;
             }
-            self.have_nodes(&path)?;
+            self.ensure_node_space(&path)?;
             for extent in inside {
-                place_in(&mut path.leaf, extent);
+                insert_extent(&mut path.leaf, extent);
             }
-            self.store_leaf(inode, path)?;
+            self.write_leaf(inode, path)?;
         }
-        self.forget_map(inode, range.start, range.end);
+        self.invalidate_map(inode, range.start, range.end);
         Ok(())
     }
 
     /// Writes a leaf as it is now, and what follows from it further up.
-    fn store_leaf(&mut self, inode: InodeNumber, path: Path) -> Result<()> {
-        let Path { mut steps, leaf, .. } = path;
-        let mut nodes = Nodes::default();
+    fn write_leaf(&mut self, inode: InodeNumber, path: ExtentPath) -> Result<()> {
+        let ExtentPath { mut steps, leaf, .. } = path;
+        let mut nodes = NodeCountChange::default();
         if let Some(last) = steps.last_mut() {
             last.entries = leaf.iter().map(Extent::encode).collect();
         }
-        self.store_steps(inode, &mut steps, &mut nodes)?;
-        self.lower_root(inode, &mut nodes)?;
+        self.write_path(inode, &mut steps, &mut nodes)?;
+        self.collapse_root(inode, &mut nodes)?;
         if nodes.made > 0 {
-            self.count_sectors(inode, nodes.made)?;
+            self.add_sectors(inode, nodes.made)?;
         }
         if nodes.freed > 0 {
-            self.uncount_sectors(inode, nodes.freed)?;
+            self.subtract_sectors(inode, nodes.freed)?;
         }
         Ok(())
     }
 
     /// Writes the last of these nodes, which changed, and of those above what changes with it.
-    fn store_steps(
+    fn write_path(
         &mut self,
         inode: InodeNumber,
-        steps: &mut Vec<Step>,
-        nodes: &mut Nodes,
+        steps: &mut Vec<ExtentPathNode>,
+        nodes: &mut NodeCountChange,
     ) -> Result<()> {
         while let Some(mut step) = steps.pop() {
             let Some(above) = steps.last_mut() else {
-                return self.store_root(inode, step, nodes);
+                return self.write_root(inode, step, nodes);
             };
             let Some(block) = step.at else { return Err(Error::corrupt("extent tree: node")) };
             if step.entries.is_empty() {
@@ -493,7 +507,7 @@ impl Transaction<'_> {
                     let node = self.make_node(inode, step.depth, right, block, nodes)?;
                     let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
                     let nth = nth.min(above.entries.len());
-                    above.entries.insert(nth, Index { from, node }.encode());
+                    above.entries.insert(nth, ExtentIndex { from, node }.encode());
                 }
                 changed = true;
             }
@@ -502,7 +516,7 @@ impl Transaction<'_> {
             if let Some(entry) = above.entries.get_mut(above.nth)
                 && crate::format::le32(entry, 0) != Some(first)
             {
-                *entry = Index { from: first, node: block }.encode();
+                *entry = ExtentIndex { from: first, node: block }.encode();
                 changed = true;
             }
             if !changed {
@@ -513,20 +527,25 @@ impl Transaction<'_> {
     }
 
     /// Writes the root; where it holds no more, a node gets what it held.
-    fn store_root(&mut self, inode: InodeNumber, mut root: Step, nodes: &mut Nodes) -> Result<()> {
+    fn write_root(
+        &mut self,
+        inode: InodeNumber,
+        mut root: ExtentPathNode,
+        nodes: &mut NodeCountChange,
+    ) -> Result<()> {
         if root.entries.is_empty() {
             root.depth = 0;
         }
         if root.entries.len() > root.room {
-            if root.depth >= MOST_DEPTH {
+            if root.depth >= MAX_DEPTH {
                 return Err(Error::TooLarge);
             }
             let entries = std::mem::take(&mut root.entries);
-            let (group, _) = self.writer.groups.place_of_inode(inode).ok_or(Error::NotFound)?;
+            let (group, _) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
             let near = self.volume.super_.group_start(crate::GroupNumber(group));
             let from = entries.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
             let node = self.make_node(inode, root.depth, &entries, near, nodes)?;
-            root.entries = vec![Index { from, node }.encode()];
+            root.entries = vec![ExtentIndex { from, node }.encode()];
             root.depth += 1;
         }
         let room = u16::try_from(root.room).unwrap_or(extent::ROOT_ENTRIES);
@@ -541,48 +560,61 @@ impl Transaction<'_> {
         depth: u16,
         entries: &[[u8; ENTRY_BYTES]],
         near: FsBlock,
-        nodes: &mut Nodes,
+        nodes: &mut NodeCountChange,
     ) -> Result<FsBlock> {
         let role = super::role(self.file_id(inode)?);
-        let request =
-            Request { goal: near.0, want: 1, grows: None, privileged: true, of_tree: true };
+        let request = AllocationRequest {
+            goal: near.0,
+            count: 1,
+            append_inode: None,
+            privileged: true,
+            is_for_extent_node: true,
+        };
         let (at, taken) = self.allocate_blocks(request)?;
         nodes.made += u64::from(taken);
         let block_bytes = self.volume.super_.block_bytes;
-        let mut bytes = vec![0; index(block_bytes.into())];
-        extent::write(&mut bytes, depth, extent::block_room(block_bytes), entries);
-        self.put_fresh(FsBlock(at), role, bytes);
+        let mut bytes = vec![0; saturating_usize(block_bytes.into())];
+        extent::write(&mut bytes, depth, extent::max_entries_in_block(block_bytes), entries);
+        self.put_new_block(FsBlock(at), role, bytes);
         Ok(FsBlock(at))
     }
 
-    fn write_node(&mut self, inode: InodeNumber, block: FsBlock, step: &Step) -> Result<()> {
+    fn write_node(
+        &mut self,
+        inode: InodeNumber,
+        block: FsBlock,
+        step: &ExtentPathNode,
+    ) -> Result<()> {
         let role = super::role(self.file_id(inode)?);
         let room = u16::try_from(step.room).unwrap_or(0);
-        self.change(block, role, |bytes| extent::write(bytes, step.depth, room, &step.entries))
+        self.modify_block(block, role, |bytes| {
+            extent::write(bytes, step.depth, room, &step.entries)
+        })
     }
 
     /// Where the root leads to one leaf whose extents it could hold itself, it does.
-    fn lower_root(&mut self, inode: InodeNumber, nodes: &mut Nodes) -> Result<()> {
-        let extents = self.extents_of(inode)?;
+    fn collapse_root(&mut self, inode: InodeNumber, nodes: &mut NodeCountChange) -> Result<()> {
+        let extents = self.read_root(inode)?;
         let root = extents.root().map_err(|error| error.of_inode(inode))?;
-        let (1, 1, Some(Index { node: block, .. })) = (root.depth, root.len(), root.index(0))
+        let (1, 1, Some(ExtentIndex { node: block, .. })) = (root.depth, root.len(), root.index(0))
         else {
             return Ok(());
         };
         let bytes = self.block(block, super::role(self.file_id(inode)?))?;
-        let leaf = Node::check(&bytes, Some(0)).map_err(|it| it.in_block(block).of_inode(inode))?;
-        if leaf.len() > usize::from(root.room) {
+        let leaf =
+            ExtentNode::check(&bytes, Some(0)).map_err(|it| it.in_block(block).of_inode(inode))?;
+        if leaf.len() > usize::from(root.max_entries) {
             return Ok(());
         }
-        let mut step = Step::of(&leaf, None, 0);
-        step.room = root.room.into();
+        let mut step = ExtentPathNode::of(&leaf, None, 0);
+        step.room = root.max_entries.into();
         nodes.freed += self.free_blocks(block.0, 1)?;
-        self.store_root(inode, step, &mut Nodes::default())
+        self.write_root(inode, step, &mut NodeCountChange::default())
     }
 }
 
 /// Takes what is in `range` out of extents, and tells what that was.
-fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent)) {
+fn remove_range(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent)) {
     let mut left = Vec::with_capacity(leaf.len() + 1);
     for extent in leaf.drain(..) {
         let (from, end) = (u64::from(extent.from), extent.end());
@@ -592,9 +624,9 @@ fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent))
             continue;
         }
         let part = |from: u64, end: u64, of: &Extent| Extent {
-            from: narrow(from),
-            blocks: narrow(end - from),
-            start: of.start.after(from - u64::from(of.from)),
+            from: saturating_u32(from),
+            blocks: saturating_u32(end - from),
+            start: of.start.offset(from - u64::from(of.from)),
             is_unwritten: of.is_unwritten,
         };
         if from < low {
@@ -609,12 +641,12 @@ fn cut(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent))
 }
 
 /// Puts an extent in place of what is there, as one with those it touches.
-fn place_in(leaf: &mut Vec<Extent>, new: Extent) {
-    cut(leaf, &(u64::from(new.from)..new.end()), &mut |_| ());
+fn insert_extent(leaf: &mut Vec<Extent>, new: Extent) {
+    remove_range(leaf, &(u64::from(new.from)..new.end()), &mut |_| ());
     let nth = leaf.partition_point(|extent| extent.from < new.from);
     leaf.insert(nth, new);
-    join(leaf, nth + 1);
-    join(leaf, nth);
+    merge_with_previous(leaf, nth + 1);
+    merge_with_previous(leaf, nth);
 }
 
 /// The clusters that extents lie in, each once: the first file block, the first block on the
@@ -636,12 +668,12 @@ fn in_clusters(extents: &[Extent], ratio: u64) -> Vec<(u64, u64, u64)> {
 }
 
 /// Makes extent `nth` and the one before it one, if they can be.
-fn join(leaf: &mut Vec<Extent>, nth: usize) {
+fn merge_with_previous(leaf: &mut Vec<Extent>, nth: usize) {
     let Some(before) = nth.checked_sub(1) else { return };
     let (Some(&a), Some(&b)) = (leaf.get(before), leaf.get(nth)) else { return };
-    let most = if a.is_unwritten { MOST_BLOCKS - 1 } else { MOST_BLOCKS };
+    let most = if a.is_unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
     let touches = a.end() == u64::from(b.from)
-        && a.start.after(a.blocks.into()) == b.start
+        && a.start.offset(a.blocks.into()) == b.start
         && a.is_unwritten == b.is_unwritten
         && a.blocks + b.blocks <= most;
     if touches {
@@ -664,17 +696,17 @@ mod tests {
     fn extents_are_cut_and_joined() {
         let mut leaf = vec![extent(0, 10, 100), extent(20, 10, 200)];
         let mut gone = Vec::new();
-        cut(&mut leaf, &(5..22), &mut |it| gone.push((it.start.0, it.blocks)));
+        remove_range(&mut leaf, &(5..22), &mut |it| gone.push((it.start.0, it.blocks)));
         assert_eq!(gone, [(105, 5), (200, 2)]);
         assert_eq!(leaf, [extent(0, 5, 100), extent(22, 8, 202)]);
         leaf.insert(1, extent(5, 17, 105));
-        join(&mut leaf, 2);
+        merge_with_previous(&mut leaf, 2);
         assert_eq!(leaf.len(), 3, "they do not touch on the device");
-        join(&mut leaf, 1);
+        merge_with_previous(&mut leaf, 1);
         assert_eq!(leaf, [extent(0, 22, 100), extent(22, 8, 202)]);
         let mut leaf =
-            vec![extent(0, MOST_BLOCKS - 1, 100), extent(MOST_BLOCKS - 1, 2, 100 + 32767)];
-        join(&mut leaf, 1);
+            vec![extent(0, INIT_MAX_LEN - 1, 100), extent(INIT_MAX_LEN - 1, 2, 100 + 32767)];
+        merge_with_previous(&mut leaf, 1);
         assert_eq!(leaf.len(), 2, "no extent is longer than the format says");
     }
 

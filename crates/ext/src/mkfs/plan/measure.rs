@@ -4,23 +4,23 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::super::layout::Layout;
-use super::super::tree::{NodeId, Tree, What};
-use super::super::{Error, Result, inside, values};
-use super::pieces::clusters;
-use super::{MOST_SHARERS, Placed, data_runs, directory_of, style};
-use crate::dir::build::Style;
+use super::super::tree::{NodeId, NodeKind, Tree};
+use super::super::{FormatError, Result, inside, values};
+use super::pieces::touched_clusters;
+use super::{NodePlacement, XATTR_REFCOUNT_MAX, data_runs, directory_of, style};
+use crate::dir::build::DirectoryFormat;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use crate::format::quota::{self, Kind as Quota};
-use crate::format::xattr::{NewAttribute, body_room};
-use crate::units::{index, narrow};
+use crate::format::quota::{self, QuotaType as Quota};
+use crate::format::xattr::{NewXattr, inode_capacity};
+use crate::units::{saturating_u32, saturating_usize};
 
 /// Names that one inode can have.
-const MOST_LINKS: u32 = 65_000;
+const LINK_MAX: u32 = 65_000;
 
 /// What a tree needs before anything is placed.
 #[derive(Clone)]
-pub(super) struct Needs {
-    pub(super) placed: Vec<Placed>,
+pub(super) struct TreeRequirements {
+    pub(super) placed: Vec<NodePlacement>,
     pub(super) blocks: u64,
     /// Of files that are not in the tree.
     pub(super) inodes: u32,
@@ -30,34 +30,41 @@ pub(super) struct Needs {
     pub(super) quotas: Vec<(Quota, u64)>,
 }
 
-impl Needs {
+impl TreeRequirements {
     /// Blocks of files that no name leads to.
-    pub(super) fn hidden_blocks(&self, layout: &Layout) -> u64 {
+    pub(super) fn system_file_blocks(&self, layout: &Layout) -> u64 {
         let quotas =
-            self.quotas.iter().map(|(_, bytes)| layout.file_blocks(layout.blocks_of(*bytes)));
-        layout.hidden_blocks().saturating_add(quotas.sum()).saturating_add(self.value_blocks)
+            self.quotas.iter().map(|(_, bytes)| layout.blocks_with_map(layout.blocks_of(*bytes)));
+        layout.system_file_blocks().saturating_add(quotas.sum()).saturating_add(self.value_blocks)
     }
 }
 
 /// Walks the tree and counts what it needs.
-pub(super) fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
-    let mut walk = Measure {
+pub(super) fn measure_tree(layout: &Layout, tree: &Tree) -> Result<TreeRequirements> {
+    let mut walk = TreeMeasurer {
         layout,
         tree,
         style: style(layout),
         lost_found: tree.lookup(NodeId::ROOT, b"lost+found"),
-        needs: Needs { placed: vec![], blocks: 0, inodes: 0, value_blocks: 0, quotas: vec![] },
-        seen: vec![None; tree.len()],
+        needs: TreeRequirements {
+            placed: vec![],
+            blocks: 0,
+            inodes: 0,
+            value_blocks: 0,
+            quotas: vec![],
+        },
+        node_placement: vec![None; tree.len()],
         shared: HashMap::new(),
         owners: Default::default(),
     };
-    walk.add(NodeId::ROOT, NodeId::ROOT, 2)?;
+    walk.add_node(NodeId::ROOT, NodeId::ROOT, 2)?;
     if let Some(id) = walk.lost_found {
-        walk.add(id, NodeId::ROOT, 2)?;
+        walk.add_node(id, NodeId::ROOT, 2)?;
     }
-    walk.needs.inodes = values::inodes_before(&layout.options) + narrow(tree.values.len() as u64);
+    walk.needs.inodes =
+        values::inodes_before(&layout.options) + saturating_u32(tree.values.len() as u64);
     let lens = tree.values.iter().map(|value| value.bytes.len() as u64);
-    walk.needs.value_blocks = lens.map(|len| layout.file_blocks(layout.blocks_of(len))).sum();
+    walk.needs.value_blocks = lens.map(|len| layout.blocks_with_map(layout.blocks_of(len))).sum();
     let mut stack = vec![(NodeId::ROOT, NodeId::ROOT)];
     while let Some((dir, parent)) = stack.pop() {
         let below = walk.directory(dir, parent)?;
@@ -76,61 +83,64 @@ pub(super) fn measure(layout: &Layout, tree: &Tree) -> Result<Needs> {
     Ok(walk.needs)
 }
 
-struct Measure<'a> {
+struct TreeMeasurer<'a> {
     layout: &'a Layout,
     tree: &'a Tree,
-    style: Style,
+    style: DirectoryFormat,
     lost_found: Option<NodeId>,
-    needs: Needs,
+    needs: TreeRequirements,
     /// By the number of a node, where among the placed it is.
-    seen: Vec<Option<usize>>,
+    node_placement: Vec<Option<usize>>,
     /// Attributes in blocks of their own, and how many inodes have them.
-    shared: HashMap<&'a [NewAttribute], u32>,
+    shared: HashMap<&'a [NewXattr], u32>,
     /// Users and groups that have something.
     owners: [BTreeSet<u32>; 2],
 }
 
-impl<'a> Measure<'a> {
+impl<'a> TreeMeasurer<'a> {
     /// Counts a directory with all that is in it but directories, which are returned.
     fn directory(&mut self, dir: NodeId, parent: NodeId) -> Result<Vec<NodeId>> {
-        if self.seen(dir).is_none() {
-            self.add(dir, parent, 2)?;
+        if self.node_placement(dir).is_none() {
+            self.add_node(dir, parent, 2)?;
         }
         let mut below = vec![];
         let tree = self.tree;
         for (_, id) in tree.names(dir) {
-            if matches!(tree.node(id).what, What::Directory) {
+            if matches!(tree.node(id).what, NodeKind::Directory) {
                 below.push(id);
-            } else if self.seen(id).is_some() {
+            } else if self.node_placement(id).is_some() {
                 self.more_links(id, 1)?;
             } else {
-                self.add(id, dir, 1)?;
+                self.add_node(id, dir, 1)?;
             }
         }
         self.more_links(dir, below.len())?;
         Ok(below)
     }
 
-    fn seen(&self, id: NodeId) -> Option<usize> {
-        self.seen.get(index(id.0.into())).copied().flatten()
+    fn node_placement(&self, id: NodeId) -> Option<usize> {
+        self.node_placement.get(saturating_usize(id.0.into())).copied().flatten()
     }
 
     fn more_links(&mut self, id: NodeId, more: usize) -> Result<()> {
-        let Some(placed) = self.seen(id).and_then(|nth| self.needs.placed.get_mut(nth)) else {
+        let Some(placed) = self.node_placement(id).and_then(|nth| self.needs.placed.get_mut(nth))
+        else {
             return Ok(());
         };
-        placed.links = placed.links.saturating_add(narrow(more as u64));
+        placed.links = placed.links.saturating_add(saturating_u32(more as u64));
         let countless = self.layout.options.read_only_compatible;
-        let is_countless = matches!(self.tree.node(id).what, What::Directory)
+        let is_countless = matches!(self.tree.node(id).what, NodeKind::Directory)
             && countless.contains(ReadOnlyCompatible::DIR_NLINK);
-        match placed.links > MOST_LINKS && !is_countless {
-            true => Err(unfit(self.tree, id, "65000 links to a file or directory are possible")),
+        match placed.links > LINK_MAX && !is_countless {
+            true => {
+                Err(tree_error(self.tree, id, "65000 links to a file or directory are possible"))
+            }
             false => Ok(()),
         }
     }
 
-    fn add(&mut self, id: NodeId, parent: NodeId, links: u32) -> Result<()> {
-        if let Some(seen) = self.seen.get_mut(index(id.0.into())) {
+    fn add_node(&mut self, id: NodeId, parent: NodeId, links: u32) -> Result<()> {
+        if let Some(seen) = self.node_placement.get_mut(saturating_usize(id.0.into())) {
             *seen = Some(self.needs.placed.len());
         }
         let node = self.tree.node(id);
@@ -140,10 +150,10 @@ impl<'a> Measure<'a> {
         let in_body = self.attributes(id)?;
         let (values, value_blocks) = values::outside(&node.attributes, self.layout);
         let (data, blocks) = self.contents(id)?;
-        let is_inside = self.is_inside(id, in_body);
+        let is_inside = self.is_inline(id, in_body);
         let (data, blocks) = if is_inside { (0, 0) } else { (data, blocks) };
         self.needs.blocks += blocks;
-        self.needs.placed.push(Placed {
+        self.needs.placed.push(NodePlacement {
             node: id.0,
             parent: parent.0,
             links,
@@ -152,8 +162,8 @@ impl<'a> Measure<'a> {
             in_body,
             values,
             value_blocks,
-            is_inside,
-            ..Placed::default()
+            is_inline: is_inside,
+            ..NodePlacement::default()
         });
         Ok(())
     }
@@ -166,19 +176,19 @@ impl<'a> Measure<'a> {
             return Ok(0);
         }
         if !self.layout.options.compatible.contains(Compatible::EXT_ATTR) {
-            return Err(unfit(tree, id, "extended attributes need the feature ext_attr (-O)"));
+            return Err(tree_error(tree, id, "extended attributes need the feature ext_attr (-O)"));
         }
         let Some(in_body) = values::split(all, self.layout) else {
-            return Err(unfit(tree, id, values::unfit(all, self.layout)));
+            return Err(tree_error(tree, id, values::unfit(all, self.layout)));
         };
         let rest = all.get(in_body..).unwrap_or_default();
         if !rest.is_empty() {
             let owners = self.shared.entry(rest).or_insert(0);
             self.needs.blocks +=
-                u64::from(owners.is_multiple_of(MOST_SHARERS)) * self.layout.ratio();
+                u64::from(owners.is_multiple_of(XATTR_REFCOUNT_MAX)) * self.layout.cluster_blocks();
             *owners += 1;
         }
-        Ok(narrow(in_body as u64))
+        Ok(saturating_u32(in_body as u64))
     }
 
     /// Blocks for what a node holds, and with those of its map.
@@ -186,58 +196,60 @@ impl<'a> Measure<'a> {
         let what = &self.tree.node(id).what;
         let block_bytes = self.layout.super_.block_bytes;
         let runs = match what {
-            What::Directory => vec![(0, self.directory_blocks(id))],
-            What::Symlink(target) if target.is_empty() => {
-                return Err(unfit(self.tree, id, "a symbolic link without a target"));
+            NodeKind::Directory => vec![(0, self.directory_blocks(id))],
+            NodeKind::Symlink(target) if target.is_empty() => {
+                return Err(tree_error(self.tree, id, "a symbolic link without a target"));
             }
-            What::Symlink(target) if target.len() >= self.layout.block_len() => {
-                return Err(unfit(self.tree, id, "the target is longer than a block (-b)"));
+            NodeKind::Symlink(target) if target.len() >= self.layout.block_len() => {
+                return Err(tree_error(self.tree, id, "the target is longer than a block (-b)"));
             }
-            What::File { size_bytes, .. } if *size_bytes > self.most_bytes() => {
-                return Err(unfit(self.tree, id, "too long for blocks of this size (-b)"));
+            NodeKind::File { size_bytes, .. } if *size_bytes > self.max_file_bytes() => {
+                return Err(tree_error(self.tree, id, "too long for blocks of this size (-b)"));
             }
             what => data_runs(what, block_bytes),
         };
         let data: u64 = runs.iter().map(|run| u64::from(run.1)).sum();
-        let ratio = self.layout.ratio();
-        let owned = clusters(&runs, ratio).iter().map(|run| run.1 * ratio).sum::<u64>();
+        let ratio = self.layout.cluster_blocks();
+        let owned = touched_clusters(&runs, ratio).iter().map(|run| run.1 * ratio).sum::<u64>();
         let blocks = owned + self.layout.map_blocks(&runs) * ratio;
         let huge = self.layout.options.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
         let bits = if huge { 48 } else { 32 };
         // `i_blocks` counts sectors; one block may come for attributes.
         if (blocks + ratio) * u64::from(block_bytes / 512) >= 1 << bits {
             let what = "more data than an inode can count; the feature huge_file helps (-O)";
-            return Err(unfit(self.tree, id, what));
+            return Err(tree_error(self.tree, id, what));
         }
         Ok((data, blocks))
     }
 
     /// Whether the contents of a node are in its inode, with all its attributes.
-    fn is_inside(&self, id: NodeId, in_body: u32) -> bool {
+    fn is_inline(&self, id: NodeId, in_body: u32) -> bool {
         let node = self.tree.node(id);
         let has_feature = self.layout.options.incompatible.contains(Incompatible::INLINE_DATA);
-        let are_attributes_inside = in_body == narrow(node.attributes.len() as u64);
+        let are_attributes_inside = in_body == saturating_u32(node.attributes.len() as u64);
         if !has_feature || !are_attributes_inside {
             return false;
         }
         let len = match &node.what {
             // These two e2fsck and others expect in blocks.
-            What::Directory if id == NodeId::ROOT || Some(id) == self.lost_found => return false,
-            What::Directory => {
+            NodeKind::Directory if id == NodeId::ROOT || Some(id) == self.lost_found => {
+                return false;
+            }
+            NodeKind::Directory => {
                 let names = self.tree.names(id).map(|(name, _)| name.len());
                 inside::directory_bytes(names)
             }
-            What::File { size_bytes, .. } => *size_bytes,
+            NodeKind::File { size_bytes, .. } => *size_bytes,
             // Linux makes no targets there, and e2fsck does not count them in quotas.
             _ => return false,
         };
-        let taken = node.attributes.iter().map(NewAttribute::room_bytes).sum();
-        let room = body_room(self.layout.super_.inode_bytes).saturating_sub(taken);
-        inside::room_bytes(len) <= room as u64
+        let taken = node.attributes.iter().map(NewXattr::entry_and_value_bytes).sum();
+        let room = inode_capacity(self.layout.super_.inode_bytes).saturating_sub(taken);
+        inside::xattr_bytes_needed(len) <= room as u64
     }
 
     /// How long a file can be.
-    fn most_bytes(&self) -> u64 {
+    fn max_file_bytes(&self) -> u64 {
         let block_bytes = self.layout.super_.block_bytes;
         // The last number of a block of a file is kept for the end.
         let numbers = (u64::from(block_bytes) << 32) - u64::from(block_bytes);
@@ -257,10 +269,10 @@ impl<'a> Measure<'a> {
             true => self.layout.lost_found_blocks(),
             false => 1,
         };
-        narrow((blocks as u64).max(least))
+        saturating_u32((blocks as u64).max(least))
     }
 }
 
-fn unfit(tree: &Tree, id: NodeId, what: &str) -> Error {
-    Error::Tree { path: tree.path(id), what: what.to_owned() }
+fn tree_error(tree: &Tree, id: NodeId, what: &str) -> FormatError {
+    FormatError::Tree { path: tree.path(id), what: what.to_owned() }
 }

@@ -7,11 +7,11 @@
 //!   taken     |   96    |   104   | ─▶ d d at 98, d at 104
 //! ```
 
-use super::Blocks;
+use super::DiskRun;
 
 /// The clusters of a file that its runs lie in: the first, and how many; rising.
-pub(super) fn clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<Blocks> {
-    let mut all: Vec<Blocks> = vec![];
+pub(super) fn touched_clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<DiskRun> {
+    let mut all: Vec<DiskRun> = vec![];
     for (from, blocks) in runs.iter().filter(|run| run.1 > 0) {
         let (from, end) = (u64::from(*from), u64::from(*from) + u64::from(*blocks));
         let (first, end) = (from / ratio, end.div_ceil(ratio));
@@ -24,14 +24,14 @@ pub(super) fn clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<Blocks> {
 }
 
 /// Where the blocks of the runs are, whose clusters are `touched` and lie in `taken`.
-pub(super) fn within(
+pub(super) fn runs_in_clusters(
     runs: &[(u32, u32)],
-    touched: &[Blocks],
-    taken: &[Blocks],
+    touched: &[DiskRun],
+    taken: &[DiskRun],
     ratio: u64,
-) -> Option<Vec<Blocks>> {
+) -> Option<Vec<DiskRun>> {
     // By the block of the file at which it begins: a stretch of whole clusters.
-    let mut stretches: Vec<(u64, Blocks)> = vec![];
+    let mut stretches: Vec<(u64, DiskRun)> = vec![];
     let mut taken = taken.iter().copied();
     let mut place = (0, 0);
     for (first, count) in touched {
@@ -66,7 +66,7 @@ pub(super) fn within(
 }
 
 /// The first block of each cluster.
-pub(super) fn firsts(taken: &[Blocks], ratio: u64) -> impl Iterator<Item = Blocks> {
+pub(super) fn cluster_starts(taken: &[DiskRun], ratio: u64) -> impl Iterator<Item = DiskRun> {
     let starts = taken.iter().flat_map(move |(start, count)| {
         (0..count / ratio).map(move |nth| (start + nth * ratio, 1))
     });
@@ -77,7 +77,7 @@ pub(super) fn firsts(taken: &[Blocks], ratio: u64) -> impl Iterator<Item = Block
 }
 
 /// The first `blocks` of some.
-pub(super) fn cut(places: Vec<Blocks>, mut blocks: u64) -> Vec<Blocks> {
+pub(super) fn truncate_runs(places: Vec<DiskRun>, mut blocks: u64) -> Vec<DiskRun> {
     let mut kept = vec![];
     for (start, count) in places {
         let here = count.min(blocks);
@@ -96,21 +96,22 @@ mod tests {
     #[test]
     fn blocks_lie_in_clusters_as_in_the_file() {
         let runs = [(2, 3), (5, 1), (17, 2), (30, 4)];
-        let touched = clusters(&runs, 4);
+        let touched = touched_clusters(&runs, 4);
         assert_eq!(touched, [(0, 2), (4, 1), (7, 2)]);
         let taken = [(96, 4), (104, 4), (200, 12)];
-        let found = within(&runs, &touched, &taken, 4).unwrap();
+        let found = runs_in_clusters(&runs, &touched, &taken, 4).unwrap();
         let expected = [(98, 2), (104, 1), (105, 1), (201, 2), (206, 4)];
         assert_eq!(found, expected);
-        assert_eq!(within(&runs, &touched, &taken[..2], 4), None);
-        assert!(clusters(&[], 4).is_empty());
+        assert_eq!(runs_in_clusters(&runs, &touched, &taken[..2], 4), None);
+        assert!(touched_clusters(&[], 4).is_empty());
     }
 
     #[test]
     fn nodes_have_clusters_of_their_own() {
-        let firsts = |taken: &[Blocks], ratio| super::firsts(taken, ratio).collect::<Vec<_>>();
+        let firsts =
+            |taken: &[DiskRun], ratio| super::cluster_starts(taken, ratio).collect::<Vec<_>>();
         assert_eq!(firsts(&[(8, 8), (32, 4)], 4), [(8, 1), (12, 1), (32, 1)]);
         assert_eq!(firsts(&[(8, 8)], 1), [(8, 8)]);
-        assert_eq!(cut(vec![(8, 8), (32, 4), (64, 4)], 10), [(8, 8), (32, 2)]);
+        assert_eq!(truncate_runs(vec![(8, 8), (32, 4), (64, 4)], 10), [(8, 8), (32, 2)]);
     }
 }

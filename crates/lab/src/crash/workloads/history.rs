@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::{AttributeChange, FileType};
-use draconis_ext::{Error, InodeNumber, Renaming, Volume, XattrSet};
+use draconis_ext::{Error, InodeNumber, RenameMode, Volume, XattrSet};
 
 use super::super::judge::LEFT;
 use super::{Record, Workload, cells, contents, create, walk};
@@ -219,7 +219,7 @@ fn change(
         }
         10 | 11 => model.unlink(volume, dir, &name)?,
         12 | 13 => {
-            let how = Renaming::NoReplace;
+            let how = RenameMode::NoReplace;
             volume.rename(dir, name.as_bytes(), to, new.as_bytes(), how)?;
             model.names.remove(&(dir, name));
             model.names.insert((to, new), file);
@@ -230,7 +230,7 @@ fn change(
             if victim == file {
                 return Ok(());
             }
-            let how = if what == 14 { Renaming::Replace } else { Renaming::Exchange };
+            let how = if what == 14 { RenameMode::Replace } else { RenameMode::Exchange };
             volume.rename(dir, name.as_bytes(), to, over.as_bytes(), how)?;
             if what == 14 {
                 model.lost(to, &over);
@@ -269,7 +269,7 @@ fn change_directory(
     let root = InodeNumber::ROOT;
     let Some((_, name, dir)) = model.pick(dice, |node| node.is_directory) else { return Ok(()) };
     if dice.below(2) == 0 {
-        volume.rename(root, name.as_bytes(), root, new.as_bytes(), Renaming::NoReplace)?;
+        volume.rename(root, name.as_bytes(), root, new.as_bytes(), RenameMode::NoReplace)?;
         model.names.remove(&(root, name));
         model.names.insert((root, new.to_owned()), dir);
         model.done();

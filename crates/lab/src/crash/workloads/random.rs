@@ -2,7 +2,7 @@
 //! file shows what is its own.
 
 use draconis_exchange::contract::{AttributeChange, FileType};
-use draconis_ext::{InodeNumber, NewNode, Renaming, Reserve, Volume, Whiteout, XattrSet};
+use draconis_ext::{InodeNumber, NewNode, RenameMode, Reserve, Volume, Whiteout, XattrSet};
 
 use super::{Record, Workload, cell, cells, contents, create, walk, write};
 use draconis_device::Random;
@@ -105,7 +105,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
         10 | 11 => {
             // A directory stays with its parent: that move cannot be made in one sector.
             let to = if node.is_directory { parent } else { dir };
-            volume.rename(parent, name.as_bytes(), to, new.as_bytes(), Renaming::Replace)?;
+            volume.rename(parent, name.as_bytes(), to, new.as_bytes(), RenameMode::Replace)?;
             names[nth] = (to, new, node);
         }
         12 if !node.is_directory => {
@@ -128,12 +128,12 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
                 1 => Reserve::PunchHole,
                 _ => Reserve::ZeroRange { keep_size: false },
             };
-            volume.reserve(node.inode, at, len, how)?;
+            volume.fallocate(node.inode, at, len, how)?;
         }
         16 => {
             let file = unnamed(volume, dir, step, dice)?;
             let named = dice.below(3) > 0 && volume.link(file, dir, new.as_bytes()).is_ok();
-            volume.release(file, 1);
+            volume.remove_users(file, 1);
             if named {
                 let node = Node { inode: file, owner: step as u32 + 1, is_directory: false };
                 names.push((dir, new, node));
@@ -142,7 +142,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
         17 => {
             let to = if node.is_directory { parent } else { dir };
             let whiteout = Whiteout { uid: 0, gid: 0 };
-            let (name, how) = (name.as_bytes(), Renaming::Replace);
+            let (name, how) = (name.as_bytes(), RenameMode::Replace);
             volume.rename_with_whiteout(parent, name, to, new.as_bytes(), how, whiteout)?;
             names[nth] = (to, new, node);
         }
@@ -160,8 +160,8 @@ fn unnamed(
 ) -> anyhow::Result<InodeNumber> {
     let (kind, mode) = (FileType::File, 0o600);
     let new = NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: &[] };
-    let file = volume.create_unnamed(dir, &new)?;
-    volume.hold(file);
+    let file = volume.create_tmpfile(dir, &new)?;
+    volume.add_user(file);
     let len = 16 + dice.below(9_000) / 16 * 16;
     write(volume, file, 0, &cells(step as u32 + 1, step as u32, 0, len)).or_else(|error| {
         // A full volume changes nothing here either.

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::FileType;
-use draconis_ext::{InodeNumber, Renaming, Volume};
+use draconis_ext::{InodeNumber, RenameMode, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
 use draconis_device::Random;
@@ -54,7 +54,7 @@ impl Workload for Renames {
             // Names of all lengths, so that some fit where the old one was.
             let new = format!("{step}{}", "x".repeat(dice.below(40) as usize));
             history.push((nth, format!("d{to}/{new}")));
-            let how = if step % 2 == 0 { Renaming::NoReplace } else { Renaming::Replace };
+            let how = if step % 2 == 0 { RenameMode::NoReplace } else { RenameMode::Replace };
             volume.rename(dirs[from], old.as_bytes(), dirs[to], new.as_bytes(), how)?;
             places[nth as usize] = (to, new);
             match step % BATCH {

@@ -1,7 +1,7 @@
 //! Documents that are saved as editors save them: a new file, fsync, renamed over the old.
 
 use draconis_exchange::contract::FileType;
-use draconis_ext::{InodeNumber, Renaming, Volume};
+use draconis_ext::{InodeNumber, RenameMode, Volume};
 
 use super::{Record, Workload, cells, contents, create, find, versions, write};
 use draconis_device::Random;
@@ -43,7 +43,13 @@ impl Workload for Saves {
             let bytes = cells(document as u32 + 1, version as u32, 0, self.len(version));
             write(volume, file, 0, &bytes)?;
             volume.sync_inode(file, false)?;
-            volume.rename(root, temporary.as_bytes(), root, name.as_bytes(), Renaming::Replace)?;
+            volume.rename(
+                root,
+                temporary.as_bytes(),
+                root,
+                name.as_bytes(),
+                RenameMode::Replace,
+            )?;
             if dice.below(3) == 0 {
                 volume.sync_inode(root, false)?;
                 record.mark(mark(document, version));

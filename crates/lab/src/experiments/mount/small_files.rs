@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use draconis_exchange::contract::FileType as NodeKind;
-use draconis_ext::{Access, Follow, InodeNumber, Renaming, Volume};
+use draconis_ext::{Access, Follow, InodeNumber, RenameMode, Volume};
 
 use crate::results::Sample;
 use crate::subject::plain_node;
@@ -132,12 +132,12 @@ impl SmallFiles for ByLibrary {
     fn open(&self, nth: u64) -> anyhow::Result<()> {
         let file = self.volume.lookup(self.dir(nth), format!("file{nth}").as_bytes())?;
         let reads = Access { read: true, write: false, append: false };
-        Ok(self.volume.may_open(file, reads)?)
+        Ok(self.volume.check_open(file, reads)?)
     }
 
     fn rename(&self, nth: u64) -> anyhow::Result<()> {
         let (dir, from, to) = (self.dir(nth), format!("file{nth}"), format!("moved{nth}"));
-        let how = Renaming::Replace;
+        let how = RenameMode::Replace;
         Ok(self.volume.rename(dir, from.as_bytes(), dir, to.as_bytes(), how)?)
     }
 

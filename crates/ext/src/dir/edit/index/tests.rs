@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use draconis_exchange::contract::FileType;
 
 use super::super::tests::{Chance, hash, tears};
-use super::super::{find, insert as insert_name, room, split};
+use super::super::{find, find_slot, insert as insert_name, split};
 use super::*;
 use crate::InodeNumber;
-use crate::format::dirent::{BlockWriter, Dirents, record_bytes};
-use crate::format::hash::Seed;
-use crate::format::htree::Root;
+use crate::format::dirent::{DirBlockBuilder, Dirents, min_rec_len};
+use crate::format::hash::HashSeed;
+use crate::format::htree::DxRoot;
 
-const fn shape(block_bytes: u32, filetype: bool) -> Shape {
-    Shape { block_bytes, filetype, sums: false }
+const fn shape(block_bytes: u32, filetype: bool) -> DirBlockFormat {
+    DirBlockFormat { block_bytes, filetype, has_checksums: false }
 }
 
 /// A directory in memory.
@@ -24,7 +24,7 @@ struct Directory {
 
 impl Directory {
     fn new(block_bytes: u32, most_levels: u8) -> Self {
-        let mut writer = BlockWriter::new(shape(block_bytes, true));
+        let mut writer = DirBlockBuilder::new(shape(block_bytes, true));
         assert!(
             writer.push(20, FileType::Directory, b".")
                 && writer.push(2, FileType::Directory, b"..")
@@ -33,12 +33,12 @@ impl Directory {
         Self { blocks: vec![root, leaf], most_levels }
     }
 
-    fn root(&self) -> (Root, Index<'_>) {
-        Root::check(&self.blocks[0], false, Seed::new([7; 4])).unwrap()
+    fn root(&self) -> (DxRoot, DxEntries<'_>) {
+        DxRoot::check(&self.blocks[0], false, HashSeed::new([7; 4])).unwrap()
     }
 
-    fn index(&self, nth: usize, block: usize) -> Index<'_> {
-        if nth == 0 { self.root().1 } else { Index::of_node(&self.blocks[block]).unwrap() }
+    fn index(&self, nth: usize, block: usize) -> DxEntries<'_> {
+        if nth == 0 { self.root().1 } else { DxEntries::from_node(&self.blocks[block]).unwrap() }
     }
 
     /// The index blocks on the path to a hash, each with its place there; then the leaf.
@@ -57,7 +57,7 @@ impl Directory {
     fn insert(&mut self, name: &[u8]) -> Result<()> {
         loop {
             let (path, leaf) = self.path(hash().of(name));
-            if let Some(room) = room(&self.blocks[leaf], record_bytes(name.len()))? {
+            if let Some(room) = find_slot(&self.blocks[leaf], min_rec_len(name.len()))? {
                 let block = &mut self.blocks[leaf];
                 return insert_name(block, &room, InodeNumber(12), FileType::File, name, true);
             }
@@ -69,8 +69,8 @@ impl Directory {
             self.blocks[leaf] = halves.low;
             self.blocks.push(halves.high);
             let (last, place) = *path.last().unwrap();
-            let level = if path.len() == 1 { Level::Root } else { Level::Node };
-            let entry = Entry { hash: halves.hash, block };
+            let level = if path.len() == 1 { IndexBlockKind::Root } else { IndexBlockKind::Node };
+            let entry = DxEntry { hash: halves.hash, block };
             assert!(insert(&mut self.blocks[last], level, place, entry)?);
         }
     }
@@ -78,7 +78,7 @@ impl Directory {
     /// Splits the highest full index block below which all are full, if there is one; the path
     /// is another then.
     fn make_room(&mut self, path: &[(usize, usize)]) -> Result<bool> {
-        let level = |nth: usize| if nth == 0 { Level::Root } else { Level::Node };
+        let level = |nth: usize| if nth == 0 { IndexBlockKind::Root } else { IndexBlockKind::Node };
         let mut start = path.len();
         while start > 0 && !has_room(&self.blocks[path[start - 1].0], level(start - 1))? {
             start -= 1;
@@ -88,7 +88,7 @@ impl Directory {
         }
         if start == 0 {
             let block = self.blocks.len();
-            let (root, node) = deepen(
+            let (root, node) = add_level(
                 &self.blocks[0],
                 block as u32,
                 self.most_levels,
@@ -109,7 +109,7 @@ impl Directory {
             }
             self.blocks[node] = halves.low;
             self.blocks.push(halves.high);
-            let entry = Entry { hash: halves.hash, block };
+            let entry = DxEntry { hash: halves.hash, block };
             assert!(insert(&mut self.blocks[above], level(start - 1), place, entry)?);
         }
         Ok(true)
@@ -172,12 +172,12 @@ fn a_full_tree_says_so_and_large_directories_go_one_level_deeper() {
     assert_eq!((grown, deep.root().0.levels), (names + 2000, 2));
     assert_eq!(deep.all().len(), grown + 2);
     assert!((0..grown).step_by(11).all(|nth| deep.has(format!("{nth:0255}").as_bytes())));
-    assert_eq!([most_levels(false), most_levels(true)], [1, 2]);
+    assert_eq!([max_levels(false), max_levels(true)], [1, 2]);
 }
 
 #[test]
 fn a_block_becomes_a_root_in_its_first_sector() {
-    let mut writer = BlockWriter::new(shape(4096, true));
+    let mut writer = DirBlockBuilder::new(shape(4096, true));
     assert!(
         writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
     );
@@ -189,7 +189,7 @@ fn a_block_becomes_a_root_in_its_first_sector() {
     let (root, leaf) = make_indexed(&old, 1, 5, shape(4096, true)).unwrap();
     let mixtures = tears(&old, &root);
     assert_eq!(mixtures.len(), 2, "one sector differs");
-    let (head, index) = Root::check(&root, false, Seed::new([7; 4])).unwrap();
+    let (head, index) = DxRoot::check(&root, false, HashSeed::new([7; 4])).unwrap();
     assert_eq!((head.levels, head.hash), (0, hash()));
     assert_eq!(index.block(0).unwrap().0, 5);
     let read = |block: &[u8]| -> Vec<(Vec<u8>, u32, Option<FileType>)> {
@@ -200,7 +200,7 @@ fn a_block_becomes_a_root_in_its_first_sector() {
     };
     assert_eq!([read(&root), read(&leaf)].concat(), read(&old));
     // Without kinds there are none afterwards.
-    let mut writer = BlockWriter::new(shape(1024, false));
+    let mut writer = DirBlockBuilder::new(shape(1024, false));
     assert!(
         writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
     );
@@ -214,7 +214,7 @@ fn a_block_becomes_a_root_in_its_first_sector() {
 }
 
 fn dots(block_bytes: u32) -> Vec<u8> {
-    let mut writer = BlockWriter::new(shape(block_bytes, true));
+    let mut writer = DirBlockBuilder::new(shape(block_bytes, true));
     assert!(
         writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
     );
@@ -225,7 +225,7 @@ fn dots(block_bytes: u32) -> Vec<u8> {
 fn entries_are_kept_in_order_up_to_the_limit() {
     let mut chance = Chance::new(5);
     for block_bytes in [1024, 2048, 4096, 65536] {
-        let first = Entry { hash: 0, block: 1 };
+        let first = DxEntry { hash: 0, block: 1 };
         let mut block = htree::node(&[first], shape(block_bytes, true)).unwrap();
         let mut model = BTreeMap::new();
         for nth in 1.. {
@@ -233,21 +233,23 @@ fn entries_are_kept_in_order_up_to_the_limit() {
             if model.contains_key(&hash) {
                 continue;
             }
-            let place = Index::of_node(&block).unwrap().find(hash);
-            let entry = Entry { hash, block: nth };
-            if !insert(&mut block, Level::Node, place, entry).unwrap() {
+            let place = DxEntries::from_node(&block).unwrap().find(hash);
+            let entry = DxEntry { hash, block: nth };
+            if !insert(&mut block, IndexBlockKind::Node, place, entry).unwrap() {
                 break;
             }
             model.insert(hash, nth);
         }
-        assert_eq!(model.len() + 1, node_room(shape(block_bytes, true)));
-        let index = Index::of_node(&block).unwrap();
+        assert_eq!(model.len() + 1, dx_node_limit(shape(block_bytes, true)));
+        let index = DxEntries::from_node(&block).unwrap();
         for (hash, block) in &model {
             assert_eq!(index.block(index.find(*hash)).unwrap().0, *block);
         }
         let halves = split_node(&block, shape(block_bytes, true)).unwrap();
-        let (low, high) =
-            (Index::of_node(&halves.low).unwrap(), Index::of_node(&halves.high).unwrap());
+        let (low, high) = (
+            DxEntries::from_node(&halves.low).unwrap(),
+            DxEntries::from_node(&halves.high).unwrap(),
+        );
         assert_eq!((low.len(), low.len() + high.len()), (halves.kept, model.len() + 1));
         for (hash, block) in &model {
             let half = if *hash < halves.hash { low } else { high };
@@ -258,16 +260,19 @@ fn entries_are_kept_in_order_up_to_the_limit() {
 
 #[test]
 fn an_index_that_makes_no_sense_is_not_edited() {
-    let entry = |hash| Entry { hash, block: 9 };
+    let entry = |hash| DxEntry { hash, block: 9 };
     let node = htree::node(&[entry(0), entry(10), entry(20)], shape(1024, true)).unwrap();
     let mut block = node.clone();
-    assert!(insert(&mut block, Level::Node, 0, entry(12)).is_err(), "above the next");
-    assert!(insert(&mut block, Level::Node, 2, entry(12)).is_err(), "below the last");
-    assert!(insert(&mut block, Level::Node, 3, entry(30)).is_err(), "no such entry");
-    assert!(insert(&mut block, Level::Node, usize::MAX, entry(30)).is_err());
+    assert!(insert(&mut block, IndexBlockKind::Node, 0, entry(12)).is_err(), "above the next");
+    assert!(insert(&mut block, IndexBlockKind::Node, 2, entry(12)).is_err(), "below the last");
+    assert!(insert(&mut block, IndexBlockKind::Node, 3, entry(30)).is_err(), "no such entry");
+    assert!(insert(&mut block, IndexBlockKind::Node, usize::MAX, entry(30)).is_err());
     assert_eq!(block, node);
     block[8..10].copy_from_slice(&500u16.to_le_bytes());
-    assert!(insert(&mut block, Level::Node, 2, entry(30)).is_err(), "a limit beyond the block");
+    assert!(
+        insert(&mut block, IndexBlockKind::Node, 2, entry(30)).is_err(),
+        "a limit beyond the block"
+    );
     assert!(
         split_node(&htree::node(&[entry(0)], shape(1024, true)).unwrap(), shape(1024, true))
             .is_err()
@@ -279,13 +284,13 @@ fn an_index_that_makes_no_sense_is_not_edited() {
             block[chance.below(48)] = chance.below(256) as u8;
         }
         block.truncate(if chance.below(5) == 0 { chance.below(60) } else { 1024 });
-        for level in [Level::Root, Level::Node] {
+        for level in [IndexBlockKind::Root, IndexBlockKind::Node] {
             let mut block = block.clone();
             let _ = has_room(&block, level);
             let _ = insert(&mut block, level, chance.below(4), entry(chance.below(30) as u32));
         }
         let shape = shape(block.len() as u32, true);
-        let _ = (split_node(&block, shape), deepen(&block, 7, 2, shape));
+        let _ = (split_node(&block, shape), add_level(&block, 7, 2, shape));
         let _ = make_indexed(&block, 1, 1, shape);
     }
 }
