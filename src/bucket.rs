@@ -24,12 +24,12 @@ use draconis_bucket::{
 use draconis_device::{Disk, ForwardingDisk};
 use draconis_objects::{LayoutKind, Profile};
 use draconis_service::client::RuntimeDir;
-use draconis_service::elsewhere::{
+use draconis_service::remote_disk::{
     self, DiskProcess, RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, WAITING,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{say, text};
+use crate::{report, text};
 
 /// What is said of buckets on the command line.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -123,8 +123,10 @@ pub fn finish() {
             log::warn!("{left}");
         }
         if stats {
-            say::warn_line(format_requests(&disk.requests(), disk.usage()));
-            disk.journal_statistics().iter().for_each(|kept| say::warn_line(format_journal(kept)));
+            report::warn_line(format_requests(&disk.requests(), disk.usage()));
+            disk.journal_statistics()
+                .iter()
+                .for_each(|kept| report::warn_line(format_journal(kept)));
         }
     }
 }
@@ -173,7 +175,7 @@ fn cache(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
 
 /// The address, if it is one of a bucket.
 pub fn bucket_url(device: &Path) -> Option<&str> {
-    elsewhere::parse_url(device)
+    remote_disk::parse_url(device)
 }
 
 /// An address as it is the same however it is written.
@@ -362,12 +364,13 @@ fn claim(address: &str) -> anyhow::Result<Option<std::fs::File>> {
     // Who cannot have such a directory has mounted nothing.
     let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
     Ok(Some(
-        elsewhere::lock_url(&directory, &normalize_url(address)).map_err(|why| anyhow!("{why}"))?,
+        remote_disk::lock_url(&directory, &normalize_url(address))
+            .map_err(|why| anyhow!("{why}"))?,
     ))
 }
 
 fn owner_id() -> String {
-    RuntimeDir::open().map(|directory| elsewhere::owner_id(&directory)).unwrap_or_default()
+    RuntimeDir::open().map(|directory| remote_disk::owner_id(&directory)).unwrap_or_default()
 }
 
 /// What the command line says.

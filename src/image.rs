@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use draconis_access::compressed::detect;
 use draconis_access::destination::{Sources, refuse_output};
 use draconis_access::image as by_path;
 pub use draconis_access::image::{
@@ -14,10 +15,9 @@ pub use draconis_access::image::{
     parts_of, refused,
 };
 use draconis_access::image::{check_file_type, open_file};
-pub use draconis_access::names::{Listed, Listing};
-pub use draconis_access::object;
-use draconis_access::object::{StoreDiskName, UnreadStoreDisk};
-use draconis_access::packed::detect;
+pub use draconis_access::listing::{Listed, Listing};
+pub use draconis_access::store_disk;
+use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};
 use draconis_container::is_indexed;
 use draconis_device::{Disk, LockMode, lock_file};
 use draconis_ext::{Follow, InodeNumber, Volume};
@@ -27,12 +27,12 @@ use draconis_service::volume::{self, VolumeTree};
 use rustix::io::Errno;
 
 use crate::bucket;
-use crate::change::with_context;
+use crate::edit::with_context;
 use crate::progress::{Progress, ProgressMode};
-use crate::say;
+use crate::report;
 use crate::target::ImagePath;
 use crate::text::size;
-pub use draconis_access::held::clear_mmp;
+pub use draconis_access::mmp_claim::clear_mmp;
 
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Default, Args)]
@@ -196,5 +196,5 @@ pub fn find(volume: &Volume, target: &ImagePath, follow: Follow) -> anyhow::Resu
 
 /// The names in a directory, sorted, without `.` and `..`; damage is told and left out.
 pub fn names(volume: &Volume, dir: InodeNumber, label: &str) -> anyhow::Result<Listing> {
-    draconis_access::names::names(volume, dir, label, &mut |error| say::print_error(error))
+    draconis_access::listing::names(volume, dir, label, &mut |error| report::print_error(error))
 }

@@ -3,7 +3,7 @@
 use draconis_service::error_text;
 use log::{LevelFilter, Log, Metadata, Record};
 
-use crate::say;
+use crate::report;
 
 struct Lines;
 
@@ -29,7 +29,7 @@ impl Log for Lines {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let level = record.level().as_str().to_lowercase();
-            say::warn_line(format_args!("draconis: {level}: {}", error_text(record.args())));
+            report::warn_line(format_args!("draconis: {level}: {}", error_text(record.args())));
         }
     }
 

@@ -3,20 +3,20 @@
 // They panic where the output is closed; `say` has what does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod archive_args;
 mod bucket;
-mod change;
 mod cli;
 mod commands;
-mod front;
-mod graft;
+mod edit;
+mod fuse_mounter;
 mod image;
+mod import_tree;
 mod logging;
 mod manual;
 mod modes;
 mod mount_helper;
 mod progress;
-mod reading;
-mod say;
+mod report;
 mod target;
 mod text;
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => match error.downcast::<clap::Error>() {
             Ok(usage) => usage.format(&mut cli::Cli::command()).exit(),
-            Err(error) => say::end_failed(&error, 1),
+            Err(error) => report::end_failed(&error, 1),
         },
     }
 }

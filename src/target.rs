@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-pub use draconis_access::names::join;
+pub use draconis_access::listing::join;
 
 /// What an address in a bucket begins with.
 const SCHEMES: &[&str] = &["s3", "gs", "az", "file"];

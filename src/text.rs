@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-pub use draconis_access::say::{format_bytes, printable};
+pub use draconis_access::messages::{format_bytes, printable};
 use draconis_exchange::contract::{FileType, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};

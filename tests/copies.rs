@@ -7,7 +7,7 @@
 #[path = "common/route.rs"]
 mod route;
 
-use draconis_exchange::copies;
+use draconis_exchange::copy_counter;
 use route::kernel::Kernel;
 use route::with_mount;
 
@@ -17,9 +17,9 @@ const PIECE: usize = 128 << 10;
 
 /// How often each byte of `bytes` was copied meanwhile, in tenths: metadata weighs a little.
 fn tenths_of(bytes: usize, what: impl FnOnce()) -> u64 {
-    let before = copies::bytes().expect("a build that counts");
+    let before = copy_counter::bytes().expect("a build that counts");
     what();
-    (copies::bytes().unwrap() - before) * 10 / bytes as u64
+    (copy_counter::bytes().unwrap() - before) * 10 / bytes as u64
 }
 
 /// One test: what is counted is counted for the process.

@@ -161,7 +161,7 @@ fn a_request_that_workers_die_over_is_refused_and_named() {
         .arg("mount")
         .args([&image, &at])
         .env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"))
-        .env(draconis_exchange::omission::FAULTS_VARIABLE, "NoDeadlyName")
+        .env(draconis_exchange::injected_fault::FAULTS_VARIABLE, "NoDeadlyName")
         .status();
     assert!(status.unwrap().success());
     std::fs::write(at.join("new"), "kept").unwrap();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Draconis, tool};
 use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Write, conform};
-use draconis_exchange::channel::process::{Session, accept};
+use draconis_exchange::channel::session::{Session, accept};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
 use draconis_service::store_process::{AttachedDisk, StoreError, StoreProcess, open_session_disk};

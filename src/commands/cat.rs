@@ -8,9 +8,9 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, Volume};
 
-use crate::change::{single_image, with_context};
+use crate::edit::{single_image, with_context};
 use crate::image::{self, VolumeArgs, find};
-use crate::say;
+use crate::report;
 use crate::target::ImagePath;
 
 /// Print files of a volume.
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             if error.downcast_ref::<std::io::Error>().is_some() {
                 return Err(error);
             }
-            say::print_error(&error);
+            report::print_error(&error);
             code = ExitCode::FAILURE;
         }
     }

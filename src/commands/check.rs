@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::image::{self, VolumeArgs};
 use crate::progress::{Progress, ProgressMode};
-use crate::say;
+use crate::report;
 use crate::text::{Output, printable};
 
 /// Check a volume for damage without changing it.
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(DAMAGED),
-        Err(error) => say::end_failed(&error, FAILED),
+        Err(error) => report::end_failed(&error, FAILED),
     }
 }
 

@@ -6,7 +6,7 @@ use clap::Args;
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
 
-use crate::change::{self, Creator};
+use crate::edit::{self, Creator};
 use crate::image::VolumeArgs;
 use crate::modes::ModeChange;
 use crate::target::ImagePath;
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (inode.kind != FileType::Symlink)
             .then(|| AttributeChange { mode: Some(mode), ..AttributeChange::default() })
     };
-    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
-        change::change_attributes(volume, target, arguments.recursive, Follow::Yes, &change)
+    edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        edit::change_attributes(volume, target, arguments.recursive, Follow::Yes, &change)
     })
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
 
-use crate::change;
+use crate::edit;
 use crate::image::VolumeArgs;
 use crate::target::ImagePath;
 
@@ -47,8 +47,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(AttributeChange { mode, uid, gid, ..AttributeChange::default() })
     };
     let follow = if arguments.no_dereference { Follow::No } else { Follow::Yes };
-    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
-        change::change_attributes(volume, target, arguments.recursive, follow, &change)
+    edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        edit::change_attributes(volume, target, arguments.recursive, follow, &change)
     })
 }
 

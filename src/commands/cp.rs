@@ -13,10 +13,10 @@ use draconis_ext::{Follow, InodeNumber, OpenOptions, Volume};
 use draconis_service::volume::locate;
 
 use crate::bucket;
-use crate::change::{self, Creator};
-use crate::graft::TreeImport;
-use crate::image::object::StoreDiskName;
+use crate::edit::{self, Creator};
+use crate::image::store_disk::StoreDiskName;
 use crate::image::{self, BackingFiles, VolumeArgs, find};
+use crate::import_tree::TreeImport;
 use crate::progress::ProgressMode;
 use crate::target::ImagePath;
 use scan::{Preserve, scan};
@@ -49,11 +49,11 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (dest, sources) = arguments.targets.split_last().context("nothing to copy")?;
-    let from = change::single_image(sources)?;
+    let from = edit::single_image(sources)?;
     let keep = if arguments.preserve || arguments.archive {
         Preserve::All
     } else {
-        Preserve::Contents { maker: Creator::new(None), now: change::now_or_source_date()? }
+        Preserve::Contents { maker: Creator::new(None), now: edit::now_or_source_date()? }
     };
     if let (Some(one), Some(other)) = (image::in_store(from)?, image::in_store(&dest.image)?)
         && one.name != other.name
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         None => (None, behind),
     };
-    change::change_opened((opened, behind), &dest.image, &arguments.place, |volume| {
+    edit::change_opened((opened, behind), &dest.image, &arguments.place, |volume| {
         let from = other.as_ref().unwrap_or(volume);
         copy(arguments, sources, dest, from, volume, same, keep)
     })
@@ -104,7 +104,7 @@ fn within_store(
     let disk = part.with_context(|| shown.clone())?.disk;
     let volume = Volume::open(disk.clone(), OpenOptions::default());
     let volume = volume.map_err(|error| image::refused(Path::new(&shown), &*disk, error.into()))?;
-    change::change_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
+    edit::change_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
         copy(arguments, sources, dest, &volume, into, false, keep)
     })
 }
@@ -150,13 +150,13 @@ fn copy(
         let is_dir = from.inode(top)?.kind == FileType::Directory;
         ensure!(!is_dir || recursive, "{source} is a directory; -r copies it with all it holds");
         let entry =
-            change::destination(to, dest, !arguments.no_target_directory, source.file_name())?;
+            edit::destination(to, dest, !arguments.no_target_directory, source.file_name())?;
         let several = sources.len() > 1 && entry.name != source.file_name();
         ensure!(!several, "{dest}: no such directory");
         if entry.name.is_empty() {
             bail!("{source}: the root directory has no name; name the copy");
         }
-        let inside = same && is_dir && change::is_below(to, entry.dir, top)?;
+        let inside = same && is_dir && edit::is_below(to, entry.dir, top)?;
         ensure!(!inside, "{source}: a directory cannot be copied into itself");
         into = Some(entry.dir);
         named |= entry.name != source.file_name();

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_service::elsewhere;
+use draconis_service::remote_disk;
 
 use crate::bucket::BucketProvider;
 
@@ -12,6 +12,6 @@ use crate::bucket::BucketProvider;
 pub struct Arguments {}
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    elsewhere::run(&BucketProvider).map_err(anyhow::Error::msg)?;
+    remote_disk::run(&BucketProvider).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }

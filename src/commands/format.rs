@@ -20,10 +20,10 @@ use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::mkfs::{self, FormatOptions, InodeCount, Tree, VolumePlan};
 
-use crate::change::OwnerArg;
+use crate::archive_args::ArchiveArgs;
+use crate::edit::OwnerArg;
 use crate::progress::{Progress, ProgressMode};
-use crate::reading::ArchiveArgs;
-use crate::{image, say, text};
+use crate::{image, report, text};
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
@@ -268,7 +268,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     arguments.reading.write_config(config.as_deref(), &sources)?;
     let faults = source.faults.texts();
-    say::notes(&faults);
+    report::notes(&faults);
     let superblock = plan.layout().superblock();
     if superblock.journal.is_none() && wants_journal {
         log::warn!("{shown}: too small for a journal; made without one");
@@ -366,7 +366,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32,
         reserved_ppm: percent(&arguments.reserved)
             .with_context(|| format!("-m {}: not a percentage", arguments.reserved))?,
         label: arguments.label.clone().into_bytes(),
-        time: u32::try_from(crate::change::now_or_source_date()?.seconds).context("the clock")?,
+        time: u32::try_from(crate::edit::now_or_source_date()?.seconds).context("the clock")?,
         flex_groups: arguments.flex_groups,
         ..defaults
     };

@@ -28,10 +28,10 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::change::with_context;
+use crate::edit::with_context;
 use crate::image::{self, VolumeArgs, find};
 use crate::progress::{Progress, ProgressMode};
-use crate::say;
+use crate::report;
 use crate::target::ImagePath;
 use crate::text::printable;
 
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.recursive && volume.inode(top)?.kind == FileType::Directory {
         bail!("{} is a directory; -r copies it with all it holds", arguments.target);
     }
-    let mut complain = |error: &anyhow::Error| say::print_error(error);
+    let mut complain = |error: &anyhow::Error| report::print_error(error);
     let walk = Walk::new(volume, top, &arguments.target.to_string(), &mut complain)?;
     let plan = walk.plan();
     let failed = std::thread::scope(|scope| {
@@ -188,7 +188,7 @@ impl Extraction<'_> {
                     Failure::System(errno) => self.complain(item, "cannot be created", errno),
                     Failure::Refused(error) => {
                         self.failed = true;
-                        say::print_error(&error);
+                        report::print_error(&error);
                     }
                 }
                 if has_pieces {
@@ -216,7 +216,7 @@ impl Extraction<'_> {
         let path = self.shown(item);
         let is_last = !self.is_full || self.walk.items.len() == 1;
         let rest = if is_last { "" } else { "; stopped, what follows is not copied" };
-        say::print_error(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
+        report::print_error(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
     }
 
     /// Where an item is put, as messages have it.
@@ -348,7 +348,7 @@ impl Extraction<'_> {
                 FileChunk::End(read) => {
                     if let Err(error) = read {
                         self.failed = true;
-                        say::print_error(&with_context(&self.shown(item), error));
+                        report::print_error(&with_context(&self.shown(item), error));
                     }
                     break;
                 }

@@ -8,7 +8,7 @@ use clap::Args;
 use draconis_access::resize::{GrowJob, ResizeRequest, ResizeTarget};
 
 use super::shrink::{length, report};
-use crate::change;
+use crate::edit;
 use crate::image::{self, BackingFiles, VolumeArgs};
 use crate::progress::{Progress, ProgressMode};
 
@@ -32,7 +32,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (image, place) = (&arguments.image, &arguments.place.to_location());
-    let now = change::now_or_source_date()?;
+    let now = edit::now_or_source_date()?;
     let in_store = image::in_store(image)?;
     let is_file = in_store.is_none();
     let behind = BackingFiles::open(image, &place.backing)?;

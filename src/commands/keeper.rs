@@ -6,12 +6,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;
-use draconis_service::keeper::{Keeper, handover};
+use draconis_service::keeper::{Keeper, upgrade};
 use draconis_service::sandbox::close_others;
 
 use super::serve::on_signal;
-use crate::front::FuseMounter;
-use crate::say;
+use crate::fuse_mounter::FuseMounter;
+use crate::report;
 
 /// Run a mount's keeper (started by the manager).
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.formats {
-        say::print_line(serde_json::to_string(&handover::formats())?)?;
+        report::print_line(serde_json::to_string(&upgrade::formats())?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;

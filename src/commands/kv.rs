@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use draconis_objects::kv::{Batch, Kv};
 
-use crate::commands::store::opened::with_context;
+use crate::commands::store::open::with_context;
 
 /// Read and write keys in a store.
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
 
-use crate::change::{self, Creator, OwnerArg, TargetName};
+use crate::edit::{self, Creator, OwnerArg, TargetName};
 use crate::image::{VolumeArgs, find};
 use crate::target::ImagePath;
 
@@ -52,8 +52,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         true => target.as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default(),
         false => existing.file_name(),
     };
-    change::edit_volume(&link.image, &arguments.place, |volume| {
-        let entry = change::destination(volume, link, !arguments.no_target_directory, own)?;
+    edit::edit_volume(&link.image, &arguments.place, |volume| {
+        let entry = edit::destination(volume, link, !arguments.no_target_directory, own)?;
         ensure!(!entry.name.is_empty(), "{link}: the link needs a name");
         let found = if *symbolic { None } else { Some(find(volume, &existing, Follow::No)?) };
         if *force {
@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 volume.create(entry.dir, &entry.name, &new).map(drop)
             }
         };
-        done.map_err(|error| change::with_context(link, error))?;
+        done.map_err(|error| edit::with_context(link, error))?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -86,7 +86,7 @@ fn remove_existing(
         Some(there) if found == Some(there.number) => Ok(()),
         Some(there) => {
             ensure!(there.kind != FileType::Directory, "{link}: is a directory");
-            volume.unlink(entry.dir, &entry.name).map_err(|error| change::with_context(link, error))
+            volume.unlink(entry.dir, &entry.name).map_err(|error| edit::with_context(link, error))
         }
         None => Ok(()),
     }

@@ -8,9 +8,9 @@ use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use serde::Serialize;
 
-use crate::change::{single_image, with_context};
+use crate::edit::{single_image, with_context};
 use crate::image::{self, VolumeArgs, find};
-use crate::say;
+use crate::report;
 use crate::target::{ImagePath, join};
 use crate::text::{self, Clock, Output, printable};
 
@@ -165,7 +165,7 @@ impl List<'_> {
 
     fn complain(&mut self, error: &anyhow::Error) {
         self.failed = true;
-        say::print_error(error);
+        report::print_error(error);
     }
 
     /// Writes an entry; fails only if the output does, since there is no use in going on.

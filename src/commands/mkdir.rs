@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Creator, OwnerArg, TargetName};
+use crate::edit::{self, Creator, OwnerArg, TargetName};
 use crate::image::VolumeArgs;
 use crate::modes::ModeChange;
 use crate::target::ImagePath;
@@ -34,13 +34,13 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let maker = Creator::new(arguments.owner);
-    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+    edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
         if arguments.parents {
             return parents(volume, target, maker, arguments.mode.as_ref());
         }
         let entry = TargetName::of(volume, target)?;
         let made = make(volume, entry.dir, &entry.name, maker, arguments.mode.as_ref());
-        made.map(drop).map_err(|error| change::with_context(target, error))
+        made.map(drop).map_err(|error| edit::with_context(target, error))
     })
 }
 
@@ -64,7 +64,7 @@ fn parents(
     maker: Creator,
     mode: Option<&ModeChange>,
 ) -> anyhow::Result<()> {
-    let tell = |error| change::with_context(target, error);
+    let tell = |error| edit::with_context(target, error);
     let mut at = volume.root();
     let mut names =
         target.path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).peekable();

@@ -12,8 +12,8 @@ use draconis_service::options::MountOptions;
 use draconis_service::protocol::{Reply, Request};
 
 use super::format;
-use crate::image::object::StoreDiskName;
-use crate::{bucket, image, say};
+use crate::image::store_disk::StoreDiskName;
+use crate::{bucket, image, report};
 
 const MOUNT_OPTIONS: &str = "\
 Options for -o, separated by commas:
@@ -109,7 +109,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let name = image::in_store(&arguments.image)?;
     if name.as_ref().is_some_and(StoreDiskName::is_snapshot) && !options.read_only {
         options.read_only = true;
-        say::notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
+        report::notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
     }
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
     let disk = name.as_ref().map(|name| name.name.clone());
@@ -198,8 +198,8 @@ pub fn print_reply(reply: Reply) -> anyhow::Result<ExitCode> {
     match reply {
         Reply::Failed { why } => bail!("{why}"),
         Reply::NotMounted => bail!("no volume of ours is mounted there"),
-        Reply::Mounted { notes } => say::notes(&notes),
-        Reply::Cleared { why } => say::notes(&[format!("the mount was dead: {why}")]),
+        Reply::Mounted { notes } => report::notes(&notes),
+        Reply::Cleared { why } => report::notes(&[format!("the mount was dead: {why}")]),
         Reply::Done
         | Reply::Status(_)
         | Reply::Ended { .. }

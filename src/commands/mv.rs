@@ -6,7 +6,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_ext::{Error, RenameMode};
 
-use crate::change::{self, TargetName};
+use crate::edit::{self, TargetName};
 use crate::image::VolumeArgs;
 use crate::target::ImagePath;
 
@@ -41,9 +41,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         _ => RenameMode::Replace,
     };
     let into = !arguments.no_target_directory && how != RenameMode::Exchange;
-    change::for_each_target(&arguments.place, sources, |volume, source| {
+    edit::for_each_target(&arguments.place, sources, |volume, source| {
         let from = TargetName::of(volume, source)?;
-        let to = change::destination(volume, dest, into, &from.name)?;
+        let to = edit::destination(volume, dest, into, &from.name)?;
         let several = sources.len() > 1 && to.name != from.name;
         ensure!(!several, "{dest}: no such directory");
         match volume.rename(from.dir, &from.name, to.dir, &to.name, how) {
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Err(Error::Misuse(_)) => {
                 bail!("{source}: a directory cannot be moved into itself")
             }
-            done => done.map_err(|error| change::with_context(source, error)),
+            done => done.map_err(|error| edit::with_context(source, error)),
         }
     })
 }

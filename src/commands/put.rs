@@ -11,9 +11,9 @@ use draconis_access::populate::{self, FileScan};
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, Creator, OwnerArg, TargetName};
-use crate::graft::{How, import_tree, timestamp_policy};
+use crate::edit::{self, Creator, OwnerArg, TargetName};
 use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::import_tree::{How, import_tree, timestamp_policy};
 use crate::progress::{Progress, ProgressMode};
 use crate::target::ImagePath;
 
@@ -66,11 +66,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         image::writable(&target.image)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
     );
-    change::change_opened(opened, &target.image, &arguments.place, |volume| {
+    edit::change_opened(opened, &target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(there),
             Err(Error::NotFound) => None,
-            Err(error) => return Err(change::with_context(target, error)),
+            Err(error) => return Err(edit::with_context(target, error)),
         };
         let is_dir = there.map(|there| volume.inode(there)).transpose()?;
         let is_dir = is_dir.is_some_and(|inode| inode.kind == FileType::Directory);
@@ -104,11 +104,11 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     input.add_input();
     input.refuse(&target.image)?;
     let maker = Creator::new(arguments.owner);
-    change::edit_volume(&target.image, &arguments.place, |volume| {
+    edit::edit_volume(&target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(volume.inode(there)?),
             Err(Error::NotFound) => None,
-            Err(error) => return Err(change::with_context(target, error)),
+            Err(error) => return Err(edit::with_context(target, error)),
         };
         ensure!(
             !there.is_some_and(|there| there.kind == FileType::Directory),
@@ -117,17 +117,17 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
         let entry = TargetName::of(volume, target)?;
         let made = volume.create_tmpfile(entry.dir, &maker.file());
-        let made = made.map_err(|error| change::with_context(target, error))?;
+        let made = made.map_err(|error| edit::with_context(target, error))?;
         volume.add_user(made);
         let done = fill(volume, made, target, arguments.progress).and_then(|()| {
             if entry.lookup(volume)?.is_some() {
                 volume
                     .unlink(entry.dir, &entry.name)
-                    .map_err(|error| change::with_context(target, error))?;
+                    .map_err(|error| edit::with_context(target, error))?;
             }
             volume
                 .link(made, entry.dir, &entry.name)
-                .map_err(|error| change::with_context(target, error))
+                .map_err(|error| edit::with_context(target, error))
         });
         volume.remove_users(made, 1);
         done.map(|()| ExitCode::SUCCESS)
@@ -155,9 +155,9 @@ fn fill(
         let mut put = 0;
         while put < len {
             match volume.write(file, at, &buffer[put..len]) {
-                Ok(0) => return Err(change::with_context(target, Error::NoSpace)),
+                Ok(0) => return Err(edit::with_context(target, Error::NoSpace)),
                 Ok(taken) => (put, at) = (put + taken, at + taken as u64),
-                Err(error) => return Err(change::with_context(target, error)),
+                Err(error) => return Err(edit::with_context(target, error)),
             }
         }
         progress.add(len as u64);

@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::change::{self, TargetName};
+use crate::edit::{self, TargetName};
 use crate::image::{self, VolumeArgs};
 use crate::target::ImagePath;
 
@@ -29,10 +29,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+    edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
         match volume.resolve(volume.root(), &target.path, Follow::No) {
             Err(Error::NotFound | Error::NotADirectory) if arguments.force => return Ok(()),
-            Err(error) => return Err(change::with_context(target, error)),
+            Err(error) => return Err(edit::with_context(target, error)),
             Ok(_) => {}
         }
         let entry = TargetName::of(volume, target)?;
@@ -40,11 +40,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if inode.kind != FileType::Directory {
             return volume
                 .unlink(entry.dir, &entry.name)
-                .map_err(|e| change::with_context(target, e));
+                .map_err(|e| edit::with_context(target, e));
         }
         ensure!(arguments.recursive, "{target} is a directory; -r removes it with all it holds");
         remove_below(volume, target, inode.number)?;
-        volume.remove_directory(entry.dir, &entry.name).map_err(|e| change::with_context(target, e))
+        volume.remove_directory(entry.dir, &entry.name).map_err(|e| edit::with_context(target, e))
     })
 }
 
@@ -62,7 +62,7 @@ fn remove_below(volume: &Volume, target: &ImagePath, top: InodeNumber) -> anyhow
             {
                 volume
                     .remove_directory(*above, &name)
-                    .map_err(|e| change::with_context(&label, e))?;
+                    .map_err(|e| edit::with_context(&label, e))?;
             }
             continue;
         };
@@ -92,7 +92,7 @@ fn directories(
         if kind == FileType::Directory {
             left.push((entry.name, entry.inode));
         } else {
-            volume.unlink(dir, &entry.name).map_err(|error| change::with_context(&label, error))?;
+            volume.unlink(dir, &entry.name).map_err(|error| edit::with_context(&label, error))?;
         }
     }
     Ok(left)

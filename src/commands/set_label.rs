@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::Args;
 use draconis_service::volume::locate_for_writing;
 
-use crate::change;
+use crate::edit;
 use crate::image::{self, BackingFiles, VolumeArgs};
 
 /// Set the label of a volume.
@@ -27,7 +27,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
-    let now = change::now_or_source_date()?;
+    let now = edit::now_or_source_date()?;
     let opened = image::writable(&arguments.image)?;
     let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
     image::confine()?;

@@ -11,7 +11,7 @@ use draconis_access::resize::{ResizeRequest, ResizeTarget, Resized, ShrinkJob};
 use super::format;
 use crate::image::{self, BackingFiles, VolumeArgs};
 use crate::progress::{Progress, ProgressMode};
-use crate::{change, say, text};
+use crate::{edit, report, text};
 
 /// Shrink a volume.
 ///
@@ -38,7 +38,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (image, place) = (&arguments.image, &arguments.place.to_location());
-    let now = change::now_or_source_date()?;
+    let now = edit::now_or_source_date()?;
     let size = arguments.size.as_deref().filter(|_| !arguments.min);
     let len_bytes = size.map(length).transpose()?;
     let behind = BackingFiles::open(image, &place.backing)?;
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     report(image, &resized);
     let len = resized.len_bytes();
     let (shown, size) = (image.display(), text::format_bytes(len));
-    say::print_line(format_args!("{shown}: {size}, {len} bytes"))?;
+    report::print_line(format_args!("{shown}: {size}, {len} bytes"))?;
     Ok(ExitCode::SUCCESS)
 }
 

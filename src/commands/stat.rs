@@ -8,9 +8,9 @@ use draconis_exchange::contract::{Attributes, FileType, Time};
 use draconis_ext::{Follow, Volume};
 use serde::Serialize;
 
-use crate::change::{single_image, with_context};
+use crate::edit::{single_image, with_context};
 use crate::image::{self, VolumeArgs, find};
-use crate::say;
+use crate::report;
 use crate::target::ImagePath;
 use crate::text::{self, Clock, Output, printable};
 
@@ -43,7 +43,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Ok(facts) if arguments.json => found.push(facts),
             Ok(facts) => facts.write(&clock, &mut out)?,
             Err(error) => {
-                say::print_error(&error);
+                report::print_error(&error);
                 code = ExitCode::FAILURE;
             }
         }

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running};
-use draconis_service::elsewhere::WAITING;
+use draconis_service::mount_table;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
-use draconis_service::table;
+use draconis_service::remote_disk::WAITING;
 
-use crate::say;
+use crate::report;
 use crate::text::format_bytes;
 
 /// Show mounts: worker, sandbox, caches, requests, memory.
@@ -31,20 +31,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     status.dead = keeperless(&status.mounts);
     if arguments.json {
-        say::print_line(serde_json::to_string_pretty(&status)?)?;
+        report::print_line(serde_json::to_string_pretty(&status)?)?;
     } else if status.mounts.is_empty() && status.dead.is_empty() {
-        say::print_line("nothing is mounted")?;
+        report::print_line("nothing is mounted")?;
     }
     if !arguments.json {
         for mount in &status.mounts {
-            say::print_line(format_mount(mount).trim_end())?;
+            report::print_line(format_mount(mount).trim_end())?;
         }
         for dead in &status.dead {
-            say::print_line(shown_dead(&dead.volume, &dead.mount_point, &dead.why).trim_end())?;
+            report::print_line(shown_dead(&dead.volume, &dead.mount_point, &dead.why).trim_end())?;
         }
         for lost in &status.lost {
             let (volume, at) = (lost.volume.display(), lost.mount_point.display());
-            say::print_line(format_args!("{volume} was on {at}\n  lost      {}", lost.why))?;
+            report::print_line(format_args!("{volume} was on {at}\n  lost      {}", lost.why))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -53,8 +53,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Dead mounts of this user that no keeper knows: they outlived theirs.
 fn keeperless(known: &[MountStatus]) -> Vec<LostMount> {
     let is_known =
-        |entry: &table::MountEntry| known.iter().any(|mount| mount.mount_point == entry.at);
-    let dead = table::dead_mounts(rustix::process::geteuid(), is_known).into_iter();
+        |entry: &mount_table::MountEntry| known.iter().any(|mount| mount.mount_point == entry.at);
+    let dead = mount_table::dead_mounts(rustix::process::geteuid(), is_known).into_iter();
     dead.map(|entry| LostMount {
         volume: entry.volume(),
         why: "its keeper is gone".into(),

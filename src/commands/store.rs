@@ -13,14 +13,14 @@
 mod append;
 mod check;
 mod clone;
+pub mod copy;
 mod create;
 mod disk;
 mod get;
 mod grow;
 mod info;
-mod lineage;
 mod ls;
-pub mod opened;
+pub mod open;
 mod probe;
 mod profile;
 mod put;
@@ -29,7 +29,7 @@ mod rollback;
 mod salvage;
 mod shrink;
 mod snapshot;
-pub mod stream;
+mod snapshots;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -38,7 +38,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use draconis_objects::{ObjectId, Store};
 
-use crate::image::object;
+use crate::image::store_disk;
 
 /// Manage object stores in files, block devices and buckets.
 ///
@@ -112,10 +112,10 @@ impl std::str::FromStr for ObjectArg {
         match text.parse() {
             Ok(number) => Ok(Self::Number(number)),
             Err(_) => match text.split_once('@') {
-                None => object::disk_name(text).map(Self::Name),
+                None => store_disk::disk_name(text).map(Self::Name),
                 Some((disk, snapshot)) => {
-                    object::disk_name(disk)?;
-                    object::disk_name(snapshot)?;
+                    store_disk::disk_name(disk)?;
+                    store_disk::disk_name(snapshot)?;
                     Ok(Self::Name(text.to_owned()))
                 }
             },
@@ -142,7 +142,7 @@ impl ObjectArg {
             Self::Name(name) => name,
         };
         let found =
-            store.named(name.as_bytes()).map_err(|error| opened::with_context(device, error))?;
+            store.named(name.as_bytes()).map_err(|error| open::with_context(device, error))?;
         let shown = device.display();
         found.with_context(|| {
             format!("{shown}: there is no disk {name}; draconis store ls {shown} lists them")

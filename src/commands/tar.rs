@@ -14,7 +14,7 @@ use draconis_ext::Follow;
 
 use crate::image::{self, VolumeArgs, find};
 use crate::progress::{Progress, ProgressMode};
-use crate::say;
+use crate::report;
 use crate::target::ImagePath;
 
 /// Export a directory of a volume as a tar archive or container image.
@@ -108,6 +108,6 @@ impl TarObserver for TarProgress {
     }
 
     fn on_error(&mut self, error: &anyhow::Error) {
-        say::print_error(error);
+        report::print_error(error);
     }
 }

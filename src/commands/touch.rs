@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_exchange::contract::{AttributeChange, SetTime, Time};
 
-use crate::change::{self, Creator};
+use crate::edit::{self, Creator};
 use crate::image::VolumeArgs;
 use crate::target::ImagePath;
 use crate::text;
@@ -42,12 +42,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         modified: (both || arguments.modification).then_some(time),
         ..AttributeChange::default()
     };
-    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
-        let Some(found) = change::find_or_create(volume, target, maker, !arguments.no_create)?
-        else {
+    edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        let Some(found) = edit::find_or_create(volume, target, maker, !arguments.no_create)? else {
             return Ok(());
         };
         let done = volume.set_attributes(found, &change);
-        done.map(drop).map_err(|error| change::with_context(target, error))
+        done.map(drop).map_err(|error| edit::with_context(target, error))
     })
 }

@@ -8,9 +8,9 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, Volume};
 
-use crate::change::with_context;
+use crate::edit::with_context;
 use crate::image::{self, Listed, VolumeArgs, find};
-use crate::say;
+use crate::report;
 use crate::target::{ImagePath, join};
 use crate::text::{Output, pluralize, printable};
 
@@ -119,7 +119,7 @@ fn level(
         }
         Err(error) => {
             *failed = true;
-            say::print_error(&error);
+            report::print_error(&error);
             vec![].into_iter()
         }
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::Error;
 
-use crate::change::{self, Creator};
+use crate::edit::{self, Creator};
 use crate::image::VolumeArgs;
 use crate::target::ImagePath;
 
@@ -30,18 +30,17 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let maker = Creator::new(None);
-    change::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
-        let Some(found) = change::find_or_create(volume, target, maker, !arguments.no_create)?
-        else {
+    edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
+        let Some(found) = edit::find_or_create(volume, target, maker, !arguments.no_create)? else {
             return Ok(());
         };
         let inode = volume.inode(found)?;
         ensure!(inode.kind == FileType::File, "{target}: only files have a length");
         let size = arguments.size.of(inode.size_bytes);
-        let size = size.ok_or_else(|| change::with_context(target, Error::TooLarge))?;
+        let size = size.ok_or_else(|| edit::with_context(target, Error::TooLarge))?;
         let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
         let done = volume.set_attributes(found, &change);
-        done.map(drop).map_err(|error| change::with_context(target, error))
+        done.map(drop).map_err(|error| edit::with_context(target, error))
     })
 }
 

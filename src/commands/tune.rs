@@ -23,7 +23,7 @@ use draconis_ext::format::quota::QuotaType;
 use draconis_ext::tune::{Reserved, TuneChanges, superblock};
 use draconis_service::volume::locate_for_writing;
 
-use crate::change;
+use crate::edit;
 use crate::image::{self, BackingFiles, VolumeArgs};
 use crate::text::{Clock, Output};
 use listing::Owners;
@@ -116,7 +116,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let owners = Owners::new();
     let clock = Clock::new();
-    let now = change::now_or_source_date()?;
+    let now = edit::now_or_source_date()?;
     let changes = changes(arguments, &owners, now)?;
     let clears = arguments.extended.iter().any(|option| option == "clear_mmp");
     let disk = match arguments.list && !clears && changes.is_empty() {

@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running};
-use draconis_service::front::Mounter;
+use draconis_service::mount_table::{self, Answer};
+use draconis_service::mounter::Mounter;
 use draconis_service::protocol::{Reply, Request};
-use draconis_service::table::{self, Answer};
 
-use crate::front::FuseMounter;
+use crate::fuse_mounter::FuseMounter;
 
 /// Unmount a volume or remove a dead mount.
 #[derive(Debug, Args)]
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Unmounts what another user's manager mounted, or has lost its keeper.
 fn without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
     let name = mount_point.display();
-    let Some(entry) = table::mount_at(mount_point) else {
+    let Some(entry) = mount_table::mount_at(mount_point) else {
         bail!("{name}: nothing is mounted there")
     };
     let dead = entry.is_fuse() && entry.probe() == Answer::Dead;

@@ -9,11 +9,11 @@ use draconis_exchange::contract::FileType;
 use draconis_ext::mkfs::{NodeKind, TreeNode};
 use draconis_ext::{Error, Follow};
 
-use crate::change::{self, OwnerArg};
-use crate::graft::{How, import_tree, timestamp_policy};
+use crate::archive_args::ArchiveArgs;
+use crate::edit::{self, OwnerArg};
 use crate::image::{self, BackingFiles, VolumeArgs};
+use crate::import_tree::{How, import_tree, timestamp_policy};
 use crate::progress::ProgressMode;
-use crate::reading::ArchiveArgs;
 use crate::target::ImagePath;
 
 /// Extract tar archives or a container image into a volume.
@@ -64,12 +64,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     arguments.reading.write_config(config.as_deref(), &sources)?;
     // The archive is open, or unpacked: nothing else is needed of this machine.
     image::confine()?;
-    change::change_opened(opened, &target.image, &arguments.place, |volume| {
+    edit::change_opened(opened, &target.image, &arguments.place, |volume| {
         let into = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Err(Error::NotFound) => {
                 bail!("{target}: no such directory; draconis mkdir -p makes it")
             }
-            found => found.map_err(|error| change::with_context(target, error))?,
+            found => found.map_err(|error| edit::with_context(target, error))?,
         };
         if volume.inode(into)?.kind != FileType::Directory {
             bail!("{target}: not a directory");

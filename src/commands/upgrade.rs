@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running, retire};
 use draconis_service::protocol::{Reply, Request};
 
-use crate::say;
+use crate::report;
 
 /// Move running mounts to this version of the program.
 ///
@@ -32,19 +32,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let refused = mounts.iter().filter(|mount| mount.why.is_some()).count();
     if arguments.json {
-        say::print_line(serde_json::to_string_pretty(&serde_json::json!({ "mounts": mounts }))?)?;
+        report::print_line(serde_json::to_string_pretty(
+            &serde_json::json!({ "mounts": mounts }),
+        )?)?;
     } else if mounts.is_empty() {
-        say::print_line("nothing is mounted")?;
+        report::print_line("nothing is mounted")?;
     } else {
         for mount in mounts.iter().filter(|mount| mount.why.is_none()) {
-            say::print_line(format_args!(
+            report::print_line(format_args!(
                 "{} goes on with {}",
                 mount.mount_point.display(),
                 env!("CARGO_PKG_VERSION")
             ))?;
         }
         for why in mounts.iter().filter_map(|mount| mount.why.as_ref()) {
-            say::warn_line(format_args!("draconis: {why}"));
+            report::warn_line(format_args!("draconis: {why}"));
         }
     }
     Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

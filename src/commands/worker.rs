@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use draconis_exchange::contract::recorder::RequestLog;
+use draconis_exchange::contract::request_log::RequestLog;
 use draconis_exchange::notices::Notices;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::volume::VolumeTree;

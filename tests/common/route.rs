@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use draconis_device::{FileDisk, FileOptions, RemoteDisk};
-use draconis_exchange::channel::process::{Session, SessionConfig, accept, offer};
+use draconis_exchange::channel::session::{Session, SessionConfig, accept, offer};
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::disk::Disk;
-use draconis_exchange::contract::recorder::{
+use draconis_exchange::contract::request_log::{
     Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
 };
 use draconis_exchange::heap::arena::Class;

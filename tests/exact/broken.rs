@@ -4,7 +4,7 @@
 //! cannot. Each omission is met by a handful of cases or by a scenario, and the same cases
 //! show no difference where nothing is left out.
 
-use draconis_exchange::omission::InjectedFault;
+use draconis_exchange::injected_fault::InjectedFault;
 
 use crate::case::Case;
 use crate::run::{self, Condition};

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use draconis_device::{LockMode, try_lock_file};
-use draconis_service::elsewhere;
+use draconis_service::remote_disk;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -148,7 +148,7 @@ impl Sources {
     /// in a directory. What is not there cannot be overwritten.
     pub fn add(&mut self, path: &Path) {
         let shown = path.display().to_string();
-        let path = match elsewhere::parse_url(path).filter(|_| !path.exists()) {
+        let path = match remote_disk::parse_url(path).filter(|_| !path.exists()) {
             None => container_file(path),
             Some(address) => {
                 let store = address.rsplit_once('#').map_or(address, |(store, _)| store);

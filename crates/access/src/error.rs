@@ -6,7 +6,7 @@ use draconis_objects as objects;
 use draconis_service::volume::OpenError;
 use rustix::io::Errno;
 
-use crate::say::to_message;
+use crate::messages::to_message;
 
 /// What failed, in words that name it, and the errno that says which kind of failure it is.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -26,9 +26,9 @@ use rustix::fs::FallocateFlags;
 
 use crate::error::not_found_error;
 use crate::image;
-use crate::object::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
+use crate::messages::format_bytes;
 use crate::overwrite::{Force, Overwriting};
-use crate::say::format_bytes;
+use crate::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
 use crate::volume::VolumeLocation;
 
 /// What follows a disk of fixed length in a VHD.

@@ -14,18 +14,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use draconis_container::Format;
-use draconis_container::packing::{Compression, HEAD_BYTES};
+use draconis_container::compression::{Compression, HEAD_BYTES};
 use draconis_container::signature::{self, DetectedContent};
 use draconis_device::{Disk, Extent, FileDisk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
 use draconis_service::volume::OpenError;
-use draconis_service::{elsewhere, parts};
+use draconis_service::{parts, remote_disk};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::error::{Error, busy_error, not_found_error};
-use crate::object::{StoreDiskName, UnreadStoreDisk};
+use crate::store_disk::{StoreDiskName, UnreadStoreDisk};
 
 /// What is shorter has no place for a superblock.
 const MIN_IMAGE_BYTES: u64 = 2048;
@@ -79,7 +79,7 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
         Err(error)
-            if error.kind() == ErrorKind::NotFound && elsewhere::parse_url(image).is_none() =>
+            if error.kind() == ErrorKind::NotFound && remote_disk::parse_url(image).is_none() =>
         {
             return Ok(None);
         }
@@ -333,7 +333,7 @@ fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
 /// What the system says of a path; of an address, that nothing here reaches it.
 pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound
-        && let Some(address) = elsewhere::parse_url(path)
+        && let Some(address) = remote_disk::parse_url(path)
     {
         let text = format!(
             "{address}: it is in a bucket, and this library uses no network; draconis mount, and \

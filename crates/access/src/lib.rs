@@ -16,21 +16,21 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compressed;
+pub mod create_store;
 pub mod destination;
 mod error;
 pub mod file;
 pub mod format;
-pub mod held;
 pub mod image;
-pub mod making;
-pub mod names;
-pub mod object;
+pub mod listing;
+pub mod messages;
+pub mod mmp_claim;
 pub mod overwrite;
-pub mod packed;
 pub mod populate;
 pub mod resize;
-pub mod say;
 mod store;
+pub mod store_disk;
 pub mod stores;
 pub mod tar;
 pub mod tuning;

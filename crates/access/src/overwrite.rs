@@ -113,7 +113,7 @@ impl Overwriting<'_> {
             true => "it and all partitions are lost then; --partition N writes to one of them",
             false => "it is lost then with all that it holds",
         };
-        let len = crate::say::format_bytes(self.len_bytes);
+        let len = crate::messages::format_bytes(self.len_bytes);
         let named = if is_usual { String::new() } else { format!("={kind}") };
         refused(format!(
             "{place} holds {what}; {word}{named} overwrites it (all of {place}, {len}), and {lost}"

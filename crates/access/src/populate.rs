@@ -12,19 +12,19 @@
 
 pub(crate) mod acl;
 mod blob;
-pub(crate) mod coded;
-mod devices;
+mod device_table;
 mod digest;
 mod directory;
-mod filling;
+mod fill;
 mod image;
 mod layers;
 mod lengths;
+pub(crate) mod libarchive_xattr;
 mod merge;
-mod origin;
 mod platform;
-mod rules;
+mod source_spec;
 mod tar;
+mod transform;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, NodeId, Tree, TreeNode};
 
 use crate::destination::Sources;
-use crate::say::printable;
+use crate::messages::printable;
 
 /// A tree and where the contents of its files are.
 pub struct Source<'a> {
@@ -167,7 +167,7 @@ pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
     let mut source = layers::scan(all, root, stamp, keep_owners, choice.limit)?;
     source.notes.extend(image_hint(from, &source.tree));
-    rules::exclude(&mut source.tree, exclude);
+    transform::exclude(&mut source.tree, exclude);
     Ok(ScanResult { source, config })
 }
 
@@ -211,15 +211,15 @@ fn image_hint(from: &[SourceSpec], tree: &Tree) -> Option<String> {
 }
 
 pub use blob::{Blob, temporary_file};
-pub use devices::Table;
+pub use device_table::Table;
 pub use digest::Digest;
 pub use directory::{FileScan, scan_files};
-pub use filling::{DerivedFields, FillOptions, fill};
+pub use fill::{DerivedFields, FillOptions, fill};
 pub use image::{ImageOptions, REF_NAME};
 pub use lengths::{Faults, changed, fingerprint};
-pub use origin::{ImageKind, SourceSpec};
 pub use platform::Platform;
-pub use rules::Patterns;
+pub use source_spec::{ImageKind, SourceSpec};
+pub use transform::Patterns;
 
 /// What a scan leaves out, told once for each kind of it.
 #[derive(Default)]

@@ -24,10 +24,10 @@ use rustix::io::Errno;
 
 use crate::error::{Error as Failure, not_found_error};
 use crate::format::Progress;
-use crate::held::{self, MmpGuard};
 use crate::image::{self, BackingFiles};
-use crate::object::OpenStoreDisk;
-use crate::say::format_bytes;
+use crate::messages::format_bytes;
+use crate::mmp_claim::{self, MmpGuard};
+use crate::store_disk::OpenStoreDisk;
 use crate::volume::VolumeLocation;
 
 /// What a volume lies in, open and claimed.
@@ -135,7 +135,7 @@ impl<'a> GrowJob<'a> {
             part.with_context(shown)
         };
         let LocatedVolume { disk, format, .. } = part()?;
-        let held = held::recover_and_claim(image, &disk, now)?;
+        let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let there_bytes = disk.properties().len_bytes;
         let len_bytes = wanted.len_bytes.unwrap_or(there_bytes);
         let growth =
@@ -245,7 +245,7 @@ impl<'a> ShrinkJob<'a> {
         // Not what a VHD has behind its disk.
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
-        let held = held::recover_and_claim(image, &disk, now)?;
+        let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let plan = shrink::ShrinkPlan::plan(&*disk, len_bytes)
             .map_err(|error| refused(image, &*disk, error))?;
         Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, _held: held })

@@ -10,7 +10,7 @@ use draconis_objects::{Group, Info, LayoutKind, NewObject, ObjectId, Ticket};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
-use crate::making::{self, StoreSpec};
+use crate::create_store::{self, StoreSpec};
 use crate::overwrite::Force;
 use crate::stores::{self, with_context};
 use crate::{Error, Result, image};
@@ -282,7 +282,7 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
     let opened = image::open_exclusive(path)?;
     let created = opened.is_none();
     if let Some(file) = &opened {
-        making::may_become_store(path, file, &new.force, "force")?;
+        create_store::may_become_store(path, file, &new.force, "force")?;
         if new.force == Force::Nothing && !file.metadata()?.is_file() {
             let text = format!(
                 "{shown} is a block device; force makes a store of it, and what it holds is lost"
@@ -313,7 +313,7 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
         return Err(Error::new(Errno::INVAL, text).into());
     }
     let wanted = StoreSpec { len_bytes, sparse: new.sparse, profile: None, layout: new.layout };
-    let made = making::create_in_file(path, file, &wanted, &mut |_, _, _| {});
+    let made = create_store::create_in_file(path, file, &wanted, &mut |_, _, _| {});
     if made.is_err() && created {
         let _ = std::fs::remove_file(path);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
 use draconis_objects::{Error, OpenOptions, Store};
-use draconis_service::elsewhere;
+use draconis_service::remote_disk;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, busy_error, not_found_error as none, store_errno};
@@ -56,7 +56,7 @@ pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Di
     let shown = device.display();
     let file = match File::open(device) {
         Err(error)
-            if error.kind() == ErrorKind::NotFound && elsewhere::parse_url(device).is_none() =>
+            if error.kind() == ErrorKind::NotFound && remote_disk::parse_url(device).is_none() =>
         {
             return Err(none(no_store_message(device)));
         }

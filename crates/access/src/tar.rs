@@ -14,8 +14,8 @@ use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
 use tar::{EntryType, Header};
 
-use crate::populate::{acl, coded};
-use crate::say::{printable, with_context};
+use crate::messages::{printable, with_context};
+use crate::populate::{acl, libarchive_xattr};
 use crate::walk::{ChunkReceiver, FileChunk, Item, Walk, queue, read_ahead, segments};
 
 /// When a file with holes is archived as a sparse one.
@@ -212,12 +212,12 @@ impl<W: Write> Archive<'_, W> {
                 let context = value.strip_suffix(b"\0").unwrap_or(&value);
                 pax.record("RHT.security.selinux", context);
             }
-            let coded = coded::to_gnu_name(&name);
+            let coded = libarchive_xattr::to_gnu_name(&name);
             // bsdtar decodes names of its own records only.
             if coded != name {
                 pax.record_bytes(
                     &[b"LIBARCHIVE.xattr.", &coded[..]].concat(),
-                    &coded::to_base64(&value),
+                    &libarchive_xattr::to_base64(&value),
                 );
             }
             pax.record_bytes(&[b"SCHILY.xattr.", &coded[..]].concat(), &value);

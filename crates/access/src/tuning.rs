@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error as Failure, Result};
 use crate::uuid::{self, UuidGenerator};
-use crate::{held, image};
+use crate::{image, mmp_claim};
 
 /// Some changes as callers spell them; what is left out stays.
 #[derive(Clone, Copy, Default, Debug)]
@@ -89,7 +89,7 @@ pub fn tune(
     changes: &TuneChanges,
     now: Time,
 ) -> anyhow::Result<()> {
-    let _held = held::recover_and_claim(image, disk, now)?;
+    let _held = mmp_claim::recover_and_claim(image, disk, now)?;
     tune::tune(&**disk, changes, now).map_err(|error| match error {
         OfflineError::Volume(error) => image::refused(image, &**disk, error.into()),
         error => anyhow::Error::from(error).context(image.display().to_string()),

@@ -21,17 +21,17 @@ use draconis_service::volume::{locate, locate_for_writing};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
+use crate::compressed::detect;
 use crate::format::{self, FormatDestination};
-use crate::held::{self, MmpGuard};
-use crate::names::{names, split};
-use crate::object::StoreDiskName;
+use crate::listing::{names, split};
+use crate::messages::{printable, with_context};
+use crate::mmp_claim::{self, MmpGuard};
 use crate::overwrite::Force;
-use crate::packed::detect;
 use crate::populate::{
     self, DerivedFields, FillOptions, ImageOptions, Patterns, Platform, ScanResult, SourceSpec,
 };
 use crate::resize::{self, GrowJob, ResizeRequest, Resized, ShrinkJob};
-use crate::say::{printable, with_context};
+use crate::store_disk::StoreDiskName;
 use crate::tar::{Sparse, TarObserver, TarOptions};
 use crate::uuid::UuidGenerator;
 use crate::{Error, Result, image, tar, tuning};
@@ -339,7 +339,7 @@ impl Volume {
             let mut damage = None;
             let mut complain = |error: &anyhow::Error| {
                 damage.get_or_insert_with(|| {
-                    Error::new(Errno::UCLEAN, crate::say::to_message(error))
+                    Error::new(Errno::UCLEAN, crate::messages::to_message(error))
                 });
             };
             let listing = names(volume, dir, &label, &mut complain)?;
@@ -573,7 +573,7 @@ impl TarObserver for SkippedMessages {
 
     fn on_error(&mut self, error: &anyhow::Error) {
         if self.0.len() < MAX_MESSAGES {
-            self.0.push(crate::say::to_message(error));
+            self.0.push(crate::messages::to_message(error));
         }
     }
 }
@@ -591,7 +591,7 @@ pub fn open_writable(
 ) -> anyhow::Result<(draconis_ext::Volume, MmpGuard)> {
     let part = locate_for_writing(disk, behind, options);
     let disk = part.with_context(|| image.display().to_string())?.disk;
-    let held = held::claim_volume(image, &disk, clock())?;
+    let held = mmp_claim::claim_volume(image, &disk, clock())?;
     let writing = WriteOptions {
         clock,
         dirty_bytes: DIRTY_BYTES,
@@ -746,7 +746,8 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     }
     let (there, is_given) = (base.len_bytes()?, base.has_fixed_size()?);
     let no_room = |needed: u64| -> anyhow::Result<CreatedVolume> {
-        let (has, needed) = (crate::say::format_bytes(there), crate::say::format_bytes(needed));
+        let (has, needed) =
+            (crate::messages::format_bytes(there), crate::messages::format_bytes(needed));
         Err(Error::new(Errno::NOSPC, format!("{shown} has only {has} of {needed}")).into())
     };
     let tree = &mut source.tree;

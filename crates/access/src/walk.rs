@@ -18,8 +18,8 @@ use std::vec;
 use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{BlockLocation, Inode, InodeNumber, Run, SharedBytes, Volume};
 
-use crate::names::{Listing, join, names};
-use crate::say::{ErrorSink, printable, with_context};
+use crate::listing::{Listing, join, names};
+use crate::messages::{ErrorSink, printable, with_context};
 
 /// Batches that may wait between the reader and the writer.
 const MAX_QUEUED_BATCHES: usize = 32;

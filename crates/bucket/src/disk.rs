@@ -31,19 +31,19 @@ use draconis_device::{
 use draconis_exchange::heap::Block;
 use parking_lot::{Condvar, Mutex};
 
-use crate::ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
+use crate::api::RequestError;
 use crate::cache::Cache;
-use crate::engine::RequestError;
 use crate::epoch::Epoch;
 use crate::journal::{Journal, JournalStatistics};
-use crate::keeping::JournalQueue;
-use crate::lanes::RequestThreads;
+use crate::journal_queue::JournalQueue;
 use crate::map::SectorMap;
 use crate::name::{Name, ObjectNumber, SECTORS_MAX, SectorRun};
 use crate::open::remote;
-use crate::outbox::{Shared, State, WaitGoal, WritePolicy};
+use crate::read_ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
+use crate::request_threads::RequestThreads;
+use crate::retry::{Requests, RetryingStore};
 use crate::root::{EDGE_SECTORS, Root};
-use crate::steady::{Requests, RetryingStore};
+use crate::upload_queue::{Shared, State, WaitGoal, WritePolicy};
 use crate::{OBJECT_BYTES, SECTOR};
 
 /// A disk that keeps its bytes in a bucket.

@@ -21,11 +21,11 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use draconis_device::Error;
 
-use crate::engine::{RequestError, RequestResult};
+use crate::api::{RequestError, RequestResult};
 use crate::journal::Journal;
 use crate::name::{Name, ObjectNumber};
 use crate::open::{BucketOptions, list, remote};
-use crate::steady::RetryingStore;
+use crate::retry::RetryingStore;
 
 /// How often a writer finds that another one was there just before.
 const ATTEMPTS: usize = 50;

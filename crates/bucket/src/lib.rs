@@ -17,33 +17,33 @@
 
 #![forbid(unsafe_code)]
 
-mod ahead;
+mod api;
 mod cache;
-mod cloud;
 #[cfg_attr(not(feature = "clouds"), path = "no_clouds.rs")]
 mod clouds;
 mod disk;
-mod engine;
 mod epoch;
 mod journal;
-mod keeping;
-mod lanes;
+mod journal_queue;
 mod map;
-mod memory;
+mod memory_bucket;
 mod name;
+mod object_store_bucket;
 mod open;
-mod outbox;
 mod probe;
+mod read_ahead;
+mod request_threads;
+mod retry;
 mod root;
-mod steady;
+mod upload_queue;
 
-pub use cloud::{ObjectStoreBucket, is_address};
+pub use api::{BucketApi, ListEntry, RequestError, RequestResult};
 pub use disk::{BucketDisk, Writing};
-pub use engine::{BucketApi, ListEntry, RequestError, RequestResult};
 pub use journal::{JournalDevice, JournalStatistics};
-pub use memory::{Faults, MemoryBucket, ServerGuarantees};
+pub use memory_bucket::{Faults, MemoryBucket, ServerGuarantees};
+pub use object_store_bucket::{ObjectStoreBucket, is_address};
 pub use open::BucketOptions;
-pub use steady::Requests;
+pub use retry::Requests;
 
 /// The unit of the disk, in bytes.
 const SECTOR: u64 = 512;

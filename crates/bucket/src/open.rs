@@ -30,16 +30,16 @@ use draconis_device::Error;
 use parking_lot::Mutex;
 
 use crate::SECTOR;
+use crate::api::{BucketApi, ListEntry, RequestError};
 use crate::cache::Cache;
 use crate::disk::{BucketDisk, OpenedBucket};
-use crate::engine::{BucketApi, ListEntry, RequestError};
 use crate::epoch::{Epoch, youngest};
 use crate::journal::{Journal, JournalDevice, JournaledObject, UnsentObjects};
 use crate::map::SectorMap;
 use crate::name::{Name, ObjectNumber, SectorRun};
-use crate::outbox::WritePolicy;
+use crate::retry::RetryingStore;
 use crate::root::{EDGE_SECTORS, Root};
-use crate::steady::RetryingStore;
+use crate::upload_queue::WritePolicy;
 
 /// How often readers list again because the store changed meanwhile.
 const ATTEMPTS: usize = 50;

@@ -6,8 +6,8 @@
 use bytes::Bytes;
 use draconis_device::Error;
 
-use crate::engine::RequestError;
-use crate::steady::RetryingStore;
+use crate::api::RequestError;
+use crate::retry::RetryingStore;
 
 /// Those who create one key at once.
 const RIVALS: usize = 4;

@@ -18,13 +18,13 @@
 
 mod error;
 mod keys;
+mod maintenance;
 mod raw;
 mod store;
 mod volume;
-mod whole;
 
 pub use error::*;
 pub use keys::*;
+pub use maintenance::*;
 pub use store::*;
 pub use volume::*;
-pub use whole::*;

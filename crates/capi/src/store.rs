@@ -10,9 +10,9 @@ use draconis_objects::{Group, Hint, LayoutKind, ObjectId, Ticket};
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
+use crate::maintenance::host_path;
 use crate::raw::{Bytes, CStrArg, OutBuffer, null_error};
 use crate::volume::DRACONIS_WRITE;
-use crate::whole::host_path;
 
 /// Chosen by what is measured, where the store is large enough to tell.
 pub const DRACONIS_LAYOUT_MEASURED: u32 = 0;

@@ -12,8 +12,8 @@ use draconis_ext::{Follow, RenameMode, XattrSet};
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
+use crate::maintenance::{draconis_place, host_path, options_of};
 use crate::raw::{Bytes, CStrArg, CStrArrayArg, OutBuffer, null_error};
-use crate::whole::{draconis_place, host_path, options_of};
 
 /// To be changed as well, alone.
 pub const DRACONIS_WRITE: u32 = 1;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 
-use crate::inside::{ImageMap, Location, open_mapped};
-use crate::source::{ImageFile, le16, le32};
+use crate::image_file::{ImageFile, le16, le32};
+use crate::image_map::{ImageMap, Location, open_mapped};
 use crate::{Error, Format, Unsupported};
 
 /// Chunks of one image.

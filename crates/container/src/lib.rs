@@ -21,35 +21,35 @@
 )]
 
 mod android;
-mod behind;
-mod changing;
+mod backing;
+pub mod compression;
 pub mod create;
-mod filled;
-mod indexed;
-mod inside;
+mod image_file;
+mod image_map;
 mod ova;
-pub mod packing;
-mod parts;
+mod partitions;
 mod qcow2;
+mod read_only;
+mod seekable;
 pub mod signature;
-mod source;
 #[cfg(test)]
 mod tests;
 mod vhd;
 mod vhdx;
 mod vmdk;
+mod writable;
 
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, SubDisk};
 
 pub use crate::android::chunks;
-use crate::behind::open_backing_chain;
-use crate::changing::WritableImage;
-use crate::inside::open_mapped;
-pub use crate::parts::{PartitionSummary, list_partitions};
-use crate::source::ImageFile;
+use crate::backing::open_backing_chain;
+use crate::image_file::ImageFile;
+use crate::image_map::open_mapped;
+pub use crate::partitions::{PartitionSummary, list_partitions};
 pub use crate::vmdk::extents::{MAX_DESCRIPTOR_BYTES, names as names_in_text};
+use crate::writable::WritableImage;
 
 /// What helps where an image is only read.
 const CONVERT: &str = "qemu-img convert makes one that can be changed";
@@ -245,7 +245,7 @@ pub struct Opened {
 /// What the disk of the file says.
 pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
     let source = ImageFile::new(file);
-    Ok(indexed::SeekableFile::open(&source, &head(&source)?)?.is_some())
+    Ok(seekable::SeekableFile::open(&source, &head(&source)?)?.is_some())
 }
 
 /// Whether what begins with `head` becomes longer where it is changed: such a file is opened
@@ -310,7 +310,7 @@ fn open_headed(
         return Ok(opened(disk, None));
     }
     let Some(format) = Format::of(head) else {
-        return Ok(match indexed::SeekableFile::open(&source, head)? {
+        return Ok(match seekable::SeekableFile::open(&source, head)? {
             Some(map) => {
                 let format = map.format();
                 opened(open_mapped(source, map, None), Some(format))

@@ -8,7 +8,7 @@
 
 use draconis_device::Extent;
 
-use crate::source::ImageFile;
+use crate::image_file::ImageFile;
 use crate::{Error, Unsupported};
 
 const SECTOR: u64 = 512;

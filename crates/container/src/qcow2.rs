@@ -8,17 +8,17 @@
 //!
 //! Law: a table is read where it is needed, and what it says is checked against the file.
 
-mod changes;
-mod counts;
+mod refcounts;
 mod snapshots;
+mod writable;
 
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub(crate) use self::changes::WritableQcow2;
-use crate::behind::{BackingFile, BackingId};
-use crate::inside::{ImageMap, Location, MAX_CHUNK_BYTES};
-use crate::source::{ImageFile, be32, be64};
+pub(crate) use self::writable::WritableQcow2;
+use crate::backing::{BackingFile, BackingId};
+use crate::image_file::{ImageFile, be32, be64};
+use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
 use crate::{Error, Unsupported};
 
 /// Entries of the first table: what a disk of 8 EiB needs with clusters of 2 MiB, and no more
@@ -274,7 +274,7 @@ impl ImageMap for Qcow2 {
         let packed = file.bytes(at, len as usize)?;
         let mut unpacked = Vec::new();
         let read = if self.zstd {
-            let unpack = crate::packing::Compression::Zstd.unpack(&packed[..]);
+            let unpack = crate::compression::Compression::Zstd.unpack(&packed[..]);
             unpack.and_then(|stream| stream.take(self.cluster()).read_to_end(&mut unpacked))
         } else {
             let stream = flate2::bufread::DeflateDecoder::new(&packed[..]);

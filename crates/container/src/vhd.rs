@@ -7,9 +7,9 @@
 //! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap says
 //! whether its sector was written; one that was not is zeros, or that of the image behind.
 
-use crate::behind::{BackingFile, BackingId, utf16};
-use crate::inside::{ImageMap, Location};
-use crate::source::{ImageFile, be32, be64};
+use crate::backing::{BackingFile, BackingId, utf16};
+use crate::image_file::{ImageFile, be32, be64};
+use crate::image_map::{ImageMap, Location};
 use crate::{Error, Format, Unsupported};
 
 const FOOTER_BYTES: u64 = 512;

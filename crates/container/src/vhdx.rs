@@ -6,15 +6,15 @@
 //! After \[MS-VHDX\]. The log of an image that was not closed is laid over what is read, and written
 //! when the image is changed.
 
-mod changes;
 mod locator;
 mod log;
+mod writable;
 
-pub(crate) use self::changes::WritableVhdx;
 use self::log::{LogWrite, Replay};
-use crate::behind::BackingFile;
-use crate::inside::{ImageMap, Location};
-use crate::source::{ImageFile, le16, le32, le64};
+pub(crate) use self::writable::WritableVhdx;
+use crate::backing::BackingFile;
+use crate::image_file::{ImageFile, le16, le32, le64};
+use crate::image_map::{ImageMap, Location};
 use crate::{Error, Unsupported};
 
 pub(crate) const KIB: u64 = 1 << 10;

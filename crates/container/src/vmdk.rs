@@ -13,9 +13,9 @@ pub(crate) mod extents;
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::behind::{BackingFile, BackingId};
-use crate::inside::{ImageMap, Location, MAX_CHUNK_BYTES};
-use crate::source::{ImageFile, le16, le32, le64};
+use crate::backing::{BackingFile, BackingId};
+use crate::image_file::{ImageFile, le16, le32, le64};
+use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
 use crate::{Error, Format, Unsupported};
 
 const SECTOR: u64 = 512;

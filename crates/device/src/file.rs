@@ -14,11 +14,11 @@
 //! Law 2: after one failed write or flush nothing more is written.
 //! Law 3: a read need not see a group before its ticket is settled.
 
-mod claim;
 mod direct;
+mod lock;
+mod system_info;
 #[cfg(test)]
 mod tests;
-mod told;
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -29,12 +29,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use draconis_exchange::heap::Block;
 use rustix::io::Errno;
 
-pub use self::claim::{LockMode, lock_file, try_lock_file};
 use self::direct::enable_direct_io;
-pub use self::told::write_unit_bytes;
-use self::told::{can_discard, is_file, len_bytes};
-use crate::ahead::ReadAhead;
+pub use self::lock::{LockMode, lock_file, try_lock_file};
+pub use self::system_info::write_unit_bytes;
+use self::system_info::{can_discard, is_file, len_bytes};
 use crate::raw::RawFile;
+use crate::read_ahead::ReadAhead;
 use crate::writer::Writer;
 use crate::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,

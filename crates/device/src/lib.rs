@@ -43,14 +43,15 @@
 
 #![deny(unsafe_code)]
 
-mod ahead;
 pub mod conform;
 mod crash;
+mod read_ahead;
 
 mod disk;
 mod elevator;
 mod fault;
 mod file;
+mod forwarding;
 mod memory;
 mod partition;
 mod pending;
@@ -63,9 +64,8 @@ pub mod sim;
 #[cfg(test)]
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
-mod through;
+mod sub_disk;
 mod uring;
-mod view;
 mod writer;
 
 pub use crash::{CrashDisk, CrashKind, CrashOptions, CrashState, CrashStates};
@@ -74,6 +74,7 @@ pub use fault::{Fault, FaultDisk, FaultTarget};
 pub use file::{
     FileDisk, FileOptions, LockMode, OpenedFile, lock_file, try_lock_file, write_unit_bytes,
 };
+pub use forwarding::ForwardingDisk;
 pub use memory::MemoryDisk;
 pub use partition::{
     Partition, PartitionError, PartitionTable, partition, partition_table, partitions,
@@ -82,5 +83,4 @@ pub use pending::{DeferredAnswer, Pending, Promise, pending};
 pub use random::Random;
 pub use record::{Event, RecordDisk};
 pub use remote::{BlockAllocator, CHAIN_BOUNDS, RemoteDisk, serve};
-pub use through::ForwardingDisk;
-pub use view::SubDisk;
+pub use sub_disk::SubDisk;

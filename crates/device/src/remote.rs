@@ -17,7 +17,7 @@
 //! that takes direct I/O without another copy.
 
 mod client;
-mod lanes;
+mod lane_pool;
 mod service;
 
 pub use client::{BlockAllocator, RemoteDisk};

@@ -15,7 +15,7 @@ use draconis_device::{
     Group, MemoryDisk, Pending, Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, SubDisk,
     SubmitOptions, Ticket, Urgency, Write, conform, serve,
 };
-use draconis_exchange::channel::process::{self, Session, SessionConfig};
+use draconis_exchange::channel::session::{self, Session, SessionConfig};
 use draconis_exchange::channel::{self, Client, Server};
 use draconis_exchange::contract::disk::{self, Submit};
 use draconis_exchange::contract::{List, Refusal};
@@ -484,7 +484,7 @@ fn plan() -> SessionConfig {
 }
 
 fn spawn(role: &str, image: &Path) -> (Arc<Session>, Child) {
-    let (offer, socket) = process::offer(&plan()).unwrap();
+    let (offer, socket) = session::offer(&plan()).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
@@ -501,7 +501,7 @@ fn spawn(role: &str, image: &Path) -> (Arc<Session>, Child) {
 fn child_entry() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let session = process::accept(&socket, Instant::now() + PATIENCE).unwrap();
+    let session = session::accept(&socket, Instant::now() + PATIENCE).unwrap();
     match role.as_str() {
         "serve" | "serve-read-only" => {
             let path = std::env::var_os(IMAGE).unwrap();

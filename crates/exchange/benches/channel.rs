@@ -18,7 +18,7 @@ use std::{
 use draconis_exchange::{
     channel::{
         self, RpcClient,
-        process::{self, Session, SessionConfig},
+        session::{self, Session, SessionConfig},
     },
     contract::{
         Attributes, Refusal,
@@ -159,7 +159,7 @@ fn child(cpu: usize) -> (Arc<Session>, Child) {
 }
 
 fn child_of(plan: &SessionConfig, cpu: usize) -> (Arc<Session>, Child) {
-    let (offer, socket) = process::offer(plan).expect("a session");
+    let (offer, socket) = session::offer(plan).expect("a session");
     let child = Command::new(std::env::current_exe().expect("our own path"))
         .env(CHILD, cpu.to_string())
         .stdin(socket)
@@ -172,7 +172,7 @@ fn child_of(plan: &SessionConfig, cpu: usize) -> (Arc<Session>, Child) {
 fn serve_as_child(cpu: usize) {
     pin(cpu);
     let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket");
-    let session = process::accept(&socket, Instant::now() + PATIENCE).expect("a session");
+    let session = session::accept(&socket, Instant::now() + PATIENCE).expect("a session");
     let server = session.server::<File>(0).expect("lane 0");
     let _ = server.teller();
     let _ = file::serve(server, &Filler, PATIENCE);

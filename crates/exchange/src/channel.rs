@@ -16,13 +16,13 @@
 //! Law 2: every receive has a deadline; an end whose peer is lost says so in every state.
 //! Law 3: dropping an end closes it; the peer sees [`Lost::Closed`] after what was queued.
 
+mod busy_poll;
+mod change_counter;
 mod lane;
-pub mod process;
-mod spin;
+pub mod session;
 mod sync;
 #[allow(unsafe_code)]
 pub mod thread;
-mod told;
 
 use std::{
     fmt,
@@ -36,9 +36,9 @@ use crate::contract::{
     wire::{Field, LaneName, Packer, Unpacker, Wire},
 };
 
+pub use change_counter::ChangeNotifier;
 pub use lane::LaneEndpoint;
 pub use thread::pair;
-pub use told::ChangeNotifier;
 
 /// Why there is no answer. The end that says it is used up; what was on its way comes
 /// home when the peer lets go of it or is confirmed dead.

@@ -4,18 +4,18 @@
 //! [`disk`], [`mod@file`], [`directory`], [`volume`]. Read the text first; everything else in
 //! those modules follows from it.
 
+pub mod define;
 pub mod directory;
 pub mod disk;
 pub mod file;
 pub mod fsm;
-pub mod recorder;
-pub mod text;
+pub mod request_log;
 pub mod tree;
 mod types;
 pub mod volume;
 pub mod wire;
 
-pub use text::{
+pub use define::{
     Awaiting, Call, CallResult, Contract, PendingReply, ReceivingState, Request, State,
 };
 pub use types::*;

@@ -8,18 +8,18 @@
 //! ```
 
 pub mod arena;
-mod lent;
+mod buffer_cache;
+mod page_pool;
 mod private;
-mod rooms;
-mod spare;
+mod slices;
 
 use arena::OwnedSlot;
-pub use lent::SharedSlice;
-use lent::SliceList;
+pub use page_pool::{PagePool, PoolBuffer};
 pub use private::{ALIGN_BYTES, PrivateBuffer};
-pub use rooms::{PagePool, PoolBuffer};
+pub use slices::SharedSlice;
+use slices::SliceList;
 
-use crate::copies;
+use crate::copy_counter;
 
 /// A buffer with one owner.
 ///
@@ -35,7 +35,7 @@ enum BlockStorage {
     Private(PrivateBuffer),
     Slot(OwnedSlot),
     Lent(SliceList),
-    Beside(rooms::PoolSlice),
+    Beside(page_pool::PoolSlice),
 }
 
 impl Block {
@@ -75,7 +75,7 @@ impl Block {
     pub fn copy_out(&self, at_bytes: usize, into: &mut [u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(into.len());
         if n > 0 {
-            copies::record(n);
+            copy_counter::record(n);
             let into = &mut into[..n];
             match &self.0 {
                 BlockStorage::Private(memory) => {
@@ -93,7 +93,7 @@ impl Block {
     pub fn copy_in(&mut self, at_bytes: usize, from: &[u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(from.len());
         if n > 0 {
-            copies::record(n);
+            copy_counter::record(n);
             match &mut self.0 {
                 BlockStorage::Slot(slot) => slot.copy_in(at_bytes, &from[..n]),
                 _ => self.make_private()[at_bytes..at_bytes + n].copy_from_slice(&from[..n]),

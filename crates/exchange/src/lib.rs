@@ -75,11 +75,11 @@
 
 pub mod channel;
 pub mod contract;
-pub mod copies;
+pub mod copy_counter;
 pub mod descriptors;
 pub mod heap;
+pub mod injected_fault;
 pub mod notices;
-pub mod omission;
 #[allow(unsafe_code)]
 pub mod shm;
 mod violation;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{PATIENCE, soon, transport::expect_all_home};
-use draconis_exchange::channel::process::{self, SessionConfig};
+use draconis_exchange::channel::session::{self, SessionConfig};
 use draconis_exchange::channel::{self, ChangeNotifier, ChannelError, Client, Server};
 use draconis_exchange::contract::file::{
     self, CHUNK_BYTES, CachingReader, File, FileServer, GetAttributes, ReadError,
@@ -110,9 +110,9 @@ fn with_reader(
     let host = vec![class(16 << 10, 1), class(CHUNK_BYTES, SLOTS)];
     let plan =
         SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
-    let (offer, socket) = process::offer(&plan).unwrap();
+    let (offer, socket) = session::offer(&plan).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-    let guest = process::accept(&socket, soon()).unwrap();
+    let guest = session::accept(&socket, soon()).unwrap();
     let blocks = host.clone();
     let ends = (host.client::<File>(0).unwrap(), guest.server::<File>(0).unwrap());
     serve(ends.0, ends.1, Box::new(move |len| blocks.block(len)));

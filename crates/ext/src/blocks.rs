@@ -12,14 +12,14 @@
 //! Law 2: what flies is bounded; who needs a chunk in flight waits for it.
 //! Law 3: a failed read costs what failed: its neighbours are read without it.
 
+pub(crate) mod checksums;
 pub(crate) mod data;
-pub(crate) mod overlay;
 pub(crate) mod pool;
+pub(crate) mod read_ahead;
 pub(crate) mod role;
-pub(crate) mod stream;
-pub(crate) mod sums;
 #[cfg(test)]
 mod tests;
+pub(crate) mod write_back;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -31,10 +31,10 @@ use draconis_exchange::heap::Block;
 
 pub(crate) use crate::blocks::data::CHUNK_BYTES;
 use crate::blocks::data::{Chunk, SharedBytes};
-use crate::blocks::overlay::WriteBackCache;
 use crate::blocks::pool::{Memory, Pool};
+use crate::blocks::read_ahead::{DeviceReadAhead, ReadAheadWindow};
 use crate::blocks::role::{BlockChecksums, Role};
-use crate::blocks::stream::{DeviceReadAhead, ReadAheadWindow};
+use crate::blocks::write_back::WriteBackCache;
 use crate::cache::{Cache, CacheStatistics};
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, Result};

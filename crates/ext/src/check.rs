@@ -21,22 +21,22 @@
 //! Law 5: scattered blocks are asked for together before they are looked at (`ahead`).
 //! Law 6: the verdict is that of `e2fsck -fn`, found out by watching it.
 
-mod ahead;
-mod attributes;
-mod bits;
+mod bit_set;
 mod blocks;
-mod complaint;
-mod connect;
+mod connectivity;
 mod counts;
 mod entries;
+mod htree;
+mod inode_states;
 mod inodes;
 mod layout;
-mod notes;
+mod multiply_claimed;
 mod orphans;
 mod preen;
+mod prefetch;
+mod problem;
 mod quota;
-mod tree;
-mod twice;
+mod xattrs;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,13 +53,13 @@ use crate::journal;
 use crate::units::saturating_usize;
 use crate::{Error, FileId, FsBlock, Result, SharedBytes};
 
-use attributes::{EaInodeUse, XattrBlockRefs};
-use bits::AtomicBitSet;
-use complaint::ProblemLog;
+use bit_set::AtomicBitSet;
+use inode_states::InodeStates;
 use layout::GroupLayout;
-use notes::InodeStates;
+use problem::ProblemLog;
+use xattrs::{EaInodeUse, XattrBlockRefs};
 
-pub use complaint::{Problem, Severity, What};
+pub use problem::{Problem, Severity, What};
 
 /// Features that change what a sound volume looks like, beyond what is looked at here.
 const UNSUPPORTED_COMPATIBLE: Compatible =
@@ -148,7 +148,7 @@ struct Check<'a> {
     orphans: HashSet<u32>,
     directories: Mutex<Vec<u32>>,
     /// Their inodes.
-    directory_inodes: ahead::DirectoryInodeCache,
+    directory_inodes: prefetch::DirectoryInodeCache,
     /// Memory of requests that are done; a few for each thread.
     buffers: Mutex<Vec<PrivateBuffer>>,
     /// How often each block of attributes is referred to.
@@ -224,7 +224,7 @@ fn check_in_place(
         disk: &**disk,
         replayed,
         store: BlockStore::new(disk.clone(), super_.block_bytes, options.cache_bytes, 0)
-            .with_small_pieces(ahead::MAX_IN_FLIGHT_BYTES),
+            .with_small_pieces(prefetch::MAX_IN_FLIGHT_BYTES),
         options,
         progress,
         done: AtomicU64::new(0),
@@ -237,7 +237,7 @@ fn check_in_place(
         inode_states: InodeStates::new(super_.inodes),
         orphans: HashSet::new(),
         directories: Mutex::default(),
-        directory_inodes: ahead::DirectoryInodeCache::default(),
+        directory_inodes: prefetch::DirectoryInodeCache::default(),
         buffers: Mutex::default(),
         xattr_blocks: Mutex::default(),
         policies: Mutex::default(),
@@ -263,11 +263,11 @@ fn check_in_place(
     }
     inodes::check_inode_tables(&check)?;
     let directories = check.sorted_directories();
-    twice::report_multiply_claimed(&check)?;
-    attributes::check_references(&check)?;
-    attributes::check_ea_inodes(&check)?;
+    multiply_claimed::report_multiply_claimed(&check)?;
+    xattrs::check_references(&check)?;
+    xattrs::check_ea_inodes(&check)?;
     let parents = entries::check_directories(&check, &directories)?;
-    let connected = connect::check_connectivity(&check, &parents);
+    let connected = connectivity::check_connectivity(&check, &parents);
     counts::check_link_counts(&check, &connected)?;
     let (used_inodes, used_blocks) = counts::check_bitmaps(&check, &unwritten)?;
     quota::compare_usage(&check)?;

@@ -16,31 +16,31 @@
 
 pub(crate) mod atomic;
 pub(crate) mod batch;
-pub(crate) mod gathering;
+pub(crate) mod group_commit;
 pub(crate) mod journal;
 mod ordered;
-pub(crate) mod outbox;
 pub(crate) mod protocol;
-mod sending;
+pub(crate) mod queue;
 mod unordered;
+mod write_out;
 
 use draconis_device::ChainBounds;
 use draconis_exchange::contract::Time;
 
-use crate::blocks::overlay::{Buffer, BufferState};
 use crate::blocks::role::Role;
+use crate::blocks::write_back::{Buffer, BufferState};
+use crate::format::inode_slot::InodeDiff;
 use crate::format::requirements::Feature;
-use crate::format::slot::InodeDiff;
 use crate::format::superblock::RawSuperblock;
-use crate::ops::accesses::PendingAccessTimes;
+use crate::ops::access_times::PendingAccessTimes;
 use crate::transaction::{StopReason, Transaction, WriteState};
 use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 use batch::{Batch, Effect, Operation};
-use gathering::GroupCommit;
-use outbox::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
+use group_commit::GroupCommit;
 use protocol::{Chain, CommitProtocol, Stage};
+use queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
 
 /// How often a change is tried again that found no room.
 const NO_SPACE_RETRIES: usize = 4;

@@ -4,9 +4,9 @@
 
 pub(crate) mod build;
 pub(crate) mod edit;
-mod hashed;
+mod htree;
 mod linear;
-pub(crate) mod names;
+pub(crate) mod name_query;
 
 use draconis_exchange::contract::FileType;
 
@@ -19,7 +19,7 @@ use crate::map::BlockLocation;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
-use names::NameQuery;
+use name_query::NameQuery;
 
 /// A place in a directory: everything before it was enumerated. Stays valid while the
 /// directory does not change, whatever was enumerated in between.
@@ -83,7 +83,7 @@ impl Volume {
         let Some(hashed) = wanted.hash_input().filter(|_| self.has_tree(dir) && !dots) else {
             return linear::find(self, dir, wanted);
         };
-        match hashed::find(self, dir, wanted, hashed) {
+        match htree::find(self, dir, wanted, hashed) {
             // The names are still there to be read one by one.
             Err(Error::Corrupt { .. }) => linear::find(self, dir, wanted),
             Err(Error::NotFound) if wanted.may_be_misplaced(self) => {

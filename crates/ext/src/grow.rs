@@ -29,12 +29,12 @@ use crate::format::group::{GroupDescriptor, flags};
 use crate::format::inode::low32;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::mkfs::MIN_LAST_GROUP_BLOCKS;
-use crate::redo::RedoLog;
-use crate::units::{saturating_u32, saturating_usize};
-pub use crate::whole::{OfflineError, Result};
-use crate::whole::{
-    OfflineVolume, PlannedVolume, group_bounds, group_tables, reserve, set_bits_in_group,
+pub use crate::offline::{OfflineError, Result};
+use crate::offline::{
+    OfflineVolume, PlannedVolume, group_bounds, group_tables, reserved_gdt, set_bits_in_group,
 };
+use crate::redo_log::RedoLog;
+use crate::units::{saturating_u32, saturating_usize};
 use crate::{FsBlock, GroupNumber};
 
 /// Where a plan is written.
@@ -74,7 +74,7 @@ impl GrowPlan {
         let is_changed = new.reserved_descriptor_blocks != old.super_.reserved_descriptor_blocks
             || new.compatible != old.super_.compatible
             || (old.super_.groups..new.groups).any(|it| new.has_superblock(GroupNumber(it)));
-        let reserve = if is_changed { reserve::resize_dind_block(&redo, &old)? } else { None };
+        let reserve = if is_changed { reserved_gdt::resize_dind_block(&redo, &old)? } else { None };
         Ok(Self { old, raw, new, resize_dind_block: reserve })
     }
 
@@ -155,7 +155,7 @@ impl GrowPlan {
         redo.set_log_ranges(room)?;
         self.fill_last_group(&mut redo, &mut to_be, last, &gained)?;
         if let Some(top) = self.resize_dind_block {
-            reserve::rewrite(&mut redo, &to_be, top, target.now)?;
+            reserved_gdt::rewrite(&mut redo, &to_be, top, target.now)?;
             if !self.new.compatible.contains(Compatible::RESIZE_INODE) {
                 self.free_block(&mut redo, &mut to_be, top)?;
             }

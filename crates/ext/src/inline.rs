@@ -7,7 +7,7 @@ use draconis_exchange::contract::FileType;
 
 use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::SharedBytes;
-use crate::dir::names::{NameDisplay, NameQuery};
+use crate::dir::name_query::{NameDisplay, NameQuery};
 use crate::dir::{Cookie, Damage, Entry};
 use crate::file::Seek;
 use crate::format::dirent::Dirents;

@@ -13,12 +13,12 @@
 //! Law 2: each step of a recovery on disk is durable before the next: cut off anywhere, it is
 //! made again and comes to the same.
 
-mod fast;
-pub(crate) mod lay;
-mod log;
+mod cow_disk;
+mod fast_commit;
+mod journal_file;
 pub(crate) mod recovery;
-mod replayed;
-mod scratch;
+mod replayed_disk;
+pub(crate) mod transaction_layout;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ use crate::format::superblock::Superblock;
 use crate::units::saturating_u32;
 use crate::volume::read_superblock;
 use crate::{Error, FsBlock, GroupNumber, Result};
-pub(crate) use log::JournalFile;
-use log::read_bytes;
-use replayed::ReplayedDisk;
+pub(crate) use journal_file::JournalFile;
+use journal_file::read_bytes;
+use replayed_disk::ReplayedDisk;
 
 /// A volume as its journal makes it, to be read.
 pub(crate) struct Recovered {
@@ -67,9 +67,9 @@ fn replayed_from(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Recovered> {
     let mut disk: Arc<dyn Disk> = Arc::new(ReplayedDisk::new(disk, log, Arc::new(found)));
     let mut super_ = read_superblock(&*disk)?;
     if damage.is_none() {
-        let fast = fast::survey(log, next)?;
+        let fast = fast_commit::survey(log, next)?;
         damage = fast.damage.map(|damage| log.error(damage));
-        match fast::replay_fast_commits(disk.clone(), log, &super_, fast.records) {
+        match fast_commit::replay_fast_commits(disk.clone(), log, &super_, fast.records) {
             Ok(Some(scratch)) => {
                 super_ = read_superblock(&*scratch)?;
                 disk = scratch;
@@ -92,7 +92,7 @@ fn replayed_from(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Recovered> {
 pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let log = JournalFile::open(disk.clone(), super_)?;
     let found = log.scan()?;
-    let fast = fast::survey(&log, found.next)?;
+    let fast = fast_commit::survey(&log, found.next)?;
     if let Some(damage) = found.damage.or(fast.damage) {
         return Err(log.error(damage));
     }
@@ -103,7 +103,8 @@ pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
         Arc::new(ReplayedDisk::new(disk.clone(), &log, found.clone()));
     let mut super_ = read_superblock(&*replayed)?;
     let mut more = BTreeMap::new();
-    if let Some(scratch) = fast::replay_fast_commits(replayed.clone(), &log, &super_, fast.records)?
+    if let Some(scratch) =
+        fast_commit::replay_fast_commits(replayed.clone(), &log, &super_, fast.records)?
     {
         more = scratch.blocks();
         super_ = read_superblock(&*scratch)?;

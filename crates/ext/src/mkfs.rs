@@ -21,25 +21,25 @@
     reason = "computes with its own numbers; what users choose is bounded in layout and plan"
 )]
 
+mod free_share;
 mod groups;
-mod hidden;
-mod inside;
+mod inline_data;
 pub(crate) mod journal;
 mod layout;
 mod options;
 mod plan;
-mod reserve;
-mod share;
+mod reserved_gdt;
+mod system_files;
 mod tables;
 mod tree;
 mod values;
 mod write;
 
+pub use free_share::plan_smallest_with_free_share;
 pub use layout::Layout;
 pub(crate) use layout::{MAX_MMP_INTERVAL, MIN_LAST_GROUP_BLOCKS, MMP_INTERVAL, orphan_blocks};
 pub use options::{FeatureError, FormatOptions, InodeCount, JournalOptions};
 pub use plan::{VolumePlan, plan_for_size, plan_smallest};
-pub use share::plan_smallest_with_free_share;
 pub use tree::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 pub use write::{FormatTarget, write};
 

@@ -14,14 +14,14 @@
 //! Law 3: what a chain leaves behind, whole or cut off between two of its stages, is what
 //! [`commit`] says.
 
-pub(crate) mod accesses;
+pub(crate) mod access_times;
 mod attributes;
 mod contents;
-mod inside;
-mod losses;
-mod names;
-mod nodes;
-mod values;
+mod dirents;
+mod ea_inodes;
+mod inline_data;
+mod namei;
+mod truncate_batches;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -27,10 +27,10 @@ use std::collections::{BTreeMap, HashSet};
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::features::ReadOnlyCompatible;
+use crate::format::inode_slot::InodeSlot;
 use crate::format::quota::{
     BLOCK_BYTES, Header, LEVELS, QuotaType, ROOT, RawEntries, Usage, reference, set_reference,
 };
-use crate::format::slot::InodeSlot;
 use crate::format::superblock::Superblock;
 use crate::map::edit::AllocationPolicy;
 use crate::transaction::Transaction;

@@ -25,11 +25,11 @@ use crate::format::features::{Compatible, Incompatible};
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::grow::{seal_and_parse, set_blocks};
 use crate::mkfs::MIN_LAST_GROUP_BLOCKS;
-use crate::redo::RedoLog;
-use crate::rework::VolumeRewrite;
+pub use crate::offline::{OfflineError, Result};
+use crate::offline::{OfflineVolume, PlannedVolume, group_bounds, group_tables, reserved_gdt};
+use crate::redo_log::RedoLog;
+use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
-pub use crate::whole::{OfflineError, Result};
-use crate::whole::{OfflineVolume, PlannedVolume, group_bounds, group_tables, reserve};
 
 /// Log blocks beyond what was counted when it was tried.
 const REDO_LOG_MARGIN_BLOCKS: u64 = 8;
@@ -207,14 +207,14 @@ fn rewrite(rework: &mut VolumeRewrite<'_>) -> Result<RawSuperblock> {
             return Err(OfflineError::Unsupported(what.to_owned()));
         }
     }
-    let top = reserve::resize_dind_block(&rework.redo, rework.old)?;
+    let top = reserved_gdt::resize_dind_block(&rework.redo, rework.old)?;
     rework.rewrite_inodes()?;
     if let Some(mut top) = top {
         if top.0 >= rework.space.end() {
             let taken = rework.space.allocate(1).ok_or(crate::Error::NoSpace)?;
             top.0 = taken.start;
         }
-        reserve::rewrite(&mut rework.redo, &rework.planned, top, rework.now)?;
+        reserved_gdt::rewrite(&mut rework.redo, &rework.planned, top, rework.now)?;
     }
     rework.rewrite_bitmaps()?;
     rework.superblock()

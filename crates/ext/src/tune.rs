@@ -17,29 +17,29 @@
 
 mod features;
 mod fields;
-mod guard;
-mod hidden;
 mod journal;
+mod mmp;
+mod system_files;
 
 use draconis_device::{Disk, Group, Write};
 use draconis_exchange::contract::Time;
 use draconis_exchange::heap::Block;
 use zerocopy::IntoBytes;
 
-use crate::claim;
 use crate::commit::to_disk_seconds;
 use crate::format::checksum::Checksum;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::flags;
 use crate::format::quota::QuotaType;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, Superblock};
-use crate::redo::{RedoLog, SECTOR_BYTES, read_raw};
-use crate::rework::VolumeRewrite;
+use crate::mmp::is_claimed_by_tool;
+pub use crate::offline::{OfflineError, Result};
+use crate::offline::{OfflineVolume, PlannedVolume};
+use crate::redo_log::{RedoLog, SECTOR_BYTES, read_raw};
+use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
-pub use crate::whole::{OfflineError, Result};
-use crate::whole::{OfflineVolume, PlannedVolume};
 pub use fields::MOUNT_OPTIONS;
-use hidden::SystemFileChanges;
+use system_files::SystemFileChanges;
 
 /// The largest part that can be reserved, in millionths.
 const MAX_RESERVED_PPM: u32 = 500_000;
@@ -147,7 +147,7 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
     if super_.needs_recovery() {
         return Err(OfflineError::NotClean);
     }
-    if super_.has_mmp() && !claim::is_claimed_by_tool(disk, &super_)? {
+    if super_.has_mmp() && !is_claimed_by_tool(disk, &super_)? {
         let what = "tuning needs: a claim, where hosts see that the volume is in use (mmp)";
         return Err(OfflineError::Unsupported(what.to_owned()));
     }
@@ -156,7 +156,7 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
     let mut work = TuneWork::default();
     features::change(&mut raw, &super_, changes, &mut work)?;
     change_uuid(&mut raw, &super_, changes, &mut work)?;
-    guard::set_interval(&mut raw, changes)?;
+    mmp::set_interval(&mut raw, changes)?;
     if work.rewrites_checksums && super_.has_mmp() && work.mmp != Some(false) {
         let what = "what all is sealed by changes: -O ^mmp first, and -O mmp again then";
         return Err(OfflineError::Unsupported(what.to_owned()));
@@ -259,10 +259,10 @@ impl<'a> TuneTask<'a> {
             Some(false) => journal::remove_journal(&mut rework)?,
             None => {}
         }
-        hidden::apply(&mut rework, self.work.hidden)?;
+        system_files::apply(&mut rework, self.work.hidden)?;
         match self.work.mmp {
-            Some(true) => guard::add_mmp_block(&mut rework)?,
-            Some(false) => guard::remove_mmp_block(&mut rework)?,
+            Some(true) => mmp::add_mmp_block(&mut rework)?,
+            Some(false) => mmp::remove_mmp_block(&mut rework)?,
             None => {}
         }
         if self.work.rewrites_checksums || self.work.drops_indexes {

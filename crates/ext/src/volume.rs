@@ -9,10 +9,10 @@ use draconis_exchange::heap::Block;
 use parking_lot::RwLockReadGuard;
 
 use crate::alloc::Groups;
+use crate::blocks::checksums::MetadataChecksums;
 use crate::blocks::data::SharedBytes;
+use crate::blocks::read_ahead::FileReadAhead;
 use crate::blocks::role::Role;
-use crate::blocks::stream::FileReadAhead;
-use crate::blocks::sums::MetadataChecksums;
 use crate::blocks::{BlockStore, DeviceStatistics};
 use crate::cache::{Cache, CacheStatistics, CacheWeight};
 use crate::dir::Cookie;

@@ -1,6 +1,6 @@
 //! Extended attributes of an inode: those inside it, then those in its block.
 
-mod outside;
+mod ea_inode;
 
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;

@@ -12,17 +12,17 @@
 
 mod activity;
 mod change;
+mod decoder;
 mod handler;
 mod init;
 mod mount;
-mod notifier;
-mod opening;
-mod raw;
+mod notify;
+mod open;
+mod replay;
 mod reply;
 mod request;
 mod serve;
-mod syncs;
-mod takeover;
+mod sync_batch;
 
 pub use activity::Activity;
 pub use mount::{KernelOptions, MountError, mount, read_ahead_file, remount, unmount};

@@ -7,7 +7,7 @@ use common::kernel::*;
 use common::recorder::Heir;
 use common::tree::Memory;
 use common::{with_heir, with_kernel};
-use draconis_exchange::contract::recorder::Outcome;
+use draconis_exchange::contract::request_log::Outcome;
 use draconis_exchange::contract::{FileType, Kept, Refusal};
 
 const EINVAL: i32 = 22;

@@ -13,11 +13,11 @@
 //! what is not its own is found out.
 //! Law 2: a seed makes a run; a state is named by workload, seed and number.
 
+#[cfg(test)]
+mod injected_faults;
 mod journal;
 mod judge;
-#[cfg(test)]
-mod omissions;
-mod on_store;
+mod store_volumes;
 mod workloads;
 
 use std::path::PathBuf;
@@ -144,7 +144,7 @@ pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
                 continue;
             }
             let (of, image) = match &journals[..] {
-                [] if protocol == Protocol::Store => on_store::fresh(seed + nth as u64)?,
+                [] if protocol == Protocol::Store => store_volumes::fresh(seed + nth as u64)?,
                 [] => (String::new(), fresh(&*workload, seed)?),
                 some => some[(seed as usize + nth * 3) % some.len()].clone(),
             };
@@ -223,7 +223,7 @@ fn record(
     let disk = Arc::new(RecordDisk::new(disk));
     let on: Arc<dyn Disk> = match protocol {
         Protocol::Store => {
-            on_store::open_keeping(disk.clone(), seed).map_err(anyhow::Error::msg)?
+            store_volumes::open_keeping(disk.clone(), seed).map_err(anyhow::Error::msg)?
         }
         _ => disk.clone(),
     };
@@ -372,7 +372,7 @@ fn writing() -> WriteOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::omissions::Omission;
+    use super::injected_faults::Omission;
     use super::*;
 
     fn few() -> CrashArguments {
@@ -419,7 +419,7 @@ mod tests {
         for without in [InjectedFault::Flush, InjectedFault::SuperblockAfterFrames] {
             let found = [0, 1].map(|nth| {
                 let workload = workloads::ALL[nth](1, 40);
-                let (_, image) = on_store::fresh(1).unwrap();
+                let (_, image) = store_volumes::fresh(1).unwrap();
                 set(Settings { fault: Some(without), ..Settings::USUAL });
                 let run = record(&*workload, image, 1, Protocol::Store);
                 set(Settings::USUAL);

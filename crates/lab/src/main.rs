@@ -19,11 +19,11 @@ mod clock;
 mod compare;
 mod context;
 mod crash;
-mod deaths;
 mod experiments;
+mod kill_test;
 mod machine;
 mod memory;
-mod no_op;
+mod null_fs;
 mod parameters;
 mod pin;
 mod plot;
@@ -38,7 +38,7 @@ mod stats;
 mod stop;
 mod store_crash;
 mod store_profile;
-mod store_use;
+mod store_soak;
 mod subject;
 mod terminal;
 mod units;
@@ -90,7 +90,7 @@ enum Command {
     /// Test volumes for consistency after simulated power loss.
     Crash(crash::CrashArguments),
     /// Test mounts while their workers are killed (needs FUSE).
-    Deaths(deaths::DeathsArguments),
+    Deaths(kill_test::DeathsArguments),
     /// Mount an in-memory no-op file system (upper bound for FUSE servers).
     #[command(hide = true)]
     Memory {
@@ -103,7 +103,7 @@ enum Command {
     /// Test object stores for consistency after simulated power loss.
     StoreCrash(store_crash::StoreCrashArguments),
     /// Soak-test object stores with a full check after every step.
-    StoreUse(store_use::StoreUseArguments),
+    StoreUse(store_soak::StoreUseArguments),
     /// The other side of `channel`.
     #[command(hide = true)]
     ChannelChild {
@@ -195,13 +195,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Compare { a, b } => {
             say(&compare::text(&Results::read(&a)?, &Results::read(&b)?))?;
         }
-        Command::Memory { write_back, at } => no_op::serve(&at, write_back)?,
+        Command::Memory { write_back, at } => null_fs::serve(&at, write_back)?,
         Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,
         Command::IsolationChild { image } => experiments::serve_isolation(&image)?,
         Command::Crash(arguments) => crash::run(&arguments)?,
-        Command::Deaths(arguments) => deaths::run(&arguments)?,
+        Command::Deaths(arguments) => kill_test::run(&arguments)?,
         Command::StoreCrash(arguments) => store_crash::run(&arguments)?,
-        Command::StoreUse(arguments) => store_use::run(&arguments)?,
+        Command::StoreUse(arguments) => store_soak::run(&arguments)?,
     }
     Ok(ExitCode::SUCCESS)
 }

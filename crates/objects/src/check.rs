@@ -16,8 +16,8 @@
 //! nodes and chunks that hold all this. The table must say the same, byte for byte.
 //! Law 4: memory is bounded: payloads are gathered for as many segments as fit.
 
-mod counts;
 mod index;
+mod live_bytes;
 mod payloads;
 mod report;
 mod superblocks;

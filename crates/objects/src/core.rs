@@ -25,10 +25,10 @@ use std::sync::Arc;
 use crate::index::Levels;
 use crate::index::view::View;
 use crate::log::LogWriter;
+use crate::maintenance::{Maintenance, MissPolicy, RequiredIo, look};
 use crate::recovery::checkpoint::Checkpoints;
 use crate::space::clean::Cleaner;
 use crate::space::{NoSpaceState, Reserve};
-use crate::upkeep::{Maintenance, MissPolicy, RequiredIo, look};
 use crate::{Error, Group, Result, Ticket};
 
 /// The state of a store. Everything here is under one lock.

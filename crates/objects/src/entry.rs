@@ -14,7 +14,7 @@
 use smallvec::SmallVec;
 
 use crate::codec::{Reader, put_varint, to_u32_saturating};
-use crate::hooks::{InjectedFault, is_fault_injected};
+use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Hint, ObjectId, Result};
 
 /// Sorts as bytes do.

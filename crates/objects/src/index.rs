@@ -11,17 +11,17 @@
 //! Law 3: a view has layers and a tree that change no more, and a token that keeps what they lead
 //! to from being used again.
 
-pub(crate) mod counting;
 pub(crate) mod cursor;
-mod fold;
-pub(crate) mod layer;
 pub(crate) mod leaf;
 mod levels;
+pub(crate) mod memtable;
+pub(crate) mod memtable_flush;
 pub(crate) mod merge;
 pub(crate) mod node;
+mod range_filter;
 pub(crate) mod run;
-mod touched;
 pub(crate) mod tree;
+mod two_way_merge;
 pub(crate) mod view;
 
 pub(crate) use self::levels::{Levels, merge_memtables};

@@ -96,6 +96,8 @@
     )
 )]
 
+mod block_cache;
+mod cached_disk;
 pub mod check;
 mod codec;
 mod core;
@@ -103,27 +105,25 @@ mod disk;
 mod entry;
 mod error;
 mod group;
-mod hooks;
 mod index;
-mod io;
 pub mod kv;
 pub mod layout;
 mod log;
-mod memory;
+mod maintenance;
 pub mod probe;
 mod recovery;
 mod space;
 mod store;
+mod test_hooks;
 #[cfg(feature = "torture")]
 pub mod torture;
-mod upkeep;
 
 pub use crate::log::Counters;
+pub use cached_disk::CacheInfo;
 pub use disk::ObjectDisk;
 pub use disk::lineage::{DiskInfo, SNAPSHOT_MARK};
 pub use error::{Error, Refused, Result};
 pub use group::{Group, Hint, NewObject, ObjectId};
-pub use io::CacheInfo;
 pub use kv::count::KvCount;
 pub use recovery::salvage::SalvageReport;
 pub use store::{CreateOptions, Info, LayoutKind, OpenOptions, Profile, Snapshot, Store, Ticket};

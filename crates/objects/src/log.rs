@@ -16,7 +16,7 @@
 pub(crate) mod commit;
 pub(crate) mod frame;
 mod stream;
-pub(crate) mod table;
+pub(crate) mod summary;
 mod writer;
 
 pub(crate) use self::stream::{Stream, StreamPosition};

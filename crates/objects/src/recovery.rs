@@ -13,8 +13,8 @@
 //! tried to open the store before had: what is left of lost commits, and of lost attempts to
 //! open, can never be taken for new ones.
 
-pub(crate) mod blob;
 pub(crate) mod checkpoint;
+pub(crate) mod checkpoint_record;
 mod replay;
 mod resize;
 pub(crate) mod salvage;
@@ -26,23 +26,23 @@ use draconis_device::Disk;
 
 use self::replay::replay;
 
+use crate::cached_disk::CachedDisk;
 use crate::codec::low_half;
 use crate::core::Core;
 use crate::entry::{Entry, Key};
-use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::index::Levels;
-use crate::index::layer::{ImmutableMemtable, Memtable, UnreadableRange, weight};
+use crate::index::memtable::{ImmutableMemtable, Memtable, UnreadableRange, weight};
 use crate::index::merge::merge_pairs;
 use crate::index::run::{SortedRun, read_chunk};
 use crate::index::tree::{BlockPtr, Child, Tree};
-use crate::io::CachedDisk;
 use crate::layout::{StoreDimensions, layout};
 use crate::log::{LogWriter, Stream};
-use crate::recovery::blob::CheckpointRecord;
 use crate::recovery::checkpoint::Checkpoints;
+use crate::recovery::checkpoint_record::CheckpointRecord;
 use crate::recovery::superblock::{Geometry, Superblock, wipe};
 use crate::space::segment::SegmentTable;
 use crate::store::{CreateOptions, OpenOptions};
+use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// An empty core over a disk; everything in it is to be filled in.

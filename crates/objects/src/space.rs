@@ -7,8 +7,8 @@
 //! there has no reader.
 
 pub(crate) mod clean;
-pub(crate) mod reading;
-mod room;
+mod reserve;
 pub(crate) mod segment;
+pub(crate) mod segment_reader;
 
-pub(crate) use self::room::{NoSpaceState, Reserve};
+pub(crate) use self::reserve::{NoSpaceState, Reserve};

@@ -15,13 +15,13 @@ use std::sync::{Arc, Weak};
 use draconis_device::Disk;
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::cached_disk::{CacheInfo, CachedDisk};
 use crate::core::Core;
 use crate::disk::CurrentObject;
 use crate::entry::{Entry, ObjectRecord, PayloadRef};
 use crate::index::view::View;
-use crate::io::{CacheInfo, CachedDisk};
 use crate::log::Counters;
-use crate::upkeep::WorkDone;
+use crate::maintenance::WorkDone;
 use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
 
 pub use self::snapshot::Snapshot;
@@ -285,10 +285,11 @@ impl Store {
                 None => return Ok(()),
             }
         };
-        let waited = match crate::hooks::is_fault_injected(crate::hooks::InjectedFault::Flush) {
-            true => Ok(()),
-            false => self.io.disk.wait_durable(disk_ticket),
-        };
+        let waited =
+            match crate::test_hooks::is_fault_injected(crate::test_hooks::InjectedFault::Flush) {
+                true => Ok(()),
+                false => self.io.disk.wait_durable(disk_ticket),
+            };
         let mut core = self.core.write();
         match waited {
             Ok(()) => core.log.mark_durable(seq),

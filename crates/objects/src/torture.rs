@@ -26,25 +26,25 @@
     reason = "a judge for tests and the lab, never part of a store: it may stop with a panic"
 )]
 
+mod creation;
 mod damage;
-mod ended;
+mod disk_loss;
 mod history;
 mod hostile;
 mod judge;
-mod making;
 mod run;
 mod script;
 mod usage;
 
 pub use draconis_device::Random;
 
-pub use crate::hooks::{InjectedFault, Settings, set};
+pub use crate::test_hooks::{InjectedFault, Settings, set};
+pub use creation::make_over;
 pub use damage::{Damage, DamageTally, damage, fail};
-pub use ended::{DiskFactory, ended};
+pub use disk_loss::{DiskFactory, ended};
 pub use history::{Contents, History};
 pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
-pub use making::make_over;
 #[cfg(test)]
 pub(crate) use run::bytes_of;
 pub use run::{Recorded, Tally, cut, record};

@@ -18,13 +18,13 @@ use draconis_device::{
     Disk, Error, Extent, FileDisk, FileOptions, OpenedFile, Pending, Properties, ReadAnswer,
     Refused, RemoteDisk, Urgency, serve,
 };
-use draconis_exchange::channel::process::{Session, SessionConfig};
+use draconis_exchange::channel::session::{Session, SessionConfig};
 use draconis_exchange::contract::disk;
 use draconis_exchange::heap::arena::Class;
 use draconis_exchange::heap::{Block, PagePool};
 use rustix::io::Errno;
 
-use crate::marked::AcceptedMarkDisk;
+use crate::accepted_mark::AcceptedMarkDisk;
 
 /// Lanes of the disk contract: one for what is handed over, the others for those who wait.
 pub(crate) const DISK_LANES: u32 = 6;
@@ -181,7 +181,7 @@ mod tests {
     use std::time::Instant;
 
     use draconis_device::{Group, Write};
-    use draconis_exchange::channel::process::{accept, offer};
+    use draconis_exchange::channel::session::{accept, offer};
     use draconis_exchange::contract::{Contract, Violation};
     use draconis_exchange::descriptors;
     use draconis_exchange::heap::SharedSlice;

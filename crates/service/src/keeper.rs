@@ -18,13 +18,13 @@
 //! its place, dead, until a user unmounts it: what is written by its path must not go to the
 //! disk below. The volume is free at once.
 
-mod ending;
-pub mod handover;
-mod lives;
-mod starting;
-mod watching;
+mod mounting;
+mod supervision;
+mod supervisor;
+mod unmounting;
+pub mod upgrade;
 
-pub(crate) use starting::dead_mount_message;
+pub(crate) use mounting::dead_mount_message;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -37,11 +37,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use crate::front::Mounter;
+use crate::mount_table;
+use crate::mounter::Mounter;
 use crate::options::MountOptions;
-use crate::process::WorkerExit;
 use crate::protocol::{self, Kept, MountStatus, Reply, Request, Status};
-use crate::table;
+use crate::worker_process::WorkerExit;
 
 /// How long a keeper that was started for a mount waits to be told which.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -112,7 +112,7 @@ enum SupervisorEvent {
     Close(Sender<()>),
     ReadOnly(bool, Sender<Result<(), String>>),
     /// Go on as another program; answered only where that fails.
-    Upgrade(handover::UpgradeRequest, Sender<String>),
+    Upgrade(upgrade::UpgradeRequest, Sender<String>),
     Died(WorkerExit),
 }
 
@@ -302,7 +302,7 @@ impl Mount {
     fn is_in_place(&self) -> bool {
         let device = lock(&self.state).device.clone();
         device.is_some_and(|device| {
-            let mut all = table::mounts().into_iter();
+            let mut all = mount_table::mounts().into_iter();
             all.any(|entry| entry.device == device && entry.at == self.mount_point)
         })
     }

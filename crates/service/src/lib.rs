@@ -13,30 +13,30 @@
 //! [`elsewhere::Elsewhere`], too.
 #![deny(unsafe_code)]
 
-mod claimed;
+mod accepted_mark;
+mod claimed_volume;
 pub mod client;
 mod connection;
 mod disk;
-pub mod elsewhere;
-pub mod front;
-mod holders;
 pub mod keeper;
 pub mod local;
 mod loop_device;
 pub mod manager;
-mod marked;
+pub mod mount_table;
+mod mount_users;
+pub mod mounter;
 mod oplog;
 pub mod options;
 pub mod parts;
-pub mod process;
 pub mod protocol;
-mod recorder;
+pub mod remote_disk;
+mod request_log;
 pub mod sandbox;
 pub mod store_keeper;
 pub mod store_process;
-pub mod table;
 pub mod volume;
 pub mod worker;
+pub mod worker_process;
 
 /// What is said of an error, without the numbers that Rust puts behind what the system says.
 pub fn error_text(said: &(impl std::fmt::Display + ?Sized)) -> String {

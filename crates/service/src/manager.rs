@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::keepers::{AskError, KeeperHandle, KeeperPhase};
-use crate::claimed::identity;
+use crate::claimed_volume::identity;
 use crate::client::RuntimeDir;
 use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
 

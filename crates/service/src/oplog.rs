@@ -22,7 +22,7 @@
 //! Law 4: a room is in use as long as an entry says so, or the volume has not handed over what is
 //! in it: contents are copied from there by the process that writes them, and not before.
 
-mod nameless;
+mod orphans;
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
@@ -30,14 +30,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use draconis_exchange::contract::recorder::{Deferred, LoggedRequest, Outcome, RequestData};
+use draconis_exchange::contract::request_log::{Deferred, LoggedRequest, Outcome, RequestData};
 use draconis_exchange::contract::{Node, Time};
 use draconis_exchange::heap::{ALIGN_BYTES, PagePool, PoolBuffer};
-use draconis_exchange::omission::{DelayPoint, InjectedFault};
+use draconis_exchange::injected_fault::{DelayPoint, InjectedFault};
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{ChangeRecord, ChangeRecorder, FileId, InodeNumber};
 
-use nameless::OrphanTable;
+use orphans::OrphanTable;
 
 /// What the memory begins with: another format of it has another number.
 pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  4");
@@ -113,7 +113,7 @@ thread_local! {
 }
 
 /// The length of a log's memory, in bytes.
-pub(crate) const MEMORY_BYTES: usize = ORPHANS_AT + nameless::BYTES + POOL_BYTES;
+pub(crate) const MEMORY_BYTES: usize = ORPHANS_AT + orphans::BYTES + POOL_BYTES;
 
 /// Maps the memory of a log that another process made.
 ///
@@ -222,7 +222,7 @@ impl OpLog {
     /// The inodes that the workers before have left without a name, and others; nothing if there
     /// were too many.
     pub(crate) fn orphans(&self) -> Option<BTreeSet<InodeNumber>> {
-        nameless::load_orphans(&self.memory)
+        orphans::load_orphans(&self.memory)
     }
 
     /// What the workers before have left that is not gone, in the order in which it was done.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::elsewhere::RemoteCredentials;
 use crate::options::MountOptions;
+use crate::remote_disk::RemoteCredentials;
 use crate::sandbox::Confinement;
 
 /// Longest line either side takes, in bytes.

@@ -12,7 +12,7 @@
 //! has the disk, with the network and the credentials, and serves that to the store process.
 //! Law 2: it ends with the last keeper that is connected, and gives the claim up last.
 
-mod finding;
+mod connect;
 
 use std::io::Read;
 use std::net::Shutdown;
@@ -27,12 +27,12 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::client::RuntimeDir;
-use crate::elsewhere::{
+use crate::protocol::is_same_user;
+use crate::remote_disk::{
     RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, parse_url, url_identity,
 };
-use crate::protocol::is_same_user;
 use crate::store_process::{AttachedDisk, DiskCommand, ObjectEntry, StoreProcess, receive_list};
-use finding::ConnectPlan;
+use connect::ConnectPlan;
 
 /// How long one that was started waits for the first keeper.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
@@ -263,7 +263,7 @@ fn sentence(error: &std::io::Error) -> String {
 }
 
 fn socket_of(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
-    let (device, inode) = crate::claimed::identity(store)?;
+    let (device, inode) = crate::claimed_volume::identity(store)?;
     Ok(sockets.join(format!("{device}-{inode}.sock")))
 }
 

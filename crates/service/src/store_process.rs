@@ -21,14 +21,14 @@
 //! what comes from a worker is the disk contract, and one worker's breach ends that worker's
 //! session alone.
 
-mod change;
+mod disk_command;
 mod listing;
-mod serving;
+mod server;
 
-pub use change::DiskCommand;
+pub use disk_command::DiskCommand;
 pub(crate) use listing::receive as receive_list;
 pub use listing::{ObjectEntry, list};
-pub use serving::run;
+pub use server::run;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -38,7 +38,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use draconis_device::{Disk, RemoteDisk};
-use draconis_exchange::channel::process::{Session, SessionConfig, broker};
+use draconis_exchange::channel::session::{Session, SessionConfig, broker};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::arena::Class;
@@ -47,7 +47,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair}
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
-use crate::elsewhere::DiskServerThread;
+use crate::remote_disk::DiskServerThread;
 
 /// How long opening a store, or a disk in it, may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);

@@ -4,13 +4,13 @@
 //! file is where they meet. It is also the one place where an option becomes a cache size
 //! and a partition becomes a disk.
 
+mod change_fanout;
 mod directory;
 mod file;
-mod part;
-mod told;
+mod locate;
 
 pub use file::VolumeFile;
-pub use part::{LocatedVolume, locate, locate_for_writing};
+pub use locate::{LocatedVolume, locate, locate_for_writing};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use draconis_ext::{
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
-use told::ChangeFanout;
+use change_fanout::ChangeFanout;
 
 /// Said of a volume that is marked as damaged, as the reason why it is not written.
 const DAMAGED_NOTE: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
@@ -110,7 +110,7 @@ pub fn open_whole_disk(
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
     let volume = Volume::open(disk.clone(), caches(options));
-    let volume = volume.map_err(|error| part::identify_contents(&*disk, error))?;
+    let volume = volume.map_err(|error| locate::identify_contents(&*disk, error))?;
     check_options(&volume, options)?;
     Ok(VolumeTree::new(volume, false, options))
 }
@@ -160,7 +160,7 @@ fn open_with(
     before: Option<CrashedProcess>,
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<MmpClaim>>,
 ) -> Result<VolumeTree, OpenError> {
-    let (part, only_read) = part::locate_for_mount(disk, behind, options)?;
+    let (part, only_read) = locate::locate_for_mount(disk, behind, options)?;
     let is_of_backup = part.is_of_backup;
     let mut tree = match only_read {
         None => open_found(part, options, before, claim)?,
@@ -222,7 +222,7 @@ fn open_found(
             let tree = open_whole_disk(disk, options)?;
             if tree.volume.journal_damage().is_some() { Ok(tree) } else { Err(why.into()) }
         }
-        Err(other) => Err(part::identify_contents(&*disk, other)),
+        Err(other) => Err(locate::identify_contents(&*disk, other)),
     }
 }
 
@@ -444,7 +444,7 @@ impl VolumeTree {
         let info = self.volume.info();
         let mut notes = vec![];
         if self.is_of_backup {
-            notes.push(part::BACKUP_TABLE.to_owned());
+            notes.push(locate::BACKUP_TABLE.to_owned());
         }
         if let Some(reason) = info.read_only_reason {
             notes.push(format!("read-only: {reason}"));

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use draconis_device::{Disk, FileOptions, OpenedFile};
-use draconis_exchange::channel::process::{Session, accept};
-use draconis_exchange::contract::recorder::RequestLog;
+use draconis_exchange::channel::session::{Session, accept};
+use draconis_exchange::contract::request_log::RequestLog;
 use draconis_exchange::contract::volume::{
     self, Mount, MountError, MountedVolume, Status, Unmount, Volume, VolumeServer,
 };
@@ -23,12 +23,14 @@ use draconis_ext::{CrashedProcess, Volume as ExtVolume};
 
 use crate::disk::split_disk;
 use crate::oplog::{self, OpLog};
-use crate::process::{DISK_LANE, EXIT_LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors};
 use crate::protocol::WorkerStatus;
-use crate::recorder::{WorkerRequestLog, WorkerStart};
+use crate::request_log::{WorkerRequestLog, WorkerStart};
 use crate::sandbox::{Confinement, SandboxProfile, close_others, confine};
 use crate::store_process::open_session_disk;
 use crate::volume::{OpenError, VolumeTree, open, open_for_mount};
+use crate::worker_process::{
+    DISK_LANE, EXIT_LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors,
+};
 
 /// How long the worker waits for a keeper that says nothing: one that was stopped by
 /// Ctrl-Z goes on some day, and one that died is noticed at once.

@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use draconis_device::{FileOptions, OpenedFile};
-use draconis_exchange::channel::process::{SessionConfig, accept, offer};
+use draconis_exchange::channel::session::{SessionConfig, accept, offer};
 use draconis_exchange::channel::{self, ChannelError, Client, RpcClient, Server};
 use draconis_exchange::contract::directory::{
     self, Directory, EntryReader, Enumerate, GetXattr, Lookup, ReadLink, Unlink,

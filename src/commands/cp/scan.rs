@@ -10,7 +10,7 @@ use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use draconis_ext::{Inode, InodeNumber, Volume};
 
-use crate::change::Creator;
+use crate::edit::Creator;
 use crate::image;
 use crate::text::printable;
 

@@ -9,7 +9,7 @@ use draconis_access::populate::{self, DerivedFields, FillOptions, Patterns, Scan
 use draconis_ext::mkfs::FormatOptions;
 
 use super::Arguments;
-use crate::say;
+use crate::report;
 
 /// Longest list of files and longest table, in bytes.
 const MAX_LIST_BYTES: u64 = 256 << 20;
@@ -41,7 +41,7 @@ pub fn scan_sources(
     };
     let found = populate::fill(filling, options)?;
     arguments.reading.check_config(found.config.as_deref())?;
-    say::notes(&found.source.notes);
+    report::notes(&found.source.notes);
     Ok(found)
 }
 

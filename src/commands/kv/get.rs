@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_objects::kv::Kv;
 
-use crate::commands::store::opened::{readable, with_context};
+use crate::commands::store::open::{readable, with_context};
 use crate::text::printable;
 
 /// Print the value of a key.

@@ -9,8 +9,8 @@ use draconis_objects::Error;
 use draconis_objects::kv::{Batch, Kv};
 
 use super::form::Form;
-use crate::commands::store::opened::{close, with_context, writable};
-use crate::commands::store::stream::Input;
+use crate::commands::store::copy::Input;
+use crate::commands::store::open::{close, with_context, writable};
 use crate::progress::{Progress, ProgressMode};
 
 /// Load tab-separated keys and values from a file.

@@ -9,7 +9,7 @@ use clap::Args;
 use draconis_objects::kv::{Batch, Kv};
 
 use super::write;
-use crate::commands::store::opened::{close, writable};
+use crate::commands::store::open::{close, writable};
 
 /// Set the value of a key.
 #[derive(Debug, Args)]

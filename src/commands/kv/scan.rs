@@ -10,7 +10,7 @@ use clap::Args;
 use draconis_objects::kv::Kv;
 
 use super::form::Form;
-use crate::commands::store::opened::{readable, with_context};
+use crate::commands::store::open::{readable, with_context};
 
 /// List keys and values in key order.
 ///

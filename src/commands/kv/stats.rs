@@ -7,8 +7,8 @@ use clap::Args;
 use draconis_objects::kv::Kv;
 use serde::Serialize;
 
-use crate::commands::store::opened::{readable, with_context};
-use crate::{say, text};
+use crate::commands::store::open::{readable, with_context};
+use crate::{report, text};
 
 /// Show the number and size of keys and values.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             capacity_bytes: info.capacity_bytes,
             pending_keys: info.pending_keys,
         };
-        say::print_line(serde_json::to_string_pretty(&facts)?)?;
+        report::print_line(serde_json::to_string_pretty(&facts)?)?;
         return Ok(());
     }
     let mut out = std::io::stdout().lock();

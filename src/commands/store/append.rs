@@ -6,8 +6,8 @@ use clap::Args;
 use draconis_objects::Group;
 
 use super::ObjectArg;
-use super::opened::{close, with_context, writable};
-use super::stream::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to};
+use super::copy::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to};
+use super::open::{close, with_context, writable};
 use crate::progress::{Progress, ProgressMode};
 
 /// Append a file to an object.

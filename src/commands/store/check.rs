@@ -9,11 +9,11 @@ use draconis_objects::Store;
 use draconis_objects::check::{CheckOptions, Finding, Owner, Report};
 use serde::Serialize;
 
-use super::opened::{shared, with_context};
+use super::open::{shared, with_context};
 use crate::bucket;
 use crate::image;
 use crate::progress::{Progress, ProgressMode};
-use crate::say;
+use crate::report;
 use crate::text::{self, printable};
 
 /// Verify all checksums, maps and counters of a store.
@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match try_check(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(DAMAGED),
-        Err(error) => say::end_failed(&error, FAILED),
+        Err(error) => report::end_failed(&error, FAILED),
     }
 }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
+use draconis_access::create_store;
 use draconis_access::destination::Sources;
-use draconis_access::making;
 use draconis_access::overwrite::Force;
 use draconis_container::signature::STORE;
 use draconis_objects::{LayoutKind, Profile};
@@ -125,7 +125,7 @@ fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
     }
     let is_usual = !is_file && force == Force::Nothing;
     let force = if is_usual { Force::Usual } else { force };
-    making::may_become_store(&arguments.device, file, &force, "--force")
+    create_store::may_become_store(&arguments.device, file, &force, "--force")
 }
 
 /// Makes a store in an open file or device.
@@ -139,14 +139,14 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
     if !is_file && len != there {
         bail!("{shown} has {there} bytes; a store takes all of a device, without --size");
     }
-    let wanted = making::StoreSpec {
+    let wanted = create_store::StoreSpec {
         len_bytes: len,
         sparse: arguments.sparse,
         profile: given,
         layout: arguments.layout.map(Into::into),
     };
     let mut bars = StepProgress::new(arguments.progress);
-    let made = making::create_in_file(device, file, &wanted, &mut |step, done, total| {
+    let made = create_store::create_in_file(device, file, &wanted, &mut |step, done, total| {
         bars.tell(step, done, total);
     })?;
     print_summary(device, len, &made.profile, &made.why)
@@ -155,7 +155,7 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
 /// A bar for each step.
 pub struct StepProgress {
     when: ProgressMode,
-    bar: Option<(making::Step, Progress, u64)>,
+    bar: Option<(create_store::Step, Progress, u64)>,
 }
 
 impl StepProgress {
@@ -163,7 +163,7 @@ impl StepProgress {
         Self { when, bar: None }
     }
 
-    pub fn tell(&mut self, step: making::Step, done: u64, total: u64) {
+    pub fn tell(&mut self, step: create_store::Step, done: u64, total: u64) {
         if self.bar.as_ref().is_none_or(|(of, ..)| *of != step) {
             self.bar = Some((step, Progress::new(self.when, total), 0));
         }
@@ -190,7 +190,7 @@ fn make_in_bucket(
     profile.layout = arguments.layout.map_or(profile.layout, Into::into);
     let is_forced = arguments.force.as_ref().is_some_and(|force| force.is_usual(&[STORE]));
     let disk = bucket::create_disk(address, len, is_forced)?;
-    making::create_on_disk(&arguments.device, disk, profile)?;
+    create_store::create_on_disk(&arguments.device, disk, profile)?;
     print_summary(&arguments.device, len, &profile, &why)
 }
 

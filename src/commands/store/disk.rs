@@ -6,9 +6,9 @@ use anyhow::bail;
 use clap::Args;
 use draconis_objects::{Group, Hint};
 
-use super::opened::{close, with_context, writable};
-use crate::image::object::disk_name;
-use crate::say;
+use super::open::{close, with_context, writable};
+use crate::image::store_disk::disk_name;
+use crate::report;
 use crate::text::{self, size};
 
 /// Create or enlarge a virtual disk in a store.
@@ -69,13 +69,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     close(&store, device)?;
     match before {
         Some(before) => {
-            say::print_line(format_args!(
+            report::print_line(format_args!(
                 "{shown}#{name}: {}, was {}",
                 text::format_bytes(*size),
                 text::format_bytes(before)
             ))?;
         }
-        None => say::print_line(format_args!("{shown}#{name}: {}", text::format_bytes(*size)))?,
+        None => report::print_line(format_args!("{shown}#{name}: {}", text::format_bytes(*size)))?,
     }
     Ok(())
 }

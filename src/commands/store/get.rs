@@ -9,8 +9,8 @@ use clap::Args;
 use draconis_access::destination::Sources;
 
 use super::ObjectArg;
-use super::opened::{readable, with_context};
-use super::stream::PIECE_BYTES;
+use super::copy::PIECE_BYTES;
+use super::open::{readable, with_context};
 use crate::bucket;
 use crate::progress::{Progress, ProgressMode};
 

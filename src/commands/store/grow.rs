@@ -7,10 +7,10 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::opened::{disk, has_no_holes, no_store_message, store_len, with_context};
+use super::open::{disk, has_no_holes, no_store_message, store_len, with_context};
 use crate::bucket;
 use crate::image;
-use crate::say;
+use crate::report;
 use crate::text::{self, size};
 
 /// Enlarge a store.
@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ensure_grows(device, before, wanted)?;
         disk.resize(wanted).map_err(|error| with_context(device, error.into()))?;
         Store::resize(disk, wanted).map_err(|error| with_context(device, error))?;
-        say::print_line(format_args!(
+        report::print_line(format_args!(
             "{shown}: {}, was {}",
             text::format_bytes(wanted),
             text::format_bytes(before)
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if wanted > there {
         file.set_len(wanted).with_context(|| format!("{shown}: {}", text::format_bytes(wanted)))?;
         if is_written_out {
-            draconis_access::making::preallocate(&file, wanted)
+            draconis_access::create_store::preallocate(&file, wanted)
                 .with_context(|| format!("{shown}: {}", text::format_bytes(wanted)))?;
         }
     }
@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let _ = file.set_len(there);
     }
     grown.map_err(|error| with_context(device, error))?;
-    say::print_line(format_args!(
+    report::print_line(format_args!(
         "{shown}: {}, was {}",
         text::format_bytes(wanted),
         text::format_bytes(before)

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::opened::readable;
+use super::open::readable;
 use super::profile::ProfileJson;
-use crate::{say, text};
+use crate::{report, text};
 
 /// Show the layout, size and usage of a store.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             incarnation: info.incarnation,
             pending_keys: info.pending_keys,
         };
-        say::print_line(serde_json::to_string_pretty(&facts)?)?;
+        report::print_line(serde_json::to_string_pretty(&facts)?)?;
         return Ok(());
     }
     let mut out = std::io::stdout().lock();

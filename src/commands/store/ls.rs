@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_service::store_process::{self, ObjectEntry};
 use serde::Serialize;
 
-use super::opened::{self, readable, with_context};
+use super::open::{self, readable, with_context};
 use crate::text::printable;
 
 /// List objects with size, unshared bytes and names.
@@ -25,7 +25,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let list = match opened::list_running(device)? {
+    let list = match open::list_running(device)? {
         Some(list) => list,
         None => {
             store_process::list(&readable(device)?).map_err(|error| with_context(device, error))?

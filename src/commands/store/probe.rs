@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use draconis_access::making::measure;
+use draconis_access::create_store::measure;
 use draconis_objects::probe::{self, ProbeResults};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
 use super::create::StepProgress;
-use super::opened::no_store_message;
+use super::open::no_store_message;
 use super::profile::{ProfileJson, tell_profile};
 use crate::progress::ProgressMode;
 use crate::text::{self, size};
-use crate::{bucket, image, say};
+use crate::{bucket, image, report};
 
 /// Measure a disk and recommend a store layout.
 ///
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
         let probed = ProbeJson { profile: profile.into(), why, measured: figures(&measured) };
-        say::print_line(serde_json::to_string_pretty(&probed)?)?;
+        report::print_line(serde_json::to_string_pretty(&probed)?)?;
         return Ok(());
     }
     let mut out = std::io::stdout().lock();

@@ -7,11 +7,11 @@ use clap::{Args, ValueEnum};
 use draconis_objects::{Error, Group, Hint, ObjectId};
 
 use super::ObjectArg;
-use super::opened::{close, with_context, writable};
-use super::stream::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to, write};
-use crate::image::object;
+use super::copy::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to, write};
+use super::open::{close, with_context, writable};
+use crate::image::store_disk;
 use crate::progress::{Progress, ProgressMode};
-use crate::say;
+use crate::report;
 
 /// Store a file as a new object, or replace an object.
 ///
@@ -64,7 +64,7 @@ impl std::str::FromStr for ObjectDestArg {
             "new" => Ok(Self::New),
             _ => Ok(match text.parse()? {
                 ObjectArg::Number(number) => Self::Number(number),
-                ObjectArg::Name(name) => Self::Name(object::disk_name(&name)?),
+                ObjectArg::Name(name) => Self::Name(store_disk::disk_name(&name)?),
             }),
         }
     }
@@ -130,7 +130,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     close(&store, device)?;
     if arguments.object == ObjectDestArg::New {
-        say::print_line(id)?;
+        report::print_line(id)?;
     }
     from.is_unchanged()
 }

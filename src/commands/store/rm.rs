@@ -8,8 +8,8 @@ use draconis_objects::{Error, Group, ObjectId};
 use draconis_service::store_process::DiskCommand;
 
 use super::ObjectArg;
-use super::lineage::{self, StoreDiskArg};
-use super::opened::{close, with_context, writable};
+use super::open::{close, with_context, writable};
+use super::snapshots::{self, StoreDiskArg};
 
 /// Remove objects, disks or snapshots atomically.
 ///
@@ -50,7 +50,7 @@ fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow
     if let [ObjectArg::Name(name)] = objects {
         let change =
             DiskCommand::Remove { name: name.clone(), with_snapshots: arguments.recursive };
-        let done = lineage::change(device, &change);
+        let done = snapshots::change(device, &change);
         let is_missing = |error: &anyhow::Error| {
             let text = error.to_string();
             text.contains(" has no disk ") || text.contains(" has no snapshot ")

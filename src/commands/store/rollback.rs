@@ -4,8 +4,8 @@ use anyhow::bail;
 use clap::Args;
 use draconis_service::store_process::DiskCommand;
 
-use super::lineage::{StoreDiskArg, change};
-use crate::image::object::disk_name;
+use super::snapshots::{StoreDiskArg, change};
+use crate::image::store_disk::disk_name;
 
 /// Restore a disk to a snapshot.
 ///

@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_access::making::preallocate;
+use draconis_access::create_store::preallocate;
 use draconis_access::uuid::UuidGenerator;
 use draconis_device::Disk;
 use draconis_objects::{CreateOptions, OpenOptions, Store};
 
-use super::opened::{close, disk, shared, with_context};
+use super::open::{close, disk, shared, with_context};
 use crate::bucket;
 use crate::image;
-use crate::{say, text};
+use crate::{report, text};
 
 /// Copy readable data from a damaged store to a new one.
 ///
@@ -83,12 +83,12 @@ fn copy_readable(
     let salvaged = store.salvage(damaged).map_err(|error| with_context(old, error))?;
     close(store, new)?;
     for lost in &salvaged.lost {
-        say::print_line(format_args!("lost: {lost}"))?;
+        report::print_line(format_args!("lost: {lost}"))?;
     }
     if salvaged.more > 0 {
-        say::print_line(format_args!("and {} more", salvaged.more))?;
+        report::print_line(format_args!("and {} more", salvaged.more))?;
     }
-    say::print_line(format_args!(
+    report::print_line(format_args!(
         "{shown}: {}, {}, {}{}",
         text::pluralize(salvaged.objects, "object", "objects"),
         text::pluralize(salvaged.keys, "key", "keys"),

@@ -6,10 +6,10 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::opened::{disk, no_store_message, store_len, with_context};
+use super::open::{disk, no_store_message, store_len, with_context};
 use crate::bucket;
 use crate::image;
-use crate::say;
+use crate::report;
 use crate::text::{self, size};
 
 /// Shrink a store.
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         is_more(before)?;
         Store::resize(disk.clone(), wanted).map_err(|error| with_context(device, error))?;
         disk.resize(wanted).map_err(|error| with_context(device, error.into()))?;
-        say::print_line(format_args!(
+        report::print_line(format_args!(
             "{shown}: {}, was {}",
             text::format_bytes(wanted),
             text::format_bytes(before)
@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if file.metadata()?.is_file() {
         file.set_len(wanted).with_context(|| shown.to_string())?;
     }
-    say::print_line(format_args!(
+    report::print_line(format_args!(
         "{shown}: {}, was {}",
         text::format_bytes(wanted),
         text::format_bytes(before)

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use draconis_container::packing::{Compression, HEAD_BYTES};
+use draconis_container::compression::{Compression, HEAD_BYTES};
 use rustix::fs::{Mode, OFlags};
 
 use super::lengths;
@@ -150,7 +150,7 @@ impl<R: Read> Read for LimitedReader<R> {
             None => {
                 return Err(std::io::Error::other(format!(
                     "it unpacks to more than {}; format and untar take --limit SIZE for what is larger",
-                    crate::say::format_bytes(self.most)
+                    crate::messages::format_bytes(self.most)
                 )));
             }
         }

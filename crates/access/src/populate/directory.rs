@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::lengths::{self, Faults, Kept, fingerprint};
 use super::{Patterns, SkippedItems, Source, TimestampPolicy};
 use crate::image::container_file;
-use crate::say::printable;
+use crate::messages::printable;
 
 /// Files that are named one by one when there are many.
 const MAX_NAMED: usize = 20;

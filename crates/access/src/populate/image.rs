@@ -19,10 +19,10 @@ use super::blob::Blob;
 use super::digest::Digest;
 use super::layers::Layer;
 use super::merge::parts;
-use super::origin::{Archives, ImageKind};
 use super::platform::Platform;
+use super::source_spec::{Archives, ImageKind};
 use super::tar::Entries;
-use crate::say::printable;
+use crate::messages::printable;
 
 /// Longest document, in bytes: what registries take.
 const MAX_JSON_BYTES: u64 = 4 << 20;

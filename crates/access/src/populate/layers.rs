@@ -15,8 +15,8 @@ use draconis_ext::mkfs::{FileSource, NodeKind, TreeNode};
 use super::blob::Blob;
 use super::merge::Merge;
 use super::tar::{Entries, Entry, Reader, number, unsigned};
-use super::{SkippedItems, Source, TimestampPolicy, acl, coded};
-use crate::say::printable;
+use super::{SkippedItems, Source, TimestampPolicy, acl, libarchive_xattr};
+use crate::messages::printable;
 
 /// What pax records of attributes begin with, and the record of SELinux's.
 const LIBARCHIVE: &[u8] = b"LIBARCHIVE.xattr.";
@@ -230,17 +230,18 @@ impl Scan {
         let records = &entry.extension.records;
         // libarchive writes each attribute twice, with the same name or with one that is not coded.
         let coded_names = || records.keys().filter_map(|key| key.strip_prefix(LIBARCHIVE));
-        let mut doubled: BTreeSet<Vec<u8>> = coded_names().filter_map(coded::name).collect();
+        let mut doubled: BTreeSet<Vec<u8>> =
+            coded_names().filter_map(libarchive_xattr::name).collect();
         doubled.extend(coded_names().map(<[u8]>::to_vec));
         for (key, value) in records {
             let (attribute, value) = if let Some(coded) = key.strip_prefix(LIBARCHIVE) {
-                let decoded = coded::name(coded).zip(coded::value(value));
+                let decoded = libarchive_xattr::name(coded).zip(libarchive_xattr::value(value));
                 decoded.with_context(|| format!("the attribute {}", printable(coded)))?
             } else if let Some(coded) = key.strip_prefix(SCHILY) {
                 if doubled.contains(coded) {
                     continue;
                 }
-                (coded::gnu_name(coded), value.clone())
+                (libarchive_xattr::gnu_name(coded), value.clone())
             } else if key == SELINUX {
                 (b"security.selinux".to_vec(), [value, &b"\0"[..]].concat())
             } else if let Some(which @ (b"access" | b"default")) = key.strip_prefix(ACL) {

@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::say::format_bytes;
+use crate::messages::format_bytes;
 
 /// What a file of unknown length may hold, in bytes.
 const MAX_BYTES: u64 = 16 << 30;

@@ -16,7 +16,7 @@ use anyhow::{Context, bail, ensure};
 use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
 
 use super::TimestampPolicy;
-use crate::say::printable;
+use crate::messages::printable;
 
 /// What marks the name of something that is taken away.
 const WHITEOUT: &[u8] = b".wh.";
@@ -82,7 +82,7 @@ impl Merge {
         ensure!(
             self.taken_bytes <= MAX_MEMORY_BYTES,
             "names and attributes up to this take more than {}",
-            crate::say::format_bytes(MAX_MEMORY_BYTES)
+            crate::messages::format_bytes(MAX_MEMORY_BYTES)
         );
         Ok(())
     }

@@ -70,7 +70,7 @@ impl std::str::FromStr for Platform {
 impl std::fmt::Display for Platform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // It may come from an image.
-        let shown = |text: &str| crate::say::printable(text.as_bytes());
+        let shown = |text: &str| crate::messages::printable(text.as_bytes());
         write!(f, "{}/{}", shown(&self.os), shown(&self.architecture))?;
         match &self.variant {
             Some(variant) => write!(f, "/{}", shown(variant)),

@@ -13,7 +13,7 @@ use draconis_container::signature;
 use draconis_exchange::contract::Time;
 
 use super::blob::Blob;
-use crate::say::printable;
+use crate::messages::printable;
 
 const BLOCK: u64 = 512;
 /// Longest list of records and longest name that an archive may hold.

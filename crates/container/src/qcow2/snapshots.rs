@@ -12,9 +12,9 @@
 
 use std::collections::BTreeMap;
 
-use super::counts::Refcounts;
+use super::refcounts::Refcounts;
 use super::{OFFSET, table};
-use crate::source::{ImageFile, be32, be64};
+use crate::image_file::{ImageFile, be32, be64};
 use crate::{CONVERT, Error, Unsupported};
 
 /// Snapshots of one image, as QEMU has it.

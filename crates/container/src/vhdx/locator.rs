@@ -7,8 +7,8 @@
 //! into the other, in `parent_linkage2`.
 
 use super::guid;
-use crate::behind::{BackingFile, BackingId, utf16};
-use crate::source::{le16, le32};
+use crate::backing::{BackingFile, BackingId, utf16};
+use crate::image_file::{le16, le32};
 use crate::{Error, Format, Unsupported};
 
 /// What a locator takes, and how many pairs it has: five are known, of paths of Windows.

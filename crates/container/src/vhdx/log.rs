@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use super::{MIB, set_checksum, sum_fits};
-use crate::source::{ImageFile, le32, le64};
+use crate::image_file::{ImageFile, le32, le64};
 use crate::{Error, Unsupported};
 
 pub(super) const SECTOR: usize = 4096;

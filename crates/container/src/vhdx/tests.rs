@@ -13,7 +13,7 @@ use super::{
     locator, set_checksum,
 };
 use crate::create::{DryRunDisk, NewFormat, NewImage};
-use crate::source::le64;
+use crate::image_file::le64;
 use crate::{Error, Unsupported, open, open_for_writing};
 
 const SECTOR: u64 = 512;

@@ -16,9 +16,9 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent, Properties, SubDisk};
 
 use super::{CID_NOPARENT, SECTOR, Vmdk, number};
-use crate::filled::{ReadOnlyDisk, ReadSource};
-use crate::inside::open_mapped;
-use crate::source::ImageFile;
+use crate::image_file::ImageFile;
+use crate::image_map::open_mapped;
+use crate::read_only::{ReadOnlyDisk, ReadSource};
 use crate::{Error, Format, Unsupported};
 
 /// How such a text begins, behind a byte order mark if it has one.

@@ -1,6 +1,6 @@
 use std::io::Write as _;
 
-use super::told::read_queue_attribute;
+use super::system_info::read_queue_attribute;
 use super::*;
 use crate::Write;
 use crate::uring::discard_blocks;

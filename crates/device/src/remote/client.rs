@@ -12,7 +12,7 @@ use draconis_exchange::contract::{List, Refusal};
 use draconis_exchange::heap::{Block, PagePool};
 
 use super::error;
-use super::lanes::{Lane, LanePool, Priority};
+use super::lane_pool::{Lane, LanePool, Priority};
 use crate::elevator::{Elevator, Request};
 use crate::readers::{ReadHandler, ReaderThreads};
 use crate::{

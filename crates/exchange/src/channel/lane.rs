@@ -18,8 +18,8 @@ use std::{
 };
 
 use super::{
-    ChangeNotifier, ChannelError, ExpectedState, RawEndpoint, Server, Transport, process::Session,
-    spin::SpinBudget,
+    ChangeNotifier, ChannelError, ExpectedState, RawEndpoint, Server, Transport,
+    busy_poll::SpinBudget, session::Session,
 };
 use crate::{
     contract::{

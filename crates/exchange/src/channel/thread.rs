@@ -16,7 +16,7 @@ use std::{
 
 use super::{
     ChangeNotifier, ChannelError, Client, ExpectedState, RawEndpoint, Server, Transport,
-    spin::SpinBudget,
+    busy_poll::SpinBudget,
     sync::{Arc, AtomicU32, Cell, Futex, fence},
 };
 use crate::contract::{Contract, fsm::Sender};

@@ -24,7 +24,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::*},
 };
 
-use super::{Block, BlockStorage, rooms};
+use super::{Block, BlockStorage, page_pool};
 use crate::{shm::SharedMemory, violation::Violation};
 
 /// A block's name on the wire.
@@ -292,7 +292,7 @@ impl Arena {
     /// Takes what the peer gives: a slot, or a part of what lies beside.
     pub(crate) fn import(self: &Arc<Self>, name: BlockName) -> Result<Block, Violation> {
         match self.pool_memory.get().filter(|_| name.slot == POOL_SLOT) {
-            Some(memory) => rooms::PoolSlice::from_peer(memory, name.generation, name.len)
+            Some(memory) => page_pool::PoolSlice::from_peer(memory, name.generation, name.len)
                 .map(|lent| Block(BlockStorage::Beside(lent)))
                 .ok_or(Violation::PoolRange(name.generation)),
             None => self.import_slot(name).map(Block::from),

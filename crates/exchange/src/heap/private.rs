@@ -5,7 +5,7 @@ use std::fmt;
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-use super::spare;
+use super::buffer_cache;
 
 /// Alignment of every private block, in bytes: what direct I/O asks of memory.
 pub const ALIGN_BYTES: usize = 4096;
@@ -23,7 +23,7 @@ pub struct PrivateBuffer {
 impl PrivateBuffer {
     /// `len` zero bytes.
     pub fn new(len: usize) -> Self {
-        match spare::take(len.div_ceil(ALIGN_BYTES)) {
+        match buffer_cache::take(len.div_ceil(ALIGN_BYTES)) {
             Some(mut pages) => {
                 pages.as_mut_slice().as_mut_bytes().fill(0);
                 Self { pages, len }
@@ -34,7 +34,7 @@ impl PrivateBuffer {
 
     /// `len` bytes that hold whatever was there before: for who overwrites all of them.
     pub fn new_uninitialized(len: usize) -> Self {
-        match spare::take(len.div_ceil(ALIGN_BYTES)) {
+        match buffer_cache::take(len.div_ceil(ALIGN_BYTES)) {
             Some(pages) => Self { pages, len },
             None => Self::zeroed(len),
         }
@@ -60,7 +60,7 @@ impl PrivateBuffer {
 
 impl Drop for PrivateBuffer {
     fn drop(&mut self) {
-        spare::put(std::mem::take(&mut self.pages));
+        buffer_cache::put(std::mem::take(&mut self.pages));
     }
 }
 

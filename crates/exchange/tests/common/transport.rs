@@ -11,7 +11,7 @@ use std::{
 use draconis_exchange::{
     channel::{
         self, Client, Server,
-        process::{self, Session, SessionConfig},
+        session::{self, Session, SessionConfig},
     },
     contract::{
         Attributes, Contract, Refusal, StatFs,
@@ -179,9 +179,9 @@ pub trait Transport: Sized {
 }
 
 fn session_of_one() -> (Arc<Session>, Arc<Session>) {
-    let (offer, socket) = process::offer(&SessionConfig::default()).unwrap();
+    let (offer, socket) = session::offer(&SessionConfig::default()).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-    (host, process::accept(&socket, soon()).unwrap())
+    (host, session::accept(&socket, soon()).unwrap())
 }
 
 #[track_caller]
@@ -283,7 +283,7 @@ impl Transport for Processes {
 
 /// Starts this test binary as a peer; its standard input is the session's socket.
 pub fn spawn(role: &str) -> (Arc<Session>, Child) {
-    let (offer, socket) = process::offer(&SessionConfig::default()).unwrap();
+    let (offer, socket) = session::offer(&SessionConfig::default()).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
@@ -320,7 +320,7 @@ pub fn play_if_child() {
         "close" => Role::CloseAfter(n),
         _ => Role::Silent(Duration::from_millis(n.into())),
     };
-    let session = process::accept(&socket, soon()).unwrap();
+    let session = session::accept(&socket, soon()).unwrap();
     match words[0] {
         "File" => play::<File>(role, session.server(0).unwrap(), kill_me),
         "Disk" => play::<Disk>(role, session.server(0).unwrap(), kill_me),

@@ -8,8 +8,8 @@
 use super::{
     Group, MAX_RESERVATION_WINDOWS, RESERVATION_BLOCKS, ReservationWindow, bits, is_all, mark,
 };
-use crate::blocks::overlay::BufferState;
 use crate::blocks::role::Role;
+use crate::blocks::write_back::BufferState;
 use crate::format::bitmap::BitRun;
 use crate::format::group::flags;
 use crate::transaction::Transaction;

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use super::Check;
-use super::bits::ones;
-use super::complaint::{Problem, What};
+use super::bit_set::ones;
+use super::problem::{Problem, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::checksum::Checksum;
 use crate::format::extent::{self, ENTRY_BYTES};

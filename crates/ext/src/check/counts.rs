@@ -3,10 +3,10 @@
 use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
-use super::bits::{AtomicBitSet, ones};
-use super::complaint::{Problem, What};
+use super::bit_set::{AtomicBitSet, ones};
 use super::layout::{GroupLayout, clusters_in, low_bits};
-use super::{Check, ahead, entries, inodes};
+use super::problem::{Problem, What};
+use super::{Check, entries, inodes, prefetch};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::GroupDescriptor;
@@ -54,7 +54,7 @@ pub(super) fn check_bitmaps(check: &Check<'_>, unwritten: &AtomicBitSet) -> Resu
     let inodes = used_inodes(check);
     let (mut used_inodes, mut used_blocks) = (0u64, 0u64);
     for (group, place) in (0u32..).zip(&check.groups) {
-        ahead::prefetch_bitmaps(check, saturating_usize(group.into()));
+        prefetch::prefetch_bitmaps(check, saturating_usize(group.into()));
         let blocks = clusters_in(super_, group);
         let first = super_.group_start(GroupNumber(group)).0;
         let side = BitmapComparison::blocks(check, group, place, first, blocks);

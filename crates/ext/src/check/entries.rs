@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::bits::AtomicBitSet;
+use super::bit_set::AtomicBitSet;
 use super::blocks::walk_map;
-use super::complaint::{Problem, What};
-use super::tree::HashRange;
-use super::{Check, ahead, attributes, inodes, tree};
+use super::htree::HashRange;
+use super::problem::{Problem, What};
+use super::{Check, htree, inodes, prefetch, xattrs};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::NameHash;
 use crate::format::inline::{Inline, POINTER_BYTES};
 use crate::format::inode::{RawInode, flags};
-use crate::format::{casefold, le16, le32, leaf};
+use crate::format::{casefold, dir_tail, le16, le32};
 use crate::map::{BlockLocation, MapNode, MapVisitor};
 use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, InodeNumber, Result, SharedBytes};
@@ -77,13 +77,17 @@ pub(super) fn check_directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Resul
     let in_groups = check.super_.blocks.saturating_sub(check.super_.first_data_block.into());
     let walked = AtomicBitSet::new(in_groups);
     let batch = |nth: usize| {
-        let start = nth.saturating_mul(ahead::DIRECTORIES_PER_BATCH);
-        let end = start.saturating_add(ahead::DIRECTORIES_PER_BATCH).min(list.len());
+        let start = nth.saturating_mul(prefetch::DIRECTORIES_PER_BATCH);
+        let end = start.saturating_add(prefetch::DIRECTORIES_PER_BATCH).min(list.len());
         list.get(start..end).unwrap_or_default()
     };
-    (0..ahead::BATCHES_IN_FLIGHT).for_each(|nth| ahead::prefetch_directories(check, batch(nth)));
-    check.run_parallel(list.len().div_ceil(ahead::DIRECTORIES_PER_BATCH), |nth| {
-        ahead::prefetch_directories(check, batch(nth.saturating_add(ahead::BATCHES_IN_FLIGHT)));
+    (0..prefetch::BATCHES_IN_FLIGHT)
+        .for_each(|nth| prefetch::prefetch_directories(check, batch(nth)));
+    check.run_parallel(list.len().div_ceil(prefetch::DIRECTORIES_PER_BATCH), |nth| {
+        prefetch::prefetch_directories(
+            check,
+            batch(nth.saturating_add(prefetch::BATCHES_IN_FLIGHT)),
+        );
         batch(nth).iter().try_for_each(|dir| check_directory(check, *dir, &parents, &walked))
     })?;
     Ok(parents)
@@ -184,16 +188,18 @@ fn check_directory(
     let mut hash = None;
     if indexed && let Some((0, block)) = blocks.first() {
         let bytes = check.block(*block, BlockRole::Directory(Check::file_id(dir)))?;
-        hash = tree::hash(check, &bytes);
+        hash = htree::hash(check, &bytes);
         first = Some(bytes);
     }
     let mut ranges = Vec::new();
     for (nth, (at, block)) in blocks.iter().enumerate() {
-        if blocks.len() > ahead::BLOCKS_PER_BATCH && nth.is_multiple_of(ahead::BLOCKS_PER_BATCH) {
+        if blocks.len() > prefetch::BLOCKS_PER_BATCH
+            && nth.is_multiple_of(prefetch::BLOCKS_PER_BATCH)
+        {
             let these = blocks.get(nth..).unwrap_or_default().iter();
             check
                 .store
-                .prefetch(these.take(2 * ahead::BLOCKS_PER_BATCH).map(|(_, it)| *it).collect());
+                .prefetch(these.take(2 * prefetch::BLOCKS_PER_BATCH).map(|(_, it)| *it).collect());
         }
         let bytes = check.block(*block, BlockRole::Directory(Check::file_id(dir)))?;
         let scan = DirentScan {
@@ -206,16 +212,16 @@ fn check_directory(
             folds,
             policy: policy.as_deref(),
         };
-        if seed.is_some_and(|seed| !leaf::has_valid_checksum(&bytes, seed)) {
+        if seed.is_some_and(|seed| !dir_tail::has_valid_checksum(&bytes, seed)) {
             scan.complain(What::DirectoryChecksum, |it| it);
         }
-        let range = scan.entries(leaf::dirent_area(&bytes, seed.is_some()));
+        let range = scan.entries(dir_tail::dirent_area(&bytes, seed.is_some()));
         if first.is_some() {
             ranges.push((*at, *block, range));
         }
     }
     match first {
-        Some(root) => tree::check(check, dir, &root, &ranges),
+        Some(root) => htree::check(check, dir, &root, &ranges),
         None => Ok(()),
     }
 }
@@ -230,7 +236,7 @@ fn inline(
     policy: Option<Vec<u8>>,
 ) {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
-    let Some(value) = attributes::inline_data(slot) else { return };
+    let Some(value) = xattrs::inline_data(slot) else { return };
     let pointers = raw.i_block.as_bytes().first_chunk::<POINTER_BYTES>();
     let Some(data) = pointers.map(|pointers| Inline::new(pointers, value)) else { return };
     // `.` and `..` are nowhere else.

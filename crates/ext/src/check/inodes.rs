@@ -10,8 +10,8 @@ use draconis_exchange::heap::Block;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::blocks::{BlockClaimer, walk_map};
-use super::complaint::{Problem, What};
-use super::{Check, ahead, attributes};
+use super::problem::{Problem, What};
+use super::{Check, prefetch, xattrs};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inline::POINTER_BYTES as INLINE_BYTES;
@@ -122,8 +122,8 @@ pub(super) fn visit_group(
         let block = read.wait().ok_or(gone)?.map_err(|refused| Error::Io(refused.error))?;
         let bytes = block.into_private();
         let slot_bytes = saturating_usize(super_.inode_bytes.into());
-        for slots in bytes.chunks(slot_bytes.saturating_mul(ahead::INODES_PER_BATCH)) {
-            ahead::prefetch_maps(check, slots);
+        for slots in bytes.chunks(slot_bytes.saturating_mul(prefetch::INODES_PER_BATCH)) {
+            prefetch::prefetch_maps(check, slots);
             for slot in slots.chunks_exact(slot_bytes) {
                 if number < last {
                     number = number.saturating_add(1);
@@ -384,12 +384,12 @@ fn check_extra_fields(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64)
         return (0, 0);
     }
     let rest = slot.get(end..).unwrap_or_default();
-    if le32(rest, 0) != Some(attributes::MAGIC) {
+    if le32(rest, 0) != Some(xattrs::MAGIC) {
         return (0, 0);
     }
     let list = rest.get(4..).unwrap_or_default();
-    match attributes::check_list(check, number, list, 0, attributes::XattrLocation::Inode) {
-        Some(values) => attributes::record_values(check, values),
+    match xattrs::check_list(check, number, list, 0, xattrs::XattrLocation::Inode) {
+        Some(values) => xattrs::record_values(check, values),
         None => {
             check.problems.add(Problem::new(What::AttributesInInode).inode(number));
             (0, 0)
@@ -411,7 +411,7 @@ fn check_resize_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<
     let mut claim = BlockClaimer::new(check, number, false);
     let attributes = xattr_block(check, raw);
     if attributes != 0 && check.holds(attributes) {
-        attributes::check_block_reference(check, number, attributes, &mut claim)?;
+        xattrs::check_block_reference(check, number, attributes, &mut claim)?;
     }
     claim.claim_cluster(reserve.dind_block);
     claim.count = reserve.count;
@@ -435,7 +435,7 @@ fn check_contents(
     // Where a reserved inode points to nothing, that is no damage.
     let heeded = matches!(role, InodeRole::Ordinary | InodeRole::Root) || check.holds(attributes);
     if attributes != 0 && heeded {
-        attributes::check_block_reference(check, number, attributes, &mut claim)?;
+        xattrs::check_block_reference(check, number, attributes, &mut claim)?;
     }
     if has_map(check, raw) {
         walk_map(check, number, raw, &mut claim)?;
@@ -446,7 +446,7 @@ fn check_contents(
         check_size(check, number, raw, kind, &claim)?;
     }
     check_block_count(check, number, raw, kind, &claim);
-    attributes::check_encryption_context(check, number, raw.i_flags.get() & flags::ENCRYPT != 0);
+    xattrs::check_encryption_context(check, number, raw.i_flags.get() & flags::ENCRYPT != 0);
     let counted = matches!(role, InodeRole::Ordinary | InodeRole::Root);
     if counted && raw.i_flags.get() & flags::EA_INODE == 0 {
         super::quota::count_inode(check, slot, claim.count, claim.values);
@@ -457,7 +457,7 @@ fn check_contents(
 /// The size of what is inside its inode.
 fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
-    let Some(value) = attributes::inline_data(slot) else {
+    let Some(value) = xattrs::inline_data(slot) else {
         check.problems.add(Problem::new(What::InlineData).inode(number));
         return;
     };

@@ -3,8 +3,8 @@
 //! What comes later counts on this pass: where it finds damage, the check ends.
 
 use super::Check;
-use super::bits::AtomicBitSet;
-use super::complaint::{Problem, ProblemLog, What};
+use super::bit_set::AtomicBitSet;
+use super::problem::{Problem, ProblemLog, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor, flags};

@@ -14,7 +14,7 @@ use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
 use super::blocks::walk_map;
-use super::complaint::{Problem, What};
+use super::problem::{Problem, What};
 use super::{Check, entries, inodes};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::ReadOnlyCompatible;

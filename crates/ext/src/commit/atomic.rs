@@ -4,8 +4,8 @@
 //! nothing is lost, no count is wrong; what was unlinked and still open is on the volume's
 //! list of orphans, from where the next mount gives it back.
 
-use super::outbox::ChainDependency;
 use super::protocol::{Chain, CommitProtocol, Stage};
+use super::queue::ChainDependency;
 use crate::Result;
 use crate::transaction::Transaction;
 

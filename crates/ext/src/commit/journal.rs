@@ -28,13 +28,15 @@
 use std::time::Duration;
 
 use super::batch::{Batch, Operation};
-use super::outbox::{ChainDependency, FreedSpace, QueuedChain};
 use super::protocol::{Chain, CommitProtocol, Stage};
+use super::queue::{ChainDependency, FreedSpace, QueuedChain};
 use crate::blocks::data::SharedBytes;
-use crate::blocks::overlay::CheckpointBlock;
+use crate::blocks::write_back::CheckpointBlock;
 use crate::format::jbd2::{JournalFormat, RawJournalSuperblock};
 use crate::journal::JournalFile;
-use crate::journal::lay::{TransactionContents, lay_out_transaction, log_blocks_needed};
+use crate::journal::transaction_layout::{
+    TransactionContents, lay_out_transaction, log_blocks_needed,
+};
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::{Error, Result};

@@ -8,7 +8,7 @@ use super::atomic::AtomicProtocol;
 use super::batch::{Batch, Effect, Operation};
 use super::journal::JournalProtocol;
 use super::ordered::OrderedProtocol;
-use super::outbox::ChainDependency;
+use super::queue::ChainDependency;
 use super::unordered::UnorderedProtocol;
 use crate::blocks::data::SharedBytes;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};

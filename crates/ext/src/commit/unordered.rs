@@ -5,10 +5,10 @@
 //! cut between the writes of one batch leaves what the kernel's driver leaves on such a volume:
 //! structures of before beside others of after, which `e2fsck` repairs.
 
-use super::outbox::ChainDependency;
 use super::protocol::{Chain, CommitProtocol, Stage};
+use super::queue::ChainDependency;
 use crate::Result;
-use crate::blocks::overlay::BufferState;
+use crate::blocks::write_back::BufferState;
 use crate::transaction::Transaction;
 
 /// See the head of the file. It keeps no records.

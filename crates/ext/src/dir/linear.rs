@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::names::{NameDisplay, NameQuery};
+use super::name_query::{NameDisplay, NameQuery};
 use super::{Cookie, Damage, Entry, is_dots};
 use crate::format::dirent::Dirents;
 use crate::format::inode::Inode;

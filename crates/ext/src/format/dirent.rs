@@ -11,7 +11,7 @@ use draconis_exchange::contract::FileType;
 
 use super::features::Incompatible;
 use super::superblock::Superblock;
-use super::{le16, le32, leaf};
+use super::{dir_tail, le16, le32};
 use crate::{Error, InodeNumber, Result};
 
 /// Bytes before the name.
@@ -180,13 +180,13 @@ pub struct DirBlockFormat {
 impl DirBlockFormat {
     /// Bytes of a block that are for names.
     pub fn dirent_area_bytes(self) -> usize {
-        let tail = if self.has_checksums { leaf::TAIL_BYTES } else { 0 };
+        let tail = if self.has_checksums { dir_tail::TAIL_BYTES } else { 0 };
         crate::units::saturating_usize(self.block_bytes.into()).saturating_sub(tail)
     }
 
     /// Bytes of a block of an index that are for its head and entries.
     pub fn index_bytes(self) -> usize {
-        let tail = if self.has_checksums { leaf::INDEX_TAIL_BYTES } else { 0 };
+        let tail = if self.has_checksums { dir_tail::INDEX_TAIL_BYTES } else { 0 };
         crate::units::saturating_usize(self.block_bytes.into()).saturating_sub(tail)
     }
 
@@ -194,7 +194,7 @@ impl DirBlockFormat {
     pub fn with_tail(self, mut names: Vec<u8>) -> Vec<u8> {
         names.resize(crate::units::saturating_usize(self.block_bytes.into()), 0);
         if self.has_checksums {
-            leaf::write_tail(&mut names);
+            dir_tail::write_tail(&mut names);
         }
         names
     }

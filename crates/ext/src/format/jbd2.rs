@@ -12,7 +12,7 @@
 
 pub mod blocks;
 mod crc;
-pub mod fast;
+pub mod fast_commit;
 
 use bitflags::bitflags;
 use zerocopy::big_endian::U32;

@@ -9,12 +9,12 @@
 
 use zerocopy::IntoBytes;
 
-use super::hidden::{SystemFile, SystemFileKind};
 use super::layout::Layout;
 use super::plan::{NodePlacement, VolumePlan};
+use super::system_files::{SystemFile, SystemFileKind};
 use super::tree::{NodeId, NodeKind};
 use super::write::{DiskWriter, MAX_UNSETTLED_BYTES, MappedInode};
-use super::{FormatError, Result, reserve};
+use super::{FormatError, Result, reserved_gdt};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::group::{GroupDescriptor, flags as group_flags};
 use crate::format::inode::{NewInode, RawInode, set_checksum};
@@ -119,7 +119,7 @@ fn write_copies(
         return writer.zeros(end, layout.group_start(number) + layout.backup_blocks(number));
     }
     let unfit = |_| FormatError::Misuse("the descriptors' reserve lies beyond 32 bits".into());
-    let reserve = reserve::reserved_gdt_blocks(layout).map_err(unfit)?;
+    let reserve = reserved_gdt::reserved_gdt_blocks(layout).map_err(unfit)?;
     if !reserve.is_empty() {
         writer.blocks(end, &reserve)?;
     }
@@ -323,8 +323,8 @@ fn inode_table(
         for inode in (1..=last).filter(|inode| is_in(*inode, first, per_group)) {
             slots.push((inode, empty_reserved_inode(layout, inode)));
         }
-        if plan.resize_dind_block != 0 && is_in(reserve::INODE, first, per_group) {
-            slots.push((reserve::INODE, reserve::inode(layout, plan.resize_dind_block)?));
+        if plan.resize_dind_block != 0 && is_in(reserved_gdt::INODE, first, per_group) {
+            slots.push((reserved_gdt::INODE, reserved_gdt::inode(layout, plan.resize_dind_block)?));
         }
     }
     let hidden = plan.hidden.iter().zip(hidden);

@@ -9,9 +9,9 @@
 //! the data they lead to, nodes of extents behind it.
 //! Law 2: space is skipped only while what is left holds everything that is to come.
 
+mod clusters;
 mod cursor;
 mod measure;
-mod pieces;
 
 use std::collections::HashMap;
 
@@ -20,10 +20,10 @@ use draconis_exchange::contract::FileType;
 use cursor::BlockCursor;
 use measure::{TreeRequirements, measure_tree};
 
-use pieces::{cluster_starts, runs_in_clusters, touched_clusters, truncate_runs};
+use clusters::{cluster_starts, runs_in_clusters, touched_clusters, truncate_runs};
 
-use super::hidden::{self, SystemFile, SystemFileKind};
 use super::layout::Layout;
+use super::system_files::{self, SystemFile, SystemFileKind};
 use super::tables::{self, FreeRanges, GroupTables};
 use super::tree::{NodeId, NodeKind, Tree, TreeNode};
 use super::{FormatError, FormatOptions, InodeCount, Result, journal, values};
@@ -580,7 +580,7 @@ impl<'a> Placer<'a> {
         let mut owned = count;
         if matches!(purpose, SystemFileKind::Quota(_)) && self.layout.cluster_blocks() == 1 {
             let block_bytes = self.layout.super_.block_bytes;
-            places = hidden::quota_file_order(places, blocks, block_bytes);
+            places = system_files::quota_file_order(places, blocks, block_bytes);
         }
         if self.layout.options.extents() {
             let (extents, _) = build_extents::extents(&runs, &places)?;

@@ -16,8 +16,8 @@ use super::tree::{NodeId, Tree};
 use crate::InodeNumber;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::inode::flags;
+use crate::format::inode_slot::InodeSlot;
 use crate::format::quota::QuotaType;
-use crate::format::slot::InodeSlot;
 use crate::format::xattr::{NewXattr, block_capacity, inode_capacity};
 use crate::units::{saturating_u32, saturating_usize};
 

@@ -15,15 +15,15 @@ use draconis_device::{Disk, Group, Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 use zerocopy::IntoBytes;
 
-use super::hidden::{self, SystemFileKind};
 use super::plan::{self, NodePlacement, VolumePlan};
+use super::system_files::{self, SystemFileKind};
 use super::tree::{FileSource, NodeId, NodeKind};
-use super::{FormatError, Result, groups, inside, reserve};
+use super::{FormatError, Result, groups, inline_data, reserved_gdt};
 use crate::dir::build::DirectoryFormat;
 use crate::format::dirent::DirBlockBuilder;
 use crate::format::inode::{POINTERS, device_pointers, flags, target_pointers};
 use crate::format::xattr::encode_block;
-use crate::format::{leaf, quota, superblock, xattr};
+use crate::format::{dir_tail, quota, superblock, xattr};
 use crate::map::build::{BuiltMap, MapPart};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock};
@@ -80,14 +80,14 @@ pub fn write(
 fn write_hidden(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<Vec<BuiltMap>> {
     let layout = &plan.layout;
     if plan.mmp_block != 0 {
-        writer.blocks(plan.mmp_block, &hidden::mmp_block(layout))?;
+        writer.blocks(plan.mmp_block, &system_files::mmp_block(layout))?;
     }
     let too_few = || FormatError::Misuse("the plan gave out too few blocks".into());
     let mut maps = vec![];
     for hidden in &plan.hidden {
         let bytes = match hidden.purpose {
             SystemFileKind::Quota(kind) => {
-                Some(quota::build(kind, &hidden::tree_usage(plan, kind)))
+                Some(quota::build(kind, &system_files::tree_usage(plan, kind)))
             }
             SystemFileKind::Value(nth) => plan.tree.values.get(nth).map(|it| it.bytes.clone()),
             SystemFileKind::Journal(_) | SystemFileKind::Orphans => None,
@@ -222,7 +222,7 @@ pub(super) struct MappedInode {
 impl MappedInode {
     /// Contents that are inside of the inode.
     fn store_inline(&mut self, bytes: &[u8]) {
-        let (pointers, value) = inside::split_inline(bytes);
+        let (pointers, value) = inline_data::split_inline(bytes);
         (self.pointers, self.value) = (pointers, Some(value.to_vec()));
         self.size_bytes = bytes.len() as u64;
         self.flags = flags::INLINE_DATA;
@@ -509,7 +509,7 @@ impl<'a> RequestProducer<'a> {
                 let names = plan::names_of(self.plan.tree, id, &self.plan.inodes);
                 let parent = self.plan.inodes.get(saturating_usize(placed.parent.into())).copied();
                 let filetype = self.plan.directory_format.shape.filetype;
-                mapped.store_inline(&inside::directory(parent.unwrap_or(0), &names, filetype));
+                mapped.store_inline(&inline_data::directory(parent.unwrap_or(0), &names, filetype));
             }
             NodeKind::File { source, size_bytes, .. } => self.later.push(DeferredRun {
                 source: *source,
@@ -569,7 +569,7 @@ impl<'a> RequestProducer<'a> {
         }
         self.queue_xattr_block(placed);
         if placed.inode == plan::LOST_FOUND && self.plan.resize_dind_block != 0 {
-            let top = reserve::resize_dind_block(&self.plan.layout).ok()?;
+            let top = reserved_gdt::resize_dind_block(&self.plan.layout).ok()?;
             self.parts.push_back((self.plan.resize_dind_block, 1, Fill::Bytes(top)));
         }
         Some(mapped)
@@ -653,7 +653,7 @@ fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, b
     let file = FileId { inode: placed.inode, generation: 0 };
     if let Some(seed) = plan.layout.super_.checksum_of_file(file) {
         for block in bytes.chunks_exact_mut(plan.layout.block_len()) {
-            leaf::set_checksum(block, seed);
+            dir_tail::set_checksum(block, seed);
         }
     }
     (bytes, built.indexed)

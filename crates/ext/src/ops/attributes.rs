@@ -4,7 +4,7 @@
 //! first, and the inode leads to it then.
 
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
-use draconis_exchange::omission::InjectedFault;
+use draconis_exchange::injected_fault::InjectedFault;
 
 use super::XattrSet;
 use crate::alloc::AllocationRequest;
@@ -12,8 +12,8 @@ use crate::blocks::role::Role;
 use crate::format::acl::Acl;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
+use crate::format::inode_slot::InodeTime;
 use crate::format::requirements::Feature;
-use crate::format::slot::InodeTime;
 use crate::format::xattr::{self, NewXattr, edit, is_name};
 use crate::quota::Owner;
 use crate::transaction::Transaction;

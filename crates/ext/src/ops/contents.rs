@@ -17,9 +17,9 @@ use crate::blocks::role::Role;
 use crate::commit::batch::Effect;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
+use crate::format::inode_slot::InodeTime;
 use crate::format::quota::Usage;
 use crate::format::requirements::Feature;
-use crate::format::slot::InodeTime;
 use crate::map::edit::{AllocationPolicy, MappedRun};
 use crate::map::pointers::reach_blocks;
 use crate::map::{self, Map};
@@ -287,7 +287,7 @@ impl Transaction<'_> {
             );
             return Ok(end);
         }
-        draconis_exchange::copies::record(part.len());
+        draconis_exchange::copy_counter::record(part.len());
         let memory: Box<[u8]> = if exact {
             part.into()
         } else {

@@ -12,9 +12,9 @@ use crate::format::inode::{Inode, NewInode, flags};
 use crate::map::build::{MapPart, build};
 use crate::map::build_extents::{nodes_needed, tree};
 use crate::mkfs::journal::{BACKUP_IS_INODE, INODE, blocks, raw_superblock};
-use crate::rework::VolumeRewrite;
+use crate::offline::inode_location;
+use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
-use crate::whole::inode_location;
 use crate::{FsBlock, InodeNumber};
 
 const JOURNAL: InodeNumber = InodeNumber(INODE);

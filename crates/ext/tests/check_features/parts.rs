@@ -6,7 +6,7 @@ use draconis_device::Random;
 use draconis_ext::format::checksum::Checksum;
 use draconis_ext::format::group::GroupDescriptor;
 use draconis_ext::format::superblock::{RawSuperblock, Superblock};
-use draconis_ext::format::{extent, inode, leaf, xattr};
+use draconis_ext::format::{dir_tail, extent, inode, xattr};
 use draconis_ext::{FileId, FsBlock, GroupNumber, InodeNumber};
 
 use crate::common::spoil::spoil;
@@ -246,7 +246,7 @@ impl Base {
                 let start = self.slot_start(number).unwrap_or(start);
                 inode::set_checksum(&mut image[start..start + len], InodeNumber(number), super_);
             }
-            Seal::Directory(file) if sums => leaf::set_checksum(&mut image[block], of(file)),
+            Seal::Directory(file) if sums => dir_tail::set_checksum(&mut image[block], of(file)),
             Seal::Extents(file) if sums => extent::set_checksum(&mut image[block], of(file)),
             Seal::Attributes(number) if sums => {
                 xattr::set_checksum(&mut image[block], seed, FsBlock(number));

@@ -17,17 +17,17 @@ use draconis_exchange::contract::directory::{
     SetAttributes, SetFlags, SetXattr, Symlink, Unlink,
 };
 use draconis_exchange::contract::file::{Fallocate, FileServer};
-use draconis_exchange::contract::recorder::Outcome;
+use draconis_exchange::contract::request_log::Outcome;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
     AttributeChange, AttributeName, Attributes, FallocateMode, FileType, Kept, Name, Node, Refusal,
 };
 use draconis_exchange::heap::Block;
-use draconis_exchange::omission::InjectedFault;
+use draconis_exchange::injected_fault::InjectedFault;
 use rustix::io::Errno;
 
-use super::opening;
-use super::raw::{self, Header};
+use super::decoder::{self, Header};
+use super::open;
 use super::reply::{self, Reply, ReplyBody};
 use super::request::{MAX_IO_BYTES, Request};
 use super::serve::{Server, into_errno, into_errno_or_enosys, reply_to};
@@ -43,10 +43,10 @@ pub(super) enum Change {
     RemoveDirectory { name: Name },
     Rename { name: Name, to: Node, new_name: Box<Name>, flags: u32 },
     Link { node: Node, name: Name },
-    Write(raw::Write),
-    SetXattr(raw::SetXattr),
+    Write(decoder::Write),
+    SetXattr(decoder::SetXattr),
     RemoveXattr { name: AttributeName },
-    Create(raw::Create),
+    Create(decoder::Create),
     CreateUnnamed { mode: u32, umask: u32 },
     Reserve { offset: u64, len: u64, how: FallocateMode },
     SetFlags { flags: u32 },
@@ -117,7 +117,7 @@ impl<T: Tree + Sync> Server<'_, T> {
                 reply::create_reply(
                     &it,
                     entry_timeout,
-                    opening::fopen_flags(FileType::File, Kept::Valid),
+                    open::fopen_flags(FileType::File, Kept::Valid),
                 )
             }),
             (
@@ -156,18 +156,18 @@ impl<T: Tree + Sync> Server<'_, T> {
             Change::SetFlags { flags } => return self.set_flags(header, Ok(flags)),
             Change::SetExtendedFlags { xflags } => {
                 let flags = self.attributes(node).and_then(|it| {
-                    raw::apply_xflags(it.flags, xflags).ok_or(Refusal::NotSupported)
+                    decoder::apply_xflags(it.flags, xflags).ok_or(Refusal::NotSupported)
                 });
                 return self.set_flags(header, flags);
             }
             Change::Create(create) => {
                 return Answer::new(
                     header,
-                    into_errno_or_enosys(opening::create(tree, header, create)),
+                    into_errno_or_enosys(open::create(tree, header, create)),
                 );
             }
             Change::CreateUnnamed { mode, umask } => {
-                let made = opening::create_unnamed(tree, header, (mode, umask));
+                let made = open::create_unnamed(tree, header, (mode, umask));
                 return Answer::new(header, into_errno_or_enosys(made));
             }
             Change::SetAttributes(change) => tree
@@ -223,7 +223,12 @@ impl<T: Tree + Sync> Server<'_, T> {
     }
 
     /// The answer to a write. A direct write leaves the kernel's pages outdated.
-    fn written(&self, header: Header, write: raw::Write, written: Result<u32, Refusal>) -> Answer {
+    fn written(
+        &self,
+        header: Header,
+        write: decoder::Write,
+        written: Result<u32, Refusal>,
+    ) -> Answer {
         let body = into_errno(written.map(reply::write_reply));
         let mut answer = Answer::new(header, body);
         let Ok(len) = written else { return answer };
@@ -239,7 +244,12 @@ impl<T: Tree + Sync> Server<'_, T> {
         answer
     }
 
-    fn set_xattr(&self, node: Node, set: &raw::SetXattr, request: &[u8]) -> Result<(), Refusal> {
+    fn set_xattr(
+        &self,
+        node: Node,
+        set: &decoder::SetXattr,
+        request: &[u8],
+    ) -> Result<(), Refusal> {
         let value = request.get(set.value.clone()).ok_or(Refusal::Invalid)?;
         let mut block = Block::private(value.len());
         block.copy_in(0, value);

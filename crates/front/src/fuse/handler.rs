@@ -24,7 +24,7 @@ use fuse_backend_rs::api::filesystem::{
 };
 use rustix::io::Errno;
 
-use super::opening::NO_ATIME;
+use super::open::NO_ATIME;
 use super::reply::{self, CACHE_TIMEOUT_SECONDS};
 
 /// Nothing changes but through us: what the kernel knows stays true.

@@ -15,13 +15,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use draconis_exchange::contract::file::{FileServer, Write};
-use draconis_exchange::contract::recorder::{RequestData, RequestLog};
+use draconis_exchange::contract::request_log::{RequestData, RequestLog};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{Node, Refusal};
 use draconis_exchange::heap::{Block, PoolBuffer, PrivateBuffer, SharedSlice};
 use rustix::io::Errno;
 
-use super::raw::{self, Header, WRITE_DATA_AT};
+use super::decoder::{self, Header, WRITE_DATA_AT};
 
 /// Largest read or write of one request, in bytes: what the kernel allows without tuning.
 pub(super) const MAX_IO_BYTES: usize = 1 << 20;
@@ -143,7 +143,7 @@ impl Request {
 
     /// Cuts a write that was read before: of its data only `len` bytes are written.
     pub(super) fn shorten_write(&mut self, len: u32) {
-        self.block.copy_in(raw::WRITE_LEN_AT, &len.to_ne_bytes());
+        self.block.copy_in(decoder::WRITE_LEN_AT, &len.to_ne_bytes());
     }
 
     /// All of it.
@@ -191,7 +191,7 @@ impl Request {
         &mut self,
         tree: &T,
         node: Node,
-        write: raw::Write,
+        write: decoder::Write,
     ) -> Result<u32, Refusal> {
         let mut done = self.write_once(tree, node, write, 0)?;
         while write.from_cache && done < write.len {
@@ -207,7 +207,7 @@ impl Request {
         &mut self,
         tree: &T,
         node: Node,
-        write: raw::Write,
+        write: decoder::Write,
         done: u32,
     ) -> Result<u32, Refusal> {
         let (block, data_at) = match &mut self.data {

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::directory::SyncVolume;
 use draconis_exchange::contract::file::{FileServer, Read};
-use draconis_exchange::contract::recorder::RequestLog;
+use draconis_exchange::contract::request_log::RequestLog;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::heap::Block;
+use draconis_exchange::injected_fault::{DelayPoint, InjectedFault};
 use draconis_exchange::notices::Notices;
-use draconis_exchange::omission::{DelayPoint, InjectedFault};
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -32,15 +32,15 @@ use rustix::io::Errno;
 
 use super::activity::Activity;
 use super::change::Answer;
+use super::decoder::{self, Header, Message, UNIQUE_RESEND};
 use super::handler::Handler;
 use super::init::Init;
-use super::notifier::{Notifier, NotifyTask, PageCacheFilter};
-use super::opening;
-use super::raw::{self, Header, Message, UNIQUE_RESEND};
+use super::notify::{Notifier, NotifyTask, PageCacheFilter};
+use super::open;
+use super::replay::PendingReplies;
 use super::reply::{self, Reply, ReplyBody};
 use super::request::{MAX_IO_BYTES, Request};
-use super::syncs::{SyncBatcher, SyncRequest};
-use super::takeover::PendingReplies;
+use super::sync_batch::{SyncBatcher, SyncRequest};
 
 /// Most threads: all but one may wait for the disk.
 const MAX_THREADS: usize = 8;
@@ -173,7 +173,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         let answer = match message {
             Message::Init(init) => self.negotiate(init),
             Message::Open { directory, access } => {
-                into_errno_or_enosys(opening::open(self.tree, node, access, directory))
+                into_errno_or_enosys(open::open(self.tree, node, access, directory))
             }
             Message::Read(read) => return self.read(link, header, read),
             Message::GetFlags { room } => {
@@ -184,9 +184,9 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             ),
             Message::GetExtended => {
                 let found = self.attributes(node);
-                let len = raw::FSXATTR_BYTES;
+                let len = decoder::FSXATTR_BYTES;
                 into_errno(
-                    found.map(|it| reply::ioctl_fsxattr_reply(raw::to_xflags(it.flags), len)),
+                    found.map(|it| reply::ioctl_fsxattr_reply(decoder::to_xflags(it.flags), len)),
                 )
             }
             Message::Statx => into_errno(self.attributes(node).map(|it| reply::statx(&it))),
@@ -205,7 +205,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 
     /// Reads; what the tree lends goes to the kernel from where it is.
-    fn read(&self, link: &Connection<'_>, header: Header, read: raw::Read) {
+    fn read(&self, link: &Connection<'_>, header: Header, read: decoder::Read) {
         let mut request = Read {
             buffer: Block::unallocated(read.len as usize),
             buffer_offset: 0,
@@ -481,7 +481,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     /// The kernel asks where data is without having told us of what it has not written
     /// back yet: it is made to, by another thread's answers, before the question is answered.
     fn flush_kernel_pages(&self, header: Header, request: &Request) {
-        if let Some(offset) = raw::seek_offset(request.bytes()) {
+        if let Some(offset) = decoder::seek_offset(request.bytes()) {
             let notice = Reply::invalidate_pages(header.node, offset, 0);
             log_send_error(self.server.notify(self.fuse, &notice, None));
         }
@@ -523,7 +523,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
             }
             link.deliver(header, answer);
         } else {
-            match raw::decode(header, request.bytes()) {
+            match decoder::decode(header, request.bytes()) {
                 Some(message) => server.answer(&link, header, message),
                 None => self.handle_with_library(request),
             }

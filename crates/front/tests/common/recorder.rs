@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::recorder::{
+use draconis_exchange::contract::request_log::{
     Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
 };
 use draconis_exchange::heap::PoolBuffer;

@@ -12,7 +12,7 @@ use draconis_ext::check::{self, Problem};
 use draconis_ext::{InodeNumber, NewNode, Volume};
 
 use super::workloads::Workload;
-use super::{Protocol, on_store, small, writing};
+use super::{Protocol, small, store_volumes, writing};
 
 /// What a judge makes to see whether a state can be written to.
 pub(super) const LEFT: &str = "after the power cut";
@@ -87,12 +87,12 @@ impl<'a> StateChecker<'a> {
         let mut violations = vec![];
         let disk: Arc<dyn Disk> = match self.protocol {
             Protocol::Store => {
-                let damage = || on_store::damage(crash.disk.clone());
+                let damage = || store_volumes::damage(crash.disk.clone());
                 violations.extend(sampled.then(damage).flatten().map(Violation::Unreadable));
                 if sampled {
                     violations.extend(snapshots(crash.disk.to_bytes()));
                 }
-                match on_store::open(crash.disk.clone()) {
+                match store_volumes::open(crash.disk.clone()) {
                     Ok(disk) => disk,
                     Err(why) => {
                         violations.push(Violation::Unreadable(why));
@@ -172,7 +172,7 @@ impl<'a> StateChecker<'a> {
     /// What `e2fsck -fp` says, and whether everything is there after it.
     fn ask(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<Violation>> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
-        let path = self.put(&on_store::bytes_of(disk)?)?;
+        let path = self.put(&store_volumes::bytes_of(disk)?)?;
         let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fp").arg(&path))?;
         // 1 is said of a volume that was in use, too; and orphans it gives back as a mount does.
         let is_known = |line: &str| {
@@ -283,7 +283,7 @@ fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Problem>>
 
 /// What is wrong with snapshots in a store: the volume in each is as a power cut would leave it.
 fn snapshots(store: Vec<u8>) -> Option<Violation> {
-    let clones = match on_store::clones(Arc::new(MemoryDisk::new(store, 512))) {
+    let clones = match store_volumes::clones(Arc::new(MemoryDisk::new(store, 512))) {
         Ok(clones) => clones,
         Err(why) => return Some(Violation::Unreadable(why)),
     };

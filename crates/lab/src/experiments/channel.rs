@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use draconis_exchange::channel::{
     self, RpcClient,
-    process::{self, Session, SessionConfig},
+    session::{self, Session, SessionConfig},
 };
 use draconis_exchange::contract::file::{self, File, FileServer};
 use draconis_exchange::contract::{Attributes, Refusal};
@@ -71,7 +71,7 @@ fn pinned<T: Send>(
 pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
     pin::to(cpu);
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let session = process::accept(&socket, Instant::now() + PATIENCE)?;
+    let session = session::accept(&socket, Instant::now() + PATIENCE)?;
     let server = session.server::<File>(0).context("lane 0")?;
     let _ = file::serve(server, &Idle, PATIENCE);
     Ok(())
@@ -86,7 +86,7 @@ fn child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
         host: vec![class(4096), class(65536), class(MAX_PAYLOAD_BYTES as u32)],
         guest: vec![],
     };
-    let (offer, socket) = process::offer(&plan)?;
+    let (offer, socket) = session::offer(&plan)?;
     let child = Command::new("/proc/self/exe")
         .args(["channel-child", &cpu.to_string()])
         .stdin(socket)

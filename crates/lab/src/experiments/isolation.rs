@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::channel;
-use draconis_exchange::channel::process::{self, Session, SessionConfig};
+use draconis_exchange::channel::session::{self, Session, SessionConfig};
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::file::{self, CHUNK_BYTES, CachingReader, File, FileServer};
 use draconis_exchange::contract::tree::{Tree, Walked, walk};
@@ -66,7 +66,7 @@ fn node(tree: &VolumeTree) -> anyhow::Result<Node> {
 /// What the channel, the volume or the sandbox say.
 pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let session = process::accept(&socket, Instant::now() + PATIENCE)?;
+    let session = session::accept(&socket, Instant::now() + PATIENCE)?;
     let tree = open(image)?;
     sandbox::confine(&SandboxProfile::Worker, None)?;
     let server = session.server::<File>(0).context("lane 0")?;
@@ -127,7 +127,7 @@ impl Worker {
         let host = vec![class(4096, 2), class(16 << 10, 2), class(CHUNK_BYTES, chunks as u32 + 2)];
         let plan =
             SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
-        let (offer, socket) = process::offer(&plan)?;
+        let (offer, socket) = session::offer(&plan)?;
         let child = Command::new("/proc/self/exe")
             .arg("isolation-child")
             .arg(image)

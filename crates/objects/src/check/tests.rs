@@ -7,8 +7,8 @@ use super::*;
 use crate::entry::{Entry, Key, ObjectRecord, PayloadRef, extent_key, object_key, value_key};
 use crate::index::tree::{Child, Inner, Node, NodeSource};
 use crate::kv::{Batch, Kv};
+use crate::maintenance::MissPolicy;
 use crate::recovery::superblock::Superblock;
-use crate::upkeep::MissPolicy;
 use crate::{CreateOptions, Group, Hint, LayoutKind, ObjectId, Profile};
 
 const LONG: usize = 200_000;

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::report::{DamageKind, Finding, finding};
+use crate::cached_disk::CachedDisk;
 use crate::codec::{Reader, to_u32_saturating};
 use crate::core::Core;
 use crate::entry::{DecodedKey, Entry, Key, ObjectRecord, PayloadRef, decode_key};
-use crate::index::layer::{ImmutableMemtable, SortedLookup, hash, intervals};
+use crate::index::memtable::{ImmutableMemtable, SortedLookup, hash, intervals};
 use crate::index::tree::{BlockPtr, Child, Inner, Node, NodeSource, Tree};
 use crate::index::view::Index;
-use crate::io::CachedDisk;
 use crate::{Error, ObjectId};
 
 /// Leaves that are asked for together.

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use crate::entry::{Entry, Key};
-use crate::index::layer::{ImmutableMemtable, UnreadableRange};
 use crate::index::leaf::EncodedPairs;
+use crate::index::memtable::{ImmutableMemtable, UnreadableRange};
 use crate::index::tree::{BlockPtr, BoundedLeaf, Node, NodeMap, NodeRef, NodeSource, Tree};
 use crate::index::view::View;
 use crate::{Error, Result};

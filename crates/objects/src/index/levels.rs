@@ -9,18 +9,18 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Result;
+use crate::cached_disk::{CachedDisk, CachedNodes};
 use crate::entry::{Entry, Key, PayloadRef};
-use crate::index::counting::MemtableFlush;
-use crate::index::layer::{ImmutableMemtable, Memtable, SortedLookup};
+use crate::index::memtable::{ImmutableMemtable, Memtable, SortedLookup};
+use crate::index::memtable_flush::MemtableFlush;
 use crate::index::merge::{RunCompaction, TreeMerge};
 use crate::index::run::SortedRun;
 use crate::index::tree::{BlockPtr, NodeSource, Tree};
 use crate::index::view::{Index, ReaderPin, View};
-use crate::io::{CachedDisk, CachedNodes};
 use crate::layout::PayloadKind;
 use crate::log::LogWriter;
+use crate::maintenance::{MissPolicy, RequiredIo, look};
 use crate::space::segment::SegmentTable;
-use crate::upkeep::{MissPolicy, RequiredIo, look};
 
 /// All that leads somewhere.
 #[derive(Default)]
@@ -121,7 +121,7 @@ impl Levels {
     /// What layers have of a key that is no interval's.
     pub fn get_in_memory(&self, key: &Key) -> Option<&Entry> {
         self.active.map.get(key).or_else(|| {
-            let hash = crate::index::layer::hash(key);
+            let hash = crate::index::memtable::hash(key);
             self.view.layers.iter().find_map(|layer| layer.get(key, hash))
         })
     }

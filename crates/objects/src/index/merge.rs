@@ -24,16 +24,16 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::cached_disk::CachedDisk;
 use crate::entry::{DecodedKey, Entry, Key, decode_key, extent_key};
 use crate::index::Levels;
-use crate::index::fold::TwoWayMerge;
-use crate::index::layer::ImmutableMemtable;
 use crate::index::leaf::Edit;
+use crate::index::memtable::ImmutableMemtable;
 use crate::index::run::ChunkWriter;
 use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
-use crate::io::CachedDisk;
+use crate::index::two_way_merge::TwoWayMerge;
 use crate::log::LogWriter;
-use crate::upkeep::{Backlog, MissPolicy, Step, look};
+use crate::maintenance::{Backlog, MissPolicy, Step, look};
 use crate::{Error, ObjectId, Result};
 
 /// Runs on the disk that begin to be merged, however few pairs they have: opening a store

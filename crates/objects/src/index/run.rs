@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::Result;
 use crate::codec::Reader;
 use crate::entry::{Entry, Key, put_key_delta, read_pair_delta, unfolded_max};
-use crate::index::layer::ImmutableMemtable;
+use crate::index::memtable::ImmutableMemtable;
 use crate::index::tree::BlockPtr;
 use crate::log::LogWriter;
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::entry::{
     DecodedKey, Entry, Key, ObjectRecord, PayloadRef, decode_key, extent_key, object_key,
 };
-use crate::index::layer::{ImmutableMemtable, SortedLookup, intervals};
+use crate::index::memtable::{ImmutableMemtable, SortedLookup, intervals};
 use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
 use crate::{Error, ObjectId, Result};
 
@@ -59,7 +59,7 @@ impl Index<'_> {
 
     /// What a key leads to: what hides something is `None`. Not for intervals.
     pub fn get(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<Entry>> {
-        let hash = crate::index::layer::hash(key);
+        let hash = crate::index::memtable::hash(key);
         let mut found = self.top.and_then(|top| top.get(key, hash));
         for layer in self.layers {
             if found.is_some() {

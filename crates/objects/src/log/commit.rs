@@ -17,9 +17,9 @@ use draconis_device::{Group, Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use super::LogWriter;
-use crate::hooks::{InjectedFault, barrier_bytes, is_fault_injected};
 use crate::log::frame::{Header, SealedFrame};
-use crate::upkeep::CompletedIo;
+use crate::maintenance::CompletedIo;
+use crate::test_hooks::{InjectedFault, barrier_bytes, is_fault_injected};
 use crate::{Error, Result};
 
 /// The commit that takes groups.

@@ -19,8 +19,8 @@ use draconis_exchange::heap::PrivateBuffer;
 use crate::Error;
 use crate::codec::{Checksummer, Reader};
 use crate::entry::Entry;
-use crate::hooks::{InjectedFault, is_fault_injected};
-use crate::log::table::FrameSummary;
+use crate::log::summary::FrameSummary;
+use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
 pub(crate) const HEADER: usize = 72;
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
     use crate::ObjectId;
     use crate::entry::{extent_key, value_key};
-    use crate::log::table::Items;
+    use crate::log::summary::Items;
 
     fn header(seq: u64) -> Header {
         Header {

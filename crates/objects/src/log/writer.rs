@@ -11,13 +11,13 @@ use std::sync::Arc;
 use super::commit::{OpenCommit, SubmittedCommits, WriteAmplification};
 use super::stream::Stream;
 use crate::Result;
+use crate::cached_disk::CachedDisk;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, Entry, Key, PAYLOAD_MAX, PayloadRef};
-use crate::hooks::commit_bytes;
 use crate::index::tree::{BlockPtr, Node, NodeSource, NodeStore};
-use crate::io::CachedDisk;
 use crate::layout::{Layout, PayloadKind};
-use crate::log::table::FrameSummary;
+use crate::log::summary::FrameSummary;
 use crate::space::segment::SegmentTable;
+use crate::test_hooks::commit_bytes;
 
 /// Commits shorter than this are a trickle.
 const TRICKLE_BYTES: usize = 32 << 10;

@@ -25,17 +25,17 @@ use std::sync::Arc;
 use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
 use crate::core::Core;
-use crate::hooks::{InjectedFault, is_fault_injected};
-use crate::index::counting::AHEAD;
-use crate::index::layer::ImmutableMemtable;
+use crate::index::memtable::ImmutableMemtable;
+use crate::index::memtable_flush::AHEAD;
 use crate::index::run::ChunkWriter;
 use crate::index::tree::BlockPtr;
 use crate::index::view::ReaderPin;
 use crate::layout::PayloadKind;
 use crate::log::{LogWriter, StreamPosition};
-use crate::recovery::blob::CheckpointRecord;
+use crate::maintenance::{MissPolicy, RequiredIo, Step};
+use crate::recovery::checkpoint_record::CheckpointRecord;
 use crate::recovery::superblock::Superblock;
-use crate::upkeep::{MissPolicy, RequiredIo, Step};
+use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// What the disk has to begin from, and what waits for that.

@@ -13,12 +13,12 @@ use crate::Result;
 use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::core::Core;
 use crate::entry::{DecodedKey, Entry, Key, decode_key};
-use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::log::StreamPosition;
 use crate::log::frame::{HEADER, Header, missing};
-use crate::log::table::{Item, Items};
-use crate::recovery::blob::CheckpointRecord;
+use crate::log::summary::{Item, Items};
+use crate::recovery::checkpoint_record::CheckpointRecord;
 use crate::space::segment::State;
+use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 /// How far behind a hole frames are looked for that say it should not be there.
 const LOOK_BYTES: u32 = 1 << 20;

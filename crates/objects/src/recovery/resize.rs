@@ -20,10 +20,10 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use crate::core::Core;
+use crate::maintenance::MissPolicy;
 use crate::recovery::superblock::Geometry;
 use crate::space::segment::State;
 use crate::store::OpenOptions;
-use crate::upkeep::MissPolicy;
 use crate::{Error, Result, Store};
 
 /// Segments that are cleaned between checkpoints to have some free.

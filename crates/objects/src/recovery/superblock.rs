@@ -15,9 +15,9 @@ use draconis_device::{Disk, Extent, Urgency};
 use draconis_exchange::heap::Block;
 
 use crate::codec::{Checksummer, Reader, to_usize_saturating};
-use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::index::tree::BlockPtr;
 use crate::layout::{kind_of, number_of};
+use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Profile, Result};
 
 /// "DracoObj", as little-endian bytes.

@@ -18,19 +18,19 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::cached_disk::CachedDisk;
 use crate::core::Core;
 use crate::entry::{Entry, Key, PayloadRef};
-use crate::hooks::{InjectedFault, is_fault_injected};
 use crate::index::Levels;
 use crate::index::tree::{BlockPtr, Node};
-use crate::io::CachedDisk;
 use crate::layout::PayloadKind;
 use crate::log::LogWriter;
 use crate::log::frame::{HEADER, Header};
-use crate::log::table::{Item, Items};
-use crate::space::reading::SegmentReader;
+use crate::log::summary::{Item, Items};
+use crate::maintenance::{MissPolicy, RequiredIo, Step, look};
 use crate::space::segment::{Segment, State};
-use crate::upkeep::{MissPolicy, RequiredIo, Step, look};
+use crate::space::segment_reader::SegmentReader;
+use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// Something in a frame that may be alive.

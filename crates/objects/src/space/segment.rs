@@ -211,7 +211,9 @@ impl SegmentTable {
             debug_assert!(
                 !cfg!(feature = "torture")
                     || segment.live >= 0
-                    || crate::hooks::is_fault_injected(crate::hooks::InjectedFault::NodeSum),
+                    || crate::test_hooks::is_fault_injected(
+                        crate::test_hooks::InjectedFault::NodeSum
+                    ),
                 "killed twice at {at}"
             );
         });

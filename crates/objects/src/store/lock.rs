@@ -11,11 +11,11 @@ use parking_lot::RwLockWriteGuard;
 
 use super::Store;
 use crate::Result;
+use crate::cached_disk::CachedNodes;
 use crate::core::Core;
 use crate::index::tree::{NodeMap, NodeSource};
 use crate::index::view::{Index, View};
-use crate::io::CachedNodes;
-use crate::upkeep::{MissPolicy, RequiredIo, Step, WorkBudget};
+use crate::maintenance::{MissPolicy, RequiredIo, Step, WorkBudget};
 
 /// Needs in turn before what is missing is read under the lock: others may drive out what was read
 /// for one, or change what it was read for.

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use super::{Store, fill};
+use crate::cached_disk::CachedDisk;
 use crate::entry::{DecodedKey, Entry, PayloadRef, decode_key, object_key};
 use crate::index::cursor::Cursor;
 use crate::index::view::View;
-use crate::io::CachedDisk;
 use crate::{Error, ObjectId, Result};
 
 /// A store as it was at one moment. It keeps what it shows from being freed.

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::{MAX_LOST_MOUNTS, Manager, STATUS_WAIT, lock};
+use crate::mount_table;
 use crate::protocol::{self, Kept, LostMount, MountStatus, Reply, Request};
-use crate::table;
 
 /// How long a keeper that runs may take to say what it keeps.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ impl KeeperHandle {
     /// Whether it was unmounted, and is about to give back what it has.
     pub(super) fn is_ending(&self) -> bool {
         *lock(&self.phase) != KeeperPhase::Starting
-            && table::mount_at(&self.mount.mount_point).is_none()
+            && mount_table::mount_at(&self.mount.mount_point).is_none()
     }
 
     /// Why there cannot be `other`, too, if so.
@@ -193,7 +193,9 @@ impl Manager {
     fn record_lost_mount(&self, keeper: &KeeperHandle, why: Option<String>) {
         let Kept { volume, mount_point, .. } = keeper.mount.clone();
         // One that is dead in its place says so itself.
-        let Some(why) = why.filter(|_| table::mount_at(&mount_point).is_none()) else { return };
+        let Some(why) = why.filter(|_| mount_table::mount_at(&mount_point).is_none()) else {
+            return;
+        };
         let mut lost = lock(&self.lost);
         lost.push(LostMount { volume, mount_point, why });
         let too_many = lost.len().saturating_sub(MAX_LOST_MOUNTS);

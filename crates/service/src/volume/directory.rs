@@ -13,7 +13,7 @@ use draconis_exchange::contract::{
     AccessTimes, Attributes, FileType, Kept, Name, Node, Refusal, clear_suid_sgid,
 };
 use draconis_exchange::heap::Block;
-use draconis_exchange::omission::{CRASHING_NAME, InjectedFault};
+use draconis_exchange::injected_fault::{CRASHING_NAME, InjectedFault};
 use draconis_ext::{Cookie, InodeNumber, NewNode, RenameMode, Volume, Whiteout, XattrSet};
 
 use super::{VolumeTree, inode, refusal};

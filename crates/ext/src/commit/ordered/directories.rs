@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 
 use super::{NameChanges, SECTOR_BYTES};
 use crate::alloc::AllocationRequest;
-use crate::blocks::overlay::{Buffer, BufferState};
 use crate::blocks::role::Role;
-use crate::format::slot::InodeDiff;
+use crate::blocks::write_back::{Buffer, BufferState};
+use crate::format::inode_slot::InodeDiff;
 use crate::map::{BlockLocation, MapNode, MapVisitor};
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::plan::StagePlan;
 use crate::blocks::data::SharedBytes;
-use crate::blocks::overlay::{Buffer, BufferState};
 use crate::blocks::role::Role;
-use crate::commit::outbox::ChainDependency;
+use crate::blocks::write_back::{Buffer, BufferState};
 use crate::commit::protocol::{Chain, Stage};
-use crate::format::slot::InodeDiff;
+use crate::commit::queue::ChainDependency;
+use crate::format::inode_slot::InodeDiff;
 use crate::format::superblock::RawSuperblock;
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;

@@ -16,7 +16,7 @@ use crate::format::htree::{
     BLOCK_MASK, DxEntries, DxEntry, ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
     dx_node_limit, dx_root_limit,
 };
-use crate::format::{htree, le16, leaf, put16, put32};
+use crate::format::{dir_tail, htree, le16, put16, put32};
 use crate::units::saturating_u32;
 use crate::{Error, Result};
 
@@ -210,7 +210,7 @@ pub(crate) fn make_indexed(
     shape: DirBlockFormat,
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let corrupt = Error::corrupt("directory: no `.` and `..` at its start");
-    let own = leaf::dirent_area(block, shape.has_checksums);
+    let own = dir_tail::dirent_area(block, shape.has_checksums);
     let all = collect_records(own)?;
     let [dot, dot_dot, names @ ..] = all.as_slice() else { return Err(corrupt) };
     let is = |record: &RawRecord, name: &[u8]| record.inode != 0 && record.name(own) == name;

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::super::layout::Layout;
 use super::super::tree::{NodeId, NodeKind, Tree};
-use super::super::{FormatError, Result, inside, values};
-use super::pieces::touched_clusters;
+use super::super::{FormatError, Result, inline_data, values};
+use super::clusters::touched_clusters;
 use super::{NodePlacement, XATTR_REFCOUNT_MAX, data_runs, directory_of, style};
 use crate::dir::build::DirectoryFormat;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
@@ -237,7 +237,7 @@ impl<'a> TreeMeasurer<'a> {
             }
             NodeKind::Directory => {
                 let names = self.tree.names(id).map(|(name, _)| name.len());
-                inside::directory_bytes(names)
+                inline_data::directory_bytes(names)
             }
             NodeKind::File { size_bytes, .. } => *size_bytes,
             // Linux makes no targets there, and e2fsck does not count them in quotas.
@@ -245,7 +245,7 @@ impl<'a> TreeMeasurer<'a> {
         };
         let taken = node.attributes.iter().map(NewXattr::entry_and_value_bytes).sum();
         let room = inode_capacity(self.layout.super_.inode_bytes).saturating_sub(taken);
-        inside::xattr_bytes_needed(len) <= room as u64
+        inline_data::xattr_bytes_needed(len) <= room as u64
     }
 
     /// How long a file can be.

@@ -5,12 +5,12 @@
 use draconis_exchange::contract::{
     AttributeChange, AttributeName, Credentials, FallocateMode, Name, Node, Refusal, SetTime, Time,
 };
-use draconis_exchange::omission::InjectedFault;
+use draconis_exchange::injected_fault::InjectedFault;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::Change;
-use crate::fuse::raw::{
+use crate::fuse::decoder::{
     self, CREATE, FALLOCATE, HEADER_BYTES, Header, IOC_FSSETXATTR, IOC_SETFLAGS, IOCTL, LINK,
     MKDIR, MKNOD, REMOVEXATTR, RENAME, RENAME2, RMDIR, SETATTR, SETXATTR, SYMLINK, TMPFILE, UNLINK,
     WRITE, WRITE_CACHE, WRITE_DATA_AT, WRITE_KILL_SUIDGID, WRITE_LOCKOWNER, access, c_string,
@@ -98,7 +98,7 @@ impl Change {
                 let name = AttributeName::new(name).map_err(Refusal::errno)?;
                 Ok(Self::RemoveXattr { name })
             }
-            CREATE => Ok(Self::Create(raw::Create {
+            CREATE => Ok(Self::Create(decoder::Create {
                 name: name_at(body, 16)?,
                 mode: u32_of(4)?,
                 umask: u32_of(8)?,
@@ -141,10 +141,10 @@ fn name_at(body: &[u8], at: usize) -> Result<Name, Errno> {
     name_of(string_at(body, at)?)
 }
 
-fn write(request: &[u8], body: &[u8], detached_len: usize) -> Option<raw::Write> {
+fn write(request: &[u8], body: &[u8], detached_len: usize) -> Option<decoder::Write> {
     let (len, flags) = (u32_at(body, 16)?, u32_at(body, 20)?);
     let there = request.len().checked_sub(WRITE_DATA_AT)? + detached_len;
-    (len as usize <= there).then_some(raw::Write {
+    (len as usize <= there).then_some(decoder::Write {
         offset: u64_at(body, 8)?,
         len,
         direct: flags & WRITE_LOCKOWNER != 0,
@@ -153,14 +153,14 @@ fn write(request: &[u8], body: &[u8], detached_len: usize) -> Option<raw::Write>
     })
 }
 
-fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<raw::SetXattr> {
+fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<decoder::SetXattr> {
     let fixed_bytes = if long { 16 } else { 8 };
     let name = c_string(body.get(fixed_bytes..)?)?;
     let from = HEADER_BYTES + fixed_bytes + name.len() + 1;
     let value = from..from.checked_add(u32_at(body, 0)? as usize)?;
     request.get(value.clone())?;
     let flags = if long { u32_at(body, 8)? } else { 0 };
-    Some(raw::SetXattr {
+    Some(decoder::SetXattr {
         name: AttributeName::new(name).ok()?,
         value,
         flags: u32_at(body, 4)?,
@@ -262,7 +262,7 @@ mod tests {
     /// A request of every opcode that changes the tree.
     fn every_change() -> Vec<Vec<u8>> {
         let ioctl = |command: u32| {
-            let mut body = vec![0; 32 + raw::FSXATTR_BYTES];
+            let mut body = vec![0; 32 + decoder::FSXATTR_BYTES];
             body[12..16].copy_from_slice(&command.to_ne_bytes());
             request(IOCTL, &body)
         };
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn a_write_is_decoded_where_it_lies() {
         let bytes = write(5, WRITE_KILL_SUIDGID | 1, 5);
-        let write = raw::Write {
+        let write = decoder::Write {
             offset: 4096,
             len: 5,
             direct: false,
@@ -370,7 +370,7 @@ mod tests {
         body.extend_from_slice(b"file\0");
         let access = Access { write: true, ..Access::default() };
         let (mode, umask) = (0o100_644, 0o22);
-        let create = raw::Create { name: name(b"file"), mode, umask, access, exclusive: true };
+        let create = decoder::Create { name: name(b"file"), mode, umask, access, exclusive: true };
         assert_eq!(decoded(&request(CREATE, &body)), Ok(Change::Create(create)));
         let unnamed = Change::CreateUnnamed { mode, umask };
         assert_eq!(decoded(&request(TMPFILE, &body)), Ok(unnamed));

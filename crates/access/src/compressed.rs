@@ -1,0 +1,84 @@
+//! An image that is compressed: unpacked for one user into a file without a name.
+//!
+//! What has an index is read in place, and not unpacked.
+//!
+//! Law: the place to unpack to is opened before the process is confined; unpacking comes after.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::Context;
+use draconis_container::compression::{Compression, HEAD_BYTES};
+
+use crate::populate::{Blob, temporary_file};
+
+/// What is unpacked at once, and left out if it is zeros.
+const PIECE_BYTES: usize = 64 << 10;
+/// Where an ext volume has its mark, which goes before all others.
+const EXT_MAGIC: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
+
+/// Where a compressed image is unpacked to.
+pub struct CompressedImage {
+    packing: Compression,
+    archive: Blob,
+    output: File,
+}
+
+/// Looks whether an image is compressed, by its first bytes and no others.
+///
+/// # Errors
+/// It cannot be read, or there is no room for what it unpacks to.
+pub fn detect(file: &File, image: &Path) -> anyhow::Result<Option<CompressedImage>> {
+    let mut head = [0; HEAD_BYTES];
+    let len = file.read_at(&mut head, 0).with_context(|| image.display().to_string())?;
+    let Some(packing) = Compression::of(head.get(..len).unwrap_or_default()) else {
+        return Ok(None);
+    };
+    let mut mark = [0; 2];
+    if matches!(file.read_at(&mut mark, EXT_MAGIC.0), Ok(2)) && mark == EXT_MAGIC.1 {
+        return Ok(None);
+    }
+    let archive = Blob::new(file.try_clone()?, image)?;
+    Ok(Some(CompressedImage { packing, archive, output: temporary_file(image)? }))
+}
+
+impl CompressedImage {
+    /// Unpacks it; holes stay holes. `progress` hears of bytes.
+    ///
+    /// # Errors
+    /// It is damaged, unpacks to too much, or there is no room.
+    pub fn unpack(self, image: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<File> {
+        let program = self.packing.program();
+        let what = || format!("{}: compressed with {program}", image.display());
+        let stream = self.archive.decompress(None);
+        let mut stream = stream.with_context(|| image.display().to_string())?;
+        let mut piece = vec![0; PIECE_BYTES];
+        let mut at = 0;
+        let mut hole = false;
+        loop {
+            let mut len = 0;
+            while len < piece.len() {
+                match stream.read(&mut piece[len..]).with_context(what)? {
+                    0 => break,
+                    got => len += got,
+                }
+            }
+            let bytes = &piece[..len];
+            if len == 0 {
+                // A hole at the end has no length without a byte of it.
+                if hole {
+                    self.output.write_all_at(&[0], at - 1).with_context(what)?;
+                }
+                return Ok(self.output);
+            }
+            hole = bytes.iter().all(|byte| *byte == 0);
+            if !hole {
+                self.output.write_all_at(bytes, at).with_context(what)?;
+            }
+            at += len as u64;
+            progress(len as u64);
+        }
+    }
+}

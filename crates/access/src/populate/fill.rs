@@ -1,0 +1,180 @@
+//! What a new volume is filled with: sources, and what is changed of them on the way.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use draconis_exchange::contract::Time;
+use draconis_ext::mkfs::{FileSource, FormatOptions, NodeId, NodeKind, Tree, TreeNode};
+
+use super::device_table::{Table, apply_table};
+use super::transform::{newest_mtime, set_owner, set_times, squash_perms};
+use super::{
+    Digest, ImageOptions, Patterns, ScanRequest, ScanResult, Source, SourceSpec, TimestampPolicy,
+    scan,
+};
+
+/// A clock that no file is newer than.
+const TIME_MAX: Time = Time { seconds: i64::MAX, nanoseconds: 0 };
+
+/// What is wanted of sources, and how they become a volume.
+pub struct FillOptions<'a> {
+    /// A directory, or archives and images, later ones over earlier ones; none for an empty volume.
+    pub from: &'a [SourceSpec],
+    /// Of a directory, only these.
+    pub list: Option<&'a [Vec<u8>]>,
+    /// What is left out.
+    pub exclude: &'a Patterns,
+    /// How archives and images are read.
+    pub choice: ImageOptions<'a>,
+    /// Whose everything becomes.
+    pub owner: Option<(u32, u32)>,
+    /// Everything becomes root's.
+    pub squash: bool,
+    /// Groups and others have no permissions.
+    pub squash_perms: bool,
+    /// Nodes that are made besides, and what the table is called.
+    pub table: Option<(&'a Table, &'a Path)>,
+    /// No time is later than that of the volume, and only the last change comes from the source.
+    pub clamp_times: bool,
+    /// The same bytes of the same source, whenever and wherever.
+    pub reproducible: Option<DerivedFields>,
+}
+
+/// What of a volume follows from its tree.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct DerivedFields {
+    /// Its time: that of the newest file.
+    pub time: bool,
+    /// Its identity.
+    pub uuid: bool,
+    /// What hashes of names start from.
+    pub hash_seed: bool,
+}
+
+/// Scans the sources; what is to follow from the tree is put into `options`.
+///
+/// # Errors
+/// A source cannot be read, or is not what it claims to be; a table does not fit the tree.
+pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Result<ScanResult> {
+    let FillOptions {
+        from,
+        list,
+        exclude,
+        choice,
+        owner,
+        table,
+        clamp_times: clamped,
+        reproducible,
+        ..
+    } = filling;
+    let made = Time { seconds: i64::from(options.time), nanoseconds: 0 };
+    // The time of the newest file is not known before all are.
+    let by_newest = reproducible.is_some_and(|follows| follows.time);
+    let now = if by_newest { TIME_MAX } else { made };
+    let mut stamp = TimestampPolicy { now, reproducible: clamped || reproducible.is_some() };
+    let mut root =
+        TreeNode::new(NodeKind::Directory, 0o755).at(if by_newest { Time::default() } else { now });
+    (root.uid, root.gid) = options.root_owner;
+    let keep_owners = owner.is_none() && !filling.squash;
+    let mut found = match from {
+        [] => ScanResult { source: Source::new(Tree::new(root), NoContents), config: None },
+        from => scan(ScanRequest { from, list, exclude, choice, keep_owners, root, stamp })?,
+    };
+    let source = &mut found.source;
+    if let Some((path, target)) = source.outside_link() {
+        bail!("{path}: a hard link to {target}, which comes later in the archive or never");
+    }
+    if by_newest {
+        stamp.now = newest_described(source);
+        set_times(&mut source.tree, stamp);
+        options.time = u32::try_from(stamp.now.seconds).unwrap_or(u32::MAX);
+    }
+    if let Some((uid, gid)) = owner {
+        set_owner(&mut source.tree, uid, gid);
+    } else if filling.squash {
+        set_owner(&mut source.tree, 0, 0);
+    }
+    if filling.squash_perms {
+        squash_perms(&mut source.tree);
+    }
+    if let Some((table, named)) = table {
+        let laid = apply_table(source, table, stamp);
+        laid.with_context(|| named.display().to_string())?;
+    }
+    if let Some(follows) = reproducible {
+        derive_ids(follows, options, &source.tree);
+    }
+    Ok(found)
+}
+
+/// The newest time of what is described; what is only on the way has none.
+fn newest_described(source: &mut Source<'_>) -> Time {
+    for id in &source.implied_dirs {
+        if let Some(node) = source.tree.node_mut(*id) {
+            *node = node.clone().at(Time::default());
+        }
+    }
+    let newest = newest_mtime(&mut source.tree).max(Time::default());
+    for id in &source.implied_dirs {
+        if let Some(node) = source.tree.node_mut(*id) {
+            *node = node.clone().at(newest);
+        }
+    }
+    Time { nanoseconds: 0, ..newest }
+}
+
+/// Identity and hash seed from names, lengths, times, owners and attributes.
+fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) {
+    use std::fmt::Write as _;
+    let mut sums = String::new();
+    let mut dirs = vec![NodeId::ROOT];
+    let mut text = String::new();
+    while let Some(dir) = dirs.pop() {
+        text.clear();
+        for (name, id) in tree.names(dir) {
+            let node = tree.node(id);
+            let length = match &node.what {
+                NodeKind::File { size_bytes, .. } => *size_bytes,
+                NodeKind::Directory => {
+                    dirs.push(id);
+                    0
+                }
+                _ => 0,
+            };
+            let Time { seconds, nanoseconds } = node.modified;
+            let (kind, mode, owner) = (node.what.kind(), node.mode, (node.uid, node.gid));
+            let _ =
+                write!(text, "{name:?} {kind:?} {mode} {owner:?} {length} {seconds}.{nanoseconds}");
+            for (name, value) in node.attributes() {
+                let _ = write!(text, " {name:?}={value:?}");
+            }
+            text.push('\n');
+        }
+        // One after the other: memory does not grow with the tree.
+        sums = Digest::of(format!("{sums}{text}").as_bytes()).to_string();
+    }
+    let uuid = |what: &str| -> [u8; 16] {
+        let sum = Digest::bytes(format!("{what} {sums}").as_bytes());
+        let mut bytes: [u8; 16] = std::array::from_fn(|at| sum[at]);
+        // A UUID of version 8: made of something of one's own.
+        bytes[6] = bytes[6] & 0x0F | 0x80;
+        bytes[8] = bytes[8] & 0x3F | 0x80;
+        bytes
+    };
+    if follows.uuid {
+        options.uuid = uuid("volume");
+    }
+    if follows.hash_seed {
+        options.hash_seed = uuid("names");
+    }
+}
+
+/// An empty volume's files.
+struct NoContents;
+
+impl FileSource for NoContents {
+    fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        Err(ErrorKind::NotFound.into())
+    }
+}

@@ -1,0 +1,355 @@
+//! A disk in a store: `STORE#NAME`.
+//!
+//! ```text
+//!   STORE ──claimed──▶ Unopened ──confined──▶ Opened: store ──▶ the disks of its objects
+//! ```
+//!
+//! Law 1: nothing of the store is looked at before the process is confined, but the eight bytes
+//! by which it is known.
+//! Law 2: a file whose name has a `#` is that file.
+//! Law 3: the end of the last disk leaves a checkpoint: the end of a log that rots cannot be
+//! told from one that a power cut tore.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
+use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
+use draconis_service::remote_disk::DiskProcess;
+use rustix::io::Errno;
+
+use crate::error::{busy_error, not_found_error};
+use crate::image;
+use crate::messages::format_bytes;
+use crate::stores::with_context;
+
+/// What a store begins with.
+const STORE_MAGIC: &[u8; 8] = b"DracoObj";
+
+/// A disk on the command line: the store, and the disk's name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoreDiskName {
+    /// The file or device of the store.
+    pub store: PathBuf,
+    /// The name in it.
+    pub name: String,
+}
+
+impl StoreDiskName {
+    /// What a path names, if that is a disk in a store and no file.
+    pub fn parse(image: &Path) -> Option<Self> {
+        if std::fs::symlink_metadata(image).is_ok() {
+            return None;
+        }
+        let text = image.as_os_str().as_bytes();
+        let hash = text.iter().rposition(|byte| *byte == b'#')?;
+        let (store, name) = text.split_at(hash);
+        let store = PathBuf::from(OsStr::from_bytes(store));
+        let name = std::str::from_utf8(name.get(1..)?).ok()?.to_owned();
+        (!name.is_empty() && is_store(&store)).then_some(Self { store, name })
+    }
+
+    /// Opens the store to be read, beside others who do.
+    pub fn open_shared(self) -> anyhow::Result<UnreadStoreDisk> {
+        let shown = self.store.display();
+        let file = File::open(&self.store).with_context(|| shown.to_string())?;
+        match lock_file(&file, LockMode::Shared) {
+            Err(Errno::WOULDBLOCK) => {
+                return Err(busy_error(format!(
+                    "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
+                 the command that changes it is done"
+                )));
+            }
+            claimed => claimed?,
+        }
+        self.opened(file, false)
+    }
+
+    /// Opens the store to be changed, alone.
+    pub fn open_exclusive(self) -> anyhow::Result<UnreadStoreDisk> {
+        self.check_writable(true)?;
+        let none = || not_found_error(format!("{}: no such file", self.store.display()));
+        let file = image::open_exclusive(&self.store)?.ok_or_else(none)?;
+        self.opened(file, true)
+    }
+
+    /// Whether that is what a disk was, and does not change.
+    pub fn is_snapshot(&self) -> bool {
+        self.name.as_bytes().contains(&SNAPSHOT_MARK)
+    }
+
+    fn opened(self, file: File, write: bool) -> anyhow::Result<UnreadStoreDisk> {
+        // A sandbox cannot see what goes through a ring. Who only reads may find it in the page
+        // cache, as with every tool that runs once.
+        let options = FileOptions { write, direct: write, uring: false };
+        let file = OpenedFile::new(file.into(), options);
+        let file = file.with_context(|| self.store.display().to_string())?;
+        Ok(UnreadStoreDisk { below: StoreBacking::File(file), of: self, write, claim: None })
+    }
+
+    /// Of a store that is in no file: its disk, which another process has, and what is claimed for
+    /// as long as it is used.
+    pub fn open_remote(
+        self,
+        disk: DiskProcess,
+        write: bool,
+        claim: Option<File>,
+    ) -> anyhow::Result<UnreadStoreDisk> {
+        self.check_writable(write)?;
+        Ok(UnreadStoreDisk { below: StoreBacking::Served(disk), of: self, write, claim })
+    }
+
+    /// Refuses to change a snapshot.
+    pub fn check_writable(&self, write: bool) -> anyhow::Result<()> {
+        if write && self.is_snapshot() {
+            bail!(
+                "{self} is a snapshot, and read-only; draconis store clone {self} NEW makes a disk of it"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for StoreDiskName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}#{}", self.store.display(), self.name)
+    }
+}
+
+/// Whether a file begins as a store does.
+fn is_store(path: &Path) -> bool {
+    // Nothing but files and devices is opened, since that may wait for ever.
+    let is_usable = |found: std::fs::Metadata| {
+        use std::os::unix::fs::FileTypeExt;
+        found.is_file() || found.file_type().is_block_device()
+    };
+    let mut head = [0; STORE_MAGIC.len()];
+    std::fs::metadata(path).is_ok_and(is_usable)
+        && File::open(path).and_then(|file| file.read_exact_at(&mut head, 0)).is_ok()
+        && head == *STORE_MAGIC
+}
+
+/// What a disk may be called, for clap.
+pub fn disk_name(text: &str) -> Result<String, String> {
+    let is_good = |c: char| c.is_alphanumeric() || "-_.+,=".contains(c);
+    if text.is_empty() || text.len() > 255 || text.starts_with('-') || !text.chars().all(is_good) {
+        return Err("letters, digits and -_.+,= make a name, up to 255 bytes".into());
+    }
+    if text == "new" || text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("a name is not new, and no number: those are objects".into());
+    }
+    Ok(text.to_owned())
+}
+
+/// A disk of a store that is open and claimed, and was not looked at.
+pub struct UnreadStoreDisk {
+    below: StoreBacking,
+    of: StoreDiskName,
+    write: bool,
+    claim: Option<File>,
+}
+
+/// What a store is on.
+enum StoreBacking {
+    File(OpenedFile),
+    /// A disk that another process has.
+    Served(DiskProcess),
+}
+
+impl UnreadStoreDisk {
+    /// Opens the store; who is to be confined is, by now.
+    pub fn open(self) -> anyhow::Result<OpenStoreDisk> {
+        let options = OpenOptions { read_only: !self.write, ..OpenOptions::default() };
+        let below: Arc<dyn Disk> = match self.below {
+            StoreBacking::File(file) => Arc::new(file.start()),
+            StoreBacking::Served(disk) => {
+                disk.start().with_context(|| self.of.store.display().to_string())?
+            }
+        };
+        let store =
+            Store::open(below, &options).map_err(|error| with_context(&self.of.store, error))?;
+        let held = OpenStore { store, path: self.of.store.clone(), _claim: self.claim };
+        Ok(OpenStoreDisk { held: Arc::new(held), of: self.of })
+    }
+
+    /// Opens the store, and the disk.
+    pub fn start(self) -> anyhow::Result<Arc<dyn Disk>> {
+        self.open()?.disk()
+    }
+}
+
+/// A disk of an open store, there or not.
+pub struct OpenStoreDisk {
+    held: Arc<OpenStore>,
+    of: StoreDiskName,
+}
+
+impl OpenStoreDisk {
+    /// The object, if the disk is there.
+    pub fn find(&self) -> anyhow::Result<Option<ObjectId>> {
+        self.held
+            .store
+            .named(self.of.name.as_bytes())
+            .map_err(|error| with_context(&self.of.store, error))
+    }
+
+    fn object(&self) -> anyhow::Result<ObjectId> {
+        self.find()?.ok_or_else(|| {
+            let StoreDiskName { store, name } = &self.of;
+            let store = store.display();
+            not_found_error(format!(
+                "{store} has no disk {name}; draconis store disk {store} {name} SIZE makes one, \
+                 draconis store ls {store} lists them"
+            ))
+        })
+    }
+
+    /// The disk as it is now.
+    pub fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
+        self.object()?;
+        let disk = self.held.store.disk_named(self.of.name.as_bytes());
+        let disk = disk.map_err(|error| with_context(&self.of.store, error))?;
+        Ok(Arc::new(StoreObjectDisk { disk, _store: self.held.clone() }))
+    }
+
+    /// Another disk of the same store.
+    pub fn sibling(&self, of: &StoreDiskName) -> Self {
+        Self { held: self.held.clone(), of: of.clone() }
+    }
+
+    /// The length of the disk, in bytes.
+    pub fn len_bytes(&self) -> anyhow::Result<u64> {
+        self.held.store.len(self.object()?).map_err(|error| with_context(&self.of.store, error))
+    }
+
+    /// Gives the disk a length. What is new reads as zeros.
+    pub fn set_len(&self, len_bytes: u64) -> anyhow::Result<()> {
+        let id = self.object()?;
+        self.submit(|group| group.truncate(id, len_bytes), len_bytes)
+    }
+
+    /// Makes the disk: all of it reads as zeros.
+    pub fn create(&self, len_bytes: u64) -> anyhow::Result<()> {
+        ensure!(self.find()?.is_none(), "{}: is there already", self.of);
+        disk_name(&self.of.name).map_err(|why| anyhow!("{}: {why}", self.of))?;
+        let new = self.held.store.new_object();
+        let name = self.of.name.as_bytes();
+        self.submit(
+            |group| {
+                let id = group.create(new, Hint::Unknown);
+                group.truncate(id, len_bytes);
+                group.name(name, id);
+            },
+            len_bytes,
+        )
+    }
+
+    /// Makes all of the disk zeros, at a length.
+    pub fn clear(&self, len_bytes: u64) -> anyhow::Result<()> {
+        let id = self.object()?;
+        self.submit(
+            |group| {
+                group.truncate(id, 0);
+                group.truncate(id, len_bytes);
+            },
+            len_bytes,
+        )
+    }
+
+    /// Takes the disk away.
+    pub fn remove(&self) -> anyhow::Result<()> {
+        let id = self.object()?;
+        let name = self.of.name.as_bytes();
+        self.submit(
+            |group| {
+                group.delete(id);
+                group.unname(name);
+            },
+            0,
+        )
+    }
+
+    fn submit(&self, fill: impl FnOnce(&mut Group), len_bytes: u64) -> anyhow::Result<()> {
+        // Lengths of objects are larger; a disk is counted in sectors.
+        ensure!(
+            len_bytes <= i64::MAX as u64,
+            "{}: {} are too much",
+            self.of,
+            format_bytes(len_bytes)
+        );
+        let mut group = Group::new();
+        fill(&mut group);
+        let done = self.held.store.submit(group, &[]).map_err(|refused| refused.error);
+        let done = done.and_then(|ticket| self.held.store.wait(ticket));
+        done.map_err(|error| with_context(&self.of.store, error))
+    }
+}
+
+/// A store, as long as one of its disks is in use.
+struct OpenStore {
+    store: Arc<Store>,
+    path: PathBuf,
+    /// Given up last.
+    _claim: Option<File>,
+}
+
+impl Drop for OpenStore {
+    fn drop(&mut self) {
+        // What had to be durable was waited for.
+        if !self.store.is_read_only()
+            && let Err(error) = self.store.sync().and_then(|()| self.store.checkpoint())
+        {
+            log::warn!("{}: {error}", self.path.display());
+        }
+    }
+}
+
+/// The disk of an object, which holds its store.
+struct StoreObjectDisk {
+    disk: ObjectDisk,
+    _store: Arc<OpenStore>,
+}
+
+impl draconis_device::ForwardingDisk for StoreObjectDisk {
+    type Below = ObjectDisk;
+
+    fn disk(&self) -> &ObjectDisk {
+        &self.disk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_named_behind_the_last_hash_of_a_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("a#b.store"), b"DracoObj and more").unwrap();
+        std::fs::write(path("file"), b"something else").unwrap();
+        std::fs::write(path("a#b.store#file"), b"").unwrap();
+        let named =
+            |text: &str| StoreDiskName::parse(&path(text)).map(|name| (name.store, name.name));
+        assert_eq!(named("a#b.store#vol"), Some((path("a#b.store"), "vol".into())));
+        for none in ["a#b.store", "a#b.store#", "a#b.store#file", "file#vol", "nothing#vol", "file"]
+        {
+            assert_eq!(named(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn names_of_disks() {
+        for good in ["vol", "a.b-c_1", "7up", "Straße"] {
+            assert_eq!(disk_name(good), Ok(good.into()));
+        }
+        for bad in ["", "new", "17", "-x", "a b", "a/b", "a#b", "a@b", "a:b", "a\n"] {
+            assert!(disk_name(bad).is_err(), "{bad:?}");
+        }
+    }
+}

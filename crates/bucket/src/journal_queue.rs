@@ -1,0 +1,478 @@
+//! What a disk with a journal does beside: what is waited for goes to the journal, and from there to
+//! the bucket in its own time.
+//!
+//! ```text
+//!   written ─▶ drafts ── keep: one flush for all who wait ─▶ kept: acknowledged
+//!                                    │ all of an object
+//!                                    ▼
+//!                    pump: sealed, sent, found to be durable ─▶ room in the journal
+//! ```
+//!
+//! Law 1: an object is sent once it is sealed and all of it is in the journal.
+//! Law 2: a journal that is full makes writers wait, as long as the bucket takes something now and
+//! then; a bucket that takes nothing for as long as requests are tried again ends writing then.
+//! Law 3: as long as there is room a bucket that cannot be reached disturbs none; who closes the disk
+//! waits as long as requests are tried again.
+//! Law 4: when the journal fails, what it has is sent all the same, as far as it was acknowledged.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use draconis_device::{Error, Ticket};
+use parking_lot::MutexGuard;
+
+use crate::OBJECT_BYTES;
+use crate::journal::{Journal, JournalStatistics, PendingRecord};
+use crate::name::{Name, ObjectNumber, SectorRun};
+use crate::open::remote;
+use crate::upload_queue::{Shared, State};
+
+/// Most that goes to the journal at once; and more than that does not wait for it.
+const BATCH_BYTES: u64 = 8 << 20;
+/// One draft is no longer.
+const DRAFT_BYTES: u64 = 1 << 20;
+const DRAFT_RUNS: usize = 32;
+/// How long who waits for room sleeps at most before it looks whether all stands still.
+const LOOK: Duration = Duration::from_millis(100);
+/// Whether the epoch is still ours is asked so many times less often than objects are made.
+const EPOCH_CHECK_COMMITS: u32 = 20;
+
+/// What of a disk concerns its journal.
+pub(crate) struct JournalQueue {
+    /// None while one writes it.
+    journal: Option<Journal>,
+    pub place: Arc<str>,
+    /// Objects are no longer, so that the journal has room for several, however they are made.
+    object_bytes: u64,
+    pub kept: JournalStatistics,
+    /// Not in the journal yet.
+    drafts: VecDeque<PendingRecord>,
+    drafts_bytes: u64,
+    /// Being written.
+    in_flight: u64,
+    /// Drafts that are durable, counted from the first.
+    flushed: u64,
+    /// Up to which draft a ticket is.
+    marks: VecDeque<(u64, u64)>,
+    /// All tickets up to here are durable in the journal.
+    journaled_ticket: u64,
+    /// How much of the newest object that it has something of.
+    newest: (u64, u64),
+    wants_room: bool,
+    is_half_full: bool,
+    /// Since when nothing has moved, and what was sent and durable then.
+    stuck: Option<(Instant, u64, u64)>,
+    last_asked: Option<Instant>,
+    /// The bucket could not be reached, and is left alone until then.
+    pub rests_until: Option<Instant>,
+    pub is_over: bool,
+}
+
+impl JournalQueue {
+    pub fn new(journal: Journal) -> Self {
+        Self {
+            place: journal.place().into(),
+            object_bytes: journal.object_bytes(),
+            kept: journal.kept,
+            journal: Some(journal),
+            drafts: VecDeque::new(),
+            drafts_bytes: 0,
+            in_flight: 0,
+            flushed: 0,
+            marks: VecDeque::new(),
+            journaled_ticket: 0,
+            newest: (u64::MAX, 0),
+            wants_room: false,
+            is_half_full: false,
+            stuck: None,
+            last_asked: None,
+            rests_until: None,
+            is_over: false,
+        }
+    }
+
+    /// The journal counts all but how often it was waited for.
+    fn add_statistics(&mut self, kept: JournalStatistics) {
+        self.kept = JournalStatistics { full: self.kept.full, ..kept };
+    }
+
+    /// The last draft so far, counted from the first.
+    fn last(&self) -> u64 {
+        self.flushed + self.in_flight + self.drafts.len() as u64
+    }
+
+    fn add(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
+        self.drafts_bytes += bytes.len() as u64;
+        let last = self.drafts.back_mut().filter(|last| {
+            let has_room = last.len() < DRAFT_BYTES && last.runs.len() < DRAFT_RUNS;
+            last.nth == nth && !last.is_root && has_room
+        });
+        let Some(last) = last else {
+            let bytes = vec![bytes.clone()];
+            self.drafts.push_back(PendingRecord { nth, runs: vec![run], bytes, is_root: false });
+            return;
+        };
+        last.bytes.push(bytes.clone());
+        match last.runs.last_mut() {
+            Some(before) if before.sector + before.count == run.sector => before.count += run.count,
+            _ => last.runs.push(run),
+        }
+    }
+
+    fn mark_flushed(&mut self, done: &[PendingRecord]) {
+        self.flushed += done.len() as u64;
+        for draft in done {
+            self.drafts_bytes -= draft.len();
+            let before = if self.newest.0 == draft.nth { self.newest.1 } else { 0 };
+            self.newest = (draft.nth, before + draft.len());
+        }
+        while let Some((ticket, _)) = self.marks.pop_front_if(|(_, last)| *last <= self.flushed) {
+            self.journaled_ticket = ticket;
+        }
+    }
+}
+
+impl State {
+    /// Something of an object is to be kept.
+    pub fn draft(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
+        if let Some(keeping) = &mut self.keeping {
+            keeping.add(nth, run, bytes);
+        }
+    }
+
+    pub fn draft_root(&mut self, nth: u64, bytes: &Bytes) {
+        if let Some(keeping) = &mut self.keeping {
+            keeping.drafts_bytes += bytes.len() as u64;
+            let bytes = vec![bytes.clone()];
+            keeping.drafts.push_back(PendingRecord { nth, runs: vec![], bytes, is_root: true });
+        }
+    }
+
+    /// All tickets up to now have their drafts.
+    pub fn mark(&mut self) {
+        let ticket = self.tickets;
+        if let Some(keeping) = &mut self.keeping {
+            let last = keeping.last();
+            match last == keeping.flushed {
+                true => keeping.journaled_ticket = ticket,
+                false => keeping.marks.push_back((ticket, last)),
+            }
+        }
+    }
+
+    /// How long an object can be.
+    pub fn object_bytes(&self) -> u64 {
+        self.keeping.as_ref().map_or(OBJECT_BYTES, |keeping| keeping.object_bytes)
+    }
+
+    /// Up to which draft has to be kept before what is sealed now can be sent.
+    pub fn last_draft(&self) -> u64 {
+        self.keeping.as_ref().map_or(0, JournalQueue::last)
+    }
+
+    pub fn is_journaled(&self, draft: u64) -> bool {
+        self.keeping.as_ref().is_none_or(|keeping| draft <= keeping.flushed)
+    }
+}
+
+impl Shared {
+    /// Returns once a ticket is durable in the journal.
+    pub fn wait_journaled(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        loop {
+            let Some(keeping) = &state.keeping else { return Err(Error::ServiceEnded) };
+            if ticket.0 > state.tickets {
+                return Err(Error::UnknownTicket(ticket));
+            }
+            if ticket.0 <= keeping.journaled_ticket {
+                return Ok(());
+            }
+            if let Some(error) = &state.error {
+                return Err(error.clone());
+            }
+            self.keep_or_wait(&mut state);
+        }
+    }
+
+    /// Waits until not too much is in memory alone.
+    pub fn wait_for_room(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        while state.error.is_none()
+            && state.keeping.as_ref().is_some_and(|it| it.drafts_bytes > BATCH_BYTES)
+        {
+            self.keep_or_wait(state);
+        }
+    }
+
+    fn keep_or_wait(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        match state.keeping.as_ref().is_some_and(|keeping| keeping.journal.is_some()) {
+            true => self.write_journal(state),
+            false => self.changed.wait(state),
+        }
+    }
+
+    /// Writes what is drafted to the journal, as far as there is room; if there is none, waits a
+    /// moment for that.
+    fn write_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        let (durable, epoch) = (state.durable, self.epoch.number);
+        let Some(keeping) = &mut state.keeping else { return };
+        let Some(mut journal) = keeping.journal.take() else { return };
+        let (mut drafts, mut len) = (vec![], 0);
+        while len < BATCH_BYTES
+            && let Some(draft) = keeping.drafts.pop_front()
+        {
+            len += draft.len();
+            drafts.push(draft);
+        }
+        keeping.in_flight = drafts.len() as u64;
+        let done = MutexGuard::unlocked(state, || -> Result<usize, Error> {
+            if let Some(first) = drafts.first().filter(|first| !journal.has_room_for(first)) {
+                if !journal.takes(first) {
+                    let (place, len) = (journal.place(), first.len());
+                    return Err(remote(format!("{place} is too short for {len} bytes at once")));
+                }
+                journal.release(durable)?;
+            }
+            journal.write(epoch, &drafts)
+        });
+        let Some(keeping) = &mut state.keeping else { return };
+        keeping.add_statistics(journal.kept);
+        keeping.is_half_full = journal.is_half_full();
+        keeping.journal = Some(journal);
+        keeping.in_flight = 0;
+        let count = *done.as_ref().unwrap_or(&0);
+        let had_drafts = !drafts.is_empty();
+        for draft in drafts.drain(count..).rev() {
+            keeping.drafts.push_front(draft);
+        }
+        keeping.mark_flushed(&drafts);
+        match done {
+            Ok(0) if had_drafts => return self.wait_for_journal_space(state),
+            Ok(_) => {
+                (keeping.wants_room, keeping.stuck) = (false, None);
+                self.send_all(state);
+            }
+            Err(error) => {
+                state.error.get_or_insert(error);
+                self.send_acknowledged(state);
+            }
+        }
+        self.changed.notify_all();
+        self.pump_wakes.notify_one();
+    }
+
+    /// The journal is full: the pump is told, and given time, but not for ever.
+    fn wait_for_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        let (now, sent, durable) = (Instant::now(), state.sent, state.durable);
+        let Some(keeping) = &mut state.keeping else { return };
+        if !std::mem::replace(&mut keeping.wants_room, true) {
+            keeping.kept.full += 1;
+        }
+        let moved = keeping.stuck.is_none_or(|(_, before, then)| (before, then) != (sent, durable));
+        if moved {
+            keeping.stuck = Some((now, sent, durable));
+        }
+        let since = keeping.stuck.map_or(now, |(since, ..)| since);
+        if now.duration_since(since) > self.bucket.deadline() + LOOK {
+            let (place, address) = (&keeping.place, &self.bucket.address);
+            let error = remote(format!(
+                "{place} is full, and {address} has taken nothing of it for {} seconds: see that the \
+                 bucket can be reached, or allow it more time with --deadline. What was acknowledged \
+                 is in {place}",
+                self.bucket.deadline().as_secs()
+            ));
+            state.error.get_or_insert(error);
+        }
+        self.changed.notify_all();
+        self.pump_wakes.notify_one();
+        if state.error.is_none() {
+            self.changed.wait_for(state, LOOK);
+        }
+    }
+
+    /// Sends what is complete, and was not sent.
+    pub fn send_all(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        let waiting = state.sealed.iter().filter(|(_, sealed)| !sealed.is_sending);
+        let waiting: Vec<u64> = waiting.map(|(nth, _)| *nth).collect();
+        for nth in waiting {
+            self.send(state, nth);
+        }
+    }
+
+    /// The journal has failed: what it has of an object that is not complete was acknowledged, and
+    /// goes to the bucket as an object. One that is composed of the journal later is not sent then.
+    fn send_acknowledged(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+        let Some(keeping) = &state.keeping else { return };
+        let ((nth, kept), flushed) = (keeping.newest, keeping.flushed);
+        let open = state.open.as_ref().filter(|pack| pack.nth == nth);
+        let (runs, bytes) = match (open, state.sealed.get(&nth)) {
+            (Some(pack), _) => (pack.runs.clone(), Bytes::copy_from_slice(&pack.bytes)),
+            (None, Some(sealed)) if !sealed.is_root && sealed.needs_record > flushed => {
+                let Some(Name::Data(_, runs)) = Name::of(&sealed.key) else { return };
+                (runs, sealed.bytes.clone())
+            }
+            _ => return,
+        };
+        let mut left = kept / crate::SECTOR;
+        let cut = |run: SectorRun| {
+            let count = run.count.min(left);
+            left -= count;
+            (count > 0).then_some(SectorRun { count, ..run })
+        };
+        let runs: Vec<SectorRun> = runs.into_iter().map_while(cut).collect();
+        if runs.is_empty() {
+            return;
+        }
+        let key = Name::Data(ObjectNumber { epoch: self.epoch.number, sequence: nth }, runs).key();
+        let (shared, bytes) = (self.clone(), bytes.slice(..kept as usize));
+        self.lanes.push(move || {
+            if let Err(trouble) = shared.bucket.put(&key, &bytes) {
+                log::warn!("{}", shared.bucket.error("writing", &key, &trouble));
+            }
+        });
+    }
+
+    /// The bucket could not be reached: it is left alone for a while.
+    pub fn start_backoff(&self, state: &mut State) {
+        let until = Instant::now() + self.bucket.rest();
+        let Some(keeping) = &mut state.keeping else { return };
+        if keeping.rests_until.replace(until).is_none() {
+            let (address, place) = (&self.bucket.address, &keeping.place);
+            log::warn!("{address}: what is written waits in {place}");
+        }
+        self.pump_wakes.notify_one();
+    }
+
+    /// Does behind what none waits for, until the disk is closed.
+    pub fn run_uploader(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        while state.keeping.as_ref().is_some_and(|keeping| !keeping.is_over) {
+            let due = match state.error {
+                None => self.pump_once(&mut state),
+                Some(_) => Some(Instant::now() + LOOK),
+            };
+            match due {
+                Some(due) if due <= Instant::now() => {}
+                Some(due) => drop(self.pump_wakes.wait_until(&mut state, due)),
+                None => self.pump_wakes.wait(&mut state),
+            }
+        }
+    }
+
+    /// Does one thing, or says when there will be one.
+    fn pump_once(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> Option<Instant> {
+        let now = Instant::now();
+        let commit = self.pace.commit;
+        let Some(keeping) = &mut state.keeping else { return None };
+        let mut due: Option<Instant> = None;
+        let mut at = |moment: Instant| due = Some(due.map_or(moment, |it| it.min(moment)));
+        // The bucket was left alone for long enough.
+        let rests_until = keeping.rests_until;
+        if let Some(until) = rests_until {
+            if until <= now {
+                keeping.rests_until = None;
+                self.send_all(state);
+                return Some(now);
+            }
+            at(until);
+        }
+        // What the journal has goes to the bucket after a while.
+        let newest = keeping.newest.0;
+        let wants_room = keeping.wants_room;
+        let is_pressing = wants_room || keeping.is_half_full;
+        let (last_asked, has_journal) = (keeping.last_asked, keeping.journal.is_some());
+        let (has_drafts, is_long) =
+            (!keeping.drafts.is_empty(), keeping.drafts_bytes > BATCH_BYTES / 2);
+        if state.open.as_ref().is_some_and(|pack| pack.nth == newest) {
+            let next = state.last_sealed.map(|last| last + commit);
+            match next.filter(|next| *next > now && !wants_room) {
+                Some(next) => at(next),
+                None => {
+                    self.seal(state);
+                    return Some(now);
+                }
+            }
+        }
+        // What was sent is durable if the epoch is still ours.
+        if state.sent > state.durable && !state.is_asking && rests_until.is_none() {
+            let next = last_asked.map(|last| last + commit * EPOCH_CHECK_COMMITS);
+            match next.filter(|next| *next > now && !is_pressing) {
+                Some(next) => at(next),
+                None => {
+                    if let Some(keeping) = &mut state.keeping {
+                        keeping.last_asked = Some(now);
+                    }
+                    self.verify_epoch(state);
+                    return Some(now);
+                }
+            }
+        }
+        if !has_journal {
+            // Who has it says when that is over.
+            return due;
+        }
+        let is_complete = |nth: &u64| {
+            state.sealed.get(nth).is_some_and(|it| !state.is_journaled(it.needs_record))
+        };
+        let is_wanted = state.sealed.keys().next_back().is_some_and(is_complete);
+        if has_drafts && (is_wanted || is_long) {
+            self.write_journal(state);
+            return Some(now);
+        }
+        // The bucket has all: the journal need not say otherwise.
+        let has_all = !has_drafts && state.open.is_none() && state.durable == state.next;
+        // Others may have come meanwhile.
+        if has_all && self.release_journal_space(state) {
+            return Some(now);
+        }
+        due
+    }
+
+    /// Gives back all the room of what the bucket has.
+    fn release_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
+        let durable = state.durable;
+        let Some(keeping) = &mut state.keeping else { return false };
+        let Some(mut journal) = keeping.journal.take_if(|it| it.first().is_some()) else {
+            return false;
+        };
+        let done = MutexGuard::unlocked(state, || journal.release(durable));
+        let Some(keeping) = &mut state.keeping else { return false };
+        keeping.add_statistics(journal.kept);
+        keeping.is_half_full = journal.is_half_full();
+        keeping.journal = Some(journal);
+        if let Err(error) = done {
+            state.error.get_or_insert(error);
+        }
+        self.changed.notify_all();
+        true
+    }
+
+    /// The end: the bucket has all, and the journal says so. What is said if it could not be.
+    pub fn close_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> Option<String> {
+        while state.error.is_none() && state.durable < state.next {
+            match state.is_asking {
+                true => self.changed.wait(state),
+                false => self.verify_epoch(state),
+            }
+        }
+        let keeping = state.keeping.as_mut()?;
+        keeping.is_over = true;
+        self.pump_wakes.notify_one();
+        while state.keeping.as_ref().is_some_and(|keeping| keeping.journal.is_none()) {
+            self.changed.wait(state);
+        }
+        let has_failed = state.error.is_some();
+        let keeping = state.keeping.as_mut()?;
+        let journal = keeping.journal.as_mut()?;
+        let emptied = if has_failed { Ok(()) } else { journal.mark_empty() };
+        let kept = journal.kept;
+        keeping.add_statistics(kept);
+        let (place, address) = (keeping.place.clone(), &self.bucket.address);
+        if let Err(error) = emptied {
+            state.error = Some(error);
+        }
+        let error = state.error.as_ref()?;
+        Some(format!("{place} keeps what was acknowledged and {address} has not: {error}"))
+    }
+}

@@ -1,0 +1,279 @@
+//! A bucket in memory, and what goes wrong with buckets.
+//!
+//! ```text
+//!   client, its faults ──┐
+//!   client ──────────────┴─ server: objects, requests that did not arrive yet
+//! ```
+//!
+//! Law 1: the server keeps its promises, unless it was told which one it does not.
+//! Law 2: faults are of a client and follow from a seed and the order of its requests. A request
+//! that was refused may have been done, or be done later, even after its client died.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use draconis_device::Random;
+use parking_lot::Mutex;
+
+use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
+
+/// How many objects a list has before it asks for more.
+const PAGE: usize = 4;
+
+/// What goes wrong for a client: one request in so many, 0 for none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Faults {
+    /// Makes a run.
+    pub seed: u64,
+    /// Refused, and not done.
+    pub refused: u64,
+    /// Done, and the answer lost.
+    pub lost: u64,
+    /// Refused, and done later.
+    pub late: u64,
+    /// Answered only after others, that were asked for later.
+    pub slow: u64,
+    /// After so many requests the client is dead: none of its requests is answered.
+    pub dies_after: Option<u64>,
+}
+
+/// What a server promises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServerGuarantees {
+    /// What exists is not created.
+    pub creates_once: bool,
+    /// Lists have what was written before.
+    pub lists_all: bool,
+    /// Of a range it answers only that.
+    pub ranges: bool,
+    /// What was deleted is gone.
+    pub deletes: bool,
+}
+
+impl ServerGuarantees {
+    /// All of them.
+    pub const ALL: Self = Self { creates_once: true, lists_all: true, ranges: true, deletes: true };
+}
+
+/// A client of a bucket in memory.
+pub struct MemoryBucket {
+    server: Arc<Mutex<Server>>,
+    client: Mutex<Client>,
+}
+
+struct Server {
+    objects: BTreeMap<String, Bytes>,
+    promises: ServerGuarantees,
+    requests: u64,
+    /// When, and what.
+    late: Vec<(u64, Change)>,
+}
+
+#[derive(Clone)]
+enum Change {
+    Put(String, Bytes),
+    Create(String, Bytes),
+    Delete(String),
+}
+
+struct Client {
+    faults: Faults,
+    dice: Random,
+    requests: u64,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Done,
+    Refused,
+    Lost,
+    Late(u64),
+    Dead,
+}
+
+impl Default for MemoryBucket {
+    fn default() -> Self {
+        Self::promising(ServerGuarantees::ALL)
+    }
+}
+
+impl MemoryBucket {
+    /// An empty bucket whose server promises no more than that.
+    pub fn promising(promises: ServerGuarantees) -> Self {
+        let server = Server { objects: BTreeMap::new(), promises, requests: 0, late: vec![] };
+        Self::with(Arc::new(Mutex::new(server)), Faults::default())
+    }
+
+    /// Another client of the same bucket.
+    #[must_use]
+    pub fn client(&self, faults: Faults) -> Self {
+        Self::with(self.server.clone(), faults)
+    }
+
+    fn with(server: Arc<Mutex<Server>>, faults: Faults) -> Self {
+        let client = Client { faults, dice: Random::new(faults.seed), requests: 0 };
+        Self { server, client: Mutex::new(client) }
+    }
+
+    /// From now on other things go wrong for this client.
+    pub fn set(&self, faults: Faults) {
+        let mut client = self.client.lock();
+        *client = Client { faults, dice: Random::new(faults.seed), requests: 0 };
+    }
+
+    /// All keys.
+    pub fn keys(&self) -> Vec<String> {
+        self.server.lock().objects.keys().cloned().collect()
+    }
+
+    fn fate(&self) -> Fate {
+        let mut client = self.client.lock();
+        client.requests += 1;
+        let Faults { refused, lost, late, slow, dies_after, .. } = client.faults;
+        let mut is_one_of = |many: u64| many > 0 && client.dice.below(many) == 0;
+        let (is_refused, is_lost, is_late) = (is_one_of(refused), is_one_of(lost), is_one_of(late));
+        let is_slow = is_one_of(slow);
+        let delay = client.dice.below(40);
+        let is_dead = dies_after.is_some_and(|most| client.requests > most);
+        // What it sent just before it died may arrive.
+        let is_last = dies_after.is_some_and(|most| client.requests <= most + 8);
+        let arrives = is_dead && is_last && client.dice.below(3) == 0;
+        drop(client);
+        if is_slow {
+            std::thread::sleep(Duration::from_micros(delay * 5));
+        }
+        match (is_dead, is_refused, is_lost, is_late) {
+            (true, ..) if arrives => Fate::Late(delay),
+            (true, ..) => Fate::Dead,
+            (_, true, ..) => Fate::Refused,
+            (_, _, true, _) => Fate::Lost,
+            (.., true) => Fate::Late(delay),
+            _ => Fate::Done,
+        }
+    }
+
+    fn change(&self, change: Change) -> RequestResult<()> {
+        let fate = self.fate();
+        let mut server = self.server.lock();
+        server.pass();
+        match fate {
+            Fate::Done => server.apply(change),
+            Fate::Refused => Err(RequestError::Transient("503 slow down".to_owned())),
+            Fate::Lost => {
+                let _ = server.apply(change);
+                Err(RequestError::Transient("the connection broke".to_owned()))
+            }
+            Fate::Late(delay) => {
+                let due = server.requests + delay;
+                server.late.push((due, change));
+                Err(RequestError::Transient("no answer".to_owned()))
+            }
+            Fate::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
+        }
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&Server) -> RequestResult<T>) -> RequestResult<T> {
+        let fate = self.fate();
+        let mut server = self.server.lock();
+        server.pass();
+        match fate {
+            Fate::Done => look(&server),
+            Fate::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
+            _ => Err(RequestError::Transient("503 slow down".to_owned())),
+        }
+    }
+}
+
+impl Server {
+    /// A moment passes: what is late may arrive.
+    fn pass(&mut self) {
+        self.requests += 1;
+        let now = self.requests;
+        let (due, late) = std::mem::take(&mut self.late).into_iter().partition(|it| it.0 <= now);
+        self.late = late;
+        let due: Vec<(u64, Change)> = due;
+        for (_, change) in due {
+            let _ = self.apply(change);
+        }
+    }
+
+    fn apply(&mut self, change: Change) -> RequestResult<()> {
+        match change {
+            Change::Create(key, _)
+                if self.promises.creates_once && self.objects.contains_key(&key) =>
+            {
+                return Err(RequestError::AlreadyExists);
+            }
+            Change::Put(key, bytes) | Change::Create(key, bytes) => {
+                self.objects.insert(key, bytes);
+            }
+            Change::Delete(key) if self.promises.deletes => drop(self.objects.remove(&key)),
+            Change::Delete(_) => {}
+        }
+        Ok(())
+    }
+}
+
+impl BucketApi for MemoryBucket {
+    fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
+        self.change(Change::Put(key.to_owned(), bytes))
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
+        self.change(Change::Create(key.to_owned(), bytes))
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
+        self.look(|server| {
+            let bytes = server.objects.get(key).ok_or(RequestError::NotFound)?;
+            let Some((from, len)) = range.filter(|_| server.promises.ranges) else {
+                return Ok(bytes.clone());
+            };
+            let from = (from as usize).min(bytes.len());
+            let to = from.saturating_add(len as usize).min(bytes.len());
+            Ok(bytes.slice(from..to))
+        })
+    }
+
+    fn head(&self, key: &str) -> RequestResult<u64> {
+        self.look(|server| {
+            server.objects.get(key).map(|bytes| bytes.len() as u64).ok_or(RequestError::NotFound)
+        })
+    }
+
+    fn delete(&self, key: &str) -> RequestResult<()> {
+        self.change(Change::Delete(key.to_owned()))
+    }
+
+    fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
+        let folder = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+        let mut found: Vec<ListEntry> = vec![];
+        // Page by page: a list is no moment. It fails before the first or not at all: a list with
+        // many pages would never end.
+        self.look(|_| Ok(()))?;
+        loop {
+            let last = found.last().map_or(&folder, |listed| &listed.key).clone();
+            let page = {
+                let server = self.server.lock();
+                let all = server.objects.range::<String, _>((Excluded(&last), Unbounded));
+                let all = all.filter(|_| server.promises.lists_all);
+                let within = all.take_while(|(key, _)| key.starts_with(&folder));
+                let listed = |(key, bytes): (&String, &Bytes)| ListEntry {
+                    key: key.clone(),
+                    len_bytes: bytes.len() as u64,
+                };
+                within.take(PAGE).map(listed).collect::<Vec<_>>()
+            };
+            let is_last = page.len() < PAGE;
+            found.extend(page);
+            if is_last {
+                return Ok(found);
+            }
+            std::thread::yield_now();
+        }
+    }
+}

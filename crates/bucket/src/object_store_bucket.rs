@@ -1,0 +1,323 @@
+//! Buckets that others keep, and directories, through `object_store`.
+//!
+//! Law 1: it is asked once for each request: whether again is decided in one place, where tries
+//! are counted.
+//! Law 2: no more is read than was asked for, whatever the server answers.
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use tokio::runtime::{Builder, Handle};
+
+use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
+use crate::clouds;
+
+/// The longest object that is read as a whole.
+const WHOLE_MAX: u64 = 64 << 20;
+
+/// A bucket, or a directory, at an address.
+pub struct ObjectStoreBucket {
+    store: Arc<dyn ObjectStore>,
+    /// The folder of all keys.
+    prefix: Path,
+    network: Network,
+}
+
+/// A thread that waits for the network. It ends when this is dropped.
+struct Network {
+    runtime: Handle,
+    _alive: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Network {
+    fn start() -> Result<Self, String> {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| format!("no runtime for the network: {error}"))?;
+        let handle = runtime.handle().clone();
+        let (alive, ended) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new()
+            .name("network".to_owned())
+            .spawn(move || {
+                // An error: the other end was dropped, as it is meant to be.
+                let _ = runtime.block_on(ended);
+            })
+            .map_err(|error| format!("no thread for the network: {error}"))?;
+        Ok(Self { runtime: handle, _alive: alive })
+    }
+}
+
+/// Whether a text is an address of a bucket, of a kind that is known here or not.
+pub fn is_address(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
+}
+
+impl ObjectStoreBucket {
+    /// The bucket at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
+    /// `file:///DIRECTORY`, with credentials from where the kind's own tools have them. A directory that is not there is made if `makes` says so. No request waits longer than
+    /// `timeout` for its answer.
+    ///
+    /// # Errors
+    /// What is wrong with the address or the environment.
+    pub fn open(address: &str, makes: bool, timeout: Duration) -> Result<Self, String> {
+        let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let prefix = prefix.trim_matches('/');
+        let network = Network::start()?;
+        let store = match scheme {
+            "file" => return Self::directory(address, rest, makes, network),
+            "s3" | "gs" | "az" if bucket.is_empty() => {
+                return Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX"));
+            }
+            "s3" | "gs" | "az" => {
+                clouds::store(scheme, bucket, address, timeout, &network.runtime)?
+            }
+            _ => {
+                return Err(format!(
+                    "{address}: {scheme}:// is not known; s3://, gs://, az:// and file:/// are"
+                ));
+            }
+        };
+        Ok(Self { store, prefix: folder(address, prefix)?, network })
+    }
+
+    fn directory(address: &str, path: &str, makes: bool, network: Network) -> Result<Self, String> {
+        if !path.starts_with('/') {
+            return Err(format!("{address}: file:// and an absolute path: file:///DIRECTORY"));
+        }
+        let path = FilePath::new(path);
+        if makes {
+            std::fs::create_dir_all(path).map_err(|error| format!("{address}: {error}"))?;
+        }
+        let store = match LocalFileSystem::new_with_prefix(path) {
+            Ok(store) => store,
+            Err(_) if !path.is_dir() => {
+                return Err(format!(
+                    "{address}: no such directory; draconis store create {address} makes a store"
+                ));
+            }
+            Err(error) => return Err(format!("{address}: {error}")),
+        };
+        // Without this what was answered may be gone after a power cut.
+        Ok(Self { store: Arc::new(store.with_fsync(true)), prefix: Path::ROOT, network })
+    }
+
+    fn path(&self, key: &str) -> Path {
+        self.prefix.parts().chain(Path::from(key).parts()).collect()
+    }
+
+    fn write(&self, key: &str, bytes: Bytes, mode: PutMode) -> RequestResult<()> {
+        let (path, options) = (self.path(key), PutOptions { mode, ..PutOptions::default() });
+        let put = self.store.put_opts(&path, bytes.into(), options);
+        match self.network.runtime.block_on(put) {
+            Ok(_) => Ok(()),
+            // Of an object that is written: there is no such bucket.
+            Err(error @ Error::NotFound { .. }) => Err(RequestError::Denied(told(&error))),
+            Err(error) => Err(to_request_error(&error)),
+        }
+    }
+}
+
+impl BucketApi for ObjectStoreBucket {
+    fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
+        self.write(key, bytes, PutMode::Overwrite)
+    }
+
+    fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
+        self.write(key, bytes, PutMode::Create)
+    }
+
+    fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
+        let path = self.path(key);
+        let range = range.map(|(from, len)| GetRange::Bounded(from..from + len));
+        let most = match &range {
+            Some(GetRange::Bounded(range)) => range.end - range.start,
+            _ => WHOLE_MAX,
+        };
+        let options = GetOptions { range, ..GetOptions::default() };
+        self.network
+            .runtime
+            .block_on(async {
+                let got = self.store.get_opts(&path, options).await?;
+                let mut out = Vec::new();
+                let mut stream = got.into_stream();
+                while let Some(bytes) = stream.try_next().await? {
+                    out.extend_from_slice(&bytes);
+                    if out.len() as u64 > most {
+                        break;
+                    }
+                }
+                Ok(out)
+            })
+            .map_err(|error| to_request_error(&error))
+            .and_then(|out| match out.len() as u64 > most {
+                true => {
+                    Err(RequestError::Permanent("more bytes came than were asked for".to_owned()))
+                }
+                false => Ok(out.into()),
+            })
+    }
+
+    fn head(&self, key: &str) -> RequestResult<u64> {
+        let path = self.path(key);
+        let meta = self.network.runtime.block_on(self.store.head(&path));
+        meta.map(|meta| meta.size).map_err(|error| to_request_error(&error))
+    }
+
+    fn delete(&self, key: &str) -> RequestResult<()> {
+        let path = self.path(key);
+        match self.network.runtime.block_on(self.store.delete(&path)) {
+            Ok(()) => Ok(()),
+            Err(error) => match to_request_error(&error) {
+                RequestError::NotFound => Ok(()),
+                trouble => Err(trouble),
+            },
+        }
+    }
+
+    fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
+        let folder = self.path(folder);
+        let folder = Some(&folder).filter(|folder| !folder.as_ref().is_empty());
+        let all = self.network.runtime.block_on(self.store.list(folder).try_collect::<Vec<_>>());
+        let all = all.map_err(|error| match error {
+            // A directory that changes while it is listed; a bucket says what it lacks.
+            Error::NotFound { .. } if self.prefix.is_root() => {
+                RequestError::Transient(told(&error))
+            }
+            Error::NotFound { .. } => RequestError::Denied(told(&error)),
+            error => to_request_error(&error),
+        })?;
+        let ours = all.into_iter().filter_map(|meta| {
+            let key: Path = meta.location.prefix_match(&self.prefix)?.collect();
+            Some(ListEntry { key: key.into(), len_bytes: meta.size })
+        });
+        Ok(ours.collect())
+    }
+}
+
+/// The folder of a prefix, any characters of which a server has as they are. Slashes in a row count
+/// as one.
+fn folder(address: &str, prefix: &str) -> Result<Path, String> {
+    let names: Vec<&str> = prefix.split('/').filter(|name| !name.is_empty()).collect();
+    let is_odd = |name: &&&str| {
+        matches!(**name, "." | "..") || name.contains(|c: char| c.is_ascii_control())
+    };
+    match names.iter().find(is_odd) {
+        Some(name) => Err(format!(
+            "{}: '{}' cannot be in a prefix: clients and proxies change it on the way",
+            address.escape_debug(),
+            name.escape_debug()
+        )),
+        None => Path::parse(names.join("/")).map_err(|error| format!("{address}: {error}")),
+    }
+}
+
+fn to_request_error(error: &Error) -> RequestError {
+    match error {
+        // It is not the object that is missing.
+        Error::NotFound { .. } if all_told(error).contains("NoSuchBucket") => {
+            RequestError::Denied(told(error))
+        }
+        Error::NotFound { .. } => RequestError::NotFound,
+        Error::AlreadyExists { .. } | Error::Precondition { .. } => RequestError::AlreadyExists,
+        Error::Generic { .. } if is_malformed(&all_told(error)) => {
+            RequestError::Denied(told(error))
+        }
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            RequestError::Denied(told(error))
+        }
+        Error::Generic { .. } | Error::JoinError { .. } => RequestError::Transient(told(error)),
+        _ => RequestError::Permanent(told(error)),
+    }
+}
+
+/// Whether a server says that it does not do what it is asked, by the only thing that is told of
+/// its answer. One that has waited too long for the request's bytes says so by the same number.
+fn is_malformed(told: &str) -> bool {
+    told.contains("400 Bad Request") && !told.contains("RequestTimeout")
+}
+
+/// An error in one sentence: what the server said of it, if it said something.
+fn told(error: &Error) -> String {
+    let all = all_told(error);
+    let part = |name: &str| {
+        let (_, rest) = all.split_once(&format!("<{name}>"))?;
+        let (text, _) = rest.split_once(&format!("</{name}>"))?;
+        let text: String = text.chars().filter(|c| !c.is_control()).take(300).collect();
+        (!text.is_empty()).then_some(text)
+    };
+    let status = all.split_once("status code: ").map_or("", |(_, rest)| rest);
+    let number: String = status.chars().take_while(char::is_ascii_digit).collect();
+    let number = if number.is_empty() { number } else { format!("{number} ") };
+    if let Some(code) = part("Code") {
+        let message = part("Message").map(|text| format!(": {text}")).unwrap_or_default();
+        let request = part("RequestId").map(|id| format!(" (request {id})")).unwrap_or_default();
+        return format!("{number}{code}{message}{request}");
+    }
+    match all.to_ascii_lowercase().find("<html") {
+        Some(_) => {
+            format!("{number}a web page came instead of an answer: see that no proxy is in between")
+        }
+        None => all,
+    }
+}
+
+/// An error with its causes, which say what the error does not.
+fn all_told(error: &Error) -> String {
+    let error: &dyn std::error::Error = match error {
+        // These only say that there is a cause.
+        Error::Generic { source, .. } | Error::Unauthenticated { source, .. } => source.as_ref(),
+        error => error,
+    };
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_taken_as_it_is() {
+        for prefix in ["a/b", "tilde~", "ünï", "x#y", "50%", "%41", "*?[1]", "two words", "{|}^`\\"]
+        {
+            assert_eq!(folder("s3://b", prefix).unwrap().as_ref(), prefix);
+        }
+        assert_eq!(folder("s3://b", "a//b").unwrap().as_ref(), "a/b");
+        assert!(folder("s3://b", "").unwrap().is_root());
+        for prefix in ["a/../b", ".", "new\nline"] {
+            let said = folder("s3://b", prefix).unwrap_err();
+            assert!(said.contains("cannot be in a prefix"), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_a_server_says_is_told_in_a_sentence() {
+        let said =
+            |text: &str| to_request_error(&Error::Generic { store: "S3", source: text.into() });
+        let name = said("status code: 400 Bad Request: <Code>InvalidBucketName</Code>");
+        assert_eq!(name, RequestError::Denied("400 InvalidBucketName".to_owned()));
+        let page = said("status code: 502 Bad Gateway: <HTML>");
+        assert!(
+            matches!(page, RequestError::Transient(text) if text.starts_with("502 a web page"))
+        );
+        let slow = said("status code: 400 Bad Request: <Code>RequestTimeout</Code>");
+        assert!(matches!(slow, RequestError::Transient(_)));
+        assert!(matches!(said("connection refused"), RequestError::Transient(_)));
+    }
+}

@@ -1,0 +1,150 @@
+//! A disk inside a file, whatever maps the one to the other.
+//!
+//! ```text
+//!   read ──▶ Map::find: the longest run from here ──▶ zeros · bytes of the file · a packed piece
+//! ```
+//! Law: a piece that must be unpacked is unpacked once for reads that follow each other, and
+//! takes so much memory and no more.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use draconis_device::Disk;
+
+use crate::Error;
+use crate::backing::BackingFile;
+use crate::image_file::ImageFile;
+use crate::read_only::{ReadOnlyDisk, ReadSource};
+
+/// Unpacked pieces that are kept, and their bytes; the last one in any case.
+const KEPT: usize = 16;
+const KEPT_BYTES: usize = 32 << 20;
+/// The longest piece that is unpacked as a whole.
+pub(crate) const MAX_CHUNK_BYTES: u64 = 2 << 20;
+
+/// Where bytes of the disk are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Location {
+    /// They are zeros.
+    Zeros,
+    /// In the file, from this byte on.
+    File(u64),
+    /// So many bytes behind the start of a piece that [`Map::unpack`] unpacks.
+    Compressed { piece: u64, skip: u64 },
+    /// At this byte of the file that is behind this one.
+    Backing(u64),
+}
+
+/// How a file holds a disk.
+pub(crate) trait ImageMap: Send + Sync {
+    /// Length of the disk.
+    fn len_bytes(&self) -> u64;
+
+    /// Where the byte `at` is, and how many from it on are so: at least one.
+    fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error>;
+
+    /// What it differs from, if it is not all of the disk.
+    fn behind(&self) -> Option<&BackingFile> {
+        None
+    }
+
+    /// Unpacks a piece.
+    fn decompress_chunk(&self, _: &ImageFile, _: u64) -> Result<Vec<u8>, Error> {
+        Err(Error::Damaged("nothing in it is packed"))
+    }
+}
+
+/// Pieces that were unpacked last, by what they were packed as.
+#[derive(Default)]
+pub(crate) struct DecompressedCache(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
+
+impl DecompressedCache {
+    /// Fills `room` with what is at `place`, in the file or behind it.
+    pub(crate) fn read(
+        &self,
+        file: &ImageFile,
+        behind: Option<&Arc<dyn Disk>>,
+        place: Location,
+        room: &mut [u8],
+        unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
+    ) -> Result<(), Error> {
+        match place {
+            Location::Zeros => room.fill(0),
+            Location::File(from) => file.read(from, room)?,
+            Location::Compressed { piece, skip } => {
+                let unpacked = self.unpacked(piece, unpack)?;
+                let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+                let there = unpacked.get(skip..).unwrap_or_default();
+                let there = there.get(..room.len());
+                room.copy_from_slice(there.ok_or(Error::Damaged("a packed piece is short"))?);
+            }
+            Location::Backing(from) => read_behind(behind, from, room)?,
+        }
+        Ok(())
+    }
+
+    fn unpacked(
+        &self,
+        piece: u64,
+        unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
+    ) -> Result<Arc<Vec<u8>>, Error> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, bytes)) = lock().iter().find(|(kept, _)| *kept == piece) {
+            return Ok(bytes.clone());
+        }
+        let bytes = Arc::new(unpack(piece)?);
+        let mut kept = lock();
+        kept.push_back((piece, bytes.clone()));
+        let sum = |kept: &VecDeque<(u64, Arc<Vec<u8>>)>| kept.iter().map(|(_, it)| it.len()).sum();
+        while kept.len() > KEPT || kept.len() > 1 && KEPT_BYTES < sum(&kept) {
+            kept.pop_front();
+        }
+        Ok(bytes)
+    }
+}
+
+/// What is behind reads as zeros beyond its end.
+fn read_behind(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Result<(), Error> {
+    room.fill(0);
+    let Some(behind) = behind else { return Ok(()) };
+    let left = behind.properties().len_bytes.saturating_sub(from);
+    let len = room.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+    match room.get_mut(..len) {
+        Some(room) => ImageFile::new(behind.clone()).read(from, room),
+        None => Ok(()),
+    }
+}
+
+/// A disk inside a file.
+struct ImageSource<M> {
+    file: ImageFile,
+    map: M,
+    behind: Option<Arc<dyn Disk>>,
+    pieces: DecompressedCache,
+}
+
+/// The disk that `map` finds in a file.
+pub(crate) fn open_mapped<M: ImageMap + 'static>(
+    file: ImageFile,
+    map: M,
+    behind: Option<Arc<dyn Disk>>,
+) -> Arc<dyn Disk> {
+    let (len_bytes, like) = (map.len_bytes(), file.disk().properties());
+    let from = ImageSource { file, map, behind, pieces: DecompressedCache::default() };
+    Arc::new(ReadOnlyDisk::new(len_bytes, like, from))
+}
+
+impl<M: ImageMap> ReadSource for ImageSource<M> {
+    fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
+        let mut done = 0;
+        while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let (place, run) = self.map.find(&self.file, at_bytes + done as u64)?;
+            let len = rest.len().min(usize::try_from(run).unwrap_or(usize::MAX)).max(1);
+            let Some(room) = rest.get_mut(..len) else { break };
+            let mut unpack = |piece| self.map.decompress_chunk(&self.file, piece);
+            self.pieces.read(&self.file, self.behind.as_ref(), place, room, &mut unpack)?;
+            done += len;
+        }
+        Ok(())
+    }
+}

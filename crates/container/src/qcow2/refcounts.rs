@@ -1,0 +1,572 @@
+//! How many have each cluster of a qcow2 file, and which are taken.
+//!
+//! ```text
+//!   head ──▶ table of counts ──▶ blocks of counts, one number for each cluster
+//!   take: [ marked as in use ] ──▶ [ counts, new blocks ] ──▶ [ table or head ] ──▶ what leads there
+//! ```
+//! Law 1: the counts of what is taken are durable before anything leads to it, so a cut leaves
+//! clusters that are counted and not used; nothing is taken twice, or before what had it let go.
+//! Law 2: what is let go is counted until the session ends: all that led to it is overwritten by then.
+//! Law 3: while a session lasts an image of version 3 is marked (`dirty`): who opens it next counts
+//! anew what is used, as QEMU does.
+//! Law 4: clusters are taken ahead, so that few changes wait for a count.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use draconis_device::{Error as DiskError, Extent, Ticket};
+
+use super::{DIRTY, OFFSET};
+use crate::image_file::{ImageFile, be32, be64};
+use crate::writable::MetadataWriter;
+use crate::{CONVERT, Error, Unsupported};
+
+/// Clusters of a file that is changed: numbers of two bytes are kept of them, 32 MiB.
+const MAX_CLUSTERS: u64 = 1 << 24;
+/// Clusters that tables may lead to behind the end of a file that was cut off.
+const MAX_CLUSTERS_PAST_END: u64 = 1 << 16;
+/// What QEMU lets a table of counts have.
+const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
+/// Clusters that are taken at once, at first.
+const FIRST_TAKEN: u64 = 16;
+/// What is taken at once at the most: behind the end of a file, and inside, where zeros are written.
+const MAX_PREALLOCATED_BYTES: u64 = 64 << 20;
+const MAX_ZEROED_BYTES: u64 = 2 << 20;
+
+/// While all is looked at: something that nothing else may share has the cluster.
+const EXCLUSIVE: u16 = 1 << 15;
+const MAX_REFCOUNT: u64 = (EXCLUSIVE - 1) as u64;
+
+/// Neighbours that are taken and have no use yet.
+struct Preallocated {
+    first: u64,
+    count: u64,
+    /// What leads to them follows this.
+    ticket: Ticket,
+}
+
+pub(super) struct Refcounts {
+    cluster_bits: u32,
+    /// Bits of a count, as a power of two.
+    refcount_order: u32,
+    version: u32,
+    sector_bytes: u64,
+    /// The first bytes of the file.
+    head: Vec<u8>,
+    table_at: u64,
+    table: Vec<u64>,
+    /// The count of each cluster.
+    refcounts: Vec<u16>,
+    /// Sectors of counts, from the first cluster on, that the file has otherwise.
+    changed: BTreeSet<u64>,
+    /// Clusters behind this one were never written.
+    inside: u64,
+    /// All before it have a use.
+    search_from: u64,
+    taken: VecDeque<Preallocated>,
+    take_next: u64,
+    /// Clusters that lose one of those who have them when the session ends.
+    let_go: Vec<u64>,
+    in_session: bool,
+}
+
+impl Refcounts {
+    /// Reads where counts are; what has the clusters is told with [`Refcounts::is_had`] next, then
+    /// [`Refcounts::compare`] looks at the counts themselves.
+    pub(super) fn open(file: &ImageFile, cluster_bits: u32, version: u32) -> Result<Self, Error> {
+        let sector_bytes = file.sector_bytes().max(512);
+        let cluster = 1u64 << cluster_bits;
+        let clusters = file.len_bytes().div_ceil(cluster);
+        if clusters > MAX_CLUSTERS || sector_bytes > cluster {
+            let why = "a file of so many clusters, or of so small ones";
+            return Err(Unsupported::ReadOnlyFormat("qcow2", why, CONVERT).into());
+        }
+        let head = file.bytes(0, sector_bytes.min(file.len_bytes()) as usize)?;
+        let order = if version == 3 { be32(&head, 96) } else { 4 };
+        if order > 6 {
+            return Err(Error::Damaged("qcow2: counts of an impossible size"));
+        }
+        let table_at = be64(&head, 48);
+        let table_bytes = u64::from(be32(&head, 56)) << cluster_bits;
+        if table_bytes > MAX_REFCOUNT_TABLE_BYTES
+            || !table_at.is_multiple_of(cluster)
+            || table_at == 0
+        {
+            return Err(Error::DamagedAt("qcow2: a table of counts that cannot be", table_at));
+        }
+        let table = super::table(file, table_at, table_bytes / 8)?;
+        let mut counts = Self {
+            cluster_bits,
+            refcount_order: order,
+            version,
+            sector_bytes,
+            head,
+            table_at,
+            table,
+            refcounts: vec![0; clusters as usize],
+            changed: BTreeSet::new(),
+            inside: clusters,
+            search_from: 0,
+            taken: VecDeque::new(),
+            take_next: FIRST_TAKEN,
+            let_go: vec![],
+            in_session: false,
+        };
+        counts.record_exclusive(0, cluster, false)?;
+        counts.record_exclusive(table_at, table_bytes, false)?;
+        for block in counts.table.clone() {
+            if block != 0 {
+                counts.record_exclusive(block, cluster, false)?;
+            }
+        }
+        Ok(counts)
+    }
+
+    /// Something has `len` bytes from `at` on, alone; what is behind the end of the file only where
+    /// that `may_be`.
+    pub(super) fn record_exclusive(
+        &mut self,
+        at: u64,
+        len: u64,
+        may_be_behind: bool,
+    ) -> Result<(), Error> {
+        self.check_cluster_offset(at)?;
+        for nth in self.clusters(at, len) {
+            match self.known(nth, at, may_be_behind)? {
+                0 => self.set(nth, EXCLUSIVE),
+                _ => return Err(Error::DamagedAt("qcow2: two things have the same cluster", at)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a cluster can begin at byte `at`.
+    pub(super) fn check_cluster_offset(&self, at: u64) -> Result<(), Error> {
+        match at.is_multiple_of(1 << self.cluster_bits) && at & !OFFSET == 0 {
+            true => Ok(()),
+            false => Err(Error::DamagedAt("qcow2: a cluster that is none", at)),
+        }
+    }
+
+    /// So many things have these bytes, of clusters that others may have, too.
+    pub(super) fn record_shared(
+        &mut self,
+        at: u64,
+        len: u64,
+        times: u64,
+        may_be_behind: bool,
+    ) -> Result<(), Error> {
+        for nth in self.clusters(at, len) {
+            let count = u64::from(self.known(nth, at, may_be_behind)?).saturating_add(times);
+            if count > MAX_REFCOUNT {
+                return Err(Error::DamagedAt("qcow2: two things have the same cluster", at));
+            }
+            self.set(nth, count as u16);
+        }
+        Ok(())
+    }
+
+    fn clusters(&self, at: u64, len: u64) -> std::ops::Range<u64> {
+        let end = at.saturating_add(len).saturating_add((1 << self.cluster_bits) - 1);
+        at >> self.cluster_bits..end >> self.cluster_bits
+    }
+
+    fn known(&mut self, nth: u64, at: u64, may_be_behind: bool) -> Result<u16, Error> {
+        let most = self.inside + if may_be_behind { MAX_CLUSTERS_PAST_END } else { 0 };
+        if nth >= most.min(MAX_CLUSTERS) {
+            return Err(Error::DamagedAt("qcow2: a cluster behind the end of the file", at));
+        }
+        if nth >= self.refcounts.len() as u64 {
+            self.refcounts.resize(nth as usize + 1, 0);
+        }
+        Ok(self.count(nth))
+    }
+
+    fn count(&self, nth: u64) -> u16 {
+        usize::try_from(nth).ok().and_then(|nth| self.refcounts.get(nth)).copied().unwrap_or(0)
+    }
+
+    fn set(&mut self, nth: u64, count: u16) {
+        if let Some(place) = usize::try_from(nth).ok().and_then(|nth| self.refcounts.get_mut(nth)) {
+            *place = count;
+        }
+    }
+
+    /// Compares the counts of the file with who has each cluster. Those of an image that was not
+    /// closed, or that cannot say so, are put right when it is changed; those of another may count
+    /// users that are not known here, and no fewer.
+    pub(super) fn verify_or_repair(
+        &mut self,
+        file: &ImageFile,
+        was_dirty: bool,
+    ) -> Result<(), Error> {
+        for count in &mut self.refcounts {
+            if *count == EXCLUSIVE {
+                *count = 1;
+            }
+        }
+        let put_right = was_dirty || self.version == 2;
+        let clusters = self.refcounts.len() as u64;
+        for (nth, block) in self.table.clone().into_iter().enumerate() {
+            let first = nth as u64 * self.per_block();
+            if block == 0 {
+                self.compare_none(first, was_dirty)?;
+                continue;
+            }
+            // What is counted behind the end of the file is overwritten when it becomes longer.
+            let here = clusters.saturating_sub(first).min(self.per_block());
+            if here == 0 {
+                continue;
+            }
+            let bytes = file.bytes(block, 1 << self.cluster_bits)?;
+            for place in 0..here {
+                let (said, nth) = (self.number(&bytes, place), first + place);
+                let had = u64::from(self.count(nth));
+                if said == had {
+                    continue;
+                }
+                if said < had && !was_dirty {
+                    let at = nth << self.cluster_bits;
+                    return Err(Error::DamagedAt("qcow2: a cluster is used and not counted", at));
+                }
+                if put_right {
+                    self.changed.insert(self.sector_of(nth));
+                } else if said > MAX_REFCOUNT {
+                    let at = nth << self.cluster_bits;
+                    return Err(Error::DamagedAt("qcow2: an impossible count", at));
+                } else {
+                    self.set(nth, said as u16);
+                }
+            }
+        }
+        self.compare_none(self.table.len() as u64 * self.per_block(), was_dirty)
+    }
+
+    /// Clusters that the file has no counts for: those of a block from `first` on.
+    fn compare_none(&mut self, first: u64, was_dirty: bool) -> Result<(), Error> {
+        let end = match first < self.table.len() as u64 * self.per_block() {
+            true => first.saturating_add(self.per_block()).min(self.refcounts.len() as u64),
+            false => self.refcounts.len() as u64,
+        };
+        for nth in first..end {
+            if self.count(nth) == 0 {
+                continue;
+            }
+            if !was_dirty {
+                let at = nth << self.cluster_bits;
+                return Err(Error::DamagedAt("qcow2: a cluster is used and not counted", at));
+            }
+            self.changed.insert(self.sector_of(nth));
+        }
+        Ok(())
+    }
+
+    /// Whether only one thing has the cluster at byte `at`.
+    pub(super) fn is_exclusive(&self, at: u64) -> bool {
+        self.count(at >> self.cluster_bits) == 1
+    }
+
+    /// Lets go of what something had.
+    pub(super) fn release_clusters(&mut self, at: u64, len: u64) {
+        let clusters = self.clusters(at, len);
+        self.let_go.extend(clusters);
+    }
+
+    /// Takes a cluster, which reads as zeros.
+    pub(super) fn allocate_cluster(&mut self, out: &mut MetadataWriter<'_>) -> Result<u64, Error> {
+        if self.taken.is_empty() {
+            self.preallocate(out)?;
+        }
+        let Some(run) = self.taken.front_mut() else { return Err(no_room(self.end())) };
+        out.add_dependency(run.ticket);
+        let nth = run.first;
+        (run.first, run.count) = (run.first + 1, run.count - 1);
+        if run.count == 0 {
+            self.taken.pop_front();
+        }
+        Ok(nth << self.cluster_bits)
+    }
+
+    /// Takes more ahead where few are left.
+    pub(super) fn refill(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        let left: u64 = self.taken.iter().map(|run| run.count).sum();
+        match self.in_session && left < self.take_next / 4 {
+            // That there is no room is told to who needs it.
+            true => self.preallocate(out).or_else(|error| match error {
+                Error::Disk(error) if error.is_no_space() => Ok(()),
+                other => Err(other),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    fn preallocate(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        let cluster = 1u64 << self.cluster_bits;
+        let most = |bytes: u64, next: u64| next.min(bytes >> self.cluster_bits).max(1);
+        // What is free inside the file goes first: it becomes no longer.
+        while self.search_from < self.inside && self.count(self.search_from) != 0 {
+            self.search_from += 1;
+        }
+        let (first, count, is_inside) = if self.search_from < self.inside {
+            let most = most(MAX_ZEROED_BYTES, self.take_next);
+            let end = (self.search_from + most).min(self.inside);
+            let free = (self.search_from..end).take_while(|nth| self.count(*nth) == 0);
+            (self.search_from, free.count() as u64, true)
+        } else {
+            let room = self.most_clusters(out.file).saturating_sub(self.end()).max(1);
+            let most = most(MAX_PREALLOCATED_BYTES, self.take_next).min(room);
+            (self.extend_file(out.file, most)?, most, false)
+        };
+        self.take_next =
+            (self.take_next * 2).min(MAX_PREALLOCATED_BYTES >> self.cluster_bits).max(1);
+        for nth in first..first + count {
+            self.set_changed(nth, 1);
+        }
+        let mut zeros = vec![];
+        if is_inside {
+            zeros.push((first * cluster, vec![0; (count * cluster) as usize]));
+        } else if self.version == 2 {
+            // An image that cannot say that it is in use ends behind all that tables lead to.
+            let last = (first + count) * cluster - self.sector_bytes;
+            zeros.push((last, vec![0; self.sector_bytes as usize]));
+        }
+        let ticket = self.write(out, zeros)?;
+        self.taken.push_back(Preallocated { first, count, ticket });
+        Ok(())
+    }
+
+    /// The first of `count` clusters behind all others.
+    fn extend_file(&mut self, file: &ImageFile, count: u64) -> Result<u64, Error> {
+        let first = self.end();
+        let end = first + count;
+        if end > self.most_clusters(file) {
+            return Err(no_room(first << self.cluster_bits));
+        }
+        self.refcounts.resize(end as usize, 0);
+        Ok(first)
+    }
+
+    /// The first of `count` clusters in a row that are written whole before they are used: behind
+    /// all others, or free ones of what cannot become longer.
+    fn find_contiguous(&mut self, file: &ImageFile, count: u64) -> Result<u64, Error> {
+        let behind = self.extend_file(file, count);
+        if behind.is_ok() {
+            return behind;
+        }
+        let mut free = 0;
+        for nth in self.search_from..self.inside {
+            free = if self.count(nth) == 0 { free + 1 } else { 0 };
+            if free == count {
+                return Ok(nth + 1 - count);
+            }
+        }
+        behind
+    }
+
+    /// Clusters that the file can have.
+    fn most_clusters(&self, file: &ImageFile) -> u64 {
+        MAX_CLUSTERS.min(file.room_bytes() >> self.cluster_bits)
+    }
+
+    fn end(&self) -> u64 {
+        (self.refcounts.len() as u64).max(self.inside)
+    }
+
+    fn set_changed(&mut self, nth: u64, count: u16) {
+        self.set(nth, count);
+        self.changed.insert(self.sector_of(nth));
+    }
+
+    /// Begins a session, if there is none, and writes the counts that changed, and `more` with
+    /// them; the ticket with which they are there.
+    fn write(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        more: Vec<(u64, Vec<u8>)>,
+    ) -> Result<Ticket, Error> {
+        let mut chain = vec![];
+        if !self.in_session {
+            self.in_session = true;
+            if self.version == 3 {
+                let features = be64(&self.head, 72) | DIRTY;
+                self.put_head(72, &features.to_be_bytes());
+                chain.push(vec![(0, self.head.clone())]);
+            }
+        }
+        let mut leads = vec![];
+        let is_new = self.make_blocks(out.file, &mut leads)?;
+        let per_block = self.sectors_per_block();
+        let mut writes = more;
+        for sector in std::mem::take(&mut self.changed) {
+            let (block, place) = (sector / per_block, sector % per_block);
+            let at = self.table.get(block as usize).copied().unwrap_or(0);
+            if !is_new.contains(&block) {
+                writes.push((at + place * self.sector_bytes, self.bytes(sector, 1)));
+            }
+        }
+        for block in is_new {
+            let at = self.table.get(block as usize).copied().unwrap_or(0);
+            writes.push((at, self.bytes(block * per_block, per_block)));
+        }
+        let (tables, last): (Vec<_>, Vec<_>) =
+            leads.into_iter().partition(|(_, _, is_last)| !is_last);
+        writes.extend(tables.into_iter().map(|(at, bytes, _)| (at, bytes)));
+        chain.push(writes);
+        if !last.is_empty() {
+            chain.push(last.into_iter().map(|(at, bytes, _)| (at, bytes)).collect());
+        }
+        out.submit(chain)
+    }
+
+    /// Makes the blocks that are missing for counts that changed. Writes that come of it: `true`
+    /// for those that let the file lead to them.
+    fn make_blocks(
+        &mut self,
+        file: &ImageFile,
+        leads: &mut Vec<(u64, Vec<u8>, bool)>,
+    ) -> Result<BTreeSet<u64>, Error> {
+        let mut is_new = BTreeSet::new();
+        let mut entries = BTreeSet::new();
+        let mut moved = false;
+        // A new block is counted, too, at times in another new one.
+        loop {
+            let per_block = self.sectors_per_block();
+            let block = |sector: &u64| sector / per_block;
+            let at = |block: u64| self.table.get(block as usize).copied().unwrap_or(0);
+            let missing = self.changed.iter().map(block).find(|block| at(*block) == 0);
+            let Some(missing) = missing else { break };
+            if missing >= self.table.len() as u64 {
+                self.move_table(file, missing)?;
+                moved = true;
+                continue;
+            }
+            let nth = self.find_contiguous(file, 1)?;
+            self.set_changed(nth, 1);
+            if let Some(entry) = self.table.get_mut(missing as usize) {
+                *entry = nth << self.cluster_bits;
+            }
+            is_new.insert(missing);
+            entries.insert(missing * 8 / self.sector_bytes);
+        }
+        let bytes: Vec<u8> = self.table.iter().copied().flat_map(u64::to_be_bytes).collect();
+        if moved {
+            let clusters = (bytes.len() as u64 >> self.cluster_bits) as u32;
+            self.put_head(48, &self.table_at.to_be_bytes());
+            self.put_head(56, &clusters.to_be_bytes());
+            leads.push((self.table_at, bytes, false));
+            leads.push((0, self.head.clone(), true));
+            return Ok(is_new);
+        }
+        for (at, bytes) in (0u64..).zip(bytes.chunks(self.sector_bytes as usize)) {
+            if entries.contains(&at) {
+                leads.push((self.table_at + at * self.sector_bytes, bytes.to_vec(), true));
+            }
+        }
+        Ok(is_new)
+    }
+
+    /// Moves the table of counts to where it has room for the entry `nth`.
+    fn move_table(&mut self, file: &ImageFile, nth: u64) -> Result<(), Error> {
+        let per_cluster = 1u64 << (self.cluster_bits - 3);
+        let clusters = (nth + 1).max(self.table.len() as u64 * 2).div_ceil(per_cluster);
+        if clusters << self.cluster_bits > MAX_REFCOUNT_TABLE_BYTES {
+            return Err(no_room(self.end() << self.cluster_bits));
+        }
+        let first = self.find_contiguous(file, clusters)?;
+        for nth in first..first + clusters {
+            self.set_changed(nth, 1);
+        }
+        self.release_clusters(self.table_at, self.table.len() as u64 * 8);
+        self.table.resize((clusters * per_cluster) as usize, 0);
+        self.table_at = first << self.cluster_bits;
+        Ok(())
+    }
+
+    /// Ends the session.
+    pub(super) fn rest(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        if !self.in_session {
+            return Ok(());
+        }
+        for nth in std::mem::take(&mut self.let_go) {
+            self.set_changed(nth, self.count(nth).saturating_sub(1));
+        }
+        while let Some(Preallocated { first, count, .. }) = self.taken.pop_back() {
+            for nth in first..first + count {
+                self.set_changed(nth, 0);
+            }
+            // Behind the end of the file still: it was not written.
+            if first >= self.inside && first + count == self.refcounts.len() as u64 {
+                self.refcounts.truncate(first as usize);
+            }
+        }
+        (self.search_from, self.take_next) = (0, FIRST_TAKEN);
+        self.write(out, vec![])?;
+        out.wait()?;
+        self.in_session = false;
+        if self.version == 3 {
+            let features = be64(&self.head, 72) & !DIRTY;
+            self.put_head(72, &features.to_be_bytes());
+            out.submit(vec![vec![(0, self.head.clone())]])?;
+        }
+        Ok(())
+    }
+
+    fn put_head(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(room) = self.head.get_mut(at..at + bytes.len()) {
+            room.copy_from_slice(bytes);
+        }
+    }
+
+    /// Counts of a block.
+    fn per_block(&self) -> u64 {
+        (8 << self.cluster_bits) >> self.refcount_order
+    }
+
+    fn sectors_per_block(&self) -> u64 {
+        (1 << self.cluster_bits) / self.sector_bytes
+    }
+
+    /// The sector of counts that a cluster's is in.
+    fn sector_of(&self, nth: u64) -> u64 {
+        nth / ((self.sector_bytes * 8) >> self.refcount_order)
+    }
+
+    /// A count of a block.
+    fn number(&self, block: &[u8], nth: u64) -> u64 {
+        let bits = 1u64 << self.refcount_order;
+        if bits < 8 {
+            let byte = block.get((nth * bits / 8) as usize).copied().unwrap_or(0);
+            return u64::from(byte) >> (nth * bits % 8) & ((1 << bits) - 1);
+        }
+        let bytes = (bits / 8) as usize;
+        let at = nth as usize * bytes;
+        let field = block.get(at..at + bytes).unwrap_or_default();
+        field.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// Sectors of counts as the file is to have them.
+    fn bytes(&self, sector: u64, sectors: u64) -> Vec<u8> {
+        let bits = 1u64 << self.refcount_order;
+        let mut bytes = vec![0u8; (sectors * self.sector_bytes) as usize];
+        let first = sector * self.sector_bytes * 8 / bits;
+        for nth in 0..sectors * self.sector_bytes * 8 / bits {
+            // What fits: more than one of those who share a cluster may be too many.
+            let count = u64::from(self.count(first + nth)).min(u64::MAX >> (64 - bits));
+            if bits < 8 {
+                if let Some(byte) = bytes.get_mut((nth * bits / 8) as usize) {
+                    *byte |= (count << (nth * bits % 8)) as u8;
+                }
+                continue;
+            }
+            let len = (bits / 8) as usize;
+            let at = nth as usize * len;
+            if let Some(field) = bytes.get_mut(at..at + len) {
+                let all = count.to_be_bytes();
+                field.copy_from_slice(all.get(8 - len..).unwrap_or_default());
+            }
+        }
+        bytes
+    }
+}
+fn no_room(at: u64) -> Error {
+    DiskError::no_space(Extent::new(at, 0)).into()
+}

@@ -1,0 +1,321 @@
+//! The tables of a qcow2 image that is changed.
+//!
+//! Law 1: all that leads to clusters is looked at before the first change: what has a cluster twice,
+//! or uncounted, or behind the end, is told, and nothing is written.
+//! Law 2: a table is written in sectors, as they are when a group is handed over; it is forgotten only
+//! once the file has them.
+//! Law 3: what is packed, in the file behind, or a snapshot's, too, gets a cluster of its own when it
+//! is written; so does a second table that a snapshot has.
+
+use std::collections::{BTreeSet, HashMap};
+
+use draconis_device::Ticket;
+
+use super::refcounts::Refcounts;
+use super::snapshots;
+use super::{COMPRESSED, COPIED, MAX_L1_ENTRIES, OFFSET, Qcow2, table};
+use crate::image_file::{ImageFile, be32, be64};
+use crate::image_map::{ImageMap, Location};
+use crate::writable::{AllocationTables, MetadataWriter};
+use crate::{CONVERT, Error, Unsupported};
+
+/// Second tables that are kept, together.
+const KEPT_BYTES: u64 = 16 << 20;
+/// And at least so many.
+const MIN_CACHED_L2_TABLES: u64 = 4;
+/// Sectors of tables that are handed over as one group.
+const MAX_SECTORS_PER_GROUP: usize = 1024;
+
+struct L2Table {
+    entries: Vec<u64>,
+    used: u64,
+}
+
+/// A sector of a table that changed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Sector {
+    First(u64),
+    /// Of which second table.
+    L2Table(u64, u64),
+}
+
+pub(crate) struct WritableQcow2 {
+    map: Qcow2,
+    counts: Refcounts,
+    sector_bytes: u64,
+    /// The first table, in whole sectors.
+    first: Vec<u64>,
+    seconds: HashMap<u64, L2Table>,
+    uses: u64,
+    changed: BTreeSet<Sector>,
+    /// The last group with sectors of tables, until the file has it.
+    unsettled: Option<Ticket>,
+}
+
+impl WritableQcow2 {
+    pub(crate) fn open(file: &ImageFile, map: Qcow2) -> Result<Self, Error> {
+        let head = file.bytes(0, 112.min(file.len_bytes()) as usize)?;
+        let unchanged = |what, help| Err(Unsupported::ReadOnlyFormat("qcow2", what, help).into());
+        if map.has_subclusters {
+            return unchanged("clusters in parts (extended_l2)", CONVERT);
+        }
+        match if map.version == 3 { be64(&head, 88) } else { 0 } {
+            0 => {}
+            1 => {
+                return unchanged("bitmaps of changes", "qemu-img bitmap --remove takes them away");
+            }
+            _ => return unchanged("features that are not known", CONVERT),
+        }
+        let entries = u64::from(be32(&head, 36));
+        if entries > MAX_L1_ENTRIES {
+            return Err(Error::DamagedAt("qcow2: a first table of impossible length", 36));
+        }
+        let mut counts = Refcounts::open(file, map.cluster_bits, map.version)?;
+        counts.record_exclusive(map.first_at, entries * 8, false)?;
+        let sector_bytes = file.sector_bytes().max(512);
+        let whole = (entries * 8).next_multiple_of(sector_bytes) / 8;
+        let first = table(file, map.first_at, whole)?;
+        let seconds = first.iter().take(entries as usize).map(|entry| entry & OFFSET);
+        let seconds: Vec<u64> = seconds.filter(|at| *at != 0).collect();
+        let kept = snapshots::record_snapshots(file, &mut counts, &head)?;
+        if kept.is_empty() {
+            for at in seconds {
+                record_l2_table(file, &map, &mut counts, at, None)?;
+            }
+        } else {
+            let mut times = kept;
+            for at in seconds {
+                *times.entry(at).or_insert(0) += 1;
+            }
+            for (at, times) in times {
+                record_l2_table(file, &map, &mut counts, at, Some(times))?;
+            }
+        }
+        counts.verify_or_repair(file, map.is_dirty)?;
+        Ok(Self {
+            map,
+            counts,
+            sector_bytes,
+            first,
+            seconds: HashMap::new(),
+            uses: 0,
+            changed: BTreeSet::new(),
+            unsettled: None,
+        })
+    }
+
+    /// Gives a second table that a snapshot has, too, a place of its own.
+    fn unshare_l2_table(&mut self, out: &mut MetadataWriter<'_>, nth: u64) -> Result<(), Error> {
+        let old = self.second_at(nth);
+        let place = self.counts.allocate_cluster(out)?;
+        let entries = &self.second(out.file, nth)?.entries;
+        let bytes: Vec<u8> = entries.iter().copied().flat_map(u64::to_be_bytes).collect();
+        let ticket = out.submit(vec![vec![(place, bytes)]])?;
+        // It is read here from now on.
+        out.file.disk().wait_visible(ticket)?;
+        out.add_dependency(ticket);
+        self.set_l1_entry(nth, place);
+        self.counts.release_clusters(old, self.map.cluster());
+        Ok(())
+    }
+
+    fn set_l1_entry(&mut self, nth: u64, place: u64) {
+        if let Some(entry) = self.first.get_mut(nth as usize) {
+            *entry = place | COPIED;
+        }
+        self.changed.insert(Sector::First(nth * 8 / self.sector_bytes));
+    }
+
+    /// Entries of a second table.
+    fn per_table(&self) -> u64 {
+        self.map.cluster() / 8
+    }
+
+    /// Which second table the byte `at` of the disk is in, and which entry.
+    fn nth(&self, at: u64) -> (u64, usize) {
+        let nth = at >> self.map.cluster_bits;
+        (nth / self.per_table(), (nth % self.per_table()) as usize)
+    }
+
+    /// Where a second table is; 0 if it is not there.
+    fn second_at(&self, table: u64) -> u64 {
+        self.first.get(table as usize).copied().unwrap_or(0) & OFFSET
+    }
+
+    /// A second table that is there.
+    fn second(&mut self, file: &ImageFile, nth: u64) -> Result<&mut L2Table, Error> {
+        self.uses += 1;
+        if !self.seconds.contains_key(&nth) {
+            self.forget_one();
+            if let Some(ticket) = self.unsettled {
+                file.disk().wait_visible(ticket)?;
+                self.unsettled = None;
+            }
+            let entries = table(file, self.second_at(nth), self.per_table())?;
+            self.seconds.insert(nth, L2Table { entries, used: 0 });
+        }
+        let uses = self.uses;
+        match self.seconds.get_mut(&nth) {
+            Some(second) => {
+                second.used = uses;
+                Ok(second)
+            }
+            None => Err(Error::Damaged("qcow2: a table that is not there")),
+        }
+    }
+
+    /// Makes room for another second table, unless one of them waits to be written.
+    fn forget_one(&mut self) {
+        let most = (KEPT_BYTES >> self.map.cluster_bits).max(MIN_CACHED_L2_TABLES);
+        if (self.seconds.len() as u64) < most || !self.changed.is_empty() {
+            return;
+        }
+        // Several at once: looking for them takes time.
+        let mut used: Vec<u64> = self.seconds.values().map(|second| second.used).collect();
+        used.sort_unstable();
+        let until = used.get(used.len() / 8).copied().unwrap_or(0);
+        self.seconds.retain(|_, second| second.used > until);
+    }
+
+    fn entry(&mut self, file: &ImageFile, at: u64) -> Result<u64, Error> {
+        let (nth, place) = self.nth(at);
+        if self.second_at(nth) == 0 {
+            return Ok(0);
+        }
+        Ok(self.second(file, nth)?.entries.get(place).copied().unwrap_or(0))
+    }
+}
+
+/// Notes a second table and all that it leads to: had by nothing else, or so many times.
+fn record_l2_table(
+    file: &ImageFile,
+    map: &Qcow2,
+    counts: &mut Refcounts,
+    at: u64,
+    times: Option<u64>,
+) -> Result<(), Error> {
+    let note = |counts: &mut Refcounts, at| match times {
+        None => counts.record_exclusive(at, map.cluster(), map.is_dirty),
+        Some(times) => {
+            counts.check_cluster_offset(at)?;
+            counts.record_shared(at, map.cluster(), times, map.is_dirty)
+        }
+    };
+    note(counts, at)?;
+    for entry in table(file, at, map.cluster() / 8)? {
+        if entry & COMPRESSED != 0 {
+            let (at, len) = map.compressed_extent(entry);
+            let len = len.min(file.len_bytes().saturating_sub(at));
+            counts.record_shared(at, len, times.unwrap_or(1), false)?;
+        } else if entry & OFFSET != 0 {
+            note(counts, entry & OFFSET)?;
+        }
+    }
+    Ok(())
+}
+
+impl AllocationTables for WritableQcow2 {
+    fn len_bytes(&self) -> u64 {
+        self.map.len_bytes()
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.map.cluster()
+    }
+
+    fn find(&mut self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
+        if self.second_at(self.nth(at).0) == 0 {
+            let table_bytes = self.per_table() << self.map.cluster_bits;
+            return Ok((Location::Backing(at), table_bytes - at % table_bytes));
+        }
+        let entry = self.entry(file, at)?;
+        self.map.locate(file, entry, at)
+    }
+
+    fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error> {
+        self.map.decompress_chunk(file, piece)
+    }
+
+    fn writable_offset(&mut self, file: &ImageFile, at: u64) -> Result<Option<u64>, Error> {
+        let entry = self.entry(file, at)?;
+        let place = match entry & COMPRESSED {
+            0 if entry & super::ZEROS == 0 => entry & OFFSET,
+            _ => 0,
+        };
+        Ok((place != 0 && self.counts.is_exclusive(place)).then_some(place))
+    }
+
+    /// Writes in place need nothing.
+    fn begin_session(&mut self, _: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn allocate_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64) -> Result<u64, Error> {
+        let (nth, _) = self.nth(at);
+        let second = self.second_at(nth);
+        if second != 0 && !self.counts.is_exclusive(second) {
+            self.unshare_l2_table(out, nth)?;
+        }
+        if second == 0 {
+            let place = self.counts.allocate_cluster(out)?;
+            // It reads as zeros: a table that leads nowhere.
+            self.set_l1_entry(nth, place);
+            // The file is to end behind all of it.
+            let last = self.map.cluster() / self.sector_bytes - 1;
+            self.changed.insert(Sector::L2Table(nth, last));
+            let entries = vec![0; self.per_table() as usize];
+            self.seconds.insert(nth, L2Table { entries, used: self.uses });
+        }
+        self.counts.allocate_cluster(out)
+    }
+
+    fn map_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error> {
+        let (nth, entry) = self.nth(at);
+        let second = self.second(out.file, nth)?;
+        let old = match second.entries.get_mut(entry) {
+            Some(entry) => std::mem::replace(entry, place | COPIED),
+            None => 0,
+        };
+        self.changed.insert(Sector::L2Table(nth, entry as u64 * 8 / self.sector_bytes));
+        if old & COMPRESSED != 0 {
+            let (at, len) = self.map.compressed_extent(old);
+            self.counts.release_clusters(at, len.min(out.file.len_bytes().saturating_sub(at)));
+        } else if old & OFFSET != 0 {
+            self.counts.release_clusters(old & OFFSET, self.map.cluster());
+        }
+        Ok(())
+    }
+
+    fn submit_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        if self.changed.is_empty() {
+            return Ok(());
+        }
+        let per_sector = self.sector_bytes as usize / 8;
+        let of = |entries: &[u64], nth: u64| -> Vec<u8> {
+            let entries = entries.iter().skip(nth as usize * per_sector).take(per_sector);
+            entries.copied().flat_map(u64::to_be_bytes).collect()
+        };
+        let mut writes = vec![];
+        for sector in std::mem::take(&mut self.changed) {
+            let (at, nth, bytes) = match sector {
+                Sector::First(nth) => (self.map.first_at, nth, of(&self.first, nth)),
+                Sector::L2Table(table, nth) => {
+                    let Some(second) = self.seconds.get(&table) else { continue };
+                    (self.second_at(table), nth, of(&second.entries, nth))
+                }
+            };
+            writes.push((at + nth * self.sector_bytes, bytes));
+        }
+        let after = out.followed();
+        while !writes.is_empty() {
+            let rest = writes.split_off(writes.len().min(MAX_SECTORS_PER_GROUP));
+            self.unsettled = Some(out.submit_behind(std::mem::replace(&mut writes, rest), &after)?);
+        }
+        self.counts.refill(out)
+    }
+
+    fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        self.unsettled = None;
+        self.counts.rest(out)
+    }
+}

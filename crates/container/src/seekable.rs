@@ -1,0 +1,423 @@
+//! Compressed files that are read in place, as they have an index or can be walked through quickly.
+//!
+//! ```text
+//!   zstd, seekable   | frame | frame | .. | table: how long each is, packed and unpacked |
+//!   dictzip          | head: how long each chunk is, packed | chunk | chunk | .. |
+//!   bgzip            | head: how long this is | .. | head .. |    64 KiB each, unpacked
+//! ```
+//! After `contrib/seekable_format` of zstd, dictzip(1), and the specification of SAM and BAM.
+//!
+//! Law 1: a piece that would unpack to more than [`LONGEST`] is none: such a file is unpacked as a
+//! whole, as one without an index is.
+//! Law 2: an index takes memory in proportion to what the file really holds of it.
+//! Law 3: a piece that unpacks to another length than the index says is damage.
+
+use std::io::Read;
+
+use crate::Error;
+use crate::compression::Compression;
+use crate::image_file::{ImageFile, le16, le32};
+use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
+
+/// The longest piece that is unpacked to read a part of it.
+const MAX_INDEXED_CHUNK_BYTES: u64 = 8 * MAX_CHUNK_BYTES;
+/// Pieces of a file.
+const MAX_CHUNKS: usize = 4 << 20;
+/// Files are read in sectors, and end in zeros that are not theirs.
+const SECTOR_BYTES: u64 = 512;
+
+const ZSTD_TABLE: u32 = 0x184D_2A5E;
+const ZSTD_END: u32 = 0x8F92_EAB1;
+/// Number of frames, a flag, and the mark at the end.
+const ZSTD_FOOTER: u64 = 9;
+
+const GZIP_HEAD: usize = 12;
+/// A member of bgzip that holds nothing: the mark of the end.
+const EMPTY_BYTES: u64 = 28;
+const HAS_EXTRA: u8 = 4;
+const HAS_NAME: u8 = 8;
+const HAS_COMMENT: u8 = 16;
+const HAS_CHECKSUM: u8 = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Frames.
+    Zstd,
+    /// Members of gzip, each whole.
+    Bgzip,
+    /// Parts of one stream of deflate, each by itself.
+    Dictzip,
+}
+
+/// Where a piece is, packed and unpacked.
+struct CompressedChunk {
+    start: u64,
+    at: u64,
+    packed_len: u32,
+}
+
+pub(crate) struct SeekableFile {
+    kind: Kind,
+    len_bytes: u64,
+    pieces: Vec<CompressedChunk>,
+}
+
+impl SeekableFile {
+    /// The index of a compressed file that begins with `head`, its first sector; `None` if it has
+    /// none that is of use.
+    pub(crate) fn open(file: &ImageFile, head: &[u8]) -> Result<Option<Self>, Error> {
+        match Compression::of(head) {
+            Some(Compression::Zstd) => zstd(file),
+            Some(Compression::Gzip) if head.get(3).is_some_and(|flags| flags & HAS_EXTRA != 0) => {
+                gzip(file, head)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The name of the format.
+    pub(crate) fn format(&self) -> crate::Format {
+        match self.kind {
+            Kind::Zstd => crate::Format::Zstd,
+            Kind::Bgzip | Kind::Dictzip => crate::Format::Gzip,
+        }
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self { kind, len_bytes: 0, pieces: vec![] }
+    }
+
+    /// Adds a piece; `false` where there can be no such.
+    fn add(&mut self, at: u64, packed_len: u64, len: u64) -> bool {
+        let Ok(packed_len) = u32::try_from(packed_len) else { return false };
+        if len > MAX_INDEXED_CHUNK_BYTES
+            || u64::from(packed_len) > MAX_INDEXED_CHUNK_BYTES * 2
+            || self.pieces.len() >= MAX_CHUNKS
+        {
+            return false;
+        }
+        if len > 0 {
+            self.pieces.push(CompressedChunk { start: self.len_bytes, at, packed_len });
+            self.len_bytes += len;
+        }
+        true
+    }
+
+    /// What follows a piece begins here, unpacked.
+    fn end(&self, nth: usize) -> u64 {
+        self.pieces.get(nth + 1).map_or(self.len_bytes, |next| next.start)
+    }
+}
+
+fn zstd(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
+    let tail_at = file.len_bytes().saturating_sub(2 * SECTOR_BYTES);
+    let tail = file.bytes(tail_at, (file.len_bytes() - tail_at) as usize)?;
+    let end = tail_at + tail.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
+    if end < ZSTD_FOOTER + 8 {
+        return Ok(None);
+    }
+    let footer = file.bytes(end - ZSTD_FOOTER, ZSTD_FOOTER as usize)?;
+    let (count, flags) = (u64::from(le32(&footer, 0)), footer.get(4).copied().unwrap_or(0));
+    let entry = if flags & 0x80 != 0 { 12 } else { 8 };
+    let table_bytes = count * entry + ZSTD_FOOTER;
+    if le32(&footer, 5) != ZSTD_END || flags & 0x7C != 0 || count > MAX_CHUNKS as u64 {
+        return Ok(None);
+    }
+    let Some(table_at) = end.checked_sub(table_bytes + 8) else { return Ok(None) };
+    let table = file.bytes(table_at, (table_bytes + 8) as usize)?;
+    if le32(&table, 0) != ZSTD_TABLE || u64::from(le32(&table, 4)) != table_bytes {
+        return Ok(None);
+    }
+    let mut found = SeekableFile::new(Kind::Zstd);
+    let mut at = 0;
+    for nth in 0..count {
+        let place = (8 + nth * entry) as usize;
+        let packed_len = u64::from(le32(&table, place));
+        if !found.add(at, packed_len, le32(&table, place + 4).into()) {
+            return Ok(None);
+        }
+        at += packed_len;
+    }
+    // Frames fill the file up to the table.
+    Ok((at == table_at).then_some(found))
+}
+
+fn gzip(file: &ImageFile, head: &[u8]) -> Result<Option<SeekableFile>, Error> {
+    match extra(head, *b"RA") {
+        Some(field) => dictzip(file, head, field),
+        None if extra(head, *b"BC").is_some() => bgzip(file),
+        None => Ok(None),
+    }
+}
+
+/// A field of the extra part of a head: where it is, and how long.
+fn extra(head: &[u8], name: [u8; 2]) -> Option<(usize, usize)> {
+    if !head.starts_with(&[0x1F, 0x8B, 8]) || head.get(3)? & HAS_EXTRA == 0 {
+        return None;
+    }
+    let end = GZIP_HEAD + usize::from(le16(head, 10));
+    let mut at = GZIP_HEAD;
+    while at + 4 <= end {
+        let len = usize::from(le16(head, at + 2));
+        if head.get(at..at + 2)? == name {
+            return Some((at + 4, len));
+        }
+        at += 4 + len;
+    }
+    None
+}
+
+fn dictzip(
+    file: &ImageFile,
+    head: &[u8],
+    (at, len): (usize, usize),
+) -> Result<Option<SeekableFile>, Error> {
+    let most = file.len_bytes().min(1 << 17) as usize;
+    let all = file.bytes(0, most)?;
+    let (version, chunk) = (le16(&all, at), u64::from(le16(&all, at + 2)));
+    let count = usize::from(le16(&all, at + 4));
+    if version != 1 || chunk == 0 || len != 6 + 2 * count {
+        return Ok(None);
+    }
+    // A name, a comment and a checksum may follow the extra part.
+    let flags = head.get(3).copied().unwrap_or(0);
+    let mut start = GZIP_HEAD + usize::from(le16(head, 10));
+    for flag in [HAS_NAME, HAS_COMMENT] {
+        if flags & flag != 0 {
+            let rest = all.get(start..).unwrap_or_default();
+            let Some(end) = rest.iter().position(|byte| *byte == 0) else { return Ok(None) };
+            start += end + 1;
+        }
+    }
+    start += if flags & HAS_CHECKSUM != 0 { 2 } else { 0 };
+    let mut found = SeekableFile::new(Kind::Dictzip);
+    let mut place = start as u64;
+    for nth in 0..count {
+        let packed_len = u64::from(le16(&all, at + 6 + 2 * nth));
+        if !found.add(place, packed_len, chunk) {
+            return Ok(None);
+        }
+        place += packed_len;
+    }
+    // The last chunk is as long as what is left: the length is behind the stream, below 4 GiB.
+    let Some(last) = found.pieces.pop() else { return Ok(None) };
+    let trailer = start_of_trailer(file, place)?;
+    let len = u64::from(le32(&trailer, 4));
+    let rest = len.checked_sub(last.start).filter(|rest| (1..=chunk).contains(rest));
+    let Some(rest) = rest else { return Ok(None) };
+    found.len_bytes = last.start;
+    let is_added = found.add(last.at, last.packed_len.into(), rest);
+    Ok(is_added.then_some(found))
+}
+
+/// The checksum and the length of a stream that ends near `at`: its end is not counted in the chunks.
+fn start_of_trailer(file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
+    let rest = file.len_bytes().saturating_sub(at).min(2 * SECTOR_BYTES) as usize;
+    let bytes = file.bytes(at, rest)?;
+    // An empty last block of the stream, of two bytes or of five.
+    let skip = match bytes.get(..5) {
+        Some([3, 0, ..]) => 2,
+        Some([1, 0, 0, 0xFF, 0xFF]) => 5,
+        _ => 0,
+    };
+    Ok(bytes.get(skip..).unwrap_or_default().to_vec())
+}
+
+fn bgzip(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
+    const WINDOW: u64 = 1 << 20;
+    let mut found = SeekableFile::new(Kind::Bgzip);
+    let (mut at, mut window_at, mut window) = (0u64, 0u64, vec![]);
+    // An empty member says that nothing is cut off.
+    let mut is_whole = false;
+    while at < file.len_bytes() {
+        // A member has at most 64 KiB, and the length of it at its end.
+        if at + (1 << 17) > window_at + window.len() as u64 || at < window_at {
+            window_at = at;
+            window = file.bytes(at, (file.len_bytes() - at).min(WINDOW) as usize)?;
+        }
+        let member = window.get((at - window_at) as usize..).unwrap_or_default();
+        let Some((field, 2)) = extra(member, *b"BC") else {
+            // Zeros that fill the last sector.
+            let is_end = file.len_bytes() - at < SECTOR_BYTES && member.iter().all(|it| *it == 0);
+            return Ok((is_end && is_whole).then_some(found));
+        };
+        let packed_len = u64::from(le16(member, field)) + 1;
+        let Some(len_at) = usize::try_from(packed_len - 1).ok().and_then(|it| it.checked_sub(3))
+        else {
+            return Ok(None);
+        };
+        let len = le32(member, len_at);
+        if member.len() < len_at + 4 || !found.add(at, packed_len, len.into()) {
+            return Ok(None);
+        }
+        is_whole = len == 0 && packed_len == EMPTY_BYTES;
+        at += packed_len;
+    }
+    Ok(is_whole.then_some(found))
+}
+
+impl ImageMap for SeekableFile {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn find(&self, _: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
+        let nth = self.pieces.partition_point(|piece| piece.start <= at);
+        let nth = nth.checked_sub(1).ok_or(Error::Damaged("nothing is packed there"))?;
+        let start = self.pieces.get(nth).map_or(0, |piece| piece.start);
+        let place = Location::Compressed { piece: nth as u64, skip: at - start };
+        Ok((place, self.end(nth).saturating_sub(at).max(1)))
+    }
+
+    fn decompress_chunk(&self, file: &ImageFile, nth: u64) -> Result<Vec<u8>, Error> {
+        let nth = nth as usize;
+        let piece = self.pieces.get(nth).ok_or(Error::Damaged("nothing is packed there"))?;
+        let len = self.end(nth) - piece.start;
+        let packed = file.bytes(piece.at, piece.packed_len as usize)?;
+        let mut unpacked = Vec::new();
+        let read = match self.kind {
+            Kind::Zstd => (Compression::Zstd.unpack(&packed[..]))
+                .and_then(|stream| stream.take(len + 1).read_to_end(&mut unpacked)),
+            Kind::Bgzip => flate2::bufread::GzDecoder::new(&packed[..])
+                .take(len + 1)
+                .read_to_end(&mut unpacked),
+            // The stream goes on behind the chunk, with the next one.
+            Kind::Dictzip => flate2::bufread::DeflateDecoder::new(&packed[..])
+                .take(len)
+                .read_to_end(&mut unpacked),
+        };
+        match read {
+            Ok(_) if unpacked.len() as u64 == len => Ok(unpacked),
+            _ => Err(Error::DamagedAt("a piece of it cannot be unpacked", piece.at)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use draconis_device::Random;
+    use flate2::Compression;
+
+    use crate::tests::{all, contents, memory};
+    use crate::{Format, open};
+
+    /// Seekable zstd, in frames of 64 KiB.
+    fn zstd(raw: &[u8], sums: bool) -> Vec<u8> {
+        let level = ruzstd::encoding::CompressionLevel::Fastest;
+        let (mut file, mut table) = (vec![], vec![]);
+        for frame in raw.chunks(1 << 16) {
+            let packed = ruzstd::encoding::compress_to_vec(frame, level);
+            table.extend((packed.len() as u32).to_le_bytes());
+            table.extend((frame.len() as u32).to_le_bytes());
+            table.extend([7; 4].iter().take(if sums { 4 } else { 0 }));
+            file.extend(packed);
+        }
+        file.extend(super::ZSTD_TABLE.to_le_bytes());
+        file.extend((table.len() as u32 + 9).to_le_bytes());
+        file.extend(table);
+        file.extend((raw.len().div_ceil(1 << 16) as u32).to_le_bytes());
+        file.push(if sums { 0x80 } else { 0 });
+        file.extend(super::ZSTD_END.to_le_bytes());
+        file
+    }
+
+    fn deflate(bytes: &[u8], flush: bool) -> Vec<u8> {
+        let mut encoder = flate2::write::DeflateEncoder::new(vec![], Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        match flush {
+            true => {
+                encoder.flush().unwrap();
+                encoder.get_ref().clone()
+            }
+            false => encoder.finish().unwrap(),
+        }
+    }
+
+    fn crc(bytes: &[u8]) -> u32 {
+        let mut crc = flate2::Crc::new();
+        crc.update(bytes);
+        crc.sum()
+    }
+
+    fn bgzip(raw: &[u8]) -> Vec<u8> {
+        let mut file = vec![];
+        for member in raw.chunks(0xFF00).chain([&[][..]]) {
+            let packed = deflate(member, false);
+            file.extend([0x1F, 0x8B, 8, 4, 0, 0, 0, 0, 0, 0xFF, 6, 0, b'B', b'C', 2, 0]);
+            file.extend((packed.len() as u16 + 25).to_le_bytes());
+            file.extend(packed);
+            file.extend(crc(member).to_le_bytes());
+            file.extend((member.len() as u32).to_le_bytes());
+        }
+        file
+    }
+
+    fn dictzip(raw: &[u8]) -> Vec<u8> {
+        let chunks: Vec<Vec<u8>> = raw.chunks(50_000).map(|chunk| deflate(chunk, true)).collect();
+        let mut file = vec![0x1F, 0x8B, 8, 4 | 8, 0, 0, 0, 0, 0, 3];
+        file.extend((chunks.len() as u16 * 2 + 10).to_le_bytes());
+        file.extend(b"RA");
+        file.extend((chunks.len() as u16 * 2 + 6).to_le_bytes());
+        for word in [1, 50_000, chunks.len() as u16] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(chunks.iter().flat_map(|chunk| (chunk.len() as u16).to_le_bytes()));
+        file.extend(b"name\0");
+        file.extend(chunks.concat());
+        // The end of the stream.
+        file.extend([3, 0]);
+        file.extend(crc(raw).to_le_bytes());
+        file.extend((raw.len() as u32).to_le_bytes());
+        file
+    }
+
+    #[test]
+    fn files_with_an_index_are_read_in_place() {
+        let raw = contents(3 << 20);
+        for (packed, format) in [
+            (zstd(&raw, true), Format::Zstd),
+            (zstd(&raw, false), Format::Zstd),
+            (bgzip(&raw), Format::Gzip),
+            (dictzip(&raw), Format::Gzip),
+        ] {
+            // It is what it is without its index, too.
+            let packing = crate::compression::Compression::of(&packed).unwrap();
+            let mut unpacked = vec![];
+            packing.unpack(&packed[..]).unwrap().read_to_end(&mut unpacked).unwrap();
+            assert!(unpacked == raw, "{format:?}");
+            let opened = open(memory(packed), &[]).unwrap();
+            assert_eq!(opened.format, Some(format));
+            assert!(all(&*opened.disk).unwrap() == raw, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_lies_is_none_or_an_error() {
+        let raw = contents(1 << 20);
+        let mut random = Random::new(5);
+        for packed in [zstd(&raw, false), bgzip(&raw), dictzip(&raw)] {
+            assert_eq!(
+                open(memory(packed[..packed.len() - 600].to_vec()), &[]).unwrap().format,
+                None
+            );
+            for round in 0..300 {
+                let mut broken = packed.clone();
+                // Heads are in front, the table of zstd at the end.
+                let within = if round % 3 == 0 { 200 } else { broken.len() as u64 };
+                let at = random.below(within) as usize;
+                let at = if round % 2 == 0 { at } else { broken.len() - 1 - at };
+                broken[at] = random.below(256) as u8;
+                let opened = open(memory(broken), &[]).unwrap();
+                if opened.format.is_some() {
+                    let _ = all(&*opened.disk);
+                }
+            }
+        }
+        let mut large = zstd(&raw, false);
+        let entry = large.len() - 9 - 8 + 4;
+        large[entry..entry + 4].copy_from_slice(&(1u32 << 30).to_le_bytes());
+        assert_eq!(open(memory(large), &[]).unwrap().format, None, "a frame of 1 GiB");
+    }
+}

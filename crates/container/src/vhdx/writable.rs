@@ -1,0 +1,266 @@
+//! The tables of a VHDX image that is changed.
+//!
+//! ```text
+//!   session: header ──▶ what the log holds ──▶ empty log, header ──▶ ..changes.. ──▶ header: no log
+//!   change:  file lengthened ──▶ entry of the log ──▶ (some entries later) table of blocks
+//! ```
+//! Law 1: the header says that the file is another one before anything else is changed.
+//! Law 2: the table of blocks is written only with what the log holds, durable. The log always has a
+//! whole sequence: it is filled by halves, and one half is written over when the other one has it.
+//! Law 3: a new block is behind the end of the file as it was, and reads as zeros.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use draconis_device::{Error as DiskError, Extent, Ticket};
+
+use super::log::{IN_FIRST, LogWrite, SECTOR, new_entry};
+use super::{DATA_WRITE, FILE_WRITE_GUID_AT, LOG, MIB, Vhdx, set_checksum};
+use crate::image_file::{ImageFile, le64};
+use crate::image_map::{ImageMap, Location};
+use crate::writable::{AllocationTables, MetadataWriter};
+use crate::{CONVERT, Error, Unsupported};
+
+const IS_WHOLE: u64 = 6;
+/// Blocks that are compared with each other: 32 MiB of places.
+const MAX_WRITABLE_BLOCKS: usize = 1 << 21;
+
+pub(crate) struct WritableVhdx {
+    map: Vhdx,
+    /// Where the file ends, in whole MiB.
+    end: u64,
+    /// Identities come of it.
+    guid_seed: u64,
+    in_session: bool,
+    log_id: [u8; 16],
+    /// Of the next entry.
+    number: u64,
+    /// Where in the log the sequence begins, and its next entry.
+    tail: u64,
+    head: u64,
+    /// Sectors of the table that changed.
+    changed: BTreeSet<u64>,
+    /// Sectors as the log has them, and the table not yet.
+    logged: BTreeMap<u64, Vec<u8>>,
+    last_entry: Option<Ticket>,
+}
+
+impl WritableVhdx {
+    pub(crate) fn open(file: &ImageFile, map: Vhdx, chance: u64) -> Result<Self, Error> {
+        if map.log.1 < MIB || !map.log.1.is_multiple_of(MIB) || map.log.0 < MIB {
+            return Err(Error::DamagedAt("VHDX: a log that cannot be", map.log.0));
+        }
+        if map.behind.is_some() {
+            let what = "only what differs from another";
+            return Err(Unsupported::ReadOnlyFormat("VHDX", what, CONVERT).into());
+        }
+        if map.has_unknown {
+            let what = "regions that are not known";
+            return Err(Unsupported::ReadOnlyFormat("VHDX", what, CONVERT).into());
+        }
+        let blocks = map.bat.iter().filter(|entry| *entry & 7 == IS_WHOLE);
+        if blocks.clone().count() > MAX_WRITABLE_BLOCKS {
+            return Err(Unsupported::ReadOnlyFormat("VHDX", "so many blocks", CONVERT).into());
+        }
+        let blocks = blocks.map(|entry| (entry >> 20 << 20, map.block_bytes));
+        let mut all: Vec<(u64, u64)> = [(0, MIB), map.log].into_iter().collect();
+        all.extend(map.regions.iter().copied().chain(blocks));
+        all.sort_unstable();
+        for pair in all.windows(2) {
+            if let [(one, len), (other, _)] = pair
+                && one.saturating_add(*len) > *other
+            {
+                return Err(Error::DamagedAt("VHDX: two things lie in the same place", *other));
+            }
+        }
+        let len = file.len_bytes();
+        let last = all.last().copied().unwrap_or_default();
+        if last.0 >= len && !map.needs_replay() {
+            return Err(Error::DamagedAt("VHDX: a block behind the end of the file", last.0));
+        }
+        let end = match file.room_bytes() > len {
+            true => len.max(last.0.saturating_add(last.1)).next_multiple_of(MIB),
+            false => len / MIB * MIB,
+        };
+        Ok(Self {
+            map,
+            end,
+            guid_seed: chance,
+            in_session: false,
+            log_id: [0; 16],
+            number: 1,
+            tail: 0,
+            head: 0,
+            changed: BTreeSet::new(),
+            logged: BTreeMap::new(),
+            last_entry: None,
+        })
+    }
+
+    /// A new identity.
+    fn identity(&mut self) -> [u8; 16] {
+        let mut half = || {
+            // SplitMix64.
+            self.guid_seed = self.guid_seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut mixed = self.guid_seed;
+            mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+            mixed ^ mixed >> 31
+        };
+        let all = u128::from(half()) << 64 | u128::from(half());
+        // Version 4, as it is stored: the third number lies with its low byte first.
+        let all = all & !(0xF << 60 | 0xC0 << 64) | 0x4 << 60 | 0x80 << 64;
+        all.to_le_bytes()
+    }
+
+    /// The header with what is `put` into it, newer than that of the file, where the older one is.
+    fn header(&mut self, put: &[(usize, [u8; 16])]) -> (u64, Vec<u8>) {
+        let number = le64(&self.map.header, 8) + 1;
+        for (at, bytes) in
+            put.iter().map(|(at, id)| (*at, &id[..])).chain([(8, &number.to_le_bytes()[..])])
+        {
+            if let Some(room) = self.map.header.get_mut(at..at + bytes.len()) {
+                room.copy_from_slice(bytes);
+            }
+        }
+        set_checksum(&mut self.map.header);
+        self.map.header_at =
+            super::HEADERS.into_iter().find(|at| *at != self.map.header_at).unwrap_or(0);
+        (self.map.header_at, self.map.header.clone())
+    }
+
+    /// What is written over the table of blocks by the log.
+    fn sector(&self, nth: u64) -> (u64, Vec<u8>) {
+        let entries = self.map.bat.iter().skip(nth as usize * SECTOR / 8).take(SECTOR / 8);
+        let mut bytes: Vec<u8> = entries.copied().flat_map(u64::to_le_bytes).collect();
+        bytes.resize(SECTOR, 0);
+        (self.map.table_at + nth * SECTOR as u64, bytes)
+    }
+
+    /// Writes the table as the log has it, behind the log.
+    fn apply(&mut self, out: &mut MetadataWriter<'_>) -> Result<Option<Ticket>, Error> {
+        let after: Vec<Ticket> = self.last_entry.into_iter().collect();
+        match std::mem::take(&mut self.logged) {
+            logged if logged.is_empty() => Ok(None),
+            logged => out.submit_behind(logged.into_iter().collect(), &after).map(Some),
+        }
+    }
+
+    /// Half of the log.
+    fn half(&self) -> u64 {
+        self.map.log.1 / 2
+    }
+}
+
+impl AllocationTables for WritableVhdx {
+    fn len_bytes(&self) -> u64 {
+        self.map.len_bytes()
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.map.block_bytes
+    }
+
+    fn find(&mut self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
+        self.map.find(file, at)
+    }
+
+    fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error> {
+        self.map.decompress_chunk(file, piece)
+    }
+
+    fn writable_offset(&mut self, _: &ImageFile, at: u64) -> Result<Option<u64>, Error> {
+        let entry = self.map.bat.get(self.map.nth(at)).copied().unwrap_or(0);
+        Ok((entry & 7 == IS_WHOLE).then_some(entry >> 20 << 20))
+    }
+
+    fn begin_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        if self.in_session {
+            return Ok(());
+        }
+        self.in_session = true;
+        let ids = [(FILE_WRITE_GUID_AT, self.identity()), (DATA_WRITE, self.identity())];
+        let mut chain = vec![vec![self.header(&ids)]];
+        let mut put_right: Vec<(u64, Vec<u8>)> = vec![];
+        if out.file.len_bytes() < self.end {
+            let sector = out.file.sector_bytes();
+            put_right.push((self.end - sector, vec![0; sector as usize]));
+        }
+        for patch in self.map.replayed() {
+            put_right.push(match patch {
+                LogWrite::Sector(at, sector) => (at, sector),
+                LogWrite::Zeros(at, len) => (at, vec![0; len as usize]),
+            });
+        }
+        chain.push(put_right);
+        chain.push(vec![self.header(&[(LOG, [0; 16])])]);
+        self.log_id = self.identity();
+        (self.number, self.tail) = (1, 0);
+        let first = new_entry(&self.log_id, self.number, self.tail, self.end, &[]);
+        (self.number, self.head) = (2, first.len() as u64);
+        chain.push(vec![(self.map.log.0, first)]);
+        let log_id = self.log_id;
+        chain.push(vec![self.header(&[(LOG, log_id)])]);
+        out.submit(chain)?;
+        out.wait()
+    }
+
+    fn allocate_unit(&mut self, out: &mut MetadataWriter<'_>, _: u64) -> Result<u64, Error> {
+        let place = self.end;
+        let end = place.saturating_add(self.map.block_bytes);
+        if end > out.file.room_bytes() {
+            return Err(DiskError::no_space(Extent::new(place, self.map.block_bytes)).into());
+        }
+        self.end = end;
+        let sector = out.file.sector_bytes();
+        let ticket = out.submit(vec![vec![(end - sector, vec![0; sector as usize])]])?;
+        out.add_dependency(ticket);
+        Ok(place)
+    }
+
+    fn map_unit(&mut self, _: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error> {
+        let nth = self.map.nth(at);
+        if let Some(entry) = self.map.bat.get_mut(nth) {
+            *entry = place | IS_WHOLE;
+        }
+        self.changed.insert((nth * 8 / SECTOR) as u64);
+        Ok(())
+    }
+
+    fn submit_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        if self.changed.is_empty() {
+            return Ok(());
+        }
+        let mut after = out.followed();
+        let most = IN_FIRST.min(self.half() as usize / SECTOR - 1);
+        let sectors: Vec<u64> = std::mem::take(&mut self.changed).into_iter().collect();
+        for sectors in sectors.chunks(most) {
+            let sectors: Vec<(u64, Vec<u8>)> =
+                sectors.iter().map(|nth| self.sector(*nth)).collect();
+            let len = ((1 + sectors.len()) * SECTOR) as u64;
+            if self.head + len > self.tail + self.half() {
+                // The other half, once nothing in this one is needed.
+                after.extend(self.apply(out)?);
+                self.tail = if self.tail == 0 { self.half() } else { 0 };
+                self.head = self.tail;
+            }
+            let entry = new_entry(&self.log_id, self.number, self.tail, self.end, &sectors);
+            let write = vec![(self.map.log.0 + self.head, entry)];
+            self.last_entry = Some(out.submit_behind(write, &after)?);
+            (self.number, self.head) = (self.number + 1, self.head + len);
+            self.logged.extend(sectors);
+        }
+        Ok(())
+    }
+
+    fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        if !self.in_session {
+            return Ok(());
+        }
+        self.apply(out)?;
+        out.wait()?;
+        let headers = [self.header(&[(LOG, [0; 16])]), self.header(&[])];
+        out.submit(headers.into_iter().map(|header| vec![header]).collect())?;
+        self.in_session = false;
+        Ok(())
+    }
+}

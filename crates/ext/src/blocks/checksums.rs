@@ -1,0 +1,80 @@
+//! Checksums of whole blocks, by their roles (`metadata_csum`), and of the superblock.
+//!
+//! What else is smaller than a block (inodes, descriptors) is sealed by what changes it, and the
+//! sums of bitmaps are in the descriptors: none of these is here.
+
+use crate::blocks::data::SharedBytes;
+use crate::blocks::role::{BlockChecksums, Role};
+use crate::format::superblock::{RawSuperblock, Superblock};
+use crate::format::{dir_tail, extent, orphan_file, xattr};
+use crate::{Error, FsBlock, Result};
+
+/// See the head of the file.
+#[derive(Debug)]
+pub(crate) struct MetadataChecksums {
+    super_: Superblock,
+}
+
+impl MetadataChecksums {
+    /// The sums of a volume, if it has any.
+    pub(crate) fn for_volume(super_: &Superblock) -> Option<Box<dyn BlockChecksums>> {
+        super_.checksum_seed?;
+        Some(Box::new(Self { super_: super_.clone() }))
+    }
+}
+
+impl BlockChecksums for MetadataChecksums {
+    fn verify_checksum(&self, role: Role, block: FsBlock, bytes: &[u8]) -> Result<()> {
+        let Some(seed) = self.super_.checksum_seed else { return Ok(()) };
+        let of = |file| self.super_.checksum_of_file(file).unwrap_or(seed);
+        let (sound, what) = match role {
+            Role::Directory(dir) => {
+                (dir_tail::has_valid_checksum(bytes, of(dir)), "directory block: checksum")
+            }
+            Role::ExtentNode(file) => {
+                (extent::has_valid_checksum(bytes, of(file)), "extent tree: checksum")
+            }
+            Role::XattrBlock => (
+                xattr::has_valid_checksum(bytes, seed, block),
+                "extended attribute block: checksum",
+            ),
+            Role::OrphanFile(file) => (
+                orphan_file::has_valid_checksum(bytes, of(file), block),
+                "file of orphans: checksum",
+            ),
+            Role::Superblock
+            | Role::Descriptors
+            | Role::BlockBitmap(_)
+            | Role::InodeBitmap(_)
+            | Role::InodeTable
+            | Role::IndirectBlock(_)
+            | Role::Quota
+            | Role::Contents => return Ok(()),
+        };
+        if sound { Ok(()) } else { Err(Error::corrupt(what).in_block(block)) }
+    }
+
+    fn set_checksum(&self, role: Role, block: FsBlock, bytes: &mut SharedBytes) {
+        let Some(seed) = self.super_.checksum_seed else { return };
+        let of = |file| self.super_.checksum_of_file(file).unwrap_or(seed);
+        match role {
+            Role::Directory(dir) => dir_tail::set_checksum(bytes.make_mut(), of(dir)),
+            Role::ExtentNode(file) => extent::set_checksum(bytes.make_mut(), of(file)),
+            Role::XattrBlock => xattr::set_checksum(bytes.make_mut(), seed, block),
+            Role::OrphanFile(file) => orphan_file::set_checksum(bytes.make_mut(), of(file), block),
+            Role::Superblock => {
+                let (_, at) = self.super_.location();
+                let raw = bytes.make_mut().get_mut(at..).unwrap_or_default();
+                // A block that has room for none has none.
+                let _ = RawSuperblock::view_mut(raw).map(RawSuperblock::preserve_checksum);
+            }
+            Role::Descriptors
+            | Role::BlockBitmap(_)
+            | Role::InodeBitmap(_)
+            | Role::InodeTable
+            | Role::IndirectBlock(_)
+            | Role::Quota
+            | Role::Contents => {}
+        }
+    }
+}

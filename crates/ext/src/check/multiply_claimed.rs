@@ -1,0 +1,88 @@
+//! Blocks that two files claim, and which files those are.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::sync::{Mutex, PoisonError};
+
+use super::Check;
+use super::bit_set::AtomicBitSet;
+use super::blocks::walk_map;
+use super::inodes::{self, InodeRole};
+use super::problem::{Problem, What};
+use crate::map::{BlockLocation, MapNode, MapVisitor};
+use crate::{FsBlock, Result};
+
+/// Finds every inode that claims one of the blocks that were claimed twice.
+struct ClaimantFinder<'a, 'b> {
+    check: &'a Check<'b>,
+    inode: u32,
+    walked: &'a AtomicBitSet,
+    first_claims: &'a Mutex<HashMap<u64, u32>>,
+}
+
+impl ClaimantFinder<'_, '_> {
+    /// Whether to look on.
+    fn report_if_shared(&self, block: u64) -> bool {
+        if !self.check.multiply_claimed.contains(self.check.cluster_index(block)) {
+            return true;
+        }
+        if !self.check.count_revisit() {
+            return false;
+        }
+        let complaint = Problem::new(What::ClaimedTwice).block(block);
+        let mut first = self.first_claims.lock().unwrap_or_else(PoisonError::into_inner);
+        // Claims of one file are told once; a file that claims a block of its own again
+        // is told with the first.
+        match first.insert(block, self.inode) {
+            Some(before) if before == self.inode => {}
+            _ => self.check.problems.add(complaint.inode(self.inode)),
+        }
+        true
+    }
+}
+
+impl MapVisitor for ClaimantFinder<'_, '_> {
+    fn run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        if let BlockLocation::Mapped(FsBlock(block)) | BlockLocation::Unwritten(FsBlock(block)) =
+            place
+        {
+            let _ = (0..blocks).all(|nth| self.report_if_shared(block.saturating_add(nth)));
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
+        self.report_if_shared(block);
+        !self.walked.insert(self.check.block_index(block))
+            && !self.check.metadata.contains(self.check.block_index(block))
+    }
+}
+
+/// Says of every block that is claimed twice which inodes claim it.
+pub(super) fn report_multiply_claimed(check: &Check<'_>) -> Result<()> {
+    if check.multiply_claimed.is_empty() {
+        return Ok(());
+    }
+    let walked = AtomicBitSet::new(check.super_.blocks);
+    let first_claims = Mutex::default();
+    for group in 0..check.super_.groups {
+        inodes::visit_group(check, group, &|number, slot| {
+            let Some(raw) = inodes::inode_with_map(check, number, slot) else { return Ok(()) };
+            let visit = &mut ClaimantFinder {
+                check,
+                inode: number,
+                walked: &walked,
+                first_claims: &first_claims,
+            };
+            let attributes = inodes::xattr_block(check, raw);
+            if attributes != 0 && InodeRole::of(check, number) == InodeRole::Ordinary {
+                visit.report_if_shared(attributes);
+            }
+            if inodes::has_map(check, raw) {
+                walk_map(check, number, raw, visit)?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}

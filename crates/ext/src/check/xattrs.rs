@@ -1,0 +1,331 @@
+//! Extended attributes, inside inodes and in blocks that several inodes may share.
+
+use std::sync::PoisonError;
+
+use draconis_exchange::contract::FileType;
+use zerocopy::FromBytes;
+
+use super::blocks::BlockClaimer;
+use super::problem::{Problem, What};
+use super::{Check, entries, inodes};
+use crate::blocks::role::Role as BlockRole;
+use crate::format::features::Incompatible;
+use crate::format::inode::{RawInode, flags};
+use crate::format::xattr::{Xattr, XattrList};
+use crate::format::{le16, le32, xattr};
+use crate::units::saturating_usize;
+use crate::{FsBlock, Result};
+
+/// What a list of attributes starts with.
+pub(super) const MAGIC: u32 = 0xEA02_0000;
+const HEAD_BYTES: usize = 32;
+const ENTRY_BYTES: usize = 16;
+
+/// Where a list is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum XattrLocation {
+    Block,
+    Inode,
+}
+
+/// What is known of a block of attributes.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct XattrBlockRefs {
+    /// Inodes that refer to it.
+    count: u32,
+    /// Clusters of the values that it has in inodes of their own: each user counts them as its.
+    ea_inode_clusters: u64,
+    /// How many values those are.
+    values: u64,
+}
+
+/// An attribute with its value in an inode of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EaInodeUse {
+    /// The inode that has the attribute.
+    owner: u32,
+    inode: u32,
+    len: u32,
+    /// What it hashes to, but for the value, with the characters of its name as unsigned and as
+    /// signed; 0 if there is no hash.
+    hash: u32,
+    names: [u32; 2],
+}
+
+/// A reference to a block of attributes; the first one claims the block and looks at it.
+pub(super) fn check_block_reference(
+    check: &Check<'_>,
+    inode: u32,
+    block: u64,
+    claim: &mut BlockClaimer<'_, '_>,
+) -> Result<()> {
+    let complain = || {
+        let complaint = Problem::new(What::AttributeBlock).inode(inode);
+        check.problems.add(complaint.block(block));
+    };
+    let feature = crate::format::features::Compatible::EXT_ATTR;
+    if !check.super_.compatible.contains(feature) || !check.holds(block) {
+        complain();
+        // What is not a block of attributes is no block of the file either.
+        claim.skipped = true;
+        return Ok(());
+    }
+    let mut blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+    let shared = blocks.entry(block).or_default();
+    shared.count = shared.count.saturating_add(1);
+    if shared.count > 1 {
+        claim.count = claim.count.saturating_add(1).saturating_add(shared.ea_inode_clusters);
+        claim.values = claim.values.saturating_add(shared.values);
+        return Ok(());
+    }
+    if claim.claim_cluster(block) {
+        let bytes = check.block(block, BlockRole::XattrBlock)?;
+        let found = Some(&bytes)
+            .filter(|bytes| le32(bytes, 0) == Some(MAGIC) && le32(bytes, 8) == Some(1))
+            .and_then(|bytes| check_list(check, inode, bytes, HEAD_BYTES, XattrLocation::Block));
+        match found {
+            None => complain(),
+            Some(values) => {
+                (shared.ea_inode_clusters, shared.values) = record_values(check, values);
+                claim.values = claim.values.saturating_add(shared.values);
+                claim.count = claim.count.saturating_add(shared.ea_inode_clusters);
+            }
+        }
+        let seed = check.super_.checksum_seed;
+        if seed.is_some_and(|seed| !xattr::has_valid_checksum(&bytes, seed, FsBlock(block))) {
+            let complaint = Problem::new(What::AttributeChecksum).inode(inode);
+            check.problems.add(complaint.block(block));
+        }
+    }
+    Ok(())
+}
+
+/// Remembers values in inodes of their own; their clusters, and how many they are.
+pub(super) fn record_values(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64, u64) {
+    let ratio = u64::from(check.super_.cluster_blocks);
+    let cluster = u64::from(check.super_.block_bytes).saturating_mul(ratio).max(1);
+    let clusters = values.iter().map(|value| u64::from(value.len).div_ceil(cluster));
+    let count = values.len() as u64;
+    let sum = clusters.fold(0, u64::saturating_add);
+    if !values.is_empty() {
+        check.values.lock().unwrap_or_else(PoisonError::into_inner).extend(values);
+    }
+    (sum, count)
+}
+
+/// Complains of an inode that is encrypted and does not say how; what others say does not count.
+pub(super) fn check_encryption_context(check: &Check<'_>, inode: u32, encrypted: bool) {
+    if !check.super_.incompatible.contains(Incompatible::ENCRYPT) {
+        return;
+    }
+    let mut policies = check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+    if !encrypted {
+        policies.remove(&inode);
+    } else if !policies.contains_key(&inode) {
+        check.problems.add(Problem::new(What::Encryption).inode(inode));
+    }
+}
+
+/// What of the context of an encrypted inode its directory has, too: all but the last 16 bytes,
+/// which are its own.
+fn encryption_policy(context: &[u8]) -> Option<&[u8]> {
+    match (context.first(), context.len()) {
+        (Some(1), 28) | (Some(2), 40) => context.get(..context.len().checked_sub(16)?),
+        _ => None,
+    }
+}
+
+/// Compares the number of references with what each block says of it.
+pub(super) fn check_references(check: &Check<'_>) -> Result<()> {
+    let blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all: Vec<(u64, u32)> =
+        blocks.iter().map(|(block, shared)| (*block, shared.count)).collect();
+    drop(blocks);
+    all.sort_unstable();
+    for (block, count) in all {
+        if check.metadata.contains(check.block_index(block)) {
+            continue;
+        }
+        let found = xattr::refcount(&check.block(block, BlockRole::XattrBlock)?).unwrap_or(0);
+        if found != count {
+            let complaint = Problem::new(What::AttributeReferences).block(block);
+            check.problems.add(complaint.found(found).expected(count));
+        }
+    }
+    Ok(())
+}
+
+/// Looks at the inodes that hold values: each is there, says what it is and how often it is used,
+/// and fits the attributes that refer to it.
+pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
+    let mut all = std::mem::take(&mut *check.values.lock().unwrap_or_else(PoisonError::into_inner));
+    all.sort_unstable_by_key(|value| (value.inode, value.owner));
+    for users in all.chunk_by(|one, two| one.inode == two.inode) {
+        let Some(inode) = users.first().map(|value| value.inode) else { continue };
+        let complain = |owner: u32| {
+            let complaint = Problem::new(What::AttributeValue).inode(owner);
+            check.problems.add(complaint.found(inode));
+        };
+        let ordinary = (check.super_.first_inode.0..=check.super_.inodes).contains(&inode);
+        if !ordinary || !check.inode_states.get(inode).is_used() {
+            users.iter().for_each(|value| complain(value.owner));
+            continue;
+        }
+        check.inode_states.count_name(inode);
+        let slot = entries::read_inode_slot(check, inode)?;
+        let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
+        let is_value =
+            raw.i_flags.get() & flags::EA_INODE != 0 && inodes::kind(raw) == Some(FileType::File);
+        let value_hash = raw.i_atime.get();
+        for value in users {
+            let fits = value.hash == 0
+                || value.names.iter().any(|name| name.rotate_left(16) ^ value_hash == value.hash);
+            if !is_value || !fits || inodes::size(raw) != u64::from(value.len) {
+                complain(value.owner);
+            }
+        }
+        let found = u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
+        let expected = users.len() as u64;
+        if found != expected {
+            let complaint = Problem::new(What::AttributeValueReferences).inode(inode);
+            check.problems.add(complaint.found(found).expected(expected));
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether the entries from `start` on, and the values they have in `bytes`, are whole,
+/// clear from each other, and have the hashes they should; the values that are elsewhere.
+pub(super) fn check_list(
+    check: &Check<'_>,
+    inode: u32,
+    bytes: &[u8],
+    start: usize,
+    container: XattrLocation,
+) -> Option<Vec<EaInodeUse>> {
+    let mut taken = vec![(0, start)];
+    let mut values = Vec::new();
+    let outside = check.super_.incompatible.contains(Incompatible::EA_INODE);
+    let mut at = start;
+    // Each turn goes on by the length of an entry.
+    while let Some(head) = bytes.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
+        let entry = entry(bytes, head, container)?;
+        if entry.is_context
+            && let Some((at, _)) = entry.value
+            && let Some(policy) = bytes
+                .get(at..at.saturating_add(saturating_usize(entry.size.into())))
+                .and_then(encryption_policy)
+        {
+            let mut policies = check.policies.lock().unwrap_or_else(PoisonError::into_inner);
+            policies.insert(inode, policy.to_vec());
+        }
+        if entry.value_inode != 0 {
+            if !outside {
+                return None;
+            }
+            let (names, hash) = (hashes(entry.name, &[]), entry.hash);
+            values.push(EaInodeUse {
+                owner: inode,
+                inode: entry.value_inode,
+                len: entry.size,
+                hash,
+                names,
+            });
+        }
+        taken.push((at, entry.len));
+        taken.extend(entry.value);
+        at = at.saturating_add(entry.len);
+    }
+    if bytes.len().saturating_sub(at) >= 4 {
+        taken.push((at, 4));
+    }
+    taken.sort_unstable();
+    let clear = taken.windows(2).all(|pair| match pair {
+        [(start, len), (next, _)] => start.saturating_add(*len) <= *next,
+        _ => true,
+    });
+    clear.then_some(values)
+}
+
+/// The value that is the rest of a file inside its inode. Values that begin outside of the inode,
+/// though they are empty, have `e2fsck` find none at all.
+pub(super) fn inline_data(slot: &[u8]) -> Option<&[u8]> {
+    let extra = le16(slot, size_of::<RawInode>())?;
+    let rest = slot.get(size_of::<RawInode>().checked_add(extra.into())?..)?;
+    let body = rest.get(4..).filter(|_| le32(rest, 0) == Some(MAGIC))?;
+    let mut at = 0usize;
+    // Each turn goes on by the length of an entry.
+    while let Some(head) = body.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
+        let entry = entry(body, head, XattrLocation::Inode)?;
+        let end = u64::from(le16(head, 2)?).saturating_add(entry.size.into());
+        if entry.value_inode == 0 && end > body.len() as u64 {
+            return None;
+        }
+        at = at.saturating_add(entry.len);
+    }
+    let mut attributes = XattrList::from_inode(body);
+    let found = attributes.find_map(|it| it.ok().filter(Xattr::is_inline_data))?;
+    found.value().ok()
+}
+
+struct XattrEntry<'a> {
+    len: usize,
+    name: &'a [u8],
+    size: u32,
+    hash: u32,
+    /// It says how an inode is encrypted.
+    is_context: bool,
+    /// The inode of its value.
+    value_inode: u32,
+    /// Place and length of its value.
+    value: Option<(usize, usize)>,
+}
+
+fn entry<'a>(bytes: &[u8], head: &'a [u8], container: XattrLocation) -> Option<XattrEntry<'a>> {
+    let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
+    let (value_at, elsewhere) = (usize::from(le16(head, 2)?), le32(head, 4)?);
+    let (size, hash) = (le32(head, 8)?, le32(head, 12)?);
+    let value_len = saturating_usize(size.into());
+    let name = head.get(ENTRY_BYTES..)?.get(..name_len)?;
+    let len = ENTRY_BYTES.checked_add(name_len)?.checked_next_multiple_of(4)?;
+    if head.len() < len || container == XattrLocation::Block && number == 0 {
+        return None;
+    }
+    let is_context = (number, name) == (9, &b"c"[..]);
+    if elsewhere != 0 {
+        return Some(XattrEntry {
+            len,
+            name,
+            size,
+            hash,
+            is_context,
+            value_inode: elsewhere,
+            value: None,
+        });
+    }
+    if container == XattrLocation::Block && value_at.checked_add(value_len)? > bytes.len() {
+        return None;
+    }
+    let padded = value_len.checked_next_multiple_of(4)?;
+    let value: &[u8] =
+        if value_len == 0 { &[] } else { bytes.get(value_at..)?.get(..padded.max(value_len))? };
+    let hashed = container == XattrLocation::Block || hash != 0;
+    if hashed && !hashes(name, value).contains(&hash) {
+        return None;
+    }
+    let value = (value_len != 0).then_some((value_at, padded));
+    Some(XattrEntry { len, name, size, hash, is_context, value_inode: elsewhere, value })
+}
+
+/// The hash of an attribute, with the characters of its name as unsigned and as signed:
+/// machines differ.
+fn hashes(name: &[u8], value: &[u8]) -> [u32; 2] {
+    [false, true].map(|signed| {
+        let character = |byte: u8| {
+            if signed { i32::from(byte.cast_signed()).cast_unsigned() } else { byte.into() }
+        };
+        let hash = name.iter().fold(0u32, |hash, byte| hash.rotate_left(5) ^ character(*byte));
+        let words = value.chunks_exact(4).filter_map(|word| le32(word, 0));
+        words.fold(hash, |hash, word| hash.rotate_left(16) ^ word)
+    })
+}

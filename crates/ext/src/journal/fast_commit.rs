@@ -1,0 +1,353 @@
+//! Fast commits, made good: what their records say is so, on a volume whose changes stay in memory.
+//!
+//! ```text
+//!   disk as its log has it ──▶ scratch ──▶ a volume on it ──▶ record by record ──▶ blocks
+//! ```
+//! Linux logs what became of files, not blocks. So blocks of directories and nodes of maps are
+//! taken here, and none that a record gives to a file. Directories themselves are not logged: how
+//! many links and blocks they have follows from the names.
+//!
+//! Law 1: the outcome is one set of blocks: to read, they are read; on disk, they are one
+//! transaction of the log, so that a cut leaves all of it to be done again, or nothing.
+//! Law 2: a record is held in memory while it is carried out, and no longer.
+
+#![allow(clippy::arithmetic_side_effects, reason = "counts records, and blocks of a checked log")]
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_exchange::contract::{FileType, Time};
+
+use super::cow_disk::CowDisk;
+use super::journal_file::JournalFile;
+use super::recovery::{Damage, Source};
+use crate::blocks::role::Role;
+use crate::format::inode;
+use crate::format::inode_slot::InodeSlot;
+use crate::format::jbd2::JournalIncompatible;
+use crate::format::jbd2::fast_commit::{
+    DentryChange, FastCommitRecord, FastCommitScan, has_tail, records,
+};
+use crate::format::superblock::Superblock;
+use crate::map::edit::AllocationPolicy;
+use crate::map::extents::empty_root;
+use crate::ops::WriteOptions;
+use crate::transaction::Transaction;
+use crate::units::saturating_usize;
+use crate::volume::{OpenOptions, Volume};
+use crate::{AccessTimes, Error, InodeNumber, Result};
+
+/// The caches of the volume on which they are carried out.
+const REPLAY_OPTIONS: OpenOptions = OpenOptions {
+    inode_cache: 256,
+    block_map_cache: 256,
+    data_cache_bytes: 2 << 20,
+    lists_dots: false,
+    read_ahead_bytes: 0,
+};
+/// Bytes that may change.
+const MAX_REPLAY_BYTES: u64 = 64 << 20;
+
+/// What the fast commits of a log are.
+pub(super) struct Survey {
+    /// Records that count.
+    pub(super) records: u64,
+    /// Why not all that was committed counts.
+    pub(super) damage: Option<Damage>,
+}
+
+/// Looks at the fast commits that follow what is before transaction `next`.
+///
+/// # Errors
+/// What the device says.
+pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
+    let mut survey = Survey { records: 0, damage: None };
+    let super_ = &log.super_;
+    if super_.start.is_none() || !super_.incompatible.contains(JournalIncompatible::FAST_COMMIT) {
+        return Ok(survey);
+    }
+    let mut counting = FastCommitScan::new(next);
+    let mut places = places(log).peekable();
+    while let Some(at) = places.peek()
+        && counting.scan_block(&log.read(*at)?)
+    {
+        places.next();
+    }
+    survey.records = counting.valid_records();
+    let what = "journal: checksum of a fast commit";
+    if counting.has_damaged_tail() {
+        survey.damage = places.peek().map(|at| Damage { what, at: *at });
+        return Ok(survey);
+    }
+    // A tail is durable once what it ends is.
+    let mut behind = counting.counted_bytes();
+    for at in places {
+        if has_tail(&log.read(at)?, behind, next) {
+            survey.damage = Some(Damage { what, at });
+            break;
+        }
+        behind = 0;
+    }
+    Ok(survey)
+}
+
+/// The blocks of fast commits: Linux leaves the first one behind the log free.
+fn places(log: &JournalFile) -> Range<u32> {
+    log.super_.end.saturating_add(1)..log.super_.len
+}
+
+/// The disk as it will be once so many records of fast commits are carried out, if there are any;
+/// `disk` is as the log has it.
+///
+/// # Errors
+/// [`Error::Unsupported`] for what cannot be carried out here; [`Error::Corrupt`]; [`Error::Io`].
+pub(super) fn replay_fast_commits(
+    disk: Arc<dyn Disk>,
+    log: &JournalFile,
+    super_: &Superblock,
+    count: u64,
+) -> Result<Option<Arc<CowDisk>>> {
+    if count == 0 {
+        return Ok(None);
+    }
+    let block_bytes = super_.block_bytes;
+    if super_.quotas.iter().any(|inode| *inode != 0) {
+        let feature =
+            "needs_recovery: fast commits beside quotas; mount the volume with Linux once";
+        return Err(Error::Unsupported { feature: feature.to_owned() });
+    }
+    // All of it is one transaction.
+    let most =
+        u64::from(log.super_.log_blocks()).min(MAX_REPLAY_BYTES / u64::from(block_bytes.max(1)));
+    let scratch = Arc::new(CowDisk::new(disk, block_bytes, saturating_usize(most)));
+    let seconds = super_.dates.written;
+    let clock = move || Time { seconds: seconds.into(), nanoseconds: 0 };
+    let writing = WriteOptions {
+        clock: Arc::new(clock),
+        dirty_bytes: 64 << 20,
+        atime: AccessTimes::Never,
+        discard: false,
+    };
+    let volume = Volume::for_recovery(scratch.clone(), REPLAY_OPTIONS, writing, super_)?;
+    let all = |each: &mut dyn FnMut(FastCommitRecord) -> Result<()>| {
+        let mut left = count;
+        for at in places(log) {
+            if left == 0 {
+                break;
+            }
+            let block = log.read(at)?;
+            for record in records(&block).take(saturating_usize(left)) {
+                left -= 1;
+                each(record?)?;
+            }
+        }
+        Ok::<_, Error>(())
+    };
+    all(&mut |record| match record {
+        FastCommitRecord::AddRange { extent, .. } => volume.transact(|tx| {
+            tx.may_block = true;
+            tx.exclude_from_allocation(extent.start.0, extent.blocks)
+        }),
+        _ => Ok(()),
+    })?;
+    let mut dead = BTreeSet::new();
+    all(&mut |record| {
+        volume.transact(|tx| {
+            tx.may_block = true;
+            tx.replay_record(&record, &mut dead).map_err(to_journal_damage)
+        })
+    })?;
+    for inode in dead {
+        volume.transact(|tx| {
+            tx.may_block = true;
+            let lives = tx.read_slot(inode, |it| it.links() > 0 || it.mode() == 0)?;
+            if lives { Ok(()) } else { tx.evict_inode(inode) }
+        })?;
+    }
+    let done = volume.sync();
+    if scratch.blocks().len() > saturating_usize(most) {
+        let feature = "needs_recovery: fast commits that change more than the log has room for; \
+                       mount the volume with Linux once";
+        return Err(Error::Unsupported { feature: feature.to_owned() });
+    }
+    done?;
+    scratch.freeze();
+    ::log::info!("{count} records of fast commits are carried out");
+    Ok(Some(scratch))
+}
+
+/// What no record asks for that makes sense is damage of the journal.
+fn to_journal_damage(error: Error) -> Error {
+    match error {
+        Error::Corrupt { .. } | Error::Io(_) | Error::Unsupported { .. } | Error::NoSpace => error,
+        _ => Error::corrupt("journal: record of a fast commit"),
+    }
+}
+
+impl Transaction<'_> {
+    fn replay_record(
+        &mut self,
+        record: &FastCommitRecord,
+        dead: &mut BTreeSet<InodeNumber>,
+    ) -> Result<()> {
+        match record {
+            FastCommitRecord::Inode { inode, raw } => self.replay_inode(*inode, raw, dead),
+            FastCommitRecord::AddRange { inode, extent } => match self.has_map(*inode)? {
+                true => self.replay_extent(*inode, *extent),
+                false => Ok(()),
+            },
+            FastCommitRecord::DelRange { inode, from, blocks } => match self.has_map(*inode)? {
+                true => self.unmap(*inode, *from..from.saturating_add(*blocks)),
+                false => Ok(()),
+            },
+            FastCommitRecord::Name { change, dir, inode, name } => match change {
+                DentryChange::Unlink => self.replay_unlink(*dir, *inode, name, dead),
+                DentryChange::Create | DentryChange::Link => {
+                    self.replay_link(*dir, *inode, name, *change == DentryChange::Create)
+                }
+            },
+        }
+    }
+
+    /// Whether an inode is in use.
+    fn is_used(&mut self, inode: InodeNumber) -> Result<bool> {
+        Ok(self.read_slot(inode, |it| it.mode() != 0)? && self.is_inode_allocated(inode)?)
+    }
+
+    /// Whether a file is there whose map records speak of.
+    fn has_map(&mut self, inode: InodeNumber) -> Result<bool> {
+        let extents = self.read_slot(inode, |it| it.flags() & inode::flags::EXTENTS != 0)?;
+        if self.is_used(inode)? && !extents {
+            let feature = "needs_recovery: a fast commit of a file without extents; mount the \
+                           volume with Linux once";
+            return Err(Error::Unsupported { feature: feature.to_owned() });
+        }
+        self.is_used(inode)
+    }
+
+    fn replay_inode(
+        &mut self,
+        number: InodeNumber,
+        raw: &[u8],
+        dead: &mut BTreeSet<InodeNumber>,
+    ) -> Result<()> {
+        let damaged = || Error::corrupt("journal: inode of a fast commit").of_inode(number);
+        let is_ours = number < self.volume.super_.first_inode && number != InodeNumber::ROOT;
+        if is_ours || raw.len() > saturating_usize(self.volume.super_.inode_bytes.into()) {
+            return Err(damaged());
+        }
+        let mut copy = raw.to_vec();
+        let new = InodeSlot::of(&mut copy)?;
+        let (mode, links, generation) = (new.mode(), new.links(), new.generation());
+        let (flags, attributes) = (new.flags(), new.xattr_block());
+        let kind = FileType::from_mode(mode.into()).ok_or_else(damaged)?;
+        let was_linked = self.read_slot(number, |it| it.links() > 0)?;
+        if self.is_used(number)? {
+            let before = self.read_slot(number, |it| (it.generation(), it.flags()))?;
+            if (before.1 ^ flags) & inode::flags::HUGE_FILE != 0 {
+                return Err(damaged());
+            }
+            if before.0 != generation {
+                // Another file had the number.
+                self.evict_inode(number)?;
+            } else if before.1 & !flags & inode::flags::EXTENTS != 0 {
+                self.unmap(number, 0..u32::MAX)?;
+            }
+        }
+        let is_new = self.allocate_exact_inode(number, kind)?;
+        self.change_slot(number, |it| it.update_from(raw, is_new, empty_root()))?;
+        self.invalidate_map(number, 0, u32::MAX);
+        if is_new && attributes != 0 {
+            self.add_sectors(number, self.cluster_blocks().into())?;
+        }
+        if links == 0 && (is_new || was_linked) {
+            dead.insert(number);
+        }
+        Ok(())
+    }
+
+    /// Puts a name in.
+    fn replay_link(
+        &mut self,
+        dir: InodeNumber,
+        inode: InodeNumber,
+        name: &[u8],
+        is_first: bool,
+    ) -> Result<()> {
+        if !self.is_used(dir)? || !self.is_used(inode)? {
+            return Ok(());
+        }
+        let parent = self.read_inode_unchecked(dir)?;
+        let kind = self.read_inode_unchecked(inode)?.kind;
+        if parent.kind != FileType::Directory || dir == inode {
+            return Err(Error::corrupt("journal: name of a fast commit").of_inode(dir));
+        }
+        let is_dir = kind == FileType::Directory;
+        if is_dir && is_first && self.lookup_block(inode, 0)?.is_none() {
+            self.init_directory(inode, dir)?;
+        }
+        let parent = self.directory(dir)?;
+        let Err(place) = self.find_or_slot(&parent, name)? else { return Ok(()) };
+        self.check_free_blocks(place.max_blocks(), true)?;
+        self.insert_name(dir, place, name, inode, kind)?;
+        match (is_dir, is_first) {
+            (true, _) => self.count_subdirectory(dir, true),
+            (false, true) => self.change_slot(inode, |it| it.set_links(1)),
+            (false, false) => {
+                self.change_slot(inode, |it| it.set_links(it.links().saturating_add(1)))
+            }
+        }
+    }
+
+    /// Gives a new directory its first block.
+    fn init_directory(&mut self, inode: InodeNumber, parent: InodeNumber) -> Result<()> {
+        self.change_slot(inode, |it| {
+            it.set_size(0);
+            it.set_links(2);
+        })?;
+        let taking = AllocationPolicy { is_append: false, privileged: true, unwritten: false };
+        let all = self.map_blocks(inode, 0..1, taking)?;
+        let first = all.first().ok_or(Error::NoSpace)?.at;
+        let names = self.dot_entries_block(inode, parent);
+        let role = Role::Directory(self.file_id(inode)?);
+        self.put_new_block(first, role, names);
+        let block_bytes = self.volume.super_.block_bytes;
+        self.change_slot(inode, |it| it.set_size(block_bytes.into()))
+    }
+
+    /// Takes a name out that led to `inode`.
+    fn replay_unlink(
+        &mut self,
+        dir: InodeNumber,
+        inode: InodeNumber,
+        name: &[u8],
+        dead: &mut BTreeSet<InodeNumber>,
+    ) -> Result<()> {
+        if !self.is_used(dir)? {
+            return Ok(());
+        }
+        let parent = self.directory(dir)?;
+        let Ok(spot) = self.find_or_slot(&parent, name)? else { return Ok(()) };
+        if spot.found.inode != inode {
+            return Ok(());
+        }
+        self.remove_name(dir, spot)?;
+        if !self.is_used(inode)? {
+            return Ok(());
+        }
+        let is_dir = self.read_inode_unchecked(inode)?.kind == FileType::Directory;
+        if is_dir {
+            self.count_subdirectory(dir, false)?;
+        }
+        let left = self.change_slot(inode, |it| {
+            it.set_links(if is_dir { 0 } else { it.links().saturating_sub(1) });
+            it.links()
+        })?;
+        if left == 0 {
+            dead.insert(inode);
+        }
+        Ok(())
+    }
+}

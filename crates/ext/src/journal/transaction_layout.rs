@@ -1,0 +1,137 @@
+//! A transaction, laid down in the log.
+//!
+//! ```text
+//!   head: | descriptor | copy | copy | .. | descriptor | .. | revokes | zeros |   first
+//!                                                                     | commit |  once that is durable
+//! ```
+//! Law: where a commit block is going to be that is summed whole there are zeros before, which all
+//! of it is but the first sector: torn, it is whole or not there.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "counts blocks of a log that was checked, of fewer than 2^32 blocks"
+)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::journal_file::JournalFile;
+use crate::blocks::data::SharedBytes;
+use crate::format::jbd2::blocks::{escape, needs_escape};
+use crate::format::jbd2::{JournalChecksums, JournalFormat, Tag, crc32_be};
+use crate::units::{saturating_u32, saturating_usize};
+use crate::{Error, Result};
+
+/// Blocks of the volume, and what is written there.
+type BlockImages = BTreeMap<u64, SharedBytes>;
+
+/// What a transaction has.
+#[derive(Debug)]
+pub(crate) struct TransactionContents<'a> {
+    /// Its number.
+    pub(crate) sequence: u32,
+    /// When it is committed.
+    pub(crate) time: Duration,
+    pub(crate) copies: &'a BlockImages,
+    pub(crate) revoked: &'a [u64],
+}
+
+/// What is written of it, and where.
+#[derive(Debug)]
+pub(crate) struct TransactionLayout {
+    pub(crate) first: BlockImages,
+    /// The commit block.
+    pub(crate) commit: BlockImages,
+    /// Where the next transaction begins.
+    pub(crate) head: u32,
+    /// Blocks of the log that it has.
+    pub(crate) blocks: u32,
+}
+
+/// Blocks of the log that so many copies and revokes take, with the commit block.
+pub(crate) fn log_blocks_needed(form: &JournalFormat, copies: usize, revokes: usize) -> u32 {
+    let descriptors = copies.div_ceil(form.tags_per_descriptor().max(1));
+    let revokes = revokes.div_ceil(form.revokes_per_block().max(1));
+    saturating_u32((copies + descriptors + revokes + 1) as u64)
+}
+
+/// Lays a transaction down from `head` on; there is [`room_for`] it.
+///
+/// # Errors
+/// [`Error::Corrupt`] if a block of the log is nowhere.
+pub(crate) fn lay_out_transaction(
+    log: &JournalFile,
+    head: u32,
+    contents: &TransactionContents<'_>,
+) -> Result<TransactionLayout> {
+    let form = &log.super_.form;
+    let (sequence, time) = (contents.sequence, contents.time);
+    let mut laid = TransactionLayout {
+        first: BlockImages::new(),
+        commit: BlockImages::new(),
+        head,
+        blocks: 0,
+    };
+    let sum = laid.write_copies(log, sequence, contents.copies)?;
+    for some in contents.revoked.chunks(form.revokes_per_block().max(1)) {
+        let block = form.revoke_block(sequence, some);
+        let at = laid.advance(log)?;
+        laid.first.insert(at, owned(block));
+    }
+    let at = laid.advance(log)?;
+    if form.has_commit_checksum() && log.sector_bytes() < form.block_bytes {
+        laid.first.insert(at, owned(vec![0; saturating_usize(form.block_bytes.into())]));
+    }
+    laid.commit.insert(at, owned(form.commit_block(sequence, time, sum)));
+    Ok(laid)
+}
+
+impl TransactionLayout {
+    /// The next block of the log: where it is on the volume.
+    fn advance(&mut self, log: &JournalFile) -> Result<u64> {
+        let at = self.head;
+        self.head = log.super_.next(at);
+        self.blocks += 1;
+        let place =
+            log.volume_block(at).ok_or(Error::corrupt("journal: a block of it is nowhere"))?;
+        Ok(place.0)
+    }
+
+    /// Descriptors and copies; their sum, where commit blocks have one.
+    fn write_copies(
+        &mut self,
+        log: &JournalFile,
+        sequence: u32,
+        blocks: &BlockImages,
+    ) -> Result<u32> {
+        let form = &log.super_.form;
+        let mut sum = !0;
+        let mut left = blocks.iter().peekable();
+        while left.peek().is_some() {
+            let at = self.advance(log)?;
+            let (mut tags, mut copies) = (Vec::new(), Vec::new());
+            for (block, bytes) in left.by_ref().take(form.tags_per_descriptor()) {
+                let mut copy = bytes.clone();
+                let escaped = needs_escape(&copy);
+                if escaped {
+                    escape(copy.make_mut());
+                }
+                tags.push(Tag { block: *block, escaped, sum: form.tag_checksum(sequence, &copy) });
+                let at = self.advance(log)?;
+                self.first.insert(at, copy.clone());
+                copies.push(copy);
+            }
+            let descriptor = form.build_descriptor(sequence, &tags);
+            if form.sums == JournalChecksums::Commit {
+                sum = crc32_be(sum, &descriptor);
+                sum = copies.iter().fold(sum, |sum, copy| crc32_be(sum, copy));
+            }
+            self.first.insert(at, owned(descriptor));
+        }
+        Ok(sum)
+    }
+}
+
+fn owned(block: Vec<u8>) -> SharedBytes {
+    SharedBytes::owned(block.into_boxed_slice())
+}

@@ -1,0 +1,289 @@
+//! A volume that several hosts can reach (`mmp`), claimed for one of them.
+//!
+//! ```text
+//!   clean ───────────────────────────────▶ own number ─ wait ─▶ still it: ours
+//!   a number ─ wait ─▶ the same: left over ─────┘          └──▶ another: in use
+//!                 └──▶ another: in use
+//!   ours ─▶ another own number every interval ─▶ .. ─▶ clean      a mount
+//!        └▶ "checked", which no host takes over ─────▶ .. ─▶ clean      a tool, which does not count
+//! ```
+//! Law 1: nothing else of the volume is written before the claim stands.
+//! Law 2: who finds another's number, or cannot write its own, writes no more.
+//! Law 3: waiting is the caller's: this knows how long, and no clock.
+
+#![allow(clippy::arithmetic_side_effects, reason = "computes with seconds below 2^17")]
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use draconis_device::{Disk, Extent, Group, Write};
+use draconis_exchange::contract::Time;
+use draconis_exchange::heap::Block;
+use parking_lot::Mutex;
+
+use crate::commit::to_disk_seconds;
+use crate::format::checksum::Checksum;
+use crate::format::mmp::{
+    self, LEN_BYTES, MIN_CHECK_INTERVAL, MmpRecord, SEQ_CLEAN, SEQ_FSCK, SEQ_MAX,
+};
+use crate::format::superblock::Superblock;
+use crate::units::saturating_usize;
+use crate::volume::read_superblock;
+use crate::{Error, Result};
+
+/// No host waits longer for the next number than this, beside its interval.
+const MAX_EXTRA_WAIT_SECONDS: u64 = 60;
+
+/// What claiming needs of the caller.
+pub struct MmpClaimOptions<'a> {
+    /// What time it is.
+    pub now: Time,
+    /// Any number: that of another host is another one.
+    pub random: u32,
+    /// Who claims, for those who are refused.
+    pub node: &'a str,
+    /// Waits for so long.
+    pub wait: &'a dyn Fn(Duration),
+    /// A claim that could need more is not tried.
+    pub max_wait: Duration,
+}
+
+/// See the head of the file.
+pub struct MmpClaim {
+    disk: Arc<dyn Disk>,
+    at_bytes: u64,
+    seed: Option<Checksum>,
+    interval: Duration,
+    own_record: Mutex<MmpRecord>,
+    /// Another gives it back.
+    is_borrowed: bool,
+}
+
+impl MmpClaim {
+    /// Claims the volume on `disk`; `None` if it is not one that needs it.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if another host uses it; [`Error::Unsupported`] if finding out would take
+    /// too long; damage, and what the device says.
+    pub fn acquire(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
+        let super_ = read_superblock(&**disk)?;
+        let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
+        let there = claim.read()?;
+        if there.sequence == SEQ_FSCK {
+            let by = "a check or another tool; `draconis tune -E clear_mmp` if that was cut off";
+            return Err(in_use_error(&there, by));
+        }
+        let interval =
+            u64::from(super_.mmp_interval.max(MIN_CHECK_INTERVAL).max(there.interval_seconds));
+        let wait = Duration::from_secs((2 * interval + 1).min(interval + MAX_EXTRA_WAIT_SECONDS));
+        let is_clean = there.sequence == SEQ_CLEAN;
+        let all = if is_clean { wait } else { wait * 2 };
+        if all > how.max_wait {
+            let feature = format!(
+                "writing needs: mmp; finding out whether another host uses the volume takes {} s, \
+                 which is longer than is waited for: tune2fs -E mmp_update_interval=5",
+                all.as_secs()
+            );
+            return Err(Error::Unsupported { feature });
+        }
+        if !is_clean {
+            (how.wait)(wait);
+            let again = claim.read()?;
+            if again.sequence != there.sequence {
+                return Err(in_use_error(&again, "another host"));
+            }
+        }
+        let mine = claim.own_record.lock().clone();
+        claim.write(&mine, how.now)?;
+        (how.wait)(wait);
+        let again = claim.read()?;
+        if again.sequence != mine.sequence {
+            return Err(in_use_error(&again, "another host"));
+        }
+        Ok(Some(claim))
+    }
+
+    /// Claims it for a tool, as e2fsck and tune2fs do: nothing is to be renewed; no host takes the
+    /// volume before it is given back, also if the tool dies.
+    ///
+    /// # Errors
+    /// As [`Claim::make`].
+    pub fn acquire_for_tool(
+        disk: &Arc<dyn Disk>,
+        how: &MmpClaimOptions<'_>,
+    ) -> Result<Option<Self>> {
+        let Some(claim) = Self::acquire(disk, how)? else { return Ok(None) };
+        let mut mine = claim.own_record.lock();
+        mine.sequence = SEQ_FSCK;
+        claim.write(&mine, how.now)?;
+        drop(mine);
+        Ok(Some(claim))
+    }
+
+    /// The same claim for a part of the work: who gets it does not give the volume back.
+    #[must_use]
+    pub fn borrow(&self) -> Self {
+        Self {
+            disk: self.disk.clone(),
+            own_record: Mutex::new(self.own_record.lock().clone()),
+            is_borrowed: true,
+            ..*self
+        }
+    }
+
+    /// Goes on with the claim of this host's process before, which died.
+    ///
+    /// # Errors
+    /// Damage, and what the device says.
+    pub fn resume(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
+        let super_ = read_superblock(&**disk)?;
+        let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
+        let mine = claim.own_record.lock().clone();
+        claim.write(&mine, how.now)?;
+        Ok(Some(claim))
+    }
+
+    fn of(
+        disk: &Arc<dyn Disk>,
+        super_: &Superblock,
+        how: &MmpClaimOptions<'_>,
+    ) -> Result<Option<Self>> {
+        if !super_.has_mmp() {
+            return Ok(None);
+        }
+        let wrong = Error::corrupt("the block that guards against mounting twice: place");
+        let block = super_.mmp_block.filter(|block| super_.is_valid_block(*block)).ok_or(wrong)?;
+        let interval = super_.mmp_interval.max(1);
+        let mine = MmpRecord {
+            sequence: how.random % SEQ_MAX + 1,
+            interval_seconds: interval.saturating_mul(2).max(MIN_CHECK_INTERVAL),
+            node: how.node.to_owned(),
+            device: "draconis".to_owned(),
+        };
+        Ok(Some(Self {
+            disk: disk.clone(),
+            at_bytes: block.0 * u64::from(super_.block_bytes),
+            seed: super_.checksum_seed,
+            interval: Duration::from_secs(interval.into()),
+            own_record: Mutex::new(mine),
+            is_borrowed: false,
+        }))
+    }
+
+    /// How often [`Claim::renew`] is to be called.
+    pub fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// Says again that this host uses the volume.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if another host says so, too; what the device says.
+    pub fn renew(&self, now: Time) -> Result<()> {
+        let mut mine = self.own_record.lock();
+        if mine.sequence == SEQ_CLEAN {
+            // Given back meanwhile.
+            return Ok(());
+        }
+        let there = self.read()?;
+        if there.sequence != mine.sequence {
+            return Err(in_use_error(&there, "another host, which took it meanwhile"));
+        }
+        if mine.sequence == SEQ_FSCK {
+            return Ok(());
+        }
+        let mut next = mine.clone();
+        next.sequence = mine.sequence % SEQ_MAX + 1;
+        self.write(&next, now)?;
+        *mine = next;
+        Ok(())
+    }
+
+    /// Says that this host uses the volume no longer.
+    ///
+    /// # Errors
+    /// As [`Claim::renew`].
+    pub fn release(&self, now: Time) -> Result<()> {
+        // What was claimed may have been changed into a volume that is not.
+        if self.is_borrowed || !read_superblock(&*self.disk)?.has_mmp() {
+            return Ok(());
+        }
+        let mut mine = self.own_record.lock();
+        let there = self.read()?;
+        if there.sequence != mine.sequence {
+            return Err(in_use_error(&there, "another host, which took it meanwhile"));
+        }
+        mine.sequence = SEQ_CLEAN;
+        self.write(&mine, now)
+    }
+
+    /// Where it is: whole sectors.
+    fn extent(&self) -> Extent {
+        let sector = u64::from(self.disk.properties().sector_bytes.max(1));
+        let start = self.at_bytes / sector * sector;
+        let end = (self.at_bytes + LEN_BYTES as u64).next_multiple_of(sector);
+        Extent::new(start, end - start)
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>> {
+        let at = self.extent();
+        let block = self.disk.read_now(at, Block::private(saturating_usize(at.len_bytes)));
+        let block = block.map_err(|refused| Error::Io(refused.error))?;
+        let mut bytes = vec![0; saturating_usize(at.len_bytes)];
+        block.copy_out(0, &mut bytes);
+        Ok(bytes)
+    }
+
+    fn read(&self) -> Result<MmpRecord> {
+        let bytes = self.bytes()?;
+        let skip = saturating_usize(self.at_bytes - self.extent().start_bytes);
+        mmp::read(bytes.get(skip..).unwrap_or_default(), self.seed)
+    }
+
+    fn write(&self, said: &MmpRecord, now: Time) -> Result<()> {
+        let mut bytes = self.bytes()?;
+        let at = self.extent();
+        let skip = saturating_usize(self.at_bytes - at.start_bytes);
+        let seconds = u64::from(to_disk_seconds(now));
+        mmp::write(bytes.get_mut(skip..).unwrap_or_default(), said, seconds, self.seed);
+        let mut block = Block::private(bytes.len());
+        block.copy_in(0, &bytes);
+        let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
+        let ticket = self.disk.submit(group, &[]).map_err(|refused| Error::Io(refused.error))?;
+        Ok(self.disk.wait_durable(ticket)?)
+    }
+}
+
+/// Whether a tool has claimed the volume on `disk`.
+pub(crate) fn is_claimed_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bool> {
+    let wrong = Error::corrupt("the block that guards against mounting twice: place");
+    let block = super_.mmp_block.filter(|block| super_.is_valid_block(*block)).ok_or(wrong)?;
+    let bytes = crate::redo_log::OfflineWriter::new(disk, super_.block_bytes).read(block, 1)?;
+    Ok(mmp::read(&bytes, super_.checksum_seed)?.sequence == SEQ_FSCK)
+}
+
+/// Says that no host uses the volume on `disk`, whatever it says itself: for one that a tool left
+/// when it was cut off.
+///
+/// # Errors
+/// [`Error::Misuse`] if the volume does not guard against that; damage, what the device says.
+pub fn clear_mmp(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<()> {
+    let super_ = read_superblock(&**disk)?;
+    let claim = MmpClaim::of(disk, &super_, how)?;
+    let claim = claim.ok_or(Error::Misuse("the volume does not guard against two hosts (mmp)"))?;
+    let mut mine = claim.own_record.lock();
+    mine.sequence = SEQ_CLEAN;
+    claim.write(&mine, how.now)
+}
+
+impl fmt::Debug for MmpClaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim").field("mine", &self.own_record.lock()).finish_non_exhaustive()
+    }
+}
+
+fn in_use_error(said: &MmpRecord, by: &str) -> Error {
+    let MmpRecord { node, device, .. } = said;
+    Error::InUse { by: format!("{by} (it calls itself {node:?}, and the device {device:?})") }
+}

@@ -1,0 +1,531 @@
+//! A volume that is not in use, as a whole: its groups as they are, and its groups as they are to
+//! be after a change of all of it.
+//!
+//! ```text
+//!   superblock, descriptors ─▶ Whole ─▶ ToBe: superblock, groups ─▶ Redo ─▶ one change
+//! ```
+//! Law: what is read is verified, and refused where it is damaged; a change never has to guess.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with block numbers of a checked superblock, far below 2^64"
+)]
+
+pub(crate) mod reserved_gdt;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use draconis_device::Disk;
+use draconis_exchange::contract::{AccessTimes, Time};
+use zerocopy::IntoBytes;
+
+use crate::format::bitmap::{BitRun, Bitmap, fill};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::group::{self, GroupDescriptor, flags};
+use crate::format::superblock::{RawSuperblock, Superblock};
+use crate::mmp::{self, MmpClaim, MmpClaimOptions};
+use crate::ops::WriteOptions;
+use crate::redo_log::{self, OfflineWriter, RedoLog, SECTOR_BYTES, read_raw};
+use crate::units::{saturating_u32, saturating_usize};
+use crate::volume::{OpenOptions, Volume, read_superblock};
+use crate::{FsBlock, GroupNumber, InodeNumber};
+
+/// Why a volume was not changed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OfflineError {
+    /// It was not unmounted properly, or damage was found and left.
+    #[error("the volume is not clean; run e2fsck -f first")]
+    NotClean,
+    /// The size to grow to is less than it has.
+    #[error(
+        "the volume has {blocks} blocks of {block_bytes} bytes; draconis shrink makes it smaller"
+    )]
+    Shrink {
+        /// Blocks that it has.
+        blocks: u64,
+        /// Bytes of a block.
+        block_bytes: u32,
+    },
+    /// The size to shrink to is more than it has.
+    #[error("the volume has {blocks} blocks of {block_bytes} bytes; draconis grow makes it larger")]
+    Grow {
+        /// Blocks that it has.
+        blocks: u64,
+        /// Bytes of a block.
+        block_bytes: u32,
+    },
+    /// Its block numbers, or those of its inodes, do not reach so far.
+    #[error(
+        "{asked_bytes} bytes are too many: the volume can grow to {largest_bytes} bytes ({}K)",
+        largest_bytes / 1024
+    )]
+    TooLarge {
+        /// The size asked for, in bytes.
+        asked_bytes: u64,
+        /// The largest that works, in bytes.
+        largest_bytes: u64,
+    },
+    /// What it holds does not fit.
+    #[error(
+        "{asked_bytes} bytes are too few: the volume can shrink to {least_bytes} bytes ({}K)",
+        least_bytes / 1024
+    )]
+    TooSmall {
+        /// The size asked for, in bytes.
+        asked_bytes: u64,
+        /// The least that works, in bytes.
+        least_bytes: u64,
+    },
+    /// There is no room for the log of the change.
+    #[error("no room for the log of the change: free some space on the volume first")]
+    NoLogSpace,
+    /// Something about the volume that is not changed here.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The caller asked for something that makes no sense.
+    #[error("{0}")]
+    Misuse(String),
+    /// The disk does not reach to the end of the volume as it is, or as it is to be.
+    #[error("the disk has {disk_bytes} bytes, the volume needs {needed_bytes}")]
+    ShortDisk {
+        /// Bytes of the disk.
+        disk_bytes: u64,
+        /// Bytes of the volume.
+        needed_bytes: u64,
+    },
+    /// It is no volume, or damaged, or the device failed.
+    #[error(transparent)]
+    Volume(crate::Error),
+}
+
+impl From<crate::Error> for OfflineError {
+    fn from(error: crate::Error) -> Self {
+        match error {
+            // What is taken is counted before; the log alone can lack room.
+            crate::Error::NoSpace => Self::NoLogSpace,
+            error => Self::Volume(error),
+        }
+    }
+}
+
+impl From<draconis_device::Error> for OfflineError {
+    fn from(error: draconis_device::Error) -> Self {
+        Self::Volume(error.into())
+    }
+}
+
+/// What a change of a whole volume answers.
+pub type Result<T> = std::result::Result<T, OfflineError>;
+
+/// Makes the volume on `disk`, which is not in use, one whose blocks are all in place: ends a
+/// change that was cut off, and puts in place what its journal holds. Says whether there was
+/// anything to do. A volume that guards against two hosts is claimed, for what follows, too; who
+/// asked gives it back.
+///
+/// # Errors
+/// As [`Volume::open_for_writing`].
+pub fn recover_unmounted(
+    disk: &Arc<dyn Disk>,
+    how: &MmpClaimOptions<'_>,
+) -> crate::Result<(bool, Option<MmpClaim>)> {
+    // Meanwhile nobody else knows what the volume is.
+    let was_unfinished = redo_log::finish_interrupted_change(&**disk)?;
+    let claim = MmpClaim::acquire_for_tool(disk, how)?;
+    let now = how.now;
+    let needs_recovery = read_superblock(&**disk)?.needs_recovery();
+    if needs_recovery {
+        let writing = WriteOptions {
+            clock: Arc::new(move || now),
+            dirty_bytes: 16 << 20,
+            atime: AccessTimes::Never,
+            discard: false,
+        };
+        let lent = claim.as_ref().map(MmpClaim::borrow);
+        let recovered =
+            Volume::open_with_claim(disk.clone(), OpenOptions::default(), writing, lent)
+                .and_then(|volume| volume.close());
+        if let (Err(_), Some(claim)) = (&recovered, &claim) {
+            claim.release(now)?;
+        }
+        recovered?;
+    }
+    Ok((was_unfinished || needs_recovery, claim))
+}
+
+/// A volume as it is.
+#[derive(Debug)]
+pub(crate) struct OfflineVolume {
+    /// The superblock of group 0.
+    pub(crate) raw: RawSuperblock,
+    pub(crate) super_: Superblock,
+    pub(crate) groups: Vec<GroupDescriptor>,
+    /// The descriptors, one after the other.
+    descriptors: Vec<u8>,
+}
+
+/// A volume as it is to be.
+#[derive(Debug)]
+pub(crate) struct PlannedVolume {
+    pub(crate) raw: RawSuperblock,
+    pub(crate) super_: Superblock,
+    pub(crate) groups: Vec<GroupDescriptor>,
+}
+
+impl OfflineVolume {
+    /// Reads the volume on `disk`, which is not in use. `change` names what is done to it.
+    pub(crate) fn load(disk: &dyn Disk, change: &str) -> Result<Self> {
+        let raw = read_raw(disk)?;
+        let super_ = raw.check()?;
+        check_changeable(disk, &super_, change)?;
+        let mut groups = vec![];
+        let mut descriptors = vec![];
+        let writer = OfflineWriter::new(disk, super_.block_bytes);
+        let mut at: Option<(FsBlock, Vec<u8>)> = None;
+        let len = saturating_usize(super_.descriptor_bytes.into());
+        for number in (0..super_.groups).map(GroupNumber) {
+            let (place, slot) = super_.descriptor_location(number);
+            let block = match at.take().filter(|(read, _)| *read == place) {
+                Some((_, block)) => block,
+                None if !super_.is_valid_block(place) => {
+                    let what = "descriptors: a place outside of the volume";
+                    return Err(crate::Error::corrupt(what).in_block(place).into());
+                }
+                None => writer.read(place, 1)?,
+            };
+            if !group::has_valid_checksum(&block, slot, &super_, number) {
+                let what = "group descriptor: checksum";
+                return Err(crate::Error::corrupt(what).in_block(place).into());
+            }
+            let group = GroupDescriptor::read(&block, slot, &super_)?.check(&super_)?;
+            if !super_.is_valid_block(group.block_bitmap)
+                || !super_.is_valid_block(group.inode_bitmap)
+            {
+                let what = "group descriptor: bitmap";
+                return Err(crate::Error::corrupt(what).in_block(place).into());
+            }
+            groups.push(group);
+            let from = saturating_usize(slot.into()) * len;
+            descriptors.extend(block.get(from..from + len).unwrap_or_default());
+            at = Some((place, block));
+        }
+        Ok(Self { raw, super_, groups, descriptors })
+    }
+
+    pub(crate) fn group(&self, number: u32) -> Result<&GroupDescriptor> {
+        let group = self.groups.get(saturating_usize(number.into()));
+        Ok(group.ok_or(crate::Error::corrupt("group number"))?)
+    }
+
+    /// The block bitmap of a group, bits beyond its end set.
+    pub(crate) fn block_bitmap(&self, redo: &RedoLog<'_>, number: u32) -> Result<Vec<u8>> {
+        let (group, super_) = (self.group(number)?, &self.super_);
+        let len = group_clusters(super_, number);
+        let mut bytes = if group.flags & flags::BLOCK_UNINIT != 0 {
+            let mut bytes = vec![0; saturating_usize(super_.block_bytes.into())];
+            let (start, _) = group_bounds(super_, number);
+            let head = start..start + super_.base_meta_blocks(GroupNumber(number));
+            for own in group_tables(super_, group).into_iter().chain([head]) {
+                set_bits_in_group(&mut bytes, own, (super_, number), true);
+            }
+            bytes
+        } else {
+            let bytes = redo.read_old(group.block_bitmap, 1)?;
+            if !group.verify_block_bitmap_csum(&bytes, super_) {
+                let what = "block bitmap: checksum";
+                return Err(crate::Error::corrupt(what).in_block(group.block_bitmap).into());
+            }
+            bytes
+        };
+        let bits = saturating_u32(bytes.len() as u64 * 8);
+        fill(&mut bytes, BitRun { start: len, len: bits - len.min(bits) }, true);
+        Ok(bytes)
+    }
+
+    /// The inode bitmap of a group, bits beyond its end set.
+    pub(crate) fn inode_bitmap(&self, redo: &RedoLog<'_>, number: u32) -> Result<Vec<u8>> {
+        let (group, super_) = (self.group(number)?, &self.super_);
+        let count = super_.inodes_per_group;
+        let mut bytes = if group.flags & flags::INODE_UNINIT != 0 {
+            vec![0; saturating_usize(super_.block_bytes.into())]
+        } else {
+            let bytes = redo.read_old(group.inode_bitmap, 1)?;
+            if !group.verify_inode_bitmap_csum(&bytes, super_) {
+                let what = "inode bitmap: checksum";
+                return Err(crate::Error::corrupt(what).in_block(group.inode_bitmap).into());
+            }
+            bytes
+        };
+        let bits = saturating_u32(bytes.len() as u64 * 8);
+        fill(&mut bytes, BitRun { start: count, len: bits - count.min(bits) }, true);
+        Ok(bytes)
+    }
+
+    /// Free blocks from `first` on, the last ones first: `enough` of them if there are so many.
+    pub(crate) fn free_blocks(
+        &self,
+        redo: &RedoLog<'_>,
+        first: u64,
+        enough: u64,
+    ) -> Result<Vec<Range<u64>>> {
+        let mut found = vec![];
+        let mut count = 0;
+        for number in (0..self.super_.groups).rev() {
+            if count >= enough || group_bounds(&self.super_, number).1 <= first {
+                break;
+            }
+            if self.group(number)?.free_clusters == 0 {
+                continue;
+            }
+            let (start, end) = group_bounds(&self.super_, number);
+            let ratio = u64::from(self.super_.cluster_blocks);
+            let bytes = self.block_bitmap(redo, number)?;
+            let bitmap = Bitmap::new(&bytes, self.super_.clusters_per_group());
+            let mut at = 0;
+            while let Some(from) = bitmap.next_zero(at) {
+                let len = bitmap.zeros_at(from, u32::MAX);
+                let to = start + u64::from(from + len) * ratio;
+                let run = (start + u64::from(from) * ratio).max(first)..to.min(end);
+                count += run.end.saturating_sub(run.start);
+                found.extend((!run.is_empty()).then_some(run));
+                at = from + len;
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl PlannedVolume {
+    /// Sets the block bitmap of a group, and what its descriptor says of it.
+    pub(crate) fn set_block_bitmap(
+        &mut self,
+        redo: &mut RedoLog<'_>,
+        number: u32,
+        mut bytes: Vec<u8>,
+    ) -> Result<()> {
+        let len = group_clusters(&self.super_, number);
+        let bits = saturating_u32(bytes.len() as u64 * 8);
+        fill(&mut bytes, BitRun { start: len, len: bits - len.min(bits) }, true);
+        let group = self.groups.get_mut(saturating_usize(number.into()));
+        let group = group.ok_or(crate::Error::corrupt("group number"))?;
+        group.free_clusters = Bitmap::new(&bytes, len).count_zeros();
+        group.flags &= !flags::BLOCK_UNINIT;
+        group.set_block_bitmap_csum(&bytes, &self.super_);
+        Ok(redo.stage_block(group.block_bitmap, bytes)?)
+    }
+
+    /// Has the superblock count what its groups say, and everything written down: descriptors
+    /// and their copies, and the copies of the superblock. What is beyond the volume as it was
+    /// is written at once.
+    pub(crate) fn write_descriptors(
+        &mut self,
+        redo: &mut RedoLog<'_>,
+        old: &OfflineVolume,
+        now: Time,
+    ) -> Result<RawSuperblock> {
+        let super_ = &self.super_;
+        let ratio = u64::from(super_.cluster_blocks);
+        let sum = |count: fn(&GroupDescriptor) -> u32| -> u64 {
+            self.groups.iter().map(|group| u64::from(count(group))).sum()
+        };
+        let free = sum(|it| it.free_clusters) * ratio;
+        self.raw.set_free(free, sum(|it| it.free_inodes))?;
+        self.raw.s_wtime = saturating_u32(u64::try_from(now.seconds).unwrap_or(0)).into();
+        let len = saturating_usize(super_.descriptor_bytes.into());
+        let per_block = super_.descriptors_per_block();
+        let block_len = saturating_usize(super_.block_bytes.into());
+        let end = old.super_.blocks;
+        let mut put = |at: FsBlock, bytes: &[u8]| match at.0 >= end {
+            true => redo.write_free_blocks(at, bytes),
+            false => redo.stage_block(at, bytes.to_vec()),
+        };
+        for nth in 0..super_.descriptor_blocks() {
+            let first = nth * per_block;
+            let mut block = vec![0; block_len];
+            for slot in 0..per_block.min(super_.groups - first) {
+                let number = first + slot;
+                let at = saturating_usize(number.into()) * len;
+                let to = saturating_usize(slot.into()) * len;
+                // Fields that are not known here stay what they are.
+                if let (Some(from), Some(to)) =
+                    (old.descriptors.get(at..at + len), block.get_mut(to..to + len))
+                {
+                    to.copy_from_slice(from);
+                }
+                let group = self.groups.get(saturating_usize(number.into()));
+                let group = group.ok_or(crate::Error::corrupt("group number"))?;
+                group.write_table_locations(&mut block, slot, super_)?;
+                group.write(&mut block, slot, super_, GroupNumber(number))?;
+            }
+            for at in super_.descriptor_locations(nth) {
+                put(at, &block)?;
+            }
+        }
+        for number in (1..super_.groups).map(GroupNumber) {
+            if super_.has_superblock(number) {
+                let mut bytes = backup_superblock(&self.raw, number).as_bytes().to_vec();
+                bytes.resize(block_len, 0);
+                put(super_.group_start(number), &bytes)?;
+            }
+        }
+        let mut raw = self.raw.clone();
+        raw.set_checksum();
+        Ok(raw)
+    }
+}
+
+/// A superblock as `group` keeps it.
+pub(crate) fn backup_superblock(raw: &RawSuperblock, group: GroupNumber) -> RawSuperblock {
+    let mut copy = raw.clone();
+    // A copy knows nothing of how the volume was left.
+    copy.s_state = 0.into();
+    copy.s_block_group_nr = u16::try_from(group.0).unwrap_or(u16::MAX).into();
+    copy.set_checksum();
+    copy
+}
+
+/// The first block of a group, and one past its last.
+pub(crate) fn group_bounds(super_: &Superblock, number: u32) -> (u64, u64) {
+    let number = GroupNumber(number);
+    (super_.group_start(number).0, super_.group_end(number).0)
+}
+
+/// Clusters of a group: the bits of its bitmap that stand for something.
+fn group_clusters(super_: &Superblock, number: u32) -> u32 {
+    let (start, end) = group_bounds(super_, number);
+    saturating_u32((end - start).div_ceil(super_.cluster_blocks.into()))
+}
+
+/// Sets or clears the bits of a bitmap that stand for those of `blocks` that are in its group. The
+/// bit of a cluster that is among them in part is set, and not cleared.
+pub(crate) fn set_bits_in_group(
+    bitmap: &mut [u8],
+    blocks: Range<u64>,
+    (super_, number): (&Superblock, u32),
+    value: bool,
+) {
+    let (start, end) = group_bounds(super_, number);
+    let ratio = u64::from(super_.cluster_blocks);
+    let (from, to) = (blocks.start.max(start), blocks.end.min(end));
+    if from < to {
+        let (first, last) = match value {
+            true => ((from - start) / ratio, (to - start).div_ceil(ratio)),
+            false if to == end => ((from - start).div_ceil(ratio), (to - start).div_ceil(ratio)),
+            false => ((from - start).div_ceil(ratio), (to - start) / ratio),
+        };
+        let run = BitRun {
+            start: saturating_u32(first),
+            len: saturating_u32(last.saturating_sub(first)),
+        };
+        fill(bitmap, run, value);
+    }
+}
+
+/// The bitmaps and the inode table of a group.
+pub(crate) fn group_tables(super_: &Superblock, group: &GroupDescriptor) -> [Range<u64>; 3] {
+    let run = |at: FsBlock, len: u64| at.0..at.0 + len;
+    [
+        run(group.block_bitmap, 1),
+        run(group.inode_bitmap, 1),
+        run(group.inode_table, super_.inode_table_blocks().into()),
+    ]
+}
+
+/// The block that an inode is in, and where in that block.
+pub(crate) fn inode_location(
+    super_: &Superblock,
+    groups: &[GroupDescriptor],
+    inode: InodeNumber,
+) -> crate::Result<(FsBlock, usize)> {
+    let damaged = || crate::Error::corrupt("inode number").of_inode(inode);
+    let nth = inode.0.checked_sub(1).ok_or_else(damaged)?;
+    let group = nth / super_.inodes_per_group.max(1);
+    let nth = u64::from(nth % super_.inodes_per_group.max(1));
+    let table = groups.get(saturating_usize(group.into())).ok_or_else(damaged)?.inode_table;
+    let at = nth * u64::from(super_.inode_bytes);
+    let block_bytes = u64::from(super_.block_bytes);
+    Ok((table.offset(at / block_bytes), saturating_usize(at % block_bytes)))
+}
+
+impl Superblock {
+    /// Blocks of the clusters that so many blocks of a file take.
+    pub(crate) fn in_clusters(&self, blocks: u64) -> u64 {
+        blocks.next_multiple_of(self.cluster_blocks.into())
+    }
+
+    /// Where the block with the descriptors from number `nth` times those of a block on is, and
+    /// its copies.
+    pub(crate) fn descriptor_locations(&self, nth: u32) -> Vec<FsBlock> {
+        let per_block = self.descriptors_per_block();
+        let first = nth.saturating_mul(per_block);
+        let is_spread = self.incompatible.contains(Incompatible::META_BG);
+        let meta = is_spread && nth >= self.first_meta_group;
+        let behind_super = |group: GroupNumber| {
+            let has_super = u64::from(self.has_superblock(group));
+            match group.0 {
+                0 => self.location().0.offset(1),
+                _ => self.group_start(group).offset(has_super),
+            }
+        };
+        if meta {
+            let last = first.saturating_add(per_block).saturating_sub(1);
+            let mut groups = vec![first, first.saturating_add(1), last];
+            groups.sort_unstable();
+            groups.dedup();
+            groups.retain(|group| *group < self.groups && *group <= last);
+            return groups.into_iter().map(|group| behind_super(GroupNumber(group))).collect();
+        }
+        // Groups whose own descriptors are spread keep no copies of the others.
+        let end = match is_spread {
+            true => self.first_meta_group.saturating_mul(per_block).min(self.groups),
+            false => self.groups,
+        };
+        let groups = (0..end).map(GroupNumber).filter(|group| self.has_superblock(*group));
+        groups.map(|group| behind_super(group).offset(nth.into())).collect()
+    }
+}
+
+/// Refuses what no change of the whole is made of; `change` names that.
+fn check_changeable(disk: &dyn Disk, super_: &Superblock, change: &str) -> Result<()> {
+    let unsupported =
+        |what: &str| Err(OfflineError::Unsupported(format!("{change} needs: {what}")));
+    let mut unknown = super_
+        .incompatible
+        .difference(Incompatible::OFFLINE_CHANGEABLE | Incompatible::MMP | Incompatible::RECOVER)
+        .names();
+    unknown.extend(
+        super_.read_only_compatible.difference(ReadOnlyCompatible::OFFLINE_CHANGEABLE).names(),
+    );
+    if !unknown.is_empty() {
+        return unsupported(&unknown.join(", "));
+    }
+    if super_.has_mmp() && !mmp::is_claimed_by_tool(disk, super_)? {
+        return unsupported("a claim, where hosts see that the volume is in use (mmp)");
+    }
+    let properties = disk.properties();
+    if u64::from(properties.sector_bytes) > SECTOR_BYTES {
+        let what =
+            format!("another disk than one with sectors of {} bytes", properties.sector_bytes);
+        return unsupported(&what);
+    }
+    let orphans = super_.last_orphan != 0
+        || super_.read_only_compatible.contains(ReadOnlyCompatible::ORPHAN_PRESENT);
+    if super_.needs_recovery() || !super_.clean || super_.errors || orphans {
+        return Err(OfflineError::NotClean);
+    }
+    let needed_bytes = super_.len_bytes();
+    if needed_bytes > properties.len_bytes {
+        return Err(OfflineError::ShortDisk { disk_bytes: properties.len_bytes, needed_bytes });
+    }
+    let has_reserve = super_.compatible.contains(Compatible::RESIZE_INODE);
+    let reserved = super_.reserved_descriptor_blocks;
+    let needed = super_.base_meta_blocks(GroupNumber(0));
+    let fits = needed <= u64::from(super_.blocks_per_group)
+        && u32::from(reserved) <= super_.block_bytes / 4
+        && (has_reserve || reserved == 0);
+    let whole = u64::from(super_.groups) * u64::from(super_.inodes_per_group);
+    if !fits || whole != u64::from(super_.inodes) {
+        return Err(crate::Error::corrupt("superblock: room for descriptors and inodes").into());
+    }
+    Ok(())
+}

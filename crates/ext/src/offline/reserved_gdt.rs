@@ -1,0 +1,118 @@
+//! The blocks that are kept for more descriptors, and inode 7, which owns them.
+//!
+//! ```text
+//!   inode 7 ─▶ top: a pointer for each reserved block of group 0 ─▶ its copies in other groups
+//! ```
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with block numbers of a checked superblock, far below 2^64"
+)]
+
+use draconis_exchange::contract::Time;
+
+use super::{OfflineVolume, PlannedVolume, inode_location};
+use crate::format::features::Compatible;
+use crate::format::inode::set_checksum;
+use crate::format::inode_slot::{InodeSlot, InodeTime};
+use crate::format::superblock::Superblock;
+use crate::format::{le32, put32};
+use crate::redo_log::RedoLog;
+use crate::units::saturating_usize;
+use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
+
+/// The inode that owns the reserve.
+pub(crate) const RESIZE_INODE: InodeNumber = InodeNumber(7);
+/// Which of its pointers leads to the top of its map.
+const DIND_POINTER: usize = 13;
+
+/// The top of the map of the reserve; `None` on a volume without one.
+///
+/// # Errors
+/// [`Error::Corrupt`] where that map is not what the superblock says.
+pub(crate) fn resize_dind_block(
+    redo: &RedoLog<'_>,
+    whole: &OfflineVolume,
+) -> Result<Option<FsBlock>> {
+    let super_ = &whole.super_;
+    if !super_.compatible.contains(Compatible::RESIZE_INODE) {
+        return Ok(None);
+    }
+    let damaged = Error::corrupt("reserve of descriptors").of_inode(RESIZE_INODE);
+    let (block, at) = inode_location(super_, &whole.groups, RESIZE_INODE)?;
+    let mut bytes = redo.read_old(block, 1)?;
+    let slot = InodeSlot::of(bytes.get_mut(at..).unwrap_or_default())?;
+    let top = FsBlock(slot.pointer(DIND_POINTER).into());
+    if !super_.is_valid_block(top) {
+        return Err(damaged);
+    }
+    let pointers = redo.read_old(top, 1)?;
+    for (place, block) in reserved_gdt_blocks(super_) {
+        if le32(&pointers, place) != Some(block.to_u32()?) {
+            return Err(damaged);
+        }
+    }
+    Ok(Some(top))
+}
+
+/// The reserved blocks of group 0, and where in the top of the map each has its pointer: at its
+/// place among all descriptor blocks, counted round.
+fn reserved_gdt_blocks(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<> {
+    let table = super_.location().0.offset(1);
+    let fan_out = u64::from(super_.block_bytes) / 4;
+    let first = u64::from(super_.descriptor_blocks());
+    let end = first + u64::from(super_.reserved_descriptor_blocks);
+    (first..end).map(move |nth| (saturating_usize(nth % fan_out.max(1)) * 4, table.offset(nth)))
+}
+
+/// Sets the reserve to what the superblock to come says; its map has its top at `top`. Without
+/// one to come the inode is cleared, and the top is for the caller to free.
+pub(crate) fn rewrite(
+    redo: &mut RedoLog<'_>,
+    to_be: &PlannedVolume,
+    top: FsBlock,
+    now: Time,
+) -> Result<()> {
+    let super_ = &to_be.super_;
+    let block_bytes = u64::from(super_.block_bytes);
+    let (inode_block, at) = inode_location(super_, &to_be.groups, RESIZE_INODE)?;
+    let len = saturating_usize(super_.inode_bytes.into());
+    let is_there = super_.compatible.contains(Compatible::RESIZE_INODE);
+    let copies = (1..super_.groups).map(GroupNumber).filter(|it| super_.has_superblock(*it));
+    let starts: Vec<FsBlock> = copies.map(|group| super_.group_start(group)).collect();
+    let reserved = u64::from(super_.reserved_descriptor_blocks);
+    // Each counts as a cluster, as for e2fsprogs and the kernel.
+    let sectors_each = block_bytes / 512 * u64::from(super_.cluster_blocks);
+    let sectors = (reserved * (starts.len() as u64 + 1) + 1) * sectors_each;
+    let change = |bytes: &mut [u8]| -> Result<()> {
+        let bytes = bytes.get_mut(at..at + len).unwrap_or_default();
+        let mut slot = InodeSlot::of(bytes)?;
+        if is_there {
+            slot.set_pointer(DIND_POINTER, top.to_u32()?);
+            slot.set_sectors(sectors);
+            slot.set_time(InodeTime::Accessed, now);
+            slot.set_time(InodeTime::Modified, now);
+        } else {
+            slot.clear();
+        }
+        set_checksum(bytes, RESIZE_INODE, super_);
+        Ok(())
+    };
+    redo.modify_block(inode_block, change)??;
+    if !is_there {
+        return Ok(());
+    }
+    let mut pointers = vec![0; saturating_usize(block_bytes)];
+    let first = super_.group_start(GroupNumber(0)).0;
+    for (place, block) in reserved_gdt_blocks(super_) {
+        let _ = put32(&mut pointers, place, block.to_u32()?);
+        let nth = block.0 - first;
+        let mut of_copies = vec![];
+        for start in &starts {
+            of_copies.extend(start.offset(nth).to_u32()?.to_le_bytes());
+        }
+        of_copies.resize(saturating_usize(block_bytes), 0);
+        redo.stage_block(block, of_copies)?;
+    }
+    redo.stage_block(top, pointers)
+}

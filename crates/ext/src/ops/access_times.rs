@@ -1,0 +1,166 @@
+//! When files were read: noted without the gate, written with the next commit.
+//!
+//! Law: what `stat` shows is what was noted, at once; what is on disk follows with the next
+//! chain, or, with `lazytime`, with the next chain that something else makes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use draconis_exchange::contract::{Attributes, Time};
+use parking_lot::Mutex;
+
+use super::AccessTimes;
+use crate::format::inode::{Inode, flags};
+use crate::format::inode_slot::InodeTime;
+use crate::transaction::Transaction;
+use crate::volume::Volume;
+use crate::{InodeNumber, Result};
+
+/// Seconds after which a relative access time is due in any case.
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+
+/// Access times that no inode has yet.
+#[derive(Debug)]
+pub(crate) struct PendingAccessTimes {
+    rule: AccessTimes,
+    pending: Mutex<BTreeMap<u32, Time>>,
+    /// How many there are, to say "none" without the lock.
+    len: AtomicUsize,
+    /// How many were ever noted.
+    noted: AtomicU64,
+}
+
+impl PendingAccessTimes {
+    pub(crate) fn new(rule: AccessTimes) -> Self {
+        let (len, noted) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { rule, pending: Mutex::default(), len, noted }
+    }
+
+    /// Whether there are any that a commit is due for.
+    pub(crate) fn has_due_times(&self) -> bool {
+        self.rule != AccessTimes::Lazy && self.len.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn recorded_count(&self) -> u64 {
+        self.noted.load(Ordering::Relaxed)
+    }
+
+    fn of(&self, inode: InodeNumber) -> Option<Time> {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.pending.lock().get(&inode.0).copied()
+    }
+
+    /// Whether reading changes the time that is shown as `shown`.
+    fn is_due(&self, inode: &Inode, shown: &Attributes, now: Time) -> bool {
+        if inode.flags & flags::NO_ATIME != 0 {
+            return false;
+        }
+        match self.rule {
+            AccessTimes::Never => false,
+            AccessTimes::Strict | AccessTimes::Lazy => shown.accessed != now,
+            AccessTimes::Relative => {
+                let old = shown.accessed.seconds.saturating_add(DAY_SECONDS) <= now.seconds;
+                shown.accessed <= shown.modified || shown.accessed <= shown.changed || old
+            }
+        }
+    }
+
+    /// Notes a time; whether it is the first that waits.
+    fn record(&self, inode: InodeNumber, now: Time) -> bool {
+        let mut pending = self.pending.lock();
+        pending.insert(inode.0, now);
+        self.noted.fetch_add(1, Ordering::Relaxed);
+        self.len.swap(pending.len(), Ordering::AcqRel) == 0
+    }
+
+    fn forget(&self, inode: InodeNumber) -> Option<Time> {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut pending = self.pending.lock();
+        let time = pending.remove(&inode.0);
+        self.len.store(pending.len(), Ordering::Release);
+        time
+    }
+
+    fn all(&self) -> Vec<InodeNumber> {
+        match self.len.load(Ordering::Acquire) {
+            0 => vec![],
+            _ => self.pending.lock().keys().copied().map(InodeNumber).collect(),
+        }
+    }
+}
+
+impl Volume {
+    /// Writes down that a file was read just now, as [`crate::Writing::atime`] says. Never
+    /// fails: reading does not depend on it.
+    pub fn touch_atime(&self, inode: InodeNumber) {
+        let Some(writing) = &self.writing else { return };
+        if !self.is_access_due(inode) {
+            return;
+        }
+        let is_first = writing.pending_access_times.record(inode, (writing.clock)());
+        if is_first && writing.pending_access_times.has_due_times() {
+            writing.notify_first_change();
+        }
+    }
+
+    /// Whether reading the inode now would change its time of access.
+    pub fn is_access_due(&self, inode: InodeNumber) -> bool {
+        let Some(writing) = &self.writing else { return false };
+        if writing.pending_access_times.rule == AccessTimes::Never || writing.is_stopped() {
+            return false;
+        }
+        let now = (writing.clock)();
+        let is_due = |node: Arc<Inode>| {
+            writing.pending_access_times.is_due(&node, &self.attributes_of(&node), now)
+        };
+        self.node(inode).is_ok_and(is_due)
+    }
+
+    /// When reading is written down; never on a volume that is only read.
+    pub fn access_times(&self) -> AccessTimes {
+        self.writing
+            .as_ref()
+            .map_or(AccessTimes::Never, |writing| writing.pending_access_times.rule)
+    }
+
+    /// When an inode was read, if that is newer than what the inode says.
+    pub(crate) fn pending_access_time(&self, inode: InodeNumber) -> Option<Time> {
+        self.writing.as_ref()?.pending_access_times.of(inode)
+    }
+}
+
+impl Transaction<'_> {
+    /// Forgets when an inode was read: that is set otherwise now, or it is another.
+    pub(crate) fn discard_access_time(&self, inode: InodeNumber) {
+        if let Some(writing) = &self.volume.writing {
+            writing.pending_access_times.forget(inode);
+        }
+    }
+
+    /// Sees to it that access times can be put into their inodes without the device.
+    pub(crate) fn preload_accessed_inodes(&self) -> Result<()> {
+        let Some(writing) = &self.volume.writing else { return Ok(()) };
+        writing
+            .pending_access_times
+            .all()
+            .into_iter()
+            .try_for_each(|inode| self.read_slot(inode, |_| ()))
+    }
+
+    /// Puts access times into their inodes.
+    pub(crate) fn write_access_times(&mut self) -> Result<()> {
+        let Some(writing) = &self.volume.writing else { return Ok(()) };
+        for inode in writing.pending_access_times.all() {
+            let Some(time) = writing.pending_access_times.forget(inode) else { continue };
+            if self.read_slot(inode, |it| it.links())? != 0 || self.is_orphan(inode) {
+                self.change_slot(inode, |it| it.set_time(InodeTime::Accessed, time))?;
+            }
+        }
+        Ok(())
+    }
+}

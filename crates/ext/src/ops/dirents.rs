@@ -1,0 +1,650 @@
+//! Names in directories: found, put in, taken out.
+//!
+//! ```text
+//!   seek ── Found ─▶ take_out, point_elsewhere
+//!        └─ Place ─▶ put_in: into free room · behind the end · by splitting a leaf of the tree
+//! ```
+//! Law 1: `seek` finds out everything without changing anything; what a name needs is known,
+//! and there, before the first block changes.
+//! Law 2: a tree that makes no sense is left alone: its directory goes on as a plain list.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with blocks of a directory, which are fewer than 2^32"
+)]
+
+use draconis_exchange::contract::FileType;
+use draconis_exchange::injected_fault::InjectedFault;
+
+use crate::blocks::role::Role;
+use crate::commit::batch::Effect;
+use crate::dir::edit::index::{self, IndexBlockKind};
+use crate::dir::edit::{self, DirentSlot, FoundRecord, SlotSearch};
+use crate::dir::name_query::{self, NameQuery};
+use crate::format::dir_tail;
+use crate::format::dirent::DirBlockFormat;
+use crate::format::features::{Compatible, Incompatible};
+use crate::format::hash::NameHash;
+use crate::format::htree::{DxEntries, DxEntry, DxRoot};
+use crate::format::inode::{Inode, flags};
+use crate::format::inode_slot::InodeTime;
+use crate::map::edit::AllocationPolicy;
+use crate::transaction::Transaction;
+use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
+
+/// Blocks that one more name can take at most: a leaf, two nodes, and indirect blocks.
+pub(crate) const MAX_INSERT_BLOCKS: u64 = 8;
+/// Those of them that are the directory's own: of a tree, and of a list, which may become one.
+const MAX_HTREE_INSERT_BLOCKS: u64 = 3;
+const MAX_LINEAR_INSERT_BLOCKS: u64 = 2;
+/// Blocks of names that one hash may fill.
+const MAX_BLOCKS_PER_HASH: usize = 4096;
+/// Names put in before a tree has had all the splits that it can need.
+const MAX_SPLITS: usize = 6;
+
+/// Where a name is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirentLocation {
+    pub(crate) site: DirentContainer,
+    pub(crate) found: FoundRecord,
+}
+
+/// What holds names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DirentContainer {
+    /// A block of the directory.
+    Block(FsBlock),
+    /// A part of a directory that is inside its inode.
+    Inline(usize),
+    /// The number of the parent of such a directory.
+    Parent,
+}
+
+/// Where a name can be put.
+#[derive(Clone, Debug)]
+pub(crate) enum InsertionPoint {
+    /// Into blocks, once the directory is no longer inside its inode.
+    ConvertInline,
+    /// Into this block.
+    FreeSlot(FsBlock, DirentSlot),
+    /// Into a block of a directory whose tree makes no sense: it must be a list first.
+    DropHtree,
+    /// Into a new block behind the others.
+    AppendBlock,
+    /// Into a leaf of the tree that must be split first.
+    SplitLeaf(HtreePath),
+}
+
+/// The path down a hash tree.
+#[derive(Clone, Debug)]
+pub(crate) struct HtreePath {
+    dir: FileId,
+    hash: NameHash,
+    levels: u8,
+    name_hash: u32,
+    /// From the root down: where each index block is, and which entry leads on.
+    steps: Vec<DxFrame>,
+    leaf: (u32, FsBlock),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DxFrame {
+    block: FsBlock,
+    nth: usize,
+    level: IndexBlockKind,
+}
+
+/// Which names are meant by one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NameMatch {
+    /// The very same.
+    Same,
+    /// Those, too, that fold to the same.
+    Folded,
+}
+
+/// The answer of [`Transaction::seek`].
+pub(crate) type NameLookup = std::result::Result<DirentLocation, InsertionPoint>;
+
+impl InsertionPoint {
+    /// Blocks that it may take.
+    pub(crate) const fn max_blocks(&self) -> u64 {
+        match self {
+            Self::FreeSlot(..) | Self::DropHtree => 0,
+            Self::ConvertInline | Self::AppendBlock | Self::SplitLeaf(_) => MAX_INSERT_BLOCKS,
+        }
+    }
+}
+
+impl Transaction<'_> {
+    fn has_filetype(&self) -> bool {
+        self.volume.super_.incompatible.contains(Incompatible::FILETYPE)
+    }
+
+    /// How blocks of directories look.
+    pub(crate) fn shape(&self) -> DirBlockFormat {
+        let super_ = &self.volume.super_;
+        let sums = super_.checksum_seed.is_some();
+        DirBlockFormat {
+            block_bytes: super_.block_bytes,
+            filetype: self.has_filetype(),
+            has_checksums: sums,
+        }
+    }
+
+    /// The part of a block that holds names.
+    fn names_of<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        dir_tail::dirent_area(bytes, self.volume.super_.checksum_seed.is_some())
+    }
+
+    fn large_dir(&self) -> bool {
+        self.volume.super_.incompatible.contains(Incompatible::LARGEDIR)
+    }
+
+    /// A block of a directory; `None` in a hole.
+    pub(crate) fn read_directory_block(
+        &self,
+        dir: &Inode,
+        nth: u32,
+    ) -> Result<Option<(FsBlock, crate::SharedBytes)>> {
+        let of_dir = |error: Error| error.of_inode(dir.number);
+        let Some(block) = self.lookup_block(dir.number, nth).map_err(of_dir)? else {
+            return Ok(None);
+        };
+        Ok(Some((block, self.block(block, Role::Directory(dir.id())).map_err(of_dir)?)))
+    }
+
+    /// Looks for a name, and if it is not there, for a place for it.
+    pub(crate) fn find_or_slot(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
+        if name.len() > 255 {
+            return Err(Error::NameTooLong);
+        }
+        if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+            return Err(Error::Misuse("not a name"));
+        }
+        let wanted = NameQuery::of(self.volume, dir, name)?;
+        let same = self.find_matching(dir, &wanted, NameMatch::Same)?;
+        if same.is_ok() || !wanted.is_case_insensitive() {
+            return Ok(same);
+        }
+        let alike = self.find_matching(dir, &wanted, NameMatch::Folded)?;
+        if alike.is_ok() || !(self.volume.has_tree(dir) && wanted.may_be_misplaced(self.volume)) {
+            return Ok(alike);
+        }
+        let anywhere = self.find_linear(dir, &wanted, NameMatch::Folded)?;
+        Ok(if anywhere.is_ok() { anywhere } else { alike })
+    }
+
+    fn find_matching(
+        &self,
+        dir: &Inode,
+        wanted: &NameQuery<'_>,
+        like: NameMatch,
+    ) -> Result<NameLookup> {
+        if dir.is_inline() {
+            return self.find_inline(dir, wanted, like);
+        }
+        let dots = matches!(wanted.name(), b"." | b"..");
+        if self.volume.has_tree(dir)
+            && !dots
+            && let Some(hashed) = wanted.hash_input()
+        {
+            match self.find_htree(dir, wanted, hashed, like) {
+                Err(Error::Corrupt { .. }) => {}
+                done => return done,
+            }
+        }
+        self.find_linear(dir, wanted, like)
+    }
+
+    /// Looks for a name in one block or part.
+    fn find_in_dirents(
+        &self,
+        names: &[u8],
+        wanted: &NameQuery<'_>,
+        like: NameMatch,
+    ) -> Result<SlotSearch> {
+        let is = |name: &[u8]| {
+            wanted.matches_exactly(name) || like == NameMatch::Folded && wanted.folds_to(name)
+        };
+        edit::find_or_slot_by(names, self.has_filetype(), wanted.name().len(), is)
+    }
+
+    fn find_inline(
+        &self,
+        dir: &Inode,
+        wanted: &NameQuery<'_>,
+        like: NameMatch,
+    ) -> Result<NameLookup> {
+        for (nth, part) in self.read_inline(dir)?.dir_parts().iter().enumerate() {
+            let sought = self.find_in_dirents(part.entries, wanted, like);
+            if let SlotSearch::Found(found) = sought.map_err(|error| error.of_inode(dir.number))? {
+                return Ok(Ok(DirentLocation { site: DirentContainer::Inline(nth), found }));
+            }
+        }
+        Ok(Err(InsertionPoint::ConvertInline))
+    }
+
+    fn find_linear(
+        &self,
+        dir: &Inode,
+        wanted: &NameQuery<'_>,
+        like: NameMatch,
+    ) -> Result<NameLookup> {
+        let count = self.volume.directory_blocks(dir);
+        let tree = self.volume.has_tree(dir);
+        let hint = self.writer.insert_hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
+        let mut place = None;
+        for nth in (hint..count).chain(0..hint) {
+            let Some((block, bytes)) = self.read_directory_block(dir, nth)? else { continue };
+            let sought = self.find_in_dirents(self.names_of(&bytes), wanted, like);
+            match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+                SlotSearch::Found(found) => {
+                    return Ok(Ok(DirentLocation { site: DirentContainer::Block(block), found }));
+                }
+                // In the root of a tree there is room that belongs to the index.
+                SlotSearch::Room(room) if !tree => {
+                    place.get_or_insert(InsertionPoint::FreeSlot(block, room));
+                }
+                SlotSearch::Room(_) if nth > 0 => {
+                    place.get_or_insert(InsertionPoint::DropHtree);
+                }
+                SlotSearch::Room(_) | SlotSearch::Full => {}
+            }
+        }
+        Ok(Err(place.unwrap_or(InsertionPoint::AppendBlock)))
+    }
+
+    fn tree_block(&self, dir: &Inode, nth: FileBlock) -> Result<(FsBlock, crate::SharedBytes)> {
+        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        if nth.0 == 0 || nth.0 >= self.volume.directory_blocks(dir) {
+            return Err(wrong);
+        }
+        self.read_directory_block(dir, nth.0)?.ok_or(wrong)
+    }
+
+    fn find_htree(
+        &self,
+        dir: &Inode,
+        wanted: &NameQuery<'_>,
+        hashed: &[u8],
+        like: NameMatch,
+    ) -> Result<NameLookup> {
+        let super_ = &self.volume.super_;
+        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        let (root_at, root_bytes) = self.read_directory_block(dir, 0)?.ok_or(wrong.clone())?;
+        let (root, top) = DxRoot::check(&root_bytes, super_.hash_unsigned, super_.hash_seed)?;
+        let of_name = root.hash.of(hashed);
+        let mut descent = HtreePath {
+            dir: dir.id(),
+            hash: root.hash,
+            levels: root.levels,
+            name_hash: of_name,
+            steps: vec![DxFrame {
+                block: root_at,
+                nth: top.find(of_name),
+                level: IndexBlockKind::Root,
+            }],
+            leaf: (0, FsBlock(0)),
+        };
+        let mut place = None;
+        for turn in 0..MAX_BLOCKS_PER_HASH {
+            let hash = if turn == 0 { of_name } else { 0 };
+            let bytes = self.descend_to_leaf(dir, &mut descent, hash)?;
+            let block = descent.leaf.1;
+            let sought = self.find_in_dirents(self.names_of(&bytes), wanted, like);
+            match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+                SlotSearch::Found(found) => {
+                    return Ok(Ok(DirentLocation { site: DirentContainer::Block(block), found }));
+                }
+                SlotSearch::Room(room) => {
+                    place.get_or_insert(InsertionPoint::FreeSlot(block, room));
+                }
+                SlotSearch::Full if turn == 0 => {
+                    if !self.can_split(&descent)? {
+                        return Err(Error::NoSpace);
+                    }
+                    place = Some(InsertionPoint::SplitLeaf(descent.clone()));
+                }
+                SlotSearch::Full => {}
+            }
+            if !self.next_leaf(&mut descent)? {
+                return place.map(Err).ok_or(wrong);
+            }
+        }
+        Err(wrong)
+    }
+
+    /// Walks down from the last step to a leaf.
+    fn descend_to_leaf(
+        &self,
+        dir: &Inode,
+        descent: &mut HtreePath,
+        hash: u32,
+    ) -> Result<crate::SharedBytes> {
+        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        loop {
+            let step = *descent.steps.last().ok_or(wrong.clone())?;
+            let bytes = self.block(step.block, Role::Directory(dir.id()))?;
+            let next =
+                self.parse_index(step.level, &bytes)?.block(step.nth).ok_or(wrong.clone())?;
+            let (block, bytes) = self.tree_block(dir, next)?;
+            if descent.steps.len() > usize::from(descent.levels) {
+                descent.leaf = (next.0, block);
+                return Ok(bytes);
+            }
+            let nth = DxEntries::from_node(&bytes)?.find(hash);
+            descent.steps.push(DxFrame { block, nth, level: IndexBlockKind::Node });
+        }
+    }
+
+    fn parse_index<'a>(&self, level: IndexBlockKind, bytes: &'a [u8]) -> Result<DxEntries<'a>> {
+        let super_ = &self.volume.super_;
+        match level {
+            IndexBlockKind::Root => {
+                DxRoot::check(bytes, super_.hash_unsigned, super_.hash_seed).map(|(_, index)| index)
+            }
+            IndexBlockKind::Node => DxEntries::from_node(bytes),
+        }
+    }
+
+    /// Moves on to the next leaf, if names with this hash may go on there.
+    fn next_leaf(&self, descent: &mut HtreePath) -> Result<bool> {
+        while let Some(step) = descent.steps.last_mut() {
+            let bytes = self.block(step.block, Role::Directory(descent.dir))?;
+            let index = match step.level {
+                IndexBlockKind::Root => {
+                    let super_ = &self.volume.super_;
+                    DxRoot::check(&bytes, super_.hash_unsigned, super_.hash_seed)?.1
+                }
+                IndexBlockKind::Node => DxEntries::from_node(&bytes)?,
+            };
+            if let Some(next) = index.next_with_hash(step.nth, descent.name_hash) {
+                step.nth = next;
+                return Ok(true);
+            }
+            if !index.is_last(step.nth) {
+                return Ok(false);
+            }
+            descent.steps.pop();
+        }
+        Ok(false)
+    }
+
+    /// Whether the tree can take one more leaf.
+    fn can_split(&self, descent: &HtreePath) -> Result<bool> {
+        if descent.levels < index::max_levels(self.large_dir()) {
+            return Ok(true);
+        }
+        for step in &descent.steps {
+            let bytes = self.block(step.block, Role::Directory(descent.dir))?;
+            if index::has_room(&bytes, step.level)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Puts a name in where [`Transaction::seek`] said; there must be [`Place::needs`] blocks.
+    pub(crate) fn insert_name(
+        &mut self,
+        dir: InodeNumber,
+        place: InsertionPoint,
+        name: &[u8],
+        inode: InodeNumber,
+        kind: FileType,
+    ) -> Result<()> {
+        self.record_effect(Effect::NameAdded { dir });
+        let mut place = place;
+        for _ in 0..MAX_SPLITS {
+            match place {
+                InsertionPoint::FreeSlot(block, room) => {
+                    let DirBlockFormat { filetype, has_checksums: sums, .. } = self.shape();
+                    return self.modify_block(block, self.directory_role(dir)?, |bytes| {
+                        let names = dir_tail::names_mut(bytes, sums);
+                        edit::insert(names, &room, inode, kind, name, filetype)
+                    })?;
+                }
+                InsertionPoint::ConvertInline => self.convert_inline_directory(dir)?,
+                InsertionPoint::DropHtree => self.drop_htree(dir)?,
+                InsertionPoint::AppendBlock => self.grow_directory(dir)?,
+                InsertionPoint::SplitLeaf(descent) => self.split(dir, &descent)?,
+            }
+            let node = self.directory(dir)?;
+            place = match self.find_or_slot(&node, name)? {
+                Err(place) => place,
+                Ok(_) => return Err(Error::corrupt("directory: a name twice").of_inode(dir)),
+            };
+        }
+        Err(Error::corrupt("hash tree").of_inode(dir))
+    }
+
+    /// Makes room in a directory that is a list: makes a tree of it, or puts an empty block
+    /// behind the others.
+    fn grow_directory(&mut self, dir: InodeNumber) -> Result<()> {
+        let node = self.directory(dir)?;
+        let count = self.volume.directory_blocks(&node);
+        let indexed = self.volume.super_.compatible.contains(Compatible::DIR_INDEX);
+        if indexed
+            && count == 1
+            && !self.volume.has_tree(&node)
+            && let Some((first, bytes)) = self.read_directory_block(&node, 0)?
+            && let Ok((root, leaf)) =
+                index::make_indexed(&bytes, self.volume.super_.default_hash(), 1, self.shape())
+        {
+            let (_, block) = self.append_block(dir)?;
+            self.put_new_block(block, self.directory_role(dir)?, leaf);
+            self.modify_block(first, self.directory_role(dir)?, |bytes| {
+                bytes.copy_from_slice(&root)
+            })?;
+            return self.change_slot(dir, |it| it.set_flags(it.flags() | flags::INDEX));
+        }
+        // What was a tree and made no sense is none any more.
+        if node.flags & flags::INDEX != 0 {
+            self.drop_htree(dir)?;
+        }
+        let (nth, block) = self.append_block(dir)?;
+        self.put_new_block(block, self.directory_role(dir)?, edit::empty(self.shape()));
+        self.writer.insert_hints.insert(dir.0, nth);
+        Ok(())
+    }
+
+    fn drop_htree(&mut self, dir: InodeNumber) -> Result<()> {
+        if self.shape().has_checksums {
+            // Its blocks would have to end in other ways.
+            return Err(Error::corrupt("hash tree").of_inode(dir));
+        }
+        self.change_slot(dir, |it| it.set_flags(it.flags() & !flags::INDEX))
+    }
+
+    /// One more block behind the others of a directory.
+    fn append_block(&mut self, dir: InodeNumber) -> Result<(u32, FsBlock)> {
+        let node = self.directory(dir)?;
+        let nth = self.volume.directory_blocks(&node);
+        let (uid, _) = node.owner();
+        let taking = AllocationPolicy {
+            is_append: true,
+            privileged: self.is_privileged(uid),
+            unwritten: false,
+        };
+        let all = self.map_blocks(dir, nth..nth + 1, taking)?;
+        let run = all.first().filter(|run| run.is_new).ok_or(Error::corrupt("directory: size"))?;
+        let bytes = u64::from(nth + 1) * u64::from(self.volume.super_.block_bytes);
+        self.change_slot(dir, |it| it.set_size(bytes))?;
+        self.invalidate_map(dir, nth, nth + 1);
+        Ok((nth, run.at))
+    }
+
+    /// Splits the leaf at the end of a path, or what must be split before it can be.
+    fn split(&mut self, dir: InodeNumber, descent: &HtreePath) -> Result<()> {
+        let role = self.directory_role(dir)?;
+        let mut full = None;
+        // The lowest index block with room, and the full one below it.
+        for (depth, step) in descent.steps.iter().enumerate().rev() {
+            if index::has_room(&self.block(step.block, role)?, step.level)? {
+                let Some(lower) = full else { return self.split_leaf(dir, descent, *step) };
+                let lower: DxFrame = lower;
+                let split = index::split_node(&self.block(lower.block, role)?, self.shape())?;
+                let (nth, block) = self.append_block(dir)?;
+                self.put_new_block(block, role, split.high);
+                self.modify_block(lower.block, role, |bytes| bytes.copy_from_slice(&split.low))?;
+                let entry = DxEntry { hash: split.hash, block: nth };
+                let put = self.modify_block(step.block, role, |bytes| {
+                    index::insert(bytes, step.level, step.nth, entry)
+                })??;
+                return put.then_some(()).ok_or(Error::corrupt("hash tree index"));
+            }
+            full = Some(*step);
+            if depth == 0 {
+                let most = index::max_levels(self.large_dir());
+                let nth = self.volume.directory_blocks(&*self.directory(dir)?);
+                let (root, node) =
+                    index::add_level(&self.block(step.block, role)?, nth, most, self.shape())?;
+                let (_, block) = self.append_block(dir)?;
+                self.put_new_block(block, role, node);
+                return self.modify_block(step.block, role, |bytes| bytes.copy_from_slice(&root));
+            }
+        }
+        Err(Error::corrupt("hash tree").of_inode(dir))
+    }
+
+    fn split_leaf(&mut self, dir: InodeNumber, descent: &HtreePath, above: DxFrame) -> Result<()> {
+        let role = self.directory_role(dir)?;
+        let old = self.block(descent.leaf.1, role)?;
+        let shape = self.shape();
+        let folds = name_query::is_casefolded(self.volume, &*self.directory(dir)?);
+        let hash = |name: &[u8]| descent.hash.of(&name_query::hash_input_of(folds, name));
+        let halves = edit::split_by(self.names_of(&old), hash)?;
+        let (nth, block) = self.append_block(dir)?;
+        self.put_new_block(block, role, shape.with_tail(halves.high));
+        self.modify_block(descent.leaf.1, role, |bytes| {
+            dir_tail::names_mut(bytes, shape.has_checksums).copy_from_slice(&halves.low);
+        })?;
+        let entry = DxEntry { hash: halves.hash, block: nth };
+        let put = self.modify_block(above.block, role, |bytes| {
+            index::insert(bytes, above.level, above.nth, entry)
+        })??;
+        put.then_some(()).ok_or(Error::corrupt("hash tree index").of_inode(dir))
+    }
+
+    /// Takes a name out.
+    pub(crate) fn remove_name(&mut self, dir: InodeNumber, spot: DirentLocation) -> Result<()> {
+        self.record_effect(Effect::NameRemoved { dir });
+        let sums = self.shape().has_checksums;
+        match spot.site {
+            DirentContainer::Block(block) => {
+                self.modify_block(block, self.directory_role(dir)?, |bytes| {
+                    edit::remove(dir_tail::names_mut(bytes, sums), &spot.found)
+                })?
+            }
+            DirentContainer::Inline(nth) => {
+                self.change_slot(dir, |it| edit::remove(it.inline_dirents(nth), &spot.found))?
+            }
+            DirentContainer::Parent => Err(Error::Misuse("`..` cannot be taken out")),
+        }
+    }
+
+    /// Lets a name lead to another inode.
+    pub(crate) fn retarget_name(
+        &mut self,
+        dir: InodeNumber,
+        spot: DirentLocation,
+        inode: InodeNumber,
+        kind: FileType,
+    ) -> Result<()> {
+        self.record_effect(Effect::NameAdded { dir });
+        let kinds = self.has_filetype();
+        let set = |bytes: &mut [u8]| edit::set_inode(bytes, spot.found.at, inode, kind, kinds);
+        match spot.site {
+            DirentContainer::Block(block) => {
+                self.modify_block(block, self.directory_role(dir)?, set)?
+            }
+            DirentContainer::Inline(nth) => {
+                self.change_slot(dir, |it| set(it.inline_dirents(nth)))?
+            }
+            DirentContainer::Parent => self.change_slot(dir, |it| it.set_pointer(0, inode.0)),
+        }
+    }
+
+    /// Whether a directory holds no names.
+    pub(crate) fn is_empty(&self, dir: &Inode) -> Result<bool> {
+        if dir.is_inline() {
+            for part in self.read_inline(dir)?.dir_parts() {
+                let empty = edit::is_empty(part.entries, false);
+                if !empty.map_err(|error| error.of_inode(dir.number))? {
+                    return Ok(false);
+                }
+            }
+            return Ok(true);
+        }
+        for nth in 0..self.volume.directory_blocks(dir) {
+            let Some((block, bytes)) = self.read_directory_block(dir, nth)? else { continue };
+            let empty = edit::is_empty(self.names_of(&bytes), nth == 0);
+            if !empty.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What `..` of a directory names, and where it says so.
+    pub(crate) fn find_dot_dot(&self, dir: InodeNumber) -> Result<DirentLocation> {
+        let node = self.directory(dir)?;
+        if node.is_inline() {
+            let inode = self.read_inline(&node)?.parent().map_err(|error| error.of_inode(dir))?;
+            let kind = Some(FileType::Directory);
+            let found = FoundRecord { at: 0, previous: None, inode, kind };
+            return Ok(DirentLocation { site: DirentContainer::Parent, found });
+        }
+        let missing = Error::corrupt("directory: no `..`").of_inode(dir);
+        let (block, bytes) = self.read_directory_block(&node, 0)?.ok_or(missing.clone())?;
+        let found = edit::find(&bytes, self.has_filetype(), b"..")?.ok_or(missing)?;
+        Ok(DirentLocation { site: DirentContainer::Block(block), found })
+    }
+
+    /// The first block of a new directory.
+    pub(crate) fn dot_entries_block(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
+        let mut block = crate::format::dirent::DirBlockBuilder::new(self.shape());
+        block.push(own.0, FileType::Directory, b".");
+        block.push(parent.0, FileType::Directory, b"..");
+        block.finish()
+    }
+
+    /// Blocks that a name which goes there may take at most, each of which can lie in a cluster of
+    /// its own. What is left of the cluster that a directory ends in is the directory's already.
+    pub(crate) fn max_insert_blocks(
+        &self,
+        dir: InodeNumber,
+        place: &InsertionPoint,
+    ) -> Result<u64> {
+        let ratio = u64::from(self.cluster_blocks());
+        match place {
+            InsertionPoint::AppendBlock | InsertionPoint::SplitLeaf(_) if ratio > 1 => {
+                let node = self.directory(dir)?;
+                let count = self.volume.directory_blocks(&node);
+                let left = u64::from(count).next_multiple_of(ratio) - u64::from(count);
+                let own = if matches!(place, InsertionPoint::SplitLeaf(_)) {
+                    MAX_HTREE_INSERT_BLOCKS
+                } else {
+                    MAX_LINEAR_INSERT_BLOCKS
+                };
+                let clusters = own.saturating_sub(left).div_ceil(ratio);
+                Ok(clusters + self.nodes_needed(dir, count)?)
+            }
+            place => Ok(place.max_blocks()),
+        }
+    }
+
+    /// Refuses what needs more blocks than are left; each may take a cluster of its own.
+    pub(crate) fn check_free_blocks(&self, count: u64, privileged: bool) -> Result<()> {
+        let count = count.saturating_mul(self.cluster_blocks().into());
+        if self.allocatable_blocks(privileged) < count { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
+    pub(crate) fn touch_directory(&mut self, dir: InodeNumber) -> Result<()> {
+        if InjectedFault::DirectoryTimes.is_made() {
+            return Ok(());
+        }
+        self.set_times_now(dir, &[InodeTime::Modified, InodeTime::Changed])
+    }
+}

@@ -1,0 +1,328 @@
+//! Values of attributes in inodes of their own (`ea_inode`): made, counted, given back.
+//!
+//! ```text
+//!   body of an inode   | entry ─┐
+//!                      | entry ─┼─▶ inode | flag EA_INODE | entries that lead here | hash | value
+//!   attribute block    | entry ─┘
+//! ```
+//! Law 1: an inode that holds a value counts the entries that lead to it, those of a block once
+//! however many inodes share that; with the last entry it goes.
+//! Law 2: the space of a value counts for every inode that has the attribute.
+//! Law 3: what only claims to be such an inode is left alone.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "counts entries of one inode and blocks of values, whose length is checked"
+)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use draconis_exchange::contract::FileType;
+
+use crate::blocks::data::SharedBytes;
+use crate::blocks::role::Role;
+use crate::commit::batch::Effect;
+use crate::format::features::Incompatible;
+use crate::format::inode::{Inode, POINTERS, flags};
+use crate::format::inode_slot::InodeTime;
+use crate::format::xattr::edit::{self, XattrLayout};
+use crate::format::xattr::{self, EaInodeRef, NewXattr};
+use crate::map::edit::AllocationPolicy;
+use crate::map::extents::empty_root;
+use crate::transaction::Transaction;
+use crate::units::{saturating_u32, saturating_usize};
+use crate::{Error, FsBlock, InodeNumber, Result};
+
+/// The longest value, in bytes.
+const XATTR_SIZE_MAX: usize = 64 << 10;
+/// Stands for all entries that lead to a value, however many it counts.
+const EVERY_ENTRY: i64 = i64::MIN;
+/// Blocks beside its own that a value may take: of its map, and of attributes.
+const MAX_EXTRA_BLOCKS: u64 = 4;
+
+/// What a change of attributes means for values in inodes of their own.
+#[derive(Debug, Default)]
+pub(crate) struct EaInodeRefChanges {
+    /// Entries that come or go, by inode.
+    entries: BTreeMap<u32, i64>,
+    /// Blocks that count for the owner, before and after.
+    blocks: (u64, u64),
+}
+
+impl EaInodeRefChanges {
+    fn add_refs(&mut self, list: &[EaInodeRef], by: i64) {
+        for outside in list {
+            *self.entries.entry(outside.inode.0).or_default() += by;
+        }
+    }
+
+    /// Has values that count no entries go with the first one that does.
+    fn release(&mut self, uncounted: &BTreeSet<u32>) {
+        let going = self.entries.iter_mut().filter(|(_, by)| **by < 0);
+        for (_, by) in going.filter(|(inode, _)| uncounted.contains(inode)) {
+            *by = EVERY_ENTRY;
+        }
+    }
+}
+
+fn ea_inode_refs(list: &[NewXattr]) -> Vec<EaInodeRef> {
+    list.iter().filter_map(NewXattr::outside).collect()
+}
+
+impl Transaction<'_> {
+    fn has_ea_inodes(&self) -> bool {
+        self.volume.super_.incompatible.contains(Incompatible::EA_INODE)
+    }
+
+    /// Moves the value of `new`, which is one of `all`, into an inode of its own where it has no
+    /// room elsewhere, as Linux does.
+    pub(crate) fn move_to_ea_inode(
+        &mut self,
+        inode: &Inode,
+        all: &mut [NewXattr],
+        new: &NewXattr,
+    ) -> Result<()> {
+        let block_bytes = self.volume.super_.block_bytes;
+        if !self.has_ea_inodes() {
+            return Ok(());
+        }
+        let room = self.read_slot(inode.number, |it| it.xattr_capacity())?;
+        // Bytes of a value that leaves a block hardly any room for others.
+        let large = saturating_usize(block_bytes.into()) - 56;
+        if new.value().len() <= large && edit::lay_out(all, room, block_bytes).is_ok() {
+            return Ok(());
+        }
+        if new.value().len() > XATTR_SIZE_MAX {
+            return Err(Error::TooLarge);
+        }
+        let hash = self.volume.super_.value_seed.update(new.value()).value();
+        // Everything that could be in the way is known before the first change.
+        let place_of = all.iter().position(|it| it.same_name(new)).ok_or(Error::NoAttribute)?;
+        let entry = all.get_mut(place_of).ok_or(Error::NoAttribute)?;
+        *entry = new.with_ea_inode(inode.number, hash);
+        let placed = edit::lay_out(all, room, block_bytes)?;
+        self.ea_ref_changes_except(inode.number, &placed, false, Some(inode.number))?;
+        let (uid, gid) = inode.owner();
+        let blocks = (new.value().len() as u64).div_ceil(block_bytes.into());
+        let privileged = self.is_privileged(uid);
+        self.check_free_blocks(blocks + MAX_EXTRA_BLOCKS, privileged)?;
+        let number = self.allocate_inode(inode.number, FileType::File)?;
+        self.create_ea_inode(number, (uid, gid), new.value(), hash)?;
+        if let Some(entry) = all.get_mut(place_of) {
+            *entry = new.with_ea_inode(number, hash);
+        }
+        Ok(())
+    }
+
+    /// Makes the inode that was taken for a value; no entry leads to it yet.
+    fn create_ea_inode(
+        &mut self,
+        number: InodeNumber,
+        (uid, gid): (u32, u32),
+        value: &[u8],
+        hash: u32,
+    ) -> Result<()> {
+        self.discard_access_time(number);
+        self.record_effect(Effect::Created { inode: number, parent: None });
+        let by_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
+        let now = self.now;
+        let generation = self.next_generation(number);
+        self.writer.generation = generation;
+        self.change_slot(number, |it| {
+            it.clear();
+            it.init_extra_fields();
+            it.set_mode(0o100_600);
+            it.set_owner(uid, gid);
+            it.set_links(1);
+            it.set_generation(generation);
+            it.set_flags(flags::EA_INODE | if by_extents { flags::EXTENTS } else { 0 });
+            it.set_pointers(if by_extents { empty_root() } else { [0; POINTERS] });
+            it.set_time(InodeTime::Modified, now);
+            it.set_time(InodeTime::Created, now);
+            it.set_value_owners(0);
+            it.set_value_hash(hash);
+            it.set_size(value.len() as u64);
+        })?;
+        let len = saturating_usize(self.volume.super_.block_bytes.into());
+        let count = saturating_u32(value.len().div_ceil(len) as u64);
+        let privileged = self.is_privileged(uid);
+        let taking = AllocationPolicy { is_append: false, privileged, unwritten: false };
+        let mut bytes = value.to_vec();
+        bytes.resize(saturating_usize(count.into()) * len, 0);
+        let bytes = SharedBytes::owned(bytes.into_boxed_slice());
+        let mut mapped = 0;
+        for run in self.map_blocks(number, 0..count, taking)? {
+            let (from, end) = (
+                saturating_usize(run.from.into()),
+                saturating_usize((run.from + run.blocks).into()),
+            );
+            self.put_contents(run.at, &bytes.slice(from * len..end * len));
+            mapped += run.blocks;
+        }
+        if mapped == count { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// What becomes of values when the attributes of an inode are placed like this; with `same`
+    /// its block stays as it is.
+    pub(crate) fn ea_ref_changes(
+        &self,
+        number: InodeNumber,
+        placed: &XattrLayout,
+        same: bool,
+    ) -> Result<EaInodeRefChanges> {
+        self.ea_ref_changes_except(number, placed, same, None)
+    }
+
+    /// [`Transaction::shifted_values`] while the entry of a new value leads to `stand_in`.
+    fn ea_ref_changes_except(
+        &self,
+        number: InodeNumber,
+        placed: &XattrLayout,
+        same: bool,
+        stand_in: Option<InodeNumber>,
+    ) -> Result<EaInodeRefChanges> {
+        if !self.has_ea_inodes() {
+            return Ok(EaInodeRefChanges::default());
+        }
+        let (body, block, goes) = self.ea_inode_refs_of(number)?;
+        let new_body = ea_inode_refs(&edit::read_body(&placed.body)?);
+        let new_block = match &placed.block {
+            Some(block) => ea_inode_refs(&edit::read_block(block)?),
+            None => vec![],
+        };
+        let uncounted = self.uncounted(number, [&body, &block])?;
+        let blocks = |lists: [&[EaInodeRef]; 2]| {
+            let counted = lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0));
+            counted.map(|it| self.value_blocks(it.len)).sum()
+        };
+        let mut shifted = EaInodeRefChanges {
+            entries: BTreeMap::new(),
+            blocks: (blocks([&body, &block]), blocks([&new_body, &new_block])),
+        };
+        shifted.add_refs(&new_body, 1);
+        shifted.add_refs(&body, -1);
+        if !same {
+            shifted.add_refs(&new_block, 1);
+        }
+        if !same && goes {
+            shifted.add_refs(&block, -1);
+        }
+        shifted.entries.retain(|_, by| *by != 0);
+        shifted.release(&uncounted);
+        for (inode, by) in &shifted.entries {
+            let inode = InodeNumber(*inode);
+            if *by > 0 && Some(inode) != stand_in && !self.is_value(inode)? {
+                let what = "extended attribute: inode of its value";
+                return Err(Error::corrupt(what).of_inode(number));
+            }
+        }
+        Ok(shifted)
+    }
+
+    /// The values that entries inside an inode lead to, those of its block, and whether the block
+    /// is its alone.
+    fn ea_inode_refs_of(
+        &self,
+        number: InodeNumber,
+    ) -> Result<(Vec<EaInodeRef>, Vec<EaInodeRef>, bool)> {
+        let of_inode = |error: Error| error.of_inode(number);
+        let body = self.read_slot(number, |it| edit::read_body(it.inline_xattrs()))?;
+        let body = ea_inode_refs(&body.map_err(of_inode)?);
+        let at = FsBlock(self.read_slot(number, |it| it.xattr_block())?);
+        if !self.volume.super_.is_valid_block(at) {
+            return Ok((body, vec![], false));
+        }
+        let block = self.block(at, Role::XattrBlock).map_err(of_inode)?;
+        let goes = xattr::refcount(&block).is_none_or(|owners| owners <= 1);
+        Ok((body, ea_inode_refs(&edit::read_block(&block).map_err(of_inode)?), goes))
+    }
+
+    /// Whether it is an inode that holds a value.
+    fn is_value(&self, number: InodeNumber) -> Result<bool> {
+        if !self.volume.super_.is_valid_inode(number) || number == InodeNumber::ROOT {
+            return Ok(false);
+        }
+        self.read_slot(number, |it| it.is_value() && it.links() > 0)
+    }
+
+    /// Blocks that a value of so many bytes counts for.
+    fn value_blocks(&self, len: u32) -> u64 {
+        let super_ = &self.volume.super_;
+        let cluster = u64::from(super_.block_bytes) * u64::from(super_.cluster_blocks.max(1));
+        u64::from(len).div_ceil(cluster) * u64::from(super_.cluster_blocks.max(1))
+    }
+
+    /// Counts entries that came and went, and the space of the values for their owner.
+    pub(crate) fn apply_ea_ref_changes(
+        &mut self,
+        owner: InodeNumber,
+        shifted: EaInodeRefChanges,
+    ) -> Result<()> {
+        let (before, after) = shifted.blocks;
+        match after.checked_sub(before) {
+            Some(0) => {}
+            Some(more) => self.add_sectors(owner, more)?,
+            None => self.subtract_sectors(owner, before - after)?,
+        }
+        self.update_ea_refs(shifted.entries)
+    }
+
+    /// The entries that go when an inode is deleted, by the inodes of their values.
+    pub(crate) fn ea_refs_of_deleted(&self, inode: &Inode) -> Result<BTreeMap<u32, i64>> {
+        // A value has no attributes, whatever it claims: so this goes no deeper.
+        if !self.has_ea_inodes() || inode.is_ea_inode() {
+            return Ok(BTreeMap::new());
+        }
+        let mut lost = EaInodeRefChanges::default();
+        match self.ea_inode_refs_of(inode.number) {
+            Ok((body, block, goes)) => {
+                lost.add_refs(&body, -1);
+                lost.add_refs(if goes { &block } else { &[] }, -1);
+                let uncounted = self.uncounted(inode.number, [&body, &block])?;
+                lost.release(&uncounted);
+            }
+            Err(Error::Corrupt { .. }) => {}
+            Err(other) => return Err(other),
+        }
+        Ok(lost.entries)
+    }
+
+    /// Those of the values of `owner` that are its alone and count no entries, as Lustre made them.
+    /// Their space counts for nobody.
+    fn uncounted(&self, owner: InodeNumber, lists: [&[EaInodeRef]; 2]) -> Result<BTreeSet<u32>> {
+        let generation = self.read_slot(owner, |it| it.generation())?;
+        let mut uncounted = BTreeSet::new();
+        for value in lists.into_iter().flatten() {
+            if self.is_value(value.inode)?
+                && self.read_slot(value.inode, |it| it.is_value_of(owner, generation))?
+            {
+                uncounted.insert(value.inode.0);
+            }
+        }
+        Ok(uncounted)
+    }
+
+    /// Counts entries more or less, and gives back the values that have none left.
+    pub(crate) fn update_ea_refs(&mut self, entries: BTreeMap<u32, i64>) -> Result<()> {
+        for (inode, by) in entries {
+            let number = InodeNumber(inode);
+            if !self.is_value(number)? {
+                log::warn!("inode {number} holds no value of an attribute: run e2fsck");
+                continue;
+            }
+            let left = self.change_slot(number, |it| {
+                let left = match by {
+                    EVERY_ENTRY => 0,
+                    _ => it.ea_ref_count().saturating_add_signed(by),
+                };
+                it.set_value_owners(left);
+                left
+            })?;
+            if left == 0 {
+                self.record_effect(Effect::LastLinkDropped { inode: number, dir: number });
+                self.evict_inode(number)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,306 @@
+//! Names that move: to another name, another directory, over what is there, or with another.
+//!
+//! Law: on disk a name that is replaced never leads nowhere. In one directory the two names are
+//! exchanged first, and the old one goes with the next chain.
+
+#![allow(clippy::arithmetic_side_effects, reason = "counts blocks of a volume")]
+
+use draconis_exchange::contract::FileType;
+
+use super::super::{RenameMode, Whiteout};
+use super::{AllocatedWhiteout, DirAndName, MAX_DIRECTORY_DEPTH, is_dots};
+use crate::commit::batch::{Effect, NameMove, Operation};
+use crate::format::inode::{Inode, flags};
+use crate::format::inode_slot::InodeTime;
+use crate::transaction::Transaction;
+use crate::{Error, InodeNumber, Result};
+
+impl Transaction<'_> {
+    pub(crate) fn rename(
+        &mut self,
+        (from_dir, from): DirAndName<'_>,
+        (to_dir, to): DirAndName<'_>,
+        how: RenameMode,
+        whiteout: Option<Whiteout>,
+    ) -> Result<()> {
+        let source = self.writable_directory(from_dir, true)?;
+        let target = self.writable_directory(to_dir, false)?;
+        if is_dots(from) || is_dots(to) {
+            return Err(Error::Misuse("`.` and `..` cannot be renamed"));
+        }
+        let Ok(spot) = self.find_or_slot(&source, from)? else { return Err(Error::NotFound) };
+        // The names of both would have to be encrypted anew.
+        self.check_not_encrypted(&source)?;
+        self.check_not_encrypted(&target)?;
+        let moved = spot.found.inode;
+        if let Some(first) = self.writer.replaying.and_then(|it| it.renamed_inode)
+            && first != moved
+        {
+            return self.finish_replayed_replace((from_dir, from), (to_dir, to), first, whiteout);
+        }
+        self.writer.renamed_inode = Some(moved);
+        let node = self.node(moved)?;
+        if node.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        let is_dir = node.kind == FileType::Directory;
+        if is_dir && from_dir != to_dir {
+            self.check_no_loop(to_dir, moved)?;
+        }
+        if whiteout.is_some() && how == RenameMode::Exchange {
+            return Err(Error::Misuse("an exchange leaves no name for a whiteout"));
+        }
+        let of_whiteout = match whiteout.map(Whiteout::as_new_node) {
+            Some(new) => self.plan_new_inode(&source, &new)?.blocks(new.kind),
+            None => 0,
+        };
+        let there = self.find_or_slot(&target, to)?;
+        match (there, how) {
+            (Ok(_), RenameMode::NoReplace) => Err(Error::Exists),
+            (Err(_), RenameMode::Exchange) => Err(Error::NotFound),
+            (Ok(other), _) if other.found.inode == moved => Ok(()),
+            _ if self.check_project(&node, &target).is_err() => Err(Error::OtherProject),
+            (Ok(_), RenameMode::Exchange) => self.exchange(from_dir, from, to_dir, to),
+            (Ok(other), RenameMode::Replace) => {
+                let victim = self.node(other.found.inode)?;
+                self.can_replace(&node, &victim, to_dir)?;
+                self.preload_for_deletion(&victim)?;
+                self.ensure_free_blocks(of_whiteout, target.owner().0)?;
+                self.replace((from_dir, from), (to_dir, to), &node, &victim, whiteout)
+            }
+            (Err(place), _) => {
+                if is_dir && from_dir != to_dir {
+                    self.check_subdirectory_limit(&target)?;
+                }
+                let needs = self.max_insert_blocks(to_dir, &place)?;
+                self.ensure_free_blocks(needs + of_whiteout, target.owner().0)?;
+                self.join_batch(Operation::Move(NameMove {
+                    inode: moved,
+                    from: from_dir,
+                    to: to_dir,
+                }))?;
+                let Err(place) = self.find_or_slot(&*self.directory(to_dir)?, to)? else {
+                    return Err(Error::Exists);
+                };
+                // A batch that was ended may have taken some of it.
+                let needs = self.max_insert_blocks(to_dir, &place)?;
+                self.ensure_free_blocks(needs + of_whiteout, target.owner().0)?;
+                let whiteout = self.allocate_whiteout(from_dir, whiteout)?;
+                self.insert_name(to_dir, place, to, moved, node.kind)?;
+                self.finish_move((from_dir, from), to_dir, &node, whiteout)
+            }
+        }
+    }
+
+    /// The new name is there: takes the old one out, and tells the moved inode.
+    fn finish_move(
+        &mut self,
+        (from_dir, from): DirAndName<'_>,
+        to_dir: InodeNumber,
+        node: &Inode,
+        whiteout: Option<AllocatedWhiteout>,
+    ) -> Result<()> {
+        let moved = node.number;
+        // Only now: a move that could not be made says nothing of the order.
+        self.record_effect(Effect::Moved(NameMove { inode: moved, from: from_dir, to: to_dir }));
+        self.remove_old_name((from_dir, from), whiteout)?;
+        if node.kind == FileType::Directory && from_dir != to_dir {
+            self.set_parent(moved, to_dir)?;
+            self.count_subdirectory(from_dir, false)?;
+            self.count_subdirectory(to_dir, true)?;
+        }
+        self.set_times_now(moved, &[InodeTime::Changed])?;
+        self.touch_directory(from_dir)?;
+        if from_dir != to_dir {
+            self.touch_directory(to_dir)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the inode of a whiteout before anything moves: there may be none.
+    fn allocate_whiteout(
+        &mut self,
+        dir: InodeNumber,
+        whiteout: Option<Whiteout>,
+    ) -> Result<Option<AllocatedWhiteout>> {
+        let Some(whiteout) = whiteout else { return Ok(None) };
+        let parent = self.directory(dir)?;
+        let owner = self.plan_new_inode(&parent, &whiteout.as_new_node())?.owner(whiteout.uid);
+        self.ensure_entries(owner)?;
+        let number = self.allocate_inode_for(dir, FileType::CharDevice)?;
+        Ok(Some(AllocatedWhiteout { number, whiteout }))
+    }
+
+    /// Takes out the name of what has moved, or lets it lead to a new whiteout.
+    fn remove_old_name(
+        &mut self,
+        (dir, name): DirAndName<'_>,
+        whiteout: Option<AllocatedWhiteout>,
+    ) -> Result<()> {
+        let Some(AllocatedWhiteout { number, whiteout }) = whiteout else {
+            // Looked up again: the new name may have moved the old one.
+            let spot = self.find_existing(dir, name)?;
+            return self.remove_name(dir, spot);
+        };
+        let parent = self.directory(dir)?;
+        let new = whiteout.as_new_node();
+        let birth = self.plan_new_inode(&parent, &new)?;
+        self.make_inode(&parent, number, &new, birth, 1)?;
+        let spot = self.find_existing(dir, name)?;
+        // For the order of the chain this is both: a name goes, and one comes.
+        self.record_effect(Effect::NameRemoved { dir });
+        self.retarget_name(dir, spot, number, new.kind)
+    }
+
+    fn set_parent(&mut self, dir: InodeNumber, parent: InodeNumber) -> Result<()> {
+        let spot = self.find_dot_dot(dir)?;
+        self.record_effect(Effect::Reparented { dir, parent });
+        self.retarget_name(dir, spot, parent, FileType::Directory)
+    }
+
+    fn can_replace(&self, node: &Inode, victim: &Inode, to_dir: InodeNumber) -> Result<()> {
+        if victim.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        match (node.kind == FileType::Directory, victim.kind == FileType::Directory) {
+            (true, false) => Err(Error::NotADirectory),
+            (false, true) => Err(Error::IsADirectory),
+            (true, true) if victim.number == to_dir || victim.number == InodeNumber::ROOT => {
+                Err(Error::corrupt("directory: names itself").of_inode(to_dir))
+            }
+            (true, true) if !self.is_empty(victim)? => Err(Error::NotEmpty),
+            _ => Ok(()),
+        }
+    }
+
+    /// Renames over a name that is there. On disk the name never leads nowhere: the two names
+    /// are exchanged first, and the old one goes with the next chain. Only where they are in
+    /// two directories, what is replaced dies before its name leads elsewhere.
+    fn replace(
+        &mut self,
+        (from_dir, from): DirAndName<'_>,
+        (to_dir, to): DirAndName<'_>,
+        node: &Inode,
+        victim: &Inode,
+        whiteout: Option<Whiteout>,
+    ) -> Result<()> {
+        let moved = node.number;
+        let on_the_move = NameMove { inode: moved, from: from_dir, to: to_dir };
+        self.join_batch(Operation::Replace { moved: on_the_move, victim: victim.number })?;
+        let whiteout = self.allocate_whiteout(from_dir, whiteout)?;
+        let there = self.find_existing(to_dir, to)?;
+        if from_dir == to_dir
+            && self.writer.protocol.requires_name_swap(&self.writer.batch, victim.number)
+        {
+            let here = self.find_existing(from_dir, from)?;
+            self.retarget_name(to_dir, there, moved, node.kind)?;
+            self.retarget_name(from_dir, here, victim.number, victim.kind)?;
+            self.record_effect(Effect::NamesSwapped { victim: victim.number });
+            self.join_batch(Operation::Unlink { inode: victim.number })?;
+            return self.finish_swap((from_dir, from), moved, victim, whiteout);
+        }
+        self.retarget_name(to_dir, there, moved, node.kind)?;
+        self.finish_move((from_dir, from), to_dir, node, whiteout)?;
+        self.drop_replaced(to_dir, victim)
+    }
+
+    /// The two names were exchanged: takes the old one, and what it leads to now.
+    fn finish_swap(
+        &mut self,
+        (dir, from): DirAndName<'_>,
+        moved: InodeNumber,
+        victim: &Inode,
+        whiteout: Option<AllocatedWhiteout>,
+    ) -> Result<()> {
+        self.remove_old_name((dir, from), whiteout)?;
+        self.set_times_now(moved, &[InodeTime::Changed])?;
+        self.touch_directory(dir)?;
+        self.drop_replaced(dir, victim)
+    }
+
+    fn drop_replaced(&mut self, dir: InodeNumber, victim: &Inode) -> Result<()> {
+        if victim.kind == FileType::Directory {
+            self.drop_directory(dir, victim.number)
+        } else {
+            self.drop_link(dir, victim.number)
+        }
+    }
+
+    /// Ends a renaming that is repeated, and whose first half the disk has: see
+    /// [`Transaction::replace`].
+    fn finish_replayed_replace(
+        &mut self,
+        (from_dir, from): DirAndName<'_>,
+        (to_dir, to): DirAndName<'_>,
+        moved: InodeNumber,
+        whiteout: Option<Whiteout>,
+    ) -> Result<()> {
+        let (here, there) = (self.find_existing(from_dir, from)?, self.find_existing(to_dir, to)?);
+        if from_dir != to_dir || there.found.inode != moved {
+            return Err(Error::corrupt("directory: a name moved elsewhere").of_inode(from_dir));
+        }
+        self.writer.renamed_inode = Some(moved);
+        let victim = self.node(here.found.inode)?;
+        self.preload_for_deletion(&victim)?;
+        // It was taken with the first half.
+        let taken = whiteout.zip(self.replayed_inode());
+        let taken = taken.map(|(whiteout, number)| AllocatedWhiteout { number, whiteout });
+        self.finish_swap((from_dir, from), moved, &victim, taken)
+    }
+
+    fn exchange(
+        &mut self,
+        from_dir: InodeNumber,
+        from: &[u8],
+        to_dir: InodeNumber,
+        to: &[u8],
+    ) -> Result<()> {
+        self.writable_directory(to_dir, true)?;
+        let spots = |tx: &Self| {
+            Ok::<_, Error>((tx.find_existing(from_dir, from)?, tx.find_existing(to_dir, to)?))
+        };
+        let (here, there) = spots(self)?;
+        let (one, two) = (self.node(here.found.inode)?, self.node(there.found.inode)?);
+        if two.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
+            return Err(Error::NotPermitted);
+        }
+        self.check_project(&two, &*self.directory(from_dir)?)?;
+        let across = from_dir != to_dir;
+        if two.kind == FileType::Directory && across {
+            self.check_no_loop(from_dir, two.number)?;
+        }
+        let inodes = [one.number, two.number];
+        self.join_batch(Operation::Exchange { inodes, is_across: across })?;
+        let (here, there) = spots(self)?;
+        self.retarget_name(from_dir, here, two.number, two.kind)?;
+        self.retarget_name(to_dir, there, one.number, one.kind)?;
+        for (node, old, new) in [(&one, from_dir, to_dir), (&two, to_dir, from_dir)] {
+            if across && node.kind == FileType::Directory {
+                self.set_parent(node.number, new)?;
+                self.count_subdirectory(old, false)?;
+                self.count_subdirectory(new, true)?;
+            }
+            self.set_times_now(node.number, &[InodeTime::Changed])?;
+            self.touch_directory(old)?;
+        }
+        if across {
+            self.record_effect(Effect::NamesExchanged);
+        }
+        Ok(())
+    }
+
+    /// Refuses to move a directory to where only itself leads.
+    fn check_no_loop(&self, at: InodeNumber, moved: InodeNumber) -> Result<()> {
+        let mut at = at;
+        for _ in 0..MAX_DIRECTORY_DEPTH {
+            if at == moved {
+                return Err(Error::Misuse("a directory cannot be moved into itself"));
+            }
+            if at == InodeNumber::ROOT {
+                return Ok(());
+            }
+            at = self.find_dot_dot(at)?.found.inode;
+        }
+        Err(Error::corrupt("directory: a circle").of_inode(at))
+    }
+}

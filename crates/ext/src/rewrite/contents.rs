@@ -1,0 +1,88 @@
+//! Contents of files: copied to where they are to be; names and lists of inodes changed on the way.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with blocks of a volume, far below 2^64"
+)]
+
+use draconis_exchange::contract::FileType;
+
+use super::VolumeRewrite;
+use super::directories::DirectoryConversion;
+use super::maps::MovedRun;
+use crate::blocks::role::Role;
+use crate::format::inode::Inode;
+use crate::offline::Result;
+use crate::{FileId, FsBlock};
+
+/// Blocks that are copied at once, in bytes.
+const COPY_BYTES: u64 = 1 << 20;
+
+impl VolumeRewrite<'_> {
+    /// Copies what of a file has another place, and changes what it says of inodes. For a directory
+    /// that is a list from now on, what it has more.
+    pub(super) fn contents(
+        &mut self,
+        node: &Inode,
+        file: FileId,
+        pieces: &[MovedRun],
+    ) -> Result<Option<Vec<MovedRun>>> {
+        if self.old.super_.quotas.contains(&node.number.0) {
+            self.quota_files.insert(node.number.0, (node.size_bytes, pieces.to_vec()));
+        }
+        if node.kind == FileType::Directory
+            && self.directory_conversion != DirectoryConversion::default()
+        {
+            return self.convert_directory(node, file, pieces);
+        }
+        let is_changed = !self.renumbered.is_empty() || self.rewrites_checksums;
+        if node.kind == FileType::Directory && is_changed {
+            self.blocks(Role::Directory(node.id()), Role::Directory(file), pieces)?;
+            return Ok(None);
+        }
+        if self.old.super_.orphan_file == Some(node.number) {
+            self.blocks(Role::OrphanFile(node.id()), Role::OrphanFile(file), pieces)?;
+            return Ok(None);
+        }
+        for piece in pieces.iter().filter(|it| it.old != it.new && !it.is_unwritten) {
+            self.copy(piece)?;
+        }
+        Ok(None)
+    }
+
+    fn copy(&mut self, piece: &MovedRun) -> Result<()> {
+        if self.redo.is_dry_run() {
+            return Ok(());
+        }
+        let block_bytes = u64::from(self.old.super_.block_bytes);
+        let step = (COPY_BYTES / block_bytes).max(1);
+        let mut at = 0;
+        while at < u64::from(piece.blocks) {
+            let count = step.min(u64::from(piece.blocks) - at);
+            let bytes = self.redo.read_old(FsBlock(piece.old + at), count)?;
+            self.redo.write_free_blocks(FsBlock(piece.new + at), &bytes)?;
+            (self.progress)(count);
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Goes through blocks that are sealed.
+    fn blocks(&mut self, old_role: Role, new_role: Role, pieces: &[MovedRun]) -> Result<()> {
+        for piece in pieces {
+            for nth in 0..u64::from(piece.blocks) {
+                let was = self.read(old_role, FsBlock(piece.old + nth))?;
+                let mut bytes = was.clone();
+                if let Role::Directory(dir) = old_role {
+                    let inode = crate::InodeNumber(dir.inode);
+                    self.renumber_dirents(&mut bytes, inode)?;
+                }
+                self.write(new_role, piece.old + nth, piece.new + nth, bytes, &was)?;
+                if piece.old != piece.new {
+                    (self.progress)(1);
+                }
+            }
+        }
+        Ok(())
+    }
+}

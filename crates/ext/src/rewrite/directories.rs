@@ -1,0 +1,216 @@
+//! Directories in another form: with room for checksums, or without an index.
+//!
+//! | before | after |
+//! |---|---|
+//! | names fill a block but for the room of a checksum | they are packed |
+//! | an index has room for one entry less | it says so |
+//! | one of these does not fit | the directory is a list in the same blocks, which `e2fsck -fD` indexes again |
+//! | an index that is to go | the same |
+//!
+//! Law: a directory has at least as many blocks after as before; where its names do not fit into
+//! them it gets more.
+
+#![allow(clippy::arithmetic_side_effects, reason = "computes with numbers of a checked superblock")]
+
+use std::collections::BTreeSet;
+
+use super::VolumeRewrite;
+use super::maps::MovedRun;
+use crate::blocks::role::Role;
+use crate::dir::edit::index::{self, IndexBlockKind};
+use crate::dir::edit::repack;
+use crate::format::dir_tail;
+use crate::format::dirent::DirBlockFormat;
+use crate::format::features::{Compatible, Incompatible};
+use crate::format::htree::{DxEntries, DxRoot};
+use crate::format::inode::{Inode, flags};
+use crate::format::superblock::Superblock;
+use crate::offline::{OfflineError, Result};
+use crate::units::saturating_u32;
+use crate::{FileId, FsBlock};
+
+/// Directories larger than this are not laid out anew, in bytes: they are taken into memory.
+const MAX_CONVERTED_DIR_BYTES: u64 = 256 << 20;
+
+/// What is to be another with directories.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct DirectoryConversion {
+    /// Blocks get room for checksums.
+    pub(crate) adds_checksums: bool,
+    /// Indexes go.
+    pub(crate) drops_indexes: bool,
+}
+
+/// A block of a directory: where it is, and where it is to be.
+type MovedDirBlock = (u32, u64, u64);
+
+impl VolumeRewrite<'_> {
+    /// Gives a directory the form that it is to have; `None` if it stays what it was: a list or a
+    /// tree. Else it is a list that ends in these pieces.
+    pub(super) fn convert_directory(
+        &mut self,
+        node: &Inode,
+        file: FileId,
+        pieces: &[MovedRun],
+    ) -> Result<Option<Vec<MovedRun>>> {
+        let has_tree = node.flags & flags::INDEX != 0;
+        if node.is_encrypted() && node.flags & flags::CASEFOLD != 0 {
+            let what = "a directory that is encrypted and ignores case is not laid out anew";
+            return Err(OfflineError::Unsupported(what.to_owned()));
+        }
+        let mut places: Vec<MovedDirBlock> = vec![];
+        for piece in pieces {
+            let each = (0..piece.blocks).map(|nth| {
+                let at = u64::from(nth);
+                (piece.from + nth, piece.old + at, piece.new + at)
+            });
+            places.extend(each);
+        }
+        let sums = self.directory_conversion.adds_checksums;
+        if !(self.directory_conversion.drops_indexes && has_tree)
+            && (!sums || self.make_checksum_room(node, file, &places, has_tree)?)
+        {
+            return Ok(None);
+        }
+        self.convert_to_linear(node, file, &places).map(Some)
+    }
+
+    fn shape(super_: &Superblock) -> DirBlockFormat {
+        DirBlockFormat {
+            block_bytes: super_.block_bytes,
+            filetype: super_.incompatible.contains(Incompatible::FILETYPE),
+            has_checksums: super_.checksum_seed.is_some(),
+        }
+    }
+
+    /// Gives each block room for its checksum; `false`, and nothing is done, if one has none.
+    fn make_checksum_room(
+        &mut self,
+        node: &Inode,
+        file: FileId,
+        places: &[MovedDirBlock],
+        has_tree: bool,
+    ) -> Result<bool> {
+        let shape = Self::shape(&self.planned.super_);
+        let of_dir = |error: crate::Error| OfflineError::Volume(error.of_inode(node.number));
+        let Ok(indexes) = (match has_tree {
+            true => self.index_blocks(node, places),
+            false => Ok(BTreeSet::new()),
+        }) else {
+            // An index that makes no sense: a list it is.
+            return Ok(false);
+        };
+        // First looked at, then done.
+        for is_done in [false, true] {
+            for (nth, old, new) in places {
+                let was = self.read(Role::Directory(node.id()), FsBlock(*old))?;
+                let level = match nth {
+                    0 => IndexBlockKind::Root,
+                    _ => IndexBlockKind::Node,
+                };
+                let block = match indexes.contains(nth) {
+                    true => index::shrink_for_checksum(&was, level, shape),
+                    false => repack::convert_block(&was, shape),
+                };
+                let Some(block) = block.map_err(of_dir)? else { return Ok(false) };
+                if is_done {
+                    self.write(Role::Directory(file), *old, *new, block, &was)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The blocks of a directory that are its index.
+    fn index_blocks(&self, node: &Inode, places: &[MovedDirBlock]) -> Result<BTreeSet<u32>> {
+        let super_ = &self.old.super_;
+        let role = Role::Directory(node.id());
+        let wrong =
+            || OfflineError::Volume(crate::Error::corrupt("hash tree index").of_inode(node.number));
+        let read = |nth: u32| {
+            let place = places.binary_search_by_key(&nth, |(at, ..)| *at);
+            let place = place.ok().and_then(|place| places.get(place)).ok_or_else(wrong)?;
+            self.read(role, FsBlock(place.1))
+        };
+        let root = read(0)?;
+        let (says, top) = DxRoot::check(&root, super_.hash_unsigned, super_.hash_seed)?;
+        let mut indexes = BTreeSet::from([0]);
+        let mut level = below(top);
+        for depth in 0..says.levels {
+            let mut next = vec![];
+            for nth in &level {
+                if !indexes.insert(*nth) {
+                    return Err(wrong());
+                }
+                if depth + 1 < says.levels {
+                    let block = read(*nth)?;
+                    next.extend(below(DxEntries::from_node(&block)?));
+                }
+            }
+            level = next;
+        }
+        Ok(indexes)
+    }
+
+    /// Lists all names in the blocks of a directory, without an index, and in those that it needs
+    /// behind them.
+    fn convert_to_linear(
+        &mut self,
+        node: &Inode,
+        file: FileId,
+        places: &[MovedDirBlock],
+    ) -> Result<Vec<MovedRun>> {
+        let block_bytes = u64::from(self.old.super_.block_bytes);
+        let number = node.number.0;
+        if places.len() as u64 * block_bytes > MAX_CONVERTED_DIR_BYTES {
+            let what = format!("directory {number} is too large to be laid out anew");
+            return Err(OfflineError::Unsupported(what));
+        }
+        let had_sums = self.old.super_.checksum_seed.is_some();
+        let was: Vec<Vec<u8>> = places
+            .iter()
+            .map(|(_, old, _)| self.read(Role::Directory(node.id()), FsBlock(*old)))
+            .collect::<Result<_>>()?;
+        let names: Vec<&[u8]> =
+            was.iter().map(|block| dir_tail::dirent_area(block, had_sums)).collect();
+        let listed = repack::repack_linear(&names, Self::shape(&self.planned.super_));
+        let listed = listed.map_err(|error| error.of_inode(node.number))?;
+        let mut more = vec![];
+        let behind = places.last().map_or(0, |(nth, ..)| nth + 1);
+        for from in
+            behind..behind + saturating_u32((listed.len() - places.len().min(listed.len())) as u64)
+        {
+            if !node.has_extents() {
+                return Err(OfflineError::Unsupported(format!(
+                    "directory {number} has no room for checksums, and is mapped by blocks; \
+                     e2fsck -E bmap2extent changes that"
+                )));
+            }
+            let new = self.allocate_block()?;
+            more.push(MovedRun { from, blocks: 1, old: new, new, is_unwritten: false });
+        }
+        let old =
+            places.iter().map(|(_, old, new)| (*old, *new)).zip(was.iter().map(Vec::as_slice));
+        let behind = more.iter().map(|piece| ((0, piece.new), &[][..]));
+        for (((old, new), was), block) in old.chain(behind).zip(listed) {
+            self.write(Role::Directory(file), old, new, block, was)?;
+        }
+        Ok(more)
+    }
+}
+
+/// The blocks that the entries of an index lead to.
+fn below(index: DxEntries<'_>) -> Vec<u32> {
+    (0..index.len()).filter_map(|nth| index.block(nth)).map(|block| block.0).collect()
+}
+
+impl DirectoryConversion {
+    /// What makes directories of one volume such of another.
+    pub(crate) fn between(old: &Superblock, new: &Superblock) -> Self {
+        let has_index = |super_: &Superblock| super_.compatible.contains(Compatible::DIR_INDEX);
+        Self {
+            adds_checksums: old.checksum_seed.is_none() && new.checksum_seed.is_some(),
+            drops_indexes: has_index(old) && !has_index(new),
+        }
+    }
+}

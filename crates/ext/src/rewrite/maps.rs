@@ -1,0 +1,371 @@
+//! Maps of files: blocks beyond the end are given others, and the map leads there.
+//!
+//! Law: a map of pointers keeps its shape, each block that changes is changed or moved; a tree of
+//! extents is built anew, in the blocks of its old nodes as far as they stay.
+
+#![allow(
+    clippy::arithmetic_side_effects,
+    reason = "computes with file blocks below 2^32 and blocks of a volume, far below 2^64"
+)]
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use super::VolumeRewrite;
+use crate::blocks::data::SharedBytes;
+use crate::blocks::role::Role;
+use crate::format::extent::{Extent, INIT_MAX_LEN};
+use crate::format::inode::{Inode, POINTERS, flags};
+use crate::format::inode_slot::InodeSlot;
+use crate::format::{le32, put32};
+use crate::map::pointers::{pointer_at, reach_blocks};
+use crate::map::{self, BlockLocation, Map, MapNode, MapSource, MapVisitor, build_extents};
+use crate::offline::{OfflineError, Result};
+use crate::units::{saturating_u32, saturating_usize};
+use crate::{FileId, FsBlock, InodeNumber};
+
+/// Blocks of a file that lie together, before and after.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MovedRun {
+    /// The first block of the file.
+    pub(super) from: u32,
+    pub(super) blocks: u32,
+    pub(super) old: u64,
+    pub(super) new: u64,
+    pub(super) is_unwritten: bool,
+}
+
+/// What a walk finds.
+struct FileMap {
+    runs: Vec<Extent>,
+    nodes: Vec<u64>,
+    budget: u64,
+    bad_block: Option<FsBlock>,
+}
+
+impl MapVisitor for FileMap {
+    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        let (start, is_unwritten) = match place {
+            BlockLocation::Hole => return ControlFlow::Continue(()),
+            BlockLocation::Mapped(start) => (start, false),
+            BlockLocation::Unwritten(start) => (start, true),
+            BlockLocation::Damaged(block) => {
+                self.bad_block = Some(block);
+                return ControlFlow::Break(());
+            }
+        };
+        let (Some(budget), Ok(from)) = (self.budget.checked_sub(blocks), u32::try_from(at)) else {
+            self.bad_block = Some(start);
+            return ControlFlow::Break(());
+        };
+        self.budget = budget;
+        self.runs.push(Extent { from, blocks: saturating_u32(blocks), start, is_unwritten });
+        ControlFlow::Continue(())
+    }
+
+    fn node(&mut self, node: MapNode) -> bool {
+        if self.bad_block.is_some() {
+            return false;
+        }
+        let Some(budget) = self.budget.checked_sub(1) else {
+            self.bad_block = Some(node.block);
+            return false;
+        };
+        self.budget = budget;
+        self.nodes.push(node.block.0);
+        true
+    }
+}
+
+impl VolumeRewrite<'_> {
+    /// Moves what of a file lies beyond the end, and changes its map in `slot`; `to` is the number
+    /// that its inode is to have.
+    pub(super) fn map(&mut self, node: &Inode, to: InodeNumber, slot: &mut [u8]) -> Result<()> {
+        let found = self.walk(node)?;
+        let end = self.space.end();
+        let moves = found.runs.iter().any(|run| run.start.0 + u64::from(run.blocks) > end)
+            || found.nodes.iter().any(|node| *node >= end);
+        let file = FileId { inode: to.0, generation: node.generation() };
+        let is_sealed_anew = to != node.number || self.rewrites_checksums;
+        let mut pieces =
+            if moves { self.place_runs(&found.runs)? } else { unmoved_runs(&found.runs) };
+        let listed = self.contents(node, file, &pieces)?;
+        let mut slot = InodeSlot::of(slot)?;
+        let more = listed.as_ref().map_or(0, |more| more.len() as u64);
+        if let Some(listed) = listed {
+            slot.set_flags(slot.flags() & !flags::INDEX);
+            pieces.extend(listed);
+        }
+        if more > 0 {
+            let block_bytes = self.planned.super_.block_bytes;
+            slot.set_size(node.size_bytes + more * u64::from(block_bytes));
+            slot.count_blocks(more, true, block_bytes);
+            let (uid, gid) = node.owner();
+            let usage = self.usage.entry([uid, gid, node.project()]).or_default();
+            *usage += i64::try_from(more).unwrap_or(0);
+        }
+        if node.has_extents() {
+            if !moves && more == 0 && (!is_sealed_anew || found.nodes.is_empty()) {
+                return Ok(());
+            }
+            let pointers = self.tree(node, file, &pieces, &found.nodes, &mut slot)?;
+            slot.set_pointers(pointers);
+        } else if moves {
+            let moved = pieces.iter().filter(|piece| piece.old != piece.new);
+            let moved = moved.map(|piece| (piece.old, (piece.blocks, piece.new))).collect();
+            let pointers = self.pointers(node.pointers, &moved)?;
+            slot.set_pointers(pointers);
+        }
+        Ok(())
+    }
+
+    /// Frees all blocks of a file; how many its contents had.
+    pub(crate) fn free_file_blocks(&mut self, node: &Inode) -> Result<u64> {
+        let found = self.walk(node)?;
+        let mut blocks = 0;
+        for run in found.runs {
+            blocks += u64::from(run.blocks);
+            self.space.release(run.start.0..run.start.0 + u64::from(run.blocks));
+        }
+        for node in found.nodes {
+            self.space.release(node..node + 1);
+        }
+        Ok(blocks)
+    }
+
+    fn walk(&mut self, node: &Inode) -> Result<FileMap> {
+        let damaged =
+            |block| crate::Error::corrupt("block map").of_inode(node.number).in_block(block);
+        let map = map::map_of_any(node)?;
+        let super_ = &self.old.super_;
+        let role = map.role(node.id());
+        let read = |block: FsBlock| -> crate::Result<Option<SharedBytes>> {
+            let bytes = self.redo.read_old(block, 1)?;
+            if let Some(sums) = &self.old_checksums {
+                sums.verify_checksum(role, block, &bytes)
+                    .map_err(|error| error.of_inode(node.number))?;
+            }
+            Ok(Some(SharedBytes::owned(bytes.into_boxed_slice())))
+        };
+        let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
+        let source = MapSource { block_bytes: super_.block_bytes, blocks, read: &read };
+        let mut found =
+            FileMap { runs: vec![], nodes: vec![], budget: self.budget, bad_block: None };
+        let most = match node.has_extents() {
+            true => 1 << 32,
+            false => reach_blocks(super_.block_bytes).min(1 << 32),
+        };
+        map.walk(&source, 0..most, &mut found)?;
+        if let Some(block) = found.bad_block {
+            return Err(damaged(block).into());
+        }
+        self.budget = found.budget;
+        Ok(found)
+    }
+
+    /// Where the blocks of runs are to be: those beyond the end are given others.
+    fn place_runs(&mut self, runs: &[Extent]) -> Result<Vec<MovedRun>> {
+        let end = self.space.end();
+        let mut pieces = vec![];
+        for run in runs {
+            let (start, blocks) = (run.start.0, u64::from(run.blocks));
+            let kept = end.saturating_sub(start).min(blocks);
+            let mut put = |skip: u64, new: u64, count: u64| {
+                pieces.push(MovedRun {
+                    from: run.from + saturating_u32(skip),
+                    blocks: saturating_u32(count),
+                    old: start + skip,
+                    new,
+                    is_unwritten: run.is_unwritten,
+                });
+            };
+            if kept > 0 {
+                put(0, start, kept);
+            }
+            let mut at = kept;
+            while at < blocks {
+                let taken = self.space.allocate(blocks - at).ok_or(crate::Error::NoSpace)?;
+                let count = taken.end - taken.start;
+                put(at, taken.start, count);
+                self.moved_blocks += count;
+                at += count;
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// One free block.
+    pub(crate) fn allocate_block(&mut self) -> Result<u64> {
+        self.moved_blocks += 1;
+        let taken = self.space.allocate(1).ok_or(crate::Error::NoSpace)?;
+        Ok(taken.start)
+    }
+
+    /// Builds the tree of a file anew; what goes into the inode.
+    fn tree(
+        &mut self,
+        node: &Inode,
+        file: FileId,
+        pieces: &[MovedRun],
+        old_nodes: &[u64],
+        slot: &mut InodeSlot<'_>,
+    ) -> Result<[u32; POINTERS]> {
+        let block_bytes = self.planned.super_.block_bytes;
+        let extents = extents(pieces);
+        let needed = build_extents::nodes_needed(extents.len() as u64, block_bytes);
+        let end = self.space.end();
+        let mut places: Vec<u64> = old_nodes.iter().copied().filter(|node| *node < end).collect();
+        let in_place = places.len();
+        while (places.len() as u64) < needed {
+            let block = self.allocate_block()?;
+            places.push(block);
+        }
+        let surplus = places.split_off(saturating_usize(needed).min(places.len()));
+        for block in surplus {
+            self.space.release(block..block + 1);
+        }
+        let tree = build_extents::tree(&extents, block_bytes, &mut places.iter().copied());
+        let (pointers, nodes) = tree.ok_or(crate::Error::NoSpace)?;
+        for (nth, (at, bytes)) in nodes.into_iter().enumerate() {
+            let old = if nth < in_place { at } else { 0 };
+            self.write(Role::ExtentNode(file), old, at, bytes, &[])?;
+        }
+        // Each has a cluster of its own.
+        let ratio = u64::from(self.planned.super_.cluster_blocks);
+        let (had, has) = (old_nodes.len() as u64 * ratio, needed * ratio);
+        if had != has {
+            slot.count_blocks(had.abs_diff(has), has > had, block_bytes);
+            let (uid, gid) = node.owner();
+            let more = i64::try_from(has).unwrap_or(0) - i64::try_from(had).unwrap_or(0);
+            *self.usage.entry([uid, gid, node.project()]).or_default() += more;
+        }
+        Ok(pointers)
+    }
+
+    /// The pointers of an inode as they are to be, and the blocks that they lead to.
+    fn pointers(
+        &mut self,
+        pointers: [u32; POINTERS],
+        moved: &BTreeMap<u64, (u32, u64)>,
+    ) -> Result<[u32; POINTERS]> {
+        let mut new = pointers;
+        for (nth, pointer) in new.iter_mut().enumerate() {
+            let levels = u32::try_from(nth.saturating_sub(11)).unwrap_or(0);
+            if *pointer != 0 {
+                *pointer = self.pointer(*pointer, levels, moved)?;
+            }
+        }
+        Ok(new)
+    }
+
+    /// What a pointer is to be that has so many levels below it.
+    fn pointer(
+        &mut self,
+        pointer: u32,
+        levels: u32,
+        moved: &BTreeMap<u64, (u32, u64)>,
+    ) -> Result<u32> {
+        let block = u64::from(pointer);
+        if levels == 0 {
+            let run = moved.range(..=block).next_back();
+            let to = run.and_then(|(old, (blocks, new))| {
+                let skip = block - old;
+                (skip < u64::from(*blocks)).then_some(new + skip)
+            });
+            return Ok(FsBlock(to.unwrap_or(block)).to_u32()?);
+        }
+        let was = self.redo.read_old(FsBlock(block), 1)?;
+        let mut bytes = was.clone();
+        for nth in 0..u64::from(self.old.super_.block_bytes / 4) {
+            let below = pointer_at(&was, nth);
+            if below != 0 {
+                let to = self.pointer(below, levels - 1, moved)?;
+                let _ = put32(&mut bytes, saturating_usize(nth) * 4, to);
+            }
+        }
+        let to = if block >= self.space.end() { self.allocate_block()? } else { block };
+        let file = FileId { inode: 0, generation: 0 };
+        self.write(Role::IndirectBlock(file), block, to, bytes, &was)?;
+        Ok(FsBlock(to).to_u32()?)
+    }
+
+    /// A block as it is, verified.
+    pub(super) fn read(&self, role: Role, block: FsBlock) -> Result<Vec<u8>> {
+        let bytes = self.redo.read_old(block, 1)?;
+        if let Some(sums) = &self.old_checksums {
+            sums.verify_checksum(role, block, &bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Seals and writes a block: where it is new at once, in its old place by the log, if it is
+    /// not what it was.
+    pub(crate) fn write(
+        &mut self,
+        role: Role,
+        old: u64,
+        new: u64,
+        bytes: Vec<u8>,
+        was: &[u8],
+    ) -> Result<()> {
+        let mut data = SharedBytes::owned(bytes.into_boxed_slice());
+        if let Some(sums) = &self.new_checksums {
+            sums.set_checksum(role, FsBlock(new), &mut data);
+        }
+        let bytes = data.to_vec();
+        if old != new {
+            self.redo.write_free_blocks(FsBlock(new), &bytes)?;
+        } else if bytes != was {
+            self.redo.stage_block(FsBlock(new), bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Runs that stay where they are.
+fn unmoved_runs(runs: &[Extent]) -> Vec<MovedRun> {
+    let piece = |run: &Extent| MovedRun {
+        from: run.from,
+        blocks: run.blocks,
+        old: run.start.0,
+        new: run.start.0,
+        is_unwritten: run.is_unwritten,
+    };
+    runs.iter().map(piece).collect()
+}
+
+/// The extents of pieces: as few as there can be.
+fn extents(pieces: &[MovedRun]) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = vec![];
+    for piece in pieces {
+        let most = if piece.is_unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
+        let (mut from, mut start, mut blocks) = (piece.from, piece.new, piece.blocks);
+        if let Some(last) = extents.last_mut()
+            && last.is_unwritten == piece.is_unwritten
+            && last.end() == u64::from(from)
+            && last.start.0 + u64::from(last.blocks) == start
+        {
+            let more = blocks.min(most - last.blocks);
+            last.blocks += more;
+            (from, start, blocks) = (from + more, start + u64::from(more), blocks - more);
+        }
+        while blocks > 0 {
+            let count = blocks.min(most);
+            extents.push(Extent {
+                from,
+                blocks: count,
+                start: FsBlock(start),
+                is_unwritten: piece.is_unwritten,
+            });
+            (from, start, blocks) =
+                (from.saturating_add(count), start + u64::from(count), blocks - count);
+        }
+    }
+    extents
+}
+
+/// What is read of numbers in a list of blocks.
+pub(super) fn number_at(bytes: &[u8], at: usize) -> Result<u32> {
+    le32(bytes, at)
+        .ok_or(OfflineError::Volume(crate::Error::corrupt("directory entry: record length")))
+}

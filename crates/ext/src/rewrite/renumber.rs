@@ -1,0 +1,75 @@
+//! Numbers of inodes in names and in attributes, where those got others.
+
+#![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
+
+use draconis_exchange::contract::FileType;
+
+use super::VolumeRewrite;
+use super::maps::number_at;
+use crate::InodeNumber;
+use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
+use crate::format::inode::Inode;
+use crate::format::inode_slot::InodeSlot;
+use crate::format::{le16, put32};
+use crate::offline::{OfflineError, Result};
+
+/// Bytes of the head of an attribute's entry, and where it has the number of its value.
+const ATTRIBUTE_BYTES: usize = 16;
+const VALUE_AT: usize = 4;
+
+impl VolumeRewrite<'_> {
+    /// Renames what the entries of a chain lead to.
+    pub(super) fn renumber_dirents(&self, chain: &mut [u8], dir: InodeNumber) -> Result<()> {
+        let damaged = || {
+            let error = crate::Error::corrupt("directory entry: record length");
+            OfflineError::Volume(error.of_inode(dir))
+        };
+        let mut at = 0;
+        while at < chain.len() {
+            let raw = le16(chain, at + 4).ok_or_else(damaged)?;
+            let len = rec_len_from_disk(raw, chain.len());
+            if len < HEAD_BYTES || len > chain.len() - at {
+                return Err(damaged());
+            }
+            if let Some(to) = self.renumbered.get(&number_at(chain, at)?) {
+                let _ = put32(chain, at, *to);
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// The same of a directory inside its inode.
+    pub(super) fn renumber_inline_dirents(&self, node: &Inode, slot: &mut [u8]) -> Result<()> {
+        if node.kind != FileType::Directory || self.renumbered.is_empty() {
+            return Ok(());
+        }
+        let mut slot = InodeSlot::of(slot)?;
+        if let Some(parent) = self.renumbered.get(&slot.pointer(0)) {
+            slot.set_pointer(0, *parent);
+        }
+        for part in 0..2 {
+            self.renumber_dirents(slot.inline_dirents(part), node.number)?;
+        }
+        Ok(())
+    }
+
+    /// Renames the values that a list of attributes from `at` on leads to; says whether any was.
+    pub(super) fn renumber_ea_inodes(&self, list: &mut [u8], mut at: usize) -> Result<bool> {
+        let mut is_changed = false;
+        while let Some([name_len, _, _, _]) = list.get(at..at + 4) {
+            let name_len = usize::from(*name_len);
+            if list.get(at..at + 4) == Some(&[0; 4]) {
+                break;
+            }
+            let damaged = crate::Error::corrupt("extended attribute: entry");
+            let number = number_at(list, at + VALUE_AT).map_err(|_| damaged)?;
+            if let Some(to) = self.renumbered.get(&number) {
+                let _ = put32(list, at + VALUE_AT, *to);
+                is_changed = true;
+            }
+            at += (ATTRIBUTE_BYTES + name_len).next_multiple_of(4);
+        }
+        Ok(is_changed)
+    }
+}

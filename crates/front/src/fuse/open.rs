@@ -1,0 +1,131 @@
+//! Opening, and making what is opened at once.
+//!
+//! A tree that decides nothing when something is opened says so once, and the kernel opens
+//! without a message from then on. Where it does decide - files that must not be written,
+//! times of access that are kept - each opening is asked for, and answered with what the
+//! kernel may do with the pages it has.
+
+use draconis_exchange::contract::directory::{
+    Create as CreateNode, CreateTmpfile, GetAttributes, Lookup, Open as OpenNode,
+};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{Access, Attributes, FileType, Kept, Node, Refusal};
+
+use super::decoder::{Create, Header};
+use super::reply::{ReplyBody, create_reply, entry_timeout_seconds, open_reply};
+
+/// Reads and writes go past the kernel's pages.
+const FOPEN_DIRECT_IO: u32 = 1 << 0;
+/// The kernel's pages are still right.
+const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+/// A listing may be kept.
+const FOPEN_CACHE_DIR: u32 = 1 << 3;
+/// Closing needs no message of its own.
+const FOPEN_NOFLUSH: u32 = 1 << 5;
+
+/// The handle of what was opened so that reading it leaves no time of access.
+pub(super) const NO_ATIME: u64 = 1;
+
+/// What goes to the kernel, or why not.
+type ReplyResult = Result<ReplyBody, Refusal>;
+
+/// How the kernel treats what it has opened.
+pub(super) fn fopen_flags(kind: FileType, kept: Kept) -> u32 {
+    match (kind, kept) {
+        (FileType::Directory, Kept::Valid) => FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE,
+        (FileType::Directory, Kept::Stale) => FOPEN_CACHE_DIR,
+        (FileType::Directory, Kept::Never) => 0,
+        (_, Kept::Valid) => FOPEN_NOFLUSH | FOPEN_KEEP_CACHE,
+        (_, Kept::Stale) => FOPEN_NOFLUSH,
+        (_, Kept::Never) => FOPEN_NOFLUSH | FOPEN_DIRECT_IO,
+    }
+}
+
+/// Opens a node.
+///
+/// # Errors
+/// What the tree says; [`Refusal::NotSupported`] if it never decides.
+pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: bool) -> ReplyResult {
+    let kind = if directory { FileType::Directory } else { FileType::File };
+    if !tree.handles_open(kind) {
+        return Err(Refusal::NotSupported);
+    }
+    let kept = tree.open(&mut OpenNode { node, access })?;
+    let handle = if access.read { 0 } else { NO_ATIME };
+    Ok(open_reply(handle, fopen_flags(kind, kept)))
+}
+
+/// Makes a file and opens it.
+///
+/// # Errors
+/// What the tree says; [`Refusal::NotSupported`] if opening needs no message: then making
+/// the file is one message, and closing it none.
+pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> ReplyResult {
+    if !tree.handles_open(FileType::File) {
+        return Err(Refusal::NotSupported);
+    }
+    let Create { name, mode, umask, access, exclusive } = create;
+    let parent = header.node;
+    let (uid, gid) = (header.uid, header.gid);
+    let device = (0, 0);
+    match tree.create(&mut CreateNode { parent, name, mode, umask, uid, gid, device }) {
+        Ok(made) => Ok(entry_open_reply(tree, parent, &made, Kept::Valid)),
+        // Made by another caller since the kernel looked.
+        Err(Refusal::Exists) if !exclusive => {
+            let found = tree.lookup(&mut Lookup { parent, name })?;
+            let kept = tree.open(&mut OpenNode { node: found.node, access })?;
+            Ok(entry_open_reply(tree, parent, &found, kept))
+        }
+        Err(why) => Err(why),
+    }
+}
+
+/// Makes a file that has no name, and opens it.
+///
+/// # Errors
+/// What the tree says.
+pub(super) fn create_unnamed<T: Tree>(
+    tree: &T,
+    header: Header,
+    (mode, umask): (u32, u32),
+) -> ReplyResult {
+    let (parent, uid, gid) = (header.node, header.uid, header.gid);
+    let made = tree.create_tmpfile(&mut CreateTmpfile { parent, mode, umask, uid, gid })?;
+    Ok(entry_open_reply(tree, parent, &made, Kept::Valid))
+}
+
+/// The answer that gives a node out, made in `parent`: the kernel knows it from now on.
+fn entry_open_reply<T: Tree>(
+    tree: &T,
+    parent: Node,
+    attributes: &Attributes,
+    kept: Kept,
+) -> ReplyBody {
+    tree.add_user(attributes.node);
+    let directory = tree.get_attributes(&mut GetAttributes { node: parent });
+    let name_seconds = directory.map_or(0, |directory| entry_timeout_seconds(&directory));
+    create_reply(attributes, name_seconds, fopen_flags(FileType::File, kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_used_unless_reading_must_be_seen() {
+        assert_eq!(
+            fopen_flags(FileType::File, Kept::Valid) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            FOPEN_KEEP_CACHE
+        );
+        assert_eq!(
+            fopen_flags(FileType::File, Kept::Stale) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            0
+        );
+        assert_eq!(
+            fopen_flags(FileType::File, Kept::Never) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            FOPEN_DIRECT_IO
+        );
+        assert_eq!(fopen_flags(FileType::Directory, Kept::Stale), FOPEN_CACHE_DIR);
+        assert_eq!(fopen_flags(FileType::Directory, Kept::Never), 0);
+    }
+}

@@ -1,0 +1,259 @@
+//! What a server takes over from one that died.
+//!
+//! ```text
+//!   log of the one before ── changes that the tree lacks ──▶ applied again, kept as answers
+//!                         └─ changes that the tree has ────▶ kept as answers
+//!   kept answers ◀── the kernel asks again for what it has no answer to (RESENT)
+//! ```
+//! Law 1: each request is applied once and answered once. One that was never answered comes again,
+//! before any that was not asked for yet; then no other will.
+//! Law 2: a replay ends as the change did. A change that failed is not replayed; one that succeeded
+//! and fails in the replay makes the volume read-only.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use draconis_exchange::contract::Node;
+use draconis_exchange::contract::request_log::{LoggedRequest, Outcome, RequestLog};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::injected_fault::InjectedFault;
+use rustix::io::Errno;
+
+use super::change::Answer;
+use super::decoder::{Header, UNIQUE_RESEND};
+use super::notify::{Notifier, NotifyTask};
+use super::reply::Reply;
+use super::request::Request;
+use super::serve::{Connection, Server};
+
+/// How long the kernel may take to say whether it has a node, before requests are answered: it
+/// writes a file back before it forgets it, which wants answers.
+const UNUSED_WAIT: Duration = Duration::from_millis(100);
+
+/// Answers that were not given, for all that is known.
+#[derive(Default)]
+pub(super) struct PendingReplies {
+    /// By the number of the request.
+    by_request: Mutex<HashMap<u64, Answer>>,
+    /// Nodes without names that those speak of: the kernel may not have heard of them.
+    unannounced_orphans: Mutex<Vec<Node>>,
+    /// The kernel may ask for some.
+    is_resend_possible: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PendingReplies {
+    /// Sends the answer that a request waits for. Returns whether there was one.
+    pub(super) fn send_pending(&self, link: &Connection<'_>, header: Header) -> bool {
+        if InjectedFault::PendingReplies.is_made() {
+            return false;
+        }
+        let Some(answer) = lock(&self.by_request).remove(&(header.unique & !UNIQUE_RESEND)) else {
+            return false;
+        };
+        // The kernel knows it by the number with which it asked now.
+        let reply = answer.reply.clone().renumbered(header.unique);
+        link.deliver(header, Answer { reply, ..answer });
+        true
+    }
+
+    /// A request was read: once it is a new one, no other answer will be asked for. What wants
+    /// no answer has a queue of its own in the kernel.
+    pub(super) fn note_request(
+        &self,
+        recorder: Option<&dyn RequestLog>,
+        header: Header,
+        notifier: &Notifier,
+    ) {
+        let is_new = !header.is_resent() && header.wants_answer();
+        if !is_new || !self.is_resend_possible.load(Ordering::Relaxed) {
+            return;
+        }
+        self.is_resend_possible.store(false, Ordering::Relaxed);
+        lock(&self.by_request).clear();
+        let Some(recorder) = recorder else { return };
+        recorder.end_replay();
+        let unannounced_orphans = std::mem::take(&mut *lock(&self.unannounced_orphans));
+        let nameless =
+            recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
+        nameless.for_each(|node| notifier.send(NotifyTask::CheckOrphan(node)));
+    }
+}
+
+impl<T: Tree + Sync> Server<'_, T> {
+    /// Does again what a server before this one has done and the tree does not have, and asks
+    /// the kernel for what was not answered.
+    pub(super) fn replay_oplog(&self, fuse: impl AsFd) {
+        let Some(recorder) = self.recorder else { return };
+        let inherited = match recorder.unfinished_requests() {
+            Ok(Some(inherited)) => inherited,
+            Ok(None) => return,
+            Err(why) => {
+                recorder.fail_replay(&why);
+                vec![]
+            }
+        };
+        self.pages.insert_all();
+        for (at, one) in inherited.iter().enumerate() {
+            self.replay_entry(&fuse, recorder, one, &inherited[at + 1..]);
+        }
+        self.pending_replies.is_resend_possible.store(true, Ordering::Relaxed);
+        if InjectedFault::Resend.is_made() {
+            return;
+        }
+        match rustix::io::write(fuse, Reply::resend().as_bytes()) {
+            Ok(_) => {}
+            // Before Linux 6.9: what was read and not answered ended with the one who read it.
+            Err(Errno::INVAL) => log::debug!("requests that were in hand have ended"),
+            // It was unmounted: there is no request.
+            Err(error) => log::debug!("nothing is sent again: {error}"),
+        }
+    }
+
+    fn replay_entry(
+        &self,
+        fuse: impl AsFd,
+        recorder: &dyn RequestLog,
+        inherited: &LoggedRequest,
+        later: &[LoggedRequest],
+    ) {
+        let request = &inherited.request;
+        let header = Header::parse(request).filter(|header| header.is_mutation(request));
+        let Some(header) = header else {
+            return recorder.fail_replay("its log has a request that changes nothing");
+        };
+        if !inherited.is_accepted && InjectedFault::Repeats.is_made() {
+            return;
+        }
+        let answer = if inherited.is_accepted {
+            self.rebuild_reply(header, request, inherited.created, inherited.outcome)
+        } else {
+            self.replay(fuse, recorder, header, inherited, later)
+        };
+        let Some(answer) = answer.filter(|_| !inherited.answered) else { return };
+        if let Some(made) = inherited.created {
+            lock(&self.pending_replies.unannounced_orphans).push(made);
+        }
+        lock(&self.pending_replies.by_request).insert(inherited.unique, answer);
+    }
+
+    /// Applies a change again that the tree lacks; returns its answer.
+    fn replay(
+        &self,
+        fuse: impl AsFd,
+        recorder: &dyn RequestLog,
+        header: Header,
+        inherited: &LoggedRequest,
+        later: &[LoggedRequest],
+    ) -> Option<Answer> {
+        if recorder.is_quarantined(inherited.unique) {
+            recorder.fail_replay("a change that was made ends the worker that makes it again");
+            return None;
+        }
+        let Some(mut request) = Request::from_bytes(&inherited.request) else {
+            recorder.fail_replay("its log has a request that is too long");
+            return None;
+        };
+        if let Some(outcome) = inherited.outcome.filter(|_| header.has_write_data()) {
+            request.shorten_write(outcome.written_bytes);
+        }
+        let mut answer = None;
+        recorder.replay(inherited, &mut || {
+            let mut applied = self.apply(header, &mut request);
+            if contradiction(header, inherited.outcome, applied.outcome).is_some() {
+                self.release_unused_orphans(&fuse, recorder, later);
+                applied = self.apply(header, &mut request);
+            }
+            if inherited.outcome.is_none() {
+                recorder.decided(applied.outcome);
+            }
+            answer = Some(applied);
+        });
+        let answer = answer?;
+        if let Some(why) = contradiction(header, inherited.outcome, answer.outcome) {
+            recorder.fail_replay(&why);
+        }
+        Some(answer)
+    }
+
+    /// Deletes the nodes without a name that have no user any more. The worker before may have
+    /// deleted them and used their space: the log has no deletions.
+    fn release_unused_orphans(
+        &self,
+        fuse: impl AsFd,
+        recorder: &dyn RequestLog,
+        later: &[LoggedRequest],
+    ) {
+        let unannounced_orphans = lock(&self.pending_replies.unannounced_orphans).clone();
+        let nodes =
+            recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
+        let forgotten = nodes.filter(|node| match next_use(later, *node) {
+            NextUse::SameNode => false,
+            NextUse::NewNode => true,
+            NextUse::None => self.is_unused(&fuse, *node, Some(UNUSED_WAIT)),
+        });
+        recorder.release(&forgotten.collect::<Vec<_>>());
+    }
+
+    /// Whether the kernel does not have a node, which then has no user. One that the kernel has not
+    /// said within `wait` is in use.
+    pub(super) fn is_unused(&self, fuse: impl AsFd, node: Node, wait: Option<Duration>) -> bool {
+        let asked = self.notify(fuse, &Reply::invalidate_attributes(node), wait);
+        asked == Err(Errno::NOENT) || InjectedFault::KeepOpenOrphans.is_made()
+    }
+}
+
+/// What the changes to come do with a node.
+enum NextUse {
+    None,
+    /// They change it.
+    SameNode,
+    /// They give its number to another node: it was deleted before.
+    NewNode,
+}
+
+fn next_use(later: &[LoggedRequest], node: Node) -> NextUse {
+    later
+        .iter()
+        .find_map(|one| {
+            if names(&one.request, node) {
+                Some(NextUse::SameNode)
+            } else {
+                (one.created == Some(node)).then_some(NextUse::NewNode)
+            }
+        })
+        .unwrap_or(NextUse::None)
+}
+
+/// Whether a request names `node`.
+fn names(request: &[u8], node: Node) -> bool {
+    Header::parse(request)
+        .is_some_and(|header| header.node == node || header.linked(request) == Some(node))
+}
+
+/// How the outcome of a replay contradicts the change that was made.
+fn contradiction(header: Header, recorded: Option<Outcome>, replayed: Outcome) -> Option<String> {
+    // The worker may have died between two steps of such a change, of which the next finds no
+    // space: nobody was told that it succeeded.
+    let may_be_partial = recorded.is_none() && header.has_steps();
+    let wants_space = replayed.errno == Errno::NOSPC.raw_os_error();
+    if replayed.errno != 0 && !(may_be_partial && wants_space) {
+        let error = io::Error::from_raw_os_error(replayed.errno);
+        let what = header.describe();
+        return Some(format!("a change that was made cannot be made again: {what}: {error}"));
+    }
+    let lacks = recorded.filter(|recorded| replayed.written_bytes < recorded.written_bytes)?;
+    Some(format!(
+        "of {} bytes that were written only {} can be written again: {}",
+        lacks.written_bytes,
+        replayed.written_bytes,
+        header.describe()
+    ))
+}

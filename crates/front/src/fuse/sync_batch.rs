@@ -1,0 +1,117 @@
+//! Syncs, several of which are one to the tree.
+//!
+//! ```text
+//!   fsync ─ join ─▶ none is under way: its thread gives the turn away and takes all that wait
+//!                   one is:            it waits for the next, and its thread reads on
+//!   the tree has made them durable ─▶ all are answered ─▶ take the next, if there are any
+//! ```
+//! Clients that are answered come back with their next change at once, or not at all. The first
+//! one back waits for the others: else it would go alone, the rest with the flush behind, and each
+//! of them wait for two.
+//!
+//! Law 1: one that is alone waits for nothing.
+//! Law 2: it is waited for no more than there were when the last ones were answered, and no longer
+//! than half of what making those durable took.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::decoder::Header;
+
+/// The longest that others are waited for.
+const MAX_STRAGGLER_WAIT: Duration = Duration::from_millis(1);
+
+/// A request to make a file durable.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SyncRequest {
+    pub header: Header,
+    /// What is needed to read the contents back, and no more.
+    pub data_only: bool,
+}
+
+/// See the head of the file.
+#[derive(Debug, Default)]
+pub(super) struct SyncBatcher {
+    state: Mutex<State>,
+    /// All that are expected are there.
+    all_joined: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Whether a thread sees to them.
+    has_runner: bool,
+    waiting: Vec<SyncRequest>,
+    /// How many there were when the last ones were answered.
+    last_batch_len: usize,
+    /// When those were taken, and how long others are waited for now.
+    since: Option<Instant>,
+    straggler_timeout: Duration,
+}
+
+impl SyncBatcher {
+    /// One more; whether the caller has to see to it.
+    pub(super) fn enqueue(&self, sync: SyncRequest) -> bool {
+        let mut state = self.lock();
+        state.waiting.push(sync);
+        if state.waiting.len() == state.last_batch_len {
+            self.all_joined.notify_one();
+        }
+        !std::mem::replace(&mut state.has_runner, true)
+    }
+
+    /// All that wait, for the thread that sees to them and has answered so many since it asked
+    /// last. It need not see to them any more once there are none.
+    pub(super) fn next_batch(&self, answered: usize) -> Vec<SyncRequest> {
+        let mut state = self.lock();
+        if let Some(since) = state.since.take() {
+            state.last_batch_len = answered + state.waiting.len();
+            state.straggler_timeout = (since.elapsed() / 2).min(MAX_STRAGGLER_WAIT);
+        }
+        if state.waiting.is_empty() {
+            state.has_runner = false;
+            return vec![];
+        }
+        let patience = std::mem::take(&mut state.straggler_timeout);
+        let is_short = |state: &mut State| state.waiting.len() < state.last_batch_len;
+        let waited = self.all_joined.wait_timeout_while(state, patience, is_short);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.since = Some(Instant::now());
+        state.last_batch_len = 0;
+        std::mem::take(&mut state.waiting)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draconis_exchange::contract::Node;
+
+    use super::*;
+
+    fn sync(unique: u64) -> SyncRequest {
+        let header = Header { opcode: 20, unique, node: Node(3), uid: 0, gid: 0 };
+        SyncRequest { header, data_only: false }
+    }
+
+    fn uniques(taken: &[SyncRequest]) -> Vec<u64> {
+        taken.iter().map(|sync| sync.header.unique).collect()
+    }
+
+    #[test]
+    fn one_thread_at_a_time_sees_to_all_that_wait() {
+        let syncs = SyncBatcher::default();
+        assert!(syncs.enqueue(sync(1)));
+        assert_eq!(uniques(&syncs.next_batch(0)), [1]);
+        assert!(!syncs.enqueue(sync(2)) && !syncs.enqueue(sync(3)));
+        assert_eq!(uniques(&syncs.next_batch(1)), [2, 3]);
+        assert!(syncs.next_batch(2).is_empty());
+        // Two were answered, and one comes back: it does not wait for ever.
+        assert!(syncs.enqueue(sync(4)));
+        assert_eq!(uniques(&syncs.next_batch(0)), [4]);
+        assert!(syncs.next_batch(1).is_empty());
+    }
+}

@@ -1,0 +1,369 @@
+//! Deaths of a worker, judged: clients work on a mount, its worker is killed again and again, now
+//! and then its manager, or both go on as another program; and every call must come out as if
+//! nothing had happened.
+//!
+//! ```text
+//!   clients ── calls ──▶ mount ◀── kill -9 ── killer
+//!      └── a model of what each call does, once: value, errno, what is there afterwards
+//!   then: unmounted ── e2fsck -fn ── mounted again ── compared once more
+//! ```
+//! Each client has a directory of its own, in which it alone decides what happens: so its model
+//! is exact, whatever the others do, and what all of them share is the worker.
+
+mod client;
+mod model;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use draconis_device::Random;
+use draconis_exchange::injected_fault::{
+    DELAY_VARIABLE, DelayPoint, FAULTS_VARIABLE, InjectedFault,
+};
+use draconis_service::protocol::{self, MountStatus, Reply, Request, Status};
+use rustix::process::{Pid, Signal};
+
+use client::Client;
+
+/// How long a worker may take to be followed by another.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often, over what, and how it is judged.
+#[derive(Debug, clap::Args)]
+pub struct DeathsArguments {
+    /// How often a worker is killed, or, one time in eight, the manager is or all are upgraded.
+    #[arg(long, default_value_t = 1000)]
+    kills: u64,
+    /// Clients that work meanwhile.
+    #[arg(long, default_value_t = 3)]
+    clients: u64,
+    /// What the chances replay from; when a kill falls is not among them.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The longest that a worker lives, in milliseconds.
+    #[arg(long, default_value_t = 20)]
+    most_ms: u64,
+    /// ext2, ext3 or ext4.
+    #[arg(long, default_value = "ext2")]
+    kind: String,
+    /// Options of mke2fs.
+    #[arg(long, value_delimiter = ' ', allow_hyphen_values = true)]
+    mke2fs: Vec<String>,
+    /// Where workers linger over each request, so that they die there: read, applied, logged,
+    /// answered or committed. Only programs that tests build can.
+    #[arg(long, value_parser = point)]
+    linger: Option<DelayPoint>,
+    /// A command of the shell that runs in a directory of the mount again and again, beside the
+    /// clients, and must succeed; may be repeated. Half of the runs are killed.
+    #[arg(long = "with", value_name = "COMMAND")]
+    programs: Vec<String>,
+    /// Options of the mount.
+    #[arg(short, long)]
+    options: Option<String>,
+    /// Where the volume is made.
+    #[arg(long, default_value = "/var/tmp")]
+    dir: PathBuf,
+    /// The draconis program; the one beside this.
+    #[arg(long)]
+    draconis: Option<PathBuf>,
+}
+
+fn point(name: &str) -> Result<DelayPoint, String> {
+    let mut all = DelayPoint::ALL.into_iter();
+    all.find(|point| format!("{point:?}").eq_ignore_ascii_case(name)).ok_or_else(|| {
+        "read, applied, logged, answered and committed are what a request passes".into()
+    })
+}
+
+/// What clients and killer know of each other.
+pub(crate) struct Shared {
+    over: AtomicBool,
+    /// Calls that were made.
+    calls: AtomicU64,
+    began: Instant,
+    /// When the last worker was killed, in nanoseconds since it began.
+    killed: AtomicU64,
+    /// For how long calls that were under way then had to wait.
+    waits: Mutex<Vec<Duration>>,
+}
+
+impl Shared {
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// Makes a call, and notes how long it took if a worker died meanwhile.
+    pub(crate) fn call<T>(&self, call: impl FnOnce() -> T) -> T {
+        let began = self.now();
+        let done = call();
+        let (killed, ended) = (self.killed.load(Ordering::Relaxed), self.now());
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if (began..ended).contains(&killed) {
+            let wait = Duration::from_nanos(ended - killed);
+            self.waits.lock().unwrap_or_else(PoisonError::into_inner).push(wait);
+        }
+        done
+    }
+}
+
+/// A mount of a volume that is made for it, with a manager of its own.
+struct TestMount {
+    draconis: PathBuf,
+    omission: Option<InjectedFault>,
+    linger: Option<DelayPoint>,
+    dir: tempfile::TempDir,
+}
+
+impl TestMount {
+    fn new(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow::Result<Self> {
+        let beside = || -> anyhow::Result<PathBuf> {
+            let own = std::env::current_exe()?;
+            Ok(own.parent().unwrap_or(Path::new("")).join("draconis"))
+        };
+        let draconis = arguments.draconis.clone().map_or_else(beside, Ok)?;
+        let dir = tempfile::Builder::new().prefix("deaths-").tempdir_in(&arguments.dir)?;
+        let stand = Self { draconis, omission, linger: arguments.linger, dir };
+        for name in ["run", "mnt"] {
+            std::fs::create_dir(stand.path(name))?;
+        }
+        std::fs::File::create(stand.path("image"))?.set_len(192 << 20)?;
+        let mut make = Command::new("mke2fs");
+        make.args(["-q", "-F", "-t", &arguments.kind]).args(&arguments.mke2fs);
+        ran(make.arg(stand.path("image")))?;
+        Ok(stand)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn draconis(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.draconis);
+        command.env("DRACONIS_RUNTIME_DIR", self.path("run")).args(arguments);
+        command.envs(self.omission.map(|omission| (FAULTS_VARIABLE, format!("{omission:?}"))));
+        command.envs(self.linger.map(|point| (DELAY_VARIABLE, format!("{point:?}"))));
+        command
+    }
+
+    fn mount(&self, options: Option<&str>) -> anyhow::Result<()> {
+        let mut command = self.draconis(&["mount"]);
+        command.args(options.map(|options| format!("-o{options}")));
+        ran(command.arg(self.path("image")).arg(self.path("mnt")))
+    }
+
+    fn unmount(&self) -> anyhow::Result<()> {
+        ran(self.draconis(&["umount"]).arg(self.path("mnt")))
+    }
+
+    /// What the manager and its workers said.
+    fn print_log(&self) {
+        let log = std::fs::read_to_string(self.path("run/manager.log")).unwrap_or_default();
+        let lines: Vec<&str> =
+            log.lines().filter(|line| !line.contains("has taken over")).collect();
+        for line in lines.iter().skip(lines.len().saturating_sub(20)) {
+            println!("  {line}");
+        }
+    }
+
+    fn judge(&self) -> anyhow::Result<()> {
+        ran(Command::new("e2fsck").arg("-fn").arg(self.path("image")))
+    }
+
+    fn status(&self) -> anyhow::Result<MountStatus> {
+        self.query_status()?.mounts.into_iter().next().context("no mount")
+    }
+
+    fn query_status(&self) -> anyhow::Result<Status> {
+        let socket = std::os::unix::net::UnixStream::connect(self.path("run/manager.sock"))?;
+        protocol::send(&socket, &Request::Status)?;
+        match protocol::receive(&socket)? {
+            Reply::Status(status) => Ok(status),
+            other => bail!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for TestMount {
+    fn drop(&mut self) {
+        // Of a failed run: the directory goes, too.
+        let mut command = self.draconis(&["umount", "--force"]);
+        let _ = command.arg(self.path("mnt")).output();
+    }
+}
+
+fn ran(command: &mut Command) -> anyhow::Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| name.clone())?;
+    if !output.status.success() {
+        let said = [output.stdout, output.stderr].concat();
+        bail!("{name}: {}: {}", output.status, String::from_utf8_lossy(&said).trim());
+    }
+    Ok(())
+}
+
+fn kill_process(pid: u32) -> anyhow::Result<()> {
+    let process = Pid::from_raw(pid as i32).context("a process without a number")?;
+    Ok(rustix::process::kill_process(process, Signal::KILL)?)
+}
+
+/// Kills workers; an error if a client noticed.
+pub fn run(arguments: &DeathsArguments) -> anyhow::Result<()> {
+    judge(arguments, None)
+}
+
+/// The same, of a program that leaves something out.
+fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow::Result<()> {
+    let stand = TestMount::new(arguments, omission)?;
+    stand.mount(arguments.options.as_deref())?;
+    let shared = Shared {
+        over: AtomicBool::new(false),
+        calls: AtomicU64::new(0),
+        began: Instant::now(),
+        killed: AtomicU64::new(0),
+        waits: Mutex::default(),
+    };
+    let new = |nth| Client::new(&stand.path("mnt"), nth, arguments.seed, &shared);
+    let mut clients = (0..arguments.clients).map(new).collect::<anyhow::Result<Vec<_>>>()?;
+    let (mut found, mut restarts) = (vec![], 0);
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let working: Vec<_> =
+            clients.iter_mut().map(|client| scope.spawn(|| client.work(&shared))).collect();
+        let running: Vec<_> = (0..)
+            .zip(&arguments.programs)
+            .map(|(nth, command)| {
+                let (dir, shared) = (stand.path("mnt").join(format!("program-{nth}")), &shared);
+                scope.spawn(move || program::run(command, &dir, arguments.seed + nth, shared))
+            })
+            .collect();
+        let killed = kill(&stand, arguments, &shared);
+        shared.over.store(true, Ordering::Relaxed);
+        for client in working.into_iter().chain(running) {
+            match client.join() {
+                Ok(done) => found.extend(done.err()),
+                Err(_) => found.push(anyhow::anyhow!("a client panicked")),
+            }
+        }
+        restarts = killed?;
+        Ok(())
+    })?;
+    for again in [false, true] {
+        if again {
+            clients.iter_mut().for_each(Client::close_files);
+            stand.unmount()?;
+            stand.judge()?;
+            stand.mount(arguments.options.as_deref())?;
+        }
+        found.extend(clients.iter().filter_map(|client| client.compare().err()));
+    }
+    stand.unmount()?;
+    stand.judge()?;
+    report(&shared, restarts);
+    for why in &found {
+        println!("{why:#}");
+    }
+    if !found.is_empty() {
+        stand.print_log();
+        bail!("{} violations, seed {}", found.len(), arguments.seed);
+    }
+    Ok(())
+}
+
+/// What happens to a mount.
+#[derive(Clone, Copy)]
+enum Event {
+    WorkerDies,
+    /// And is followed by one that finds what is mounted.
+    ManagerDies,
+    /// Keeper and worker go on as another program.
+    Upgrade,
+}
+
+impl Event {
+    /// Nearly always the first.
+    fn any(random: &mut Random) -> Self {
+        match random.below(16) {
+            0 => Self::ManagerDies,
+            1 => Self::Upgrade,
+            _ => Self::WorkerDies,
+        }
+    }
+}
+
+/// Has one event come after the other; how many workers were followed by another.
+fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyhow::Result<u64> {
+    let mut random = Random::new(arguments.seed ^ 0xdead);
+    let mut last = 0;
+    for _ in 0..arguments.kills {
+        if shared.is_over() {
+            break;
+        }
+        let until = Instant::now() + PATIENCE;
+        let pid = loop {
+            let status = stand.status()?;
+            if status.worker_pid != last && status.state == "serving" {
+                break status.worker_pid;
+            }
+            if Instant::now() > until || status.state == "dead" {
+                bail!("no worker took over: {}", status.why.unwrap_or(status.state));
+            }
+            std::thread::sleep(Duration::from_micros(500));
+        };
+        std::thread::sleep(Duration::from_micros(random.below(1000 * arguments.most_ms)));
+        shared.killed.store(shared.now(), Ordering::Relaxed);
+        match Event::any(&mut random) {
+            Event::WorkerDies => {
+                kill_process(pid)?;
+                last = pid;
+            }
+            Event::ManagerDies => {
+                kill_process(stand.query_status()?.manager_pid.context("there is no manager")?)?;
+                ran(&mut stand.draconis(&["status"]))?;
+            }
+            Event::Upgrade => {
+                ran(&mut stand.draconis(&["upgrade"]))?;
+                last = pid;
+            }
+        }
+    }
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = stand.status()?;
+        if status.worker_pid != last {
+            return Ok(status.restarts);
+        }
+        if Instant::now() > until {
+            bail!("the last worker was not followed by another");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn report(shared: &Shared, restarts: u64) {
+    let mut waits =
+        std::mem::take(&mut *shared.waits.lock().unwrap_or_else(PoisonError::into_inner));
+    waits.sort();
+    let part = |part: f64| {
+        let nth = (waits.len() as f64 * part) as usize;
+        waits.get(nth.min(waits.len().saturating_sub(1))).copied().unwrap_or_default()
+    };
+    println!(
+        "{restarts} workers died and were followed by others, {} calls; {} were under way and \
+         took {:.1?} (median), {:.1?} (99 of 100), {:.1?} (longest)",
+        shared.calls.load(Ordering::Relaxed),
+        waits.len(),
+        part(0.5),
+        part(0.99),
+        part(1.0),
+    );
+}

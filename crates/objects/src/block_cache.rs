@@ -1,0 +1,257 @@
+//! What is remembered of the disk: pages of payloads, and nodes.
+//!
+//! Law: both share one limit, so that a store whose index is large, or whose payloads are,
+//! has all of it for that.
+
+mod page_index;
+
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quick_cache::sync::Cache;
+use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
+
+use self::page_index::PageIndex;
+pub(crate) use self::page_index::PageIndexGuard;
+use crate::index::tree::{BlockPtr, Node};
+
+/// A page by its number, or a node by its sum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum CacheKey {
+    Page(u64),
+    Node(u64),
+}
+
+impl Hash for CacheKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // Sums are spread already: numbers of pages are small beside them.
+        match self {
+            Self::Page(name) | Self::Node(name) => state.write_u64(*name),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum CacheEntry {
+    Page(Arc<[u8]>),
+    Node(Arc<Node>),
+}
+
+#[derive(Clone, Debug)]
+struct ByWeight;
+
+impl Weighter<CacheKey, CacheEntry> for ByWeight {
+    fn weight(&self, _: &CacheKey, kept: &CacheEntry) -> u64 {
+        match kept {
+            CacheEntry::Page(page) => (page.len() as u64).saturating_add(64),
+            CacheEntry::Node(node) => node.weight(),
+        }
+    }
+}
+
+/// Addresses are spread by one multiplication and a shift.
+#[derive(Default)]
+struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = crate::codec::mix(self.0 ^ value);
+    }
+}
+
+/// What the table drives out is not near any more.
+#[derive(Clone, Debug)]
+struct EvictionHook(Arc<PageIndex>);
+
+impl Lifecycle<CacheKey, CacheEntry> for EvictionHook {
+    type RequestState = ();
+
+    fn on_evict(&self, (): &mut (), name: CacheKey, _: CacheEntry) {
+        if let CacheKey::Page(number) = name {
+            self.0.forget(number);
+        }
+    }
+}
+
+type Table = Cache<CacheKey, CacheEntry, ByWeight, BuildHasherDefault<Mixer>, EvictionHook>;
+
+/// Where pages are looked for.
+pub(crate) trait Pages {
+    /// What `take` makes of a page, if that is in memory.
+    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T>;
+}
+
+impl Pages for PageIndexGuard<'_> {
+    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
+        self.page(number).map(take)
+    }
+}
+
+impl Pages for BlockCache {
+    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
+        if self.is_below_eviction()
+            && let Some(taken) = self.near.with(number, &take)
+        {
+            return Some(taken);
+        }
+        self.page(number).map(|page| take(&page))
+    }
+}
+
+/// Pages and nodes.
+pub(crate) struct BlockCache {
+    table: Table,
+    near: Arc<PageIndex>,
+    /// What was put in since it was last asked how full it is, in bytes.
+    unasked: AtomicU64,
+    is_calm: AtomicBool,
+}
+
+impl BlockCache {
+    /// At most `capacity` bytes; most things have about `typical`.
+    pub fn new(capacity: u64, typical: u64) -> Self {
+        let items = capacity.checked_div(typical).unwrap_or(0).clamp(16, 1 << 24);
+        let near = Arc::new(PageIndex::new(items));
+        let capacity = capacity.saturating_sub(near.bytes_max());
+        let items = crate::codec::to_usize_saturating(items);
+        let (hasher, lifecycle) = (BuildHasherDefault::default(), EvictionHook(near.clone()));
+        let options = OptionsBuilder::new()
+            .weight_capacity(capacity)
+            .estimated_items_capacity(items)
+            .shards(if capacity < 2 << 20 { 1 } else { 8 })
+            .build();
+        let table = match options {
+            Ok(options) => Cache::with_options(options, ByWeight, hasher, lifecycle),
+            // Both numbers are given above; the builder asks for nothing else.
+            Err(_) => Cache::with(items, capacity, ByWeight, hasher, lifecycle),
+        };
+        Self { table, near, unasked: AtomicU64::new(0), is_calm: AtomicBool::new(true) }
+    }
+
+    /// Whether there is so much room that nothing is driven out yet: then it need not be known
+    /// what is used. It is a bit behind.
+    pub fn is_below_eviction(&self) -> bool {
+        self.is_calm.load(Ordering::Relaxed)
+    }
+
+    fn keep(&self, name: CacheKey, kept: CacheEntry) {
+        let weight = ByWeight.weight(&name, &kept);
+        self.table.insert(name, kept);
+        let capacity = self.table.capacity();
+        // All parts of the table are asked: not each time.
+        if self.unasked.fetch_add(weight, Ordering::Relaxed) >= capacity / 32 {
+            self.unasked.store(0, Ordering::Relaxed);
+            self.is_calm
+                .store(self.table.weight() < (capacity / 4).saturating_mul(3), Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes in use.
+    pub fn used_bytes(&self) -> u64 {
+        self.table.weight()
+    }
+
+    /// Whether most of it is unused.
+    pub fn is_half_empty(&self) -> bool {
+        self.table.weight() < self.table.capacity() / 2
+    }
+
+    /// All pages that can be had without asking the table, while nothing is driven out.
+    pub fn hold(&self) -> Option<PageIndexGuard<'_>> {
+        self.is_below_eviction().then(|| self.near.hold())
+    }
+
+    pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
+        match self.table.get(&CacheKey::Page(number)) {
+            Some(CacheEntry::Page(page)) => Some(page),
+            _ => None,
+        }
+    }
+
+    pub fn has_page(&self, number: u64) -> bool {
+        self.table.contains_key(&CacheKey::Page(number))
+    }
+
+    pub fn keep_page(&self, number: u64, page: Arc<[u8]>) {
+        if self.is_below_eviction() {
+            self.near.keep(number, page.clone());
+        }
+        self.keep(CacheKey::Page(number), CacheEntry::Page(page));
+    }
+
+    pub fn forget_page(&self, number: u64) {
+        self.near.forget(number);
+        self.table.remove(&CacheKey::Page(number));
+    }
+
+    pub fn node(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
+        match self.table.get(&CacheKey::Node(ptr.sum)) {
+            Some(CacheEntry::Node(node)) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// Nodes are known by their sums, which hold the place: an address that is used again
+    /// cannot be mistaken.
+    pub fn keep_node(&self, ptr: BlockPtr, node: Arc<Node>) {
+        self.keep(CacheKey::Node(ptr.sum), CacheEntry::Node(node));
+    }
+
+    pub fn forget_node(&self, ptr: BlockPtr) {
+        self.table.remove(&CacheKey::Node(ptr.sum));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::tree::Inner;
+
+    #[test]
+    fn both_kinds_share_one_limit_and_are_not_mistaken() {
+        let memory = BlockCache::new(1 << 20, 4096);
+        let node = Arc::new(Node::Inner(Inner::new(1, vec![])));
+        let ptr = |sum| BlockPtr { at: 0, len: 7, sum };
+        memory.keep_page(7, Arc::from(&[1; 4096][..]));
+        assert!(memory.node(ptr(7)).is_none() && memory.page(7).is_some());
+        memory.keep_node(ptr(7), node);
+        assert!(memory.node(ptr(7)).is_some() && memory.page(7).is_some());
+        memory.forget_node(ptr(7));
+        assert!(memory.node(ptr(7)).is_none() && memory.has_page(7));
+        memory.forget_page(7);
+        assert!(memory.page(7).is_none());
+        assert!(memory.is_below_eviction());
+        (0..1000).for_each(|number| memory.keep_page(number, Arc::from(&[2; 4096][..])));
+        assert!(!memory.is_below_eviction());
+        // Pages alone may have all.
+        assert!((900 << 10..=1 << 20).contains(&memory.used_bytes()), "{}", memory.used_bytes());
+    }
+
+    #[test]
+    fn what_is_driven_out_is_not_near_either() {
+        let memory = BlockCache::new(1 << 20, 4096);
+        let near = |number| memory.near.with(number, |page| page[0]).is_some();
+        (0..100).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
+        assert!((0..100).all(near) && memory.hold().is_some());
+        assert_eq!(memory.with(7, |page| page.len()), Some(4096));
+        memory.forget_page(7);
+        assert!(!near(7) && memory.with(7, |page| page.len()).is_none());
+        (100..10_000).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
+        assert!(memory.hold().is_none());
+        assert!((0..10_000).any(|number| memory.has_page(number) && !near(number)));
+        assert!((0..10_000).all(|number| memory.has_page(number) || !near(number)));
+        let kept: Vec<u64> = (0..10_000).filter(|number| memory.has_page(*number)).collect();
+        assert!(kept.iter().all(|number| memory.with(*number, |page| page.len()).is_some()));
+    }
+}

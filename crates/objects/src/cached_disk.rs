@@ -1,0 +1,719 @@
+//! Bytes from the disk, verified and remembered.
+//!
+//! Law 1: nothing that was pointed to leaves here without its sum having been right.
+//! Law 2: what was given to the disk and may not be readable there yet is read from
+//! memory (`recent`), which holds it until the disk says that reads see it.
+//! Law 3: what is remembered may be old or rotten: where it has the wrong sum the disk is
+//! asked again.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "requests lie on the disk: `Geometry::holds` was asked of every address before it is read"
+)]
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
+use draconis_exchange::heap::PrivateBuffer;
+use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
+
+use crate::block_cache::{BlockCache, Pages};
+use crate::codec::Checksummer;
+use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};
+use crate::index::tree::{BlockPtr, Node, NodeMap, NodeRef, NodeSource};
+use crate::log::frame::SealedFrame;
+use crate::recovery::superblock::Geometry;
+use crate::test_hooks::{InjectedFault, is_fault_injected};
+use crate::{Error, Result};
+
+/// Reads longer than this are not remembered.
+const REMEMBERED_MAX: u64 = 64 << 10;
+
+/// Payloads with no larger a gap between them are read as one.
+const COALESCE_GAP_BYTES: u64 = 16 << 10;
+/// The longest read of several payloads.
+const FAR_MAX: u64 = 256 << 10;
+
+/// What is longer is read in parts of so many bytes, where it may be long.
+const PART: usize = 4 << 20;
+
+/// While most of memory is unused, what lies around a payload is read with it, in bytes.
+const AROUND: u64 = 128 << 10;
+
+/// Payloads in memory that are looked for together, and how far bytes lie that are fetched as one.
+const TOGETHER: usize = 64;
+const LINE: usize = 64;
+
+/// Nodes that are loaded ahead, one after the other, before they are forgotten.
+const AHEAD_MAX: usize = 4096;
+
+/// What the caches did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CacheInfo {
+    /// Questions that memory answered.
+    pub hits: u64,
+    /// Questions that the disk had to answer.
+    pub misses: u64,
+    /// Memory in use, in bytes.
+    pub used_bytes: u64,
+}
+
+/// The disk, with what is remembered of it.
+pub(crate) struct CachedDisk {
+    pub disk: Arc<dyn Disk>,
+    pub geometry: Geometry,
+    pub summer: Checksummer,
+    memory: BlockCache,
+    unsettled_frames: RwLock<BTreeMap<u64, Arc<SealedFrame>>>,
+    /// Nodes in frames that were not given to the disk yet.
+    unsubmitted_nodes: RwLock<HashMap<u64, Arc<Node>>>,
+    /// Nodes that were loaded ahead last: the cache may not keep what was not used yet.
+    ahead: RwLock<NodeMap>,
+    /// Frames on their way to the disk, oldest first, and how many bytes they have.
+    queue: Mutex<VecDeque<(DiskTicket, Arc<SealedFrame>)>>,
+    queued_bytes: AtomicUsize,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// What may wait to be written, in bytes, before a writer of more waits too.
+const RECENT_MAX: usize = 16 << 20;
+
+impl CachedDisk {
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        geometry: Geometry,
+        summer: Checksummer,
+        cache_bytes: u64,
+    ) -> Self {
+        Self {
+            disk,
+            geometry,
+            summer,
+            memory: BlockCache::new(
+                cache_bytes.max(128 << 10),
+                u64::from(geometry.page_bytes.max(1024)),
+            ),
+            unsettled_frames: RwLock::default(),
+            unsubmitted_nodes: RwLock::default(),
+            ahead: RwLock::default(),
+            queue: Mutex::default(),
+            queued_bytes: AtomicUsize::new(0),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
+    }
+
+    pub fn info(&self) -> CacheInfo {
+        CacheInfo {
+            hits: self.hits.load(Ordering::Relaxed),
+            misses: self.misses.load(Ordering::Relaxed),
+            used_bytes: self.memory.used_bytes(),
+        }
+    }
+
+    /// Keeps frames for readers while the disk writes them.
+    pub fn keep_frames(&self, frames: &[Arc<SealedFrame>]) {
+        let mut recent = self.unsettled_frames.write();
+        recent.extend(frames.iter().map(|frame| (frame.at, frame.clone())));
+    }
+
+    /// Frames were given to the disk as `ticket`. Waits only where far more was than
+    /// [`Io::throttle`] leaves.
+    pub fn track_submitted(&self, ticket: DiskTicket, frames: Vec<Arc<SealedFrame>>) -> Result<()> {
+        let mut queue = self.queue.lock();
+        let bytes = frames.iter().map(|frame| frame.len).sum();
+        self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        queue.extend(frames.into_iter().map(|frame| (ticket, frame)));
+        while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX * 4
+            && let Some((ticket, _)) = queue.front()
+        {
+            self.disk.wait_visible(*ticket)?;
+            self.drop_first(&mut queue);
+        }
+        Ok(())
+    }
+
+    /// Waits until not much is on its way to the disk. No other caller waits for it.
+    pub fn throttle(&self) -> Result<()> {
+        while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX {
+            let first = self.queue.lock().front().map(|(ticket, _)| *ticket);
+            let Some(ticket) = first else { break };
+            self.disk.wait_visible(ticket)?;
+            self.settled(ticket);
+        }
+        Ok(())
+    }
+
+    /// Waits until everything up to `ticket` is durable, for as long as the disk is away.
+    pub fn wait_long(&self, ticket: DiskTicket) -> Result<()> {
+        loop {
+            match self.disk.wait_durable(ticket) {
+                Err(draconis_device::Error::Away(_)) => {}
+                waited => return Ok(waited?),
+            }
+        }
+    }
+
+    /// Everything up to `ticket` can be read from the disk.
+    pub fn settled(&self, ticket: DiskTicket) {
+        let mut queue = self.queue.lock();
+        while queue.front().is_some_and(|(first, _)| *first <= ticket) {
+            self.drop_first(&mut queue);
+        }
+    }
+
+    fn drop_first(&self, queue: &mut VecDeque<(DiskTicket, Arc<SealedFrame>)>) {
+        let Some((_, frame)) = queue.pop_front() else { return };
+        self.queued_bytes.fetch_sub(frame.len, Ordering::Relaxed);
+        let mut recent = self.unsettled_frames.write();
+        // Its place may be another frame's by now.
+        if recent.get(&frame.at).is_some_and(|other| Arc::ptr_eq(other, &frame)) {
+            recent.remove(&frame.at);
+        }
+    }
+
+    /// Nothing of these bytes is to be remembered: they will be others.
+    pub fn invalidate(&self, start: u64, len: u64) {
+        let page = self.page();
+        for index in start / page..(start + len).div_ceil(page) {
+            self.memory.forget_page(index);
+        }
+        let mut recent = self.unsettled_frames.write();
+        let old: Vec<u64> = recent.range(start..start + len).map(|(at, _)| *at).collect();
+        old.iter().for_each(|at| drop(recent.remove(at)));
+    }
+
+    fn page(&self) -> u64 {
+        u64::from(self.geometry.page_bytes)
+    }
+
+    /// Reads whole pages from the disk.
+    pub fn direct(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
+        match self
+            .disk
+            .read_now(Extent::new(at, len as u64), PrivateBuffer::new_uninitialized(len).into())
+        {
+            Ok(block) => Ok(block.into_private()),
+            Err(refused) => Err(refused.error.into()),
+        }
+    }
+
+    /// Reads whole pages as [`Io::direct`] does, in parts that are under way together where it is long.
+    pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
+        if len <= PART {
+            return self.direct(at, len);
+        }
+        let parts = (0..len).step_by(PART).map(|from| {
+            let part = PART.min(len - from);
+            let extent = Extent::new(at + from as u64, part as u64);
+            (
+                from,
+                self.disk.read(
+                    extent,
+                    PrivateBuffer::new_uninitialized(part).into(),
+                    Urgency::Ahead,
+                ),
+            )
+        });
+        let parts: Vec<_> = parts.collect();
+        let mut all = PrivateBuffer::new_uninitialized(len);
+        for (from, read) in parts {
+            match read.wait() {
+                Some(Ok(block)) => {
+                    let block = block.into_private();
+                    all[from..from + block.len()].copy_from_slice(&block);
+                }
+                Some(Err(refused)) => return Err(refused.error.into()),
+                None => return Err(draconis_device::Error::ServiceEnded.into()),
+            }
+        }
+        Ok(all)
+    }
+
+    fn recent(&self, at: u64, len: usize) -> Option<Arc<SealedFrame>> {
+        let recent = self.unsettled_frames.read();
+        let (&start, frame) = recent.range(..=at).next_back()?;
+        (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
+    }
+
+    /// Pages from `first` to `last`, if memory has all of them.
+    fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
+        let mut pages = SmallVec::new();
+        for index in first..=last {
+            pages.push(self.memory.page(index)?);
+        }
+        Some(pages)
+    }
+
+    /// Reads pages, and what is around them if that is to be kept too; where it begins.
+    fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, PrivateBuffer)> {
+        let (from, to) = if keeps { self.around((start, end)) } else { (start, end) };
+        match self.direct(from, to.saturating_sub(from) as usize) {
+            // What cannot be read may be what was not asked for.
+            Err(_) if (from, to) != (start, end) => {
+                Ok((start, self.direct(start, end.saturating_sub(start) as usize)?))
+            }
+            read => Ok((from, read?)),
+        }
+    }
+
+    /// What is read for these pages: more, while there is memory for it that nothing is in.
+    fn around(&self, (from, to): (u64, u64)) -> (u64, u64) {
+        if !self.memory.is_half_empty() {
+            return (from, to);
+        }
+        let (_, end) = self.pages_of(from, to.next_multiple_of(AROUND));
+        (from - from % AROUND, end.max(to))
+    }
+
+    /// Hands bytes of the disk to `take`, in one piece, which says whether they are right.
+    /// Their pages may be kept.
+    fn with<T>(
+        &self,
+        at: u64,
+        len: usize,
+        keeps: bool,
+        mut take: impl FnMut(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        if !self.geometry.contains(at, len as u64) {
+            return Err(Error::Corrupt {
+                what: "an address outside of all segments",
+                at_bytes: at,
+            });
+        }
+        if let Some(frame) = self.recent(at, len) {
+            let from = (at - frame.at) as usize;
+            return take(&frame.bytes()[from..from + len]);
+        }
+        let gone = Error::Corrupt { what: "an address behind the end", at_bytes: at };
+        let (start, end) = self.pages_of(at, at + len.max(1) as u64);
+        let pages = (start / self.page(), end.div_ceil(self.page()));
+        let is_short = len as u64 <= REMEMBERED_MAX;
+        if is_short
+            && let Some(remembered) = self.remembered_pages(pages.0, pages.1.saturating_sub(1))
+        {
+            let many;
+            let bytes = match &remembered[..] {
+                [one] => &one[..],
+                all => {
+                    many = all.concat();
+                    &many
+                }
+            };
+            let from = (at - start) as usize;
+            match bytes.get(from..from + len).map(&mut take) {
+                None | Some(Err(Error::Corrupt { .. })) => {
+                    (pages.0..pages.1).for_each(|index| self.memory.forget_page(index));
+                }
+                Some(taken) => {
+                    self.hits.fetch_add(1, Ordering::Relaxed);
+                    return taken;
+                }
+            }
+        }
+        self.misses.fetch_add(1, Ordering::Relaxed);
+        let keeps = keeps && is_short;
+        let (began, bytes) = self.fetch((start, end), keeps)?;
+        let from = (at - began) as usize;
+        let taken = take(bytes.get(from..from + len).ok_or(gone)?)?;
+        if keeps {
+            self.keep_pages(began, &bytes, (began, began + bytes.len() as u64));
+        }
+        Ok(taken)
+    }
+
+    /// Verifies the pieces of a payload.
+    pub fn verify(&self, data: &PayloadRef, stored: &[u8]) -> Result<()> {
+        let mut at = data.at;
+        for (piece, &sum) in stored.chunks(CHECKSUM_BLOCK_BYTES as usize).zip(&data.sums) {
+            if self.summer.checksum(at, piece) != sum
+                && !is_fault_injected(InjectedFault::PayloadSum)
+            {
+                return Err(Error::Corrupt { what: "a payload's sum", at_bytes: at });
+            }
+            at += u64::from(CHECKSUM_BLOCK_BYTES);
+        }
+        Ok(())
+    }
+
+    /// Copies what counts of a payload.
+    pub fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
+        if data.stored == 0 {
+            return Ok(());
+        }
+        self.with(data.at, data.stored as usize, true, |stored| {
+            self.verify(data, stored)?;
+            into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
+            Ok(())
+        })
+    }
+
+    /// What counts of a payload, if memory has it and it is right: as a sum holds the place too,
+    /// what was there before is not mistaken for it, and nothing else has to be asked.
+    pub fn cached_value(&self, data: &PayloadRef) -> Option<Vec<u8>> {
+        self.value_in(&self.memory, data)
+    }
+
+    /// The same of several. The first is used once all have been looked for, and looked at: what a
+    /// processor needs of them it waits for together.
+    pub fn values_near(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
+        let mut values = Vec::with_capacity(all.len());
+        for some in all.chunks(TOGETHER) {
+            match self.memory.hold() {
+                Some(held) => {
+                    let page = self.page();
+                    let stored = |data: &&PayloadRef| {
+                        let from = (data.at % page) as usize;
+                        let held = held.page(data.at / page)?;
+                        held.get(from..(from + data.stored as usize).min(held.len()))
+                    };
+                    let stored: SmallVec<[&[u8]; TOGETHER]> =
+                        some.iter().filter_map(stored).collect();
+                    let lines = stored.iter().flat_map(|stored| stored.iter().step_by(LINE));
+                    std::hint::black_box(lines.fold(0, |all, byte| all ^ byte));
+                    values.extend(some.iter().map(|data| self.value_in(&held, data)));
+                }
+                None => values.extend(some.iter().map(|data| self.cached_value(data))),
+            }
+        }
+        values
+    }
+
+    fn value_in(&self, pages: &impl Pages, data: &PayloadRef) -> Option<Vec<u8>> {
+        if data.stored == 0 {
+            return Some(vec![]);
+        }
+        if u64::from(data.stored) > REMEMBERED_MAX {
+            return None;
+        }
+        let (page, len) = (self.page(), data.stored as usize);
+        let (index, from) = (data.at / page, (data.at % page) as usize);
+        let part = |stored: &[u8]| {
+            self.verify(data, stored).ok()?;
+            Some(stored.get(data.skip as usize..)?.get(..data.len as usize)?.to_vec())
+        };
+        let value = if from + len <= page as usize {
+            pages.with(index, |held| part(held.get(from..from + len)?))??
+        } else {
+            let mut stored = Vec::with_capacity(len);
+            let mut places = (index..).zip(std::iter::once(from).chain(std::iter::repeat(0)));
+            while stored.len() < len {
+                let (index, from) = places.next()?;
+                let lacks = len - stored.len();
+                let rest = |held: &[u8]| {
+                    let rest = held.get(from..)?;
+                    Some(rest.get(..lacks).unwrap_or(rest).to_vec())
+                };
+                stored.extend(pages.with(index, rest)??);
+            }
+            part(&stored)?
+        };
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(value)
+    }
+
+    /// What counts of a payload.
+    pub fn value(&self, data: &PayloadRef) -> Result<Vec<u8>> {
+        if data.stored == 0 {
+            return Ok(vec![]);
+        }
+        self.with(data.at, data.stored as usize, true, |stored| {
+            self.verify(data, stored)?;
+            Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
+        })
+    }
+
+    /// What of payloads must come from the disk, asked for together; what lies close to each
+    /// other in one request. `None` is what is in memory, or what could not be read.
+    pub fn read_uncached(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
+        let mut values = vec![None; all.len()];
+        let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_near(all[nth])).collect();
+        if far.len() < 2 {
+            return values;
+        }
+        let places = far.into_iter().map(|nth| (nth, all[nth].at, all[nth].end()));
+        for (from, bytes, members) in self.read_together(places.collect(), COALESCE_GAP_BYTES) {
+            let is_roomy = self.memory.is_half_empty();
+            for nth in members {
+                let data = all[nth];
+                let start = (data.at - from) as usize;
+                let Some(stored) = bytes.get(start..start + data.stored as usize) else { continue };
+                if self.verify(data, stored).is_err() {
+                    continue;
+                }
+                let value = &stored[data.skip as usize..][..data.len as usize];
+                values[nth] = Some(value.to_vec());
+                if !is_roomy && u64::from(data.stored) <= REMEMBERED_MAX {
+                    self.keep_pages(from, &bytes, self.pages_of(data.at, data.end()));
+                }
+            }
+            if is_roomy {
+                self.keep_pages(from, &bytes, (from, from + bytes.len() as u64));
+            }
+        }
+        values
+    }
+
+    /// Loads nodes that will be needed, together, for the one who works on the index.
+    pub fn prefetch_nodes(&self, ptrs: &[BlockPtr]) {
+        *self.ahead.write() = self.loaded(ptrs);
+    }
+
+    /// The same, beside what was loaded last.
+    pub fn load_more_ahead(&self, ptrs: &[BlockPtr]) {
+        let more = self.loaded(ptrs);
+        let mut ahead = self.ahead.write();
+        if ahead.len() >= AHEAD_MAX {
+            ahead.clear();
+        }
+        ahead.extend(more);
+    }
+
+    /// Nodes from the disk by their sums. What cannot be read is found out when it is needed.
+    fn loaded(&self, ptrs: &[BlockPtr]) -> NodeMap {
+        let mut loaded = NodeMap::new();
+        let places = ptrs.iter().enumerate();
+        let places =
+            places.map(|(nth, ptr)| (nth, ptr.at, ptr.at.saturating_add(u64::from(ptr.len))));
+        for (from, bytes, members) in self.read_together(places.collect(), 0) {
+            for ptr in members.into_iter().map(|nth| ptrs[nth]) {
+                let start = (ptr.at - from) as usize;
+                let node = bytes
+                    .get(start..start + ptr.len as usize)
+                    .filter(|bytes| self.summer.checksum(ptr.at, bytes) == ptr.sum)
+                    .and_then(|bytes| Node::decode(bytes, ptr.at).ok());
+                if let Some(node) = node {
+                    loaded.insert(ptr.sum, Arc::new(node));
+                }
+            }
+        }
+        loaded
+    }
+
+    /// The pages that bytes from `at` to `end` are in.
+    fn pages_of(&self, at: u64, end: u64) -> (u64, u64) {
+        let page = self.page();
+        let sector = u64::from(self.disk.properties().sector_bytes);
+        let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
+        (at / page * page, end.next_multiple_of(page).min(limit))
+    }
+
+    /// Reads numbered places, all at once; what has gaps of `gap` bytes at most in one request.
+    /// Yields where each request began, its bytes, and the numbers of what is in it.
+    fn read_together(
+        &self,
+        mut places: Vec<(usize, u64, u64)>,
+        gap: u64,
+    ) -> impl Iterator<Item = (u64, PrivateBuffer, Vec<usize>)> {
+        places.sort_unstable_by_key(|&(_, at, _)| at);
+        let mut runs: Vec<(u64, u64, Vec<usize>)> = vec![];
+        for (nth, at, behind) in places {
+            let (start, end) = match gap {
+                0 => self.pages_of(at, behind),
+                _ => self.around(self.pages_of(at, behind)),
+            };
+            let len = behind - at;
+            // What is longer is read alone, or only said to be.
+            if start >= end || len > FAR_MAX || !self.geometry.contains(at, len) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((from, to, members))
+                    if start <= *to + gap && end.max(*to) - *from <= FAR_MAX =>
+                {
+                    *to = end.max(*to);
+                    members.push(nth);
+                }
+                _ => runs.push((start, end, vec![nth])),
+            }
+        }
+        let reads: Vec<_> = runs
+            .into_iter()
+            .map(|(from, to, members)| {
+                self.misses.fetch_add(1, Ordering::Relaxed);
+                let into = PrivateBuffer::new_uninitialized((to - from) as usize).into();
+                let extent = Extent::new(from, to - from);
+                (from, members, self.disk.read(extent, into, Urgency::Ahead))
+            })
+            .collect();
+        reads.into_iter().filter_map(|(from, members, read)| match read.wait() {
+            Some(Ok(block)) => Some((from, block.into_private(), members)),
+            _ => None,
+        })
+    }
+
+    /// Whether a payload can be had without the disk.
+    fn is_near(&self, data: &PayloadRef) -> bool {
+        let (first, last) = (data.at / self.page(), (data.end().max(1) - 1) / self.page());
+        !self.geometry.contains(data.at, u64::from(data.stored))
+            || (first..=last).all(|index| self.memory.has_page(index))
+            || self.recent(data.at, data.stored as usize).is_some()
+    }
+
+    /// Remembers pages of what was read at `at`, of which something was verified.
+    fn keep_pages(&self, at: u64, bytes: &[u8], (from, to): (u64, u64)) {
+        let page = self.page();
+        for index in from / page..to.div_ceil(page) {
+            let start = (index * page - at) as usize;
+            let end = bytes.len().min(start + page as usize);
+            if !self.memory.has_page(index) {
+                self.memory.keep_page(index, Arc::from(&bytes[start..end]));
+            }
+        }
+    }
+
+    /// Bytes that a pointer leads to.
+    pub fn read_ptr(&self, ptr: BlockPtr) -> Result<Vec<u8>> {
+        self.read_ptr_near(ptr, false)
+    }
+
+    fn read_ptr_near(&self, ptr: BlockPtr, keeps: bool) -> Result<Vec<u8>> {
+        self.with(ptr.at, ptr.len as usize, keeps, |bytes| {
+            if self.summer.checksum(ptr.at, bytes) != ptr.sum
+                && !is_fault_injected(InjectedFault::NodeSum)
+            {
+                return Err(Error::Corrupt { what: "a node's sum", at_bytes: ptr.at });
+            }
+            Ok(bytes.to_vec())
+        })
+    }
+
+    /// Keeps a node that was just made.
+    pub fn cache_node(&self, ptr: BlockPtr, node: Arc<Node>) {
+        self.unsubmitted_nodes.write().insert(ptr.sum, node.clone());
+        self.memory.keep_node(ptr, node);
+    }
+
+    /// Makes room: nothing but snapshots leads to this node any more.
+    pub fn forget_node(&self, ptr: BlockPtr) {
+        self.memory.forget_node(ptr);
+    }
+
+    /// A node, if it is in memory, for who uses it.
+    fn near(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
+        if let Some(node) = self.memory.node(ptr) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Some(node);
+        }
+        if let Some(node) = self.unsubmitted_nodes.read().get(&ptr.sum) {
+            return Some(node.clone());
+        }
+        let node = self.ahead.read().get(&ptr.sum)?.clone();
+        self.memory.keep_node(ptr, node.clone());
+        Some(node)
+    }
+
+    /// A node that was seen: while memory has room, nothing has to know what is used.
+    fn seen(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
+        let node = seen.node(ptr).filter(|_| self.memory.is_below_eviction())?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Some(node)
+    }
+
+    /// Keeps where a node was found, and gives it.
+    fn found(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
+        if self.memory.is_below_eviction() {
+            seen.keep(ptr, &node);
+        }
+        node
+    }
+
+    /// Whether a node is in memory.
+    pub fn has_node(&self, ptr: BlockPtr) -> bool {
+        self.memory.node(ptr).is_some()
+            || self.unsubmitted_nodes.read().contains_key(&ptr.sum)
+            || self.ahead.read().contains_key(&ptr.sum)
+    }
+
+    /// Every frame can be read from `recent` now, or from the disk.
+    pub fn all_handed_over(&self) {
+        let mut fresh = self.unsubmitted_nodes.write();
+        if !fresh.is_empty() {
+            fresh.clear();
+        }
+    }
+}
+
+/// Nodes that are in memory: others are not read, and the first of them is kept.
+pub(crate) struct CachedNodes<'a> {
+    io: &'a CachedDisk,
+    /// What was read before, for who looks again.
+    read: Option<&'a NodeMap>,
+    missing: Cell<Option<BlockPtr>>,
+}
+
+impl<'a> CachedNodes<'a> {
+    pub fn of(io: &'a CachedDisk) -> Self {
+        Self { io, read: None, missing: Cell::new(None) }
+    }
+
+    /// The same, and what was read.
+    pub fn with_loaded(io: &'a CachedDisk, read: &'a NodeMap) -> Self {
+        Self { read: Some(read), ..Self::of(io) }
+    }
+
+    /// What was asked for first that is not there.
+    pub fn missing(&self) -> Option<BlockPtr> {
+        self.missing.get()
+    }
+}
+
+impl NodeSource for CachedNodes<'_> {
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
+        if let Some(node) = self.read.and_then(|read| read.get(&ptr.sum)) {
+            return Ok(node.clone());
+        }
+        self.io.near(ptr).ok_or_else(|| {
+            self.missing.set(self.missing.get().or(Some(ptr)));
+            Error::Misuse("a node that is not in memory")
+        })
+    }
+
+    fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
+        match self.io.seen(ptr, seen) {
+            Some(node) => Ok(node),
+            None => self.load(ptr).map(|node| self.io.found(ptr, seen, node)),
+        }
+    }
+}
+
+impl NodeSource for CachedDisk {
+    fn prefetch(&self, ptrs: &[BlockPtr]) -> NodeMap {
+        let is_far = |ptr: &BlockPtr| !self.has_node(*ptr);
+        if !ptrs.first().is_some_and(is_far) {
+            return NodeMap::new();
+        }
+        let far: Vec<BlockPtr> = ptrs.iter().filter(|ptr| is_far(ptr)).copied().collect();
+        let loaded = self.loaded(&far);
+        for ptr in far {
+            if let Some(node) = loaded.get(&ptr.sum) {
+                self.memory.keep_node(ptr, node.clone());
+            }
+        }
+        loaded
+    }
+
+    fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
+        if let Some(node) = self.near(ptr) {
+            return Ok(node);
+        }
+        // What is made of the bytes is kept, and their pages only for their neighbours.
+        let bytes = self.read_ptr_near(ptr, self.memory.is_half_empty())?;
+        let node = Arc::new(Node::decode(&bytes, ptr.at)?);
+        self.memory.keep_node(ptr, node.clone());
+        Ok(node)
+    }
+
+    fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
+        match self.seen(ptr, seen) {
+            Some(node) => Ok(node),
+            None => self.load(ptr).map(|node| self.found(ptr, seen, node)),
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! What changed lately, sorted, in memory.
+//!
+//! ```text
+//!   active   ── sealed ──▶ layer · layer · .. ──▶ tree        newer hides older
+//! ```
+//!
+//! Law 1: an interval hides what older layers have in it, whatever keys that has.
+//! Law 2: what is replaced within one layer is told to the caller that replaces it: those bytes
+//! are dead at once. What is hidden in older layers is counted later, once.
+//! Law 3: where a part of a layer could not be read it is unknown what it hid: what older layers
+//! have there is not shown.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow, and slots are masked"
+)]
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::range_filter::RangeFilter;
+use super::two_way_merge::TwoWayMerge;
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
+use crate::{Error, ObjectId, Result};
+
+/// The layer that takes changes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Memtable {
+    pub map: BTreeMap<Key, Entry>,
+    /// Memory that it takes, about.
+    pub bytes: usize,
+}
+
+/// Memory that one pair takes, about.
+pub(crate) fn weight(key: &Key, entry: &Entry) -> usize {
+    let spilled = if key.spilled() { key.len() } else { 0 };
+    let sums = match entry {
+        Entry::Data(data) if data.sums.spilled() => data.sums.len() * 8,
+        _ => 0,
+    };
+    100 + spilled + sums
+}
+
+impl Memtable {
+    /// Gives a key its entry; `dead` hears of payloads that nothing leads to any more.
+    pub fn set(&mut self, key: Key, entry: Entry, dead: &mut dyn FnMut(&PayloadRef)) {
+        match decode_key(&key) {
+            Some(DecodedKey::Extent(id, at)) => self.set_interval(id, at, key, entry, dead),
+            _ => {
+                self.bytes += weight(&key, &entry);
+                if let Some(Entry::Data(old)) = self.map.insert(key, entry) {
+                    dead(&old);
+                }
+            }
+        }
+    }
+
+    fn set_interval(
+        &mut self,
+        id: ObjectId,
+        at: u64,
+        key: Key,
+        entry: Entry,
+        dead: &mut dyn FnMut(&PayloadRef),
+    ) {
+        let end = at + entry.covers();
+        // What begins before and reaches in.
+        let before = self.map.range_mut::<Key, _>(extent_key(id, 0)..key.clone()).next_back();
+        if let Some((old_key, old)) = before
+            && let Some(DecodedKey::Extent(_, old_at)) = decode_key(old_key)
+            && old_at + old.covers() > at
+        {
+            let old_end = old_at + old.covers();
+            let whole = std::mem::replace(old, Entry::Tombstone);
+            *old = whole.part(0, at - old_at);
+            self.hide(&whole, old_at, at, end.min(old_end), dead);
+            if old_end > end {
+                self.keep(id, end, whole.part(end - old_at, old_end - end));
+            }
+        }
+        // What begins inside.
+        let inside: Vec<Key> = self
+            .map
+            .range::<Key, _>((Bound::Included(&key), Bound::Excluded(&extent_key(id, end))))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for old_key in inside {
+            let Some(old) = self.map.remove(&old_key) else { continue };
+            let Some(DecodedKey::Extent(_, old_at)) = decode_key(&old_key) else { continue };
+            let old_end = old_at + old.covers();
+            self.hide(&old, old_at, old_at, end.min(old_end), dead);
+            if old_end > end {
+                self.keep(id, end, old.part(end - old_at, old_end - end));
+            }
+        }
+        if end > at {
+            self.bytes += weight(&key, &entry);
+            self.map.insert(key, entry);
+        }
+    }
+
+    fn keep(&mut self, id: ObjectId, at: u64, entry: Entry) {
+        let key = extent_key(id, at);
+        self.bytes += weight(&key, &entry);
+        self.map.insert(key, entry);
+    }
+
+    fn hide(
+        &self,
+        old: &Entry,
+        old_at: u64,
+        from: u64,
+        to: u64,
+        dead: &mut dyn FnMut(&PayloadRef),
+    ) {
+        if let Entry::Data(data) = old {
+            dead(&data.part((from - old_at) as u32, (to - from) as u32));
+        }
+    }
+
+    /// Ends the layer.
+    pub fn seal(&mut self) -> ImmutableMemtable {
+        let Self { map, bytes } = std::mem::take(self);
+        ImmutableMemtable::new(map.into_iter().collect(), bytes)
+    }
+}
+
+/// A layer that changes no more.
+#[derive(Debug, Default)]
+pub(crate) struct ImmutableMemtable {
+    pub pairs: Vec<(Key, Entry)>,
+    /// Memory that it takes, about.
+    pub bytes: usize,
+    /// Where exact keys are: open addressing, half of it empty. A slot is 8 bits of the
+    /// hash and 24 of the index, plus one; keys behind those are searched for.
+    slots: Vec<u32>,
+    /// Pairs from the first on that are in `slots`.
+    slotted: usize,
+    touched: RangeFilter,
+    /// What could not be read.
+    pub lost: Vec<UnreadableRange>,
+}
+
+/// Pairs between two keys that could not be read.
+#[derive(Clone, Debug)]
+pub(crate) struct UnreadableRange {
+    /// Behind this key; from the first on if it is empty.
+    pub behind: Key,
+    /// Before this key, if there is one.
+    pub before: Option<Key>,
+    /// Where on the disk they were.
+    pub at: u64,
+}
+
+impl UnreadableRange {
+    /// Whether it may have something from `from` to `to`, both included.
+    pub fn touches(&self, from: &[u8], to: &[u8]) -> bool {
+        let is_behind = self.behind.is_empty() || to > self.behind.as_slice();
+        is_behind && self.before.as_ref().is_none_or(|before| from < before.as_slice())
+    }
+
+    pub fn error(&self) -> Error {
+        Error::Corrupt { what: "a part of the index", at_bytes: self.at }
+    }
+}
+
+/// Indices that fit a slot.
+const SLOTTED: usize = (1 << 24) - 1;
+
+fn take_slot(slots: &mut [u32], key: &[u8], index: usize) {
+    if index >= SLOTTED {
+        return;
+    }
+    let (mask, hash) = (slots.len() - 1, hash(key));
+    let mut at = hash as usize & mask;
+    while slots[at] != 0 {
+        at = (at + 1) & mask;
+    }
+    slots[at] = ((hash >> 56) as u32) << 24 | (index as u32 + 1);
+}
+
+/// Spreads a key, for [`Sorted::get`].
+pub(crate) fn hash(key: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(key)
+}
+
+/// Where pairs are looked up: both kinds of layer.
+pub(crate) trait SortedLookup {
+    /// The pair with exactly this key; `hash` is the key's.
+    fn get(&self, key: &[u8], hash: u64) -> Option<&Entry>;
+    /// The first pair at `key` or behind it.
+    fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
+    /// The last pair before `key`.
+    fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
+    /// Whether an interval may touch `[from, to)` of an object.
+    fn may_touch(&self, _: ObjectId, _from: u64, _to: u64) -> bool {
+        true
+    }
+    /// What could not be read, if that may have been from `from` to `to`.
+    fn check(&self, _from: &[u8], _to: &[u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl SortedLookup for Memtable {
+    fn get(&self, key: &[u8], _: u64) -> Option<&Entry> {
+        self.map.get(key)
+    }
+
+    fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+        self.map.range::<[u8], _>((Bound::Included(key), Bound::Unbounded)).next()
+    }
+
+    fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+        self.map.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).next_back()
+    }
+}
+
+impl ImmutableMemtable {
+    /// A layer of sorted pairs.
+    pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
+        let (slots, touched) = (slots_for(pairs.len()), RangeFilter::of(&pairs));
+        let mut layer = Self { pairs, bytes, slots, slotted: 0, touched, lost: vec![] };
+        layer.take_slots();
+        layer
+    }
+
+    /// The same, of which something could not be read.
+    pub fn without(pairs: Vec<(Key, Entry)>, bytes: usize, lost: Vec<UnreadableRange>) -> Self {
+        Self { lost, ..Self::new(pairs, bytes) }
+    }
+
+    /// An empty one with room for both of these, which are folded into it.
+    pub(super) fn for_both(newer: &Self, older: &Self) -> Self {
+        // An interval may hide the middle of another: then there is one more.
+        let most = older.pairs.len() + newer.pairs.len() * 2;
+        Self {
+            pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
+            bytes: 0,
+            slots: slots_for(most),
+            slotted: 0,
+            touched: RangeFilter::sized(newer.touched.pieces + older.touched.pieces),
+            lost: [&newer.lost[..], &older.lost].concat(),
+        }
+    }
+
+    /// One pair more, behind the others; found once [`Layer::take_slots`] was called.
+    pub(super) fn push(&mut self, pair: (Key, Entry)) {
+        self.touched.add(&pair.0, &pair.1);
+        self.bytes += weight(&pair.0, &pair.1);
+        self.pairs.push(pair);
+    }
+
+    /// Gives slots to the pairs that came last: many in a row, since each waits for memory, and
+    /// nothing between them does.
+    pub(super) fn take_slots(&mut self) {
+        let Some(new) = self.pairs.get(self.slotted..) else { return };
+        for (nth, (key, _)) in new.iter().enumerate() {
+            take_slot(&mut self.slots, key, self.slotted + nth);
+        }
+        self.slotted = self.pairs.len();
+    }
+
+    /// The index of the first pair at `key` or behind it.
+    pub fn seek(&self, key: &[u8]) -> usize {
+        self.pairs.partition_point(|(have, _)| have.as_slice() < key)
+    }
+
+    /// `newer` over `older` as one layer; `dead` hears what of the older one is hidden.
+    pub fn merge(newer: &Arc<Self>, older: &Arc<Self>, dead: &mut dyn FnMut(&PayloadRef)) -> Self {
+        let mut fold = TwoWayMerge::new(newer.clone(), older.clone());
+        while !fold.step(usize::MAX, dead) {}
+        fold.finish()
+    }
+}
+
+fn slots_for(pairs: usize) -> Vec<u32> {
+    vec![0; (pairs.min(SLOTTED) * 2).next_power_of_two()]
+}
+
+impl SortedLookup for ImmutableMemtable {
+    fn get(&self, key: &[u8], hash: u64) -> Option<&Entry> {
+        let mask = self.slots.len().checked_sub(1)?;
+        let mut at = hash as usize & mask;
+        loop {
+            let slot = self.slots[at];
+            if slot == 0 {
+                break;
+            }
+            if slot >> 24 == (hash >> 56) as u32
+                && let Some((have, entry)) = self.pairs.get((slot & 0xff_ffff) as usize - 1)
+                && have.as_slice() == key
+            {
+                return Some(entry);
+            }
+            at = (at + 1) & mask;
+        }
+        if self.pairs.len() <= SLOTTED {
+            return None;
+        }
+        let (have, entry) = self.pairs.get(self.seek(key))?;
+        (have.as_slice() == key).then_some(entry)
+    }
+
+    fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+        self.pairs.get(self.seek(key)).map(|(key, entry)| (key, entry))
+    }
+
+    fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+        self.pairs.get(self.seek(key).checked_sub(1)?).map(|(key, entry)| (key, entry))
+    }
+
+    fn may_touch(&self, id: ObjectId, from: u64, to: u64) -> bool {
+        !self.lost.is_empty() || self.touched.may_contain(id, from, to)
+    }
+
+    fn check(&self, from: &[u8], to: &[u8]) -> Result<()> {
+        let lost = self.lost.iter().find(|lost| lost.touches(from, to));
+        lost.map_or(Ok(()), |lost| Err(lost.error()))
+    }
+}
+
+/// The intervals of `layer` that touch `[from, to)` of an object, in order, each with the
+/// offset at which it begins.
+pub(crate) fn intervals<'a>(
+    layer: &'a dyn SortedLookup,
+    id: ObjectId,
+    from: u64,
+    to: u64,
+    take: &mut dyn FnMut(u64, &'a Entry),
+) {
+    let start = extent_key(id, from);
+    if let Some((key, entry)) = layer.before(&start)
+        && let Some(DecodedKey::Extent(of, at)) = decode_key(key)
+        && of == id
+        && at + entry.covers() > from
+    {
+        take(at, entry);
+    }
+    let mut next = start;
+    while let Some((key, entry)) = layer.at_or_after(&next) {
+        match decode_key(key) {
+            Some(DecodedKey::Extent(of, at)) if of == id && at < to => {
+                take(at, entry);
+                let Some(behind) = at.checked_add(entry.covers().max(1)) else { break };
+                next = extent_key(id, behind);
+            }
+            _ => break,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::CHECKSUM_BLOCK_BYTES;
+
+    fn data(at: u64, len: u32) -> Entry {
+        let sums = (0..len.div_ceil(CHECKSUM_BLOCK_BYTES)).map(u64::from).collect();
+        Entry::Data(PayloadRef { at, stored: len, skip: 0, len, sums })
+    }
+
+    /// Which payload byte each byte of object 1 reads, against a plain array.
+    fn bytes(layer: &dyn SortedLookup, to: u64) -> Vec<Option<u64>> {
+        let mut out = vec![None; to as usize];
+        intervals(layer, ObjectId(1), 0, to, &mut |at, entry| {
+            if let Entry::Data(data) = entry {
+                for i in 0..u64::from(data.len) {
+                    if let Some(slot) = out.get_mut((at + i) as usize) {
+                        assert_eq!(*slot, None);
+                        *slot = Some(data.at + u64::from(data.skip) + i);
+                    }
+                }
+            }
+        });
+        out
+    }
+
+    #[test]
+    fn intervals_hide_what_they_cover_and_every_dead_byte_is_told_once() {
+        let mut random = 7u64;
+        let mut next = |below: u64| {
+            random = crate::codec::mix(random);
+            random % below
+        };
+        let mut active = Memtable::default();
+        let mut model = vec![None; 20_000];
+        let (mut born, mut died) = (0u64, 0u64);
+        for round in 0..2000u64 {
+            let at = next(15_000);
+            let len = 1 + next(if round % 3 == 0 { 5000 } else { 200 });
+            let is_hole = next(5) == 0;
+            let base = (round + 1) << 20;
+            let entry = if is_hole { Entry::Hole(len) } else { data(base, len as u32) };
+            if !is_hole {
+                born += len;
+            }
+            active.set(extent_key(ObjectId(1), at), entry, &mut |dead| died += u64::from(dead.len));
+            for i in 0..len {
+                model[(at + i) as usize] = (!is_hole).then_some(base + i);
+            }
+        }
+        assert_eq!(bytes(&active, 20_000), model);
+        let alive = model.iter().flatten().count() as u64;
+        assert_eq!(born - died, alive);
+        let sealed = active.seal();
+        assert_eq!(bytes(&sealed, 20_000), model);
+    }
+
+    #[test]
+    fn folding_is_applying_one_after_the_other() {
+        let id = ObjectId(1);
+        let (mut older, mut newer) = (Memtable::default(), Memtable::default());
+        older.set(extent_key(id, 0), data(1 << 20, 9000), &mut |_| {});
+        newer.set(extent_key(id, 4000), data(2 << 20, 100), &mut |_| {});
+        newer.set(extent_key(id, 8000), Entry::Hole(u64::MAX - 8000), &mut |_| {});
+        let mut dead = 0;
+        let (newer, older) = (Arc::new(newer.seal()), Arc::new(older.seal()));
+        let folded = ImmutableMemtable::merge(&newer, &older, &mut |data| dead += data.len);
+        assert_eq!(dead, 1100);
+        let have = bytes(&folded, 9000);
+        assert_eq!(have[3999], Some((1 << 20) + 3999));
+        assert_eq!(have[4000], Some(2 << 20));
+        assert_eq!(have[4100], Some((1 << 20) + 4100));
+        assert_eq!(have[8000], None);
+    }
+}

@@ -1,0 +1,227 @@
+//! A layer of the log becomes a run: what it hides in older runs and in the tree is dead from then
+//! on.
+//!
+//! Law: what a pair hides is looked for once, when the pair is counted, and is what the index
+//! below the layer has there: nothing else says what is dead.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "places in layers of this process's own"
+)]
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key};
+use crate::index::memtable::{ImmutableMemtable, SortedLookup};
+use crate::index::run::{ChunkWriter, SortedRun};
+use crate::index::tree::{BoundedLeaf, NodeSource};
+use crate::index::view::Index;
+use crate::index::{Levels, merge_memtables};
+use crate::log::{LogWriter, StreamPosition};
+use crate::maintenance::{Backlog, MissPolicy, RequiredIo, Step, look};
+
+/// Pairs whose leaves are asked for together.
+pub(crate) const AHEAD: usize = 64;
+
+/// A layer on its way to become a run.
+pub(crate) struct MemtableFlush {
+    pub layer: Arc<ImmutableMemtable>,
+    /// The last commit that is in it, and where the streams stood then.
+    pub seq: u64,
+    pub places: Vec<StreamPosition>,
+    /// The next pair, and where in its interval.
+    next: usize,
+    resume: u64,
+    /// The first pair whose leaf was not asked for.
+    ahead: usize,
+    pub debt: Backlog,
+    /// All are counted and paid for: the checkpoint is to be written.
+    pub is_ready_to_finish: bool,
+    pub chunks: ChunkWriter,
+}
+
+impl MemtableFlush {
+    /// Whether all pairs are counted.
+    pub fn is_done(&self) -> bool {
+        self.next == self.layer.pairs.len()
+    }
+}
+
+impl Levels {
+    /// Seals the log so far, to be counted.
+    pub fn begin_memtable_flush(&mut self, log: &mut LogWriter) {
+        let mut layer = Arc::new(self.active.seal());
+        while let Some(older) = self.sealed_memtables.pop() {
+            layer = match (layer.pairs.is_empty(), older.pairs.is_empty()) {
+                (true, _) => older,
+                (_, true) => layer,
+                _ => Arc::new(merge_memtables(&mut log.segments, &layer, &older)),
+            };
+        }
+        self.counting = Some(MemtableFlush {
+            layer,
+            seq: log.batch.seq - 1,
+            places: log.places(),
+            next: 0,
+            resume: 0,
+            ahead: 0,
+            debt: Backlog::default(),
+            is_ready_to_finish: false,
+            chunks: ChunkWriter::default(),
+        });
+        self.publish_view();
+    }
+
+    /// Counts so many pairs, at most [`AHEAD`].
+    pub fn account_dead(
+        &mut self,
+        log: &mut LogWriter,
+        pairs: usize,
+        patience: MissPolicy,
+    ) -> Result<Step> {
+        let Some(mut counting) = self.counting.take() else { return Ok(Step::Continue(0)) };
+        let older = self.run_memtables();
+        let below = Index { top: None, layers: &older, tree: &self.tree };
+        let counted = self
+            .prefetch_flush_leaves(log, &mut counting, &older, pairs, patience)
+            .and_then(|asked| match asked {
+                Some(need) => Ok(Step::Break(need)),
+                None => counting.count(log, &below, pairs, patience),
+            });
+        self.counting = Some(counting);
+        counted
+    }
+
+    /// What leaves the next pairs are looked up in, if they are not in memory.
+    fn prefetch_flush_leaves(
+        &self,
+        log: &LogWriter,
+        counting: &mut MemtableFlush,
+        older: &[Arc<ImmutableMemtable>],
+        pairs: usize,
+        patience: MissPolicy,
+    ) -> Result<Option<RequiredIo>> {
+        let all = &counting.layer.pairs;
+        if counting.ahead >= all.len().min(counting.next + pairs) {
+            return Ok(None);
+        }
+        let to = all.len().min(counting.next + AHEAD);
+        let next = all[counting.ahead..to].iter().map(|(key, _)| key);
+        let is_known = |key: &Key| {
+            let hash = crate::index::memtable::hash(key);
+            older.iter().any(|layer| layer.get(key, hash).is_some())
+        };
+        let need = self.prefetch_leaves(log, next, is_known, patience)?;
+        if need.is_none() {
+            counting.ahead = to;
+        }
+        Ok(need)
+    }
+
+    /// The layer that was counted is a run.
+    pub fn finish_memtable_flush(
+        &mut self,
+        log: &mut LogWriter,
+    ) -> Result<Option<(u64, Vec<StreamPosition>)>> {
+        let Some(counting) = self.counting.take() else { return Ok(None) };
+        if !counting.layer.pairs.is_empty() {
+            let chunks = counting.chunks.finish(log)?;
+            self.runs.push(SortedRun { layer: Some(counting.layer), chunks });
+        }
+        Ok(Some((counting.seq, counting.places)))
+    }
+}
+
+impl MemtableFlush {
+    /// Counts so many pairs over what is `below`.
+    fn count(
+        &mut self,
+        log: &mut LogWriter,
+        below: &Index<'_>,
+        pairs: usize,
+        patience: MissPolicy,
+    ) -> Result<Step> {
+        let io = log.io.clone();
+        let mut dead: Vec<PayloadRef> = vec![];
+        let (mut left, mut hint) = (pairs, None);
+        let before = (self.next, self.resume);
+        let mut need = None;
+        while left > 0 && !self.is_done() {
+            let known = dead.len();
+            let looked = look(&io, patience, |nodes| {
+                self.hidden(below, nodes, &mut left, &mut hint, &mut dead)
+            })?;
+            match looked {
+                ControlFlow::Continue(None) => (self.next, self.resume) = (self.next + 1, 0),
+                ControlFlow::Continue(Some(resume)) => self.resume = resume,
+                ControlFlow::Break(missing) => {
+                    dead.truncate(known);
+                    need = Some(missing);
+                    break;
+                }
+            }
+        }
+        dead.iter().for_each(|dead| log.segments.kill_data(dead, false));
+        self.chunks.feed(log, &self.layer.pairs[..self.next])?;
+        Ok(match need {
+            Some(need) if (self.next, self.resume) == before => Step::Break(need),
+            _ => Step::Continue((pairs - left) as u64),
+        })
+    }
+
+    /// What the next pair hides; where in its interval to go on, if that is much.
+    fn hidden(
+        &self,
+        below: &Index<'_>,
+        nodes: &dyn NodeSource,
+        left: &mut usize,
+        hint: &mut Option<BoundedLeaf>,
+        dead: &mut Vec<PayloadRef>,
+    ) -> Result<Option<u64>> {
+        let Some((key, entry)) = self.layer.pairs.get(self.next) else { return Ok(None) };
+        *left = left.saturating_sub(1);
+        let Some(DecodedKey::Extent(id, at)) = decode_key(key) else {
+            if let Some(Entry::Data(data)) = point(below, nodes, key, hint)? {
+                dead.push(data);
+            }
+            return Ok(None);
+        };
+        let (from, to) = (at + self.resume, at + entry.covers());
+        let mut stopped_at = None;
+        let _ = below.resolve(nodes, id, (from, to), hint, &mut |offset, hidden| {
+            let end = offset + hidden.covers();
+            if let Entry::Data(data) = hidden {
+                dead.push(data);
+            }
+            if *left == 0 {
+                stopped_at = Some(end - at);
+                return ControlFlow::Break(());
+            }
+            *left -= 1;
+            ControlFlow::Continue(())
+        })?;
+        Ok(stopped_at)
+    }
+}
+
+/// What an exact key leads to, with a hint for the tree.
+fn point(
+    index: &Index<'_>,
+    nodes: &dyn NodeSource,
+    key: &Key,
+    hint: &mut Option<BoundedLeaf>,
+) -> Result<Option<Entry>> {
+    if !matches!(decode_key(key), Some(DecodedKey::Value(_))) {
+        return Ok(None);
+    }
+    let hash = crate::index::memtable::hash(key);
+    if let Some(entry) = index.layers.iter().find_map(|layer| layer.get(key, hash)) {
+        return Ok(Some(entry.clone()));
+    }
+    match index.tree.at_or_after(nodes, key, hint)? {
+        Some((found, entry)) if found == *key => Ok(Some(entry)),
+        _ => Ok(None),
+    }
+}

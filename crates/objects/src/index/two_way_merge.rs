@@ -1,0 +1,155 @@
+//! Two layers become one, a few pairs at a time.
+//!
+//! Law: what of the older one is hidden is told once.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow"
+)]
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use super::memtable::ImmutableMemtable;
+use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
+
+/// Two layers on their way to become one, a few pairs at a time.
+#[derive(Debug)]
+pub(crate) struct TwoWayMerge {
+    newer: Arc<ImmutableMemtable>,
+    older: Arc<ImmutableMemtable>,
+    /// The next pair of each.
+    new: usize,
+    old: usize,
+    /// What is left of the older one's interval that `old` is at.
+    rest: Option<(Key, Entry)>,
+    into: ImmutableMemtable,
+}
+
+impl TwoWayMerge {
+    pub fn new(newer: Arc<ImmutableMemtable>, older: Arc<ImmutableMemtable>) -> Self {
+        let into = ImmutableMemtable::for_both(&newer, &older);
+        Self { newer, older, new: 0, old: 0, rest: None, into }
+    }
+
+    /// Pairs that are to be looked at.
+    pub fn pairs(&self) -> usize {
+        self.newer.pairs.len() + self.older.pairs.len()
+    }
+
+    /// Goes on by so many pairs; says whether all are done.
+    pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
+        let is_done = self.take(pairs, dead);
+        self.into.take_slots();
+        is_done
+    }
+
+    fn take(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
+        for _ in 0..pairs {
+            let old = self.rest.as_ref().or_else(|| self.older.pairs.get(self.old));
+            let new = self.newer.pairs.get(self.new);
+            let side = match (old, new) {
+                (None, None) => return true,
+                (Some(_), None) => Side::Old,
+                (None, Some(_)) => Side::New,
+                (Some(old), Some(new)) => side(old, new),
+            };
+            match side {
+                Side::New => {
+                    self.into.push(copied(&self.newer.pairs[self.new]));
+                    self.new += 1;
+                }
+                Side::Old => {
+                    let pair = self.take_old();
+                    self.into.push(pair);
+                }
+                Side::Hidden => {
+                    if let (_, Entry::Data(data)) = self.take_old() {
+                        dead(&data);
+                    }
+                }
+                Side::Before(len) => {
+                    let (before, behind) = divided(self.take_old(), len);
+                    self.into.push(before);
+                    self.rest = Some(behind);
+                    self.old -= 1;
+                }
+                Side::HiddenBefore(len) => {
+                    let (hidden, behind) = divided(self.take_old(), len);
+                    if let (_, Entry::Data(data)) = hidden {
+                        dead(&data);
+                    }
+                    self.rest = Some(behind);
+                    self.old -= 1;
+                }
+            }
+        }
+        false
+    }
+
+    fn take_old(&mut self) -> (Key, Entry) {
+        let pair = self.rest.take().unwrap_or_else(|| copied(&self.older.pairs[self.old]));
+        self.old += 1;
+        pair
+    }
+
+    /// What is folded so far.
+    pub fn done(&self) -> &[(Key, Entry)] {
+        &self.into.pairs
+    }
+
+    /// All as one; [`Fold::step`] has said that it is done.
+    pub fn finish(mut self) -> ImmutableMemtable {
+        let pairs = &mut self.into.pairs;
+        if pairs.len() < pairs.capacity() / 4 * 3 {
+            pairs.shrink_to_fit();
+        }
+        self.into
+    }
+}
+
+/// What is next, where an older and a newer layer go on.
+enum Side {
+    New,
+    Old,
+    /// The older one, which the newer one hides.
+    Hidden,
+    /// So much of the older one, which the newer one does not hide.
+    Before(u64),
+    /// So much of the older one, which the newer one hides.
+    HiddenBefore(u64),
+}
+
+fn side(old: &(Key, Entry), new: &(Key, Entry)) -> Side {
+    match (decode_key(&old.0), decode_key(&new.0)) {
+        (Some(DecodedKey::Extent(of, from)), Some(DecodedKey::Extent(id, at))) if of == id => {
+            let (to, end) = (from + old.1.covers(), at + new.1.covers());
+            match () {
+                () if to <= at => Side::Old,
+                () if end <= from => Side::New,
+                () if from < at => Side::Before(at - from),
+                () if to <= end => Side::Hidden,
+                () => Side::HiddenBefore(end - from),
+            }
+        }
+        _ => match old.0.cmp(&new.0) {
+            Ordering::Less => Side::Old,
+            Ordering::Equal => Side::Hidden,
+            Ordering::Greater => Side::New,
+        },
+    }
+}
+
+/// A pair once more: what is short is copied as a whole, where `clone` goes byte by byte.
+fn copied((key, entry): &(Key, Entry)) -> (Key, Entry) {
+    (Key::from_slice(key), entry.clone())
+}
+
+/// The first `len` bytes of an interval, and what is behind them.
+fn divided((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entry)) {
+    let Some(DecodedKey::Extent(id, at)) = decode_key(&key) else {
+        return ((key.clone(), entry.clone()), (key, entry));
+    };
+    let behind = (extent_key(id, at + len), entry.part(len, entry.covers() - len));
+    ((key, entry.part(0, len)), behind)
+}

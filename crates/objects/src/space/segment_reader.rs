@@ -1,0 +1,272 @@
+//! The bytes of a segment from its beginning to its end, some asked for ahead.
+//!
+//! ```text
+//!   | passed over | held | asked · asked · asked |    not yet    |
+//! ```
+//!
+//! Law: what is asked for ahead follows what is held without a gap.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::cast_possible_truncation,
+    clippy::indexing_slicing,
+    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow"
+)]
+
+use std::collections::VecDeque;
+
+use draconis_device::{Extent, Pending, ReadAnswer, Refused, Urgency};
+use draconis_exchange::heap::PrivateBuffer;
+
+use crate::cached_disk::CachedDisk;
+use crate::{Error, Result};
+
+/// A segment that is read.
+pub(crate) struct SegmentReader {
+    /// Where the segment begins on the disk.
+    start: u64,
+    /// Bytes of it that were written, and the same in whole pages.
+    used: u32,
+    end: u32,
+    /// Bytes of one request.
+    window: u32,
+    /// Requests ahead of what is held.
+    depth: usize,
+    held: Option<(u32, PrivateBuffer)>,
+    ahead: VecDeque<PendingRead>,
+    /// Bytes that are read by themselves.
+    apart: Option<PendingRead>,
+}
+
+/// Bytes on their way.
+struct PendingRead {
+    at: u32,
+    len: u32,
+    read: Pending<ReadAnswer>,
+}
+
+impl SegmentReader {
+    /// Begins to read the segment at byte `start` of the disk, of which `used` bytes were
+    /// written. The first request is made at once.
+    pub fn new(io: &CachedDisk, start: u64, used: u32, window: usize, depth: usize) -> Self {
+        let end = used.next_multiple_of(io.geometry.page_bytes);
+        let window = window as u32;
+        let ahead = VecDeque::new();
+        let mut reading = Self { start, used, end, window, depth, held: None, ahead, apart: None };
+        reading.ask(io, 0);
+        reading
+    }
+
+    /// Whether what was asked for before byte `to` of the disk must be waited for.
+    pub fn waits(&self, to: u64) -> bool {
+        let asked = self.ahead.iter().take_while(|ahead| to > self.start + u64::from(ahead.at));
+        asked.chain(&self.apart).any(|ahead| !ahead.read.is_ready())
+    }
+
+    /// Waits for what was asked for before byte `to` of the disk.
+    pub fn wait(&mut self, to: u64) {
+        let start = self.start;
+        let asked = self.ahead.iter_mut().take_while(|ahead| to > start + u64::from(ahead.at));
+        for ahead in asked.chain(&mut self.apart) {
+            let gone =
+                || Err(Refused { payload: None, error: draconis_device::Error::ServiceEnded });
+            let read = std::mem::replace(&mut ahead.read, Pending::ready(gone()));
+            ahead.read = Pending::ready(read.wait().unwrap_or_else(gone));
+        }
+    }
+
+    /// `len` bytes from byte `from` of the segment on, by themselves where what is held has not
+    /// all of them; they are asked for the first time.
+    pub fn apart(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<Option<Vec<u8>>> {
+        let page = io.geometry.page_bytes;
+        let first = from - from % page;
+        let whole = ((from - first) + len as u32).next_multiple_of(page);
+        if let Some(asked) = self.apart.take() {
+            let bytes = match asked.read.wait() {
+                Some(Ok(block)) => block.into_private(),
+                // Once more, for an error that says it all.
+                _ => io.direct(self.start + u64::from(first), whole as usize)?,
+            };
+            let skip = (from - first) as usize;
+            return Ok(bytes.get(skip..skip + len).map(<[u8]>::to_vec));
+        }
+        if self.holds(from, len) {
+            return self.get(io, from, len).map(|bytes| Some(bytes.to_vec()));
+        }
+        let extent = Extent::new(self.start + u64::from(first), u64::from(whole));
+        let read = io.disk.read(
+            extent,
+            PrivateBuffer::new_uninitialized(whole as usize).into(),
+            Urgency::Ahead,
+        );
+        self.apart = Some(PendingRead { at: first, len: whole, read });
+        Ok(None)
+    }
+
+    /// Asks for `len` bytes from byte `from` on; says whether it had already.
+    pub fn want(&mut self, io: &CachedDisk, from: u32, len: usize) -> bool {
+        if from as usize + len > self.used as usize {
+            // `get` says what is wrong.
+            return true;
+        }
+        let to = from + len as u32;
+        if self.begin().is_none_or(|begin| begin > from) || from >= self.asked() {
+            self.held = None;
+            self.ahead.clear();
+            self.ask(io, from - from % io.geometry.page_bytes);
+        } else if to <= self.asked() {
+            return true;
+        }
+        while self.asked() < to {
+            self.ask(io, self.asked());
+        }
+        false
+    }
+
+    /// `len` bytes from byte `from` of the segment on.
+    pub fn get(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<&[u8]> {
+        let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: self.start };
+        if from as usize + len > self.used as usize {
+            return Err(gone);
+        }
+        while !self.holds(from, len) {
+            self.take_next(io, from, len)?;
+        }
+        while self.ahead.len() < self.depth && self.asked() < self.end {
+            self.ask(io, self.asked());
+        }
+        let (at, bytes) = self.held.as_ref().ok_or(gone.clone())?;
+        let from = (from - at) as usize;
+        bytes.get(from..from + len).ok_or(gone)
+    }
+
+    /// Whether these bytes are held.
+    pub fn holds(&self, from: u32, len: usize) -> bool {
+        self.held.as_ref().is_some_and(|(at, bytes)| {
+            *at <= from && from as usize + len <= *at as usize + bytes.len()
+        })
+    }
+
+    /// Where what is held, or what was asked for, begins.
+    fn begin(&self) -> Option<u32> {
+        match (&self.held, self.ahead.front()) {
+            (Some((at, _)), _) => Some(*at),
+            (None, Some(ahead)) => Some(ahead.at),
+            (None, None) => None,
+        }
+    }
+
+    /// One behind what was asked for.
+    fn asked(&self) -> u32 {
+        match (self.ahead.back(), &self.held) {
+            (Some(last), _) => last.at + last.len,
+            (None, Some((at, bytes))) => at + bytes.len() as u32,
+            (None, None) => 0,
+        }
+    }
+
+    fn ask(&mut self, io: &CachedDisk, at: u32) {
+        let len = self.window.min(self.end - at);
+        let extent = Extent::new(self.start + u64::from(at), u64::from(len));
+        let into = PrivateBuffer::new_uninitialized(len as usize).into();
+        self.ahead.push_back(PendingRead {
+            at,
+            len,
+            read: io.disk.read(extent, into, Urgency::Ahead),
+        });
+    }
+
+    /// Holds what was asked for next, with what is still needed of what was held; or what
+    /// has the bytes, where nothing was asked for.
+    fn take_next(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<()> {
+        if self.begin().is_some_and(|begin| begin <= from)
+            && let Some(ahead) = self.ahead.pop_front()
+        {
+            if from >= ahead.at + ahead.len {
+                // Passed over.
+                self.held = None;
+                return Ok(());
+            }
+            if let Some(Ok(block)) = ahead.read.wait() {
+                let new = block.into_private();
+                let held = self.held.take();
+                let kept = held.as_ref().and_then(|(at, old)| old.get((from - at) as usize..));
+                self.held = Some(match kept.filter(|kept| !kept.is_empty()) {
+                    None => (ahead.at, new),
+                    Some(kept) => (from, joined(kept, &new)),
+                });
+                return Ok(());
+            }
+            // What cannot be read is read again, for an error that says it all.
+        }
+        self.ahead.clear();
+        let page = io.geometry.page_bytes;
+        let first = from - from % page;
+        let whole = ((from - first) + len as u32).next_multiple_of(page);
+        let len = whole.max(self.window).min(self.end - first);
+        self.held = Some((first, io.direct(self.start + u64::from(first), len as usize)?));
+        Ok(())
+    }
+}
+
+fn joined(head: &[u8], tail: &[u8]) -> PrivateBuffer {
+    let mut both = PrivateBuffer::new_uninitialized(head.len() + tail.len());
+    both[..head.len()].copy_from_slice(head);
+    both[head.len()..].copy_from_slice(tail);
+    both
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use draconis_device::{Disk, Group, MemoryDisk, Write};
+
+    use super::*;
+    use crate::codec::{Checksummer, mix};
+    use crate::recovery::superblock::Geometry;
+    use crate::{LayoutKind, Profile};
+
+    const SEGMENT: usize = 256 << 10;
+
+    /// Any places, in any order, with any number of requests ahead: what is read is there.
+    #[test]
+    fn bytes_are_those_of_the_disk() {
+        let disk = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
+        let profile = Profile {
+            layout: LayoutKind::Cow,
+            page_bytes: 4096,
+            segment_bytes: SEGMENT as u32,
+            queue_depth: 1,
+        };
+        let geometry = Geometry::of(&profile, 8 << 20).unwrap();
+        let start = geometry.start_of(2);
+        let bytes: Vec<u8> = (0..SEGMENT as u64).map(|at| mix(at) as u8).collect();
+        let mut block = PrivateBuffer::new_uninitialized(SEGMENT);
+        block.copy_from_slice(&bytes);
+        let group = Group { writes: vec![Write { at_bytes: start, block: block.into() }] };
+        let ticket = disk.submit(group, &[]).unwrap();
+        disk.wait_durable(ticket).unwrap();
+        let io = CachedDisk::new(disk, geometry, Checksummer(1), 1 << 20);
+        let mut dice = 1u64;
+        let mut below = |limit: usize| {
+            dice = mix(dice);
+            dice as usize % limit
+        };
+        for round in 0..60 {
+            let used = SEGMENT - below(9000);
+            let mut reading = SegmentReader::new(&io, start, used as u32, 16 << 10, round % 5);
+            let mut at = 0;
+            for _ in 0..40 {
+                // Forwards as the cleaner goes; now and then anywhere.
+                at = if below(8) == 0 { below(used) } else { (at + below(20_000)).min(used - 1) };
+                let len = (1 + below(40_000)).min(used - at);
+                if below(2) == 0 {
+                    reading.want(&io, at as u32, len);
+                }
+                assert!(reading.get(&io, at as u32, len).unwrap() == &bytes[at..at + len]);
+                assert!(reading.holds(at as u32, len) && reading.want(&io, at as u32, len));
+            }
+            assert!(reading.get(&io, used as u32 - 1, 2).is_err());
+        }
+    }
+}

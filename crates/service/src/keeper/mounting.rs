@@ -1,0 +1,348 @@
+//! How a mount begins: its place is taken, a worker started, the directory attached.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use super::supervision::WorkerSupervision;
+use super::{INIT_TIMEOUT, Keeper, Mount, MountPhase, MountState, lock};
+use crate::claimed_volume::{
+    ClaimedVolume, VolumeGuards, describe_errno, identity, open_backing_files,
+};
+use crate::connection::{self, Relays};
+use crate::mount_table;
+use crate::options::MountOptions;
+use crate::protocol::{MountStatus, WorkerStatus, volume_name};
+use crate::remote_disk::RemoteCredentials;
+use crate::sandbox::Confinement;
+use crate::worker_process::{StartError, Worker};
+
+/// What is said of a mount of which the kernel does not pass `sync` on.
+const MISSES_SYNCS: &str = "sync and syncfs do not reach this mount: the kernel passes them on \
+                            to those alone that root makes of block devices. fsync does, and what \
+                            changed is written after 200 ms of quiet";
+/// How long a mount that is just ending may take to give its volume and directory back.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What a mount has that outlives its workers.
+pub(super) struct MountResources {
+    pub(super) supervision: WorkerSupervision,
+    /// What it needs of its volume besides.
+    pub(super) keep: VolumeGuards,
+    /// The connection to the kernel.
+    pub(super) fuse: OwnedFd,
+    /// What sends the workers' notices over it.
+    pub(super) relays: Relays,
+}
+
+impl MountResources {
+    /// Gives a worker, which is not the first one, the connection.
+    pub(super) fn send_connection(&self, worker: &Worker, mount: &Mount) {
+        if let Err(error) = worker.send_connection(&self.fuse, &self.relays) {
+            log::error!("{}: {error}", mount.mount_point.display());
+            // It would wait for ever; if it is dead its death says the same, and more.
+            worker.kill();
+        }
+    }
+}
+
+impl Keeper {
+    /// Mounts `volume` on `mount_point` and returns what the user should be told; with
+    /// `replace` a dead mount of ours is cleared first.
+    pub(super) fn mount(
+        self: &Arc<Self>,
+        file: PathBuf,
+        disk: Option<String>,
+        mount_point: PathBuf,
+        options: MountOptions,
+        replace: bool,
+        means: Option<&RemoteCredentials>,
+    ) -> Result<Vec<String>, String> {
+        let identity = identity(&file)?;
+        let volume = volume_name(&file, disk.as_deref());
+        let status = initial_status(&volume, &mount_point, &options);
+        let (phase, device, asks, worker) = (MountPhase::Starting, None, None, None);
+        let state =
+            MountState { phase, device, events: asks, worker, is_final_worker: false, status };
+        let state = Mutex::new(state);
+        let mount = Arc::new(Mount { volume, file, disk, identity, mount_point, options, state });
+        self.register_mount(&mount)?;
+        let cleared = if replace { self.clear_dead_mount(&mount.mount_point) } else { Ok(()) };
+        let started = cleared
+            .and_then(|()| check_mount_point(&mount.mount_point))
+            .and_then(|()| self.claim(&mount, means))
+            .and_then(|claimed| {
+                Ok((claimed, open_backing_files(&mount.file, &mount.options, mount.identity)?))
+            })
+            .and_then(|(claimed, behind)| self.start(&mount, claimed, behind));
+        if started.is_err() {
+            lock(&mount.state).phase = MountPhase::Ended { why: None, dead: false };
+            self.notify_waiters();
+        }
+        started
+    }
+
+    /// Opens the volume, which no other mount and no tool has then.
+    fn claim(
+        &self,
+        mount: &Mount,
+        means: Option<&RemoteCredentials>,
+    ) -> Result<ClaimedVolume, String> {
+        let Mount { file, disk, options, .. } = mount;
+        let Some(disk) = disk else {
+            return ClaimedVolume::open(file, options.read_only, RELEASE_TIMEOUT);
+        };
+        let socket = self.listener.local_addr().map_err(|error| error.to_string())?;
+        // Beside that of the keepers.
+        let run = socket.as_pathname().and_then(Path::parent).and_then(Path::parent);
+        let stores = run.ok_or("a keeper is started by the manager")?.join("stores");
+        ClaimedVolume::in_store(&stores, file, disk, options.read_only, means)
+    }
+
+    /// Makes `mount` the one that is kept here.
+    pub(super) fn register_mount(&self, mount: &Arc<Mount>) -> Result<(), String> {
+        let mut current = lock(&self.mount);
+        if current.is_some() {
+            return Err("a keeper has one mount".into());
+        }
+        *current = Some(mount.clone());
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Takes a dead mount of ours away, whichever keeper it had.
+    fn clear_dead_mount(&self, mount_point: &Path) -> Result<(), String> {
+        match mount_table::mount_at(mount_point) {
+            Some(entry) if entry.is_ours() && entry.probe() == mount_table::Answer::Dead => {
+                let detached = self.front.detach(mount_point, true);
+                detached.map_err(|why| why.message(mount_point))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        mount: &Arc<Mount>,
+        claimed: ClaimedVolume,
+        behind: Vec<OwnedFd>,
+    ) -> Result<Vec<String>, String> {
+        let ClaimedVolume { source, note, guards: mut keep } = claimed;
+        let read_only = source.is_read_only();
+        // A worker knows no names.
+        let none = MountOptions { backing: vec![], parts: vec![], ..mount.options.clone() };
+        let options = MountOptions { read_only, ..none };
+        let said = |error| match error {
+            StartError::Refused(why) => format!("{}: {why}", mount.volume.display()),
+            other => other.to_string(),
+        };
+        let lives =
+            WorkerSupervision::new(source, behind, options.clone()).map_err(StartError::Spawn);
+        let mut lives = lives.map_err(said)?;
+        let begun = match lives.start_successor(read_only) {
+            Ok(worker) => self.attach_and_serve(mount, worker, &mut keep, &options),
+            Err(why) => Err(said(why)),
+        };
+        let (worker, fuse, relays, told) = match begun {
+            Ok(begun) => begun,
+            Err(why) => {
+                // Who hears of it may want to use the volume at once.
+                if let Some(left) = lives.release_source() {
+                    log::error!("{left}");
+                }
+                return Err(why);
+            }
+        };
+        let mut notes: Vec<String> = note.into_iter().collect();
+        notes.extend(told.notes);
+        {
+            let status = &mut lock(&mount.state).status;
+            status.sandbox = told.sandbox;
+            // Who chose it knows.
+            if status.misses_syncs && mount.options.block_device != Some(false) {
+                notes.push(MISSES_SYNCS.to_owned());
+            }
+        }
+        self.front.set_read_ahead(&mount.mount_point);
+        self.spawn_supervisor(
+            mount,
+            MountResources { supervision: lives, keep, fuse, relays },
+            worker,
+        );
+        log::info!(
+            "{} is mounted on {}, served by process {}",
+            mount.volume.display(),
+            mount.mount_point.display(),
+            lock(&mount.state).status.worker_pid
+        );
+        Ok(notes)
+    }
+
+    /// Attaches the mount point and has the first worker serve it; its connection, and what it
+    /// tells of itself.
+    fn attach_and_serve(
+        &self,
+        mount: &Mount,
+        mut worker: Worker,
+        keep: &mut VolumeGuards,
+        options: &MountOptions,
+    ) -> Result<(Worker, OwnedFd, Relays, WorkerStatus), String> {
+        let options = MountOptions { read_only: worker.read_only, ..options.clone() };
+        let fuse = self.attach(mount, keep, &options)?;
+        let entry = mount_table::mount_at(&mount.mount_point);
+        let hears_of_syncs = entry.as_ref().is_some_and(mount_table::MountEntry::hears_of_syncs);
+        {
+            let mut state = lock(&mount.state);
+            state.device = entry.map(|entry| entry.device);
+            state.status.misses_syncs = !options.read_only && !hears_of_syncs;
+        }
+        let relays = Relays::default();
+        let given = worker
+            .send_connection(&fuse, &relays)
+            .map_err(|error| format!("the worker died before it served: {error}"));
+        match given.and_then(|()| wait_until_served(&mut worker)) {
+            Ok(told) => Ok((worker, fuse, relays, told)),
+            Err(why) => {
+                worker.kill();
+                self.detach_unserved(mount);
+                Err(why)
+            }
+        }
+    }
+
+    /// Has `worker`, which has its connection, watched in a thread until the mount ends.
+    pub(super) fn spawn_supervisor(
+        self: &Arc<Self>,
+        mount: &Arc<Mount>,
+        mut held: MountResources,
+        mut worker: Worker,
+    ) {
+        let (asks, asked) = channel();
+        lock(&mount.state).events = Some(asks.clone());
+        mount.set_worker(&mut worker, &asks);
+        self.notify_waiters();
+        let (keeper, mount) = (self.clone(), mount.clone());
+        std::thread::spawn(move || {
+            // The volume is given back as this returns.
+            let why = keeper.supervise(&mount, worker, &mut held, (&asks, &asked));
+            let MountResources { supervision: lives, keep, fuse, relays } = held;
+            drop(keep);
+            let left = lives.release_source();
+            // Closing our descriptor of the connection is what ends the waits of clients.
+            drop(fuse);
+            if relays.pause().is_none() && mount.is_in_place() {
+                // What a relay waits for holds the connection open, and has no answer any more.
+                abort(&mount.mount_point);
+            }
+            keeper.mark_ended(&mount, why.or(left));
+        });
+    }
+
+    /// Attaches a mount; one that writes has a block device as its source where that can be
+    /// done, since only then does the kernel pass `sync` on.
+    fn attach(
+        &self,
+        mount: &Mount,
+        keep: &mut VolumeGuards,
+        options: &MountOptions,
+    ) -> Result<OwnedFd, String> {
+        let Mount { mount_point, volume, .. } = mount;
+        let attach =
+            |device: Option<&Path>| self.front.attach(mount_point, volume, device, options);
+        let is_root = rustix::process::geteuid().is_root();
+        if options.block_device == Some(true) && !is_root {
+            return Err("mount option 'fuseblk' is for root only; leave it out".into());
+        }
+        let may = is_root && options.source.is_none();
+        if options.read_only || !options.block_device.unwrap_or(may) {
+            return attach(None);
+        }
+        // What is in a store has no file of its own.
+        let ready = if mount.disk.is_some() { keep.stand_in(volume) } else { Ok(()) };
+        let attached = ready
+            .and_then(|()| keep.attach_block_device(volume))
+            .and_then(|source| attach(Some(&source.path)));
+        attached.or_else(|why| {
+            if options.block_device == Some(true) {
+                return Err(format!("mount option 'fuseblk' cannot be had: {why}"));
+            }
+            log::info!("{}: not mounted as a block device: {why}", volume.display());
+            if mount.disk.is_none() {
+                keep.reacquire_guard(volume)?;
+            }
+            attach(None)
+        })
+    }
+}
+
+pub(crate) fn dead_mount_message(mount_point: &Path, volume: &Path) -> String {
+    let (at, volume) = (mount_point.display(), volume.display());
+    format!(
+        "{at} has a dead mount of {volume} on it: clear it with draconis umount, or mount with \
+         --replace"
+    )
+}
+
+/// Ends the connection of a mount that is in use: it stays in its place.
+fn abort(mount_point: &Path) {
+    match rustix::mount::unmount(mount_point, UnmountFlags::FORCE) {
+        Ok(()) | Err(Errno::BUSY) => {}
+        Err(errno) => log::error!("{}", describe_errno(mount_point, errno)),
+    }
+}
+
+/// Waits for the first request, by which the kernel sets the mount up: before it the
+/// kernel's own settings would overwrite what [`Front::tune`] sets.
+fn wait_until_served(worker: &mut Worker) -> Result<WorkerStatus, String> {
+    let until = Instant::now() + INIT_TIMEOUT;
+    loop {
+        match worker.status(until) {
+            Ok(told) if told.requests > 0 => return Ok(told),
+            Ok(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            Ok(_) => return Err("the kernel did not begin to use the mount".into()),
+            Err(fault) => return Err(format!("the worker was lost before it served: {fault}")),
+        }
+    }
+}
+
+fn initial_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> MountStatus {
+    MountStatus {
+        volume: volume.to_path_buf(),
+        mount_point: mount_point.to_path_buf(),
+        worker_pid: 0,
+        keeper_pid: std::process::id(),
+        restarts: 0,
+        resends: connection::kernel_can_resend(),
+        state: "starting".into(),
+        why: None,
+        read_only: options.read_only,
+        sandbox: Confinement::default(),
+        memory_bytes: 0,
+        disk: None,
+        misses_syncs: false,
+        worker: None,
+    }
+}
+
+fn check_mount_point(mount_point: &Path) -> Result<(), String> {
+    let name = mount_point.display();
+    // Asked first: a mount whose worker is gone does not answer `stat`.
+    match mount_table::mount_at(mount_point) {
+        Some(entry) if entry.is_ours() && entry.probe() == mount_table::Answer::Dead => {
+            return Err(dead_mount_message(mount_point, &entry.volume()));
+        }
+        Some(_) => return Err(format!("{name} is already a mount point")),
+        None => {}
+    }
+    let stat = rustix::fs::stat(mount_point).map_err(|errno| describe_errno(mount_point, errno))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Ok(()),
+        _ => Err(format!("{name} is not a directory")),
+    }
+}

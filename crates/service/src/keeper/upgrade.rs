@@ -1,0 +1,325 @@
+//! A keeper goes on as another program, while its mount is in use: an upgrade.
+//!
+//! ```text
+//!   worker ends ── what is known, and descriptors, into a socket ── exec ──▶ taken out of it
+//!       └── as if it had died: its log stays                          next worker ◀──┘
+//! ```
+//! Law 1: the other program is asked before whether it understands what is handed over.
+//! Law 2: until it runs nothing is given up: if it cannot be started, this one goes on.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use draconis_exchange::contract::{Contract, disk};
+use draconis_exchange::descriptors;
+use rustix::net::RecvFlags;
+use serde::{Deserialize, Serialize};
+
+use super::mounting::MountResources;
+use super::supervision::{SupervisionState, WorkerSupervision};
+use super::{Keeper, Mount, MountPhase, MountState, SupervisorEvent, lock};
+use crate::claimed_volume::{VolumeGuards, VolumeSource};
+use crate::connection::Relays;
+use crate::mounter::Mounter;
+use crate::oplog;
+use crate::options::MountOptions;
+use crate::protocol::{self, MountStatus, Reply};
+use crate::store_keeper::{StoreDiskHandle, StoreDiskState};
+
+/// The format of what is handed over: another one has another number.
+const HANDOVER_VERSION: u64 = 1;
+/// How long the other program may take to say what it understands.
+const FORMATS_WAIT: Duration = Duration::from_secs(10);
+/// Longest text that is handed over, in bytes.
+const MAX_MESSAGE_BYTES: usize = 160 << 10;
+/// Descriptors that are always there: the socket, the log, the volume, the connection.
+const REQUIRED_FDS: usize = 4;
+
+/// What a program understands of what another one left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandoverFormats {
+    /// What is handed over between keepers.
+    handover: u64,
+    /// The log of requests.
+    oplog: u64,
+    /// What a worker says to the process of a store, which goes on as it is.
+    #[serde(default)]
+    disk: u64,
+    /// Whether files behind an image are taken over.
+    #[serde(default)]
+    behind: bool,
+}
+
+/// What a mount wants of a program that goes on with it.
+#[derive(Clone, Copy)]
+struct RequiredFeatures {
+    in_store: bool,
+    behind: bool,
+}
+
+impl HandoverFormats {
+    fn supports(self, ours: Self, wants: RequiredFeatures) -> bool {
+        // Where there is no store both ends of the disk contract are the other program's.
+        Self { disk: ours.disk, behind: ours.behind, ..self } == ours
+            && (self.disk == ours.disk || !wants.in_store)
+            && (self.behind || !wants.behind)
+    }
+}
+
+/// What this program understands.
+pub fn formats() -> HandoverFormats {
+    let disk = disk::Disk::FINGERPRINT;
+    HandoverFormats { handover: HANDOVER_VERSION, oplog: oplog::FORMAT, disk, behind: true }
+}
+
+/// To go on as `program`, which then answers the client.
+pub(super) struct UpgradeRequest {
+    program: PathBuf,
+    client: UnixStream,
+}
+
+#[derive(Serialize, Deserialize)]
+struct HandoverState {
+    volume: PathBuf,
+    file: PathBuf,
+    disk: Option<String>,
+    identity: (u64, u64),
+    mount_point: PathBuf,
+    options: MountOptions,
+    device: Option<String>,
+    status: MountStatus,
+    past: SupervisionState,
+    /// What is known of a disk in a store; its connection is in the place of the volume.
+    store: Option<StoreDiskState>,
+    /// Which of the descriptors that may be there are: the disk, the file behind a loop device,
+    /// the guard of a block device, the client. What an image differs from is behind them.
+    has: [bool; 4],
+}
+
+impl Keeper {
+    /// Goes on as `program`, which answers `client`; returns only to say why not.
+    pub(super) fn upgrade(&self, mount: &Mount, program: PathBuf, client: &UnixStream) -> String {
+        let at = mount.mount_point.display();
+        if mount.phase() != MountPhase::Serving {
+            return format!("{at}: nothing serves it");
+        }
+        if !mount.options.restart {
+            return format!("{at}: it is mounted with norestart; unmount it and mount it again");
+        }
+        let MountOptions { backing, parts, .. } = &mount.options;
+        let behind = !backing.is_empty() || !parts.is_empty();
+        let wants = RequiredFeatures { in_store: mount.disk.is_some(), behind };
+        if let Err(why) = check_program(&program, wants) {
+            return format!("{at}: {why}");
+        }
+        let client = match client.try_clone() {
+            Ok(client) => client,
+            Err(error) => return format!("{at}: {error}"),
+        };
+        let (done, failed) = channel();
+        let asks = lock(&mount.state).events.clone();
+        let request = UpgradeRequest { program, client };
+        let asked =
+            asks.is_some_and(|asks| asks.send(SupervisorEvent::Upgrade(request, done)).is_ok());
+        let why = failed.recv().ok().filter(|_| asked);
+        let why = why.unwrap_or_else(|| "it has ended meanwhile".into());
+        format!("{at}: {why}")
+    }
+
+    /// Becomes another program, now that there is no worker; returns only to say why not.
+    pub(super) fn exec_program(
+        &self,
+        mount: &Mount,
+        held: &MountResources,
+        request: &UpgradeRequest,
+    ) -> String {
+        let MountResources { supervision: lives, keep, fuse, .. } = held;
+        let [backing, guard] = keep.fds();
+        let client = request.client.as_fd();
+        let (volume, disk, store) = match lives.source() {
+            VolumeSource::File { image, disk } => {
+                (image.as_fd(), disk.as_ref().map(AsFd::as_fd), None)
+            }
+            VolumeSource::Store(disk) => (disk.connection(), None, Some(disk.state())),
+        };
+        let may = [disk, backing, guard, Some(client)];
+        let state = {
+            let state = lock(&mount.state);
+            HandoverState {
+                volume: mount.volume.clone(),
+                file: mount.file.clone(),
+                disk: mount.disk.clone(),
+                identity: mount.identity,
+                mount_point: mount.mount_point.clone(),
+                options: mount.options.clone(),
+                device: state.device.clone(),
+                status: state.status.clone(),
+                past: lives.state(),
+                store,
+                has: may.map(|fd| fd.is_some()),
+            }
+        };
+        let fixed = [self.listener.as_fd(), lives.oplog(), volume, fuse.as_fd()];
+        let fds = fixed.into_iter().chain(may.into_iter().flatten());
+        let fds: Vec<BorrowedFd<'_>> =
+            fds.chain(lives.backing_files().iter().map(AsFd::as_fd)).collect();
+        let put = || {
+            let text = serde_json::to_vec(&state)?;
+            if text.len() > MAX_MESSAGE_BYTES {
+                return Err(std::io::Error::from(std::io::ErrorKind::FileTooLarge));
+            }
+            let (ours, theirs) = UnixDatagram::pair()?;
+            descriptors::send(&ours, &text, &fds)?;
+            std::io::Result::Ok(theirs)
+        };
+        let theirs = match put() {
+            Ok(theirs) => theirs,
+            Err(error) => return format!("it cannot be handed over: {error}"),
+        };
+        let mut command = Command::new(&request.program);
+        command.args(["keeper", "--resume"]).stdin(Stdio::from(OwnedFd::from(theirs)));
+        let error = command.exec();
+        format!("{} cannot be started: {error}", request.program.display())
+    }
+
+    /// The keeper that another program was until now, with what that left in `socket`.
+    ///
+    /// # Errors
+    /// What is wrong with it. The mount is lost then.
+    pub fn resume(front: Box<dyn Mounter>, socket: OwnedFd) -> Result<Arc<Self>, String> {
+        let mut text = vec![0; MAX_MESSAGE_BYTES];
+        let got = descriptors::receive(&socket, &mut text, RecvFlags::DONTWAIT)
+            .map_err(|errno| format!("nothing was handed over: {errno}"))?;
+        let text = text.get(..got.len).filter(|_| got.is_complete && got.fds.len() >= REQUIRED_FDS);
+        let text = text.ok_or("what was handed over is not whole")?;
+        let state: HandoverState = serde_json::from_slice(text)
+            .map_err(|error| format!("what was handed over makes no sense: {error}"))?;
+        let mut fds = got.fds.into_iter();
+        let [Some(listener), Some(log), Some(image), Some(fuse)] =
+            [(); REQUIRED_FDS].map(|()| fds.next())
+        else {
+            return Err("descriptors are missing".into());
+        };
+        let [disk, backing, guard, client] =
+            state.has.map(|is_there| if is_there { fds.next() } else { None });
+        let source = match state.store {
+            None => VolumeSource::File { image, disk },
+            Some(known) => VolumeSource::Store(StoreDiskHandle::resume(image, known)),
+        };
+        let lives =
+            WorkerSupervision::resume(source, fds.collect(), oplog::map_existing(log)?, state.past);
+        let keep = VolumeGuards::from_fds(backing, guard);
+        let mount = Arc::new(Mount {
+            volume: state.volume,
+            file: state.file,
+            disk: state.disk,
+            identity: state.identity,
+            mount_point: state.mount_point,
+            options: state.options,
+            state: Mutex::new(MountState {
+                phase: MountPhase::Serving,
+                device: state.device,
+                events: None,
+                worker: None,
+                is_final_worker: false,
+                status: state.status,
+            }),
+        });
+        let keeper = Self::new(front, UnixListener::from(listener));
+        keeper.register_mount(&mount)?;
+        let reply = match keeper.resume_serving(
+            &mount,
+            MountResources { supervision: lives, keep, fuse, relays: Relays::default() },
+        ) {
+            Ok(()) => Reply::Done,
+            Err(why) => Reply::Failed { why },
+        };
+        if let Some(client) = client {
+            // It may not want to know any more.
+            let _ = protocol::send(&UnixStream::from(client), &reply);
+        }
+        Ok(keeper)
+    }
+
+    /// Starts the next worker of a mount that has none at the moment.
+    fn resume_serving(
+        self: &Arc<Self>,
+        mount: &Arc<Mount>,
+        mut held: MountResources,
+    ) -> Result<(), String> {
+        let at = mount.mount_point.display();
+        let read_only = lock(&mount.state).status.read_only;
+        match held.supervision.start_successor(read_only) {
+            Ok(worker) => {
+                held.send_connection(&worker, mount);
+                self.spawn_supervisor(mount, held, worker);
+                log::info!("{at}: goes on, served by process {}", mount.worker_pid());
+                Ok(())
+            }
+            Err(error) => {
+                drop(held);
+                let why = format!("no worker of the new program could take over: {error}");
+                self.mark_ended(mount, Some(why.clone()));
+                Err(format!("{at}: {why}"))
+            }
+        }
+    }
+}
+
+/// Whether `program` can go on with what this one leaves, and a mount wants.
+fn check_program(program: &Path, wants: RequiredFeatures) -> Result<(), String> {
+    let name = program.display();
+    let mut child = Command::new(program)
+        .args(["keeper", "--formats"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| format!("{name} cannot be started: {error}"))?;
+    let (done, said) = channel();
+    let out = child.stdout.take();
+    std::thread::spawn(move || {
+        let read = out.and_then(|out| serde_json::from_reader::<_, HandoverFormats>(out).ok());
+        // Late is as good as never.
+        let _ = done.send(read);
+    });
+    let said = said.recv_timeout(FORMATS_WAIT).ok().flatten();
+    // It has said what it had to.
+    let _ = child.kill();
+    let _ = child.wait();
+    match said {
+        Some(theirs) if theirs.supports(formats(), wants) => Ok(()),
+        Some(_) => Err(format!(
+            "{name} does not understand the log that it would take over: unmount, and mount with \
+             it again"
+        )),
+        None => Err(format!("{name} is no draconis that can take over a mount")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_knows_of_less_takes_over_what_does_not_want_it() {
+        let ours = formats();
+        let text = serde_json::to_string(&ours).unwrap();
+        let older = text.replace(",\"behind\":true", "");
+        assert!(older != text);
+        let older: HandoverFormats = serde_json::from_str(&older).unwrap();
+        let wants = |in_store, behind| RequiredFeatures { in_store, behind };
+        assert!(older.supports(ours, wants(true, false)));
+        assert!(!older.supports(ours, wants(false, true)));
+        assert!(ours.supports(older, wants(true, true)));
+        let other = HandoverFormats { disk: 0, ..ours };
+        assert!(!other.supports(ours, wants(true, false)));
+        assert!(other.supports(ours, wants(false, true)));
+    }
+}

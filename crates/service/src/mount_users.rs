@@ -1,0 +1,135 @@
+//! Who keeps a mount busy, as far as the caller may see it.
+//!
+//! Law: bounded work, and no mount is asked anything: only links and tables of `/proc` are
+//! read, which name paths and devices.
+
+use std::path::Path;
+
+use crate::mount_table::{self, MountEntry};
+
+/// Processes that are looked at, at most.
+const PROCESSES_MAX: usize = 1 << 15;
+/// Descriptors of each.
+const DESCRIPTORS_MAX: usize = 4096;
+/// Bytes of its table of mappings.
+const MAX_MAPS_BYTES: usize = 4 << 20;
+/// Holders that are named.
+const MAX_NAMED: usize = 8;
+
+/// What keeps `mount` from being unmounted, as the end of a sentence.
+pub(crate) fn describe_mount_users(mount: &MountEntry) -> String {
+    let mut said: Vec<String> = processes(mount);
+    let more = said.len().saturating_sub(MAX_NAMED);
+    said.truncate(MAX_NAMED);
+    if more > 0 {
+        said.push(format!("{more} more"));
+    }
+    said.extend(nested_mounts(mount).into_iter().take(MAX_NAMED));
+    if said.is_empty() {
+        return "something that this user may not see uses it".into();
+    }
+    format!("it is used by {}", said.join(", "))
+}
+
+/// All that the caller can see of what keeps `mount` from being unmounted. What it cannot see is
+/// gone in a moment, most often: a file that the kernel is about to close.
+pub(crate) fn find_mount_users(mount: &MountEntry) -> Vec<String> {
+    [processes(mount), nested_mounts(mount)].concat()
+}
+
+fn nested_mounts(mount: &MountEntry) -> Vec<String> {
+    let below = mount_table::mounts().into_iter();
+    let below = below.filter(|it| it.at != mount.at && it.at.starts_with(&mount.at));
+    below.map(|it| format!("what is mounted on {}", it.at.display())).collect()
+}
+
+fn processes(mount: &MountEntry) -> Vec<String> {
+    let Ok(all) = std::fs::read_dir("/proc") else { return vec![] };
+    let mut found = vec![];
+    for process in all.flatten().take(PROCESSES_MAX) {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let dir = process.path();
+        if process_uses_mount(&dir, mount) {
+            let command = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
+            let command: String = command.trim().chars().filter(|c| !c.is_control()).collect();
+            found.push(format!("process {pid} ({command})"));
+        }
+    }
+    found
+}
+
+fn process_uses_mount(process: &Path, mount: &MountEntry) -> bool {
+    let leads_there =
+        |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(&mount.at));
+    if ["cwd", "root", "exe"].iter().any(|link| leads_there(&process.join(link))) {
+        return true;
+    }
+    let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    if descriptors.take(DESCRIPTORS_MAX).any(|entry| leads_there(&entry.path())) {
+        return true;
+    }
+    maps(process)
+        .is_some_and(|table| table.split(|&b| b == b'\n').any(|line| is_mapping_of(line, mount)))
+}
+
+/// Lines are: addresses, permissions, offset, device in hexadecimal, inode, path.
+fn is_mapping_of(line: &[u8], mount: &MountEntry) -> bool {
+    let mut fields = line.split(|&b| b == b' ').filter(|field| !field.is_empty()).skip(3);
+    let device = fields.next().and_then(|field| device_of(std::str::from_utf8(field).ok()?));
+    device.is_some_and(|device| device == mount.device)
+}
+
+fn device_of(field: &str) -> Option<String> {
+    let (major, minor) = field.split_once(':')?;
+    let number = |digits| u32::from_str_radix(digits, 16).ok();
+    Some(format!("{}:{}", number(major)?, number(minor)?))
+}
+
+fn maps(process: &Path) -> Option<Vec<u8>> {
+    use std::io::Read;
+    let mut table = vec![];
+    let file = std::fs::File::open(process.join("maps")).ok()?;
+    file.take(MAX_MAPS_BYTES as u64).read_to_end(&mut table).ok()?;
+    Some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_told_by_device() {
+        let mount = MountEntry {
+            device: "0:45".into(),
+            at: "/mnt/a".into(),
+            fs_type: "fuse.draconis".into(),
+            source: "x".into(),
+            user: None,
+        };
+        let line = b"7f0000-7f1000 r--p 00000000 00:2d 12      /mnt/a/lib.so";
+        assert!(is_mapping_of(line, &mount));
+        assert!(!is_mapping_of(&line.map(|b| if b == b'd' { b'c' } else { b }), &mount));
+        assert!(!is_mapping_of(b"7f0000-7f1000 rw-p 00000000 00:00 0", &mount));
+    }
+
+    #[test]
+    fn a_process_that_works_in_a_directory_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let mount = MountEntry {
+            device: "0:1048575".into(),
+            at: dir.clone(),
+            fs_type: String::new(),
+            source: "x".into(),
+            user: None,
+        };
+        assert!(describe_mount_users(&mount).contains("may not see"));
+        let mut child =
+            std::process::Command::new("sleep").arg("1000").current_dir(&dir).spawn().unwrap();
+        let said = describe_mount_users(&mount);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(said.contains(&format!("process {} (sleep)", child.id())), "{said}");
+    }
+}

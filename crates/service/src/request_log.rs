@@ -1,0 +1,228 @@
+//! A worker remembers what it does, and takes over what the worker before it has left.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use draconis_exchange::contract::Node;
+use draconis_exchange::contract::request_log::{
+    Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
+};
+use draconis_exchange::heap::PoolBuffer;
+use draconis_exchange::injected_fault::InjectedFault;
+use draconis_ext::{ChangeRecord, InodeNumber};
+use serde::{Deserialize, Serialize};
+
+use crate::oplog::OpLog;
+use crate::options::MountOptions;
+use crate::volume::VolumeTree;
+
+/// How long changes are repeated before the disk takes what was: a worker that dies before it has
+/// repeated all leaves less to the next one.
+const REPEAT_FOR: Duration = Duration::from_millis(20);
+
+/// What a keeper tells a worker that it starts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct WorkerStart {
+    /// How to mount.
+    pub(crate) options: MountOptions,
+    /// How many workers the mount has had, this one included.
+    pub(crate) epoch: u64,
+    /// The last of them whose changes may be in the log, and the last of those that the disk has
+    /// taken.
+    pub(crate) taken: (u64, u64),
+    /// Whether the volume was clean before the first one opened it, if one did.
+    pub(crate) was_clean: Option<bool>,
+    /// The mount has been made read-only since.
+    pub(crate) closed: bool,
+    /// Requests that others died over more than once.
+    pub(crate) refused: Vec<u64>,
+}
+
+/// See the head of the file.
+pub(crate) struct WorkerRequestLog {
+    log: Arc<OpLog>,
+    tree: Arc<OnceLock<VolumeTree>>,
+    epoch: u64,
+    taken: (u64, u64),
+    refused: Vec<u64>,
+    /// What was refused, in words.
+    refusals: Mutex<Vec<String>>,
+    /// What was left: how each change was made, by its place in the log.
+    left: Mutex<HashMap<u64, ChangeRecord>>,
+    /// When the first change was repeated that the disk has not taken.
+    repeated_since: Mutex<Option<Instant>>,
+    /// Makes room before there is none.
+    helper: OnceLock<Thread>,
+}
+
+impl WorkerRequestLog {
+    pub(crate) fn new(
+        log: Arc<OpLog>,
+        tree: Arc<OnceLock<VolumeTree>>,
+        start: &WorkerStart,
+    ) -> Self {
+        let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
+        let (refusals, left, helper) = (Mutex::default(), Mutex::default(), OnceLock::new());
+        let repeated_since = Mutex::default();
+        Self { log, tree, epoch, taken, refused, refusals, left, repeated_since, helper }
+    }
+
+    /// What was refused because workers died over it, in words.
+    pub(crate) fn quarantine_messages(&self) -> Vec<String> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether room is to be made before it is needed.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.log.needs_commit()
+    }
+
+    /// Has `helper` make room when there is little left.
+    pub(crate) fn set_commit_helper(&self, helper: Thread) {
+        // The first stays.
+        let _ = self.helper.set(helper);
+    }
+
+    fn inherited_results(&self) -> MutexGuard<'_, HashMap<u64, ChangeRecord>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the disk take what the log is full of; whether more can come.
+    pub(crate) fn commit_to_free_space(&self) -> bool {
+        let Some(tree) = self.tree() else { return false };
+        let taken = self.hand_over();
+        self.log.free_finished_entries();
+        // What the disk has is kept until it was written.
+        while taken && self.log.needs_commit() && tree.volume().wait_oldest_visible() == Ok(true) {}
+        // Other threads have an answer to give, perhaps.
+        std::thread::yield_now();
+        taken
+    }
+
+    fn tree(&self) -> Option<&VolumeTree> {
+        self.tree.get()
+    }
+
+    /// Has the disk take all that has changed; whether it has. What it cannot take ends all
+    /// changes.
+    fn hand_over(&self) -> bool {
+        // Contents, too, that another thread was to send.
+        let volume = self.tree().map(VolumeTree::volume);
+        volume.is_some_and(|it| it.submit_commit().and_then(|()| it.send_queued()).is_ok())
+    }
+
+    /// A change was repeated: from time to time the disk takes those.
+    fn keep_repeated(&self) {
+        let mut since = self.repeated_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.get_or_insert_with(Instant::now).elapsed() >= REPEAT_FOR {
+            *since = None;
+            self.hand_over();
+        }
+    }
+}
+
+impl RequestLog for WorkerRequestLog {
+    fn allocate_buffer(&self, len: usize) -> Option<PoolBuffer> {
+        self.log.buffers().allocate(len)
+    }
+
+    fn begin_request(&self, unique: u64, changing: Option<(&[u8], RequestData<'_>)>) {
+        if changing.is_some() && self.is_pressed() {
+            match self.helper.get().filter(|_| !self.log.must_wait()) {
+                Some(helper) => helper.unpark(),
+                None => drop(self.commit_to_free_space()),
+            }
+        }
+        self.log.begin_request(unique, changing, || self.commit_to_free_space());
+    }
+
+    fn decided(&self, outcome: Outcome) {
+        if outcome.errno != 0 && self.log.has_changed() {
+            self.hand_over();
+        }
+        self.log.decided(outcome);
+    }
+
+    fn finish_request(&self) {
+        self.log.finish_request();
+    }
+
+    fn defer(&self) -> Option<Deferred> {
+        self.log.defer()
+    }
+
+    fn deferred_done(&self, deferred: Deferred) {
+        self.log.deferred_done(deferred);
+    }
+
+    fn is_quarantined(&self, unique: u64) -> bool {
+        self.refused.contains(&unique)
+    }
+
+    fn report_quarantined(&self, what: String) {
+        log::error!("{what} is refused: workers died over it");
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    fn unfinished_requests(&self) -> Result<Option<Vec<LoggedRequest>>, String> {
+        if self.epoch <= 1 {
+            return Ok(None);
+        }
+        let found = self.log.load_unfinished(self.taken).map_err(|why| why.to_string())?;
+        let mut left = self.inherited_results();
+        left.extend(found.iter().map(|(inherited, made)| (inherited.position, *made)));
+        Ok(Some(found.into_iter().map(|(inherited, _)| inherited).collect()))
+    }
+
+    fn replay(&self, inherited: &LoggedRequest, work: &mut dyn FnMut()) {
+        let made = self.inherited_results().get(&inherited.position).copied();
+        let Some(tree) = self.tree() else { return };
+        tree.volume().set_replay(made.map(|made| match InjectedFault::SameInode.is_made() {
+            true => ChangeRecord { inode: None, ..made },
+            false => made,
+        }));
+        self.log.replay(inherited.position, inherited.unique, work);
+        tree.volume().set_replay(None);
+        self.keep_repeated();
+    }
+
+    fn fail_replay(&self, why: &str) {
+        if let Some(tree) = self.tree() {
+            tree.volume()
+                .stop_on_mismatch(&format!("the worker before left what cannot be: {why}"));
+        }
+    }
+
+    fn end_replay(&self) {
+        let left = std::mem::take(&mut *self.inherited_results());
+        self.log.finish_inherited(left.into_keys());
+    }
+
+    fn orphans(&self) -> Vec<Node> {
+        let all = self.tree().map(|tree| tree.volume().orphans()).unwrap_or_default();
+        all.into_iter().map(|inode| Node(inode.0.into())).collect()
+    }
+
+    fn is_orphan(&self, node: Node) -> bool {
+        let inode = InodeNumber::from_node(node).filter(|_| self.epoch > 1);
+        let tree = self.tree().zip(inode);
+        tree.is_some_and(|(tree, inode)| tree.volume().is_orphan(inode))
+    }
+
+    fn release(&self, nodes: &[Node]) {
+        nodes.iter().for_each(|node| self.release_orphan(*node));
+        if let Some(tree) = self.tree() {
+            // Space that is freed can be used once that is durable. What fails here fails again
+            // when the space is asked for.
+            let _ = tree.volume().sync();
+        }
+    }
+
+    fn release_orphan(&self, node: Node) {
+        if let (Some(tree), Some(inode)) = (self.tree(), InodeNumber::from_node(node)) {
+            tree.volume().delete_orphan(inode);
+        }
+    }
+}

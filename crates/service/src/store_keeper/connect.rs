@@ -1,0 +1,142 @@
+//! How the keeper of a mount comes to a store keeper: it finds the one that has the store, or
+//! claims that and starts one.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use draconis_device::{LockMode, try_lock_file};
+
+use super::{
+    CLOSE_WAIT, StartMessage, StoreReply, StoreRequest, receive, send, sentence, socket_of,
+    socket_of_address, wait_for_exit,
+};
+use crate::remote_disk::{
+    RemoteCredentials, RemoteDiskRequest, open_lock_file, owner_id_of, parse_url,
+};
+
+/// How long a store may take to be free whose last mount is just ending.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is tried again meanwhile.
+const TRY_EVERY: Duration = Duration::from_millis(5);
+
+/// What a store keeper is found by, and started with.
+pub(super) struct ConnectPlan {
+    socket: PathBuf,
+    /// The store, or what stands for its address: to be claimed.
+    claim: File,
+    start: StartMessage,
+    environment: Option<BTreeMap<String, String>>,
+}
+
+impl ConnectPlan {
+    /// Of the store in a file; why it is read-only, if that was not asked for.
+    pub(super) fn for_file(
+        sockets: &Path,
+        store: &Path,
+        read_only: bool,
+    ) -> Result<(Self, Option<String>), String> {
+        let shown = store.display();
+        let socket = socket_of(sockets, store)?;
+        let writable = File::options().read(true).write(true).open(store);
+        let note = match &writable {
+            Err(error) if !read_only => Some(format!("read-only: {shown}: {}", sentence(error))),
+            _ => None,
+        };
+        let file = writable.or_else(|_| File::open(store));
+        let claim = file.map_err(|error| format!("{shown}: {}", sentence(&error)))?;
+        Ok((Self { socket, claim, start: StartMessage::File, environment: None }, note))
+    }
+
+    /// Of a store at an address. One that is read has a store keeper of its own, which takes the
+    /// store over from no other, unless there is one that changes it here.
+    pub(super) fn for_url(
+        sockets: &Path,
+        address: &str,
+        read_only: bool,
+        means: Option<&RemoteCredentials>,
+    ) -> Result<Self, String> {
+        let means = means.ok_or_else(|| format!("{address}: it is not said how to open it"))?;
+        let writers = socket_of(sockets, Path::new(address))?;
+        let is_read = read_only && UnixStream::connect(&writers).is_err();
+        let name = if is_read { format!("{address} to read") } else { address.to_owned() };
+        let claim = open_lock_file(sockets, &name)
+            .map_err(|error| format!("{address}: no claim can be made: {}", sentence(&error)))?;
+        let socket = if is_read { socket_of_address(sockets, &name) } else { writers };
+        let start = StartMessage::Elsewhere(RemoteDiskRequest {
+            address: address.to_owned(),
+            read_only: is_read,
+            stays: true,
+            seat: owner_id_of(sockets),
+            settings: means.settings.clone(),
+        });
+        Ok(Self { socket, claim, start, environment: Some(means.environment.clone()) })
+    }
+
+    /// The one who has the store, asked whether it is open.
+    pub(super) fn find_or_start(self, store: &Path) -> Result<UnixStream, String> {
+        let shown = store.display();
+        let until = Instant::now() + RELEASE_TIMEOUT;
+        loop {
+            let found = match UnixStream::connect(&self.socket) {
+                Err(_) if try_lock_file(&self.claim, LockMode::Exclusive).is_ok() => {
+                    // It has the claim from now on.
+                    let started = self.start().map_err(|error| {
+                        format!("cannot start a process for the store: {}", sentence(&error))
+                    });
+                    Some(started?)
+                }
+                found => found.ok(),
+            };
+            // One that is just ending does not answer.
+            if let Some(found) = found
+                && send(&found, &StoreRequest::Hello, &[]).is_ok()
+                && let Ok((answer, _)) = receive(&found)
+            {
+                let why = match answer {
+                    StoreReply::Number(_) => return Ok(found),
+                    StoreReply::Refused(why) => why,
+                };
+                // Who hears of it may want to use the store at once.
+                wait_for_exit(&found, Some(CLOSE_WAIT));
+                // What is elsewhere names its address itself.
+                let is_named = parse_url(store).is_some();
+                return Err(if is_named { why } else { format!("{shown}: {why}") });
+            }
+            if Instant::now() > until {
+                return Err(format!("{shown} is in use by another mount or tool"));
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// Starts the process that has the store, which is claimed; a connection with it.
+    fn start(&self) -> std::io::Result<UnixStream> {
+        if let Some(dir) = self.socket.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        // Who had the claim before is gone.
+        let _ = std::fs::remove_file(&self.socket);
+        let listener = UnixListener::bind(&self.socket)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        if let Some(environment) = &self.environment {
+            command.env_clear().envs(environment);
+        }
+        let mut child = command
+            .arg("store-keeper")
+            .current_dir("/")
+            .process_group(0)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()?;
+        std::thread::spawn(move || child.wait());
+        send(&ours, &self.start, &[listener.as_fd(), self.claim.as_fd()])?;
+        UnixStream::connect(&self.socket)
+    }
+}

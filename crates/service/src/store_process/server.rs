@@ -1,0 +1,298 @@
+//! The process itself: opens its store, and serves disks until there is nothing more to do.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use draconis_device::{Disk, FileOptions, OpenedFile, serve};
+use draconis_exchange::channel::session::{Session, accept, accept_as_host};
+use draconis_exchange::contract::disk;
+use draconis_exchange::descriptors;
+use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_MARK, Store};
+use rustix::net::RecvFlags;
+
+use super::{
+    ATTACH, ATTACH_READ_ONLY, CHANGE, DISK_LANES, DONE, DiskCommand, LIST, MESSAGE_BYTES, OPEN,
+    OPEN_READ_ONLY, OPEN_REMOTE, PATIENCE, POLL_CHANGE, REFUSED, WAIT_DETACHED, open_session_disk,
+};
+use crate::accepted_mark::AcceptedMarkDisk;
+use crate::sandbox::{SandboxProfile, close_others, confine};
+
+/// How long the starter may take with a session's hello, which is there when it is named.
+const HELLO_WAIT: Duration = Duration::from_secs(10);
+/// How long a disk may take to end whose worker is dead.
+const END_WAIT: Duration = Duration::from_secs(20);
+/// How long one question waits for a change: others have to be answered between.
+const CHANGE_WAIT: Duration = Duration::from_millis(200);
+/// Disks that are served at once: each takes threads and memory.
+const MAX_DISKS: usize = 64;
+
+/// Is the process of a store until it has no starter and serves no disk. `memory_limit_bytes`
+/// bounds its private memory.
+///
+/// # Errors
+/// A sentence, when something else started it, or it cannot be confined.
+pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
+    let control = std::io::stdin().as_fd().try_clone_to_owned();
+    let control = control.map_err(|error| error.to_string())?;
+    let not_started = "a process of a store is started by a store keeper; see draconis-mount(1)";
+    let (how, mut fds) = receive(&control).ok_or(not_started)?;
+    let (Some(store), true) = (fds.pop(), fds.is_empty()) else { return Err(not_started.into()) };
+    close_others(&[control.as_fd(), store.as_fd()]);
+    std::panic::set_hook(Box::new(|panic| {
+        let _ = writeln!(std::io::stderr(), "draconis: store {}: {panic}", std::process::id());
+        std::process::exit(70);
+    }));
+    let below = match how[..] {
+        [OPEN] => StoreBackend::file(store, true)?,
+        [OPEN_READ_ONLY] => StoreBackend::file(store, false)?,
+        [OPEN_REMOTE] => {
+            let session = accept(&store, Instant::now() + HELLO_WAIT);
+            StoreBackend::Served(session.map_err(|lost| lost.to_string())?)
+        }
+        _ => return Err(not_started.into()),
+    };
+    confine(&SandboxProfile::Store, memory_limit_bytes).map_err(|error| error.to_string())?;
+    let store = match below.open() {
+        Ok(store) => store,
+        Err(error) => {
+            answer(&control, Err(error.to_string()));
+            return Ok(());
+        }
+    };
+    let serving = StoreServer { store, disks: Arc::default(), changes: Arc::default() };
+    answer(&control, Ok(0));
+    while let Some((question, fds)) = receive(&control) {
+        answer(&control, serving.dispatch(&question, fds));
+    }
+    serving.close();
+    Ok(())
+}
+
+/// What the store is on.
+enum StoreBackend {
+    File {
+        file: OpenedFile,
+        read_only: bool,
+    },
+    /// A disk that the starter has.
+    Served(Arc<Session>),
+}
+
+impl StoreBackend {
+    fn file(store: OwnedFd, write: bool) -> Result<Self, String> {
+        // io_uring stays outside: the filter cannot see what goes through a ring.
+        let options = FileOptions { write, direct: true, uring: false };
+        let file = OpenedFile::new(store, options).map_err(|error| error.to_string())?;
+        Ok(Self::File { file, read_only: !write })
+    }
+
+    fn open(self) -> Result<Arc<Store>, draconis_objects::Error> {
+        let (disk, read_only): (Arc<dyn Disk>, bool) = match self {
+            Self::File { file, read_only } => (Arc::new(file.start()), read_only),
+            Self::Served(session) => {
+                let disk = open_session_disk(&session)?;
+                let read_only = disk.properties().read_only;
+                (Arc::new(disk), read_only)
+            }
+        };
+        Store::open(disk, &OpenOptions { read_only, ..OpenOptions::default() })
+    }
+}
+
+/// One whole message; none when the other end is gone.
+fn receive(control: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MESSAGE_BYTES];
+    let got = descriptors::receive(control, &mut bytes, RecvFlags::empty()).ok()?;
+    if got.len == 0 {
+        return None;
+    }
+    // What was cut off is no question that is known.
+    bytes.truncate(if got.is_complete { got.len } else { 0 });
+    Some((bytes, got.fds))
+}
+
+/// Answers; a starter that is gone is noticed by what is received next.
+fn answer(control: &OwnedFd, answer: Result<u64, String>) {
+    let bytes = match &answer {
+        Ok(number) => [&[DONE], &number.to_le_bytes()[..]].concat(),
+        Err(said) => {
+            let text = said.as_bytes();
+            [&[REFUSED], text.get(..text.len().min(MESSAGE_BYTES - 1)).unwrap_or_default()].concat()
+        }
+    };
+    let _ = descriptors::send(control, &bytes, &[]);
+}
+
+/// The store, and the disks that are served.
+struct StoreServer {
+    store: Arc<Store>,
+    disks: Arc<AttachedDisks>,
+    changes: Arc<RunningCommands>,
+}
+
+/// Changes that were asked for and not told of: what came of them, once they ended.
+#[derive(Default)]
+struct RunningCommands {
+    all: Mutex<BTreeMap<u64, Option<Result<(), String>>>>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct AttachedDisks {
+    all: Mutex<BTreeMap<u64, AttachedDiskState>>,
+    ended: Condvar,
+}
+
+/// A disk that was attached.
+struct AttachedDiskState {
+    name: Vec<u8>,
+    read_only: bool,
+    mark: Arc<AtomicU64>,
+    has_ended: bool,
+}
+
+impl StoreServer {
+    fn dispatch(&self, question: &[u8], mut fds: Vec<OwnedFd>) -> Result<u64, String> {
+        match (question.split_first(), fds.pop(), fds.is_empty()) {
+            (Some((how @ (&ATTACH | &ATTACH_READ_ONLY), name)), Some(socket), true) => {
+                self.attach(name, *how == ATTACH_READ_ONLY, &socket)
+            }
+            (Some((&WAIT_DETACHED, number)), None, true) => {
+                let number = number.try_into().map_err(|_| UNKNOWN)?;
+                self.ended(u64::from_le_bytes(number))
+            }
+            (Some((&LIST, [])), Some(pipe), true) => {
+                super::listing::send(&self.store, pipe).map_err(|error| error.to_string())?;
+                Ok(0)
+            }
+            (Some((&CHANGE, text)), None, true) => self.change(text),
+            (Some((&POLL_CHANGE, number)), None, true) => {
+                let number = number.try_into().map_err(|_| UNKNOWN)?;
+                self.poll_change(u64::from_le_bytes(number))
+            }
+            _ => Err(UNKNOWN.into()),
+        }
+    }
+
+    fn attach(&self, name: &[u8], read_only: bool, socket: &OwnedFd) -> Result<u64, String> {
+        let shown = name.escape_ascii();
+        if name.contains(&SNAPSHOT_MARK) && !read_only {
+            return Err(format!("{shown} is a snapshot, and read-only: mount it with -o ro"));
+        }
+        let disk = self.store.disk_named(name).map_err(|error| error.to_string())?;
+        let disk = if read_only { disk.read_only() } else { disk };
+        let until = Instant::now() + HELLO_WAIT;
+        let session = accept_as_host(socket, until).map_err(|error| error.to_string())?;
+        let mark = Arc::new(AtomicU64::new(0));
+        let mut disks = lock(&self.disks.all);
+        let mut living = disks.values().filter(|other| !other.has_ended);
+        if living.clone().count() >= MAX_DISKS {
+            return Err(format!("{MAX_DISKS} disks of the store are in use: unmount one first"));
+        }
+        let is_shared = |other: &AttachedDiskState| other.read_only && read_only;
+        if living.any(|other| other.name == name && !is_shared(other)) {
+            return Err(format!("the disk {shown} is in use; unmount it first"));
+        }
+        let number = disks.last_key_value().map_or(0, |(last, _)| *last) + 1;
+        let (marking, all) = (mark.clone(), self.disks.clone());
+        let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
+            serve_disk(&AcceptedMarkDisk::new(disk, marking), &session);
+            if let Some(served) = lock(&all.all).get_mut(&number) {
+                served.has_ended = true;
+            }
+            all.ended.notify_all();
+        });
+        // It ends by itself, and says so.
+        drop(thread.map_err(|error| error.to_string())?);
+        disks.insert(
+            number,
+            AttachedDiskState { name: name.to_vec(), read_only, mark, has_ended: false },
+        );
+        Ok(number)
+    }
+
+    /// Begins a change; its number.
+    fn change(&self, text: &[u8]) -> Result<u64, String> {
+        let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN)?;
+        let mut all = lock(&self.changes.all);
+        let number = all.last_key_value().map_or(0, |(last, _)| *last) + 1;
+        let (store, changes) = (self.store.clone(), self.changes.clone());
+        let thread = std::thread::Builder::new().name("change".into()).spawn(move || {
+            let done = change.execute(&store).map_err(|error| error.to_string());
+            // Nobody waits any more where it is not there.
+            if let Some(change) = lock(&changes.all).get_mut(&number) {
+                *change = Some(done);
+            }
+            changes.ended.notify_all();
+        });
+        drop(thread.map_err(|error| error.to_string())?);
+        all.insert(number, None);
+        Ok(number)
+    }
+
+    /// 0 once a change is done, which is forgotten then; 1 as long as it goes on.
+    fn poll_change(&self, number: u64) -> Result<u64, String> {
+        let goes_on = |all: &mut BTreeMap<u64, Option<Result<(), String>>>| {
+            matches!(all.get(&number), Some(None))
+        };
+        let waited =
+            self.changes.ended.wait_timeout_while(lock(&self.changes.all), CHANGE_WAIT, goes_on);
+        let (mut all, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return Ok(1);
+        }
+        all.remove(&number).flatten().unwrap_or_else(|| Err(UNKNOWN.into())).map(|()| 0)
+    }
+
+    /// The mark of a disk that is served no more; it is forgotten then.
+    fn ended(&self, number: u64) -> Result<u64, String> {
+        let disks = lock(&self.disks.all);
+        if !disks.contains_key(&number) {
+            return Err(format!("no disk {number} was served"));
+        }
+        let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
+            disks.get(&number).is_some_and(|served| !served.has_ended)
+        };
+        let waited = self.disks.ended.wait_timeout_while(disks, END_WAIT, is_served);
+        let (mut disks, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            return Err(format!("disk {number} is still served"));
+        }
+        Ok(disks.remove(&number).map_or(0, |served| served.mark.load(Ordering::Acquire)))
+    }
+
+    /// Waits until no disk is served, and leaves a checkpoint.
+    fn close(self) {
+        let disks = lock(&self.disks.all);
+        let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
+            disks.values().any(|served| !served.has_ended)
+        };
+        let waited = self.disks.ended.wait_while(disks, is_served);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        if !self.store.is_read_only()
+            && let Err(error) = self.store.sync().and_then(|()| self.store.checkpoint())
+        {
+            // What was acknowledged was durable before.
+            log::warn!("a store was not closed: {error}");
+        }
+    }
+}
+
+const UNKNOWN: &str = "what was asked is not known here";
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves one disk until its client has closed it, broke the contract, or is dead.
+fn serve_disk(disk: &AcceptedMarkDisk<ObjectDisk>, session: &Arc<Session>) {
+    let ends: Vec<_> =
+        (0..DISK_LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
+    if let Err(lost) = serve(disk, ends, PATIENCE) {
+        log::debug!("a disk of a store was closed: {lost}");
+    }
+}

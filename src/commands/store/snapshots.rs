@@ -1,0 +1,134 @@
+//! Changes of which disks and snapshots a store has: done here, or by the process that has the
+//! store because some of its disks are mounted.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use draconis_service::client::{RuntimeDir, request_if_running};
+use draconis_service::protocol::{Reply, Request};
+use draconis_service::store_keeper;
+use draconis_service::store_process::DiskCommand;
+
+use super::open::{close, with_context, writable};
+use crate::bucket;
+use crate::image::store_disk::disk_name;
+
+/// A disk or a snapshot on the command line: STORE#DISK, STORE#DISK@SNAPSHOT.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoreDiskArg {
+    pub store: PathBuf,
+    pub disk: String,
+    pub snapshot: Option<String>,
+}
+
+impl StoreDiskArg {
+    /// What is behind the last `#`, in a store in a file, on a device or in a bucket.
+    ///
+    /// # Errors
+    /// What is wrong with it, for clap.
+    pub fn parse(text: &OsStr) -> Result<Self, String> {
+        let bytes = text.as_bytes();
+        let wrong = || "STORE#DISK names a disk, STORE#DISK@SNAPSHOT its snapshot".to_owned();
+        let hash = bytes.iter().rposition(|byte| *byte == b'#').ok_or_else(wrong)?;
+        let (store, name) = bytes.split_at(hash);
+        let name = std::str::from_utf8(name.get(1..).unwrap_or_default()).map_err(|_| wrong())?;
+        let (disk, snapshot) = match name.split_once('@') {
+            Some((disk, snapshot)) => (disk, Some(disk_name(snapshot)?)),
+            None => (name, None),
+        };
+        if store.is_empty() {
+            return Err(wrong());
+        }
+        let store = PathBuf::from(OsStr::from_bytes(store));
+        Ok(Self { store, disk: disk_name(disk)?, snapshot })
+    }
+
+    /// Its name in the store.
+    pub fn name(&self) -> String {
+        match &self.snapshot {
+            Some(snapshot) => format!("{}@{snapshot}", self.disk),
+            None => self.disk.clone(),
+        }
+    }
+}
+
+impl std::fmt::Display for StoreDiskArg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}#{}", self.store.display(), self.name())
+    }
+}
+
+impl std::str::FromStr for StoreDiskArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::parse(OsStr::new(text))
+    }
+}
+
+/// Carries a change out; it is durable then.
+pub fn change(store: &Path, change: &DiskCommand) -> anyhow::Result<()> {
+    let shown = store.display();
+    let by_name =
+        bucket::bucket_url(store).map(|address| PathBuf::from(bucket::normalize_url(address)));
+    if by_name.is_some() || store.exists() {
+        let directory = RuntimeDir::open().context("cannot look for who has the store")?;
+        let named = by_name.as_deref().unwrap_or(store);
+        let done = store_keeper::change(&directory, named, change);
+        if done.map_err(|why| anyhow!("{shown}: {why}"))? {
+            return Ok(());
+        }
+    }
+    let opened = writable(store)?;
+    change.execute(&opened).map_err(|error| with_context(store, error))?;
+    close(&opened, store)
+}
+
+/// Has what was written to a disk that is mounted committed, so that a snapshot has it.
+pub fn sync_mounted(disk: &StoreDiskArg) -> anyhow::Result<()> {
+    let store = match bucket::bucket_url(&disk.store) {
+        Some(address) => PathBuf::from(bucket::normalize_url(address)),
+        None => match disk.store.canonicalize() {
+            Ok(store) => store,
+            Err(_) => return Ok(()),
+        },
+    };
+    let mut name = store.into_os_string();
+    name.push("#");
+    name.push(&disk.disk);
+    let Some(Reply::Status(status)) = request_if_running(&RuntimeDir::open()?, &Request::Status)?
+    else {
+        return Ok(());
+    };
+    for mount in status.mounts.iter().filter(|mount| mount.volume.as_os_str() == name) {
+        if mount.read_only {
+            continue;
+        }
+        // What the kernel has, and then what the worker has.
+        let committed = File::open(&mount.mount_point).and_then(|root| {
+            rustix::fs::syncfs(&root)?;
+            root.sync_all()
+        });
+        committed.with_context(|| format!("{}: cannot sync", mount.mount_point.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_and_snapshots_are_named_behind_the_last_hash() {
+        let named =
+            |text: &str| text.parse::<StoreDiskArg>().map(|it| (it.store.clone(), it.name()));
+        assert_eq!(named("a#b#vol@s.1"), Ok(("a#b".into(), "vol@s.1".into())));
+        assert_eq!(named("s3://bucket/p#vol"), Ok(("s3://bucket/p".into(), "vol".into())));
+        for wrong in ["vol", "#vol", "s#", "s#vol@", "s#@x", "s#vol@a@b", "s#17", "s#a b"] {
+            assert!(named(wrong).is_err(), "{wrong}");
+        }
+    }
+}

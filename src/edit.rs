@@ -1,0 +1,329 @@
+//! A volume that a tool changes without mounting it: opened, changed, closed.
+//!
+//! ```text
+//!   image ──alone──▶ confined ──▶ open for writing ──▶ operations ──▶ close: durable, clean
+//! ```
+//! Law 1: the image has no other user meanwhile.
+//! Law 2: interrupted anywhere, the image is consistent; what was done last may be missing.
+//! Law 3: an error names what it is about, and the next step where there is one.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use draconis_access::listing::split;
+pub use draconis_access::messages::with_context;
+use draconis_access::volume::{now, open_writable};
+use draconis_device::Disk;
+use draconis_exchange::contract::{AttributeChange, FileType, Time};
+use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
+
+use crate::image::{self, BackingFiles, UnreadImage, VolumeArgs, find};
+use crate::report;
+use crate::target::ImagePath;
+use crate::text::printable;
+
+/// Who makes something new, as a program on a mounted volume would.
+#[derive(Clone, Copy, Debug)]
+pub struct Creator {
+    pub uid: u32,
+    pub gid: u32,
+    /// Permission bits that are not given.
+    pub umask: u32,
+}
+
+impl Creator {
+    /// The user who runs this, or the owner that was asked for. Must be asked before the
+    /// process is confined.
+    pub fn new(owner: Option<OwnerArg>) -> Self {
+        let umask = rustix::process::umask(rustix::fs::Mode::empty());
+        rustix::process::umask(umask);
+        let uid = rustix::process::geteuid().as_raw();
+        let gid = rustix::process::getegid().as_raw();
+        let OwnerArg { uid, gid } = owner.unwrap_or(OwnerArg { uid, gid });
+        Self { uid, gid, umask: umask.as_raw_mode() }
+    }
+
+    /// Something new of this maker's, without a device or a target.
+    pub fn node(self, kind: FileType, mode: u32) -> NewNode<'static> {
+        let Self { uid, gid, .. } = self;
+        NewNode { kind, mode, uid, gid, device: (0, 0), target: b"" }
+    }
+
+    /// An empty file.
+    pub fn file(self) -> NewNode<'static> {
+        self.node(FileType::File, 0o666 & !self.umask)
+    }
+}
+
+/// `UID:GID`
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OwnerArg {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl std::str::FromStr for OwnerArg {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let both = text.split_once(':');
+        let parsed = both
+            .and_then(|(uid, gid)| Some(Self { uid: uid.parse().ok()?, gid: gid.parse().ok()? }));
+        parsed.ok_or("UID:GID in numbers is needed")
+    }
+}
+
+/// Now, or what SOURCE_DATE_EPOCH says.
+pub fn now_or_source_date() -> anyhow::Result<Time> {
+    match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(text) => {
+            let seconds = text.parse().with_context(|| format!("SOURCE_DATE_EPOCH={text}"))?;
+            Ok(Time { seconds, nanoseconds: 0 })
+        }
+        Err(_) => Ok(now()),
+    }
+}
+
+/// Opens the volume in `image`, confines this process, does `work`, and closes the volume,
+/// whatever came of it.
+pub fn edit_volume<T>(
+    image: &Path,
+    place: &VolumeArgs,
+    work: impl FnOnce(&Volume) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let opened = (image::writable(image)?, BackingFiles::open(image, &place.backing)?);
+    image::confine()?;
+    change_opened(opened, image, place, work)
+}
+
+/// [`change`] of an image that is open already, in a process as it is.
+pub fn change_opened<T>(
+    (opened, behind): (UnreadImage, BackingFiles),
+    image: &Path,
+    place: &VolumeArgs,
+    work: impl FnOnce(&Volume) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    change_disk((opened.into_disk()?, behind.start()), image, place, work)
+}
+
+/// The same of a disk, and of what it may differ from.
+pub fn change_disk<T>(
+    (disk, behind): (Arc<dyn Disk>, Vec<Arc<dyn Disk>>),
+    image: &Path,
+    place: &VolumeArgs,
+    work: impl FnOnce(&Volume) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let shown = image.display();
+    let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now_or_source_date()).transpose()?;
+    let clock = Arc::new(move || time.unwrap_or_else(now));
+    let (volume, _held) = open_writable(image, disk, &behind, &place.options(), clock)?;
+    let done = work(&volume);
+    let closed = volume.close();
+    let failure = volume.failure();
+    match (done, closed, failure) {
+        (Ok(done), Ok(()), None) => Ok(done),
+        (Err(error), Ok(()), None) => Err(error),
+        (_, closed, failure) => {
+            let why = failure.or(closed.err().map(|error| error.to_string()));
+            let why = why.unwrap_or_default();
+            bail!(
+                "{shown}: {why}; what was changed last is not there, and draconis check {shown} \
+                 looks at the rest"
+            )
+        }
+    }
+}
+
+/// The image that all targets name.
+pub fn single_image(targets: &[ImagePath]) -> anyhow::Result<&Path> {
+    let first = targets.first().context("nothing is named")?;
+    match targets.iter().find(|other| other.image != first.image) {
+        Some(other) => bail!("{other}: only one image at a time; run again for that one"),
+        None => Ok(&first.image),
+    }
+}
+
+/// Does `work` with each target in one session; tells what fails and goes on with the next.
+pub fn for_each_target(
+    place: &VolumeArgs,
+    targets: &[ImagePath],
+    mut work: impl FnMut(&Volume, &ImagePath) -> anyhow::Result<()>,
+) -> anyhow::Result<ExitCode> {
+    edit_volume(single_image(targets)?, place, |volume| {
+        let mut code = ExitCode::SUCCESS;
+        for target in targets {
+            if let Err(error) = work(volume, target) {
+                report::print_error(&error);
+                code = ExitCode::FAILURE;
+                if !volume.is_writable() {
+                    break;
+                }
+            }
+        }
+        Ok(code)
+    })
+}
+
+/// A name in a directory, there or not.
+#[derive(Clone, Debug)]
+pub struct TargetName {
+    pub dir: InodeNumber,
+    pub name: Vec<u8>,
+}
+
+impl TargetName {
+    /// Where the last name of a target is or would be.
+    pub fn of(volume: &Volume, target: &ImagePath) -> anyhow::Result<Self> {
+        let (above, name) = split(&target.path);
+        match name {
+            b"" => bail!("{target} is the root directory"),
+            b"." | b".." => bail!("{target}: a name is needed at its end"),
+            _ => {}
+        }
+        let dir = volume.resolve(volume.root(), above, Follow::Yes);
+        let shown = || format!("{}:{}", target.image.display(), printable(trimmed(above)));
+        let dir = match dir {
+            Err(error @ Error::NotFound) => {
+                bail!("{}: {error}; draconis mkdir -p makes it", shown())
+            }
+            dir => dir.with_context(shown)?,
+        };
+        Ok(Self { dir, name: name.to_vec() })
+    }
+
+    /// What has the name.
+    pub fn lookup(&self, volume: &Volume) -> draconis_ext::Result<Option<Arc<Inode>>> {
+        match volume.lookup(self.dir, &self.name) {
+            Ok(number) => volume.inode(number).map(Some),
+            Err(Error::NotFound) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Where to put something: into a directory that is there, under its own name, or as the
+/// last name of the target.
+pub fn destination(
+    volume: &Volume,
+    target: &ImagePath,
+    into: bool,
+    own: &[u8],
+) -> anyhow::Result<TargetName> {
+    match volume.resolve(volume.root(), &target.path, Follow::Yes) {
+        Ok(there) if into && volume.inode(there)?.kind == FileType::Directory => {
+            Ok(TargetName { dir: there, name: own.to_vec() })
+        }
+        Ok(_) | Err(Error::NotFound) => {
+            let entry = TargetName::of(volume, target)?;
+            ensure!(
+                !target.path.ends_with(b"/") || entry.lookup(volume)?.is_none(),
+                "{target}: not a directory"
+            );
+            Ok(entry)
+        }
+        Err(error) => Err(with_context(target, error)),
+    }
+}
+
+/// Finds what a target names, and makes an empty file if it is not there and `make` says so, also
+/// where a symbolic link leads to.
+pub fn find_or_create(
+    volume: &Volume,
+    target: &ImagePath,
+    maker: Creator,
+    make: bool,
+) -> anyhow::Result<Option<InodeNumber>> {
+    match volume.resolve(volume.root(), &target.path, Follow::Yes) {
+        Ok(found) => return Ok(Some(found)),
+        Err(Error::NotFound) if !make => return Ok(None),
+        Err(Error::NotFound) => {}
+        Err(error) => return Err(with_context(target, error)),
+    }
+    ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
+    let made = volume.resolve_or_create(volume.root(), &target.path, &maker.file());
+    match made {
+        Ok(made) => Ok(Some(made)),
+        Err(error @ Error::NotFound) => {
+            // Names the directory if the target's own is missing.
+            TargetName::of(volume, target)?;
+            bail!("{target}: {error}: the symbolic link leads into a directory that is not there")
+        }
+        Err(error) => Err(with_context(target, error)),
+    }
+}
+
+/// Changes what a target names, or all of a tree; a symbolic link in a tree is changed itself.
+pub fn change_attributes(
+    volume: &Volume,
+    target: &ImagePath,
+    recursive: bool,
+    follow: Follow,
+    change: &dyn Fn(&Volume, &Inode) -> Option<AttributeChange>,
+) -> anyhow::Result<()> {
+    let top = find(volume, target, follow)?;
+    let all = match recursive {
+        true => subtree(volume, top, &target.to_string())?,
+        false => vec![volume.inode(top).with_context(|| target.to_string())?],
+    };
+    for inode in all {
+        if let Some(change) = change(volume, &inode) {
+            let done = volume.set_attributes(inode.number, &change);
+            done.map_err(|error| with_context(target, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether `dir` is `top` or below it.
+pub fn is_below(volume: &Volume, dir: InodeNumber, top: InodeNumber) -> anyhow::Result<bool> {
+    let mut at = dir;
+    let mut seen = HashSet::new();
+    while at != top {
+        if at == volume.root() || !seen.insert(at) {
+            return Ok(false);
+        }
+        at = volume.lookup(at, b"..")?;
+    }
+    Ok(true)
+}
+
+/// Everything at and below `top`, a directory before what it holds.
+pub fn subtree(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Vec<Arc<Inode>>> {
+    let mut all = vec![volume.inode(top)?];
+    let mut seen = HashSet::from([top]);
+    let mut at = 0;
+    while let Some(inode) = all.get(at).cloned() {
+        at += 1;
+        if inode.kind != FileType::Directory {
+            continue;
+        }
+        for entry in image::names(volume, inode.number, label)?.names {
+            if seen.insert(entry.inode) {
+                all.push(volume.inode(entry.inode).with_context(|| printable(&entry.name))?);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A path without the slashes at its end.
+fn trimmed(path: &[u8]) -> &[u8] {
+    let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+    &path[..len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_numbers() {
+        assert_eq!("0:65534".parse(), Ok(OwnerArg { uid: 0, gid: 65534 }));
+        for wrong in ["", "0", ":", "root:root", "1:", "-1:0", "1:4294967296"] {
+            assert!(wrong.parse::<OwnerArg>().is_err(), "{wrong}");
+        }
+    }
+}

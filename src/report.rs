@@ -1,0 +1,59 @@
+//! Lines on standard output, and complaints on standard error.
+//!
+//! Law 1: a closed output ends a command quietly, and a closed standard error changes nothing.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use draconis_access::messages::{DAMAGE_HINT, split_message};
+
+/// The exit status of a program that SIGPIPE ended.
+const OUTPUT_CLOSED: u8 = 128 + 13;
+
+/// Writes a line to standard output.
+///
+/// # Errors
+/// Why it cannot be written; the reader may have closed it.
+pub fn print_line(line: impl Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+/// Writes a line to standard error, if that is still open.
+pub fn warn_line(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Writes a failure to standard error.
+pub fn print_error(error: &anyhow::Error) {
+    static DAMAGE_HINT_SHOWN: AtomicBool = AtomicBool::new(false);
+    let (text, step) = split_message(error);
+    match step {
+        Some(DAMAGE_HINT) if DAMAGE_HINT_SHOWN.swap(true, Ordering::Relaxed) => {
+            warn_line(format_args!("draconis: {text}"));
+        }
+        Some(step) => warn_line(format_args!("draconis: {text}; {step}")),
+        None => warn_line(format_args!("draconis: {text}")),
+    }
+}
+
+/// Ends a command that failed: writes why, and returns `status`. A reader that closed the output
+/// has seen enough: nothing is written then.
+pub fn end_failed(error: &anyhow::Error, status: u8) -> ExitCode {
+    if is_broken_pipe(error) {
+        return ExitCode::from(OUTPUT_CLOSED);
+    }
+    print_error(error);
+    ExitCode::from(status)
+}
+
+/// Writes what a user should know.
+pub fn notes(notes: &[String]) {
+    notes.iter().for_each(|note| warn_line(format_args!("draconis: {note}")));
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut errors = error.chain().filter_map(|error| error.downcast_ref::<io::Error>());
+    errors.any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
