@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use draconis_device::MemoryDisk;
-use draconis_ext::Options;
+use draconis_ext::OpenOptions;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/ext/tests/common/storm.rs"]
@@ -18,11 +18,11 @@ const STEPS: usize = 40;
 fuzz_target!(|bytes: &[u8]| {
     let Some((choices, disk)) = bytes.split_at_checked(CHOICES) else { return };
     let disk = Arc::new(MemoryDisk::new(disk.to_vec(), 512));
-    let small = Options {
+    let small = OpenOptions {
         inode_cache: 32,
         block_map_cache: 8,
         data_cache_bytes: 256 << 10,
-        ..Options::default()
+        ..OpenOptions::default()
     };
     let Ok(mut storm) = storm::Storm::new(disk, small) else { return };
     // Choices are taken round and round; each goes into what is chosen after it.

@@ -4,13 +4,13 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use draconis_container::{open, open_for_writing, packing::Packing, parts};
+use draconis_container::{compression::Compression, open, open_for_writing, list_partitions};
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
 use draconis_exchange::heap::Block;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Some(Ok(stream)) = Packing::of(bytes).map(|packing| packing.unpack(bytes)) {
+    if let Some(Ok(stream)) = Compression::of(bytes).map(|packing| packing.unpack(bytes)) {
         let _ = std::io::copy(&mut stream.take(1 << 24), &mut std::io::sink());
     }
     let mut padded = bytes.to_vec();
@@ -22,14 +22,14 @@ fuzz_target!(|bytes: &[u8]| {
             let group = Group { writes: vec![Write { at_bytes: nth * 512, block }] };
             // What fails stops; what was taken is there.
             let Ok(ticket) = opened.disk.submit(group, &[]) else { break };
-            let _ = opened.disk.wait(ticket);
+            let _ = opened.disk.wait_durable(ticket);
         }
-        let _ = opened.image.map(|image| image.rest());
+        let _ = opened.image.map(|image| image.close_session());
     }
     let image: Arc<dyn Disk> = Arc::new(MemoryDisk::new(padded, 512));
     let behind = [image.clone(), image.clone()];
     let Ok(opened) = open(image.clone(), &[]).or_else(|_| open(image, &behind)) else { return };
-    let _ = parts(&*opened.disk);
+    let _ = list_partitions(&*opened.disk);
     let sectors = opened.disk.properties().len_bytes / 512;
     for nth in (0..sectors.min(256)).chain(sectors.saturating_sub(4)..sectors) {
         let _ = opened.disk.read_now(Extent::new(nth * 512, 512), Block::private(512));

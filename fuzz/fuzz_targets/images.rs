@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use draconis_container::create::{Draft, NewFormat, NewImage};
+use draconis_container::create::{DryRunDisk, NewFormat, NewImage};
 use draconis_container::{open, open_for_writing};
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
 use draconis_exchange::heap::Block;
@@ -21,7 +21,7 @@ fn write(disk: &dyn Disk, bytes: &[u8]) {
     let mut block = Block::private(len);
     block.copy_in(0, &vec![with; len]);
     let ticket = disk.submit(Group { writes: vec![Write { at_bytes, block }] }, &[]);
-    disk.wait(ticket.expect("it is taken")).expect("it is durable");
+    disk.wait_durable(ticket.expect("it is taken")).expect("it is durable");
 }
 
 fn bytes(disk: &dyn Disk) -> Vec<u8> {
@@ -35,9 +35,9 @@ fuzz_target!(|input: &[u8]| {
     let (drafted, later) = writes.split_at(writes.len() / 2);
     let model = MemoryDisk::new(vec![0; LEN as usize], 512);
     // Room for what is written once the image is there.
-    let room = format.most_bytes(LEN) as usize + (1 << 20);
+    let room = format.max_file_bytes(LEN) as usize + (1 << 20);
     let file = Arc::new(MemoryDisk::new(vec![0; room], 512));
-    let draft = Draft::new(&*file, format, LEN);
+    let draft = DryRunDisk::new(&*file, format, LEN);
     drafted.chunks_exact(BYTES).for_each(|it| write(&draft, it));
     let image = NewImage::new(&*file, &draft, [7; 16]).expect("there is room");
     for it in drafted.chunks_exact(BYTES) {

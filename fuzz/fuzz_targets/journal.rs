@@ -12,10 +12,14 @@ use std::time::Duration;
 use draconis_device::MemoryDisk;
 use draconis_exchange::contract::Time;
 use draconis_ext::format::features::{Compatible, Incompatible};
-use draconis_ext::format::jbd2::{self, Form, Kind, MAGIC, RawJournalSuperblock, Tag};
+use draconis_ext::format::jbd2::{
+    self, BlockType, JournalFormat, MAGIC, RawJournalSuperblock, Tag,
+};
 use draconis_ext::format::superblock::RawSuperblock;
-use draconis_ext::mkfs::{self, Contents, Node, Target, Tree, What};
-use draconis_ext::{AccessTimes, Cookie, InodeNumber, Options, Place, Volume, Writing};
+use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
+use draconis_ext::{
+    AccessTimes, BlockLocation, Cookie, InodeNumber, OpenOptions, Volume, WriteOptions,
+};
 use libfuzzer_sys::fuzz_target;
 
 const BLOCK: usize = 1024;
@@ -34,19 +38,23 @@ fuzz_target!(|bytes: &[u8]| {
         fill(block, piece, &form, &mut sequence);
     }
 
-    let small = Options {
+    let small = OpenOptions {
         inode_cache: 32,
         block_map_cache: 8,
         data_cache_bytes: 256 << 10,
-        ..Options::default()
+        ..OpenOptions::default()
     };
     let disk = Arc::new(MemoryDisk::new(image, 512));
     if let Ok(volume) = Volume::open(disk.clone(), small) {
         look(&volume);
     }
     let clock = || Time { seconds: 1_700_000_000, nanoseconds: 0 };
-    let writing =
-        Writing { clock: Arc::new(clock), dirty_bytes: 1 << 20, atime: AccessTimes::Never, discard: true };
+    let writing = WriteOptions {
+        clock: Arc::new(clock),
+        dirty_bytes: 1 << 20,
+        atime: AccessTimes::Never,
+        discard: true,
+    };
     if let Ok(volume) = Volume::open_for_writing(disk, small, writing) {
         look(&volume);
         let _ = volume.close();
@@ -56,7 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
 /// A volume that needs recovery, and where its journal begins.
 fn base() -> &'static (Vec<u8>, usize) {
     struct Nothing;
-    impl Contents for Nothing {
+    impl FileSource for Nothing {
         fn read(&self, _: u64, _: u64, into: &mut [u8]) -> std::io::Result<()> {
             into.fill(0);
             Ok(())
@@ -65,21 +73,28 @@ fn base() -> &'static (Vec<u8>, usize) {
     static BASE: OnceLock<(Vec<u8>, usize)> = OnceLock::new();
     BASE.get_or_init(|| {
         let size_bytes = (BLOCKS * BLOCK) as u64;
-        let mut tree = Tree::new(Node::new(What::Directory, 0o755));
-        let log = What::File { size_bytes, data: vec![(0, size_bytes)], source: 0 };
-        tree.add(mkfs::NodeId::ROOT, b"log", Node::new(log, 0o600)).expect("a tree of one file");
-        let options = mkfs::Options { block_bytes: Some(1024), ..mkfs::Options::default() };
-        let plan = mkfs::sized(&options, &mut tree, VOLUME_BYTES).expect("a small volume");
+        let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
+        let log = NodeKind::File { size_bytes, data: vec![(0, size_bytes)], source: 0 };
+        tree.add(mkfs::NodeId::ROOT, b"log", TreeNode::new(log, 0o600))
+            .expect("a tree of one file");
+        let options =
+            mkfs::FormatOptions { block_bytes: Some(1024), ..mkfs::FormatOptions::default() };
+        let plan = mkfs::plan_for_size(&options, &mut tree, VOLUME_BYTES).expect("a small volume");
         let disk = MemoryDisk::new(vec![0; VOLUME_BYTES as usize], 512);
-        mkfs::write(&plan, &Nothing, &Target { disk: &disk, zeroed: true, progress: &|_| {} })
-            .expect("a disk in memory");
+        mkfs::write(
+            &plan,
+            &Nothing,
+            &FormatTarget { disk: &disk, zeroed: true, progress: &|_| {} },
+        )
+        .expect("a disk in memory");
         drop(plan);
         let mut image = disk.into_bytes();
-        let volume = Volume::open(Arc::new(MemoryDisk::new(image.clone(), 512)), Options::default())
-            .expect("a volume just made");
+        let volume =
+            Volume::open(Arc::new(MemoryDisk::new(image.clone(), 512)), OpenOptions::default())
+                .expect("a volume just made");
         let log = volume.lookup(volume.root(), b"log").expect("its one file");
         let runs = volume.map(log, 0).expect("its map");
-        let Some(Place::At(first)) = runs.first().map(|run| run.place) else {
+        let Some(BlockLocation::Mapped(first)) = runs.first().map(|run| run.place) else {
             panic!("a file that has data has a first block")
         };
         let raw = RawSuperblock::view_mut(&mut image[BLOCK..]).expect("the superblock");
@@ -91,7 +106,7 @@ fn base() -> &'static (Vec<u8>, usize) {
 }
 
 /// The first block of a journal with some features.
-fn superblock(journal: &mut [u8], features: u8) -> Option<Form> {
+fn superblock(journal: &mut [u8], features: u8) -> Option<JournalFormat> {
     let first = journal.get_mut(..BLOCK)?;
     first.fill(0);
     first[..4].copy_from_slice(&MAGIC.to_be_bytes());
@@ -110,7 +125,7 @@ fn superblock(journal: &mut [u8], features: u8) -> Option<Form> {
 }
 
 /// A block of the log: as it is, or with a header and a sum that are right.
-fn fill(block: &mut [u8], piece: &[u8], form: &Form, sequence: &mut u32) {
+fn fill(block: &mut [u8], piece: &[u8], form: &JournalFormat, sequence: &mut u32) {
     let Some((kind, bytes)) = piece.split_first() else { return };
     let word = |nth: usize| -> u32 {
         let word = bytes.get(nth * 4..nth * 4 + 4).and_then(|it| it.try_into().ok());
@@ -121,11 +136,11 @@ fn fill(block: &mut [u8], piece: &[u8], form: &Form, sequence: &mut u32) {
         0 => {
             let tag = |nth| {
                 let word = word(nth);
-                let sum = form.copy_sum(*sequence, &vec![0; BLOCK]);
+                let sum = form.tag_checksum(*sequence, &vec![0; BLOCK]);
                 Tag { block: (word & 0x1FF).into(), escaped: word >> 31 == 1, sum }
             };
             let most = form.tags_per_descriptor();
-            form.descriptor(*sequence, &(0..some.min(most)).map(tag).collect::<Vec<_>>())
+            form.build_descriptor(*sequence, &(0..some.min(most)).map(tag).collect::<Vec<_>>())
         }
         1 => {
             let most = form.revokes_per_block();
@@ -143,7 +158,7 @@ fn fill(block: &mut [u8], piece: &[u8], form: &Form, sequence: &mut u32) {
             whole[..len].copy_from_slice(&bytes[..len]);
             whole[..4].copy_from_slice(&MAGIC.to_be_bytes());
             whole[8..12].copy_from_slice(&sequence.to_be_bytes());
-            let _: Option<(Kind, u32)> = jbd2::blocks::header(&whole);
+            let _: Option<(BlockType, u32)> = jbd2::blocks::header(&whole);
             whole
         }
         _ => bytes.to_vec(),

@@ -5,7 +5,7 @@ use draconis_ext::format::{casefold, nokey};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|name: &[u8]| {
-    if let Some(folded) = casefold::folded(name) {
+    if let Some(folded) = casefold::fold_name(name) {
         assert!(std::str::from_utf8(&folded).is_ok());
     }
     let _ = nokey::target(name);

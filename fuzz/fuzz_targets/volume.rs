@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::Kind;
-use draconis_ext::{Cookie, InodeNumber, Options, Volume};
+use draconis_exchange::contract::FileType;
+use draconis_ext::{Cookie, InodeNumber, OpenOptions, Volume};
 use libfuzzer_sys::fuzz_target;
 
 /// Names and reads of one run.
@@ -15,11 +15,11 @@ const PIECE_BYTES: usize = 64 << 10;
 
 fuzz_target!(|bytes: &[u8]| {
     let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
-    let small = Options {
+    let small = OpenOptions {
         inode_cache: 32,
         block_map_cache: 8,
         data_cache_bytes: 256 << 10,
-        ..Options::default()
+        ..OpenOptions::default()
     };
     let Ok(volume) = Volume::open(disk, small) else { return };
     let _ = (volume.info(), volume.space(), volume.statistics());
@@ -41,7 +41,7 @@ fn look(volume: &Volume, number: InodeNumber, stack: &mut Vec<InodeNumber>) {
     }
     let Ok(inode) = volume.inode(number) else { return };
     match inode.kind {
-        Kind::Directory => {
+        FileType::Directory => {
             let mut names = vec![];
             let _ = volume.entries(number, Cookie::default(), true, |found| {
                 if let Ok(entry) = found {
@@ -56,7 +56,7 @@ fn look(volume: &Volume, number: InodeNumber, stack: &mut Vec<InodeNumber>) {
                 }
             }
         }
-        Kind::Symlink => drop(volume.read_link(number)),
+        FileType::Symlink => drop(volume.read_link(number)),
         _ => {
             let _ = volume.map(number, 0);
             let mut buffer = vec![0; PIECE_BYTES];

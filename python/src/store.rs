@@ -19,7 +19,7 @@ pub struct Store(Arc<draconis_access::Store>);
 
 /// Keys and values as they were when the scan began.
 #[pyclass(frozen, module = "draconis._draconis")]
-pub struct Keys(draconis_access::Keys);
+pub struct Keys(draconis_access::KeyIterator);
 
 #[pymethods]
 impl Store {
@@ -173,7 +173,7 @@ impl Store {
     }
 
     fn named(&self, py: Python<'_>, name: &[u8]) -> PyResult<Option<u64>> {
-        Ok(unlocked(py, || self.0.named(name))?.map(|id| id.0))
+        Ok(unlocked(py, || self.0.find_name(name))?.map(|id| id.0))
     }
 
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyBytes>, u64)>> {

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use draconis_access::populate::{Origin, Platform};
 use draconis_access::tar::Sparse;
-use draconis_access::tuning::Words;
+use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format as image_format_of;
-use draconis_access::{NewVolume, OpenHow, Place};
+use draconis_access::{NewVolume, OpenOptions, VolumeLocation};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
-use draconis_ext::tune::Changes;
-use draconis_ext::{Follow, Renaming, XattrSet};
+use draconis_ext::tune::TuneChanges;
+use draconis_ext::{Follow, RenameMode, XattrSet};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -89,7 +89,7 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<Self> {
-        let place = Place { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation { offset_bytes: offset, partition, backing };
         let open = || match write {
             true => draconis_access::Volume::open_for_writing(&image, &place),
             false => draconis_access::Volume::open(&image, &place),
@@ -120,7 +120,7 @@ impl Volume {
         let new = NewVolume {
             kind,
             len_bytes: size,
-            free_bytes: free,
+            extra_free_bytes: free,
             block_bytes: block_size,
             label,
             features,
@@ -130,8 +130,8 @@ impl Volume {
             from: from.into_iter().map(OsString::from).map(Origin::from).collect(),
             exclude,
             platform: platform.map_err(PyValueError::new_err)?,
-            limit_bytes: limit,
-            give_to,
+            max_unpacked_bytes: limit,
+            owner_override,
             squash,
             reproducible,
             image_format: image_format_of(image_format.as_deref()).map_err(raised)?,
@@ -150,7 +150,7 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<u64> {
-        let place = Place { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation { offset_bytes: offset, partition, backing };
         let grown = unlocked(py, || draconis_access::Volume::grow(&image, &place, size));
         grown.map(|grown| grown.len_bytes())
     }
@@ -164,7 +164,7 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<u64> {
-        let place = Place { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation { offset_bytes: offset, partition, backing };
         let shrunk = unlocked(py, || draconis_access::Volume::shrink(&image, &place, size));
         shrunk.map(|shrunk| shrunk.len_bytes())
     }
@@ -184,12 +184,12 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<()> {
-        let place = Place { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation { offset_bytes: offset, partition, backing };
         let (uuid, reserved) = (uuid.as_deref(), reserved.as_deref());
         let words =
-            Words { uuid, reserved, features: Some(&features), most_mounts: max_mounts };
+            TuneOptions { uuid, reserved, features: Some(&features), max_mounts: max_mounts };
         let changes =
-            Changes { label, errors, ..words.changes().map_err(raised)? };
+            TuneChanges { label, errors, ..words.parse().map_err(raised)? };
         unlocked(py, || draconis_access::Volume::tune(&image, &place, &changes))
     }
 
@@ -203,11 +203,11 @@ impl Volume {
         partition: Option<u32>,
         backing: Vec<PathBuf>,
     ) -> PyResult<(bool, bool, Vec<String>, u64, (u64, u64, u64, u64))> {
-        let place = Place { offset_bytes: offset, partition, backing };
+        let place = VolumeLocation { offset_bytes: offset, partition, backing };
         let found = unlocked(py, || draconis_access::Volume::check(&image, &place))?.0;
-        let complaints = found.complaints.iter().map(ToString::to_string).collect();
+        let complaints = found.problems.iter().map(ToString::to_string).collect();
         let counts = (found.used_inodes, found.inodes, found.used_blocks, found.blocks);
-        Ok((found.is_clean(), found.complete, complaints, found.more, counts))
+        Ok((found.is_clean(), found.complete, complaints, found.suppressed, counts))
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
@@ -251,7 +251,7 @@ impl Volume {
         path: &[u8],
     ) -> PyResult<(Vec<(Bound<'py, PyBytes>, u32, u32)>, Option<PyErr>)> {
         let (entries, damage) = unlocked(py, || self.0.list(path))?;
-        let named = |entry: draconis_access::Listed| {
+        let named = |entry: draconis_access::DirEntry| {
             (PyBytes::new(py, &entry.name), entry.inode, entry.kind.mode_bits())
         };
         Ok((entries.into_iter().map(named).collect(), damage.map(raised)))
@@ -323,7 +323,7 @@ impl Volume {
     }
 
     fn rename(&self, py: Python<'_>, from: &[u8], to: &[u8], replace: bool) -> PyResult<()> {
-        let how = if replace { Renaming::Replace } else { Renaming::NoReplace };
+        let how = if replace { RenameMode::Replace } else { RenameMode::NoReplace };
         unlocked(py, || self.0.rename(from, to, how))
     }
 
@@ -362,7 +362,7 @@ impl Volume {
         truncate: bool,
         mode: u32,
     ) -> PyResult<File> {
-        let how = OpenHow { write, create, exclusive, truncate, mode };
+        let how = OpenOptions { write, create, exclusive, truncate, mode };
         unlocked(py, || draconis_access::File::open(&self.0, path, how)).map(File)
     }
 
