@@ -109,7 +109,7 @@ struct OpenBucket {
     _claim: Option<std::fs::File>,
 }
 
-/// Keeps what the command line says, until [`end`].
+/// Keeps what the command line says, until [`finish`].
 pub fn init(options: &BucketArgs) {
     let _ = CLI_OPTIONS.set(options.clone());
 }

@@ -99,7 +99,7 @@ pub fn edit_volume<T>(
     change_opened(opened, image, place, work)
 }
 
-/// [`change`] of an image that is open already, in a process as it is.
+/// [`edit_volume`] of an image that is open already, in a process as it is.
 pub fn change_opened<T>(
     (opened, behind): (UnreadImage, BackingFiles),
     image: &Path,

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use draconis_access::populate::{Origin, Platform};
+use draconis_access::populate::{Platform, SourceSpec};
 use draconis_access::tar::Sparse;
 use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format as image_format_of;
@@ -115,8 +115,7 @@ impl Volume {
         force: Option<String>,
     ) -> PyResult<Vec<String>> {
         let Source { from, exclude, platform, limit, free, give_to, squash, reproducible } = source;
-        let platform: Result<Option<Platform>, _> =
-            platform.as_deref().map(str::parse).transpose();
+        let platform: Result<Option<Platform>, _> = platform.as_deref().map(str::parse).transpose();
         let new = NewVolume {
             kind,
             len_bytes: size,
@@ -127,11 +126,11 @@ impl Volume {
             inodes,
             reserved_ppm: reserved.map(|percent| (percent.clamp(0.0, 50.0) * 10_000.0) as u32),
             owner,
-            from: from.into_iter().map(OsString::from).map(Origin::from).collect(),
+            from: from.into_iter().map(OsString::from).map(SourceSpec::from).collect(),
             exclude,
             platform: platform.map_err(PyValueError::new_err)?,
             max_unpacked_bytes: limit,
-            owner_override,
+            owner_override: give_to,
             squash,
             reproducible,
             image_format: image_format_of(image_format.as_deref()).map_err(raised)?,
@@ -188,8 +187,7 @@ impl Volume {
         let (uuid, reserved) = (uuid.as_deref(), reserved.as_deref());
         let words =
             TuneOptions { uuid, reserved, features: Some(&features), max_mounts: max_mounts };
-        let changes =
-            TuneChanges { label, errors, ..words.parse().map_err(raised)? };
+        let changes = TuneChanges { label, errors, ..words.parse().map_err(raised)? };
         unlocked(py, || draconis_access::Volume::tune(&image, &place, &changes))
     }
 

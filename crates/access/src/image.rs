@@ -1,6 +1,6 @@
 //! Opening the image that a path names.
 //!
-//! Law 1: nothing of an image is looked at before [`Opened::start`], so that a process which
+//! Law 1: nothing of an image is looked at before [`UnreadImage::into_disk`], so that a process which
 //! confines itself can do so before.
 //! Law 2: who changes an image has it alone; who reads shuts out those who change.
 

@@ -69,7 +69,7 @@ pub fn claim_volume(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Re
 /// Puts in place what a volume that is to be changed as a whole has waiting, and claims it.
 ///
 /// # Errors
-/// As [`hold`]; what waits cannot be put in place.
+/// As [`claim_volume`]; what waits cannot be put in place.
 pub fn recover_and_claim(
     image: &Path,
     disk: &Arc<dyn Disk>,

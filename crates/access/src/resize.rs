@@ -153,7 +153,7 @@ impl<'a> GrowJob<'a> {
         Ok(Self { wanted, disk, growth, zeroed_from_bytes, _held: held })
     }
 
-    /// Bytes that [`Growing::write`] writes.
+    /// Bytes that [`GrowJob::write`] writes.
     pub fn bytes_to_write(&self) -> u64 {
         self.growth.bytes_to_write(self.zeroed_from_bytes)
     }
@@ -251,7 +251,7 @@ impl<'a> ShrinkJob<'a> {
         Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, _held: held })
     }
 
-    /// Bytes that [`Shrinking::write`] moves.
+    /// Bytes that [`ShrinkJob::write`] moves.
     pub fn bytes_to_move(&self) -> u64 {
         self.plan.bytes_to_move()
     }

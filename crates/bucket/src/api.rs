@@ -44,37 +44,37 @@ pub trait BucketApi: Send + Sync {
     /// Writes an object, in place of what is there.
     ///
     /// # Errors
-    /// [`Trouble::Passing`], [`Trouble::Denied`] or [`Trouble::Refused`].
+    /// [`RequestError::Transient`], [`RequestError::Denied`] or [`RequestError::Permanent`].
     fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()>;
 
     /// Writes an object, if none has the key.
     ///
     /// # Errors
-    /// [`Trouble::Exists`], and as [`Engine::put`].
+    /// [`RequestError::AlreadyExists`], and as [`BucketApi::put`].
     fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()>;
 
     /// Reads `len_bytes` from a byte on; all of the object if there is no range.
     ///
     /// # Errors
-    /// [`Trouble::Missing`], and as [`Engine::put`].
+    /// [`RequestError::NotFound`], and as [`BucketApi::put`].
     fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes>;
 
     /// Says how long an object is.
     ///
     /// # Errors
-    /// As [`Engine::get`].
+    /// As [`BucketApi::get`].
     fn head(&self, key: &str) -> RequestResult<u64>;
 
     /// Deletes an object; that there is none is no error.
     ///
     /// # Errors
-    /// As [`Engine::put`].
+    /// As [`BucketApi::put`].
     fn delete(&self, key: &str) -> RequestResult<()>;
 
     /// All objects whose keys begin with `folder` and a slash, in any order; with an empty name
     /// all there are.
     ///
     /// # Errors
-    /// As [`Engine::put`].
+    /// As [`BucketApi::put`].
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>>;
 }

@@ -84,7 +84,7 @@ impl JournalDevice {
         Ok(Self { disk: Arc::new(disk), place })
     }
 
-    /// A journal on a disk, which has one or is [formatted](Local::format) first.
+    /// A journal on a disk, which has one or is [formatted](JournalDevice::format) first.
     pub fn on(disk: Arc<dyn Disk>, place: &str) -> Self {
         Self { disk, place: clean(place).into() }
     }

@@ -143,7 +143,7 @@ pub struct NewImage<'a> {
 
 impl<'a> NewImage<'a> {
     /// Begins an image of the disk of `draft` in `file`, which reads as zeros and has at least
-    /// [`NewFormat::most_bytes`]. What formats want to be different in each image follows from
+    /// [`NewFormat::max_file_bytes`]. What formats want to be different in each image follows from
     /// `identity`.
     pub fn new(
         file: &'a dyn Disk,

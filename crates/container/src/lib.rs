@@ -351,7 +351,7 @@ fn open_headed(
 /// that an image has for each of its states come of `chance`.
 ///
 /// # Errors
-/// See [`Error`]; [`Unsupported::Unchanged`].
+/// See [`Error`]; [`Unsupported::ReadOnlyFormat`].
 pub fn open_for_writing(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],

@@ -2,7 +2,7 @@
 //!
 //! Each check takes a disk that can be written and that has no other user, of at least
 //! [`SECTORS`] sectors, whatever is on it; it panics, saying what was wrong, if the disk
-//! does not keep [`Disk`]'s promises. [`all`] runs every check, each on a disk of its own:
+//! does not keep [`Disk`]'s promises. [`check_all`] runs every check, each on a disk of its own:
 //!
 //! ```
 //! use draconis_device::{MemoryDisk, conform};
@@ -10,7 +10,7 @@
 //! conform::all(|| MemoryDisk::new(vec![0; 1 << 20], 512));
 //! ```
 //!
-//! What a power cut leaves is not for here: see [`crate::Crashes`].
+//! What a power cut leaves is not for here: see [`crate::CrashStates`].
 
 use draconis_exchange::heap::Block;
 

@@ -261,7 +261,7 @@ impl SubmitOptions {
     /// Waits for what is to be durable of a chain that `disk` has given `tickets` for.
     ///
     /// # Errors
-    /// As [`Disk::wait`].
+    /// As [`Disk::wait_durable`].
     pub fn wait<D: Disk + ?Sized, G>(self, disk: &D, tickets: &[Ticket]) -> Result<(), Refused<G>> {
         let ticket = self.durable.and_then(|place| tickets.get(place));
         let waited = ticket.map_or(Ok(()), |ticket| disk.wait_durable(*ticket));
@@ -320,10 +320,10 @@ pub trait Disk: Send + Sync {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>>;
 
-    /// [`Disk::submit_chain`], with more to be done about it: see [`Terms`].
+    /// [`Disk::submit_chain`], with more to be done about it: see [`SubmitOptions`].
     ///
     /// # Errors
-    /// As [`Disk::submit_chain`]; and as [`Disk::wait`] of a chain that was taken, whatever comes
+    /// As [`Disk::submit_chain`]; and as [`Disk::wait_durable`] of a chain that was taken, whatever comes
     /// back of it.
     fn submit_with(
         &self,
@@ -340,10 +340,10 @@ pub trait Disk: Send + Sync {
     /// file as well. It is not durable for that, and nothing is flushed for it.
     ///
     /// # Errors
-    /// As [`Disk::wait`].
+    /// As [`Disk::wait_durable`].
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error>;
 
-    /// Whether [`Disk::wait`] can return [`Error::Away`]: then what is submitted is waited for in
+    /// Whether [`Disk::wait_durable`] can return [`Error::Away`]: then what is submitted is waited for in
     /// another call, which says so.
     fn can_be_away(&self) -> bool {
         false
@@ -413,7 +413,7 @@ pub trait Disk: Send + Sync {
     /// Reads in the calling thread's time: [`Disk::read`] with [`Urgency::Now`], waited for.
     ///
     /// # Errors
-    /// As [`Disk::read`]; a service that died answers [`Error::Gone`].
+    /// As [`Disk::read`]; a service that died answers [`Error::ServiceEnded`].
     fn read_now(&self, at: Extent, into: Block) -> ReadAnswer {
         self.read(at, into, Urgency::Now)
             .wait()

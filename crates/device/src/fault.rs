@@ -31,7 +31,7 @@ pub enum Fault {
         /// Writes of the group that still happen, in the order they have in it.
         kept_writes: usize,
     },
-    /// As [`Fault::Break`], and nothing answers any more, reads neither: [`Error::Gone`].
+    /// As [`Fault::Break`], and nothing answers any more, reads neither: [`Error::ServiceEnded`].
     PowerCut {
         /// Writes of the group that still happen, in the order they have in it.
         kept_writes: usize,

@@ -195,7 +195,7 @@ impl OpenedFile {
         Ok(head.get(..HEAD_BYTES.min(head.len())).unwrap_or_default().to_vec())
     }
 
-    /// Lets a file become longer by what is written behind its end: [`Disk::room_bytes`]. A block
+    /// Lets a file become longer by what is written behind its end: [`Disk::max_len_bytes`]. A block
     /// device stays as it is.
     ///
     /// The file is as long as it is now: a process that stands by may have opened it long ago,

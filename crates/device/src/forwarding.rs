@@ -51,7 +51,7 @@ pub trait ForwardingDisk: Send + Sync {
         self.disk().properties()
     }
 
-    /// As [`Disk::room_bytes`].
+    /// As [`Disk::max_len_bytes`].
     fn room_bytes(&self) -> u64 {
         self.disk().max_len_bytes()
     }
@@ -76,7 +76,7 @@ pub trait ForwardingDisk: Send + Sync {
         self.disk().submit_with(chain, after, terms)
     }
 
-    /// As [`Disk::settle`].
+    /// As [`Disk::wait_visible`].
     fn settle(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_visible(ticket)
     }
@@ -91,12 +91,12 @@ pub trait ForwardingDisk: Send + Sync {
         self.disk().trouble()
     }
 
-    /// As [`Disk::gather`].
+    /// As [`Disk::wait_commit_interval`].
     fn gather(&self) {
         self.disk().wait_commit_interval();
     }
 
-    /// As [`Disk::wait`].
+    /// As [`Disk::wait_durable`].
     fn wait(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_durable(ticket)
     }

@@ -17,7 +17,7 @@ enum State<T> {
 /// An answer that comes about because it has a waiter: of a simulated disk, whose
 /// time stands still otherwise.
 pub trait DeferredAnswer<T>: Send + Sync + std::fmt::Debug {
-    /// Whether [`Answer::wait`] would return at once.
+    /// Whether [`DeferredAnswer::wait`] would return at once.
     fn is_ready(&self) -> bool;
 
     /// Does what is needed, and returns the value; `None` if there will be none.

@@ -13,7 +13,7 @@
 //! Law 3: what one client can make the service hold is bounded, in number and in bytes.
 //!
 //! A byte that is written is copied twice: into a block that crosses, and out of it; once where it
-//! lies in memory that both sides know ([`RemoteDisk::lending`]). From there it goes to a device
+//! lies in memory that both sides know ([`RemoteDisk::with_shared_memory`]). From there it goes to a device
 //! that takes direct I/O without another copy.
 
 mod client;

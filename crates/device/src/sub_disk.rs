@@ -29,7 +29,7 @@ impl SubDisk {
     /// Shows everything of `disk` from `start_bytes` on.
     ///
     /// # Errors
-    /// As [`View::new`].
+    /// As [`SubDisk::new`].
     pub fn from_offset(disk: Arc<dyn Disk>, start_bytes: u64) -> Result<Self, Error> {
         let len_bytes = disk.properties().len_bytes;
         match len_bytes.checked_sub(start_bytes) {

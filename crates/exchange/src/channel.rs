@@ -109,7 +109,7 @@ pub trait Transport<Tx, Rx>: Send {
     /// Waits until a message or trouble is there, which `receive` then tells.
     ///
     /// # Errors
-    /// [`Lost::Timeout`].
+    /// [`ChannelError::Timeout`].
     fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError>;
 
     /// How often the server's side has told of a change, if it tells.
@@ -250,7 +250,7 @@ impl<C: Contract, S: State<Contract = C>> Client<C, S> {
 impl<C: Contract, S> Client<C, S> {
     /// A number that grows whenever what the server answered may have changed: what it was asked
     /// for since this was last another one is as it would answer now. `None` of a server without a
-    /// [`Teller`].
+    /// [`ChangeNotifier`].
     ///
     /// # Errors
     /// The server is lost. One that died is so after some milliseconds at the latest.
@@ -285,7 +285,7 @@ impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     /// passes.
     ///
     /// # Errors
-    /// [`Lost::Timeout`].
+    /// [`ChannelError::Timeout`].
     pub fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         self.core.link.wait(deadline)
     }
@@ -305,7 +305,7 @@ impl<C: Contract, S: ReceivingState<Contract = C>> Server<C, S> {
     /// passes.
     ///
     /// # Errors
-    /// [`Lost::Timeout`].
+    /// [`ChannelError::Timeout`].
     pub fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         self.core.link.wait(deadline)
     }
@@ -363,7 +363,7 @@ const NO_DEADLINE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// A client that calls again and again in one state, with one patience for all calls.
 ///
 /// Once a call is lost the channel is closed and every further call answers
-/// [`Lost::Closed`].
+/// [`ChannelError::Closed`].
 #[derive(Debug)]
 pub struct RpcClient<C: Contract, S = <C as Contract>::Start> {
     end: Option<Client<C, S>>,

@@ -31,7 +31,7 @@ pub struct Received {
 /// Sends `bytes`, at least one, and with them `fds`.
 ///
 /// # Errors
-/// What the socket says; [`Errno::INVAL`] for more than [`FDS_MAX`] descriptors.
+/// What the socket says; [`Errno::INVAL`] for more than [`MAX_FDS`] descriptors.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -26,7 +26,7 @@ use crate::copy_counter;
 /// A block is private memory, a slot of an arena that another process maps too, or pieces
 /// of data that a server in this process lent. Arena bytes may change under their reader,
 /// so there is no way to borrow them: copy with [`Block::copy_out`], or turn the block into
-/// [`Private`] memory first.
+/// [`PrivateBuffer`] memory first.
 #[derive(Debug)]
 pub struct Block(BlockStorage);
 
@@ -44,7 +44,7 @@ impl Block {
         Self(BlockStorage::Private(PrivateBuffer::new(len)))
     }
 
-    /// Room for `len` bytes, without memory: who fills it lends pieces with [`Block::put`],
+    /// Room for `len` bytes, without memory: who fills it lends pieces with [`Block::put_slice`],
     /// or writes, and it becomes private memory.
     pub fn unallocated(len: usize) -> Self {
         Self(BlockStorage::Lent(SliceList::new(len)))

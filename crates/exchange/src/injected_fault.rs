@@ -1,7 +1,7 @@
 //! What tests leave out, to see that it is missed, and where they have a worker linger.
 //!
 //! Without the feature `omissions`, which nothing but tests has, everything here is a
-//! constant. With it a program leaves out what the variable [`VARIABLE`] names, and hands
+//! constant. With it a program leaves out what the variable [`FAULTS_VARIABLE`] names, and hands
 //! that on to its workers.
 
 /// The variable of the environment that names omissions, separated by commas.
@@ -60,11 +60,11 @@ pub enum InjectedFault {
     RecordOrphans,
     /// The kernel is asked to send again what a worker had in hand, as it can since Linux 6.9.
     Resend,
-    /// A worker lives on that is asked for the name [`DEADLY`].
+    /// A worker lives on that is asked for the name [`CRASHING_NAME`].
     SurviveCrashingName,
 }
 
-/// See [`Omission::NoDeadlyName`].
+/// See [`InjectedFault::SurviveCrashingName`].
 pub const CRASHING_NAME: &[u8] = b"deadly";
 
 impl InjectedFault {

@@ -6,7 +6,7 @@
 //!
 //! Law 1: no reference to shared bytes ever exists: bytes are copied, words are atomics. But for
 //! a part that one process alone writes, which that process sees as
-//! [`Rooms`](crate::heap::Rooms).
+//! [`PagePool`](crate::heap::PagePool).
 //! Law 2: a descriptor that came from a peer is mapped only if its seals forbid that the
 //! memory is cut away under us, and its size is the one agreed.
 //!
@@ -128,7 +128,7 @@ impl SharedMemory {
     /// Copies `from` into the shared memory at `at`.
     ///
     /// # Panics
-    /// As [`Shared::copy_out`].
+    /// As [`SharedMemory::copy_out`].
     pub fn copy_in(&self, at: usize, from: &[u8]) {
         assert!(at <= self.len && from.len() <= self.len - at);
         // SAFETY: both ranges are in bounds and distinct: `from` is private memory.

@@ -82,7 +82,7 @@ impl Volume {
         self.read_into_locked(now.as_deref().unwrap_or(inode), offset, into)
     }
 
-    /// [`Volume::read_into_of`] for those who hold the gate.
+    /// [`Volume::read_into_from_inode`] for those who hold the gate.
     pub(crate) fn read_into_locked(
         &self,
         inode: &Inode,
@@ -290,7 +290,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if it is not mapped by blocks, [`Error::Io`]. Damage is not an
-    /// error here but a [`Place`].
+    /// error here but a [`BlockLocation`].
     pub fn map(&self, number: InodeNumber, offset: u64) -> Result<Vec<Run>> {
         let _reading = self.read_lock();
         let inode = self.node(number)?;

@@ -61,12 +61,12 @@ pub struct GrowPlan {
 }
 
 impl GrowPlan {
-    /// Plans to grow the volume on `disk`, which is not in use and [`crate::settle`]d, to
+    /// Plans to grow the volume on `disk`, which is not in use and [`crate::recover_unmounted`]d, to
     /// `size_bytes`: less by a part of a block, and by a last group that would have no room for
     /// files. The disk may be shorter than that until it is written.
     ///
     /// # Errors
-    /// All but [`Error::ShortDisk`] for the size to come.
+    /// All but [`OfflineError::ShortDisk`] for the size to come.
     pub fn plan(disk: &dyn Disk, size_bytes: u64) -> Result<Self> {
         let old = OfflineVolume::load(disk, "growing")?;
         let (raw, new) = target_superblock(&old, size_bytes)?;
@@ -113,7 +113,7 @@ impl GrowPlan {
     /// Grows the volume, and waits until that is durable.
     ///
     /// # Errors
-    /// [`Error::ShortDisk`]; [`Error::NoRoom`] where nothing is free for the log; what the device
+    /// [`OfflineError::ShortDisk`]; [`OfflineError::NoLogSpace`] where nothing is free for the log; what the device
     /// says.
     pub fn write(&self, target: &GrowTarget<'_>) -> Result<()> {
         let (disk_bytes, needed_bytes) = (target.disk.properties().len_bytes, self.len_bytes());

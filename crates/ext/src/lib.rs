@@ -15,7 +15,7 @@
 //! Law 1: no bytes on a disk make this crate panic, loop without end, or take memory in
 //! proportion to what they claim.
 //! Law 2: damage costs the file it is in; everything else stays readable.
-//! Law 3: the holder of [`Data`] holds it for good; caches forget, they never take back.
+//! Law 3: the holder of [`SharedBytes`] holds it for good; caches forget, they never take back.
 //!
 //! An image made, changed and read by paths, with the names of [`std::fs`]:
 //!

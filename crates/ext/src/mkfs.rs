@@ -14,7 +14,7 @@
 //! This module does not know where a tree comes from: file contents are asked for by a number.
 //!
 //! Unlike the rest of the crate it computes with numbers that are its own; those that
-//! users choose are bounded by [`Layout::new`] and by [`Plan::new`] before they are computed with.
+//! users choose are bounded by [`Layout::new`] and by [`VolumePlan::new`] before they are computed with.
 
 #![allow(
     clippy::arithmetic_side_effects,

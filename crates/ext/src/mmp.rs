@@ -108,7 +108,7 @@ impl MmpClaim {
     /// volume before it is given back, also if the tool dies.
     ///
     /// # Errors
-    /// As [`Claim::make`].
+    /// As [`MmpClaim::acquire`].
     pub fn acquire_for_tool(
         disk: &Arc<dyn Disk>,
         how: &MmpClaimOptions<'_>,
@@ -171,7 +171,7 @@ impl MmpClaim {
         }))
     }
 
-    /// How often [`Claim::renew`] is to be called.
+    /// How often [`MmpClaim::renew`] is to be called.
     pub fn interval(&self) -> Duration {
         self.interval
     }
@@ -203,7 +203,7 @@ impl MmpClaim {
     /// Says that this host uses the volume no longer.
     ///
     /// # Errors
-    /// As [`Claim::renew`].
+    /// As [`MmpClaim::renew`].
     pub fn release(&self, now: Time) -> Result<()> {
         // What was claimed may have been changed into a volume that is not.
         if self.is_borrowed || !read_superblock(&*self.disk)?.has_mmp() {

@@ -193,7 +193,7 @@ impl Volume {
     }
 
     /// Makes a file without a name, in the group of `dir` and with what it hands down. It
-    /// lives for as long as it has users ([`Volume::hold`]), or until it gets a name.
+    /// lives for as long as it has users ([`Volume::add_user`]), or until it gets a name.
     ///
     /// # Errors
     /// As [`Volume::create`].
@@ -218,7 +218,7 @@ impl Volume {
         }
     }
 
-    /// Gives `inode` another name, or its first one to a file of [`Volume::create_unnamed`].
+    /// Gives `inode` another name, or its first one to a file of [`Volume::create_tmpfile`].
     ///
     /// # Errors
     /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.

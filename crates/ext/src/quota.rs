@@ -189,7 +189,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// [`Transaction::have_entries`] of the owner of an inode that is there.
+    /// [`Transaction::ensure_entries`] of the owner of an inode that is there.
     pub(crate) fn ensure_entries_of(&mut self, inode: InodeNumber) -> Result<()> {
         if !self.is_counted(inode) {
             return Ok(());

@@ -121,8 +121,8 @@ impl Volume {
         self.read_lock().is_some_and(|writer| writer.is_resumed)
     }
 
-    /// The inodes in use that have no name. After [`Volume::take_over`] those are given back
-    /// only by [`Volume::give_back`].
+    /// The inodes in use that have no name. After [`Volume::resume_after_crash`] those are given back
+    /// only by [`Volume::delete_orphan`].
     pub fn orphans(&self) -> Vec<InodeNumber> {
         self.store.write_back.read().orphans.iter().copied().map(InodeNumber).collect()
     }

@@ -71,12 +71,12 @@ struct ShrinkCost {
 }
 
 impl ShrinkPlan {
-    /// Plans to shrink the volume on `disk`, which is not in use and [`crate::settle`]d, to
+    /// Plans to shrink the volume on `disk`, which is not in use and [`crate::recover_unmounted`]d, to
     /// `size_bytes`, or as far as possible: more by a part of a block, less by a last group that
     /// would have no room for files.
     ///
     /// # Errors
-    /// [`Error::TooSmall`] with the least size; [`Error::Grow`]; [`Error::NotClean`]; damage.
+    /// [`OfflineError::TooSmall`] with the least size; [`OfflineError::Grow`]; [`OfflineError::NotClean`]; damage.
     pub fn plan(disk: &dyn Disk, size_bytes: Option<u64>) -> Result<Self> {
         let old = OfflineVolume::load(disk, "shrinking")?;
         let super_ = &old.super_;

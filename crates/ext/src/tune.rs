@@ -136,11 +136,11 @@ pub fn superblock(disk: &dyn Disk) -> crate::Result<RawSuperblock> {
     read_raw(disk)
 }
 
-/// Changes the volume on `disk`, which is not in use and [`crate::settle`]d, and waits until that
+/// Changes the volume on `disk`, which is not in use and [`crate::recover_unmounted`]d, and waits until that
 /// is durable.
 ///
 /// # Errors
-/// [`Error::Misuse`] and [`Error::Unsupported`], and the volume is as it was; what the device says.
+/// [`OfflineError::Misuse`] and [`OfflineError::Unsupported`], and the volume is as it was; what the device says.
 pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
     let old = read_raw(disk)?;
     let super_ = old.check()?;

@@ -1,7 +1,7 @@
 //! Two results side by side: what changed, and what is noise.
 //!
 //! A value changed if every repetition of the one lies beyond every repetition of the
-//! other, and by more than [`LEAST`]; where there was one repetition of each, as on models,
+//! other, and by more than [`MIN_CHANGE`]; where there was one repetition of each, as on models,
 //! which repeat themselves, any difference counts.
 
 use crate::results::{Figure, Outcome, Point, Results};

@@ -19,7 +19,7 @@
 //! 1. implement [`Layout`]: four questions have no default;
 //! 2. [`register`] it under a number of your own, which stores that have it say on disk: who opens
 //!    them needs it;
-//! 3. put it to [`conform::all`], and make a store with the [`crate::Profile`] of your device.
+//! 3. put it to [`conform::check_all`], and make a store with the [`crate::Profile`] of your device.
 //!
 //! `examples/zoned.rs` is one, for a device whose zones are written in order.
 //!
@@ -53,7 +53,7 @@ pub enum PayloadKind {
         /// What its object's maker said.
         hint: Hint,
         /// Bytes that were written since what it replaces was; none if it replaces
-        /// nothing that is in memory, or [`Layout::parts_by_age`] says no.
+        /// nothing that is in memory, or [`Layout::separates_by_age`] says no.
         replaced_after: Option<u64>,
     },
     /// Moved by the cleaner: so many bytes were written since it was.

@@ -188,7 +188,7 @@ const MAX_RETRIES: usize = 10;
 /// run.
 ///
 /// # Errors
-/// As [`ask`].
+/// As [`send_request`].
 pub fn request_if_running(
     directory: &RuntimeDir,
     request: &Request,
@@ -210,7 +210,7 @@ pub fn request_if_running(
 /// Asks the manager; starts one where none runs, or the one that ran ends before it has answered.
 ///
 /// # Errors
-/// As [`ask`]; when none comes up.
+/// As [`send_request`]; when none comes up.
 pub fn request_or_start(directory: &RuntimeDir, request: &Request) -> std::io::Result<Reply> {
     let mut tries = MAX_RETRIES;
     loop {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Each mount has a keeper of its own, a process that outlives the manager and, by
-//! [`handover`], its own program.
+//! [`upgrade`], its own program.
 //!
 //! Law 1: nothing that a volume holds is looked at here.
 //! Law 2: when a worker dies or hangs, another takes over. Where none may, the connection is

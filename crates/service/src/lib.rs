@@ -9,8 +9,8 @@
 //! ```
 //!
 //! This crate knows ext and the contracts. It does not know FUSE: the one who puts the program
-//! together passes a [`front::Front`] and a [`worker::Serve`]; nor any network: it passes an
-//! [`elsewhere::Elsewhere`], too.
+//! together passes a [`mounter::Mounter`] and a [`worker::RequestServer`]; nor any network: it passes an
+//! [`remote_disk::RemoteDiskProvider`], too.
 #![deny(unsafe_code)]
 
 mod accepted_mark;

@@ -75,7 +75,7 @@ impl LocalVolume {
         Ok(Self::new(open(Arc::new(disk), &[], options)?, patience))
     }
 
-    /// Opens the volume in `image` for reading and writing, as [`Local::open`] does for
+    /// Opens the volume in `image` for reading and writing, as [`LocalVolume::open`] does for
     /// reading. Changes are handed to the disk when they are many, when a client waits for
     /// them and when [`VolumeTree::close`] is called, which should be.
     ///

@@ -1,6 +1,6 @@
 //! The kernel's table of mounts: what is mounted where, and which of it is ours.
 //!
-//! Law: reading the table asks no mount anything. What does ([`Entry::answers`]) waits for a
+//! Law: reading the table asks no mount anything. What does ([`MountEntry::probe`]) waits for a
 //! bounded time, since a worker that hangs does not answer.
 
 use std::ffi::OsString;

@@ -26,7 +26,7 @@ pub trait Mounter: Send + Sync + 'static {
     /// are otherwise those of the mount.
     ///
     /// # Errors
-    /// See [`NotDetached`].
+    /// See [`DetachError`].
     fn remount(
         &self,
         mount_point: &Path,
@@ -40,7 +40,7 @@ pub trait Mounter: Send + Sync + 'static {
     /// Takes `mount_point` away; with `force` even while it is in use.
     ///
     /// # Errors
-    /// See [`NotDetached`].
+    /// See [`DetachError`].
     fn detach(&self, mount_point: &Path, force: bool) -> Result<(), DetachError>;
 }
 

@@ -229,7 +229,7 @@ impl OpLog {
     /// Of an epoch the disk has taken all up to a number: `taken`.
     ///
     /// # Errors
-    /// [`Nonsense`].
+    /// [`CorruptOplog`].
     pub(crate) fn load_unfinished(
         &self,
         taken: (u64, u64),

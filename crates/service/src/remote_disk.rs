@@ -76,7 +76,7 @@ pub struct RemoteDiskRequest {
     pub read_only: bool,
     /// Whether it is kept for long, by a mount.
     pub stays: bool,
-    /// The place from which this is done: [`seat`].
+    /// The place from which this is done: [`owner_id`].
     pub seat: String,
     /// What the program wrote for itself.
     pub settings: String,
@@ -85,7 +85,7 @@ pub struct RemoteDiskRequest {
 /// What a mount of something elsewhere needs of who asks for it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct RemoteCredentials {
-    /// [`Opening::settings`].
+    /// [`RemoteDiskRequest::settings`].
     pub settings: String,
     /// The environment, which has the credentials.
     pub environment: BTreeMap<String, String>,

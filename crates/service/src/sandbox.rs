@@ -221,7 +221,7 @@ impl std::os::fd::AsFd for LandlockFd {
     }
 }
 
-/// Opens `path` as landlock and [`Profile::Extractor`] want it.
+/// Opens `path` as landlock and [`SandboxProfile::Extractor`] want it.
 ///
 /// # Errors
 /// What the system says.

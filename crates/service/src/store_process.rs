@@ -104,9 +104,9 @@ pub struct StoreProcess {
 /// A disk that the process serves, for the worker to be told of.
 #[derive(Debug)]
 pub struct AttachedDisk {
-    /// Where the worker takes its session up: see [`disk_of`].
+    /// Where the worker takes its session up: see [`open_session_disk`].
     pub socket: OwnedFd,
-    /// What [`StoreProcess::ended`] is asked about it.
+    /// What [`StoreProcess::wait_detached`] is asked about it.
     pub number: u64,
 }
 
@@ -201,7 +201,7 @@ impl StoreProcess {
     }
 
     /// Waits until a disk is served no more, whose worker has closed it or is dead: the mark of
-    /// the last chain that was taken for it ([`draconis_device::Terms`]).
+    /// the last chain that was taken for it ([`draconis_device::SubmitOptions`]).
     ///
     /// # Errors
     /// [`StoreError::Refused`] if it still is, after a while.
@@ -290,7 +290,7 @@ impl StoreProcess {
 }
 
 /// The disk of a session that [`StoreProcess::attach`] made, in the worker. What it asks goes to
-/// the process; when that dies, everything is answered with [`draconis_device::Error::Gone`].
+/// the process; when that dies, everything is answered with [`draconis_device::Error::ServiceEnded`].
 ///
 /// # Errors
 /// When the process does not answer.

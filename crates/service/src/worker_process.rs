@@ -343,7 +343,7 @@ impl Worker {
     /// Asks it how it is.
     ///
     /// # Errors
-    /// [`Fault`]; after one it cannot be asked again.
+    /// [`WorkerError`]; after one it cannot be asked again.
     pub fn status(&mut self, deadline: Instant) -> Result<WorkerStatus, WorkerError> {
         let volume = self.volume.take().ok_or(WorkerError(ChannelError::Closed))?;
         let text = self.text.take().ok_or(WorkerError(ChannelError::Closed))?;
@@ -367,7 +367,7 @@ impl Worker {
     /// can be changed, nor can the worker be asked anything.
     ///
     /// # Errors
-    /// [`Fault`], or that it could not.
+    /// [`WorkerError`], or that it could not.
     pub fn close(&mut self, deadline: Instant) -> Result<(), WorkerError> {
         let volume = self.volume.take().ok_or(WorkerError(ChannelError::Closed))?;
         let sent = volume.send(volume::Unmount {});

@@ -8,7 +8,7 @@
 //! Law 1: this module opens no name. It reads the files that were given, in the order of their
 //! names; two lines with one name share a file.
 //! Law 2: [`names`] lists only names in the directory of the text or below it.
-//! Law 3: a text longer than [`LONGEST_TEXT`] or with more than [`MOST_EXTENTS`] lines is an error.
+//! Law 3: a text longer than [`MAX_DESCRIPTOR_BYTES`] or with more than [`MAX_EXTENTS`] lines is an error.
 
 use std::path::{Component, Path};
 use std::sync::Arc;

@@ -36,10 +36,10 @@ pub fn lock_file(fd: impl AsFd, how: LockMode) -> rustix::io::Result<()> {
     try_lock_file(fd, how)
 }
 
-/// As [`claim`], without waiting.
+/// As [`lock_file`], without waiting.
 ///
 /// # Errors
-/// As [`claim`].
+/// As [`lock_file`].
 pub fn try_lock_file(fd: impl AsFd, how: LockMode) -> rustix::io::Result<()> {
     let operation = match how {
         LockMode::Shared => FlockOperation::NonBlockingLockShared,

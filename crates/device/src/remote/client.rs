@@ -58,7 +58,7 @@ impl RemoteDisk {
     /// for a sector a lane at the least; without, the blocks themselves are sent.
     ///
     /// # Errors
-    /// [`Error::Gone`] when there is no answer, or the answer makes no sense.
+    /// [`Error::ServiceEnded`] when there is no answer, or the answer makes no sense.
     pub fn new(
         ends: Vec<Client<disk::Disk>>,
         blocks: Option<BlockAllocator>,

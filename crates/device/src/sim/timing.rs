@@ -48,7 +48,7 @@ pub struct Model {
     pub depth: usize,
     /// Size from which larger requests gain nothing much, in bytes.
     pub best_io_bytes: u32,
-    /// Whether it does anything about [`Kind::Discard`].
+    /// Whether it does anything about [`RequestKind::Discard`].
     pub discards: bool,
 }
 

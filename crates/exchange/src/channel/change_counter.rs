@@ -10,7 +10,7 @@
 //! Law 2: of a server that does not tell a client keeps nothing: its count is none.
 //! Law 3: a count says nothing of its own. A server that lies with it costs its client a message,
 //! or has it read what the server might have answered as well.
-//! Law 4: a dead server tells nothing, so its client looks for it: every [`LOOK_MS`].
+//! Law 4: a dead server tells nothing, so its client looks for it: every [`LIVENESS_CACHE_MS`].
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,

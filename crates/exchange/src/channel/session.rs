@@ -223,12 +223,12 @@ impl PendingSession {
 /// Takes up the session that was offered over `socket`.
 ///
 /// # Errors
-/// [`Lost::Timeout`], [`Lost::Closed`], or the violation in the hello.
+/// [`ChannelError::Timeout`], [`ChannelError::Closed`], or the violation in the hello.
 pub fn accept(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, ChannelError> {
     join(socket, deadline, false)
 }
 
-/// Takes up, as its host, a session that a third process made: see [`introduce`].
+/// Takes up, as its host, a session that a third process made: see [`broker`].
 ///
 /// # Errors
 /// As [`accept`].
@@ -432,7 +432,7 @@ impl Session {
     }
 
     /// Tells of `memory`, which both sides map and one of them writes: blocks that lie in it
-    /// ([`Rooms::lent`](crate::heap::Rooms::lent)) cross by their place. Both sides say it once,
+    /// ([`PagePool`](crate::heap::PagePool)) cross by their place. Both sides say it once,
     /// before the first.
     pub fn register_pool(&self, memory: Arc<SharedMemory>) {
         self.heap.register_pool(memory);
@@ -458,7 +458,7 @@ impl Session {
     /// that was on its way is home then, once the ends of this session were dropped.
     ///
     /// # Errors
-    /// [`Lost::Timeout`].
+    /// [`ChannelError::Timeout`].
     pub fn wait_for_death(self: &Arc<Self>, deadline: Instant) -> Result<(), ChannelError> {
         while !self.is_dead() {
             let mut fds = [PollFd::new(&self.peer, PollFlags::IN)];

@@ -54,7 +54,7 @@ struct Mailbox<T> {
 
 // SAFETY: a slot's message is reached only by the one sender while `full` is 0 and only
 // by the one receiver while it is 1; the acquire and release of `full` order the two.
-// `ThreadLink` is the only user and is neither `Clone` nor `Sync`.
+// `ThreadTransport` is the only user and is neither `Clone` nor `Sync`.
 unsafe impl<T: Send> Sync for Mailbox<T> {}
 
 impl<T> Mailbox<T> {

@@ -4,7 +4,7 @@
 //! and answers *reparse* where the path goes on elsewhere - at a symbolic link or a
 //! foreign mount. The client then decides where to bind next, with its own rights.
 //!
-//! Directory entries travel packed in a block: see [`Entries`] and [`Records`].
+//! Directory entries travel packed in a block: see [`EntryWriter`] and [`EntryReader`].
 
 mod entries;
 

@@ -2,9 +2,9 @@
 //!
 //! Offsets are absolute, so a replayed read or write does no harm, and the buffer comes
 //! back in every reply. A client in the server's process may read into a vacant block: the
-//! server lends its data then, and nothing is copied ([`Block::put`]). Who reads again and again
-//! does so with a [`Reader`], which keeps what it was answered: a server tells of every change
-//! ([`Teller`](crate::channel::Teller)).
+//! server lends its data then, and nothing is copied ([`Block::put_slice`]). Who reads again and again
+//! does so with a [`CachingReader`], which keeps what it was answered: a server tells of every change
+//! ([`ChangeNotifier`](crate::channel::ChangeNotifier)).
 
 mod reader;
 

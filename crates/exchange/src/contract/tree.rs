@@ -36,7 +36,7 @@ pub trait Tree: DirectoryServer {
     }
 
     /// Whether a change may have to wait until others have released what they hold
-    /// ([`Tree::release`]): who has a request of that kind lets others be answered meanwhile.
+    /// ([`Tree::remove_users`]): who has a request of that kind lets others be answered meanwhile.
     fn is_low_on_space(&self) -> bool {
         false
     }
@@ -265,10 +265,10 @@ pub const MAX_SYMLINKS: u32 = 40;
 
 /// Binds `end` to `path`, and follows reparses that stay within the directory's volume.
 ///
-/// `path` is a block of at least [`PATH_MAX_BYTES`] that lends the room; it comes back.
+/// `path` is a block of at least [`MAX_PATH_BYTES`] that lends the room; it comes back.
 ///
 /// # Errors
-/// The refusal: of the server, [`Refusal::TooManyLinks`] after [`LINKS_MAX`] links, or
+/// The refusal: of the server, [`Refusal::TooManyLinks`] after [`MAX_SYMLINKS`] links, or
 /// that the server was lost. The path block is lost with the server only.
 pub fn bind(
     directory: &mut RpcClient<Directory>,
@@ -301,7 +301,7 @@ pub fn bind(
 /// Binds the server's end of a new channel to what `path` names, and keeps the client's.
 /// The channel is of the transport that `directory` uses:
 /// [`channel::pair`](crate::channel::pair) between threads,
-/// [`Session::pair`](crate::channel::process::Session::pair) between processes.
+/// [`Session::pair`](crate::channel::session::Session::pair) between processes.
 ///
 /// # Errors
 /// As [`bind`].

@@ -166,7 +166,7 @@ pub struct AttributeChange {
     /// itself for a while hands in its own.
     pub changed: Option<SetTime>,
     /// Take privileges away: the change is made by a caller who may not keep them. See
-    /// [`without_privileges`].
+    /// [`clear_suid_sgid`].
     pub clear_privileges: Option<Credentials>,
 }
 

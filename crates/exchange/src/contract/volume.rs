@@ -39,7 +39,7 @@ crate::contract! {
         /// Nothing is mounted yet.
         state Start {
             /// Mounts the volume. `len` bytes of `options` are its options as text.
-            /// A refusal leaves an explanation there, in UTF-8: see [`NotMounted`].
+            /// A refusal leaves an explanation there, in UTF-8: see [`MountError`].
             call mount: Mount (options: Block) { len: u32 }
                 -> AckMount { mounted: MountedVolume } => Running
                  | NakMount why MountError => Done;

@@ -75,7 +75,7 @@ impl PagePool {
         Some(room)
     }
 
-    /// The room of `len` bytes at `place`, as [`Room::place`] said of it before, in this process
+    /// The room of `len` bytes at `place`, as [`PoolBuffer::offset`] said of it before, in this process
     /// or another; `None` if that cannot be, or some of it is taken.
     pub fn allocate_at(self: &Arc<Self>, place: usize, len: usize) -> Option<PoolBuffer> {
         let (first, pages) = (place / ALIGN_BYTES, len.div_ceil(ALIGN_BYTES));
@@ -104,7 +104,7 @@ impl PagePool {
         (end <= self.pages * ALIGN_BYTES).then_some(self.start + at)
     }
 
-    /// `len` bytes of rooms, from where [`Rooms::place_of`] says, as a block that another process
+    /// `len` bytes of rooms, from where [`PagePool::offset_of`] says, as a block that another process
     /// finds where they are, if it knows of this memory; `None` if that is in no room. Who has
     /// them keeps them until the other has answered.
     pub fn block_at(&self, at: usize, len: usize) -> Option<Block> {
@@ -191,7 +191,7 @@ impl std::ops::Deref for PoolBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: the bytes are this room's alone, so none but `self` writes to them, which is
-        // borrowed; other processes do not, as `Rooms::new` was promised.
+        // borrowed; other processes do not, as `PagePool::new` was promised.
         unsafe { self.rooms.memory.slice(self.at(), self.len) }
     }
 }

@@ -1,7 +1,7 @@
 //! What changed since the last chain, and what of it the order of writes may depend on.
 //!
 //! An operation says before it begins what it is going to do ([`Operation`]), and while it
-//! changes blocks, what it did ([`Intent`]). What comes of that is the protocol's.
+//! changes blocks, what it did ([`Effect`]). What comes of that is the protocol's.
 
 use std::collections::HashSet;
 

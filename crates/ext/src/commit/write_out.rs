@@ -44,7 +44,7 @@ impl Volume {
     }
 
     /// Has `tell` called when contents were sealed that need not be sent by the thread that wrote
-    /// them: another calls [`Volume::send_sealed`] soon.
+    /// them: another calls [`Volume::send_queued`] soon.
     pub fn on_queued_contents(&self, tell: impl Fn() + Send + Sync + 'static) {
         if let Some(writing) = &self.writing {
             // The first stays.

@@ -35,7 +35,7 @@ pub(super) fn find(volume: &Volume, dir: &Inode, wanted: &NameQuery<'_>) -> Resu
     second.ok_or(damage.unwrap_or(Error::NotFound))
 }
 
-/// Looks for a name in one block, as [`Wanted::find_in`]. Damage counts only if it is not found.
+/// Looks for a name in one block, as [`NameQuery::find_in`]. Damage counts only if it is not found.
 pub(super) fn find_in_block(
     volume: &Volume,
     dir: &Inode,

@@ -261,7 +261,7 @@ impl DirBlockBuilder {
     }
 }
 
-/// A record length as its 16 bits say it; see [`record_len`].
+/// A record length as its 16 bits say it; see [`rec_len_from_disk`].
 pub(crate) fn rec_len_to_disk(len: usize, block_bytes: usize) -> u16 {
     match u16::try_from(len) {
         Ok(raw) => raw,

@@ -4,7 +4,7 @@
 //!   | magic entries max depth generation | entry .. entry | free | checksum (not in the inode) |
 //!   depth 0: entry = file block, length, place        depth > 0: entry = file block, node below
 //! ```
-//! (`Documentation/filesystems/ext4/ifork.rst`.) Law: a [`Node`] is sorted, its entries do not
+//! (`Documentation/filesystems/ext4/ifork.rst`.) Law: a [`ExtentNode`] is sorted, its entries do not
 //! overlap, and it claims no more of them than its bytes hold.
 
 use super::checksum::Checksum;
@@ -27,7 +27,7 @@ pub const ROOT_ENTRIES: u16 = 4;
 pub struct Extent {
     /// The first block in the file.
     pub from: u32,
-    /// How many: 1 to [`MOST_BLOCKS`], one less if it is unwritten.
+    /// How many: 1 to [`INIT_MAX_LEN`], one less if it is unwritten.
     pub blocks: u32,
     /// Where they are.
     pub start: FsBlock,

@@ -192,7 +192,7 @@ impl<'a> InodeSlot<'a> {
         self.get(join).unwrap_or(0)
     }
 
-    /// Sets [`Slot::sectors`].
+    /// Sets [`InodeSlot::sectors`].
     pub fn set_sectors(&mut self, sectors: u64) {
         self.with(|raw| {
             raw.i_blocks_lo = low32(sectors).into();
@@ -288,7 +288,7 @@ impl<'a> InodeSlot<'a> {
         self.get(|raw| raw.i_generation.get()).unwrap_or(0)
     }
 
-    /// Sets [`Slot::generation`].
+    /// Sets [`InodeSlot::generation`].
     pub fn set_generation(&mut self, generation: u32) {
         self.with(|raw| raw.i_generation = generation.into());
     }
@@ -307,7 +307,7 @@ impl<'a> InodeSlot<'a> {
         named == Some(owner.0) && self.generation() == generation
     }
 
-    /// Sets [`Slot::value_owners`].
+    /// Sets [`InodeSlot::ea_ref_count`].
     pub fn set_value_owners(&mut self, owners: u64) {
         let [low, high] = [low32(owners), low32(owners >> 32)];
         self.set_time(InodeTime::Changed, Time { seconds: 0, nanoseconds: 0 });
@@ -344,7 +344,7 @@ impl<'a> InodeSlot<'a> {
         self.links() == 0 && self.mode() != 0 && self.deletion_time() == 0
     }
 
-    /// Sets [`Slot::deleted`].
+    /// Sets [`InodeSlot::deletion_time`].
     pub fn set_deleted(&mut self, seconds: u32) {
         self.with(|raw| raw.i_dtime = seconds.into());
     }

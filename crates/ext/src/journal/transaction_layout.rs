@@ -55,7 +55,7 @@ pub(crate) fn log_blocks_needed(form: &JournalFormat, copies: usize, revokes: us
     saturating_u32((copies + descriptors + revokes + 1) as u64)
 }
 
-/// Lays a transaction down from `head` on; there is [`room_for`] it.
+/// Lays a transaction down from `head` on; there is [`log_blocks_needed`] it.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if a block of the log is nowhere.

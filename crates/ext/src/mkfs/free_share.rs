@@ -7,7 +7,7 @@ use super::{FormatError, FormatOptions, Result, Tree, VolumePlan};
 /// users.
 ///
 /// # Errors
-/// As [`fitting`].
+/// As [`plan_smallest`].
 pub fn plan_smallest_with_free_share<'a>(
     options: &FormatOptions,
     tree: &'a mut Tree,

@@ -201,8 +201,8 @@ impl Layout {
     /// Lays out a volume in `size_bytes`.
     ///
     /// # Errors
-    /// [`Error::TooSmall`], [`Error::TooLarge`], [`Error::TooManyInodes`],
-    /// [`Error::LargeJournal`], and [`Error::Misuse`] for options that make no sense.
+    /// [`FormatError::TooSmall`], [`FormatError::TooLarge`], [`FormatError::TooManyInodes`],
+    /// [`FormatError::LargeJournal`], and [`FormatError::Misuse`] for options that make no sense.
     pub fn new(options: &FormatOptions, size_bytes: u64) -> Result<Self> {
         let ResolvedOptions { block_bytes, ratio, inodes } = resolve_options(options, size_bytes)?;
         let blocks = size_bytes / u64::from(block_bytes);

@@ -158,7 +158,7 @@ fn with_lost_found(tree: &mut Tree, options: &FormatOptions) -> Result<()> {
 /// Lays out the smallest volume that holds the tree and leaves `free_bytes` to users.
 ///
 /// # Errors
-/// As [`Layout::new`] and [`Plan::new`].
+/// As [`Layout::new`] and [`VolumePlan::new`].
 pub fn plan_smallest<'a>(
     options: &FormatOptions,
     tree: &'a mut Tree,
@@ -227,7 +227,7 @@ fn smallest_for_block_size<'a>(
 /// there are as many as the tree needs.
 ///
 /// # Errors
-/// As [`Layout::new`] and [`Plan::new`].
+/// As [`Layout::new`] and [`VolumePlan::new`].
 pub fn plan_for_size<'a>(
     options: &FormatOptions,
     tree: &'a mut Tree,
@@ -334,8 +334,8 @@ impl<'a> VolumePlan<'a> {
     /// Places a tree on a layout.
     ///
     /// # Errors
-    /// [`Error::NoBlocks`] and [`Error::NoInodes`] before anything is written, and
-    /// [`Error::Tree`] for what ext2 cannot hold.
+    /// [`FormatError::NoBlocks`] and [`FormatError::NoInodes`] before anything is written, and
+    /// [`FormatError::Tree`] for what ext2 cannot hold.
     pub fn new(layout: Layout, tree: &'a mut Tree) -> Result<Self> {
         with_lost_found(tree, &layout.options)?;
         values::move_out(&layout, tree);

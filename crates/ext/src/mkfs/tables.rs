@@ -121,7 +121,7 @@ pub(super) struct GroupTables {
 /// Places the tables of all groups; what is left has room for files.
 ///
 /// # Errors
-/// [`Error::NoTables`] where the tables of a flex group have no room.
+/// [`FormatError::NoTables`] where the tables of a flex group have no room.
 pub(super) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRanges)> {
     let super_ = &layout.super_;
     let mut space = FreeRanges::new(super_.first_data_block.into(), super_.blocks);

@@ -30,7 +30,7 @@ pub enum NodeKind {
         size_bytes: u64,
         /// Where it has data: start and end in bytes, rising; holes elsewhere.
         data: Vec<(u64, u64)>,
-        /// What [`Contents::read`] is asked for.
+        /// What [`FileSource::read`] is asked for.
         source: u64,
     },
     /// A symbolic link and its target.
@@ -80,7 +80,7 @@ pub trait FileSource: Sync {
     /// Fills `into` with what file `source` has at `at_bytes`; all of it was said to be there.
     ///
     /// # Errors
-    /// What the source says; it becomes [`Error::Source`] with the path of the file.
+    /// What the source says; it becomes [`FormatError::Source`] with the path of the file.
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()>;
 
     /// Whether they had better be read in the order of `source`, and each file from its start:
@@ -247,7 +247,7 @@ impl Tree {
     /// Adds a node under a name; what had the name is replaced.
     ///
     /// # Errors
-    /// [`Error::Tree`] for a name that cannot be, or if `dir` is no directory.
+    /// [`FormatError::Tree`] for a name that cannot be, or if `dir` is no directory.
     pub fn add(&mut self, dir: NodeId, name: &[u8], node: TreeNode) -> Result<NodeId> {
         let id = NodeId(crate::units::saturating_u32(self.nodes.len() as u64));
         let is_dir = matches!(node.what, NodeKind::Directory);

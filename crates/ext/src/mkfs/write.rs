@@ -55,7 +55,7 @@ pub struct FormatTarget<'a> {
 /// Writes the volume. Until this has returned there is none on the disk.
 ///
 /// # Errors
-/// [`Error::Io`] and [`Error::Source`].
+/// [`FormatError::Io`] and [`FormatError::Source`].
 pub fn write(
     plan: &VolumePlan<'_>,
     contents: &dyn FileSource,

@@ -95,7 +95,7 @@ impl PendingAccessTimes {
 }
 
 impl Volume {
-    /// Writes down that a file was read just now, as [`crate::Writing::atime`] says. Never
+    /// Writes down that a file was read just now, as [`crate::WriteOptions::atime`] says. Never
     /// fails: reading does not depend on it.
     pub fn touch_atime(&self, inode: InodeNumber) {
         let Some(writing) = &self.writing else { return };

@@ -173,7 +173,7 @@ impl Transaction<'_> {
         self.ea_ref_changes_except(number, placed, same, None)
     }
 
-    /// [`Transaction::shifted_values`] while the entry of a new value leads to `stand_in`.
+    /// [`Transaction::ea_ref_changes`] while the entry of a new value leads to `stand_in`.
     fn ea_ref_changes_except(
         &self,
         number: InodeNumber,

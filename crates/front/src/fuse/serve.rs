@@ -65,7 +65,7 @@ pub struct Server<'a, T: Tree + Sync> {
     server: server::Server<Handler<'a, T>>,
     /// Where the kernel may have pages.
     pub(super) pages: PageCacheFilter,
-    /// Of what was agreed on: see [`Negotiated`](super::init::Agreed).
+    /// Of what was agreed on: see [`Negotiated`](super::init::Negotiated).
     setxattr_ext: AtomicBool,
     /// What remembers requests for a server that comes after this one.
     pub(super) recorder: Option<&'a dyn RequestLog>,

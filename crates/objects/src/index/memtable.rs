@@ -181,7 +181,7 @@ fn take_slot(slots: &mut [u32], key: &[u8], index: usize) {
     slots[at] = ((hash >> 56) as u32) << 24 | (index as u32 + 1);
 }
 
-/// Spreads a key, for [`Sorted::get`].
+/// Spreads a key, for [`SortedLookup::get`].
 pub(crate) fn hash(key: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(key)
 }

@@ -98,7 +98,7 @@ impl TwoWayMerge {
         &self.into.pairs
     }
 
-    /// All as one; [`Fold::step`] has said that it is done.
+    /// All as one; [`TwoWayMerge::step`] has said that it is done.
     pub fn finish(mut self) -> ImmutableMemtable {
         let pairs = &mut self.into.pairs;
         if pairs.len() < pairs.capacity() / 4 * 3 {

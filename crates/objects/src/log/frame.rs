@@ -171,7 +171,7 @@ impl FrameBuilder {
     }
 
     /// Puts a payload, at a multiple of `align` if it is as long. The caller saw that the
-    /// frame [holds](Frame::holds) it.
+    /// frame [holds](FrameBuilder::holds) it.
     pub fn put(&mut self, payload: &[u8], align: usize) -> u64 {
         if payload.len() >= align && !self.used.is_multiple_of(align) {
             let aligned = self.used.next_multiple_of(align);

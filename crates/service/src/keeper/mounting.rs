@@ -298,7 +298,7 @@ fn abort(mount_point: &Path) {
 }
 
 /// Waits for the first request, by which the kernel sets the mount up: before it the
-/// kernel's own settings would overwrite what [`Front::tune`] sets.
+/// kernel's own settings would overwrite what [`Mounter::tune`] sets.
 fn wait_until_served(worker: &mut Worker) -> Result<WorkerStatus, String> {
     let until = Instant::now() + INIT_TIMEOUT;
     loop {

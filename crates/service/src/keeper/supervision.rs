@@ -25,7 +25,7 @@ use crate::options::MountOptions;
 use crate::request_log::WorkerStart;
 use crate::worker_process::{StandbyWorker, StartError, Worker};
 
-/// More deaths than this within [`DEATHS_WITHIN`] are the end.
+/// More deaths than this within [`DEATH_WINDOW`] are the end.
 const MAX_DEATHS: usize = 10;
 const DEATH_WINDOW: Duration = Duration::from_secs(60);
 /// Deaths over one request after which it is refused.

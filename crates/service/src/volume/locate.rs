@@ -88,7 +88,7 @@ fn part_of(
 /// The same for writing.
 ///
 /// # Errors
-/// As [`part`]; [`OpenError::OnlyRead`].
+/// As [`locate`]; [`OpenError::ReadOnlyFormat`].
 pub fn locate_for_writing(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],

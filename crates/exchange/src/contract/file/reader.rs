@@ -99,7 +99,7 @@ impl CachingReader {
     /// Reads over `end`, with patience for each answer, and keeps that many chunks of
     /// [`CHUNK_BYTES`]; with none, or of a server that does not tell of changes, each reading is
     /// a message of its own for each chunk. Blocks
-    /// are `session.block(len)`, or [`Block::vacant`] between threads.
+    /// are `session.block(len)`, or [`Block::unallocated`] between threads.
     pub fn new(
         end: Client<File>,
         patience: Duration,
@@ -123,7 +123,7 @@ impl CachingReader {
     /// at the end of the file only.
     ///
     /// # Errors
-    /// See [`Failed`].
+    /// See [`ReadError`].
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, ReadError> {
         // One look is enough: it is as if all was read now.
         let told = self.change_count()?;

@@ -30,7 +30,7 @@ pub struct Tag {
     pub block: u64,
     /// Whether the first four bytes of the copy were zeroed.
     pub escaped: bool,
-    /// The sum of the copy; 16 bits of it in journals of [`Sums::V2`].
+    /// The sum of the copy; 16 bits of it in journals of [`JournalChecksums::V2`].
     pub sum: u32,
 }
 
@@ -336,7 +336,7 @@ impl JournalFormat {
         crc32c(crc32c(self.seed, &head), rest)
     }
 
-    /// A descriptor; there are no more tags than [`Form::tags_per_descriptor`].
+    /// A descriptor; there are no more tags than [`JournalFormat::tags_per_descriptor`].
     pub fn build_descriptor(&self, sequence: u32, tags: &[Tag]) -> Vec<u8> {
         let mut block = self.start_block(BlockType::Descriptor, sequence);
         for (nth, tag) in tags.iter().enumerate() {
@@ -370,7 +370,7 @@ impl JournalFormat {
         into.resize(end, 0);
     }
 
-    /// A revoke block; there are no more blocks than [`Form::revokes_per_block`].
+    /// A revoke block; there are no more blocks than [`JournalFormat::revokes_per_block`].
     #[allow(clippy::cast_possible_truncation, reason = "numbers of 32 bits, and lengths of blocks")]
     pub fn revoke_block(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
         let mut block = self.start_block(BlockType::Revoke, sequence);
@@ -386,7 +386,7 @@ impl JournalFormat {
     }
 
     /// A commit block; `transaction_sum` is of descriptors and copies, for journals of
-    /// [`Sums::Commit`].
+    /// [`JournalChecksums::Commit`].
     pub fn commit_block(&self, sequence: u32, time: Duration, transaction_sum: u32) -> Vec<u8> {
         let header = self.header(BlockType::Commit, sequence);
         let (kind, len, sum) = match self.sums {
