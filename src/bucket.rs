@@ -315,7 +315,7 @@ impl ForwardingDisk for Watched {
         &self.0
     }
 
-    fn trouble(&self) -> Option<String> {
+    fn outage(&self) -> Option<String> {
         let Writing { error, away, waiting_bytes } = self.0.state_of_writing();
         error.or_else(|| {
             let (why, since) = away?;

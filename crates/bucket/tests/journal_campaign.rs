@@ -186,7 +186,7 @@ impl draconis_device::ForwardingDisk for Drive {
         }
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         Power::step(&self.power).map_err(|_| Error::Stopped)?;
         match self.sin {
             Sin::Hasty => Ok(()),

@@ -357,7 +357,7 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
         })
     }
 
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         self.properties.len_bytes
     }
 

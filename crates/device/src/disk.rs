@@ -345,12 +345,12 @@ pub trait Disk: Send + Sync {
 
     /// Whether [`Disk::wait_durable`] can return [`Error::Away`]: then what is submitted is waited for in
     /// another call, which says so.
-    fn can_be_away(&self) -> bool {
+    fn can_be_unreachable(&self) -> bool {
         false
     }
 
     /// What keeps the disk from making things durable now, if something does, for a user to read.
-    fn trouble(&self) -> Option<String> {
+    fn outage(&self) -> Option<String> {
         None
     }
 

@@ -475,12 +475,12 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
         Ok(tickets)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         self.broken(ticket)?;
         self.disk().wait_visible(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.broken(ticket)?;
         for (_, fault) in self.hits(|hits| hits == FaultTarget::Flushes) {
             match fault {

@@ -37,7 +37,7 @@ use crate::{
 /// }
 ///
 /// let shown = Shown(MemoryDisk::new(vec![0; 4096], 512));
-/// assert!(Disk::properties(&shown).read_only && shown.room_bytes() == 4096);
+/// assert!(Disk::properties(&shown).read_only && shown.max_len_bytes() == 4096);
 /// ```
 pub trait ForwardingDisk: Send + Sync {
     /// What the disk below is.
@@ -52,7 +52,7 @@ pub trait ForwardingDisk: Send + Sync {
     }
 
     /// As [`Disk::max_len_bytes`].
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         self.disk().max_len_bytes()
     }
 
@@ -77,27 +77,27 @@ pub trait ForwardingDisk: Send + Sync {
     }
 
     /// As [`Disk::wait_visible`].
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_visible(ticket)
     }
 
     /// As [`Disk::can_be_away`].
-    fn can_be_away(&self) -> bool {
-        self.disk().can_be_away()
+    fn can_be_unreachable(&self) -> bool {
+        self.disk().can_be_unreachable()
     }
 
     /// As [`Disk::trouble`].
-    fn trouble(&self) -> Option<String> {
-        self.disk().trouble()
+    fn outage(&self) -> Option<String> {
+        self.disk().outage()
     }
 
     /// As [`Disk::wait_commit_interval`].
-    fn gather(&self) {
+    fn wait_commit_interval(&self) {
         self.disk().wait_commit_interval();
     }
 
     /// As [`Disk::wait_durable`].
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_durable(ticket)
     }
 
@@ -127,7 +127,7 @@ impl<T: ForwardingDisk> Disk for T {
     }
 
     fn max_len_bytes(&self) -> u64 {
-        ForwardingDisk::room_bytes(self)
+        ForwardingDisk::max_len_bytes(self)
     }
 
     fn chain_bounds(&self) -> ChainBounds {
@@ -156,23 +156,23 @@ impl<T: ForwardingDisk> Disk for T {
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        ForwardingDisk::settle(self, ticket)
+        ForwardingDisk::wait_visible(self, ticket)
     }
 
-    fn can_be_away(&self) -> bool {
-        ForwardingDisk::can_be_away(self)
+    fn can_be_unreachable(&self) -> bool {
+        ForwardingDisk::can_be_unreachable(self)
     }
 
-    fn trouble(&self) -> Option<String> {
-        ForwardingDisk::trouble(self)
+    fn outage(&self) -> Option<String> {
+        ForwardingDisk::outage(self)
     }
 
     fn wait_commit_interval(&self) {
-        ForwardingDisk::gather(self);
+        ForwardingDisk::wait_commit_interval(self);
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        ForwardingDisk::wait(self, ticket)
+        ForwardingDisk::wait_durable(self, ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {

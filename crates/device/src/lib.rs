@@ -32,7 +32,7 @@
 //! let data = disk.submit(Group { writes: data.into() }, &[])?;
 //! let pointer = Group { writes: vec![Write { at_bytes: 8192, block: sector(3) }] };
 //! let pointer = disk.submit(pointer, &[data])?;
-//! disk.wait(pointer)?;
+//! disk.wait_durable(pointer)?;
 //!
 //! let read = disk.read_now(Extent::new(4096, 512), Block::private(512))?;
 //! assert_eq!(read.bytes(), Some(&[2; 512][..]));

@@ -117,7 +117,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
         Ok(tickets)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_durable(ticket)?;
         self.note(Event::Durable(ticket));
         Ok(())

@@ -59,7 +59,7 @@ impl crate::ForwardingDisk for SubDisk {
         self.disk().read(there, into, urgency)
     }
 
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         self.extent.len_bytes
     }
 

@@ -377,7 +377,7 @@ impl draconis_device::ForwardingDisk for Gated {
         terms.wait(self, &tickets)?;
         Ok(tickets)
     }
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         let open = self.2.wait_while(self.1.lock().unwrap(), |open| !*open).unwrap();
         drop(open);
         self.disk().wait_durable(ticket)

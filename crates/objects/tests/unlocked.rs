@@ -92,12 +92,12 @@ impl draconis_device::ForwardingDisk for Watch {
         Ok(tickets)
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         self.seen.waits("what reads see");
         self.disk().wait_visible(ticket)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.seen.waits("what is durable");
         self.disk().wait_durable(ticket)
     }

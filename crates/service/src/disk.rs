@@ -159,7 +159,7 @@ impl draconis_device::ForwardingDisk for SplitDisk {
         Properties { read_only, atomic, discards, ..self.reads.properties() }
     }
 
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         // Only what writes knows; it tells it as its length.
         self.disk().properties().len_bytes.max(self.reads.properties().len_bytes)
     }

@@ -311,7 +311,7 @@ impl DiskServerThread {
 
     /// What ended all writing, or keeps it from going on, if something does.
     pub(crate) fn failure(&self) -> Option<String> {
-        let trouble = || self.disk.upgrade().and_then(|disk| disk.trouble());
+        let trouble = || self.disk.upgrade().and_then(|disk| disk.outage());
         self.failure.get().cloned().or_else(trouble)
     }
 
@@ -369,11 +369,11 @@ impl draconis_device::ForwardingDisk for ErrorRecordingDisk {
             .inspect_err(|refused| self.record_error(&refused.error))
     }
 
-    fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_visible(ticket).inspect_err(|error| self.record_error(error))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_durable(ticket).inspect_err(|error| self.record_error(error))
     }
 }

@@ -58,7 +58,7 @@ impl draconis_device::ForwardingDisk for Growing {
         Properties { len_bytes: self.len_bytes, ..self.disk().properties() }
     }
 
-    fn room_bytes(&self) -> u64 {
+    fn max_len_bytes(&self) -> u64 {
         self.disk().properties().len_bytes
     }
 

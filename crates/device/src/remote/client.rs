@@ -137,7 +137,7 @@ impl Disk for RemoteDisk {
         self.shared.bounds
     }
 
-    fn can_be_away(&self) -> bool {
+    fn can_be_unreachable(&self) -> bool {
         self.can_be_away
     }
 

@@ -138,7 +138,7 @@ impl CommitQueue {
         // Most disks have room for all that they are long.
         let kept_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
         Self {
-            waits_apart: disk.can_be_away(),
+            waits_apart: disk.can_be_unreachable(),
             disk,
             reserved_bytes: kept_bytes,
             unsent_bytes: AtomicU64::new(0),
