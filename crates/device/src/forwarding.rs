@@ -81,12 +81,12 @@ pub trait ForwardingDisk: Send + Sync {
         self.disk().wait_visible(ticket)
     }
 
-    /// As [`Disk::can_be_away`].
+    /// As [`Disk::can_be_unreachable`].
     fn can_be_unreachable(&self) -> bool {
         self.disk().can_be_unreachable()
     }
 
-    /// As [`Disk::trouble`].
+    /// As [`Disk::outage`].
     fn outage(&self) -> Option<String> {
         self.disk().outage()
     }

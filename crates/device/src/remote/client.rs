@@ -81,7 +81,7 @@ impl RemoteDisk {
         Ok(Self { shared, readers, can_be_away: false })
     }
 
-    /// The disk behind it may be away: [`Disk::can_be_away`].
+    /// The disk behind it may be away: [`Disk::can_be_unreachable`].
     #[must_use]
     pub fn away_at_times(self) -> Self {
         Self { can_be_away: true, ..self }
