@@ -9,12 +9,10 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::compressed::detect;
 use draconis_access::destination::{Sources, refuse_output};
+use draconis_access::host_file::{check_file_type, open_file};
+pub use draconis_access::host_file::{claim_exclusive, len_bytes, open_exclusive};
 use draconis_access::image as by_path;
-pub use draconis_access::image::{
-    BackingFiles, UnreadImage, claim_exclusive, detect_contents, len_bytes, open_exclusive,
-    parts_of, refused,
-};
-use draconis_access::image::{check_file_type, open_file};
+pub use draconis_access::image::{BackingFiles, UnreadImage, detect_contents, parts_of, refused};
 pub use draconis_access::listing::{Listed, Listing};
 pub use draconis_access::store_disk;
 use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};

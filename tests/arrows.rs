@@ -1,6 +1,8 @@
-//! The arrows between the crates, and what they promise of unsafe code and licences.
-//!
-//! Cargo says who uses whom; the table says who may (ARCHITECTURE.md, "Crates and arrows").
+//! Dependencies between crates and between the files of a crate, unsafe code, licences, and what
+//! ARCHITECTURE.md says of them.
+
+#[path = "arrows/imports.rs"]
+mod imports;
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -255,4 +257,48 @@ fn unsafe_code_stays_at_its_addresses() {
         assert!(UNSAFE.iter().any(|at| file.starts_with(at)), "unsafe code in {file}");
     }
     assert!(found.contains("crates/device/src/uring.rs"), "the search finds what is there");
+}
+
+/// Cycles of imports that are known: a crate, the number of files in each. None may be added.
+const CYCLES: &[(&str, &[usize])] = &[];
+
+#[test]
+fn files_of_a_crate_import_each_other_in_one_direction() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let names = std::fs::read_dir(root.join("crates")).unwrap();
+    let mut crates: Vec<_> =
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    crates.push(String::new());
+    for name in crates {
+        let src = if name.is_empty() {
+            root.join("src")
+        } else {
+            root.join("crates").join(&name).join("src")
+        };
+        let known =
+            CYCLES.iter().find(|(known, _)| *known == name).map_or(&[][..], |known| known.1);
+        let cycles = imports::Imports::read(&src).cycles();
+        let mut lens: Vec<_> = cycles.iter().map(|(files, _)| files.len()).collect();
+        lens.sort_unstable();
+        let shown: Vec<_> = cycles
+            .iter()
+            .map(|(files, uses)| format!("{files:?}\n  {}", uses.join("\n  ")))
+            .collect();
+        assert_eq!(lens, known, "cycles of imports in {name:?}:\n{}", shown.join("\n"));
+    }
+}
+
+#[test]
+fn the_architecture_names_files_that_exist() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = read("ARCHITECTURE.md");
+    let names = page.split('`').skip(1).step_by(2);
+    let paths =
+        names.filter(|name| ["crates/", "src/", "tests/"].iter().any(|at| name.starts_with(at)));
+    let mut count = 0;
+    for path in paths {
+        assert!(root.join(path).exists(), "ARCHITECTURE.md names {path}");
+        count += 1;
+    }
+    assert!(count > 40, "{count} paths were found");
 }

@@ -13,11 +13,11 @@ use draconis_objects::{CreateOptions, Error, LayoutKind, Profile, Store};
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, store_errno};
-use crate::image;
 use crate::messages::format_bytes;
 use crate::overwrite::{Force, Overwriting};
 use crate::stores::disk;
 use crate::uuid::UuidGenerator;
+use crate::{host_file, image};
 
 /// A file shorter than this tells nothing of the disk below, in bytes.
 const MIN_PROBE_BYTES: u64 = 2 * probe::REGION_BYTES_MIN;
@@ -71,7 +71,7 @@ pub fn may_become_store(
     force: &Force,
     word: &str,
 ) -> anyhow::Result<()> {
-    let (held, len_bytes) = (image::detect_contents(file)?, image::len_bytes(file)?);
+    let (held, len_bytes) = (image::detect_contents(file)?, host_file::len_bytes(file)?);
     let place = &device.display();
     let usual = &[EXT, STORE];
     Ok(Overwriting { place, len_bytes, held, force, usual, word }.check()?)

@@ -25,11 +25,11 @@ use draconis_ext::mkfs::{self, FileSource, FormatTarget, VolumePlan};
 use rustix::fs::FallocateFlags;
 
 use crate::error::not_found_error;
-use crate::image;
+use crate::location::VolumeLocation;
 use crate::messages::format_bytes;
 use crate::overwrite::{Force, Overwriting};
 use crate::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
-use crate::volume::VolumeLocation;
+use crate::{host_file, image};
 
 /// What follows a disk of fixed length in a VHD.
 const FOOTER_BYTES: usize = 512;
@@ -131,7 +131,7 @@ impl FormatDestination {
     /// It cannot be read.
     pub fn preserve_vhd_footer(self) -> anyhow::Result<Self> {
         let Self::File(Some(file)) = self else { return Ok(self) };
-        let there = image::len_bytes(&file)?;
+        let there = host_file::len_bytes(&file)?;
         let mut footer = vec![0; FOOTER_BYTES];
         let is_read = match there.checked_sub(FOOTER_BYTES as u64) {
             Some(at) if file.metadata()?.is_file() => {
@@ -155,7 +155,7 @@ impl FormatDestination {
         confine: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let Some(name) = StoreDiskName::parse(image) else {
-            return Ok(Self::File(image::open_exclusive(image)?));
+            return Ok(Self::File(host_file::open_exclusive(image)?));
         };
         Self::in_store(name.open_exclusive()?, confine)
     }
@@ -238,7 +238,9 @@ impl FormatDestination {
     /// What the system says.
     pub fn len_bytes(&self) -> anyhow::Result<u64> {
         match self {
-            Self::File(file) => Ok(file.as_ref().map(image::len_bytes).transpose()?.unwrap_or(0)),
+            Self::File(file) => {
+                Ok(file.as_ref().map(host_file::len_bytes).transpose()?.unwrap_or(0))
+            }
             Self::Footed(footed) => Ok(footed.len_bytes),
             Self::Part(part) => Ok(part.disk.properties().len_bytes),
             Self::StoreDisk(store) => match store.find()? {
@@ -289,7 +291,7 @@ fn create(image: &Path) -> anyhow::Result<File> {
         }
         file => file.with_context(|| image.display().to_string())?,
     };
-    image::claim_exclusive(&file, image)?;
+    host_file::claim_exclusive(&file, image)?;
     Ok(file)
 }
 
@@ -346,7 +348,7 @@ impl FormatJob<'_> {
         self.check_free_space(&file).with_context(shown)?;
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(&file, hole, 0, len_bytes).is_err() {
-            let end = image::len_bytes(&file)?;
+            let end = host_file::len_bytes(&file)?;
             file.set_len(0)?;
             file.set_len(end).with_context(shown)?;
             file.write_all_at(&footer, end - FOOTER_BYTES as u64).with_context(shown)?;

@@ -6,32 +6,29 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow};
 use draconis_container::Format;
 use draconis_container::compression::{Compression, HEAD_BYTES};
 use draconis_container::signature::{self, DetectedContent};
-use draconis_device::{Disk, Extent, FileDisk, FileOptions, LockMode, OpenedFile, lock_file};
+use draconis_device::{Disk, Extent, OpenedFile};
 use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
+use draconis_service::parts;
 use draconis_service::volume::OpenError;
-use draconis_service::{parts, remote_disk};
-use rustix::fs::OFlags;
-use rustix::io::Errno;
 
-use crate::error::{Error, busy_error, not_found_error};
+use crate::error::not_found_error;
+use crate::host_file::{
+    claim_shared, len_bytes, open_exclusive, open_file, open_shared, start_disk,
+};
 use crate::store_disk::{StoreDiskName, UnreadStoreDisk};
 
 /// What is shorter has no place for a superblock.
 const MIN_IMAGE_BYTES: u64 = 2048;
-/// How long a loop device that goes with its last user may take, and how often that is looked at.
-const RELEASE_WAIT: Duration = Duration::from_secs(1);
-const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a volume was not opened; where there is none, what is there instead.
 pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
@@ -71,32 +68,6 @@ fn split_image(image: &Path) -> Option<String> {
     let name = image.file_name().and_then(OsStr::to_str)?;
     let first = draconis_container::chunks(name)?.first;
     (first != name).then(|| image.with_file_name(first).display().to_string())
-}
-
-/// Opens the image for writing, alone; `None` if it is not there.
-pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
-    let shown = image.display();
-    let kind = match std::fs::metadata(image) {
-        Ok(found) => found.file_type(),
-        Err(error)
-            if error.kind() == ErrorKind::NotFound && remote_disk::parse_url(image).is_none() =>
-        {
-            return Ok(None);
-        }
-        Err(error) => return Err(open_error(image, error)),
-    };
-    check_file_type(image, kind)?;
-    // A device that the kernel has mounted refuses to be opened alone.
-    let flags = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
-    let file = match File::options().read(true).write(true).custom_flags(flags).open(image) {
-        Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use_error(image)),
-        opened => opened.with_context(|| shown.to_string())?,
-    };
-    claim_exclusive(&file, image)?;
-    if let Some(device) = remaining_loop_device(image) {
-        return Err(busy_error(format!("{shown} is in use by {device}; detach it first")));
-    }
-    Ok(Some(file))
 }
 
 /// The file that an image is in: its own, or that of its store.
@@ -146,63 +117,6 @@ fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     signature::lost(head, tail).or_else(packed)
 }
 
-/// The length of a file or device.
-pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
-    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
-}
-
-/// Refuses what cannot hold a volume.
-pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
-    let shown = image.display();
-    if kind.is_dir() {
-        bail!("{shown} is a directory, and no image");
-    }
-    if !kind.is_file() && !kind.is_block_device() {
-        bail!("{shown} is neither a file nor a block device");
-    }
-    Ok(())
-}
-
-/// Claims an open image against everybody else.
-pub fn claim_exclusive(file: &File, image: &Path) -> anyhow::Result<()> {
-    match lock_file(file, LockMode::Exclusive) {
-        Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
-        claimed => Ok(claimed?),
-    }
-}
-
-fn in_use_error(image: &Path) -> anyhow::Error {
-    busy_error(format!("{} is in use; unmount it first", image.display()))
-}
-
-/// The loop device that the kernel has on a file and keeps. One that goes with its last user may be
-/// on its way out: a mount that has just ended leaves it for a moment.
-fn remaining_loop_device(image: &Path) -> Option<String> {
-    let until = Instant::now() + RELEASE_WAIT;
-    loop {
-        let device = loop_device(image)?;
-        let flag = Path::new("/sys/block").join(device.trim_start_matches("/dev/"));
-        let flag = std::fs::read_to_string(flag.join("loop/autoclear"));
-        if !flag.is_ok_and(|flag| flag.trim() == "1") || Instant::now() > until {
-            return Some(device);
-        }
-        std::thread::sleep(RELEASE_PAUSE);
-    }
-}
-
-/// The loop device that the kernel has on a file.
-fn loop_device(image: &Path) -> Option<String> {
-    let image = std::fs::metadata(image).ok()?;
-    let backs = |device: &Path| -> Option<bool> {
-        let path = std::fs::read_to_string(device.join("loop/backing_file")).ok()?;
-        let found = std::fs::metadata(path.trim_end_matches('\n')).ok()?;
-        Some((found.dev(), found.ino()) == (image.dev(), image.ino()))
-    };
-    let devices = std::fs::read_dir("/sys/block").ok()?.flatten();
-    let mut using = devices.filter(|device| backs(&device.path()) == Some(true));
-    using.next().map(|device| format!("/dev/{}", device.file_name().display()))
-}
-
 /// What an image's name led to: open, claimed, and not looked at.
 pub enum UnreadImage {
     /// A file or block device.
@@ -219,12 +133,6 @@ impl UnreadImage {
             Self::InStore(object) => object.start(),
         }
     }
-}
-
-/// The disk of an open file; one that holds a machine's disk grows where that is changed.
-pub fn start_disk(file: OpenedFile) -> std::io::Result<FileDisk> {
-    let grows = draconis_container::grows(&file.head()?);
-    Ok(if grows { file.growing()? } else { file }.start())
 }
 
 /// What an image differs from, the nearest first, or what its contents are in: open, and not looked
@@ -308,45 +216,4 @@ pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
 /// Opens a file or device that is only read.
 pub fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
     open_file(open_shared(image)?, image, false)
-}
-
-/// Opens a file or device that is only read, and claims it beside others who read.
-pub fn open_shared(image: &Path) -> anyhow::Result<File> {
-    let kind = match std::fs::metadata(image) {
-        Ok(found) => found.file_type(),
-        Err(error) => return Err(open_error(image, error)),
-    };
-    check_file_type(image, kind)?;
-    claim_shared(File::open(image).with_context(|| image.display().to_string())?, image)
-}
-
-fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
-    match lock_file(&file, LockMode::Shared) {
-        Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
-        claimed => {
-            claimed?;
-            Ok(file)
-        }
-    }
-}
-
-/// What the system says of a path; of an address, that nothing here reaches it.
-pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
-    if error.kind() == ErrorKind::NotFound
-        && let Some(address) = remote_disk::parse_url(path)
-    {
-        let text = format!(
-            "{address}: it is in a bucket, and this library uses no network; draconis mount, and \
-             the other commands of the program, do"
-        );
-        return Error::new(Errno::OPNOTSUPP, text).into();
-    }
-    anyhow::Error::from(error).context(path.display().to_string())
-}
-
-/// An open image as a disk that is not started.
-pub fn open_file(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
-    // Through the page cache, as with every tool that runs once.
-    let how = FileOptions { write, direct: false, uring: false };
-    OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
 }

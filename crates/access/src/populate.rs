@@ -24,6 +24,7 @@ mod merge;
 mod platform;
 mod source_spec;
 mod tar;
+mod temp_file;
 mod transform;
 
 use std::collections::{HashMap, HashSet};
@@ -210,15 +211,16 @@ fn image_hint(from: &[SourceSpec], tree: &Tree) -> Option<String> {
     ))
 }
 
-pub use blob::{Blob, temporary_file};
+pub use blob::Blob;
 pub use device_table::Table;
 pub use digest::Digest;
 pub use directory::{FileScan, scan_files};
 pub use fill::{DerivedFields, FillOptions, fill};
-pub use image::{ImageOptions, REF_NAME};
+pub use image::{ImageKind, ImageOptions, REF_NAME};
 pub use lengths::{Faults, changed, fingerprint};
 pub use platform::Platform;
-pub use source_spec::{ImageKind, SourceSpec};
+pub use source_spec::SourceSpec;
+pub use temp_file::temporary_file;
 pub use transform::Patterns;
 
 /// What a scan leaves out, told once for each kind of it.

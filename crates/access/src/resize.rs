@@ -24,11 +24,12 @@ use rustix::io::Errno;
 
 use crate::error::{Error as Failure, not_found_error};
 use crate::format::Progress;
+use crate::host_file;
 use crate::image::{self, BackingFiles};
+use crate::location::VolumeLocation;
 use crate::messages::format_bytes;
 use crate::mmp_claim::{self, MmpGuard};
 use crate::store_disk::OpenStoreDisk;
-use crate::volume::VolumeLocation;
 
 /// What a volume lies in, open and claimed.
 pub enum ResizeTarget {
@@ -50,7 +51,7 @@ impl ResizeTarget {
                 image.display()
             ))
         };
-        Ok(Self::File(image::open_exclusive(image)?.ok_or_else(none)?))
+        Ok(Self::File(host_file::open_exclusive(image)?.ok_or_else(none)?))
     }
 
     /// The disk, as long as it is now; it is looked at after `confine`.
@@ -67,12 +68,12 @@ impl ResizeTarget {
         let shown = || image.display().to_string();
         let opened = OpenedFile::new(file.try_clone()?.into(), options).with_context(shown)?;
         confine()?;
-        Ok(Arc::new(image::start_disk(opened).with_context(shown)?))
+        Ok(Arc::new(host_file::start_disk(opened).with_context(shown)?))
     }
 
     fn len_bytes(&self) -> anyhow::Result<u64> {
         match self {
-            Self::File(file) => image::len_bytes(file),
+            Self::File(file) => host_file::len_bytes(file),
             Self::InStore(store) => store.len_bytes(),
         }
     }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::create_store::{self, StoreSpec};
 use crate::overwrite::Force;
 use crate::stores::{self, with_context};
-use crate::{Error, Result, image};
+use crate::{Error, Result, host_file};
 
 /// A store that is to be made.
 #[derive(Clone, Debug, Default)]
@@ -279,7 +279,7 @@ impl KeyIterator {
 
 fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
     let shown = path.display();
-    let opened = image::open_exclusive(path)?;
+    let opened = host_file::open_exclusive(path)?;
     let created = opened.is_none();
     if let Some(file) = &opened {
         create_store::may_become_store(path, file, &new.force, "force")?;
@@ -300,11 +300,11 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
         None => {
             let file = std::fs::File::options().read(true).write(true).create_new(true).open(path);
             let file = anyhow::Context::with_context(file, || shown.to_string())?;
-            image::claim_exclusive(&file, path)?;
+            host_file::claim_exclusive(&file, path)?;
             file
         }
     };
-    let there = image::len_bytes(&file)?;
+    let there = host_file::len_bytes(&file)?;
     let len_bytes = new.len_bytes.unwrap_or(there);
     let fits = len_bytes > 0 && (file.metadata()?.is_file() || len_bytes == there);
     if !fits {

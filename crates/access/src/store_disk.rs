@@ -24,7 +24,7 @@ use draconis_service::remote_disk::DiskProcess;
 use rustix::io::Errno;
 
 use crate::error::{busy_error, not_found_error};
-use crate::image;
+use crate::host_file;
 use crate::messages::format_bytes;
 use crate::stores::with_context;
 
@@ -74,7 +74,7 @@ impl StoreDiskName {
     pub fn open_exclusive(self) -> anyhow::Result<UnreadStoreDisk> {
         self.check_writable(true)?;
         let none = || not_found_error(format!("{}: no such file", self.store.display()));
-        let file = image::open_exclusive(&self.store)?.ok_or_else(none)?;
+        let file = host_file::open_exclusive(&self.store)?.ok_or_else(none)?;
         self.opened(file, true)
     }
 

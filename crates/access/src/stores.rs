@@ -13,11 +13,11 @@ use draconis_service::remote_disk;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, busy_error, not_found_error as none, store_errno};
-use crate::image;
+use crate::host_file;
 
 /// Opens a store to be changed, alone.
 pub fn open_exclusive(device: &Path) -> anyhow::Result<Arc<Store>> {
-    let file = image::open_exclusive(device)?.ok_or_else(|| none(no_store_message(device)))?;
+    let file = host_file::open_exclusive(device)?.ok_or_else(|| none(no_store_message(device)))?;
     open(device, disk(file, device, true, true)?, false)
 }
 
@@ -60,7 +60,7 @@ pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Di
         {
             return Err(none(no_store_message(device)));
         }
-        Err(error) => return Err(image::open_error(device, error)),
+        Err(error) => return Err(host_file::open_error(device, error)),
         Ok(file) => file,
     };
     match lock_file(&file, LockMode::Shared) {

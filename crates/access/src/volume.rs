@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use crate::compressed::detect;
 use crate::format::{self, FormatDestination};
 use crate::listing::{names, split};
+pub use crate::location::VolumeLocation;
 use crate::messages::{printable, with_context};
 use crate::mmp_claim::{self, MmpGuard};
 use crate::overwrite::Force;
@@ -34,35 +35,12 @@ use crate::resize::{self, GrowJob, ResizeRequest, Resized, ShrinkJob};
 use crate::store_disk::StoreDiskName;
 use crate::tar::{Sparse, TarObserver, TarOptions};
 use crate::uuid::UuidGenerator;
-use crate::{Error, Result, image, tar, tuning};
+use crate::{Error, Result, host_file, image, tar, tuning};
 
 /// Bytes that are changed in memory before they go to the image.
 const DIRTY_BYTES: u64 = 64 << 20;
 /// Complaints of an archive that are kept.
 const MAX_MESSAGES: usize = 100;
-
-/// Where in an image the volume is. Partitions are recognised by themselves, where only one holds
-/// a volume.
-#[derive(Clone, Debug, Default)]
-pub struct VolumeLocation {
-    /// It begins at this byte.
-    pub offset_bytes: Option<u64>,
-    /// It is this partition, counted from 1.
-    pub partition: Option<u32>,
-    /// What an image differs from, the nearest first: names that an image says are not opened.
-    pub backing: Vec<PathBuf>,
-}
-
-impl VolumeLocation {
-    /// The same as mount options.
-    pub fn options(&self) -> MountOptions {
-        MountOptions {
-            offset_bytes: self.offset_bytes,
-            partition: self.partition,
-            ..MountOptions::default()
-        }
-    }
-}
 
 /// A volume that is to be made, empty or filled.
 #[derive(Clone, Debug)]
@@ -633,9 +611,9 @@ fn readable(image: &Path, place: &VolumeLocation) -> anyhow::Result<Arc<dyn Disk
 /// A file or device that is only read; one that is compressed is unpacked if it must be.
 fn readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
     let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
-        Ok(Arc::new(image::open_file(file, image, false)?.start()))
+        Ok(Arc::new(host_file::open_file(file, image, false)?.start()))
     };
-    let file = image::open_shared(image)?;
+    let file = host_file::open_shared(image)?;
     let packed = detect(&file, image)?;
     let whole = start(file)?;
     match packed {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use draconis_container::compression::{Compression, HEAD_BYTES};
-use rustix::fs::{Mode, OFlags};
 
 use super::lengths;
+use super::temp_file::temporary_file;
 
 /// What an archive may unpack to, if it is not said: so much, and a hundred times its own length.
 const MAX_UNPACKED_BYTES: u64 = 16 << 30;
@@ -156,18 +156,4 @@ impl<R: Read> Read for LimitedReader<R> {
         }
         Ok(got)
     }
-}
-
-/// A file without a name, which goes when it is closed.
-pub fn temporary_file(beside: &Path) -> anyhow::Result<File> {
-    let dir = match beside.parent() {
-        Some(dir) if dir.starts_with("/dev") => std::env::temp_dir(),
-        Some(dir) if !dir.as_os_str().is_empty() => dir.to_path_buf(),
-        _ => ".".into(),
-    };
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let private = Mode::from_raw_mode(0o600);
-    let made = rustix::fs::open(&dir, flags, private)
-        .or_else(|_| rustix::fs::open(std::env::temp_dir(), flags, private));
-    Ok(made.with_context(|| format!("{}: no room to unpack it", dir.display()))?.into())
 }

@@ -20,7 +20,7 @@ use super::digest::Digest;
 use super::layers::Layer;
 use super::merge::parts;
 use super::platform::Platform;
-use super::source_spec::{Archives, ImageKind};
+
 use super::tar::Entries;
 use crate::messages::printable;
 
@@ -393,4 +393,30 @@ fn docker(
         layers.push(Layer { archive, display_name: format!("layer {name}"), whiteouts: true });
     }
     Ok(Archives { layers, config: Some(text) })
+}
+
+/// The archives of an origin.
+pub(super) struct Archives {
+    pub layers: Vec<Layer>,
+    /// An image's configuration.
+    pub config: Option<Vec<u8>>,
+}
+
+/// How a container image is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    /// A directory of the OCI's layout.
+    OciDirectory,
+    /// The same in an archive.
+    OciArchive,
+    /// What `docker save` writes.
+    DockerArchive,
+}
+
+impl ImageKind {
+    pub(super) const ALL: [(&'static str, Self); 3] = [
+        ("oci:", Self::OciDirectory),
+        ("oci-archive:", Self::OciArchive),
+        ("docker-archive:", Self::DockerArchive),
+    ];
 }

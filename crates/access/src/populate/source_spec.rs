@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use super::blob::Blob;
-use super::image::{self, ImageOptions};
+use super::image::{self, Archives, ImageKind, ImageOptions};
 use super::layers::Layer;
 
 /// Where files come from.
@@ -33,25 +33,6 @@ pub enum SourceSpec {
         /// With the tag, if there is one.
         name: OsString,
     },
-}
-
-/// How a container image is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ImageKind {
-    /// A directory of the OCI's layout.
-    OciDirectory,
-    /// The same in an archive.
-    OciArchive,
-    /// What `docker save` writes.
-    DockerArchive,
-}
-
-impl ImageKind {
-    const ALL: [(&'static str, Self); 3] = [
-        ("oci:", Self::OciDirectory),
-        ("oci-archive:", Self::OciArchive),
-        ("docker-archive:", Self::DockerArchive),
-    ];
 }
 
 impl From<OsString> for SourceSpec {
@@ -79,13 +60,6 @@ impl std::fmt::Display for SourceSpec {
             }
         }
     }
-}
-
-/// The archives of an origin.
-pub(super) struct Archives {
-    pub layers: Vec<Layer>,
-    /// An image's configuration.
-    pub config: Option<Vec<u8>>,
 }
 
 impl SourceSpec {

@@ -1,0 +1,149 @@
+//! Files and devices of the host, opened and claimed.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use draconis_device::{FileDisk, FileOptions, LockMode, OpenedFile, lock_file};
+use draconis_service::remote_disk;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::error::{Error, busy_error};
+
+/// How long a loop device that goes with its last user may take, and how often that is looked at.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
+const RELEASE_PAUSE: Duration = Duration::from_millis(5);
+
+/// Opens the image for writing, alone; `None` if it is not there.
+pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
+    let shown = image.display();
+    let kind = match std::fs::metadata(image) {
+        Ok(found) => found.file_type(),
+        Err(error)
+            if error.kind() == ErrorKind::NotFound && remote_disk::parse_url(image).is_none() =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(open_error(image, error)),
+    };
+    check_file_type(image, kind)?;
+    // A device that the kernel has mounted refuses to be opened alone.
+    let flags = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
+    let file = match File::options().read(true).write(true).custom_flags(flags).open(image) {
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use_error(image)),
+        opened => opened.with_context(|| shown.to_string())?,
+    };
+    claim_exclusive(&file, image)?;
+    if let Some(device) = remaining_loop_device(image) {
+        return Err(busy_error(format!("{shown} is in use by {device}; detach it first")));
+    }
+    Ok(Some(file))
+}
+
+/// The length of a file or device.
+pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
+    Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
+}
+
+/// Refuses what cannot hold a volume.
+pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
+    let shown = image.display();
+    if kind.is_dir() {
+        bail!("{shown} is a directory, and no image");
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        bail!("{shown} is neither a file nor a block device");
+    }
+    Ok(())
+}
+
+/// Claims an open image against everybody else.
+pub fn claim_exclusive(file: &File, image: &Path) -> anyhow::Result<()> {
+    match lock_file(file, LockMode::Exclusive) {
+        Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
+        claimed => Ok(claimed?),
+    }
+}
+
+fn in_use_error(image: &Path) -> anyhow::Error {
+    busy_error(format!("{} is in use; unmount it first", image.display()))
+}
+
+/// The loop device that the kernel has on a file and keeps. One that goes with its last user may be
+/// on its way out: a mount that has just ended leaves it for a moment.
+fn remaining_loop_device(image: &Path) -> Option<String> {
+    let until = Instant::now() + RELEASE_WAIT;
+    loop {
+        let device = loop_device(image)?;
+        let flag = Path::new("/sys/block").join(device.trim_start_matches("/dev/"));
+        let flag = std::fs::read_to_string(flag.join("loop/autoclear"));
+        if !flag.is_ok_and(|flag| flag.trim() == "1") || Instant::now() > until {
+            return Some(device);
+        }
+        std::thread::sleep(RELEASE_PAUSE);
+    }
+}
+
+/// The loop device that the kernel has on a file.
+fn loop_device(image: &Path) -> Option<String> {
+    let image = std::fs::metadata(image).ok()?;
+    let backs = |device: &Path| -> Option<bool> {
+        let path = std::fs::read_to_string(device.join("loop/backing_file")).ok()?;
+        let found = std::fs::metadata(path.trim_end_matches('\n')).ok()?;
+        Some((found.dev(), found.ino()) == (image.dev(), image.ino()))
+    };
+    let devices = std::fs::read_dir("/sys/block").ok()?.flatten();
+    let mut using = devices.filter(|device| backs(&device.path()) == Some(true));
+    using.next().map(|device| format!("/dev/{}", device.file_name().display()))
+}
+
+/// The disk of an open file; one that holds a machine's disk grows where that is changed.
+pub fn start_disk(file: OpenedFile) -> std::io::Result<FileDisk> {
+    let grows = draconis_container::grows(&file.head()?);
+    Ok(if grows { file.growing()? } else { file }.start())
+}
+
+/// Opens a file or device that is only read, and claims it beside others who read.
+pub fn open_shared(image: &Path) -> anyhow::Result<File> {
+    let kind = match std::fs::metadata(image) {
+        Ok(found) => found.file_type(),
+        Err(error) => return Err(open_error(image, error)),
+    };
+    check_file_type(image, kind)?;
+    claim_shared(File::open(image).with_context(|| image.display().to_string())?, image)
+}
+
+pub(crate) fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
+    match lock_file(&file, LockMode::Shared) {
+        Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
+        claimed => {
+            claimed?;
+            Ok(file)
+        }
+    }
+}
+
+/// What the system says of a path; of an address, that nothing here reaches it.
+pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
+    if error.kind() == ErrorKind::NotFound
+        && let Some(address) = remote_disk::parse_url(path)
+    {
+        let text = format!(
+            "{address}: it is in a bucket, and this library uses no network; draconis mount, and \
+             the other commands of the program, do"
+        );
+        return Error::new(Errno::OPNOTSUPP, text).into();
+    }
+    anyhow::Error::from(error).context(path.display().to_string())
+}
+
+/// An open image as a disk that is not started.
+pub fn open_file(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
+    // Through the page cache, as with every tool that runs once.
+    let how = FileOptions { write, direct: false, uring: false };
+    OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
+}
