@@ -227,7 +227,7 @@ impl OpLog {
     }
 
     /// Returns the unfinished requests of earlier workers, in the order of their changes.
-    /// `accepted` is an epoch and the number up to which the disk has accepted its changes.
+    /// `taken` is an epoch and the number up to which the disk has accepted its changes.
     ///
     /// # Errors
     /// [`CorruptOplog`].
