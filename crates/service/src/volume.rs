@@ -537,7 +537,7 @@ impl Tree for VolumeTree {
     }
 
     fn notify_changes_to(&self, end: &Server<File>) {
-        // Without a teller of changes, a read-only volume reports once that it will never change.
+        // A client of a read-only volume expects notifications, too; none will come.
         let teller = end.teller();
         if self.opened_writable {
             self.told.add_client(teller);
