@@ -315,7 +315,7 @@ mod tests {
                 if u32_at(&whole, 4) == Some(FALLOCATE) { whole.len() - 4 } else { whole.len() };
             for len in HEADER_BYTES..least {
                 let refused = decoded(&whole[..len]);
-                // An ioctl may be optional after its command word.
+                // Trailing bytes of some requests are ignored.
                 assert!(refused.is_err() || is_optional(&whole, len), "{whole:?} at {len}");
             }
         }
