@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{Disk, Group, Refused, SubmitOptions, Ticket};
 
-/// See the head of the file.
+/// Forwards to a disk, and records the mark of each accepted chain.
 pub(crate) struct AcceptedMarkDisk<D> {
     disk: D,
     mark: Arc<AtomicU64>,

@@ -168,7 +168,7 @@ pub(crate) fn was_clean(memory: &SharedMemory) -> Option<bool> {
 #[error("the log of the worker before makes no sense: {0}")]
 pub struct CorruptOplog(&'static str);
 
-/// See the head of the file.
+/// The oplog of a mount, as used by its current worker.
 pub(crate) struct OpLog {
     memory: Arc<SharedMemory>,
     rooms: Arc<PagePool>,

@@ -159,7 +159,7 @@ pub struct Kept {
     pub mount_point: PathBuf,
 }
 
-/// One mount.
+/// Status of a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MountStatus {
     /// True if `sync` and `syncfs` do not reach the mount.

@@ -41,7 +41,7 @@ pub(crate) struct WorkerStart {
     pub(crate) refused: Vec<u64>,
 }
 
-/// See the head of the file.
+/// The [`RequestLog`] of a worker: its oplog and its volume.
 pub(crate) struct WorkerRequestLog {
     log: Arc<OpLog>,
     tree: Arc<OnceLock<VolumeTree>>,

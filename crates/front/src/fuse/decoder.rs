@@ -73,7 +73,6 @@ const IOC_GETVERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
 /// above, the kernel first requests them by this one.
 const IOC_FSGETXATTR: u32 = 0x801c_581f;
 pub(super) const IOC_FSSETXATTR: u32 = 0x401c_5820;
-/// Length of a `struct fsxattr`, in bytes.
 pub(super) const FSXATTR_BYTES: usize = 28;
 /// Pairs of `FS_*_FL` and `FS_XFLAG_*`: immutable, append-only, synchronous, no access
 /// times, no dump.
@@ -136,7 +135,6 @@ pub(super) struct SetXattr {
     pub clear_setgid: bool,
 }
 
-/// A read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Read {
     pub offset: u64,

@@ -13,7 +13,7 @@ const MAX_WRITE_BYTES: u32 = 1 << 20;
 const PAGE_BYTES: u32 = 4096;
 /// Maximum number of background requests; the congestion threshold is three quarters of it.
 const MAX_BACKGROUND: u16 = u16::MAX;
-/// Length of the reply, in bytes.
+/// Size of `struct fuse_init_out`, in bytes.
 pub(super) const INIT_OUT_BYTES: usize = 64;
 
 /// Reads of one file may overlap.

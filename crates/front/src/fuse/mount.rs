@@ -1,4 +1,4 @@
-//! Attaching a FUSE descriptor to a directory, as root or through `fusermount3`.
+//! Attaches FUSE connections to directories, as root or through `fusermount3`.
 
 use std::ffi::CString;
 use std::io::Read;

@@ -35,7 +35,7 @@ const POOL_MIN_BYTES: usize = 2048;
 /// From this length on, buffers consist of whole pages, which are reused.
 const PAGES_MIN_BYTES: usize = 64 << 10;
 
-/// See the head of the file.
+/// One request, and the buffer of its reply.
 pub(super) struct Request {
     /// The request, except for write data of the predicted length. Other write data is passed to
     /// the tree in this block.

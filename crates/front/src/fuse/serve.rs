@@ -557,7 +557,6 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
 /// Busy-polls for the next request before sleeping: on a machine with idle CPUs, a wake-up takes
 /// longer than most requests. The budget adapts to the success of polling.
 struct PollBudget {
-    /// Current budget.
     budget: Duration,
     /// Upper bound of the budget.
     max_budget: Duration,
@@ -612,7 +611,7 @@ mod tests {
             poll_budget.record_arrival();
         }
         assert_eq!((poll_budget.budget, poll_budget.since), (MIN_POLL, None));
-        // Whether it slept meanwhile or not.
+        // With or without a sleep meanwhile.
         for _ in 0..20 {
             poll_budget.since = Some(Instant::now());
             poll_budget.record_arrival();

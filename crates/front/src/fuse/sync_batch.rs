@@ -29,7 +29,7 @@ pub(super) struct SyncRequest {
     pub data_only: bool,
 }
 
-/// See the head of the file.
+/// Collects fsync requests into batches.
 #[derive(Debug, Default)]
 pub(super) struct SyncBatcher {
     state: Mutex<State>,

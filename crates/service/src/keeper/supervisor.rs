@@ -224,7 +224,7 @@ impl Keeper {
     }
 }
 
-/// How serving ended.
+/// Result of supervising one worker.
 enum End {
     /// The mount is over.
     Over {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use draconis_exchange::channel::ChangeNotifier;
 use draconis_ext::{ChangeRecord, ChangeRecorder, InodeNumber};
 
-/// See the head of the file.
+/// Passes each change on to the clients and the oplog.
 #[derive(Default)]
 pub(super) struct ChangeFanout {
     clients: Mutex<Vec<ChangeNotifier>>,
