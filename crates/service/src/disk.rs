@@ -56,7 +56,7 @@ pub(crate) fn serve_disk(
 ) -> std::io::Result<DiskService> {
     let how = FileOptions { write: true, direct: true, uring: true };
     let file = OpenedFile::new(fd, how)?;
-    // Such an image needs clusters that are not allocated yet: the file grows.
+    // Images that allocate clusters make their files grow.
     let grows = draconis_container::grows(&file.head()?);
     let file = if grows { file.growing()? } else { file };
     let file = Arc::new(if discards { file.discarding() } else { file }.start());

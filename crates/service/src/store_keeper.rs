@@ -321,7 +321,7 @@ impl ClientCount {
     }
 
     /// Unregisters a keeper; returns if the store stays open. Otherwise calls `tell` with the final
-    /// message, if any, once the store is closed.
+    /// message, if any, once the store is closed, and never returns.
     fn unregister(&self, tell: impl FnOnce(&str)) {
         let mut state = self.state();
         state.keepers -= 1;

@@ -34,7 +34,7 @@ use change_fanout::ChangeFanout;
 const DAMAGED_NOTE: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
     errors=continue";
 
-/// Timeout for claiming an MMP volume, a little shorter than the manager's timeout for a worker to
+/// Timeout for claiming an MMP volume, a little shorter than the keeper's timeout for a worker to
 /// open a volume.
 const CLAIM_WAIT: Duration = Duration::from_secs(50);
 
