@@ -1,8 +1,8 @@
 //! FUSE_OPEN, FUSE_CREATE and FUSE_TMPFILE.
 //!
 //! A tree that checks nothing on open replies ENOSYS once, and the kernel then opens without a
-//! request. Where the tree checks - immutable files, access times that are kept - each open is a
-//! request, and the reply says whether cached pages may be used.
+//! request. A tree checks for immutable files, and for access times that are kept. Each open is a
+//! request then, and the reply says whether cached pages may be used.
 
 use draconis_exchange::contract::directory::{
     Create as CreateNode, CreateTmpfile, GetAttributes, Lookup, Open as OpenNode,

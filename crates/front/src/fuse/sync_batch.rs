@@ -10,8 +10,8 @@
 //! each of them would wait for two flushes.
 //!
 //! Law 1: a single request does not wait.
-//! Law 2: a batch waits for no more requests than there were when the last one was answered, and no
-//! longer than half the duration of the last flush.
+//! Law 2: a batch waits for no more requests than there were when the last one was answered. It
+//! waits no longer than half the duration of the last flush.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
