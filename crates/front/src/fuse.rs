@@ -1,14 +1,13 @@
-//! FUSE: the kernel's requests answered by a server of the directory contract.
+//! FUSE: serves the kernel's requests from an implementation of the directory contract.
 //!
 //! ```text
 //!   mount ──▶ /dev/fuse descriptor ──▶ (another process) ──▶ Server::serve
 //! ```
 //!
-//! Law 1: mounting and serving are two steps, so the process that serves needs no path and
-//! no privilege, and the descriptor can outlive it.
-//! Law 2: the volume changes only through us, so the kernel may keep names, attributes
-//! and pages for as long as it likes; where a change does more than the kernel can know of,
-//! it is told.
+//! Law 1: mounting and serving are separate steps. So the serving process needs neither a path nor
+//! a privilege, and the descriptor can outlive it.
+//! Law 2: the volume changes only through this server, so the kernel may cache names, attributes
+//! and pages without a timeout. Where a change affects more than the kernel knows, it is notified.
 
 mod activity;
 mod change;

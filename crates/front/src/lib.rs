@@ -1,7 +1,7 @@
-//! Ways in from Linux. Today: FUSE.
+//! Front ends for Linux. Today: FUSE.
 //!
-//! This crate knows the contracts of `exchange` and the kernel's protocols. It cannot
-//! name a disk block, a cache or a file system format.
+//! This crate knows the contracts of `exchange` and the kernel's protocols, but no disk block,
+//! cache or file system format.
 
 #![forbid(unsafe_code)]
 

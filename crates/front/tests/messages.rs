@@ -1,5 +1,5 @@
-//! The front between a tree in memory and a kernel whose messages are said here: what goes
-//! to the tree, what comes back, and what is done with messages that make no sense.
+//! The front end between a tree in memory and a scripted kernel: requests passed to the tree,
+//! replies, and the handling of invalid messages.
 
 mod common;
 
@@ -15,11 +15,11 @@ const EPERM: i32 = 1;
 const ENOSYS: i32 = 38;
 const ENODATA: i32 = 61;
 
-/// Flags of an answer to opening.
+/// `FOPEN_*` flags.
 const DIRECT_IO: u32 = 1;
 const KEEP_CACHE: u32 = 2;
 
-/// Of a write: it comes from the kernel's cache; it goes past its pages.
+/// Flags of a write: it comes from the page cache; it is a direct write.
 const FROM_CACHE: u32 = 1;
 const DIRECT: u32 = 2;
 
@@ -31,7 +31,7 @@ fn what_is_written_is_read_in_any_lengths() {
         assert_eq!(file, ENOSYS, "opening needs no message here, so making does not open");
         let file = tree.add(1, b"file", FileType::File);
         let mut expected = vec![];
-        // Some lengths twice and more, so that they are expected, and others after them.
+        // Some lengths are repeated, so that they are predicted, and others follow.
         for (nth, len) in [1024, 1024, 1024, 1024, 7, 7, 7, 65536, 65536, 65536, 1024, 0, 131_072]
             .into_iter()
             .enumerate()
@@ -81,7 +81,7 @@ fn a_direct_write_beside_pages_is_told_before_it_is_answered() {
         kernel.write(file, 4096, &[2; 4096], DIRECT).unwrap();
         let (code, body) = kernel.notices.pop_front().expect("told before the answer");
         assert_eq!((code, long(&body, 0), long(&body, 8), long(&body, 16)), (2, file, 4096, 4096));
-        // With privileges taken away, attributes are told of as well.
+        // If privileges are cleared, attributes are invalidated as well.
         let kill = 1 << 2;
         kernel.write(file, 0, &[3; 512], DIRECT | kill).unwrap();
         let told: Vec<_> =
@@ -90,7 +90,7 @@ fn a_direct_write_beside_pages_is_told_before_it_is_answered() {
     });
 }
 
-/// A write of `bytes`, as the kernel sends it.
+/// Encodes a write of `bytes`.
 fn write_request(unique: u64, file: u64, offset: u64, bytes: &[u8], flags: u32) -> Vec<u8> {
     let fixed = words(&[bytes.len() as u32, flags, 0, 0, 0, 0]);
     let body = [&[0; 8][..], &offset.to_ne_bytes(), &fixed, bytes].concat();
@@ -110,11 +110,11 @@ fn every_change_that_is_replayed_has_its_answer() {
     let xattr = [&words(&[5, 0, 0, 0])[..], b"user.a\0value"].concat();
     let heir = Heir::of(vec![
         (write_request(2, file, 0, &[1; 8192], 0), None),
-        // Beside the pages that the write before leaves.
+        // A direct write beside the pages that the previous write leaves.
         (write_request(4, file, 4096, &[2; 4096], DIRECT), None),
         (request(SETXATTR, 6, file, &xattr), None),
         (request(IOCTL, 8, file, &flags), None),
-        // It was cut short then, and the client was told so.
+        // The original write was short, and the client got that count.
         (
             write_request(10, file, 8192, &[3; 4096], 0),
             Some(Outcome { errno: 0, written_bytes: 1000 }),
@@ -122,7 +122,7 @@ fn every_change_that_is_replayed_has_its_answer() {
     ]);
     with_heir(&tree, &heir, |kernel| {
         for unique in [2_u64, 4, 6, 8, 10] {
-            // The kernel asks again; what the request says no longer matters.
+            // The kernel resends it; the contents of the request no longer matter.
             kernel.send_bytes(&request(WRITE, unique | 1 << 63, file, &[0; 40]));
             let (answered, answer) = kernel.receive();
             assert_eq!(answered, unique | 1 << 63);
@@ -137,8 +137,8 @@ fn every_change_that_is_replayed_has_its_answer() {
             assert_eq!(written, expected, "request {unique}");
         }
         let told = kernel.notices.drain(..).map(|(code, body)| (code, body.len(), body));
-        // One asks for what was not answered; pages are dropped before the direct write is
-        // answered, attributes before that of the flags.
+        // One notification requests a resend. Pages are dropped before the reply to the direct
+        // write, attributes before that to the flags.
         let told: Vec<_> = told
             .filter(|(_, len, _)| *len > 0)
             .map(|(code, _, body)| (code, long(&body, 8) as i64))
@@ -177,7 +177,7 @@ fn a_direct_write_is_done_when_its_answer_is_sent() {
     with_heir(&tree, &heir, |kernel| {
         kernel.write(file, 0, &[1; 4096], DIRECT).unwrap();
         kernel.write(file, 0, &[1; 4096], 0).unwrap();
-        // A sync is answered behind both.
+        // The sync is answered after both.
         kernel.fsync(file).unwrap();
     });
     assert_eq!(heir.done.lock().unwrap().1, 1, "the other's thread does the first one");
@@ -197,13 +197,13 @@ fn names_are_counted_and_forgotten() {
         let none = kernel.lookup(1, "nothing").unwrap();
         assert_eq!(long(&none, 0), 0, "that there is none may be remembered");
         kernel.send(FORGET, file, &2u64.to_ne_bytes());
-        // Nothing answers a forget; the next question comes after it.
+        // A forget has no reply; the next request comes after it.
         kernel.ask(GETATTR, file, &[0; 16]).unwrap();
     });
     assert_eq!(tree.state().holds.get(&file), Some(&0));
 }
 
-/// The entries of a listing with attributes: node of the entry, offset of the next, name.
+/// Parses the entries of a READDIRPLUS reply: node of the entry, offset of the next, name.
 fn plus(mut bytes: &[u8]) -> Vec<(u64, u64, String)> {
     let mut all = vec![];
     while !bytes.is_empty() {
@@ -320,7 +320,7 @@ fn the_handshake_agrees_on_what_both_can_do() {
     });
 }
 
-/// Numbers that look random, from a seed.
+/// Returns pseudorandom numbers from a seed.
 fn random(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -332,7 +332,7 @@ fn random(seed: &mut u64) -> u64 {
 fn messages_that_make_no_sense_do_no_harm() {
     let tree = Memory::new();
     let file = tree.add(1, b"file", FileType::File);
-    // What changes nothing here may be asked for; the others would not be answered at all.
+    // Only requests that always have a reply.
     let asked = [LOOKUP, GETATTR, MKDIR, UNLINK, OPEN, READ, FSYNC, SETXATTR, GETXATTR];
     let more = [INIT, OPENDIR, CREATE, IOCTL, READDIRPLUS];
     let opcodes: Vec<u32> = asked.into_iter().chain(more).collect();
@@ -346,8 +346,8 @@ fn messages_that_make_no_sense_do_no_harm() {
                 .collect();
             let node = random(&mut seed) % 4;
             kernel.send_bytes(&request(opcode, nth * 2 + 2, node, &body));
-            // Short of its header, or of what its length says, it may be left unanswered; what
-            // comes next is answered.
+            // A message that is shorter than its header or its length field may stay unanswered,
+            // but the next one is answered.
             if nth % 100 == 0 {
                 kernel.send_bytes(&request(opcode, 1, node, &[])[..(nth / 100) as usize + 1]);
             }
@@ -361,7 +361,7 @@ fn messages_that_make_no_sense_do_no_harm() {
             };
             assert_eq!(answer.map(|it| it.len()), Ok(104));
         }
-        // Writes whose lengths lie, among those that are expected.
+        // Writes with wrong lengths among those that are predicted.
         for len in [1024u32, 1024, 1024, 5, 2000, u32::MAX] {
             let fixed = words(&[len, 0, 0, 0, 0, 0]);
             let body = [&[0; 16][..], &fixed, &[1; 1024]].concat();

@@ -1,18 +1,18 @@
-//! A disk that remembers what was said of the last chain that it took.
+//! A disk that remembers the mark of the last chain that it accepted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{Disk, Group, Refused, SubmitOptions, Ticket};
 
-/// See the head of the file.
+/// Forwards to a disk, and records the mark of each accepted chain.
 pub(crate) struct AcceptedMarkDisk<D> {
     disk: D,
     mark: Arc<AtomicU64>,
 }
 
 impl<D: Disk> AcceptedMarkDisk<D> {
-    /// `disk`, whose last mark is kept in `mark`.
+    /// Wraps `disk` and keeps its last mark in `mark`.
     pub(crate) fn new(disk: D, mark: Arc<AtomicU64>) -> Self {
         Self { disk, mark }
     }
@@ -32,7 +32,7 @@ impl<D: Disk> draconis_device::ForwardingDisk for AcceptedMarkDisk<D> {
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let tickets = self.disk().submit_chain(chain, after)?;
-        // It is taken whatever comes of the wait.
+        // The chain is accepted, whatever the result of the wait.
         self.mark.fetch_max(terms.mark, Ordering::Release);
         terms.wait(&self.disk, &tickets)?;
         Ok(tickets)

@@ -1,7 +1,7 @@
-//! A volume that was opened for a mount, and is of no other use meanwhile.
+//! A volume that is open for a mount, and claimed.
 //!
-//! Law: as long as a descriptor of it lives no other mount and no tool changes the volume, and
-//! none reads it while the mount may write; of a block device the kernel's own mounts count, too.
+//! Law: while a descriptor of it exists, no other mount and no tool changes the volume, and none
+//! reads it while the mount may write. For a block device, this includes the kernel's own mounts.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -17,35 +17,35 @@ use crate::parts;
 use crate::remote_disk::{self, RemoteCredentials};
 use crate::store_keeper::StoreDiskHandle;
 
-/// How much of a volume's name a file in memory is called by.
+/// Length of the part of a volume's name that is used as the name of a memfd.
 const MEMORY_NAME_MAX: usize = 240;
-/// The length of a file that only stands for a volume: more than any block of one.
+/// Length of a memfd that represents a volume: longer than any block of one.
 const STAND_IN_BYTES: u64 = 1 << 20;
-/// Most files that lie behind each other.
+/// Maximum number of backing and extent files.
 const MAX_BACKING_FILES: usize = 64;
-/// How often it is tried again while the volume is in use.
+/// Retry interval while the volume is in use.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A volume that was opened and claimed.
 pub(crate) struct ClaimedVolume {
-    /// What the worker reads, and what is written for it.
+    /// The file or store disk that the worker uses.
     pub(crate) source: VolumeSource,
-    /// Why it may not be, if that was wanted.
+    /// The reason why it is read-only, if writing was requested.
     pub(crate) note: Option<String>,
-    /// What the mount needs besides.
+    /// Other descriptors that live as long as the mount.
     pub(crate) guards: VolumeGuards,
 }
 
-/// Where the bytes of a volume are.
+/// Source of a volume's bytes.
 pub(crate) enum VolumeSource {
     /// In a file or block device.
     File {
-        /// For the worker: read-only.
+        /// Read-only descriptor for the worker.
         image: OwnedFd,
-        /// For the disk service, if the volume may be written. It holds the claim then.
+        /// Descriptor of the disk service, if the volume may be written. It holds the claim then.
         disk: Option<OwnedFd>,
     },
-    /// In a store, which another process has for all of its disks.
+    /// In a store, which another process owns for all of its disks.
     Store(StoreDiskHandle),
 }
 
@@ -58,22 +58,23 @@ impl VolumeSource {
     }
 }
 
-/// What a mount has of its volume, beside its worker.
+/// Descriptors of a mount's volume beside the worker's.
 pub(crate) struct VolumeGuards {
-    /// For a loop device of a file that may be written: without the claim, or the device
-    /// would hold it for as long as it is there.
+    /// For a loop device of a writable file. It has no claim, or the loop device would hold the
+    /// claim as long as it exists.
     backing: Option<OwnedFd>,
-    /// Of a block device: keeps the kernel from mounting it, and others that ask.
+    /// `O_EXCL` descriptor of a block device: excludes mounts of the kernel, and other exclusive
+    /// users.
     guard: Option<OwnedFd>,
 }
 
-/// A block device that a mount can have as its source, and what keeps it until there is one.
+/// A block device as a mount's source, with the descriptor that keeps it until the mount exists.
 pub(crate) struct SourceDevice {
     pub(crate) path: PathBuf,
     _device: Option<OwnedFd>,
 }
 
-/// Why it was not opened.
+/// Reason why it was not opened.
 enum OpenFailure {
     InUse(String),
     Failed(String),
@@ -93,8 +94,8 @@ impl From<String> for OpenFailure {
 }
 
 impl ClaimedVolume {
-    /// A disk in a store: `sockets` is where those have theirs who have stores. One that is
-    /// elsewhere needs `means`.
+    /// Opens a disk in a store. `sockets` is the directory of the store keepers' sockets; a remote
+    /// store needs `means`.
     pub(crate) fn in_store(
         sockets: &Path,
         store: &Path,
@@ -107,8 +108,8 @@ impl ClaimedVolume {
         Ok(Self { source: VolumeSource::Store(disk), note, guards: keep })
     }
 
-    /// Opens a volume for as long as the descriptors live. What was just unmounted is
-    /// about to be free: that is waited for, `wait` at most.
+    /// Opens a volume for as long as the descriptors live. Retries for at most `wait`, since a
+    /// volume that was just unmounted is about to be released.
     pub(crate) fn open(volume: &Path, read_only: bool, wait: Duration) -> Result<Self, String> {
         let until = Instant::now() + wait;
         loop {
@@ -149,21 +150,21 @@ impl ClaimedVolume {
 }
 
 impl VolumeGuards {
-    /// The file behind a loop device, and the guard of a block device.
+    /// Returns the file of a loop device, and the guard of a block device.
     pub(crate) fn fds(&self) -> [Option<BorrowedFd<'_>>; 2] {
         [&self.backing, &self.guard].map(|fd| fd.as_ref().map(AsFd::as_fd))
     }
 
-    /// What has these parts.
+    /// Restores the guards from these descriptors.
     pub(crate) fn from_fds(backing: Option<OwnedFd>, guard: Option<OwnedFd>) -> Self {
         Self { backing, guard }
     }
 
-    /// The volume as a block device: itself, or a loop device of it. A guard is given up,
-    /// since the mount will be one.
+    /// Returns the volume as a block device: itself, or a loop device of it. Releases the guard,
+    /// since the mount will exclude others.
     ///
     /// # Errors
-    /// What the system says, for the user.
+    /// The system's error, for the user.
     pub(crate) fn attach_block_device(&mut self, volume: &Path) -> Result<SourceDevice, String> {
         if self.guard.take().is_some() {
             return Ok(SourceDevice { path: volume.to_path_buf(), _device: None });
@@ -175,11 +176,11 @@ impl VolumeGuards {
         Ok(SourceDevice { path, _device: Some(device) })
     }
 
-    /// Has a file in memory in the place of one, for a volume that is in a store: nothing is read
-    /// or written there.
+    /// Creates a memfd as the file of a volume that is in a store; nothing is read or written
+    /// there.
     ///
     /// # Errors
-    /// What the system says, for the user.
+    /// The system's error, for the user.
     pub(crate) fn stand_in(&mut self, volume: &Path) -> Result<(), String> {
         let name: Vec<u8> =
             volume.as_os_str().as_bytes().iter().copied().take(MEMORY_NAME_MAX).collect();
@@ -192,22 +193,22 @@ impl VolumeGuards {
         Ok(())
     }
 
-    /// Guards a block device again that was not mounted after all.
+    /// Reacquires the guard of a block device that was not mounted after all.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user.
     pub(crate) fn reacquire_guard(&mut self, volume: &Path) -> Result<(), String> {
         self.guard = guard(volume).map_err(OpenFailure::into_message)?;
         Ok(())
     }
 }
 
-/// Opens what the disk image `volume` differs from or is in, for the worker to read: first its
-/// parts, then what it differs from, the nearest first. Others may read it meanwhile; those who
-/// change it are shut out, as the image would be nothing any more.
+/// Opens the extent files and then the backing files of the disk image `volume`, the nearest first,
+/// for the worker to read. Others may read them meanwhile, but not change them, since that would
+/// corrupt the image.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user.
 pub(crate) fn open_backing_files(
     volume: &Path,
     options: &MountOptions,
@@ -224,7 +225,7 @@ pub(crate) fn open_backing_files(
     };
     let mut known = vec![image];
     let mut open_one = |file: &PathBuf| {
-        // Asked first: opening anything else may hang.
+        // Checked first: opening anything but a file or device may hang.
         let found = identity(file)?;
         if known.contains(&found) {
             let name = file.display();
@@ -248,10 +249,10 @@ fn claim_behind(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
     }
 }
 
-/// Device and inode number of a volume, or the device's own number; of an address those that it has.
+/// Returns device and inode number of a volume, or a device's own number; for a URL its identity.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user.
 pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
     if let Some(address) = remote_disk::parse_url(volume) {
         return Ok(remote_disk::url_identity(address));
@@ -264,7 +265,7 @@ pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
     }
 }
 
-/// What the system said of a path, as a sentence.
+/// Formats an error of a path as a message.
 pub(crate) fn describe_errno(path: &Path, errno: Errno) -> String {
     format!("{}: {}", path.display(), crate::error_text(&std::io::Error::from(errno)))
 }
@@ -273,7 +274,7 @@ fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(volume, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// `O_EXCL` on a device: refused while the kernel has it mounted.
+/// Opens a block device with `O_EXCL`, which fails while the kernel has it mounted.
 fn guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
     if identity(volume)?.1 != u64::MAX {
         return Ok(None);
@@ -296,7 +297,7 @@ fn claim_as(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), OpenFailur
     })
 }
 
-/// Another descriptor of the same file, whatever its name leads to by now.
+/// Opens another descriptor of the same file, even if its name leads elsewhere by now.
 fn reopen(fd: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let same = format!("/proc/self/fd/{}", fd.as_raw_fd());
     rustix::fs::open(same, flags | OFlags::CLOEXEC, Mode::empty())

@@ -1,4 +1,4 @@
-//! Finding a manager, starting one where none runs, and asking it.
+//! Finds the manager, starts one if none runs, and sends it requests.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -12,19 +12,19 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::protocol::{self, MountStatus, Reply, Request, Status};
 
-/// How long a manager may take to come up.
+/// Timeout for a manager to listen.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a user's manager has its socket and its log.
+/// The directory with the socket and the log file of a user's manager.
 #[derive(Clone, Debug)]
 pub struct RuntimeDir(PathBuf);
 
 impl RuntimeDir {
-    /// The directory of the calling user: `$DRACONIS_RUNTIME_DIR`, else `/run/draconis`
-    /// for root, else `$XDG_RUNTIME_DIR/draconis`, else `/tmp/draconis-UID`.
+    /// Opens the directory of the calling user: `$DRACONIS_RUNTIME_DIR`, else `/run/draconis` for
+    /// root, else `$XDG_RUNTIME_DIR/draconis`, else `/tmp/draconis-UID`.
     ///
     /// # Errors
-    /// When it cannot be made, or belongs to another user.
+    /// If it cannot be created, or belongs to another user.
     pub fn open() -> std::io::Result<Self> {
         let uid = rustix::process::geteuid();
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -42,7 +42,7 @@ impl RuntimeDir {
             );
             std::io::Error::new(error.kind(), text)
         })?;
-        // The owner of the directory answers our requests.
+        // The owner of the directory could answer our requests.
         let found = std::fs::symlink_metadata(&path)?;
         if !found.is_dir() || found.uid() != uid.as_raw() || found.mode() & 0o022 != 0 {
             let text = format!("{}: must be a directory that only you can write", path.display());
@@ -59,20 +59,20 @@ impl RuntimeDir {
         self.0.join("keepers")
     }
 
-    /// Where those have their addresses who have stores.
+    /// Returns the directory of the store keepers' sockets.
     pub(crate) fn store_sockets(&self) -> PathBuf {
         self.0.join("stores")
     }
 
-    /// The address of a keeper.
+    /// Returns the socket path of a keeper.
     pub(crate) fn keeper_socket(&self, id: u64) -> PathBuf {
         self.keepers().join(format!("{id}.sock"))
     }
 
-    /// The addresses at which there are, or were, keepers, in order of mounting.
+    /// Returns the ids of all keepers whose sockets exist, in order of mounting.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn keeper_ids(&self) -> std::io::Result<Vec<u64>> {
         let names = match std::fs::read_dir(self.keepers()) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
@@ -87,22 +87,22 @@ impl RuntimeDir {
         Ok(ids)
     }
 
-    /// An address that no keeper has or had, `from` or one behind it.
+    /// Returns an id that no keeper has or had, at least `from`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn next_keeper_id(&self, from: u64) -> std::io::Result<u64> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(self.keepers())?;
         Ok(self.keeper_ids()?.last().map_or(from, |last| from.max(last + 1)))
     }
 
-    /// Whether a keeper runs, whether or not a manager does.
+    /// Returns true if any keeper runs; the manager need not run.
     fn has_keepers(&self) -> bool {
         let ids = self.keeper_ids().unwrap_or_default();
         ids.into_iter().any(|id| UnixStream::connect(self.keeper_socket(id)).is_ok())
     }
 
-    /// Where a manager in the background writes what happens.
+    /// Returns the path of the log file of a manager in the background.
     pub fn log_file(&self) -> PathBuf {
         self.0.join("manager.log")
     }
@@ -112,12 +112,12 @@ impl RuntimeDir {
         UnixStream::connect(self.socket()).ok()
     }
 
-    /// Becomes the manager's address; `None` if another one answers there.
+    /// Binds the manager's socket; `None` if another manager answers there.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn bind(&self) -> std::io::Result<Option<UnixListener>> {
-        // Two that start at once: the lock decides, and the socket of a dead one goes.
+        // The lock serializes managers that start at once. The socket of a dead one is removed.
         let guard = std::fs::File::create(self.0.join("manager.lock"))?;
         guard.lock()?;
         if self.connect().is_some() {
@@ -131,10 +131,10 @@ impl RuntimeDir {
         UnixListener::bind(socket).map(Some)
     }
 
-    /// Connects to the manager, starting one in the background where none runs.
+    /// Connects to the manager; starts one in the background if none runs.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// If it does not come up.
     pub fn connect_or_start(&self) -> std::io::Result<UnixStream> {
         if let Some(manager) = self.connect() {
             return Ok(manager);
@@ -165,30 +165,30 @@ trait CommandExt {
 }
 
 impl CommandExt for Command {
-    /// Ctrl-C in a terminal is for the command there, not for what it started.
+    /// Ctrl-C in a terminal must reach only the command, not the processes that it started.
     fn new_process_group(&mut self) -> &mut Self {
         std::os::unix::process::CommandExt::process_group(self, 0)
     }
 }
 
-/// Asks a manager.
+/// Sends a request to a manager and receives its reply.
 ///
 /// # Errors
-/// What the socket says, when the manager dies for instance.
+/// The socket's error, for instance if the manager dies.
 pub fn send_request(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
     protocol::send(manager, request)?;
     protocol::receive(manager)
 }
 
-/// How often a question is asked again whose manager ends before it has answered: one that is the
-/// end of managers must not be asked for ever.
+/// Maximum retries of a request whose manager ended before it replied. The bound protects against a
+/// request that kills managers.
 const MAX_RETRIES: usize = 10;
 
-/// Asks the manager, if one runs or something is mounted; one that ends at this moment does not
-/// run.
+/// Sends a request to the manager, if one runs or something is mounted. A manager that is just
+/// ending counts as not running.
 ///
 /// # Errors
-/// As [`send_request`].
+/// As for [`send_request`].
 pub fn request_if_running(
     directory: &RuntimeDir,
     request: &Request,
@@ -207,15 +207,15 @@ pub fn request_if_running(
     }
 }
 
-/// Asks the manager; starts one where none runs, or the one that ran ends before it has answered.
+/// Sends a request to the manager. Starts one if none runs, or if it ended before it replied.
 ///
 /// # Errors
-/// As [`send_request`]; when none comes up.
+/// As for [`send_request`]; if none comes up.
 pub fn request_or_start(directory: &RuntimeDir, request: &Request) -> std::io::Result<Reply> {
     let mut tries = MAX_RETRIES;
     loop {
         match send_request(&directory.connect_or_start()?, request) {
-            // What only waits is the end of none.
+            // A request that only waits cannot kill managers.
             Err(error) if is_disconnect(&error) && matches!(request, Request::Wait { .. }) => {}
             Err(error) if is_disconnect(&error) && tries > 0 => tries -= 1,
             Ok(Reply::Failed { .. }) if tries < MAX_RETRIES && is_mounted(directory, request)? => {
@@ -226,8 +226,8 @@ pub fn request_or_start(directory: &RuntimeDir, request: &Request) -> std::io::R
     }
 }
 
-/// Whether what a request asks to be mounted is: a manager that ended before it answered may have
-/// had it done, and the next one refuses to do it twice.
+/// Returns true if the mount that `request` asks for exists. A manager that ended before its reply
+/// may have mounted it, and the next one refuses a second mount.
 fn is_mounted(directory: &RuntimeDir, request: &Request) -> std::io::Result<bool> {
     let Request::Mount { volume, disk, mount_point, .. } = request else { return Ok(false) };
     let volume = protocol::volume_name(volume, disk.as_deref());
@@ -247,10 +247,10 @@ fn is_mounted(directory: &RuntimeDir, request: &Request) -> std::io::Result<bool
     }
 }
 
-/// Ends the manager that runs, if one does, and no mount: the next one may be another program.
+/// Ends the running manager, if any, but no mount. The next manager may be another program version.
 ///
 /// # Errors
-/// What the socket says; when it does not end.
+/// The socket's error; if the manager does not end.
 pub fn retire(directory: &RuntimeDir) -> std::io::Result<()> {
     let Some(manager) = directory.connect() else { return Ok(()) };
     let other = |what: String| Err(std::io::Error::other(what));
@@ -258,7 +258,7 @@ pub fn retire(directory: &RuntimeDir) -> std::io::Result<()> {
         Reply::Status(Status { manager_pid: Some(pid), .. }) => pid,
         reply => return other(format!("the manager answers {reply:?}")),
     };
-    // By its process: its address may be answered by the next one at once.
+    // Wait for its process: the next manager may answer at its address at once.
     let process = Pid::from_raw(pid as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     let Some(Ok(process)) = process else { return Ok(()) };
     let asked = directory.connect().map(|manager| send_request(&manager, &Request::Retire));

@@ -1,11 +1,10 @@
-//! The connection to the kernel, and what of it each worker gets.
+//! The FUSE connection to the kernel, and each worker's share of it.
 //!
-//! Since Linux 6.9 the kernel can be asked to send again what a worker had read and not answered:
-//! then all workers have the same descriptor. Before, each has one of its own
-//! (`FUSE_DEV_IOC_CLONE`): what was read through it ends with it, by ECONNABORTED, and the
-//! next worker gets what comes after that.
+//! Since Linux 6.9 the kernel can resend requests that a worker has read but not answered: all
+//! workers share one descriptor. Before, each worker has its own (`FUSE_DEV_IOC_CLONE`). Requests
+//! read through it then end with it, by ECONNABORTED, and the successor gets later requests.
 //!
-//! A worker's notices are sent by threads here: see [`notices`].
+//! Threads in the keeper send a worker's notifications: see [`notices`].
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,26 +17,26 @@ use draconis_exchange::notices::{self, Notices};
 use rustix::fs::{Mode, OFlags};
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
-/// The first Linux that sends again.
+/// The first Linux version that can resend requests.
 const RESEND_MIN_KERNEL: (u32, u32) = (6, 9);
 
-/// How long the kernel may take to do what the notices say that are under way.
+/// Timeout for the kernel to finish the notifications in progress.
 const PAUSE_WAIT: Duration = Duration::from_secs(2);
 const PAUSE_LOOK: Duration = Duration::from_millis(1);
 
-/// Threads that send notices of workers. One that waits in the kernel when its worker dies goes on
-/// once the next one has answered what it waits for.
+/// Threads that send workers' notifications. A thread that blocks in the kernel when its worker
+/// dies continues once the successor has answered the request that it waits for.
 #[derive(Default)]
 pub(crate) struct Relays {
-    /// Held for reading while a notice is sent.
+    /// Read-locked while a notification is sent.
     sending: Arc<RwLock<()>>,
 }
 
 impl Relays {
-    /// Starts the relay of one worker over `fuse`; the worker's end of it.
+    /// Starts the relay thread of one worker over `fuse`; returns the worker's endpoint.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn start(&self, fuse: &OwnedFd) -> io::Result<Notices> {
         let (theirs, ours) = notices::pair()?;
         let (fuse, sending) = (fuse.try_clone()?, self.sending.clone());
@@ -50,7 +49,8 @@ impl Relays {
         Ok(theirs)
     }
 
-    /// Has no notice sent while the guard is there; `None` if the kernel is not done with one.
+    /// Stops all notifications until the guard is dropped. Returns `None` if the kernel does not
+    /// finish one in time.
     pub(crate) fn pause(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         let until = Instant::now() + PAUSE_WAIT;
         loop {
@@ -64,7 +64,7 @@ impl Relays {
     }
 }
 
-/// Whether this kernel sends again what was not answered.
+/// Returns true if this kernel can resend unanswered requests.
 pub(crate) fn kernel_can_resend() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy();
@@ -72,16 +72,16 @@ pub(crate) fn kernel_can_resend() -> bool {
         && version(&release).is_none_or(|version| version >= RESEND_MIN_KERNEL)
 }
 
-/// Major and minor number of a release such as `6.1.0-27-amd64`.
+/// Parses major and minor number of a release such as `6.1.0-27-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// The descriptor for a worker of `connection`.
+/// Returns a descriptor of `connection` for a worker.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(crate) fn clone_for_worker(connection: &OwnedFd) -> io::Result<OwnedFd> {
     if kernel_can_resend() {
         return connection.try_clone();

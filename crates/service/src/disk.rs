@@ -1,11 +1,11 @@
-//! A worker's disk: it reads for itself and has others write.
+//! The disk of a worker: the worker reads by itself and writes through the keeper.
 //!
 //! ```text
 //!   worker: ext ─┬─ read ──────────────▶ its own descriptor, read-only
 //!                └─ submit, wait ══════▶ disk service in the keeper, the only one to write
 //! ```
 //!
-//! Law: what the worker says to the service is whole or not said; so its death cannot fall
+//! Law: a message of the worker arrives whole or not at all. So a worker's death cannot fall
 //! between two writes of a group.
 
 use std::os::fd::OwnedFd;
@@ -26,13 +26,13 @@ use rustix::io::Errno;
 
 use crate::accepted_mark::AcceptedMarkDisk;
 
-/// Lanes of the disk contract: one for what is handed over, the others for those who wait.
+/// Lanes of the disk contract: one for submitting, the others for waiting callers.
 pub(crate) const DISK_LANES: u32 = 6;
-/// How long either side waits for the other, which is alive: as long as a disk may take.
-/// A death is noticed at once.
+/// Peer timeout of both sides: none, since a disk may take arbitrarily long. A death is noticed at
+/// once.
 const NO_TIMEOUT: Duration = Duration::MAX;
 
-/// Adds what a worker that writes needs to the plan of its session, behind its other lanes.
+/// Appends the lanes of a writing worker's disk to the plan of its session.
 pub(crate) fn add_disk_lanes(plan: &mut SessionConfig) {
     plan.static_lanes += DISK_LANES;
     plan.guest = vec![
@@ -42,12 +42,12 @@ pub(crate) fn add_disk_lanes(plan: &mut SessionConfig) {
     ];
 }
 
-/// Serves the file behind `fd`, open for writing, to the worker of `session` from lane
-/// `first` on, until the worker closes or dies. What the worker discards it gives up only if
-/// `discards` is set.
+/// Serves the file behind `fd`, open for writing, to the worker of `session` on the lanes from
+/// `first` on, until the worker closes or dies. Passes discards on to the file only if `discards`
+/// is set.
 ///
 /// # Errors
-/// What the system says of the descriptor, or when it has no thread left.
+/// The system's error for the descriptor, or if no thread can be created.
 pub(crate) fn serve_disk(
     fd: OwnedFd,
     session: &Arc<Session>,
@@ -56,7 +56,7 @@ pub(crate) fn serve_disk(
 ) -> std::io::Result<DiskService> {
     let how = FileOptions { write: true, direct: true, uring: true };
     let file = OpenedFile::new(fd, how)?;
-    // Compared, as a machine's disk needs room that the image does not have yet.
+    // Images that allocate clusters make their files grow.
     let grows = draconis_container::grows(&file.head()?);
     let file = if grows { file.growing()? } else { file };
     let file = Arc::new(if discards { file.discarding() } else { file }.start());
@@ -72,10 +72,10 @@ pub(crate) fn serve_disk(
         }
         drop(disk);
         if let Some(failure) = file.failure() {
-            // Told once, here.
+            // Set once, here.
             let _ = told.set(failure);
         }
-        // Dropping the file writes what was taken whole, and gives the claim up.
+        // Dropping the file writes all completely accepted groups and releases the claim.
     })?;
     Ok(DiskService { thread, served, write_error: last, accepted_mark: mark })
 }
@@ -83,16 +83,16 @@ pub(crate) fn serve_disk(
 /// The service of a worker's disk, which ends with the worker.
 pub(crate) struct DiskService {
     thread: JoinHandle<()>,
-    /// The disk is the thread's alone, so that it is free when that has ended.
+    /// Only the thread owns the disk, so that the disk is closed once the thread has ended.
     served: Weak<FileDisk>,
-    /// What had ended all writing when it ended.
+    /// The error that had ended all writing when the thread ended.
     write_error: Arc<OnceLock<Error>>,
-    /// What the worker wants to be told of the last chain that was taken.
+    /// Mark of the last accepted chain, chosen by the worker.
     accepted_mark: Arc<AtomicU64>,
 }
 
 impl DiskService {
-    /// What ended all writing, if something did: a sentence about what is to be done.
+    /// Returns the error that ended all writing, if any, with the next step for the user.
     pub(crate) fn failure(&self) -> Option<String> {
         let failure = match self.served.upgrade() {
             Some(disk) => disk.failure(),
@@ -112,18 +112,19 @@ impl DiskService {
         Some(why.into())
     }
 
-    /// Waits for its end; the mark of the last chain that was taken.
+    /// Waits until the service has ended; returns the mark of the last accepted chain.
     pub(crate) fn join(self) -> u64 {
-        // A thread that panicked has said so.
+        // A thread that panicked has logged that.
         let _ = self.thread.join();
         self.accepted_mark.load(Ordering::Acquire)
     }
 }
 
-/// The disk as the worker of `session` sees it; the service knows the memory of `rooms`.
+/// Returns the disk as the worker of `session` uses it. The service has the page pool `rooms`
+/// mapped.
 ///
 /// # Errors
-/// When the service does not answer, or there is none.
+/// If the service does not answer, or there is none.
 pub(crate) fn split_disk(
     reads: FileDisk,
     session: &Arc<Session>,
@@ -160,7 +161,7 @@ impl draconis_device::ForwardingDisk for SplitDisk {
     }
 
     fn max_len_bytes(&self) -> u64 {
-        // Only what writes knows; it tells it as its length.
+        // Only `writes` knows the maximum; it reports that as its length.
         self.disk().properties().len_bytes.max(self.reads.properties().len_bytes)
     }
 
@@ -200,8 +201,8 @@ mod tests {
         Group { writes: writes.iter().map(write).collect() }
     }
 
-    /// The service of the disk in `file`, its session, what the worker takes that up with, and the
-    /// memory beside. Both ends of the session live here: each is the other's peer.
+    /// Returns the service of the disk in `file`, its session, the socket for the worker, and the
+    /// page pool. Both endpoints of the session are in this process: each is the other's peer.
     fn served(file: &Path) -> (DiskService, Arc<Session>, OwnedFd, Arc<SharedMemory>) {
         let writable = File::options().read(true).write(true).open(file).unwrap();
         let mut all = SessionConfig {
@@ -249,7 +250,8 @@ mod tests {
             [0, 512, 1024, 8192, 8704, 1 << 20, (4 << 20) - 1, 4 << 20].map(byte),
             [1, 4, 1, 2, 0, 3, 3, 0]
         );
-        // Out of rooms: three pieces, of which two lie one behind the other on both sides.
+        // From pool buffers: three slices, of which two are adjacent both on the disk and in
+        // memory.
         let mut room = log.buffers().allocate(3 << 20).unwrap();
         room.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 1024) as u8);
         let (sent, room) = (room.to_vec(), Arc::new(room));
@@ -274,17 +276,17 @@ mod tests {
         service.join();
     }
 
-    /// A worker that keeps to no rule: what it says it writes into the session's memory itself.
+    /// A worker that breaks the protocol: it writes its messages into the session's memory itself.
     struct Liar {
         memory: OwnedFd,
         bells: Vec<OwnedFd>,
     }
 
-    /// Where a line and its parts are: see the lanes of `exchange`.
+    /// Offsets of a mailbox and its fields: see the lanes of `exchange`.
     const LINE_STRIDE: u64 = 17 * 128;
     const FINGERPRINT_AT: u64 = 2120;
     const CLOSED_AT: u64 = 2112;
-    /// What a block's name says in place of a slot, if it lies in the memory beside.
+    /// Slot number of a block that is in the page pool.
     const BESIDE: u32 = u32::MAX;
 
     impl Liar {
@@ -292,7 +294,7 @@ mod tests {
             let hello = descriptors::receive(socket, &mut [0; 512], RecvFlags::empty()).unwrap();
             let mut fds = hello.fds.into_iter();
             let memory = fds.next().unwrap();
-            // Behind the pidfd.
+            // The fd after the memory is the pidfd.
             Self { memory, bells: fds.skip(1).collect() }
         }
 
@@ -305,15 +307,15 @@ mod tests {
             rustix::io::write(&self.bells[lane as usize * 2], &1u64.to_ne_bytes()).unwrap();
         }
 
-        /// Says as the first message of `lane` that a group is written: each block by its place on
-        /// the disk, its place in the memory beside, and its length.
+        /// Submits a group as the first message of `lane`. Each block is its offset on the disk,
+        /// its offset in the page pool, and its length.
         fn submit(&self, lane: u32, blocks: &[(u64, u32, u32)]) {
             let mut payload = (blocks.len() as u32).to_le_bytes().to_vec();
             for (at, place, len) in blocks {
                 payload.extend(at.to_le_bytes());
                 [BESIDE, *place, *len].iter().for_each(|word| payload.extend(word.to_le_bytes()));
             }
-            // One end, none before it, no mark, not durable, and no more.
+            // One group end, no predecessor, no mark, not durable, no further data.
             for word in [1, blocks.len() as u32, 0, 0, 0] {
                 payload.extend(u32::to_le_bytes(word));
             }
@@ -352,15 +354,15 @@ mod tests {
         ] {
             let (service, host, socket, _memory) = served(file.path());
             let liar = Liar::accept(&socket);
-            // What is right in the same message is not written, either.
+            // The valid block of the same message is not written, either.
             liar.submit(2, &[good, lie]);
             liar.close();
             service.join();
             assert_eq!(host.violation(), Some(Violation::PoolRange(place)), "{lie:?}");
             assert!(std::fs::read(file.path()).unwrap() == before, "{lie:?}");
         }
-        // What the disk does not have is refused, and is no breach; nor is it one that two writes
-        // come from places that overlap.
+        // Writes beyond the end of the disk are refused, but are no protocol violation. Neither are
+        // two writes whose source ranges overlap.
         let (service, host, socket, memory) = served(file.path());
         let liar = Liar::accept(&socket);
         memory.copy_in(8192, &[0xee; 1024]);

@@ -1,4 +1,4 @@
-//! The keeper of a mount: it has what must outlive a worker, and starts and watches those.
+//! The keeper of a mount: owns everything that outlives a worker, starts workers and watches them.
 //!
 //! ```text
 //!   manager ── JSON line ──▶ keeper ──┬─ opens and claims the volume
@@ -9,14 +9,14 @@
 //!                                     └─ watcher thread: status, death, hang
 //! ```
 //!
-//! Each mount has a keeper of its own, a process that outlives the manager and, by
-//! [`upgrade`], its own program.
+//! Each mount has its own keeper, a process that outlives the manager and, by [`upgrade`], its own
+//! program.
 //!
-//! Law 1: nothing that a volume holds is looked at here.
-//! Law 2: when a worker dies or hangs, another takes over. Where none may, the connection is
-//! closed, so that every call that waits gets an error instead of waiting. The mount stays in
-//! its place, dead, until a user unmounts it: what is written by its path must not go to the
-//! disk below. The volume is free at once.
+//! Law 1: the keeper interprets no contents of a volume.
+//! Law 2: when a worker dies or hangs, a successor is started. If none may be, the connection is
+//! closed, so that waiting calls fail instead of hanging. The mount stays in place, dead, until a
+//! user unmounts it: writes to its path must not reach the directory below. The volume is released
+//! at once.
 
 mod mounting;
 mod supervision;
@@ -43,37 +43,38 @@ use crate::options::MountOptions;
 use crate::protocol::{self, Kept, MountStatus, Reply, Request, Status};
 use crate::worker_process::WorkerExit;
 
-/// How long a keeper that was started for a mount waits to be told which.
+/// Timeout for the first request to a newly started keeper.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long `status` waits for fresh numbers.
+/// Timeout of `status` for fresh numbers from the worker.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long the kernel may take to send the first request.
+/// Timeout for the kernel's first request.
 const INIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long, when it has changes to bring home first. That it hangs is noticed otherwise.
+/// Timeout of a close that has changes to write. A hang is detected by other means.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(600);
-/// How often it is looked whether a dead mount was taken away, where no client asks.
+/// Poll interval for detecting that a dead mount was removed.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A keeper and its mount.
 pub struct Keeper {
     front: Box<dyn Mounter>,
     listener: UnixListener,
-    /// There is one from the request to mount on.
+    /// Set from the mount request on.
     mount: Mutex<Option<Arc<Mount>>>,
-    /// Told whenever the mount begins, ends, or a client has its answer.
+    /// Notified whenever the mount begins or ends, or a client has its reply.
     changed: Condvar,
-    /// Clients that wait for an answer.
+    /// Number of clients that wait for a reply.
     clients: AtomicU64,
-    /// Managers: they hear of the end of the mount, and, as the conversation ends, of ours.
+    /// Connections of managers. They receive the end of the mount; the connection closes when the
+    /// keeper ends.
     watchers: Mutex<Vec<UnixStream>>,
 }
 
 struct Mount {
-    /// What it is called: the file, or STORE#NAME.
+    /// The name for users: the file, or STORE#NAME.
     volume: PathBuf,
-    /// The file or block device that has it.
+    /// The file or block device that contains it.
     file: PathBuf,
-    /// If that is a store: which of its disks it is.
+    /// Name of the disk, if the file is a store.
     disk: Option<String>,
     /// Device and inode number of the file: two paths may lead to one.
     identity: (u64, u64),
@@ -84,11 +85,11 @@ struct Mount {
 
 struct MountState {
     phase: MountPhase,
-    /// What the kernel calls it, once it is attached.
+    /// The kernel's device number of the mount, once attached.
     device: Option<String>,
     events: Option<Sender<SupervisorEvent>>,
     worker: Option<OwnedFd>,
-    /// Its worker was killed for good.
+    /// True if the worker was killed and must not be restarted.
     is_final_worker: bool,
     status: MountStatus,
 }
@@ -100,7 +101,7 @@ struct MountState {
 enum MountPhase {
     Starting,
     Serving,
-    /// Nothing serves it any more. `dead`: it is still in its place.
+    /// Nothing serves it any more. `dead`: it is still in place.
     Ended {
         why: Option<String>,
         dead: bool,
@@ -111,7 +112,7 @@ enum SupervisorEvent {
     Refresh(Sender<()>),
     Close(Sender<()>),
     ReadOnly(bool, Sender<Result<(), String>>),
-    /// Go on as another program; answered only where that fails.
+    /// Upgrade to another program; answered only on failure.
     Upgrade(upgrade::UpgradeRequest, Sender<String>),
     Died(WorkerExit),
 }
@@ -120,25 +121,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the other end is still open: it never says anything more.
+/// Returns true if the peer is still connected. It never sends anything more.
 fn is_connected(client: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     rustix::net::recv(client, &mut [0u8], flags) == Err(Errno::AGAIN)
 }
 
 impl Keeper {
-    /// A keeper that has mounted nothing yet, and is asked to over `listener`.
+    /// Creates a keeper without a mount that receives its requests over `listener`.
     pub fn new(front: Box<dyn Mounter>, listener: UnixListener) -> Arc<Self> {
         let (mount, watchers) = (Mutex::default(), Mutex::default());
         let (told, clients) = (Condvar::new(), AtomicU64::new(0));
         Arc::new(Self { front, listener, mount, changed: told, clients, watchers })
     }
 
-    /// Answers clients, each in a thread of its own, until the mount has ended; or at once where
-    /// none comes.
+    /// Serves clients, each in its own thread, until the mount has ended. Returns early if no mount
+    /// request arrives in time.
     ///
     /// # Errors
-    /// What the system says of the socket.
+    /// The socket's error.
     pub fn run(self: &Arc<Self>) -> std::io::Result<()> {
         let (keeper, listener) = (self.clone(), self.listener.try_clone()?);
         std::thread::spawn(move || {
@@ -155,7 +156,7 @@ impl Keeper {
         });
         self.wait_until_over();
         if let Some(path) = self.listener.local_addr()?.as_pathname() {
-            // The directory may have gone before.
+            // The directory may be gone already.
             let _ = std::fs::remove_file(path);
         }
         Ok(())
@@ -170,7 +171,7 @@ impl Keeper {
             Ok(request) => self.answer(request, client),
             Err(error) => Reply::Failed { why: format!("the request makes no sense: {error}") },
         };
-        // A client that went away does not want to know.
+        // Fails only if the client is gone.
         let _ = protocol::send(client, &reply);
     }
 
@@ -200,7 +201,7 @@ impl Keeper {
         }
     }
 
-    /// Tells a manager what is kept here, and later when that has ended.
+    /// Reports the mount to a manager, and registers it for the end of the mount.
     fn serve_watcher(&self, client: &UnixStream) {
         let until = Instant::now() + FIRST_REQUEST_TIMEOUT;
         let (Some(mount), Ok(client)) = (self.wait_for_mount(until), client.try_clone()) else {
@@ -221,7 +222,7 @@ impl Keeper {
         }
     }
 
-    /// The mount, unless it is over.
+    /// Returns the mount, unless it has ended.
     fn current(&self) -> Option<Arc<Mount>> {
         lock(&self.mount).clone().filter(|mount| !mount.has_ended())
     }
@@ -231,7 +232,7 @@ impl Keeper {
         Status { mounts: vec![lock(&mount.state).status.clone()], ..Status::default() }
     }
 
-    /// Waits until nothing serves `mount`; says why it ended, if not on request.
+    /// Waits until nothing serves `mount`; returns the reason if the end was not requested.
     fn wait(&self, mount: &Mount) -> Option<String> {
         self.wait_while(mount, None, Mount::is_served);
         match mount.phase() {
@@ -250,8 +251,8 @@ impl Keeper {
         mount.clone()
     }
 
-    /// Waits until nothing is mounted any more, and no client waits for an answer. A mount that
-    /// is dead counts as mounted: it is known here why it is.
+    /// Waits until nothing is mounted and no client waits for a reply. A dead mount counts as
+    /// mounted, because only this process knows why it died.
     fn wait_until_over(&self) {
         let mount = self.wait_for_mount(Instant::now() + FIRST_REQUEST_TIMEOUT);
         let mut held = lock(&self.mount);
@@ -275,21 +276,21 @@ impl Mount {
         !matches!(self.phase(), MountPhase::Ended { .. })
     }
 
-    /// Whether its worker tells how it is.
+    /// Returns true if its worker reports its status in time.
     fn is_responding(&self, wait: Duration) -> bool {
         let asks = lock(&self.state).events.clone();
         let (done, answer) = channel::<()>();
         let asked = asks.is_some_and(|asks| asks.send(SupervisorEvent::Refresh(done)).is_ok());
-        // The end is dropped when the numbers are in: that is the answer.
+        // The supervisor drops the sender when the numbers are updated: that is the reply.
         asked && answer.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected)
     }
 
-    /// Ends its worker, and has no other take over.
+    /// Kills its worker without a successor.
     fn kill(&self) {
         let mut state = lock(&self.state);
         state.is_final_worker = true;
         if let Some(worker) = &state.worker {
-            // It may have ended by itself, which is as good.
+            // The worker may have exited already, which is equivalent.
             let _ = rustix::process::pidfd_send_signal(worker, rustix::process::Signal::KILL);
         }
     }
@@ -298,7 +299,7 @@ impl Mount {
         matches!(self.phase(), MountPhase::Ended { dead: true, .. })
     }
 
-    /// Whether the kernel has it in its place.
+    /// Returns true if the kernel still has the mount in place.
     fn is_in_place(&self) -> bool {
         let device = lock(&self.state).device.clone();
         device.is_some_and(|device| {
@@ -307,7 +308,7 @@ impl Mount {
         })
     }
 
-    /// Whether it has ended, and is not in its place any more.
+    /// Returns true if it has ended and is not in place any more.
     fn has_ended(&self) -> bool {
         match self.phase() {
             MountPhase::Ended { dead, .. } => !dead || !self.is_in_place(),
@@ -315,7 +316,7 @@ impl Mount {
         }
     }
 
-    /// Whether it was unmounted, and its worker is about to end.
+    /// Returns true if it was unmounted and its worker is about to end.
     fn is_ending(&self) -> bool {
         self.phase() == MountPhase::Serving && !self.is_in_place()
     }

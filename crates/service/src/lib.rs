@@ -1,4 +1,4 @@
-//! The manager, and for each mount its keeper and the sandboxed worker that this one starts.
+//! The manager, and for each mount a keeper and the sandboxed worker that the keeper starts.
 //!
 //! ```text
 //!   client ── protocol ──▶ manager ── protocol ──▶ keeper
@@ -8,9 +8,8 @@
 //!   library ── local (a thread instead of a process) ─────▶ volume ──▶ ext
 //! ```
 //!
-//! This crate knows ext and the contracts. It does not know FUSE: the one who puts the program
-//! together passes a [`mounter::Mounter`] and a [`worker::RequestServer`]; nor any network: it passes an
-//! [`remote_disk::RemoteDiskProvider`], too.
+//! This crate knows ext and the contracts, but neither FUSE nor the network. The program passes a
+//! [`mounter::Mounter`], a [`worker::RequestServer`] and a [`remote_disk::RemoteDiskProvider`].
 #![deny(unsafe_code)]
 
 mod accepted_mark;
@@ -38,7 +37,7 @@ pub mod volume;
 pub mod worker;
 pub mod worker_process;
 
-/// What is said of an error, without the numbers that Rust puts behind what the system says.
+/// Returns the text of an error without the ` (os error N)` that Rust appends to system errors.
 pub fn error_text(said: &(impl std::fmt::Display + ?Sized)) -> String {
     let said = said.to_string();
     let (mut rest, mut sentence) = (said.as_str(), String::new());

@@ -4,10 +4,10 @@
 //!   Caller<Directory> ── channel (blocks are moved) ──▶ thread ── volume ──▶ ext
 //! ```
 //!
-//! What isolates it is safe Rust, not the kernel: the parser has no memory but what it
-//! was given, and a panic of it closes the end that it was serving. Use it for volumes one
-//! trusts, or in a process that has confined itself; a [`worker`](crate::worker) is for
-//! the others. The contracts are the same, and so is what is written over them.
+//! Safe Rust isolates the parser, not the kernel: it has no memory but its own, and a panic closes
+//! only the endpoint that it serves. Use it for trusted volumes, or in a process that has confined
+//! itself; use a [`worker`](crate::worker) for others. The contracts are the same, so is the code
+//! that uses them.
 //!
 //! ```no_run
 //! use draconis_exchange::{channel, contract::{Node, file::Reader, tree}, heap::Block};
@@ -40,18 +40,18 @@ use draconis_exchange::contract::tree;
 use crate::options::MountOptions;
 use crate::volume::{OpenError, VolumeTree, open, open_for_writing};
 
-/// Why a volume was not opened in this process.
+/// Reasons why a volume was not opened in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
     /// The file or device could not be opened, or is in use.
     #[error(transparent)]
     Image(#[from] std::io::Error),
-    /// What it holds could not.
+    /// The volume in it could not be opened.
     #[error(transparent)]
     Volume(#[from] OpenError),
 }
 
-/// A volume open in this process. It closes when this and all ends of it are dropped.
+/// A volume open in this process. It closes when this and all its endpoints are dropped.
 #[derive(Clone)]
 pub struct LocalVolume {
     tree: Arc<VolumeTree>,
@@ -59,8 +59,8 @@ pub struct LocalVolume {
 }
 
 impl LocalVolume {
-    /// Opens the volume in `image` for reading. A client that is silent for `patience` is
-    /// given up, and so is a call that takes as long.
+    /// Opens the volume in `image` for reading. Both a client's silence and a call may take at most
+    /// `patience`.
     ///
     /// # Errors
     /// See [`LocalError`].
@@ -69,15 +69,15 @@ impl LocalVolume {
         options: &MountOptions,
         patience: Duration,
     ) -> Result<Self, LocalError> {
-        // As a worker opens it, so that the two forms differ in one thing.
+        // Same options as a worker, so that the two forms differ only in isolation.
         let how = FileOptions { write: false, direct: true, uring: false };
         let disk = FileDisk::open(image, how)?;
         Ok(Self::new(open(Arc::new(disk), &[], options)?, patience))
     }
 
-    /// Opens the volume in `image` for reading and writing, as [`LocalVolume::open`] does for
-    /// reading. Changes are handed to the disk when they are many, when a client waits for
-    /// them and when [`VolumeTree::close`] is called, which should be.
+    /// Opens the volume in `image` for reading and writing, otherwise like [`LocalVolume::open`].
+    /// Changes reach the disk when there are many, when a client syncs, and in
+    /// [`VolumeTree::close`], which should be called.
     ///
     /// # Errors
     /// See [`LocalError`].
@@ -91,16 +91,16 @@ impl LocalVolume {
         Ok(Self::new(open_for_writing(Arc::new(disk), options)?, patience))
     }
 
-    /// Serves a volume that is open already.
+    /// Serves an open volume.
     pub fn new(tree: VolumeTree, patience: Duration) -> Self {
         Self { tree: Arc::new(tree), timeout: patience }
     }
 
-    /// A new channel to the volume's root directory, with a thread that serves it and one
-    /// for every end bound through it.
+    /// Opens a new channel to the volume's root directory. One thread serves it, and one every
+    /// endpoint bound through it.
     ///
     /// # Errors
-    /// What the system says when it has no thread left.
+    /// The system's error if no thread can be created.
     pub fn directory(&self) -> std::io::Result<RpcClient<Directory>> {
         let (client, server) = channel::pair();
         let Self { tree, timeout: patience } = self.clone();
@@ -112,7 +112,7 @@ impl LocalVolume {
         Ok(RpcClient::new(client, self.timeout))
     }
 
-    /// The volume itself, for what contracts do not say.
+    /// Returns the volume itself, for operations that the contracts lack.
     pub fn tree(&self) -> &VolumeTree {
         &self.tree
     }

@@ -1,10 +1,10 @@
-//! A loop device of an image, for the kernel to have something to call by name.
+//! A loop device over an image, as a block device name for the kernel.
 //!
-//! Nothing is read or written through it: it is the source of a mount of the type `fuseblk`,
-//! the only one of FUSE to which the kernel passes `sync` on.
+//! Nothing is read or written through it. It is the source of a mount of the type `fuseblk`, the
+//! only FUSE type to which the kernel passes `sync` on.
 //!
-//! Law: the device goes away by itself with its last user (`LO_FLAGS_AUTOCLEAR`): the mount,
-//! or the descriptor returned here, if there is none.
+//! Law: the device disappears with its last user (`LO_FLAGS_AUTOCLEAR`): the mount, or, without a
+//! mount, the descriptor returned here.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,10 +18,10 @@ use rustix::io::Errno;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
-/// How often another one may take the free device first.
+/// Maximum retries if another process takes the free device first.
 const MAX_RETRIES: usize = 64;
 
-/// How often [`wait_until_free`] looks.
+/// Poll interval of [`wait_until_free`].
 const RELEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// `struct loop_config` of `linux/loop.h`, with its `struct loop_info64`.
@@ -29,9 +29,9 @@ const RELEASE_PAUSE: Duration = Duration::from_millis(2);
 struct LoopConfig {
     fd: u32,
     block_size: u32,
-    /// Device, inode, real device, offset, limit of size.
+    /// Device, inode, real device, offset, size limit.
     sizelimit: [u64; 5],
-    /// Number, type of encryption, length of its key, flags.
+    /// Number, encryption type, key length, flags.
     words: [u32; 4],
     file_name: [u8; 64],
     crypt_name: [u8; 64],
@@ -42,10 +42,10 @@ struct LoopConfig {
 
 const _: () = assert!(size_of::<LoopConfig>() == 304, "as the kernel has it");
 
-/// A loop device of `image`, which is open for reading and writing. Only root may.
+/// Attaches `image`, open for reading and writing, to a loop device. Requires root.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(crate) fn attach(image: impl AsFd) -> io::Result<(PathBuf, OwnedFd)> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let control = rustix::fs::open("/dev/loop-control", flags, Mode::empty())?;
@@ -61,8 +61,8 @@ pub(crate) fn attach(image: impl AsFd) -> io::Result<(PathBuf, OwnedFd)> {
     Err(Errno::BUSY.into())
 }
 
-/// Waits until a loop device has no file, as after the unmount of what it was the source of: the
-/// kernel frees it a moment later. Returns at once for anything else.
+/// Waits until a loop device has no file: after the unmount of its user, the kernel frees it a
+/// moment later. Returns at once for any other device.
 pub(crate) fn wait_until_free(device: &Path, wait: Duration) {
     let Ok(name) = device.strip_prefix("/dev") else { return };
     let file = Path::new("/sys/block").join(name).join("loop/backing_file");
@@ -90,7 +90,7 @@ fn configure(device: RawFd, image: RawFd) -> io::Result<()> {
         init: [0; 2],
         reserved: [0; 8],
     };
-    // SAFETY: the kernel reads one `struct loop_config`, whose layout `Config` has, and which
+    // SAFETY: the kernel reads one `struct loop_config`, whose layout `LoopConfig` has, and which
     // outlives the call; it keeps the file, not the pointer.
     let done = unsafe { libc::ioctl(device, LOOP_CONFIGURE as _, &raw const config) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

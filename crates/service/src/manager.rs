@@ -1,5 +1,4 @@
-//! The manager: knows what is mounted where, starts a keeper for each mount and passes on what
-//! clients ask of it.
+//! The manager: knows all mounts, starts a keeper for each, and forwards client requests.
 //!
 //! ```text
 //!   command line ── JSON line ──▶ manager ── JSON line ──▶ keeper ── worker
@@ -7,8 +6,8 @@
 //! ```
 //!
 //! Law 1: a volume is served once, and a mount point is used once.
-//! Law 2: what is known here the keepers know, too: a manager that dies takes nothing along, and
-//! the next one finds them by their sockets.
+//! Law 2: the keepers know everything that the manager knows. A manager that dies loses nothing,
+//! and the next one finds the keepers by their sockets.
 
 mod keepers;
 
@@ -24,24 +23,24 @@ use crate::claimed_volume::identity;
 use crate::client::RuntimeDir;
 use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
 
-/// How long a mount that is just ending may take to give its volume and directory back.
+/// Timeout for an ending mount to release its volume and directory.
 const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
-/// How long a keeper may take to tell how its mount is.
+/// Timeout for a keeper's status reply.
 const STATUS_WAIT: Duration = Duration::from_secs(2);
-/// How often it is looked whether a keeper has gone, where none says so.
+/// Poll interval for detecting that a keeper has gone without notice.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How many mounts that were lost are remembered.
+/// Number of remembered lost mounts.
 const MAX_LOST_MOUNTS: usize = 16;
 
-/// A manager, and the keepers that it knows.
+/// A manager and the keepers that it knows.
 pub struct Manager {
     directory: RuntimeDir,
-    /// In order of mounting.
+    /// By id, in order of mounting.
     keepers: Mutex<BTreeMap<u64, Arc<KeeperHandle>>>,
     lost: Mutex<Vec<LostMount>>,
-    /// Told whenever a mount begins or ends, or a client has its answer.
+    /// Notified whenever a mount begins or ends, or a client has its reply.
     changed: Condvar,
-    /// Clients that wait for an answer.
+    /// Number of clients that wait for a reply.
     clients: AtomicU64,
     is_retiring: AtomicBool,
 }
@@ -51,10 +50,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Manager {
-    /// A manager of everything that is mounted through `directory`.
+    /// Creates the manager of everything that is mounted through `directory`.
     ///
     /// # Errors
-    /// When what is there cannot be read.
+    /// If `directory` cannot be read.
     pub fn new(directory: RuntimeDir) -> std::io::Result<Arc<Self>> {
         let manager = Arc::new(Self {
             directory,
@@ -68,7 +67,7 @@ impl Manager {
         Ok(manager)
     }
 
-    /// Serves `listener` in a thread of its own, each client in another.
+    /// Serves `listener` in a thread, and each client in another.
     pub fn listen(self: &Arc<Self>, listener: UnixListener) {
         let manager = self.clone();
         std::thread::spawn(move || {
@@ -95,7 +94,7 @@ impl Manager {
             Ok(request) => self.answer(request),
             Err(error) => Reply::Failed { why: format!("the request makes no sense: {error}") },
         };
-        // A client that went away does not want to know.
+        // Fails only if the client is gone.
         let _ = protocol::send(client, &reply);
         if retires {
             self.is_retiring.store(true, Ordering::Relaxed);
@@ -135,7 +134,7 @@ impl Manager {
             };
             match keeper.request(&request, None) {
                 Ok(reply) => return reply,
-                // It goes on as another program: what only waits is asked again.
+                // The keeper is being upgraded: repeat the wait.
                 Err(AskError::Lost(_)) if is_wait && keeper.is_running() => {}
                 Err(AskError::Gone) if is_wait => return Reply::Ended { why: None },
                 Err(AskError::Gone) => return Reply::NotMounted,
@@ -147,7 +146,7 @@ impl Manager {
         }
     }
 
-    /// What is mounted there; one that is served before one that is dead.
+    /// Returns the keeper of a mount point; prefers a served mount to a dead one.
     fn find(&self, mount_point: &Path) -> Option<Arc<KeeperHandle>> {
         let mut keepers = self.keepers();
         keepers.retain(|keeper| keeper.mount.mount_point == mount_point);
@@ -158,10 +157,10 @@ impl Manager {
         }
     }
 
-    /// Has a keeper mount what `request` says; what it answers.
+    /// Has a keeper carry out the mount `request`; returns its reply.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user.
     fn mount(
         self: &Arc<Self>,
         kept: Kept,
@@ -169,7 +168,7 @@ impl Manager {
         replace: bool,
     ) -> Result<Reply, String> {
         let cannot = |error| format!("cannot start a keeper: {error}");
-        // The place in the table is taken first: two requests for one volume cannot both pass.
+        // Reserve first: two requests for one volume cannot both pass.
         let (id, keeper) = self.reserve(kept, replace)?;
         let started = keeper.start().map_err(cannot).and_then(|()| {
             keeper.request(request, None).map_err(|why| format!("its keeper was lost: {why}"))
@@ -183,7 +182,7 @@ impl Manager {
         started
     }
 
-    /// Takes a place for a mount that is to be.
+    /// Reserves an id and a table entry for a future mount.
     fn reserve(&self, kept: Kept, replace: bool) -> Result<(u64, Arc<KeeperHandle>), String> {
         let until = Instant::now() + GIVE_BACK_WAIT;
         let mut keepers = lock(&self.keepers);
@@ -194,7 +193,7 @@ impl Manager {
                 Some((other.clone(), why))
             });
             let Some((other, why)) = conflict else { break };
-            // One that is just ending gives back what it has.
+            // An ending mount is about to release its volume.
             let left = until.checked_duration_since(Instant::now());
             let Some(left) = left.filter(|_| other.is_ending()) else { return Err(why) };
             let wait = left.min(Duration::from_millis(50));
@@ -214,12 +213,12 @@ impl Manager {
         self.changed.notify_all();
     }
 
-    /// The keepers, in order of mounting.
+    /// Returns the keepers in order of mounting.
     fn keepers(&self) -> Vec<Arc<KeeperHandle>> {
         lock(&self.keepers).values().cloned().collect()
     }
 
-    /// Everything that is mounted, with numbers as fresh as the workers give them.
+    /// Returns the status of all mounts, with fresh numbers from the workers that answer in time.
     pub fn status(&self) -> Status {
         let keepers = self.keepers();
         let mounts = std::thread::scope(|scope| {
@@ -231,7 +230,7 @@ impl Manager {
         Status { manager_pid: Some(std::process::id()), mounts, lost, dead: vec![] }
     }
 
-    /// Has everything that is mounted go on by `program`, one after the other.
+    /// Upgrades all mounts to `program`, one after the other.
     fn upgrade(&self, program: &Path) -> Vec<Upgraded> {
         let keepers = self.keepers().into_iter().filter(|keeper| !keeper.is_dead());
         let upgrade = |keeper: &KeeperHandle| {
@@ -250,8 +249,8 @@ impl Manager {
         keepers.filter_map(|keeper| upgrade(&keeper)).collect()
     }
 
-    /// Unmounts everything, in use or not. What programs have changed is brought home;
-    /// what they change after that is refused.
+    /// Unmounts everything, in use or not. Changes made so far are written to the volumes; later
+    /// changes are refused.
     pub fn unmount_all(&self) {
         for keeper in self.keepers() {
             match keeper.request(&Request::End, None) {
@@ -264,8 +263,8 @@ impl Manager {
         }
     }
 
-    /// Waits until nothing has been mounted, and no client has asked anything, for `idle`; or the
-    /// manager is told to retire.
+    /// Waits until nothing has been mounted and no client has sent a request for `idle`, or until
+    /// the manager is asked to retire.
     pub fn wait_idle(&self, idle: Duration) {
         let mut keepers = lock(&self.keepers);
         let mut since = Instant::now();
@@ -282,7 +281,7 @@ impl Manager {
         }
     }
 
-    /// Waits until the manager is told to retire.
+    /// Waits until the manager is asked to retire.
     pub fn wait_until_retired(&self) {
         let mut keepers = lock(&self.keepers);
         while !self.is_retiring() {
@@ -294,9 +293,9 @@ impl Manager {
         self.is_retiring.load(Ordering::Relaxed)
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiting threads.
     fn notify_waiters(&self) {
-        // Under the lock, or a waiter that looks at this moment could miss it.
+        // Under the lock: a waiter that is just checking its condition could miss the wake-up.
         let keepers = lock(&self.keepers);
         self.changed.notify_all();
         drop(keepers);

@@ -1,7 +1,7 @@
-//! The kernel's table of mounts: what is mounted where, and which of it is ours.
+//! The kernel's mount table: mount points, their volumes, and which of them are ours.
 //!
-//! Law: reading the table asks no mount anything. What does ([`MountEntry::probe`]) waits for a
-//! bounded time, since a worker that hangs does not answer.
+//! Law: reading the table sends no request to any mount. [`MountEntry::probe`] does, and has a
+//! timeout, since a hung worker does not answer.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -11,61 +11,61 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// The types that our mounts have: of files, and of block devices.
+/// File system types of our mounts: of files, and of block devices.
 const TYPES: [&str; 2] = ["fuse.draconis", "fuseblk.draconis"];
-/// How long a mount may take to answer before it counts as silent.
+/// Timeout after which a mount counts as silent.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// One line of the table (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Major and minor number, as `0:45`: no two mounts that exist at once have the same.
+    /// Major and minor number, as `0:45`. They are unique among existing mounts.
     pub device: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub at: PathBuf,
-    /// Type of its file system.
+    /// The file system type.
     pub fs_type: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: PathBuf,
-    /// The user it belongs to, if it is of FUSE.
+    /// The user that a FUSE mount belongs to.
     pub user: Option<u32>,
 }
 
-/// How a mount answers.
+/// State of the server of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It does.
+    /// It answers.
     Serving,
-    /// Its server is gone.
+    /// It has ended.
     Dead,
-    /// It does not, for the time being.
+    /// It did not answer within the timeout.
     Silent,
 }
 
 impl MountEntry {
-    /// Whether this program mounted it, under the type that it gives by default.
+    /// Returns true if this program mounted it, with its default file system type.
     pub fn is_ours(&self) -> bool {
         TYPES.contains(&self.fs_type.as_str())
     }
 
-    /// Whether it is of FUSE at all.
+    /// Returns true if it is a FUSE mount.
     pub fn is_fuse(&self) -> bool {
         ["fuse", "fuseblk"].contains(&self.fs_type.split('.').next().unwrap_or_default())
     }
 
-    /// Whether the kernel passes `sync` and `syncfs` on to it.
+    /// Returns true if the kernel passes `sync` and `syncfs` on to its server.
     pub fn hears_of_syncs(&self) -> bool {
         self.fs_type.starts_with("fuseblk")
     }
 
-    /// What is mounted; the file behind a loop device.
+    /// Returns the mounted volume; for a loop device its backing file.
     pub fn volume(&self) -> PathBuf {
         let name = self.source.strip_prefix("/dev").ok();
         let behind = name.map(|name| Path::new("/sys/block").join(name).join("loop/backing_file"));
         match behind.and_then(|file| std::fs::read(file).ok()) {
             Some(text) => {
                 let text = text.trim_ascii_end();
-                // One in memory is called as the volume that it stands for.
+                // A memfd has the name of the volume that it represents.
                 let name = text.strip_prefix(b"/memfd:");
                 let name = name.and_then(|name| name.strip_suffix(b" (deleted)")).unwrap_or(text);
                 OsString::from_vec(name.to_vec()).into()
@@ -74,12 +74,12 @@ impl MountEntry {
         }
     }
 
-    /// Asks it.
+    /// Calls `statfs` on it, with a timeout.
     pub fn probe(&self) -> Answer {
         let path = self.at.clone();
         let (done, wait) = channel();
         std::thread::spawn(move || {
-            // If it was too late the answer is the silence.
+            // After the timeout nobody receives the answer.
             let _ = done.send(rustix::fs::statfs(&path).err());
         });
         match wait.recv_timeout(ANSWER_WAIT) {
@@ -90,19 +90,20 @@ impl MountEntry {
     }
 }
 
-/// Everything that this process sees mounted, the latest last.
+/// Returns all mounts that this process sees, the latest last.
 pub fn mounts() -> Vec<MountEntry> {
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|&b| b == b'\n').filter_map(parse).collect()
 }
 
-/// What is mounted exactly there; the topmost, if it is several.
+/// Returns the topmost mount at exactly this path.
 pub fn mount_at(path: &Path) -> Option<MountEntry> {
     mounts().into_iter().rfind(|entry| entry.at == path)
 }
 
-/// Mounts of ours whose server is gone: those of `user`, or of all users for root. Mounts that
-/// `is_known` are not asked: the question keeps a mount busy for a moment, and its keeper knows.
+/// Returns our mounts whose server has ended: those of `user`, or of all users for root. Skips
+/// mounts that `is_known` accepts: a probe keeps a mount busy for a moment, and their keepers know
+/// their state.
 pub fn dead_mounts(
     user: rustix::process::Uid,
     is_known: impl Fn(&MountEntry) -> bool,
@@ -114,8 +115,8 @@ pub fn dead_mounts(
 
 fn parse(line: &[u8]) -> Option<MountEntry> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
-    // Fields: id, parent, major:minor, root, mount point, options, optional ones, a dash,
-    // type, source, options of the file system.
+    // Fields: id, parent, major:minor, root, mount point, options, optional fields, a dash, type,
+    // source, options of the file system.
     let mut fields = line.split(|&b| b == b' ').skip(2);
     let device = text(fields.next()?);
     let at = unescape(fields.nth(1)?);
@@ -126,7 +127,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     Some(MountEntry { device, at, fs_type: kind, source, user })
 }
 
-/// The kernel writes space, tab, newline and backslash in octal there.
+/// Decodes the octal escapes that the kernel writes for space, tab, newline and backslash.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = vec![];
     let mut rest = field;

@@ -1,22 +1,22 @@
-//! Who keeps a mount busy, as far as the caller may see it.
+//! Processes and mounts that keep a mount busy, as far as the caller may see them.
 //!
-//! Law: bounded work, and no mount is asked anything: only links and tables of `/proc` are
-//! read, which name paths and devices.
+//! Law: the work is bounded, and no request is sent to any mount. Only links and tables of `/proc`
+//! are read, which name paths and devices.
 
 use std::path::Path;
 
 use crate::mount_table::{self, MountEntry};
 
-/// Processes that are looked at, at most.
+/// Maximum number of processes that are examined.
 const PROCESSES_MAX: usize = 1 << 15;
-/// Descriptors of each.
+/// Maximum number of descriptors examined per process.
 const DESCRIPTORS_MAX: usize = 4096;
-/// Bytes of its table of mappings.
+/// Maximum size of a process's table of mappings, in bytes.
 const MAX_MAPS_BYTES: usize = 4 << 20;
-/// Holders that are named.
+/// Maximum number of users that are named.
 const MAX_NAMED: usize = 8;
 
-/// What keeps `mount` from being unmounted, as the end of a sentence.
+/// Describes the users of `mount`, as the end of a sentence.
 pub(crate) fn describe_mount_users(mount: &MountEntry) -> String {
     let mut said: Vec<String> = processes(mount);
     let more = said.len().saturating_sub(MAX_NAMED);
@@ -31,8 +31,8 @@ pub(crate) fn describe_mount_users(mount: &MountEntry) -> String {
     format!("it is used by {}", said.join(", "))
 }
 
-/// All that the caller can see of what keeps `mount` from being unmounted. What it cannot see is
-/// gone in a moment, most often: a file that the kernel is about to close.
+/// Returns all visible users that keep `mount` from being unmounted. Invisible ones are usually
+/// gone in a moment: a file that the kernel is about to close.
 pub(crate) fn find_mount_users(mount: &MountEntry) -> Vec<String> {
     [processes(mount), nested_mounts(mount)].concat()
 }
@@ -73,7 +73,8 @@ fn process_uses_mount(process: &Path, mount: &MountEntry) -> bool {
         .is_some_and(|table| table.split(|&b| b == b'\n').any(|line| is_mapping_of(line, mount)))
 }
 
-/// Lines are: addresses, permissions, offset, device in hexadecimal, inode, path.
+/// Parses a line of `/proc/PID/maps`: addresses, permissions, offset, device in hexadecimal, inode,
+/// path.
 fn is_mapping_of(line: &[u8], mount: &MountEntry) -> bool {
     let mut fields = line.split(|&b| b == b' ').filter(|field| !field.is_empty()).skip(3);
     let device = fields.next().and_then(|field| device_of(std::str::from_utf8(field).ok()?));

@@ -1,4 +1,4 @@
-//! What a keeper asks of a way in from Linux.
+//! The interface through which a keeper attaches and detaches mount points.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -7,13 +7,13 @@ use crate::mount_table;
 use crate::mount_users::describe_mount_users;
 use crate::options::MountOptions;
 
-/// How a keeper makes a volume appear to Linux programs. FUSE is the only way today.
+/// Makes a volume appear to Linux programs. FUSE is the only implementation today.
 pub trait Mounter: Send + Sync + 'static {
-    /// Attaches `mount_point` and returns the descriptor over which its requests come. With
-    /// a block `device` that is what the kernel shows as the source, and has for itself.
+    /// Attaches `mount_point` and returns the descriptor of its FUSE connection. The kernel shows a
+    /// block `device`, if given, as the source of the mount, and opens it exclusively.
     ///
     /// # Errors
-    /// A sentence that says what to do.
+    /// A message with the next step for the user.
     fn attach(
         &self,
         mount_point: &Path,
@@ -22,8 +22,8 @@ pub trait Mounter: Send + Sync + 'static {
         options: &MountOptions,
     ) -> Result<OwnedFd, String>;
 
-    /// Has the kernel take a mount for read-only, or not any more; `options` say which, and
-    /// are otherwise those of the mount.
+    /// Has the kernel remount read-only or writable, as `options` say. The other options are those
+    /// of the mount.
     ///
     /// # Errors
     /// See [`DetachError`].
@@ -34,27 +34,27 @@ pub trait Mounter: Send + Sync + 'static {
         options: &MountOptions,
     ) -> Result<(), DetachError>;
 
-    /// Sets the kernel up for speed once the mount is served, as far as it may.
+    /// Raises the kernel's read-ahead of a served mount, as far as permitted.
     fn set_read_ahead(&self, mount_point: &Path);
 
-    /// Takes `mount_point` away; with `force` even while it is in use.
+    /// Unmounts `mount_point`; with `force` even while it is in use.
     ///
     /// # Errors
     /// See [`DetachError`].
     fn detach(&self, mount_point: &Path, force: bool) -> Result<(), DetachError>;
 }
 
-/// Why a mount was not taken away.
+/// Reasons why a mount was not detached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DetachError {
     /// It is in use.
     Busy,
-    /// Anything else: a sentence that says what.
+    /// Any other reason, as a message.
     Failed(String),
 }
 
 impl DetachError {
-    /// The sentence for the user.
+    /// Returns the message for the user.
     pub fn message(self, mount_point: &Path) -> String {
         match self {
             Self::Failed(why) => why,

@@ -1,4 +1,5 @@
-//! The log of a mount: what its worker was asked, until the disk has it and the answer is given.
+//! The oplog of a mount: its FUSE requests, each until its change is accepted by the disk and its
+//! reply is sent.
 //!
 //! ```text
 //!   head of the memory           ring
@@ -12,15 +13,15 @@
 //!   pending ── changed under the gate ──▶ changed ── taken by the disk, answered ──▶ gone
 //!      └── changed nothing ──▶ dropped
 //! ```
-//! The memory is made by the keeper and outlives the worker, which alone writes to it. Epochs
+//! The keeper creates the memory, which outlives the worker; only the worker writes to it. Epochs
 //! count workers; a number counts changes within an epoch.
 //!
-//! Law 1: an entry is in the log, whole, before readers of the volume see its change.
-//! Law 2: an entry is gone only once the disk has taken the change, and the answer was given.
-//! Law 3: a worker that takes over believes nothing of what it finds: it was written by a process
-//! that looked at a volume that is not trusted. What makes no sense ends all changes.
-//! Law 4: a room is in use as long as an entry says so, or the volume has not handed over what is
-//! in it: contents are copied from there by the process that writes them, and not before.
+//! Law 1: an entry is complete in the oplog before readers of the volume see its change.
+//! Law 2: an entry is freed only once the disk has accepted the change and the reply was sent.
+//! Law 3: a successor trusts nothing in the oplog: a process that parsed an untrusted volume wrote
+//! it. Invalid contents end all changes.
+//! Law 4: a pool buffer is in use as long as an entry refers to it, or the volume has not submitted
+//! its data. The process that writes the data copies it from there, and not before.
 
 mod orphans;
 
@@ -39,39 +40,39 @@ use draconis_ext::{ChangeRecord, ChangeRecorder, FileId, InodeNumber};
 
 use orphans::OrphanTable;
 
-/// What the memory begins with: another format of it has another number.
+/// Magic number of the memory; another format has another one.
 pub(crate) const FORMAT: u64 = u64::from_be_bytes(*b"oplog  4");
 
-/// Room for the entries, in bytes.
+/// Size of the ring of entries, in bytes.
 const RING_BYTES: u64 = 8 << 20;
-/// Where inodes without names are remembered.
+/// Offset of the orphan table.
 const ORPHANS_AT: usize = HEAD_BYTES + RING_BYTES as usize;
-/// Room for contents, in bytes.
+/// Size of the page pool for write data, in bytes.
 const POOL_BYTES: usize = 64 << 20;
-/// Of that so much is in use before the disk is made to take what it can.
+/// Use of the pool above which the helper thread commits.
 const COMMIT_THRESHOLD_BYTES: usize = POOL_BYTES / 2;
-/// And so much before clients wait for that.
+/// Use of the pool above which clients wait for that commit.
 const WAIT_THRESHOLD_BYTES: usize = POOL_BYTES / 4 * 3;
-/// The longest room that is asked for, of a request with all its data.
+/// Longest pool buffer: a request with all its data.
 const MAX_REQUEST_BYTES: usize = 1 << 20;
 const HEAD_BYTES: usize = 4096;
-/// Entries begin on multiples of this.
+/// Alignment of entries.
 const ENTRY_ALIGN_BYTES: u64 = 64;
 
 const FORMAT_AT: usize = 0;
-/// Whether the volume was clean before the first worker opened it: 1 no, 2 yes, 0 not opened.
+/// Offset of the clean mark of the volume before the first worker: 1 not clean, 2 clean, 0 unknown.
 const CLEAN_AT: usize = 16;
-/// Tail and head, in units: one word, so that they always belong together.
+/// Offset of tail and head, in units: one word, so that both change together.
 const ENDS_AT: usize = 24;
-/// Which of the two parts for inodes without names is filled.
+/// Offset of the index of the orphan table part in use.
 const FILLED_AT: usize = 32;
-/// The last worker that has noted which entries the disk has taken.
+/// Offset of the epoch of the last worker that marked which entries the disk has accepted.
 const MARKED_EPOCH_AT: usize = 8;
-/// The requests that threads have in hand.
+/// Offset of the requests in flight, one slot per thread.
 const IN_FLIGHT_AT: usize = 64;
 const IN_FLIGHT_SLOTS: usize = 32;
 
-/// Fields of an entry.
+/// Offsets of the fields of an entry.
 const LEN: usize = 0;
 const STATE: usize = 4;
 const UNIQUE: usize = 8;
@@ -84,15 +85,15 @@ const NANOSECONDS: usize = 48;
 const FLAGS: usize = 52;
 const REQUEST_LEN: usize = 56;
 const RENAMED_INODE: usize = 60;
-/// Where the contents are, in units, and how long.
+/// First page and length of the write data in the page pool.
 const DATA_PAGE: usize = 64;
 const DATA_LEN: usize = 68;
-/// How it ended.
+/// Outcome of the change.
 const ERRNO: usize = 72;
 const WRITTEN_BYTES: usize = 76;
 const REQUEST: usize = 80;
 
-/// The greatest errno that the kernel takes in an answer.
+/// The greatest errno that the kernel accepts in a reply.
 const ERRNO_MAX: u32 = 511;
 
 /// States of an entry.
@@ -103,28 +104,28 @@ const STATE_DROPPED: u32 = 3;
 /// Flags of an entry.
 const FLAG_REPLIED: u32 = 1;
 const FLAG_ACCEPTED: u32 = 2;
-/// It is known how the change ended.
+/// The outcome of the change is known.
 const DECIDED: u32 = 4;
 
 thread_local! {
-    /// The entry that the thread works on, and its place among the requests in hand.
+    /// The entry that the thread works on, and the thread's slot among the requests in flight.
     static CURRENT_ENTRY: Cell<Option<u64>> = const { Cell::new(None) };
     static IN_FLIGHT_SLOT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// The length of a log's memory, in bytes.
+/// Length of an oplog's memory, in bytes.
 pub(crate) const MEMORY_BYTES: usize = ORPHANS_AT + orphans::BYTES + POOL_BYTES;
 
-/// Maps the memory of a log that another process made.
+/// Maps the memory of an oplog that another process created.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A message about what is wrong with the memory.
 pub(crate) fn map_existing(memory: OwnedFd) -> Result<Arc<SharedMemory>, String> {
     SharedMemory::map_peer(memory, MEMORY_BYTES).map(Arc::new).map_err(|why| why.to_string())
 }
 
-/// Has the first of its rooms mapped, which a worker reads a request into: a thousandth of a second
-/// that no client waits for where it is done before.
+/// Maps the pages of the first pool buffer, into which a worker reads a request. Done in advance,
+/// this saves the first client about 1 ms.
 pub(crate) fn prefault_request_buffer(memory: &SharedMemory) {
     let rooms = MEMORY_BYTES - POOL_BYTES;
     if let Err(errno) = memory.populate(rooms..rooms + MAX_REQUEST_BYTES) {
@@ -132,29 +133,29 @@ pub(crate) fn prefault_request_buffer(memory: &SharedMemory) {
     }
 }
 
-/// Makes the memory of a log.
+/// Creates the memory of an oplog.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(crate) fn create_memory() -> std::io::Result<Arc<SharedMemory>> {
     let memory = SharedMemory::new(MEMORY_BYTES)?;
     memory.atomic_u64(FORMAT_AT).store(FORMAT, Ordering::Relaxed);
     Ok(Arc::new(memory))
 }
 
-/// The requests that a worker had in hand when it died.
+/// Returns and clears the requests that were in flight when the worker died.
 pub(crate) fn take_in_flight(memory: &SharedMemory) -> Vec<u64> {
     let hands = (0..IN_FLIGHT_SLOTS)
         .map(|hand| memory.atomic_u64(IN_FLIGHT_AT + 8 * hand).swap(0, Ordering::Relaxed));
     hands.filter(|unique| *unique != 0).collect()
 }
 
-/// The epoch of the last worker for which what the disk has taken of its changes can matter.
+/// Returns the last epoch whose accepted changes must be recorded.
 pub(crate) fn marked_epoch(memory: &SharedMemory) -> u64 {
     memory.atomic_u64(MARKED_EPOCH_AT).load(Ordering::Relaxed)
 }
 
-/// Whether the volume was clean when it was first opened, if it was.
+/// Returns true if the volume was clean when it was first opened; `None` if it was not opened.
 pub(crate) fn was_clean(memory: &SharedMemory) -> Option<bool> {
     match memory.atomic_u64(CLEAN_AT).load(Ordering::Relaxed) {
         0 => None,
@@ -162,36 +163,36 @@ pub(crate) fn was_clean(memory: &SharedMemory) -> Option<bool> {
     }
 }
 
-/// Why a log was not taken over.
+/// Reason why an inherited oplog was rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log of the worker before makes no sense: {0}")]
 pub struct CorruptOplog(&'static str);
 
-/// See the head of the file.
+/// The oplog of a mount, as used by its current worker.
 pub(crate) struct OpLog {
     memory: Arc<SharedMemory>,
     rooms: Arc<PagePool>,
     epoch: u64,
-    /// The disk has taken all changes of this epoch up to here.
+    /// The disk has accepted all changes of this epoch up to this number.
     taken: AtomicU64,
     ring: Mutex<Ring>,
     hands: AtomicU32,
     nameless: OrphanTable,
 }
 
-/// Places count on over the end of the ring.
+/// The ring. Its positions grow beyond the end of the ring (modulo [`RING_BYTES`]).
 struct Ring {
     tail: u64,
     head: u64,
-    /// Those that entries have, by the entries' places.
+    /// Pool buffers of the entries, by position of the entry.
     rooms: VecDeque<(u64, Arc<PoolBuffer>)>,
 }
 
 impl OpLog {
-    /// The log of a worker, the `epoch`th of its mount.
+    /// Opens the oplog of the `epoch`th worker of its mount.
     ///
     /// # Errors
-    /// What is wrong with the memory.
+    /// A message about what is wrong with the memory.
     #[allow(unsafe_code)]
     pub(crate) fn new(memory: Arc<SharedMemory>, epoch: u64) -> Result<Self, String> {
         if memory.atomic_u64(FORMAT_AT).load(Ordering::Relaxed) != FORMAT {
@@ -206,27 +207,27 @@ impl OpLog {
         let (head, rooms) = (tail + u64::from(used) * ENTRY_ALIGN_BYTES, VecDeque::new());
         let ring = Mutex::new(Ring { tail, head, rooms });
         let part = MEMORY_BYTES - POOL_BYTES..MEMORY_BYTES;
-        // SAFETY: the keeper writes to the head only; of the workers one lives at a time, and of
-        // a living one this is the only log.
+        // SAFETY: the keeper writes to the head only; one worker lives at a time, and this is its
+        // only oplog.
         let rooms = unsafe { PagePool::new(memory.clone(), part) };
         let (taken, hands) = (AtomicU64::new(0), AtomicU32::new(0));
         let nameless = OrphanTable::new(&memory, epoch == 1);
         Ok(Self { memory, rooms, epoch, taken, ring, hands, nameless })
     }
 
-    /// Notes whether the volume was clean before it was opened.
+    /// Records whether the volume was clean before it was opened.
     pub(crate) fn note_clean(&self, clean: bool) {
         self.memory.atomic_u64(CLEAN_AT).store(1 + u64::from(clean), Ordering::Relaxed);
     }
 
-    /// The inodes that the workers before have left without a name, and others; nothing if there
-    /// were too many.
+    /// Returns the orphans that earlier workers recorded, and possibly others; `None` if there were
+    /// too many.
     pub(crate) fn orphans(&self) -> Option<BTreeSet<InodeNumber>> {
         orphans::load_orphans(&self.memory)
     }
 
-    /// What the workers before have left that is not gone, in the order in which it was done.
-    /// Of an epoch the disk has taken all up to a number: `taken`.
+    /// Returns the unfinished requests of earlier workers, in the order of their changes.
+    /// `taken` is an epoch and the number up to which the disk has accepted its changes.
     ///
     /// # Errors
     /// [`CorruptOplog`].
@@ -250,13 +251,13 @@ impl OpLog {
                 found.push(self.entry(at, len, taken, found_room.as_deref())?);
                 ring.rooms.extend(found_room.map(|room| (at, room)));
             } else {
-                // Nothing came of it that could be seen.
+                // It changed nothing visible.
                 self.u32_field(at, STATE).store(STATE_DROPPED, Ordering::Relaxed);
             }
             at += len;
         }
         self.memory.atomic_u64(MARKED_EPOCH_AT).store(self.epoch, Ordering::Release);
-        // Those of the newest epoch are repetitions of the oldest entries there were.
+        // Those of the newest epoch are replays of the oldest entries at that time.
         found.sort_by_key(|(epoch, number, ..)| (std::cmp::Reverse(*epoch), *number));
         Ok(found.into_iter().map(|(.., entry, made)| (entry, made)).collect())
     }
@@ -275,13 +276,13 @@ impl OpLog {
             return Err(CorruptOplog("a number"));
         }
         let (flags, errno) = (word(FLAGS), word(ERRNO));
-        // The kernel would not take the answer, and its client would wait for ever.
+        // The kernel would reject the reply, and its client would wait for ever.
         if errno > ERRNO_MAX {
             return Err(CorruptOplog("an errno"));
         }
         let outcome = Outcome { errno: errno as i32, written_bytes: word(WRITTEN_BYTES) };
         let outcome = (flags & DECIDED != 0).then_some(outcome);
-        // What a change that failed left of itself was handed over before its outcome was noted.
+        // The partial result of a failed change was submitted before its outcome was recorded.
         let has_failed = flags & DECIDED != 0 && errno != 0;
         let is_taken =
             has_failed || flags & FLAG_ACCEPTED != 0 || epoch == taken.0 && number <= taken.1;
@@ -294,7 +295,7 @@ impl OpLog {
         }
         let mut request = vec![0; request_len];
         self.memory.copy_out(self.byte_offset(at) + REQUEST, &mut request);
-        // What is not done again needs no contents.
+        // A change that is not replayed needs no data.
         request.extend_from_slice(contents.filter(|_| !is_taken).map_or(&[], |room| room));
         let inode = word(CREATED_INODE);
         let file = FileId { inode, generation: word(CREATED_GENERATION) };
@@ -317,7 +318,7 @@ impl OpLog {
         Ok((epoch, number, inherited, made))
     }
 
-    /// What the entry at `at` says of its contents, held again.
+    /// Reallocates the pool buffer that the entry at `at` refers to.
     fn reclaim_buffer(&self, at: u64) -> Result<Option<Arc<PoolBuffer>>, CorruptOplog> {
         let word = |field| self.u32_field(at, field).load(Ordering::Relaxed) as usize;
         let len = word(DATA_LEN);
@@ -329,33 +330,33 @@ impl OpLog {
         Ok(Some(Arc::new(room)))
     }
 
-    /// Rooms for contents.
+    /// Returns the pool of buffers for write data.
     pub(crate) fn buffers(&self) -> &Arc<PagePool> {
         &self.rooms
     }
 
-    /// The memory of the log.
+    /// Returns the memory of the oplog.
     pub(crate) fn memory(&self) -> &Arc<SharedMemory> {
         &self.memory
     }
 
-    /// Whether so much of the rooms is in use that the disk is to take what it can.
+    /// Returns true if so much of the pool is in use that a commit should free some of it.
     pub(crate) fn needs_commit(&self) -> bool {
         self.rooms.used_bytes() > COMMIT_THRESHOLD_BYTES
     }
 
-    /// Whether it cannot be waited for that any more.
+    /// Returns true if requests must wait for that commit.
     pub(crate) fn must_wait(&self) -> bool {
         self.rooms.used_bytes() > WAIT_THRESHOLD_BYTES
     }
 
-    /// Gives back what is gone.
+    /// Frees finished entries.
     pub(crate) fn free_finished_entries(&self) {
         self.trim(&mut self.ring());
     }
 
-    /// The calling thread begins to work on a request; `make_room` is called, with nothing
-    /// held, while there is no room for what it brings, and says whether there may be some.
+    /// Records that the calling thread begins a request. While the ring has no space for it, calls
+    /// `make_room` without holding a lock, which returns true if there may be space now.
     pub(crate) fn begin_request(
         &self,
         unique: u64,
@@ -368,21 +369,21 @@ impl OpLog {
             match self.append(unique, bytes, contents) {
                 Some(entry) => break entry,
                 None if make_room() => {}
-                // Nothing can be changed any more.
+                // No further changes are possible.
                 None => return,
             }
         };
         CURRENT_ENTRY.set(Some(entry));
     }
 
-    /// Whether the request of the calling thread has changed something.
+    /// Returns true if the request of the calling thread has changed something.
     pub(crate) fn has_changed(&self) -> bool {
         CURRENT_ENTRY
             .get()
             .is_some_and(|at| self.u32_field(at, STATE).load(Ordering::Relaxed) == STATE_APPLIED)
     }
 
-    /// Notes how the change of the calling thread ended.
+    /// Records the outcome of the calling thread's change.
     pub(crate) fn decided(&self, outcome: Outcome) {
         let Some(at) = CURRENT_ENTRY.get() else { return };
         self.u32_field(at, ERRNO).store(outcome.errno as u32, Ordering::Relaxed);
@@ -390,17 +391,17 @@ impl OpLog {
         self.u32_field(at, FLAGS).fetch_or(DECIDED, Ordering::Release);
     }
 
-    /// Takes the calling thread's entry, for the thread that will answer.
+    /// Detaches the calling thread's entry, for the thread that will reply.
     pub(crate) fn defer(&self) -> Option<Deferred> {
         CURRENT_ENTRY.take().map(Deferred)
     }
 
-    /// A deferred request was answered.
+    /// Records that a deferred request was answered.
     pub(crate) fn deferred_done(&self, Deferred(at): Deferred) {
         self.answered(at);
     }
 
-    /// The calling thread has answered.
+    /// Records that the calling thread has replied.
     pub(crate) fn finish_request(&self) {
         if let Some(at) = CURRENT_ENTRY.take() {
             self.answered(at);
@@ -421,24 +422,24 @@ impl OpLog {
         }
     }
 
-    /// Does `work` that repeats the entry at `at`.
+    /// Runs `work`, which replays the entry at `at`.
     pub(crate) fn replay(&self, at: u64, unique: u64, work: &mut dyn FnMut()) {
         self.in_flight_slot().store(unique, Ordering::Relaxed);
         CURRENT_ENTRY.set(Some(at));
         work();
         CURRENT_ENTRY.set(None);
         if self.u64_field(at, EPOCH).load(Ordering::Relaxed) != self.epoch {
-            // It changes nothing any more.
+            // The replay changed nothing.
             self.u32_field(at, STATE).store(STATE_DROPPED, Ordering::Relaxed);
         }
         self.in_flight_slot().store(0, Ordering::Relaxed);
     }
 
-    /// All of epochs before that was not answered never will be asked for again.
+    /// Marks all entries of earlier epochs as answered: the kernel will not resend them any more.
     pub(crate) fn finish_inherited(&self, inherited: impl Iterator<Item = u64>) {
         self.nameless.end_replay();
         let ring = self.ring();
-        // Those before the tail are gone, and others may be in their place.
+        // Entries before the tail are freed, and their space may be reused.
         for at in inherited.filter(|at| *at >= ring.tail) {
             let (state, flags) = (self.u32_field(at, STATE), self.u32_field(at, FLAGS));
             if flags.fetch_or(FLAG_REPLIED, Ordering::Relaxed) & FLAG_ACCEPTED != 0 {
@@ -447,7 +448,7 @@ impl OpLog {
         }
     }
 
-    /// Puts an entry into the ring, if there is room for it.
+    /// Appends an entry to the ring if there is space for it.
     fn append(&self, unique: u64, bytes: &[u8], contents: RequestData<'_>) -> Option<u64> {
         let (parts, room) = match contents {
             RequestData::Bytes(more) => ([bytes, more], None),
@@ -457,7 +458,7 @@ impl OpLog {
         self.trim(&mut ring);
         let request_len: usize = parts.iter().map(|part| part.len()).sum();
         let len = (REQUEST as u64 + request_len as u64).next_multiple_of(ENTRY_ALIGN_BYTES);
-        // No entry goes over the end of the ring.
+        // No entry wraps around the end of the ring.
         let left = RING_BYTES - ring.head % RING_BYTES;
         let skip = if left < len { left } else { 0 };
         if ring.head + skip + len - ring.tail > RING_BYTES {
@@ -493,7 +494,7 @@ impl OpLog {
         Some(at)
     }
 
-    /// Gives back the room of what is gone at the ring's tail.
+    /// Frees finished entries at the ring's tail.
     fn trim(&self, ring: &mut Ring) {
         let taken = self.taken.load(Ordering::Acquire);
         let old = ring.tail;
@@ -515,15 +516,15 @@ impl OpLog {
             }
         }
         if ring.tail == ring.head && !ring.head.is_multiple_of(RING_BYTES) {
-            // From the beginning again: memory that was never used costs nothing. What is
-            // between the two is passed over.
+            // Restart at the beginning of the ring, since untouched pages cost no memory. The range
+            // between the old head and the new tail is skipped.
             let next = ring.head.next_multiple_of(RING_BYTES);
             (ring.tail, ring.head) = (next, next);
         }
         if ring.tail != old {
             self.store_tail_and_head(ring);
         }
-        // Others may have them once the entries are gone.
+        // Buffers are freed only after their entries.
         while let Some((_, room)) = ring.rooms.pop_front_if(|(at, _)| *at < ring.tail) {
             drop(room);
         }
@@ -554,7 +555,7 @@ impl OpLog {
         self.memory.atomic_u64(self.byte_offset(at) + field)
     }
 
-    /// Where the calling thread says what it has in hand.
+    /// Returns the in-flight slot of the calling thread.
     fn in_flight_slot(&self) -> &AtomicU64 {
         let hand = IN_FLIGHT_SLOT.get().unwrap_or_else(|| {
             let hand = self.hands.fetch_add(1, Ordering::Relaxed) as usize % IN_FLIGHT_SLOTS;

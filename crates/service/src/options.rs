@@ -1,24 +1,24 @@
-//! What `-o` may hold.
+//! Options of `mount -o`.
 
 use std::path::PathBuf;
 
 use draconis_exchange::contract::AccessTimes;
 use serde::{Deserialize, Serialize};
 
-/// How a volume is mounted: everything `-o` can say, with its defaults.
+/// Mount options: everything that `-o` accepts, with the defaults.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountOptions {
     /// Mount read-only.
     pub read_only: bool,
-    /// Let other users in.
+    /// Let other users access the mount.
     pub allow_other: bool,
     /// Let the kernel check permissions by the owners and modes on the volume.
     pub default_permissions: bool,
-    /// Inodes that are kept parsed.
+    /// Number of parsed inodes in the cache.
     pub inode_cache: usize,
-    /// Files whose block lists are kept.
+    /// Number of files whose block maps are cached.
     pub block_map_cache: usize,
-    /// File data that is kept, in bytes.
+    /// Cached file data, in bytes.
     pub data_cache_bytes: u64,
     /// Show `.` and `..` in native directory listings, too.
     pub dots: bool,
@@ -26,11 +26,10 @@ pub struct MountOptions {
     pub offset_bytes: Option<u64>,
     /// Number of the partition that is the volume.
     pub partition: Option<u32>,
-    /// What a disk image differs from, and what that does, the nearest first.
+    /// Backing files of a disk image, the nearest first.
     #[serde(default)]
     pub backing: Vec<PathBuf>,
-    /// The parts that a disk in several files names, relative to its directory: see
-    /// [`crate::parts`].
+    /// Extent files of a disk image, relative to its directory: see [`crate::parts`].
     #[serde(default)]
     pub parts: Vec<PathBuf>,
     /// Honour device nodes (root only).
@@ -41,54 +40,54 @@ pub struct MountOptions {
     pub no_exec: bool,
     /// Seconds after which a worker that does not answer is killed.
     pub deadline_s: u64,
-    /// When reading a file changes its time of access.
+    /// When reading a file updates its access time.
     #[serde(with = "by_name")]
     pub access_times: AccessTimes,
-    /// Reading directories leaves their times of access.
+    /// Reading directories leaves their access times.
     pub no_directory_atime: bool,
-    /// Every change is durable before it is answered.
+    /// Every change is durable before its reply.
     pub sync: bool,
-    /// So is every change of a directory.
+    /// Every directory change is durable before its reply.
     pub dir_sync: bool,
-    /// Seconds after which changes are handed to the disk.
+    /// Commit interval, in seconds.
     pub commit_s: u64,
-    /// Changes that may wait in memory for that, in bytes.
+    /// Limit of changes in memory before a commit, in bytes.
     pub dirty_bytes: u64,
-    /// The kernel may keep what is written for a while before it says so.
+    /// Let the kernel cache writes and send them later (writeback cache).
     pub write_back: bool,
-    /// Sleep until there is a request, rather than look for the next one for a moment.
+    /// Sleep until a request arrives instead of busy-polling for a moment.
     #[serde(default)]
     pub no_polling: bool,
-    /// The volume must have a journal: it was said what goes through it (`data=`).
+    /// The volume must have a journal, because `data=` was given.
     #[serde(default)]
     pub journal: bool,
-    /// What the kernel shows as the source, if not the volume.
+    /// Source that the kernel shows, if not the volume.
     pub source: Option<String>,
-    /// What it shows as the type, behind `fuse.`.
+    /// File system type that the kernel shows after `fuse.`.
     pub subtype: Option<String>,
-    /// Write to a volume that says of itself that it is damaged.
+    /// Write to a volume whose superblock says that it has errors.
     pub ignore_errors: bool,
-    /// New files have the group of their directory, as if it were setgid.
+    /// New files get the group of their directory, as if it were setgid.
     pub directory_group: bool,
-    /// `df` counts blocks that can never be a file's, too.
+    /// `df` also counts blocks of metadata.
     pub minix_df: bool,
-    /// Whether root's mounts have a block device as their source, so that the kernel passes
-    /// `sync` on; if not said, where that can be done.
+    /// True if a block device is the source of the mount, so that the kernel passes `sync` on. By
+    /// default, root's mounts have one where possible.
     pub block_device: Option<bool>,
-    /// Whether another worker takes over from one that died.
+    /// True if a worker that died is restarted.
     pub restart: bool,
-    /// Whether the disk is told what is free; if not said, where that is in a store.
+    /// True if freed space is discarded on the disk. By default, only for disks in stores.
     #[serde(default)]
     pub discard: Option<bool>,
-    /// Change a mount that is there.
+    /// Change an existing mount.
     pub remount: bool,
-    /// What `bucket_NAME=VALUE` says of the bucket that the volume is in: for the program, which
-    /// knows what buckets are, and passes it on with what else a bucket takes.
+    /// The `bucket_NAME=VALUE` options. The program interprets them and passes them on with the
+    /// other settings of a bucket.
     #[serde(skip)]
     pub bucket: Vec<(String, String)>,
 }
 
-/// Times of access in JSON, as managers and clients of any age say them.
+/// Access time modes in JSON, with the names that all versions of managers and clients use.
 mod by_name {
     use draconis_exchange::contract::AccessTimes;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -144,47 +143,47 @@ impl Default for MountOptions {
     }
 }
 
-/// What an inode takes in its cache, in bytes.
+/// Memory of a cached inode, in bytes.
 const INODE_BYTES: u64 = 512;
-/// What an entry of the block-map cache takes, in bytes.
+/// Memory of a block-map cache entry, in bytes.
 const BLOCK_MAP_BYTES: u64 = 2048;
 
-/// What writing takes beside the changes themselves: what is on its way to the disk, and
-/// a request and its reply for each thread that answers the kernel.
+/// Memory for writing beside the changes themselves, in bytes: data on its way to the disk, and a
+/// request and a reply for each FUSE thread.
 const WRITE_MEMORY_BYTES: u64 = 64 << 20;
 
-/// An option that is not one.
+/// An invalid mount option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
-    /// It is unknown.
+    /// The option is unknown.
     #[error("unknown mount option '{0}'; see draconis-mount(1)")]
     Unknown(String),
-    /// It needs a value, or another one.
+    /// The option has no value, or an invalid one.
     #[error("mount option '{name}' needs {what}, not '{value}'")]
     Value {
         /// The option.
         name: &'static str,
-        /// What it needs.
+        /// The kind of value that it needs.
         what: &'static str,
-        /// What it got.
+        /// The value that was given.
         value: String,
     },
-    /// It is known, and would mean what is not done here.
+    /// The option is known, but its effect is not implemented here.
     #[error("mount option '{name}' is not supported: {why}")]
     Refused {
         /// The option.
         name: String,
-        /// Why, and what to do instead.
+        /// The reason, and the alternative.
         why: &'static str,
     },
-    /// Two that exclude each other.
+    /// Two options that exclude each other.
     #[error("mount options 'offset' and 'partition' exclude each other")]
     OffsetAndPartition,
 }
 
-/// Options that change nothing here: they are the default, for others, or about what we do
-/// not have. First those of mount(8) and systemd, then those of the kernel's driver, then
-/// those of fuse2fs and other servers.
+/// Options without effect here: they are the default, meant for other programs, or about missing
+/// features. First those of mount(8) and systemd, then of the kernel's driver, then of fuse2fs and
+/// other servers.
 const IGNORED_OPTIONS: &[&str] = &[
     "defaults",
     "auto",
@@ -257,7 +256,7 @@ const IGNORED_OPTIONS: &[&str] = &[
     "noblkdev",
     "directio",
     "lockfile",
-    // What the kernel shows of a mount, and mount(8) hands back when it remounts.
+    // Options that the kernel shows of a mount, and that mount(8) passes when it remounts.
     "user_id",
     "group_id",
     "rootmode",
@@ -266,10 +265,10 @@ const IGNORED_OPTIONS: &[&str] = &[
     "seclabel",
 ];
 
-/// What options of the bucket that a volume is in begin with.
+/// Prefix of options of the volume's bucket.
 const BUCKET_PREFIX: &str = "bucket_";
 
-/// Options that would mean what is not done here, and why.
+/// Options whose effect is not implemented here, and the reasons.
 const REFUSED_OPTIONS: &[(&str, &str)] = &[
     ("noacl", "access control lists always count; use fakeroot for no permissions at all"),
     ("nouser_xattr", "attributes of users are always there"),
@@ -299,13 +298,13 @@ const REFUSED_OPTIONS: &[(&str, &str)] = &[
 ];
 
 impl MountOptions {
-    /// Most private memory a worker with these options may have, in bytes: its caches, as
-    /// large as they are when full, and 64 MiB for everything else.
+    /// Returns the limit of a worker's private memory with these options, in bytes: full caches,
+    /// and 64 MiB for everything else.
     pub fn memory_limit_bytes(&self) -> u64 {
         let each = |entries: usize, bytes: u64| (entries as u64).saturating_mul(bytes);
         let writing = match self.read_only {
             true => 0,
-            // What changes, and what changed before and is not written yet.
+            // Current changes, and earlier ones that are not written yet.
             false => self.dirty_bytes.saturating_mul(2).saturating_add(WRITE_MEMORY_BYTES),
         };
         (64_u64 << 20)
@@ -315,7 +314,7 @@ impl MountOptions {
             .saturating_add(each(self.block_map_cache, BLOCK_MAP_BYTES))
     }
 
-    /// Adds what a comma-separated list says; later ones win.
+    /// Applies a comma-separated list; later options win.
     ///
     /// # Errors
     /// See [`OptionError`].
@@ -345,10 +344,10 @@ impl MountOptions {
             "nosuid" => self.suid = false,
             "noexec" => self.no_exec = true,
             "exec" => self.no_exec = false,
-            // As mount(8) has them: what comes behind may say otherwise.
+            // As in mount(8): later options may override these.
             "user" | "users" => (self.dev, self.suid, self.no_exec) = (false, false, true),
             "owner" | "group" => (self.dev, self.suid) = (false, false),
-            // Of fuse2fs: as the kernel mounts.
+            // Option of fuse2fs: mounts like the kernel's driver.
             "kernel" => (self.allow_other, self.dev, self.suid) = (true, true, true),
             "norecovery" => self.read_only = true,
             "fsname" => self.source = Some(text("fsname", value)?),
@@ -404,7 +403,7 @@ impl MountOptions {
                 let name = name.strip_prefix(BUCKET_PREFIX).unwrap_or(name);
                 self.bucket.push((name.to_string(), value.to_string()));
             }
-            // What mount(8) and systemd hand to every helper.
+            // Options that mount(8) and systemd pass to every helper.
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ if IGNORED_OPTIONS.contains(&name) => {}
             _ => match REFUSED_OPTIONS.iter().find(|(refused, _)| *refused == name) {
@@ -416,8 +415,8 @@ impl MountOptions {
     }
 }
 
-/// Splits at commas, but not within quotes or behind a backslash, as mount(8) and
-/// fusermount3 write values that have some.
+/// Splits at commas, except within quotes or after a backslash: mount(8) and fusermount3 write
+/// values with commas that way.
 fn split(list: &str) -> Vec<String> {
     let (mut all, mut quoted, mut literal) = (vec![String::new()], false, false);
     for c in list.chars() {
@@ -455,7 +454,7 @@ fn text(name: &'static str, value: &str) -> Result<String, OptionError> {
     plain.then(|| value.to_string()).ok_or_else(|| value_of(name, "a name", value))
 }
 
-/// What is done about a volume that says that it is damaged.
+/// Parses the reaction to a volume that has errors.
 fn on_errors(value: &str) -> Result<bool, OptionError> {
     match value {
         "remount-ro" => Ok(false),
@@ -468,8 +467,8 @@ fn on_errors(value: &str) -> Result<bool, OptionError> {
     }
 }
 
-/// Which contents go through the journal: none do, whatever a volume without one says of it.
-/// What `writeback` leaves out of the order costs no flush, and stays in it.
+/// Parses `data=`. File data never goes through the journal. `writeback` costs no flush here and is
+/// treated as `ordered`.
 fn data(value: &str) -> Result<bool, OptionError> {
     match value {
         "ordered" | "writeback" => Ok(true),
@@ -482,7 +481,7 @@ fn data(value: &str) -> Result<bool, OptionError> {
     }
 }
 
-/// Whether the next request is not looked for.
+/// Parses `polling=`; returns true if busy-polling is off.
 fn no_polling(value: &str) -> Result<bool, OptionError> {
     match value {
         "auto" => Ok(false),
@@ -496,7 +495,7 @@ fn number<T: std::str::FromStr>(name: &'static str, value: &str) -> Result<T, Op
     value.parse().map_err(|_| OptionError::Value { name, what, value: value.to_string() })
 }
 
-/// A number of bytes, with K, M, G or T for powers of 1024.
+/// Parses a number of bytes, with K, M, G or T for powers of 1024.
 fn size(name: &'static str, value: &str) -> Result<u64, OptionError> {
     parse_size(value).ok_or_else(|| {
         let what = "a size such as 4096, 64K, 128M or 1G";
@@ -504,7 +503,7 @@ fn size(name: &'static str, value: &str) -> Result<u64, OptionError> {
     })
 }
 
-/// A number of bytes as people write it: `4096`, `64K`, `128M`, `1G`, `2T`.
+/// Parses a number of bytes as people write it: `4096`, `64K`, `128M`, `1G`, `2T`.
 pub fn parse_size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {

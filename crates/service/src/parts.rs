@@ -1,7 +1,7 @@
-//! Opening the parts of a disk in several files, which a text names.
+//! Opens the extent files of a disk image whose text descriptor names several files.
 //!
-//! Law: a name leads to a regular file in the directory of the text or below it, or to none. The
-//! kernel sees to that also while names and links change.
+//! Law: a name leads to a regular file in the descriptor's directory or below it, or is refused.
+//! The kernel enforces this even while names and links change (`openat2`, `RESOLVE_BENEATH`).
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -9,10 +9,10 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Opens for reading the file that the text `image` calls `name`.
+/// Opens for reading the file `name` of the text descriptor at `image`.
 ///
 /// # Errors
-/// What the system says; `EXDEV` if the name leads out of the directory.
+/// The system's error; `EXDEV` if the name leads out of the directory.
 pub fn open(image: &Path, name: &Path) -> rustix::io::Result<OwnedFd> {
     let dir = match image.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
@@ -20,7 +20,7 @@ pub fn open(image: &Path, name: &Path) -> rustix::io::Result<OwnedFd> {
     };
     let at = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(dir, at, Mode::empty())?;
-    // A pipe would wait for a writer.
+    // Without NONBLOCK, opening a FIFO would wait for a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let file = rustix::fs::openat2(&dir, name, flags, Mode::empty(), resolve)?;

@@ -1,5 +1,5 @@
-//! What the command line, the manager and its keepers say to each other: one line of JSON each
-//! way, over a Unix socket that only its owner can reach.
+//! Protocol of the command line, the manager and its keepers: one line of JSON each way, over a
+//! Unix socket that only its owner can reach.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,145 +12,145 @@ use crate::options::MountOptions;
 use crate::remote_disk::RemoteCredentials;
 use crate::sandbox::Confinement;
 
-/// Longest line either side takes, in bytes.
+/// Longest line that either side accepts, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// A question to the manager, who passes most of them on to a keeper.
+/// A request to the manager, which forwards most of them to a keeper.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
     /// Mount a volume.
     Mount {
-        /// The file or device, as an absolute path; or an address of something elsewhere.
+        /// The file or device, as an absolute path; or the URL of a remote disk.
         volume: PathBuf,
-        /// If that is a store: which of its disks.
+        /// Name of the disk, if the volume is a store.
         #[serde(default)]
         disk: Option<String>,
         /// The directory, as an absolute path.
         mount_point: PathBuf,
-        /// How.
+        /// Mount options.
         options: Box<MountOptions>,
-        /// A dead mount of ours on that directory is cleared first.
+        /// True if a dead mount of ours on that directory is cleared first.
         #[serde(default)]
         replace: bool,
-        /// If the volume is an address: what opening it takes.
+        /// Settings and credentials, if the volume is a URL.
         #[serde(default)]
         means: Option<Box<RemoteCredentials>>,
     },
-    /// Let a mount be written, or not.
+    /// Make a mount read-only or writable.
     Remount {
         /// The directory, as an absolute path.
         mount_point: PathBuf,
-        /// What it is to be.
+        /// The mode to change to.
         read_only: bool,
     },
     /// Unmount a directory.
     Unmount {
         /// The directory, as an absolute path.
         mount_point: PathBuf,
-        /// Even if it is in use.
+        /// True to unmount even if it is in use.
         force: bool,
     },
-    /// Tell what is mounted.
+    /// Report all mounts.
     Status,
-    /// Answer when nothing is mounted there any more.
+    /// Reply once nothing is mounted there any more.
     Wait {
         /// The directory, as an absolute path.
         mount_point: PathBuf,
     },
-    /// Go on by another program: a keeper by itself, a manager has all of its keepers do so.
+    /// Upgrade to another program: a keeper itself, a manager all of its keepers.
     Upgrade {
         /// The program, as an absolute path.
         program: PathBuf,
     },
-    /// End the manager, and no mount.
+    /// End the manager, but no mount.
     Retire,
-    /// To a keeper: end the mount, in use or not, with everything brought home.
+    /// To a keeper: write all changes to the volume and end the mount, in use or not.
     End,
-    /// To a keeper: tell what is kept, and when it has ended.
+    /// To a keeper: report its mount, and later the end of the mount.
     Watch,
 }
 
-/// The manager's answer.
+/// A reply of the manager or a keeper.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// It is done.
+    /// Success.
     Done,
-    /// A dead mount is gone.
+    /// A dead mount was cleared.
     Cleared {
-        /// What had happened to it.
+        /// Cause of its death.
         why: String,
     },
     /// This manager has mounted nothing there.
     NotMounted,
     /// A volume is mounted.
     Mounted {
-        /// What should be known about it, a line each.
+        /// Notes for the user, a line each.
         notes: Vec<String>,
     },
-    /// What is mounted.
+    /// The state of all mounts.
     Status(Status),
-    /// Mounts that go on by another program, and those that do not.
+    /// Results of an upgrade, for each mount.
     Upgraded {
         /// In order of mounting.
         mounts: Vec<Upgraded>,
     },
-    /// What a keeper keeps.
+    /// The mount of a keeper.
     Kept(Kept),
     /// A mount has ended.
     Ended {
-        /// Why, if not because it was asked for.
+        /// The reason, unless the end was requested.
         why: Option<String>,
     },
-    /// It is not done.
+    /// Failure.
     Failed {
-        /// Why, as a sentence without the program's name.
+        /// A message without the program's name.
         why: String,
     },
 }
 
-/// Everything the manager knows.
+/// State of the manager and all mounts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// The manager's process, if one runs.
+    /// Process id of the manager, if one runs.
     pub manager_pid: Option<u32>,
-    /// What is mounted, in order of mounting; dead mounts that are still in place included.
+    /// The mounts in order of mounting, including dead mounts that are still in place.
     pub mounts: Vec<MountStatus>,
-    /// Mounts that ended without having been asked to and are gone, the latest last.
+    /// Mounts that ended unrequested and are gone, the latest last.
     #[serde(default)]
     pub lost: Vec<LostMount>,
-    /// Mounts that outlived their manager: they are in place, and answer nothing.
+    /// Mounts in place without a manager or server.
     #[serde(default)]
     pub dead: Vec<LostMount>,
 }
 
-/// A mount that ended without having been asked to.
+/// A mount that ended unrequested.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LostMount {
     /// The file or device.
     pub volume: PathBuf,
     /// The directory.
     pub mount_point: PathBuf,
-    /// What happened.
+    /// The reason.
     pub why: String,
 }
 
-/// What became of a mount that was to go on by another program.
+/// Result of upgrading a mount to another program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Upgraded {
     /// The directory.
     pub mount_point: PathBuf,
-    /// Why it does not, if so.
+    /// The reason of a failure.
     pub why: Option<String>,
 }
 
-/// What a keeper keeps.
+/// The mount of a keeper.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
-    /// What is mounted, as a user calls it.
+    /// The name of the volume for users.
     pub volume: PathBuf,
-    /// If it is in a store: which of its disks.
+    /// Name of the disk, if the file is a store.
     #[serde(default)]
     pub disk: Option<String>,
     /// Device and inode number of the file: two paths may lead to one.
@@ -159,54 +159,54 @@ pub struct Kept {
     pub mount_point: PathBuf,
 }
 
-/// One mount.
+/// Status of a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MountStatus {
-    /// Whether `sync` and `syncfs` do not reach it.
+    /// True if `sync` and `syncfs` do not reach the mount.
     #[serde(default)]
     pub misses_syncs: bool,
     /// The file or device.
     pub volume: PathBuf,
     /// The directory.
     pub mount_point: PathBuf,
-    /// The process that serves it.
+    /// Process id of its worker.
     pub worker_pid: u32,
-    /// The process that keeps what outlives that one.
+    /// Process id of its keeper.
     #[serde(default)]
     pub keeper_pid: u32,
-    /// How often it died and another took over.
+    /// How often the worker died and was restarted.
     #[serde(default)]
     pub restarts: u64,
-    /// Whether calls that were under way then went on; else, before Linux 6.9, they got an error.
+    /// True if pending calls survived those restarts. Before Linux 6.9 they got an error instead.
     #[serde(default)]
     pub resends: bool,
     /// `starting`, `serving`, `not answering` or `dead`.
     pub state: String,
-    /// Why it is dead, if it is.
+    /// Why it is dead.
     #[serde(default)]
     pub why: Option<String>,
-    /// Whether it cannot be written.
+    /// True if the mount is read-only.
     pub read_only: bool,
-    /// What keeps the worker in.
+    /// Confinement of the worker.
     pub sandbox: Confinement,
     /// Resident memory of the worker, in bytes.
     pub memory_bytes: u64,
-    /// What ended writing below, if something did: a full file system for instance.
+    /// The error that ended writing of the underlying disk, for instance a full file system.
     #[serde(default)]
     pub disk: Option<String>,
-    /// What the worker tells; absent while it does not answer.
+    /// Status of the worker; absent while it does not answer.
     pub worker: Option<WorkerStatus>,
 }
 
-/// What a worker tells of itself.
+/// Status of a worker.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct WorkerStatus {
     /// Requests of the kernel that were answered.
     pub requests: u64,
-    /// How many of each kind were read, by the kernel's names in small letters.
+    /// Number of requests read by opcode, with the kernel's names in lower case.
     #[serde(default)]
     pub by_opcode: BTreeMap<String, u64>,
-    /// Age of the request it is busy with, in milliseconds; 0 when idle.
+    /// Age of the request in progress, in milliseconds; 0 when idle.
     pub busy_ms: u64,
     /// Reads of the device.
     pub device_reads: u64,
@@ -214,36 +214,36 @@ pub struct WorkerStatus {
     pub device_read_bytes: u64,
     /// The caches.
     pub caches: Vec<CacheStatus>,
-    /// What keeps the worker in.
+    /// Confinement of the worker.
     pub sandbox: Confinement,
-    /// What the user should know about the volume.
+    /// Notes for the user about the volume.
     pub notes: Vec<String>,
-    /// What stopped writing, if something did: the volume has been read-only since.
+    /// The error that stopped writing; the volume has been read-only since.
     #[serde(default)]
     pub failure: Option<String>,
-    /// Requests that were answered with an error because workers died over them.
+    /// Quarantined requests, answered with an error because they had killed workers.
     #[serde(default)]
     pub refused: Vec<String>,
 }
 
-/// One cache.
+/// Figures of one cache.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 pub struct CacheStatus {
     /// `inode`, `block_map` or `data`.
     pub name: String,
-    /// What it holds: entries, or bytes for `data`.
+    /// Current contents: entries, or bytes for `data`.
     pub used: u64,
-    /// What it may hold.
+    /// Maximum of `used`.
     pub capacity: u64,
-    /// Questions it could answer.
+    /// Lookups that were answered from the cache.
     pub hits: u64,
-    /// Questions it could not.
+    /// Lookups that were not.
     pub misses: u64,
-    /// `hits` as a part of both, 0 to 1.
+    /// Share of `hits` in all lookups, 0 to 1.
     pub hit_rate: f64,
 }
 
-/// What a user calls a disk in a store: STORE#NAME; the file itself, if it is no store.
+/// Returns the user's name for a disk in a store, STORE#NAME; the file itself if it is no store.
 pub(crate) fn volume_name(file: &Path, disk: Option<&str>) -> PathBuf {
     let Some(disk) = disk else { return file.to_path_buf() };
     let mut name = file.as_os_str().to_os_string();
@@ -252,8 +252,8 @@ pub(crate) fn volume_name(file: &Path, disk: Option<&str>) -> PathBuf {
     name.into()
 }
 
-/// Whether the other end of a socket belongs to this user. Sockets lie in a directory that only
-/// their owner can enter; this is the second lock.
+/// Returns true if the peer of a socket is this user. Sockets are in a directory that only their
+/// owner can enter; this is a second check.
 pub(crate) fn is_same_user(client: &UnixStream) -> bool {
     let peer = rustix::net::sockopt::socket_peercred(client);
     peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid())
@@ -262,7 +262,7 @@ pub(crate) fn is_same_user(client: &UnixStream) -> bool {
 /// Sends one line.
 ///
 /// # Errors
-/// What the socket says.
+/// The socket's error.
 pub fn send<T: Serialize>(mut socket: &UnixStream, what: &T) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');
@@ -272,12 +272,12 @@ pub fn send<T: Serialize>(mut socket: &UnixStream, what: &T) -> std::io::Result<
 /// Receives one line.
 ///
 /// # Errors
-/// What the socket says; `InvalidData` for anything that is not such a line.
+/// The socket's error; `InvalidData` if the line is not valid JSON of this type.
 pub fn receive<T: for<'de> Deserialize<'de>>(socket: &UnixStream) -> std::io::Result<T> {
     LineReader::new(socket).receive()
 }
 
-/// Receives one line after the other.
+/// Receives lines, one after the other.
 pub(crate) struct LineReader<'s>(BufReader<&'s UnixStream>);
 
 impl<'s> LineReader<'s> {

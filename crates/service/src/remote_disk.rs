@@ -1,16 +1,16 @@
-//! Disks that are no files here, such as those in buckets: one process has the disk, with the
-//! network and the credentials that this takes, and another one, confined, reads and writes it.
+//! Remote disks, such as those in buckets: one process owns the disk, the network and the
+//! credentials. Another, confined process reads and writes the disk through it.
 //!
 //! ```text
 //!   tool ══ disk contract ══▶ disk process ── Elsewhere ──▶ bucket
 //!   store process ══ disk contract ══▶ store keeper ── Elsewhere ──▶ bucket
 //! ```
 //!
-//! Law 1: who has the disk looks at no byte of it.
-//! Law 2: of all who have one runtime directory one mounts what is at an address, and as long as it
-//! does no other changes that.
-//! Law 3: the disk is closed when its only user has closed it or is dead; a user that closes it
-//! waits for that.
+//! Law 1: the process that owns the disk interprets no byte of it.
+//! Law 2: of all processes that share a runtime directory, one mounts the disks at a URL. No other
+//! changes them while it does.
+//! Law 3: the disk is closed when its only user has closed it or is dead. A user that closes it
+//! waits until it is closed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -39,55 +39,55 @@ use crate::client::RuntimeDir;
 use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
 use crate::store_process::open_session_disk;
 
-/// How long one side of a disk waits for the other, which is alive: requests have bounds of their
-/// own, and a death is noticed at once.
+/// Peer timeout of both sides of a disk: none, since requests have their own bounds and a death is
+/// noticed at once.
 const PATIENCE: Duration = Duration::MAX;
-/// How long a hello may take that was sent already.
+/// Timeout for receiving a hello that was sent already.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest message that asks for a disk, in bytes.
+/// Maximum length of a [`RemoteDiskRequest`] message, in bytes.
 const MESSAGE_BYTES: usize = 16 << 10;
-// The first byte of the answer: a session comes along, or a sentence follows.
+// First byte of the reply: a session is attached, or an error message follows.
 const REPLY_OK: u8 = 0;
 const REFUSED: u8 = 1;
 
-/// Opens what is at an address: the program knows how.
+/// Opens the disk at a URL. The program implements it.
 pub trait RemoteDiskProvider: Send + Sync {
-    /// Opens a disk. It is closed when it is dropped: all that was written is sent then, as far as
-    /// it can be.
+    /// Opens a disk. Dropping the disk closes it, after sending everything written as far as
+    /// possible.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user.
     fn open(&self, opening: &RemoteDiskRequest) -> Result<Arc<dyn Disk>, String>;
 
-    /// All that was opened is about to be closed: what cannot be written soon has failed.
+    /// Announces that all opened disks are about to be closed: writes that cannot finish soon fail.
     fn finish(&self);
 
-    /// Closes all that was opened, as dropping it does; says what of it could not be brought there,
-    /// in a sentence for the user.
+    /// Closes all opened disks, as dropping them does. Returns a message for the user about data
+    /// that could not be sent.
     fn close(&self) -> Option<String>;
 }
 
-/// What is to be opened.
+/// A request to open a remote disk.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RemoteDiskRequest {
-    /// Where it is.
+    /// The URL.
     pub address: String,
-    /// Whether it is only read.
+    /// True if the disk is only read.
     pub read_only: bool,
-    /// Whether it is kept for long, by a mount.
+    /// True if a mount keeps the disk open for long.
     pub stays: bool,
-    /// The place from which this is done: [`owner_id`].
+    /// Identity of the owner: [`owner_id`].
     pub seat: String,
-    /// What the program wrote for itself.
+    /// Settings that only the program interprets.
     pub settings: String,
 }
 
-/// What a mount of something elsewhere needs of who asks for it.
+/// Settings and credentials that the client passes for mounting a remote disk.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct RemoteCredentials {
     /// [`RemoteDiskRequest::settings`].
     pub settings: String,
-    /// The environment, which has the credentials.
+    /// The environment, which contains the credentials.
     pub environment: BTreeMap<String, String>,
 }
 
@@ -97,11 +97,11 @@ impl std::fmt::Debug for RemoteCredentials {
     }
 }
 
-/// What the trouble of a disk begins with that is not the end of writing: what follows is how much
-/// waits, since when, and why.
+/// Prefix of [`Disk::outage`] texts that do not mean the end of writing. The amount of waiting
+/// data, since when, and why follow.
 pub const WAITING: &str = "not sent yet: ";
 
-/// The address that a path is, if it is one and no path: `scheme://something`.
+/// Returns `path` as a URL if it is one: `scheme://something`.
 pub fn parse_url(path: &Path) -> Option<&str> {
     let text = path.to_str()?;
     let (scheme, _) = text.split_once("://")?;
@@ -109,9 +109,9 @@ pub fn parse_url(path: &Path) -> Option<&str> {
     is_word.then_some(text)
 }
 
-/// Two numbers that an address has for itself, as a file has those of its device and inode.
+/// Returns two numbers that identify a URL, as device and inode number identify a file.
 pub(crate) fn url_identity(address: &str) -> (u64, u64) {
-    // FNV-1a: the same in every version of the program.
+    // FNV-1a, because it is the same in every version of the program.
     let hash =
         address.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
             (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
@@ -119,7 +119,7 @@ pub(crate) fn url_identity(address: &str) -> (u64, u64) {
     ((hash >> 64) as u64, hash as u64)
 }
 
-/// The file whose claim stands for an address, beside the sockets of stores.
+/// Opens the file whose lock stands for a URL; it is beside the sockets of the stores.
 pub(crate) fn open_lock_file(sockets: &Path, address: &str) -> std::io::Result<File> {
     std::fs::create_dir_all(sockets)?;
     let (one, other) = url_identity(address);
@@ -127,8 +127,8 @@ pub(crate) fn open_lock_file(sockets: &Path, address: &str) -> std::io::Result<F
     File::options().read(true).write(true).create(true).truncate(false).open(path)
 }
 
-/// The place from which something is mounted: this machine, and the runtime directory in which
-/// claims are made.
+/// Returns the identity of the owner of mounts: this machine, and the runtime directory that has
+/// the locks.
 pub(crate) fn owner_id_of(sockets: &Path) -> String {
     let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let names = rustix::system::uname();
@@ -137,20 +137,19 @@ pub(crate) fn owner_id_of(sockets: &Path) -> String {
     format!("{one:016x}{other:016x}")
 }
 
-/// The place from which those mount who have this directory.
+/// Returns the identity of the owner of all mounts of this runtime directory.
 pub fn owner_id(directory: &RuntimeDir) -> String {
     owner_id_of(&directory.store_sockets())
 }
 
-/// Sees that nothing at an address is mounted here by those who have this directory, for as long as
-/// the file is open.
+/// Ensures that nothing at a URL is mounted through this runtime directory while the file is open.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user.
 pub fn lock_url(directory: &RuntimeDir, address: &str) -> Result<File, String> {
     let cannot = |error| format!("{address}: {}", crate::error_text(&error));
     let file = open_lock_file(&directory.store_sockets(), address).map_err(cannot)?;
-    // One that has just ended may still be about to go.
+    // A mount that has just ended may not have released its lock yet.
     match lock_file(&file, LockMode::Shared) {
         Err(rustix::io::Errno::WOULDBLOCK) => {
             Err(format!("{address} is in use: disks in it are mounted here; unmount them first"))
@@ -159,18 +158,18 @@ pub fn lock_url(directory: &RuntimeDir, address: &str) -> Result<File, String> {
     }
 }
 
-/// A disk that another process has for this one.
+/// A disk that another process serves to this one, not started yet.
 pub struct DiskProcess {
     session: Arc<Session>,
-    /// Ends with that process.
+    /// Reaches end of file when that process has ended.
     control: OwnedFd,
 }
 
 impl DiskProcess {
-    /// Has `program`, which is draconis, open a disk in a process of its own.
+    /// Has `program`, which is draconis, open a disk in its own process.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user.
     pub fn open(program: &Path, opening: &RemoteDiskRequest) -> Result<Self, String> {
         let cannot = |error: std::io::Error| {
             format!("{}: no process for it: {}", opening.address, crate::error_text(&error))
@@ -184,7 +183,7 @@ impl DiskProcess {
                 .stdin(Stdio::from(theirs))
                 .stdout(Stdio::null())
                 .spawn()?;
-            // It ends after this process has closed the disk, or is dead.
+            // The child ends after this process has closed the disk or died.
             drop(child);
             let me = pidfd_open(getpid(), PidfdFlags::empty())?;
             descriptors::send(&control, &serde_json::to_vec(opening)?, &[me.as_fd()])?;
@@ -205,29 +204,29 @@ impl DiskProcess {
         }
     }
 
-    /// The disk; who is to be confined is, by now.
+    /// Starts the disk. The caller has confined itself by now if it has to.
     ///
     /// # Errors
-    /// When the process does not answer.
+    /// If the process does not answer.
     pub fn start(self) -> Result<Arc<dyn Disk>, Error> {
         let disk = open_session_disk(&self.session)?;
         Ok(Arc::new(OutOfProcessDisk { disk, _end: ProcessGuard(self.control) }))
     }
 }
 
-/// A disk whose process has ended when it is dropped.
+/// A disk whose process has ended once the disk is dropped.
 struct OutOfProcessDisk {
     disk: RemoteDisk,
-    /// Dropped behind it.
+    /// Dropped after `disk`.
     _end: ProcessGuard,
 }
 
-/// The control socket of a process that ends by itself.
+/// The control socket of a process that exits on its own.
 struct ProcessGuard(OwnedFd);
 
 impl Drop for ProcessGuard {
     fn drop(&mut self) {
-        // Nothing comes but the end.
+        // The read returns at end of file: the process never sends anything.
         let _ = rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut [0u8]));
     }
 }
@@ -240,10 +239,10 @@ impl draconis_device::ForwardingDisk for OutOfProcessDisk {
     }
 }
 
-/// Is the process of a disk until its user has closed it, or is dead.
+/// Runs the disk process until its user has closed the disk or is dead.
 ///
 /// # Errors
-/// A sentence, when something else started it.
+/// A message if the process was not started by a draconis command.
 pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
     let not_started = "a disk process is started by a command; see draconis-store(1)";
     let control = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| not_started)?;
@@ -261,7 +260,7 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
         Err(why) => {
             let said = why.as_bytes();
             let said = said.get(..said.len().min(MESSAGE_BYTES - 1)).unwrap_or_default();
-            // Who does not want to know any more is gone.
+            // Fails only if the receiver is gone.
             let _ = descriptors::send(&control, &[&[REFUSED], said].concat(), &[]);
             return Ok(());
         }
@@ -272,19 +271,20 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
     Ok(())
 }
 
-/// A disk that is served to another process, in a thread.
+/// A disk that a thread serves to another process.
 pub(crate) struct DiskServerThread {
     thread: JoinHandle<()>,
-    /// As long as it is served.
+    /// Alive as long as the disk is served.
     disk: Weak<dyn Disk>,
     failure: Arc<OnceLock<String>>,
 }
 
 impl DiskServerThread {
-    /// Serves `disk` to the process that `user` is a pidfd of; where that takes it up.
+    /// Serves `disk` to the process whose pidfd is `user`. Returns the server and the socket to
+    /// accept the session from.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn new(disk: Arc<dyn Disk>, user: OwnedFd) -> std::io::Result<(Self, OwnedFd)> {
         let mut plan = SessionConfig {
             static_lanes: 0,
@@ -309,29 +309,29 @@ impl DiskServerThread {
         Ok((Self { thread, disk: served, failure }, socket))
     }
 
-    /// What ended all writing, or keeps it from going on, if something does.
+    /// Returns the error that ended all writing, or the current outage, if any.
     pub(crate) fn failure(&self) -> Option<String> {
         let trouble = || self.disk.upgrade().and_then(|disk| disk.outage());
         self.failure.get().cloned().or_else(trouble)
     }
 
-    /// Returns when its user has ended, and the disk is closed.
+    /// Returns once the user has ended and the disk is closed.
     pub(crate) fn join(self) {
-        // A thread that panicked has said so.
+        // A thread that panicked has logged that.
         let _ = self.thread.join();
     }
 }
 
-/// A disk whose failures are told in words: over the contract goes only of which kind one was.
+/// A disk that records the texts of its failures: the contract transfers only the kind of an error.
 struct ErrorRecordingDisk {
     disk: Arc<dyn Disk>,
-    /// What ended all writing.
+    /// The error that ended all writing.
     failure: Arc<OnceLock<String>>,
 }
 
 impl ErrorRecordingDisk {
     fn record_error(&self, error: &Error) {
-        // It has said so, and goes on.
+        // An outage: the disk has logged it and keeps trying.
         if matches!(error, Error::Away(_)) {
             return log::warn!("{error}");
         }
@@ -349,7 +349,7 @@ impl draconis_device::ForwardingDisk for ErrorRecordingDisk {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        // The lane that asks would wait at once.
+        // The lane that reads would wait right away.
         let answer = self.disk().read(at, into, urgency).wait();
         let answer = answer.unwrap_or(Err(Refused { payload: None, error: Error::ServiceEnded }));
         if let Err(Refused { error: error @ Error::Remote(_), .. }) = &answer {

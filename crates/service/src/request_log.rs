@@ -1,4 +1,4 @@
-//! A worker remembers what it does, and takes over what the worker before it has left.
+//! The worker side of the oplog: a worker logs its requests, and replays those of its predecessor.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,42 +18,43 @@ use crate::oplog::OpLog;
 use crate::options::MountOptions;
 use crate::volume::VolumeTree;
 
-/// How long changes are repeated before the disk takes what was: a worker that dies before it has
-/// repeated all leaves less to the next one.
+/// Interval at which replayed changes are committed: a worker that dies during replay then leaves
+/// fewer changes to its successor.
 const REPEAT_FOR: Duration = Duration::from_millis(20);
 
-/// What a keeper tells a worker that it starts.
+/// Parameters that a keeper passes to a worker that it starts.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct WorkerStart {
-    /// How to mount.
+    /// Mount options.
     pub(crate) options: MountOptions,
-    /// How many workers the mount has had, this one included.
+    /// Number of workers that the mount has had, this one included.
     pub(crate) epoch: u64,
-    /// The last of them whose changes may be in the log, and the last of those that the disk has
-    /// taken.
+    /// Epoch of the last worker whose changes may be in the oplog, and the last of its changes that
+    /// the disk has accepted.
     pub(crate) taken: (u64, u64),
-    /// Whether the volume was clean before the first one opened it, if one did.
+    /// True if the volume was clean before the first worker opened it; `None` if none has opened
+    /// it.
     pub(crate) was_clean: Option<bool>,
-    /// The mount has been made read-only since.
+    /// True if the mount has been made read-only since.
     pub(crate) closed: bool,
-    /// Requests that others died over more than once.
+    /// Quarantined requests: each killed more than one worker.
     pub(crate) refused: Vec<u64>,
 }
 
-/// See the head of the file.
+/// The [`RequestLog`] of a worker: its oplog and its volume.
 pub(crate) struct WorkerRequestLog {
     log: Arc<OpLog>,
     tree: Arc<OnceLock<VolumeTree>>,
     epoch: u64,
     taken: (u64, u64),
     refused: Vec<u64>,
-    /// What was refused, in words.
+    /// Descriptions of the quarantined requests that were refused.
     refusals: Mutex<Vec<String>>,
-    /// What was left: how each change was made, by its place in the log.
+    /// Results of the inherited changes by their position in the oplog.
     left: Mutex<HashMap<u64, ChangeRecord>>,
-    /// When the first change was repeated that the disk has not taken.
+    /// Time of the first replayed change that is not committed yet.
     repeated_since: Mutex<Option<Instant>>,
-    /// Makes room before there is none.
+    /// Thread that commits to free space in the oplog before it is full.
     helper: OnceLock<Thread>,
 }
 
@@ -69,19 +70,19 @@ impl WorkerRequestLog {
         Self { log, tree, epoch, taken, refused, refusals, left, repeated_since, helper }
     }
 
-    /// What was refused because workers died over it, in words.
+    /// Returns descriptions of the refused requests, which had killed workers.
     pub(crate) fn quarantine_messages(&self) -> Vec<String> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether room is to be made before it is needed.
+    /// Returns true if the oplog needs space soon.
     pub(crate) fn is_pressed(&self) -> bool {
         self.log.needs_commit()
     }
 
-    /// Has `helper` make room when there is little left.
+    /// Sets the thread that commits when little space is left in the oplog.
     pub(crate) fn set_commit_helper(&self, helper: Thread) {
-        // The first stays.
+        // A second call has no effect.
         let _ = self.helper.set(helper);
     }
 
@@ -89,14 +90,15 @@ impl WorkerRequestLog {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the disk take what the log is full of; whether more can come.
+    /// Commits to the disk to free space in the oplog. Returns true if further changes are
+    /// possible.
     pub(crate) fn commit_to_free_space(&self) -> bool {
         let Some(tree) = self.tree() else { return false };
         let taken = self.hand_over();
         self.log.free_finished_entries();
-        // What the disk has is kept until it was written.
+        // The oplog keeps submitted changes until they are written.
         while taken && self.log.needs_commit() && tree.volume().wait_oldest_visible() == Ok(true) {}
-        // Other threads have an answer to give, perhaps.
+        // Other threads may have a reply to send.
         std::thread::yield_now();
         taken
     }
@@ -105,15 +107,14 @@ impl WorkerRequestLog {
         self.tree.get()
     }
 
-    /// Has the disk take all that has changed; whether it has. What it cannot take ends all
-    /// changes.
+    /// Submits all changes to the disk; returns true on success. A failure ends all changes.
     fn hand_over(&self) -> bool {
-        // Contents, too, that another thread was to send.
+        // File data as well that another thread had queued.
         let volume = self.tree().map(VolumeTree::volume);
         volume.is_some_and(|it| it.submit_commit().and_then(|()| it.send_queued()).is_ok())
     }
 
-    /// A change was repeated: from time to time the disk takes those.
+    /// Counts a replayed change; commits at intervals of [`REPEAT_FOR`].
     fn keep_repeated(&self) {
         let mut since = self.repeated_since.lock().unwrap_or_else(PoisonError::into_inner);
         if since.get_or_insert_with(Instant::now).elapsed() >= REPEAT_FOR {
@@ -214,8 +215,8 @@ impl RequestLog for WorkerRequestLog {
     fn release(&self, nodes: &[Node]) {
         nodes.iter().for_each(|node| self.release_orphan(*node));
         if let Some(tree) = self.tree() {
-            // Space that is freed can be used once that is durable. What fails here fails again
-            // when the space is asked for.
+            // Freed space becomes usable once the deletion is durable. An error here returns when
+            // the space is allocated.
             let _ = tree.volume().sync();
         }
     }

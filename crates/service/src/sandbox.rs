@@ -1,15 +1,15 @@
-//! Giving power away: what a process that parses a volume can still do.
+//! Confinement: reduces the rights of a process that parses a volume.
 //!
 //! ```text
 //!   close other descriptors ─ drop groups, user, capabilities ─ limits
 //!        ─ no_new_privs ─ landlock (paths, ports, signals) ─ seccomp (kill)
 //! ```
 //!
-//! Law 1: a profile is applied before the first byte of a volume is looked at, while the
-//! process has one thread; threads started later inherit everything.
-//! Law 2: seccomp kills on any system call that is not listed; nothing that is listed can
-//! open, connect, execute, or map memory executable.
-//! Law 3: what the kernel could not enforce is told ([`Confinement`]), never assumed.
+//! Law 1: a profile is applied before the first byte of a volume is parsed, while the process has
+//! one thread. Threads started later inherit everything.
+//! Law 2: seccomp kills the process on any system call that is not listed. No listed call can open,
+//! connect, execute, or map memory executable.
+//! Law 3: [`Confinement`] reports what the kernel could not enforce; nothing is assumed.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -27,22 +27,21 @@ use seccompiler::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The Landlock version whose rights are all taken away; an older kernel takes what it knows.
+/// Landlock ABI whose rights are all handled; an older kernel enforces those that it knows.
 const LANDLOCK_ABI: ABI = ABI::V6;
 /// `nobody`, on every Linux.
 const NOBODY: u32 = 65534;
 
-/// What a process is still for.
+/// Tasks that a confined process still has.
 #[derive(Debug)]
 pub enum SandboxProfile<'a> {
-    /// A worker: reads, writes and waits on the descriptors it has. As root it becomes
-    /// nobody.
+    /// A worker: reads, writes and waits on its existing descriptors. As root it becomes nobody.
     Worker,
-    /// A process that serves the disks of a store: as a worker, and it takes up sessions.
+    /// A process that serves the disks of a store: like a worker, and it accepts sessions.
     Store,
     /// A tool that reads a volume and writes to its standard output.
     Reader,
-    /// A tool that changes a volume, and the length of the file that it is in.
+    /// A tool that changes a volume and the length of the file that contains it.
     Resizer,
     /// A tool that reads a volume and creates files beneath one directory.
     Extractor {
@@ -51,20 +50,20 @@ pub enum SandboxProfile<'a> {
     },
 }
 
-/// What was really enforced.
+/// The confinement that was really enforced.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Confinement {
     /// `full`, `partial` (an older kernel) or `none`.
     pub landlock: String,
-    /// Whether unlisted system calls kill.
+    /// True if unlisted system calls kill the process.
     pub seccomp: bool,
-    /// Whether no capability is left.
+    /// True if no capability is left.
     pub no_capabilities: bool,
-    /// Most private memory the process may have, in bytes.
+    /// Limit of private memory, in bytes.
     pub memory_limit_bytes: Option<u64>,
 }
 
-/// Why a process could not be confined.
+/// Error of confining a process.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot confine the process that reads the volume: {step}: {why}")]
 pub struct ConfineError {
@@ -76,10 +75,10 @@ fn step_error<E: std::fmt::Display>(step: &'static str) -> impl Fn(E) -> Confine
     move |why| ConfineError { step, why: why.to_string() }
 }
 
-/// Gives all power away but what `profile` needs. `memory_limit_bytes` bounds private memory.
+/// Drops all rights that `profile` does not need. `memory_limit_bytes` bounds private memory.
 ///
 /// # Errors
-/// When a step that every supported kernel has fails; the caller must then stop.
+/// If a step fails that every supported kernel has. The caller must then stop.
 pub fn confine(
     profile: &SandboxProfile<'_>,
     memory_limit_bytes: Option<u64>,
@@ -91,7 +90,7 @@ pub fn confine(
         become_nobody()?;
     }
     let keep = match profile {
-        // `get` as root gives files their owners, modes and attributes back.
+        // `get` as root restores owners, modes and attributes of files.
         SandboxProfile::Extractor { .. } => {
             CapabilitySet::CHOWN
                 | CapabilitySet::FOWNER
@@ -118,7 +117,7 @@ pub fn confine(
     })
 }
 
-/// Closes every descriptor but the three standard ones and `keep`.
+/// Closes every descriptor except the three standard ones and `keep`.
 pub fn close_others(keep: &[BorrowedFd<'_>]) {
     use std::os::fd::AsRawFd;
     let mut keep: Vec<RawFd> = keep.iter().map(|fd| fd.as_raw_fd()).collect();
@@ -126,21 +125,21 @@ pub fn close_others(keep: &[BorrowedFd<'_>]) {
     let mut from = 3;
     for fd in keep.into_iter().chain([RawFd::MAX]) {
         if fd > from {
-            // SAFETY: closes descriptors that nothing in this process owns: the caller has
-            // just started and names all that it has. No memory is involved.
+            // SAFETY: closes descriptors that nothing in this process owns: the caller has just
+            // started and names all that it has. No memory is involved.
             unsafe { libc::syscall(libc::SYS_close_range, from, fd - 1, 0) };
         }
         from = fd.saturating_add(1);
     }
 }
 
-/// Freed memory that glibc's allocator keeps, in bytes: giving it back and faulting it in again
-/// costs more than a fast device's reads.
+/// Freed memory that glibc's allocator keeps, in bytes: returning it and faulting it in again costs
+/// more than a fast device's reads.
 #[cfg(target_env = "gnu")]
 const MALLOC_KEEP_BYTES: libc::c_int = 16 << 20;
 
-/// One arena, since glibc's others open a file in `/proc` when they shrink, which would be
-/// fatal; and that one does not give back what a cache will want again at once.
+/// Limits glibc to one arena: the others open a file in `/proc` when they shrink, which would be
+/// fatal. That arena keeps memory that a cache soon allocates again.
 #[cfg(target_env = "gnu")]
 fn one_malloc_arena() {
     // SAFETY: `mallopt` takes two integers and touches the allocator's own settings.
@@ -163,7 +162,7 @@ fn set_limits(memory_limit_bytes: Option<u64>) -> Result<(), ConfineError> {
     }
 }
 
-/// Root with no capability still owns root's files and processes; nobody owns nothing.
+/// Becomes `nobody`: root without capabilities still owns root's files and processes.
 fn become_nobody() -> Result<(), ConfineError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -212,7 +211,7 @@ fn restrict_paths(profile: &SandboxProfile<'_>) -> Result<String, ConfineError> 
     .to_string())
 }
 
-/// A descriptor where landlock wants one to a path.
+/// Wrapper of a descriptor, for landlock's interface.
 struct LandlockFd(OwnedFd);
 
 impl std::os::fd::AsFd for LandlockFd {
@@ -221,10 +220,10 @@ impl std::os::fd::AsFd for LandlockFd {
     }
 }
 
-/// Opens `path` as landlock and [`SandboxProfile::Extractor`] want it.
+/// Opens `path` for landlock and [`SandboxProfile::Extractor`].
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn open_beneath(path: &std::path::Path) -> std::io::Result<OwnedFd> {
     let fd = PathFd::new(path).map_err(std::io::Error::other)?;
     std::os::fd::AsFd::as_fd(&fd).try_clone_to_owned()
@@ -232,8 +231,8 @@ pub fn open_beneath(path: &std::path::Path) -> std::io::Result<OwnedFd> {
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// What every confined process may call without looking at the arguments: use what it
-/// has, wait, and end.
+/// System calls that every confined process may use with any arguments: use descriptors, wait, and
+/// exit.
 const BASE_SYSCALLS: &[i64] = &[
     libc::SYS_read,
     libc::SYS_readv,
@@ -277,7 +276,7 @@ const BASE_SYSCALLS: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// What a tool that creates files beneath a directory calls besides. Landlock says where.
+/// Additional calls of a tool that creates files beneath a directory. Landlock restricts where.
 const EXTRACT_SYSCALLS: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -290,7 +289,7 @@ const EXTRACT_SYSCALLS: &[i64] = &[
     libc::SYS_unlinkat,
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
-    // Whether what is to be replaced is in use.
+    // Checks whether a file to be replaced is in use.
     libc::SYS_flock,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
@@ -316,7 +315,7 @@ fn filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error
     let thread = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
     let thread = SeccompCondition::new(0, Len::Qword, Op::MaskedEq(thread), thread)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![thread])?]);
-    // Names of threads and of memory, which only make a stack trace easier to read.
+    // Names of threads and of memory, which make stack traces readable.
     let names = [libc::PR_SET_NAME, libc::PR_SET_VMA];
     let names: Result<Vec<_>, seccompiler::Error> =
         names.iter().map(|&name| arg_equals(0, name as u64)).collect();
@@ -324,7 +323,7 @@ fn filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error
     let mut fcntl =
         vec![libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL, libc::F_DUPFD_CLOEXEC];
     if matches!(profile, SandboxProfile::Store) {
-        // Memory that it is given is mapped only if it is sealed.
+        // Received memory is mapped only if its seals prevent shrinking.
         fcntl.push(libc::F_GET_SEALS);
     }
     let fcntl: Result<Vec<_>, seccompiler::Error> =
@@ -341,7 +340,7 @@ fn filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error
     Ok(compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)?)
 }
 
-/// Whether an output is a terminal, and how wide: what a progress bar asks.
+/// Allows ioctls that a progress bar needs: whether an output is a terminal, and its width.
 #[allow(clippy::unnecessary_cast, reason = "of another type in another C library")]
 fn terminal_ioctls() -> Result<Vec<SeccompRule>, seccompiler::Error> {
     [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| arg_equals(1, command as u64)).collect()
@@ -356,8 +355,8 @@ fn arg_bits_clear(argument: u8, mask: u64) -> Result<SeccompCondition, seccompil
     Ok(SeccompCondition::new(argument, Len::Dword, Op::MaskedEq(mask), 0)?)
 }
 
-/// `clone3` hides its flags in memory where no filter can look; told that the kernel does
-/// not have it, the C library uses `clone`.
+/// Denies `clone3`, whose flags are in memory where no filter can read them. With ENOSYS the C
+/// library falls back to `clone`.
 fn deny_clone3() -> Result<BpfProgram, seccompiler::Error> {
     let rules = Rules::from([(libc::SYS_clone3, vec![])]);
     Ok(compile(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?)

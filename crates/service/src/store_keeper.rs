@@ -1,16 +1,16 @@
-//! A store that several mounts use: a process that holds it for all of them.
+//! The store keeper: a process that owns a store for several mounts.
 //!
 //! ```text
 //!   keeper ── Attach { disk }, pidfd of a worker ──▶ store keeper ──▶ store process
 //!          ◀── number, socket of a session ─────────                      ▲
 //!   worker ══ disk contract ══════════════════════════════════════════════╝
 //! ```
-//! The first mount of a disk in a store starts it, the others find it by its socket: its name is
-//! the device and inode number of the store, or two numbers that its address has.
+//! The first mount of a disk in a store starts it; the others find it by its socket. The socket's
+//! name is the device and inode number of the store, or the identity of its URL.
 //!
-//! Law 1: it has the claim on the store, and looks at no byte of it. Of a store that is elsewhere it
-//! has the disk, with the network and the credentials, and serves that to the store process.
-//! Law 2: it ends with the last keeper that is connected, and gives the claim up last.
+//! Law 1: it has the claim on the store, and interprets no byte of it. For a remote store, it has
+//! the disk, the network and the credentials, and serves the disk to the store process.
+//! Law 2: it ends with the last connected keeper, and releases the claim last.
 
 mod connect;
 
@@ -34,34 +34,35 @@ use crate::remote_disk::{
 use crate::store_process::{AttachedDisk, DiskCommand, ObjectEntry, StoreProcess, receive_list};
 use connect::ConnectPlan;
 
-/// How long one that was started waits for the first keeper.
+/// Timeout for the first keeper to connect to a new store keeper.
 const FIRST_WAIT: Duration = Duration::from_secs(10);
-/// How long a store may take to be closed.
+/// Timeout for closing a store.
 const CLOSE_WAIT: Duration = Duration::from_secs(60);
-/// The longest message, in bytes.
+/// Maximum message length, in bytes.
 const MESSAGE_BYTES: usize = 16 << 10;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum StoreRequest {
-    /// Say whether the store is open.
+    /// Reply whether the store is open.
     Hello,
-    /// Serve a disk to the process whose pidfd comes along.
+    /// Serve a disk to the process whose pidfd is attached.
     Attach { disk: String, read_only: bool },
-    /// Change which disks and snapshots there are.
+    /// Execute a command on disks or snapshots.
     Change { change: DiskCommand },
-    /// Wait until that has ended; the mark of the last chain that was taken.
+    /// Wait until an attached disk is not served any more; reply with the mark of its last accepted
+    /// chain.
     Ended { number: u64 },
-    /// Say what ended all writing, if something did.
+    /// Reply with the error that ended all writing, if any.
     Failure,
-    /// Have what the store has written into the pipe that comes along.
+    /// Write the list of the store's objects into the attached pipe.
     List,
 }
 
-/// What one is started with, beside its socket and its claim.
+/// Start parameters, beside the socket and the claim.
 #[derive(Serialize, Deserialize)]
 enum StartMessage {
-    /// The store in the file that the claim is on.
+    /// The store is in the file that is claimed.
     File,
     Elsewhere(RemoteDiskRequest),
 }
@@ -69,12 +70,12 @@ enum StartMessage {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum StoreReply {
-    /// With the socket of a session, of a disk.
+    /// For an attached disk, with the socket of its session.
     Number(u64),
     Refused(String),
 }
 
-/// A disk in a store, as the keeper of its mount has it.
+/// A disk in a store, as used by the keeper of its mount.
 pub(crate) struct StoreDiskHandle {
     store: UnixStream,
     disk: String,
@@ -82,7 +83,7 @@ pub(crate) struct StoreDiskHandle {
     is_remote: bool,
 }
 
-/// What is to be known of one by another program that goes on with it.
+/// State that an upgrade hands over to the next program.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct StoreDiskState {
     disk: String,
@@ -92,11 +93,12 @@ pub(crate) struct StoreDiskState {
 }
 
 impl StoreDiskHandle {
-    /// Finds who has `store`, or starts one, with `means` if that is elsewhere; `sockets` is where
-    /// they have their addresses. With it comes why it is read-only, if that was not asked for.
+    /// Connects to the store keeper of `store`, or starts one, with `means` if the store is remote.
+    /// `sockets` is the directory of their sockets. Also returns why the disk is read-only, if that
+    /// was not requested.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user.
     pub(crate) fn open(
         sockets: &Path,
         store: &Path,
@@ -113,10 +115,10 @@ impl StoreDiskHandle {
         Ok((Self { store, disk: disk.into(), read_only, is_remote: is_elsewhere }, note))
     }
 
-    /// Has it served to the process that `guest` is a pidfd of.
+    /// Has the disk served to the process whose pidfd is `worker`.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user.
     pub(crate) fn attach(&self, worker: BorrowedFd<'_>) -> Result<AttachedDisk, String> {
         let ask = StoreRequest::Attach { disk: self.disk.clone(), read_only: self.read_only };
         match self.ask(&ask, &[worker])? {
@@ -125,17 +127,17 @@ impl StoreDiskHandle {
         }
     }
 
-    /// Waits until a disk that was attached is served no more; the mark of the last chain that was
-    /// taken.
+    /// Waits until an attached disk is not served any more; returns the mark of its last accepted
+    /// chain.
     ///
     /// # Errors
-    /// A sentence.
+    /// A message.
     pub(crate) fn wait_detached(&self, number: u64) -> Result<u64, String> {
         Ok(self.ask(&StoreRequest::Ended { number }, &[])?.0)
     }
 
-    /// What ended all writing to a store that is elsewhere, if something did: over the contracts
-    /// goes only that it was.
+    /// Returns the error that ended all writing to a remote store, if any. The contracts only
+    /// transfer that there was one.
     pub(crate) fn failure(&self) -> Option<String> {
         if !self.is_remote {
             return None;
@@ -157,24 +159,24 @@ impl StoreDiskHandle {
         }
     }
 
-    /// Gives it back; if no other mount has a disk of that store, it is free then. Says what could
-    /// not be brought to where the store is.
+    /// Disconnects. If no other mount has a disk of that store, it is released then. Returns a
+    /// message about data that could not be sent to a remote store.
     pub(crate) fn disconnect(self) -> Option<String> {
-        // What is still to be sent elsewhere has bounds of its own.
+        // Pending uploads have timeouts of their own.
         wait_for_exit(&self.store, (!self.is_remote).then_some(CLOSE_WAIT))
     }
 
-    /// The same over the same connection: the two do not ask at the same time.
+    /// Clones the handle over the same connection: the two must not send requests at the same time.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// If no descriptor is left.
     pub(crate) fn try_clone(&self) -> std::io::Result<Self> {
         let Self { disk, read_only, is_remote: is_elsewhere, .. } = self;
         let (disk, read_only, is_elsewhere) = (disk.clone(), *read_only, *is_elsewhere);
         Ok(Self { store: self.store.try_clone()?, disk, read_only, is_remote: is_elsewhere })
     }
 
-    /// What another program needs beside [`StoreDisk::connection`] to go on with it.
+    /// Returns the state that another program needs beside [`StoreDiskHandle::connection`].
     pub(crate) fn state(&self) -> StoreDiskState {
         let Self { disk, read_only, is_remote: is_elsewhere, .. } = self;
         StoreDiskState { disk: disk.clone(), read_only: *read_only, is_elsewhere: *is_elsewhere }
@@ -184,29 +186,29 @@ impl StoreDiskHandle {
         self.store.as_fd()
     }
 
-    /// The one that another program has had until now.
+    /// Restores the handle from another program's handover.
     pub(crate) fn resume(connection: OwnedFd, known: StoreDiskState) -> Self {
         let StoreDiskState { disk, read_only, is_elsewhere } = known;
         Self { store: connection.into(), disk, read_only, is_remote: is_elsewhere }
     }
 }
 
-/// Has `store` changed by the process that has it, because some of its disks are mounted; says
-/// whether there is one.
+/// Has the running store keeper of `store`, some of whose disks are mounted, execute `change`.
+/// Returns false if none runs.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user.
 pub fn change(directory: &RuntimeDir, store: &Path, change: &DiskCommand) -> Result<bool, String> {
     let Some(store) = connect_running(directory, store)? else { return Ok(false) };
     request_running(&store, &StoreRequest::Change { change: change.clone() }, &[])?;
     Ok(true)
 }
 
-/// What `store` has, said by the process that has it, because some of its disks are mounted; none
-/// if there is no such process.
+/// Lists `store` through its running store keeper, some of whose disks are mounted. Returns `None`
+/// if none runs.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user.
 pub fn list(directory: &RuntimeDir, store: &Path) -> Result<Option<Vec<ObjectEntry>>, String> {
     let Some(store) = connect_running(directory, store)? else { return Ok(None) };
     let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
@@ -216,12 +218,12 @@ pub fn list(directory: &RuntimeDir, store: &Path) -> Result<Option<Vec<ObjectEnt
     receive_list(read).map(Some)
 }
 
-/// A connection with the one who has `store`, if it is open.
+/// Connects to the running store keeper of `store`.
 fn connect_running(directory: &RuntimeDir, store: &Path) -> Result<Option<UnixStream>, String> {
     let Ok(store) = UnixStream::connect(socket_of(&directory.store_sockets(), store)?) else {
         return Ok(None);
     };
-    // One that is just ending does not answer: then the store has no owner.
+    // A store keeper that is just ending does not answer: the store has no owner then.
     let is_open =
         send(&store, &StoreRequest::Hello, &[]).is_ok() && receive::<StoreReply>(&store).is_ok();
     Ok(is_open.then_some(store))
@@ -242,12 +244,12 @@ fn request_running(
 
 const STORE_PROCESS_GONE: &str = "the process that serves the store is gone";
 
-/// Leaves a store keeper; if no other is connected with it, it has ended then, and has said what
-/// it leaves undone.
+/// Disconnects from a store keeper. If this was the last connection, waits until it has ended, and
+/// returns its final message.
 fn wait_for_exit(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
     let left = store.shutdown(Shutdown::Write).and_then(|()| store.set_read_timeout(wait));
     let mut said = vec![];
-    // The end is the answer.
+    // End of file means that it has ended.
     let read = left.and_then(|()| store.take(MESSAGE_BYTES as u64).read_to_end(&mut said));
     if let Err(error) = read {
         log::warn!("the process that has the store does not end: {error}");
@@ -276,7 +278,7 @@ fn send(socket: &UnixStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) -> s
     Ok(descriptors::send(socket, &serde_json::to_vec(what)?, fds)?)
 }
 
-/// One message: each side waits for the other's before it says another.
+/// Receives one message: each side waits for the other's reply before its next message.
 fn receive<T: for<'de> Deserialize<'de>>(
     socket: &UnixStream,
 ) -> std::io::Result<(T, Vec<OwnedFd>)> {
@@ -287,7 +289,7 @@ fn receive<T: for<'de> Deserialize<'de>>(
     Ok((serde_json::from_slice(text)?, got.fds))
 }
 
-/// The keepers that are connected.
+/// The connected keepers.
 #[derive(Default)]
 struct ClientCount {
     state: Mutex<State>,
@@ -297,11 +299,11 @@ struct ClientCount {
 #[derive(Default)]
 struct State {
     keepers: usize,
-    /// There was none any more: the store is given up, and no other gets it.
+    /// True once none was left: the store is being closed, and no other keeper may connect.
     is_closing: bool,
-    /// Those that go, and may be the last.
+    /// Keepers that are disconnecting; any may be the last.
     disconnecting: usize,
-    /// What these are told, once the store is closed.
+    /// Final message to them, once the store is closed.
     close_message: Option<Option<String>>,
 }
 
@@ -310,7 +312,7 @@ impl ClientCount {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts one that has come, if it is not too late.
+    /// Registers a new keeper; returns false if the store is closing already.
     fn try_register(&self) -> bool {
         let mut state = self.state();
         state.keepers += usize::from(!state.is_closing);
@@ -318,8 +320,8 @@ impl ClientCount {
         !state.is_closing
     }
 
-    /// One has gone; returns if the store is not given up for that. Else `tell` gets what is left
-    /// undone, if something is.
+    /// Unregisters a keeper; returns if the store stays open. Otherwise calls `tell` with the final
+    /// message, if any, once the store is closed, and never returns.
     fn unregister(&self, tell: impl FnOnce(&str)) {
         let mut state = self.state();
         state.keepers -= 1;
@@ -344,7 +346,7 @@ impl ClientCount {
         }
     }
 
-    /// The store is closed: those that wait for it are told what was left undone.
+    /// Marks the store as closed and passes the final message to the waiting keepers.
     fn closed(&self, last_words: Option<String>) {
         let mut state = self.state();
         state.close_message = Some(last_words);
@@ -353,7 +355,7 @@ impl ClientCount {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Waits for the first one, for a while, and until there is none.
+    /// Waits for the first keeper, with a timeout, and then until none is left.
     fn wait(&self) {
         let none = |state: &mut State| state.keepers == 0;
         let waited = self.changed.wait_timeout_while(self.state(), FIRST_WAIT, none);
@@ -365,10 +367,10 @@ impl ClientCount {
     }
 }
 
-/// Has a store for as long as keepers are connected.
+/// Runs a store keeper for as long as keepers are connected.
 ///
 /// # Errors
-/// A sentence, when something other than a keeper started the process.
+/// A message if anything but a keeper started the process.
 pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
     let by_hand = || "a store keeper is started by a keeper; see draconis-mount(1)".to_string();
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| by_hand())?;
@@ -390,7 +392,7 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
             started.map_err(|error| format!("{}: {error}", opening.address))
         }),
     };
-    // What it is refused for, each keeper is told.
+    // If the store was refused, each keeper gets the reason.
     let process = Arc::new(process);
     let connected = Arc::new(ClientCount::default());
     let (serving, counted) = (process.clone(), connected.clone());
@@ -402,7 +404,7 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
             let (process, counted) = (serving.clone(), counted.clone());
             std::thread::spawn(move || {
                 serve(&process, &keeper);
-                // The last one hears of our end by this. One that died does not want to know.
+                // The last keeper detects our end by the drop. Sending fails only if it is gone.
                 counted
                     .unregister(|why| drop(send(&keeper, &StoreReply::Refused(why.into()), &[])));
                 drop(keeper);
@@ -411,17 +413,17 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
     });
     connected.wait();
     if let Some(path) = socket.as_pathname() {
-        // The directory may have gone before.
+        // The directory may be gone already.
         let _ = std::fs::remove_file(path);
     }
     elsewhere.finish();
-    // It leaves a checkpoint when no disk is served any more.
+    // Once no disk is served any more, it writes a checkpoint.
     let closed = (*process).as_ref().map_or(Ok(()), StoreProcess::close);
     connected.closed(elsewhere.close());
     closed.map_err(|error| error.to_string())
 }
 
-/// Answers one keeper until it is gone.
+/// Serves one keeper until it disconnects.
 fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
     if !is_same_user(keeper) {
         return;

@@ -1,4 +1,4 @@
-//! One process for a store, which serves the disks in it: a confined one, for several mounts.
+//! The store process: one confined process per store, which serves its disks to several mounts.
 //!
 //! ```text
 //!   starter                               store process
@@ -13,13 +13,12 @@
 //! ```
 //!
 //! Law 1: the process has the store's descriptor or session, its control socket and its sessions,
-//! and no other power. It is confined before a byte of the store is read.
-//! Law 2: a disk that is written has one session; a second one is refused.
-//! Law 3: it ends when its starter does and no disk is served any more; then all is in a
-//! checkpoint.
-//! Law 4: what comes from its starter is one message, whole and of a known form, or the end;
-//! what comes from a worker is the disk contract, and one worker's breach ends that worker's
-//! session alone.
+//! and no other rights. It is confined before a byte of the store is read.
+//! Law 2: a writable disk has one session; a second one is refused.
+//! Law 3: it ends once its starter has ended and no disk is served any more. Everything is in a
+//! checkpoint then.
+//! Law 4: its starter sends complete messages of known forms, or closes the socket; a worker speaks
+//! the disk contract. A worker's protocol violation ends only that worker's session.
 
 mod disk_command;
 mod listing;
@@ -49,19 +48,19 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
 use crate::remote_disk::DiskServerThread;
 
-/// How long opening a store, or a disk in it, may take.
+/// Timeout for opening a store, or a disk in it.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The same of a store that is elsewhere: as long as several requests may take that are tried again.
+/// Timeout for opening a remote store: allows for several requests with retries.
 const OPEN_REMOTE_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long either side of a disk waits for the other, which is alive: as long as a disk may
-/// take. A death is noticed at once.
+/// Peer timeout of both sides of a disk: none, since a disk may take arbitrarily long. A death is
+/// noticed at once.
 const PATIENCE: Duration = Duration::MAX;
-/// Private memory that the process may have.
+/// Limit of the process's private memory.
 const MEMORY_BYTES: u64 = 2 << 30;
 
-/// The longest message, in bytes.
+/// Maximum message length, in bytes.
 const MESSAGE_BYTES: usize = 2048;
-// The first byte of what the starter says.
+// First byte of the starter's messages.
 const OPEN: u8 = b'o';
 const OPEN_READ_ONLY: u8 = b'r';
 const OPEN_REMOTE: u8 = b's';
@@ -71,51 +70,51 @@ const WAIT_DETACHED: u8 = b'e';
 const CHANGE: u8 = b'c';
 const POLL_CHANGE: u8 = b'd';
 const LIST: u8 = b'l';
-// The first byte of each answer: a number follows, or a sentence.
+// First byte of each reply: a number or an error message follows.
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
 
-/// Why there is no process, or no disk.
+/// Errors of the store process and its disks.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The process could not be started, or a session not made.
+    /// The process could not be started, or a session not be created.
     #[error("cannot start a process for the store: {0}")]
     Spawn(#[from] std::io::Error),
-    /// It said no.
+    /// It refused the request.
     #[error("{0}")]
     Refused(String),
-    /// It is not there any more, or does not answer.
+    /// It has ended, or does not answer.
     #[error("the process that serves the store is gone")]
     Gone,
 }
 
-/// The process of a store, as the one sees it who started it.
+/// The process of a store, as seen by its starter.
 pub struct StoreProcess {
     child: Child,
     pidfd: OwnedFd,
-    /// One question at a time.
+    /// One request at a time.
     control: Mutex<OwnedFd>,
-    /// The disk below a store that is in no file here.
+    /// The backing disk of a store that is in no local file.
     backing_disk: Mutex<Option<DiskServerThread>>,
-    /// How long an answer may take.
+    /// Timeout of a reply.
     patience: Duration,
 }
 
-/// A disk that the process serves, for the worker to be told of.
+/// A disk that the process serves, to be passed to the worker.
 #[derive(Debug)]
 pub struct AttachedDisk {
-    /// Where the worker takes its session up: see [`open_session_disk`].
+    /// Socket from which the worker accepts its session: see [`open_session_disk`].
     pub socket: OwnedFd,
-    /// What [`StoreProcess::wait_detached`] is asked about it.
+    /// Number of the disk for [`StoreProcess::wait_detached`].
     pub number: u64,
 }
 
 impl StoreProcess {
-    /// Starts `program`, which is draconis, for the store behind `store`: open for reading and
-    /// writing, or for reading alone if it is `read_only`, and claimed.
+    /// Starts `program`, which is draconis, for the store behind `store`. That is claimed, and open
+    /// for reading and writing, or only for reading if `read_only`.
     ///
     /// # Errors
-    /// See [`StoreError`]; what the store is refused for.
+    /// See [`StoreError`]; the reason why the store is refused.
     pub fn start(program: &Path, store: OwnedFd, read_only: bool) -> Result<Self, StoreError> {
         let process = Self::spawn(program, OPEN_TIMEOUT)?;
         let how = if read_only { OPEN_READ_ONLY } else { OPEN };
@@ -123,7 +122,7 @@ impl StoreProcess {
         Ok(process)
     }
 
-    /// The same for a store on `disk`, which this process serves to that one.
+    /// Starts it for a store on `disk`, which this process serves to it.
     ///
     /// # Errors
     /// As [`StoreProcess::start`].
@@ -133,7 +132,7 @@ impl StoreProcess {
         process.backing_disk = Mutex::new(Some(hosted));
         if let Err(error) = process.ask(&[OPEN_REMOTE], &[socket.as_fd()]) {
             process.kill();
-            // Who hears of it may want to use the disk at once.
+            // The caller may want to use the disk at once.
             process.close()?;
             return Err(error);
         }
@@ -152,7 +151,7 @@ impl StoreProcess {
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .spawn()?;
-        // A child that was not waited for keeps its number.
+        // A child that is not reaped keeps its pid.
         let pid = Pid::from_raw(child.id().cast_signed())
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(std::io::Error::from)?;
@@ -160,18 +159,18 @@ impl StoreProcess {
         Ok(Self { child, pidfd, control, backing_disk: below, patience })
     }
 
-    /// What ended all writing of the disk below, if that is served here and something did.
+    /// Returns the error that ended all writing of the backing disk, if that is served here.
     pub fn failure(&self) -> Option<String> {
         let below = self.backing_disk.lock().unwrap_or_else(PoisonError::into_inner);
         below.as_ref().and_then(DiskServerThread::failure)
     }
 
-    /// Its process number.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Has it serve the disk `name` to the process that `guest` is a pidfd of.
+    /// Has it serve the disk `name` to the process whose pidfd is `guest`.
     ///
     /// # Errors
     /// [`StoreError::Refused`]: no such disk, or in use.
@@ -200,19 +199,19 @@ impl StoreProcess {
         Ok(AttachedDisk { socket, number })
     }
 
-    /// Waits until a disk is served no more, whose worker has closed it or is dead: the mark of
-    /// the last chain that was taken for it ([`draconis_device::SubmitOptions`]).
+    /// Waits until the disk is not served any more, because its worker has closed it or is dead.
+    /// Returns the mark of its last accepted chain ([`draconis_device::SubmitOptions`]).
     ///
     /// # Errors
-    /// [`StoreError::Refused`] if it still is, after a while.
+    /// [`StoreError::Refused`] if it is still served after a timeout.
     pub fn wait_detached(&self, number: u64) -> Result<u64, StoreError> {
         self.ask(&[&[WAIT_DETACHED], &number.to_le_bytes()[..]].concat(), &[])
     }
 
-    /// Has it change which disks and snapshots there are, and waits until that is durable.
+    /// Has it execute a command on disks or snapshots, and waits until that is durable.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] for what is in use, not there, or does not fit.
+    /// [`StoreError::Refused`] if a disk is in use or missing, or the command is invalid.
     pub fn change(&self, change: &DiskCommand) -> Result<(), StoreError> {
         let text = serde_json::to_vec(change).map_err(std::io::Error::from)?;
         let question = [&[CHANGE], &text[..]].concat();
@@ -220,12 +219,12 @@ impl StoreProcess {
             return Err(StoreError::Refused("no disk has so long a name".into()));
         }
         let number = self.ask(&question, &[])?;
-        // Others may ask between: what it takes may be long.
+        // Polls, so that others can send requests meanwhile: the command may take long.
         while self.ask(&[&[POLL_CHANGE], &number.to_le_bytes()[..]].concat(), &[])? != 0 {}
         Ok(())
     }
 
-    /// Has it write what the store has into a pipe.
+    /// Has it write the list of the store's objects into a pipe.
     ///
     /// # Errors
     /// As [`StoreProcess::attach`].
@@ -233,7 +232,7 @@ impl StoreProcess {
         self.ask(&[LIST], &[into]).map(drop)
     }
 
-    /// Asks, and waits for the number that is the answer.
+    /// Sends a request, and waits for the number in the reply.
     fn ask(&self, question: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u64, StoreError> {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         descriptors::send(&*control, question, fds).map_err(|_| StoreError::Gone)?;
@@ -258,20 +257,20 @@ impl StoreProcess {
         }
     }
 
-    /// Ends it at once, as a fault would.
+    /// Kills it, as a fault would.
     pub fn kill(&self) {
-        // It may have ended by itself, which is as good.
+        // It may have ended already, which is equivalent.
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Tells it that there will be no more disks, and waits until it has ended: when none is
-    /// served any more. The disk below is closed then, too.
+    /// Announces that no more disks will be attached, and waits until it has ended, once no disk is
+    /// served any more. The backing disk is closed then, too.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn close(&self) -> std::io::Result<()> {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = rustix::net::shutdown(&*control, rustix::net::Shutdown::Both);
         poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], None)?;
         let below = self.backing_disk.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -281,7 +280,7 @@ impl StoreProcess {
         Ok(())
     }
 
-    /// Waits until it has ended by itself: when no disk is served any more.
+    /// Waits until it has ended on its own, once no disk is served any more.
     pub fn join(self) -> std::io::Result<std::process::ExitStatus> {
         let Self { mut child, control, .. } = self;
         drop(control);
@@ -289,11 +288,11 @@ impl StoreProcess {
     }
 }
 
-/// The disk of a session that [`StoreProcess::attach`] made, in the worker. What it asks goes to
-/// the process; when that dies, everything is answered with [`draconis_device::Error::ServiceEnded`].
+/// Returns the worker's side of a disk that [`StoreProcess::attach`] attached. If the process dies,
+/// every request fails with [`draconis_device::Error::ServiceEnded`].
 ///
 /// # Errors
-/// When the process does not answer.
+/// If the process does not answer.
 pub fn open_session_disk(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
     let ends: Vec<_> =
         (0..DISK_LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();

@@ -1,8 +1,7 @@
-//! A volume of the `ext` library, fitted to the contracts.
+//! Adapter of a volume of the `ext` library to the contracts.
 //!
-//! The library does not know that contracts exist, and contracts do not know ext: this
-//! file is where they meet. It is also the one place where an option becomes a cache size
-//! and a partition becomes a disk.
+//! The library and the contracts do not know each other; this module connects them. It is also the
+//! one place where an option becomes a cache size and a partition becomes a disk.
 
 mod change_fanout;
 mod directory;
@@ -31,51 +30,51 @@ use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};
 use change_fanout::ChangeFanout;
 
-/// Said of a volume that is marked as damaged, as the reason why it is not written.
+/// Reason why a volume that is marked as damaged is not written.
 const DAMAGED_NOTE: &str = "the volume says that it is damaged; run e2fsck on it, or mount it with \
     errors=continue";
 
-/// How long claiming a volume may take that other hosts can reach: a manager waits for a worker that
-/// opens a volume for a little longer.
+/// Timeout for claiming an MMP volume, a little shorter than the keeper's timeout for a worker to
+/// open a volume.
 const CLAIM_WAIT: Duration = Duration::from_secs(50);
 
-/// Why a volume was not opened.
+/// Reasons why a volume was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The options make no sense.
+    /// The options are invalid.
     #[error("{0}")]
     Options(String),
     /// The partition was not found.
     #[error(transparent)]
     Partition(#[from] PartitionError),
-    /// The offset lies outside.
+    /// The offset is out of range.
     #[error(transparent)]
     Offset(#[from] draconis_device::Error),
-    /// None of the partitions can be taken without being told.
+    /// No partition can be chosen automatically.
     #[error("{0}")]
     Partitions(String),
-    /// A disk image that cannot be read.
+    /// The disk image cannot be read.
     #[error(transparent)]
     Container(#[from] draconis_container::Error),
-    /// A disk image that was to be written.
+    /// The disk image cannot be written.
     #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.help())]
     ReadOnlyFormat(Format),
-    /// Something else.
+    /// The disk contains something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
     NotAVolume(DetectedContent),
-    /// The system does not say how long the image's file is.
+    /// The length of the image's file could not be determined.
     #[error("the length of the image: {0}")]
     Length(#[source] std::io::Error),
     /// The disk service did not answer.
     #[error("the volume cannot be written: {0}")]
     Disk(#[source] draconis_device::Error),
-    /// The file system refused.
+    /// The file system could not be opened.
     #[error(transparent)]
     Ext(#[from] draconis_ext::Error),
 }
 
 impl OpenError {
-    /// What a contract says of it.
+    /// Returns the error code for the contracts.
     pub fn refusal(&self) -> Refusal {
         match self {
             Self::Disk(_) | Self::Length(_) => Refusal::Gone,
@@ -85,8 +84,8 @@ impl OpenError {
     }
 }
 
-/// Opens the volume on `disk` that `options` name, for reading; `behind` is what a disk image
-/// there says it differs from.
+/// Opens for reading the volume on `disk` that `options` select. `behind` are the backing files of
+/// a disk image.
 ///
 /// # Errors
 /// See [`OpenError`].
@@ -101,7 +100,7 @@ pub fn open(
     Ok(tree)
 }
 
-/// Opens a volume that is all of `disk`, for reading.
+/// Opens for reading a volume that is all of `disk`.
 ///
 /// # Errors
 /// See [`OpenError`].
@@ -115,8 +114,8 @@ pub fn open_whole_disk(
     Ok(VolumeTree::new(volume, false, options))
 }
 
-/// Opens the volume on `disk` that `options` name, for writing; where it must not be
-/// written, for reading, and its notes say why.
+/// Opens for writing the volume on `disk` that `options` select. If it must not be written, opens
+/// it for reading, with the reason in its notes.
 ///
 /// # Errors
 /// See [`OpenError`].
@@ -127,8 +126,8 @@ pub fn open_for_writing(
     open_with(disk, &[], options, None, |_| Ok(None))
 }
 
-/// [`open_for_writing`] for a mount, which renews what it claims where other hosts can reach the
-/// volume; `before` tells what is known of a worker that had it open.
+/// Opens for a mount: as [`open_for_writing`], and claims an MMP volume. `crashed` is the state of
+/// a previous worker.
 pub(crate) fn open_for_mount(
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
@@ -148,7 +147,7 @@ pub(crate) fn open_for_mount(
     })
 }
 
-/// Whether a disk takes room as it is written, in a store: those are atomic.
+/// Returns true if a disk is in a store and allocates space on write: those disks are atomic.
 fn is_in_store(disk: &Properties) -> bool {
     disk.discards && disk.atomic == Atomic::AgainstPowerCut
 }
@@ -174,7 +173,7 @@ fn open_with(
     Ok(tree)
 }
 
-/// [`open_with`] of a part that can be written.
+/// [`open_with`] for a located volume that can be written.
 fn open_found(
     part: LocatedVolume,
     options: &MountOptions,
@@ -209,7 +208,7 @@ fn open_found(
             tree.image = image;
             Ok(tree)
         }
-        // What must not be written can often be read; if not, that says why.
+        // A volume that must not be written can often be read; if not, its error is returned.
         Err(why @ (ReadOnly | Unsupported { .. })) => {
             let mut tree = VolumeTree::new(Volume::open(disk, caches(options))?, false, options);
             if tree.volume.read_only_reason().is_none() {
@@ -217,7 +216,7 @@ fn open_found(
             }
             Ok(tree)
         }
-        // Of a volume with a damaged journal the rest can be read.
+        // A volume with a damaged journal can be read without it.
         Err(why @ Corrupt { .. }) => {
             let tree = open_whole_disk(disk, options)?;
             if tree.volume.journal_damage().is_some() { Ok(tree) } else { Err(why.into()) }
@@ -226,7 +225,7 @@ fn open_found(
     }
 }
 
-/// Refuses what only a volume of another kind can be told.
+/// Refuses options that require a volume with other features.
 fn check_options(volume: &Volume, options: &MountOptions) -> Result<(), OpenError> {
     let has_journal = volume.superblock().journal.is_some();
     if options.journal && !has_journal {
@@ -247,7 +246,7 @@ fn caches(options: &MountOptions) -> OpenOptions {
     }
 }
 
-/// The system's clock. It may stand before 1970, as any clock may.
+/// Returns the system's time, which may be before 1970.
 fn now() -> Time {
     let of = |time: std::time::Duration| (time.as_secs() as i64, time.subsec_nanos());
     match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
@@ -259,44 +258,44 @@ fn now() -> Time {
     }
 }
 
-/// An open volume behind the contracts. Nodes are inode numbers; [`Node::ROOT`] is another
-/// name for the root directory's.
+/// An open volume behind the contracts. Nodes are inode numbers; [`Node::ROOT`] is an alias of the
+/// root directory's.
 pub struct VolumeTree {
     volume: Volume,
     told: Arc<ChangeFanout>,
-    /// What the volume is in, where changing that is a session.
+    /// The disk image of the volume, if changing it requires closing a session.
     image: Option<Arc<dyn SessionDisk>>,
-    /// Whether it was opened for writing. That it can be written may end; that its nodes
-    /// are held may not.
+    /// True if it was opened for writing. Write access may end later, but reference counts of its
+    /// nodes continue.
     opened_writable: bool,
-    /// Why it was not, though it was wanted.
+    /// The reason why it was opened read-only although writing was requested.
     read_only_reason: Option<String>,
-    /// Whether it is in a partition of a backup table.
+    /// True if it is in a partition of a backup GPT.
     is_of_backup: bool,
-    /// What the options say of each change.
+    /// Which changes the options make durable.
     durable: Durable,
-    /// Whether the kernel checks permissions.
+    /// True if the kernel checks permissions.
     permissions: bool,
-    /// Whether it may keep what is written for a while.
+    /// True if the kernel may use its writeback cache.
     write_back: bool,
-    /// Whether who serves the kernel sleeps until there is a request.
+    /// True if FUSE threads sleep until a request arrives instead of busy-polling.
     no_polling: bool,
-    /// Whether new nodes have the group of their directory.
+    /// True if new nodes get the group of their directory.
     directory_group: bool,
-    /// Whether `statfs` counts blocks that can never be a file's, too.
+    /// True if `statfs` also counts blocks of metadata.
     minix_df: bool,
-    /// Whether listing a directory leaves its time of access.
+    /// True if listing a directory leaves its access time.
     no_directory_atime: bool,
-    /// What a look at the descriptors and the root directory found when it was opened.
+    /// Damage found in the group descriptors and the root directory on opening.
     damage: Option<String>,
-    /// Listings of these end with an error.
+    /// Directories whose listings end with an error.
     damaged_directories: directory::DamagedDirectories,
 }
 
-/// What is durable before it is answered.
+/// Which changes are durable before their replies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durable {
-    /// What a process waits for.
+    /// Only explicit syncs.
     OnRequest,
     /// Every change of a directory.
     Names,
@@ -348,25 +347,25 @@ impl VolumeTree {
         }
     }
 
-    /// Whether the kernel is to check permissions.
+    /// Returns true if the kernel is to check permissions.
     pub fn permissions(&self) -> bool {
         self.permissions
     }
 
-    /// Whether the kernel may keep what is written for a while.
+    /// Returns true if the kernel may use its writeback cache.
     pub fn write_back(&self) -> bool {
         self.write_back
     }
 
-    /// Whether who serves the kernel is to sleep until there is a request.
+    /// Returns true if FUSE threads should sleep until a request arrives instead of busy-polling.
     pub fn no_polling(&self) -> bool {
         self.no_polling
     }
 
-    /// Writes everything and marks the volume as unmounted. Later changes are refused.
+    /// Writes everything and marks the volume clean. Later changes are refused.
     ///
     /// # Errors
-    /// What stopped writing, now or before, for the user.
+    /// The error that stopped writing, now or before, for the user.
     pub fn close(&self) -> Result<(), String> {
         if !self.opened_writable {
             return Ok(());
@@ -382,11 +381,10 @@ impl VolumeTree {
         }
     }
 
-    /// Ends all changes as [`VolumeTree::close`] does, or allows them again, while the mount
-    /// stays.
+    /// Ends all changes as [`VolumeTree::close`] does, or allows them again, while the mount stays.
     ///
     /// # Errors
-    /// What stopped writing; that the volume was opened for reading.
+    /// The error that stopped writing; an error if the volume was opened for reading.
     pub fn set_read_only(&self, read_only: bool) -> Result<(), String> {
         if read_only {
             return self.close();
@@ -400,22 +398,22 @@ impl VolumeTree {
         })
     }
 
-    /// The library's own view, for what contracts do not say.
+    /// Returns the library's volume, for operations that the contracts lack.
     pub fn volume(&self) -> &Volume {
         &self.volume
     }
 
-    /// Has `witness` told of every change from now on. Only the first one counts.
+    /// Passes every change from now on to `witness`. Only the first call has an effect.
     pub(crate) fn set_change_recorder(&self, witness: Arc<dyn ChangeRecorder>) {
         self.told.set_oplog(witness);
     }
 
-    /// Whether nothing can be written.
+    /// Returns true if the volume cannot be written.
     pub fn read_only(&self) -> bool {
         !self.volume.is_writable()
     }
 
-    /// Its figures, as `draconis status` shows them.
+    /// Returns its figures for `draconis status`.
     pub fn status(&self) -> WorkerStatus {
         let all = self.volume.statistics();
         let cache = |name: &str, cache: draconis_ext::CacheStatistics| CacheStatus {
@@ -468,11 +466,11 @@ impl VolumeTree {
 
     fn attributes(&self, node: InodeNumber) -> Result<Attributes, Refusal> {
         let attributes = self.volume.attributes(node).map_err(refusal)?;
-        // The number that Linux programs expect, for the root directory too.
+        // The inode number that Linux programs expect, for the root directory too.
         Ok(Attributes { node: Node(node.0.into()), ..attributes })
     }
 
-    /// After a change of names: durable, if the options want that.
+    /// Makes a change of names durable, if the options require it.
     fn commit_names(&self) -> Result<(), Refusal> {
         match self.durable {
             Durable::OnRequest => Ok(()),
@@ -480,7 +478,7 @@ impl VolumeTree {
         }
     }
 
-    /// After any other change.
+    /// Makes any other change durable, if the options require it.
     fn commit_contents(&self) -> Result<(), Refusal> {
         match self.durable {
             Durable::OnRequest | Durable::Names => Ok(()),
@@ -492,7 +490,7 @@ impl VolumeTree {
         if self.opened_writable { self.volume.sync().map_err(refusal) } else { Ok(()) }
     }
 
-    /// Reading is written down, where it is to be.
+    /// Updates the access time of a node that was read, if required.
     fn record_access(&self, node: Node) {
         if self.opened_writable
             && let Ok(inode) = inode(node)
@@ -529,7 +527,7 @@ impl Tree for VolumeTree {
     }
 
     fn handles_open(&self, kind: FileType) -> bool {
-        // Files may be immutable or append-only; times of access are kept of both.
+        // Files may be immutable or append-only; access times are kept for both.
         let keeps_times = self.volume.access_times() != AccessTimes::Never;
         self.opened_writable && (kind == FileType::File || keeps_times && !self.no_directory_atime)
     }
@@ -539,7 +537,7 @@ impl Tree for VolumeTree {
     }
 
     fn notify_changes_to(&self, end: &Server<File>) {
-        // What nothing changes is told of once: that it will be.
+        // A client of a read-only volume expects notifications, too; none will come.
         let teller = end.teller();
         if self.opened_writable {
             self.told.add_client(teller);

@@ -1,7 +1,7 @@
-//! The worker: the one process that looks at a volume, and can do nothing else.
+//! The worker: the only process that parses a volume, and that can do nothing else.
 //!
-//! Law 1: confined before the first byte of the volume is read, while there is one thread.
-//! Law 2: the process ends when the keeper does, when the mount does, and on any panic.
+//! Law 1: it is confined before the first byte of the volume is read, while it has one thread.
+//! Law 2: the process ends when the keeper ends, when the mount ends, and on any panic.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -32,25 +32,25 @@ use crate::worker_process::{
     DISK_LANE, EXIT_LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors,
 };
 
-/// How long the worker waits for a keeper that says nothing: one that was stopped by
-/// Ctrl-Z goes on some day, and one that died is noticed at once.
+/// Peer timeout for the keeper: none. A keeper stopped by Ctrl-Z continues some day, and a death is
+/// noticed at once.
 const PATIENCE: Duration = Duration::MAX;
-/// How long the keeper may take to set up the session.
+/// Timeout for the keeper to set up the session.
 const START_WAIT: Duration = Duration::from_secs(10);
 
-/// What opening a volume and serving a first request takes, in bytes.
+/// Heap memory for opening a volume and serving a first request, in bytes.
 const PREFAULT_BYTES: usize = 4 << 20;
 
-/// How long nothing changes before what has changed is handed to the disk.
+/// Idle time after which changes are committed.
 const COMMIT_IDLE: Duration = Duration::from_millis(200);
 
-/// How a worker talks to the kernel. FUSE is the only way today.
+/// Serves the kernel's requests. FUSE is the only implementation today.
 pub trait RequestServer: Send + Sync + 'static {
-    /// Answers what comes over `connection` until the mount ends; `recorder` remembers what for
-    /// a worker that comes after this one, and the keeper sends the `notices`.
+    /// Serves `connection` until the mount ends. Logs requests in `recorder` for the successor, and
+    /// sends notifications through the keeper with `notices`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     fn serve(
         &self,
         connection: OwnedFd,
@@ -58,20 +58,19 @@ pub trait RequestServer: Send + Sync + 'static {
         tree: &VolumeTree,
         recorder: &dyn RequestLog,
     ) -> std::io::Result<()>;
-    /// Requests answered so far.
+    /// Returns the number of requests answered so far.
     fn requests(&self) -> u64;
-    /// How many of each kind were read.
+    /// Returns the number of requests read by opcode.
     fn requests_by_opcode(&self) -> BTreeMap<&'static str, u64>;
-    /// For how long the request in hand has been worked on.
+    /// Returns the age of the request in progress.
     fn current_request_age(&self) -> Duration;
 }
 
-/// Is a worker until its mount ends, of a disk that it reads itself, or that another process
-/// serves if `is_remote`. `memory_limit_bytes` bounds its private memory.
+/// Runs a worker until its mount ends. It reads its disk itself, or uses a disk served by another
+/// process if `is_remote`. `memory_limit_bytes` bounds its private memory.
 ///
 /// # Errors
-/// A sentence, when something other than a keeper started the process, or it cannot be
-/// confined.
+/// A message if anything but a keeper started the process, or if it cannot be confined.
 pub fn run(
     serve: impl RequestServer,
     is_remote: bool,
@@ -93,7 +92,7 @@ pub fn run(
         std::process::exit(70);
     }));
     let until = Instant::now() + START_WAIT;
-    // io_uring stays outside: the filter cannot see what goes through a ring.
+    // No io_uring: the seccomp filter cannot see operations of a ring.
     let options = FileOptions { write: false, direct: true, uring: false };
     let opened = |file| OpenedFile::new(file, options).map_err(|error| error.to_string());
     let image = if is_remote {
@@ -121,28 +120,28 @@ pub fn run(
         .map_err(|error| error.to_string())?;
     let end =
         session.server::<Volume>(VOLUME_LANE).ok_or("the session has no lane for a volume")?;
-    // However the conversation ends, there is no keeper to serve for any more.
+    // However the session ends, the keeper is gone.
     volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the keeper is gone: {error}"))
 }
 
-/// Has memory mapped that is needed once the volume is opened, and gives it to the allocator, which
-/// keeps it: clients wait for a worker that follows another, and nothing waits for this one yet.
+/// Prefaults heap memory for opening the volume; the allocator keeps it. Clients wait while a
+/// successor opens the volume, but not yet now.
 fn prefault_heap() {
     std::hint::black_box(vec![1_u8; PREFAULT_BYTES]);
 }
 
-/// What a worker was given, until the volume is opened.
+/// Descriptors and oplog that the worker received, until the volume is opened.
 struct WorkerResources {
     image: VolumeInput,
-    /// What the image differs from, the nearest first.
+    /// Backing files of the image, the nearest first.
     behind: Vec<OpenedFile>,
     log: Arc<SharedMemory>,
 }
 
-/// Where the volume is.
+/// Source of the volume.
 enum VolumeInput {
     File(OpenedFile),
-    /// In a store, whose process serves it over a session.
+    /// A disk in a store, served over a session by the store process.
     Remote(Arc<Session>),
 }
 
@@ -156,7 +155,8 @@ struct Control<S> {
 }
 
 impl<S: RequestServer> Control<S> {
-    /// The keeper sends the connection once the volume is open and the directory attached.
+    /// Waits for the connection, which the keeper sends once the volume is open and the mount point
+    /// attached.
     fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some(([connection, notices], _)) = receive_descriptors(control) else {
             std::process::exit(1)
@@ -174,20 +174,20 @@ impl<S: RequestServer> Control<S> {
             }
         };
         if let Err(why) = tree.close() {
-            // The keeper reads it once we are gone; one that is gone itself does not.
+            // The keeper reads it after this process has ended.
             let _ = control.write_all(why.as_bytes());
             code = EXIT_LOST_WRITES;
         }
         std::process::exit(code)
     }
 
-    /// Does what the keeper says of the mount while it is served.
+    /// Handles the keeper's remount requests while the mount is served.
     fn serve_control(&self, control: &UnixStream) {
         let (tree, control) = (self.tree.clone(), control.try_clone());
         let listen = move || {
             let Ok(mut control) = control else { return };
             let mut word = [0];
-            // The end of it: the keeper's, which the conversation with it notices.
+            // End of file: the keeper has ended, which its session detects.
             while matches!(control.read(&mut word), Ok(1)) {
                 let Some(tree) = tree.get() else { return };
                 let done = tree.set_read_only(word[0] == READ_ONLY);
@@ -215,7 +215,7 @@ impl<S: RequestServer> Control<S> {
         if !tree.read_only() {
             spawn_writeback(tree.volume(), &recorder, self.tree.clone());
         }
-        // There is none yet: this is done once.
+        // Called once, so it is not set yet.
         let _ = self.recorder.set(recorder);
         Ok(tree)
     }
@@ -256,8 +256,7 @@ impl<S: RequestServer> Control<S> {
             log.note_clean(volume.was_clean());
         }
         tree.set_change_recorder(log.clone());
-        // That a file without a name is not in use any more the kernel tells behind what it
-        // asks next.
+        // The kernel sends the FORGET of an orphan only after other requests.
         volume.on_no_space(|| std::thread::sleep(Duration::from_millis(1)));
         if start.closed {
             tree.close().map_err(OpenError::Options)?;
@@ -267,8 +266,8 @@ impl<S: RequestServer> Control<S> {
         Ok(tree)
     }
 
-    /// Hands what has changed to the disk: once nothing has changed for a moment, and every
-    /// `period` while something does. Sleeps while there is nothing.
+    /// Commits changes: after a moment without any, and at least every `period`. Sleeps while there
+    /// are none.
     fn commit_every(&self, period: Duration, volume: &ExtVolume) {
         let tree = self.tree.clone();
         let commit = move || {
@@ -280,8 +279,8 @@ impl<S: RequestServer> Control<S> {
                 match tree.volume().uncommitted_changes() {
                     Some(changes) => wait_until_idle(tree.volume(), changes, period),
                     None => {
-                        // What was freed with the last commit is free once that is durable,
-                        // which this sees to; then the next change wakes us.
+                        // The commit below makes the last one durable, which frees its freed space.
+                        // Then the next change wakes this thread.
                         std::thread::park_timeout(period);
                         if tree.volume().uncommitted_changes().is_some() {
                             continue;
@@ -298,12 +297,12 @@ impl<S: RequestServer> Control<S> {
                 let thread = started.thread().clone();
                 volume.on_first_change(move || thread.unpark());
             }
-            // They are written when a process waits for them, or they become many.
+            // Changes are then committed by syncs, or when there are many.
             Err(error) => log::warn!("no thread to commit with: {error}"),
         }
     }
 
-    /// Where other hosts can reach the volume, tells them all the time that it is in use.
+    /// Renews the claim of an MMP volume, for other hosts to see that it is in use.
     fn renew_mmp(&self, volume: &ExtVolume) {
         let Ok(Some(first)) = volume.renew_claim() else { return };
         let tree = self.tree.clone();
@@ -314,7 +313,7 @@ impl<S: RequestServer> Control<S> {
                 match tree.get().map(|tree| tree.volume().renew_claim()) {
                     None => {}
                     Some(Ok(Some(interval))) => next = interval,
-                    // Given back, or writing has stopped; the volume says why.
+                    // Released, or writing has stopped; the volume reports why.
                     Some(Ok(None) | Err(_)) => return,
                 }
             }
@@ -338,7 +337,7 @@ impl<S: RequestServer> Control<S> {
     }
 }
 
-/// Has a thread hand contents to the disk, and make room in the log, while clients go on.
+/// Starts a thread that submits file data and frees space in the oplog in the background.
 fn spawn_writeback(
     volume: &ExtVolume,
     recorder: &Arc<WorkerRequestLog>,
@@ -349,7 +348,7 @@ fn spawn_writeback(
         loop {
             std::thread::park();
             let Some(tree) = tree.get() else { continue };
-            // The next change is told of what went wrong.
+            // The next change reports the error.
             let sent = tree.volume().send_queued();
             if sent.is_ok() && making.is_pressed() {
                 making.commit_to_free_space();
@@ -366,7 +365,7 @@ fn spawn_writeback(
     }
 }
 
-/// Returns when `volume` has not changed for [`PAUSE`], or `period` is over.
+/// Returns once `volume` has not changed for [`COMMIT_IDLE`], or `period` is over.
 fn wait_until_idle(volume: &ExtVolume, mut changes: u64, period: Duration) {
     let until = Instant::now() + period;
     loop {
@@ -402,7 +401,7 @@ impl<S: RequestServer> VolumeServer for Control<S> {
     }
 
     fn unmount(&self, _: &mut Unmount) -> Result<(), Refusal> {
-        // What stopped writing is in the status.
+        // The error that stopped writing is in the status.
         self.tree.get().map_or(Ok(()), VolumeTree::close).map_err(|_| Refusal::Io)
     }
 }

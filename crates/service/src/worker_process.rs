@@ -1,4 +1,4 @@
-//! One worker process, as its keeper sees it.
+//! One worker process, as seen by its keeper.
 //!
 //! ```text
 //!   keeper                                   worker
@@ -38,29 +38,29 @@ use crate::protocol::WorkerStatus;
 use crate::request_log::WorkerStart;
 use crate::store_keeper::StoreDiskHandle;
 
-/// How long a worker may take to open a volume.
+/// Timeout for a worker to open a volume.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Room for the text of a message, in bytes.
+/// Size of the buffer for message texts, in bytes.
 const MESSAGE_BYTES: u32 = 64 << 10;
 
-/// How a worker ends that could not bring everything home (`EX_IOERR` of sysexits(3)); what
-/// happened it says over its control socket.
+/// Exit status of a worker that could not write everything (`EX_IOERR` of sysexits(3)). It sends
+/// the error over its control socket.
 pub(crate) const EXIT_LOST_WRITES: i32 = 74;
-/// Longest text it may say there, in bytes.
+/// Longest final message, in bytes.
 const MAX_FINAL_MESSAGE_BYTES: u64 = 4096;
 
-/// What the keeper says over the control socket of a mount that is served. The answer ends
-/// with a zero, and is empty if it is done.
+/// Requests of the keeper over the control socket of a served mount. The reply ends with a zero
+/// byte, and is empty on success.
 pub(crate) const READ_ONLY: u8 = b'r';
 pub(crate) const WRITABLE: u8 = b'w';
 
-/// The lane of the volume contract. Behind it are those of the disk contract, if the volume
-/// may be written.
+/// The lane of the volume contract. The lanes of the disk contract follow, if the volume may be
+/// written.
 pub(crate) const VOLUME_LANE: u32 = 0;
 /// The first lane of the disk contract.
 pub(crate) const DISK_LANE: u32 = 1;
 
-/// One lane for the volume contract, and the blocks that carry its texts.
+/// Plans one lane for the volume contract and the blocks for its texts.
 fn plan(writable: bool) -> SessionConfig {
     let texts = Class { slot_bytes: MESSAGE_BYTES, slots: 2 };
     let mut plan = SessionConfig {
@@ -85,19 +85,19 @@ pub struct Worker {
     session: Arc<Session>,
     volume: Option<Client<Volume, volume::Running>>,
     text: Option<Block>,
-    /// What writes for it. It ends with the worker.
+    /// The service that writes for it, which ends with the worker.
     disk: WriteService,
-    /// Whether the volume cannot be written.
+    /// True if the volume cannot be written.
     pub read_only: bool,
 }
 
-/// What writes for a worker.
+/// The service that writes for a worker.
 enum WriteService {
-    /// Nothing does.
+    /// None: the volume is read-only.
     None,
-    /// A thread here.
+    /// A thread of this process.
     Own(DiskService),
-    /// The process of a store, which calls the disk by that number.
+    /// The process of a store, with the number of the attached disk.
     Store(StoreDiskHandle, u64),
 }
 
@@ -110,7 +110,7 @@ impl WriteService {
         }
     }
 
-    /// Waits for its end; the mark of the last chain that was taken.
+    /// Waits until it has ended; returns the mark of the last accepted chain.
     fn join(self) -> u64 {
         match self {
             Self::None => 0,
@@ -123,7 +123,7 @@ impl WriteService {
     }
 }
 
-/// A worker that has not looked at its volume yet. Dropped, it ends.
+/// A worker that has not read its volume yet. Dropping it ends the process.
 pub(crate) struct StandbyWorker(Worker);
 
 impl StandbyWorker {
@@ -137,14 +137,14 @@ impl StandbyWorker {
         worker.mount(start).map(|()| worker)
     }
 
-    /// Whether it has ended by itself or was killed.
+    /// Returns true if it has ended on its own or was killed.
     pub(crate) fn has_exited(&mut self) -> bool {
         let ended = self.0.child.as_mut().map(Child::try_wait);
         !matches!(ended, Some(Ok(None)))
     }
 }
 
-/// Why there is no worker.
+/// Reasons why there is no worker.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The process could not be started.
@@ -153,12 +153,12 @@ pub enum StartError {
     /// It refused the volume.
     #[error("{0}")]
     Refused(String),
-    /// It was lost before it answered.
+    /// It died before it replied.
     #[error("the worker was lost while it opened the volume: {0}")]
     Lost(String),
 }
 
-/// How a worker ended.
+/// Exit of a worker.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerExit {
     pid: u32,
@@ -166,18 +166,18 @@ pub struct WorkerExit {
 }
 
 impl WorkerExit {
-    /// Whether it died, instead of ending because there was nothing more to do.
+    /// Returns true if it died, instead of exiting at the end of its mount.
     pub(crate) fn is_abnormal(&self) -> bool {
         self.status
             .is_none_or(|status| !status.success() && status.code() != Some(EXIT_LOST_WRITES))
     }
 
-    /// Whether it was killed by another process.
+    /// Returns true if another process killed it.
     pub(crate) fn was_killed(&self) -> bool {
         self.status.and_then(|status| status.signal()) == Some(libc::SIGKILL)
     }
 
-    /// What is wrong with it, if something is; `last_words` are the worker's own.
+    /// Describes its failure, if any; `last_words` is its own final message.
     pub fn failure_reason(&self, last_words: &str) -> Option<String> {
         let pid = self.pid;
         match self.status {
@@ -186,7 +186,7 @@ impl WorkerExit {
                 Some(format!("what was changed last could not be written: {last_words}"))
             }
             Some(status) => Some(match (status.signal(), status.code()) {
-                // What seccomp sends to a process that asks for more than it may.
+                // Signal of seccomp on a forbidden system call.
                 (Some(libc::SIGSYS), _) => {
                     format!("worker {pid} was killed: it made a system call that it may not")
                 }
@@ -199,10 +199,9 @@ impl WorkerExit {
 }
 
 impl Worker {
-    /// Starts a process, has it confine itself and open the volume in `source`. Of a file it reads
-    /// for itself, and what it writes is written by a thread of this process; what is in a store
-    /// the process of that reads and writes. What a disk image differs from it reads in `behind`.
-    /// In the memory of `log` it says what it does.
+    /// Starts a process, has it confine itself and open the volume in `source`. It reads a file
+    /// itself, and a thread of this process writes it. The store process reads and writes a disk in
+    /// a store. `behind` are the backing files. It logs its requests in the memory `log`.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -215,7 +214,7 @@ impl Worker {
         Self::start_standby(source, behind, log, &start.options)?.open(start)
     }
 
-    /// Starts a process that confines itself, and looks at the volume once it is to open it.
+    /// Starts a process that confines itself, and reads the volume only when told to open it.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -236,7 +235,7 @@ impl Worker {
             .arg((options.memory_limit_bytes() * 8).to_string())
             .env_clear()
             .envs(injected_fault::environment())
-            // Huge pages for its caches: in a virtual machine a page fault costs as much as
+            // Huge pages for its caches: in a virtual machine, a page fault costs as much as
             // reading the page.
             .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
             .current_dir("/")
@@ -245,7 +244,7 @@ impl Worker {
             .stdout(Stdio::null())
             .spawn()?;
         let pid = child.id();
-        // A child that was not waited for keeps its number.
+        // A child that is not reaped keeps its pid.
         let raw = Pid::from_raw(pid as i32)
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd =
@@ -276,7 +275,7 @@ impl Worker {
                 }
                 Err(why) => {
                     let mut child = child;
-                    // It waits for what it is to work on.
+                    // It waits for its volume.
                     drop(child.kill());
                     drop(child.wait());
                     return Err(StartError::Refused(why));
@@ -322,28 +321,28 @@ impl Worker {
         Ok(())
     }
 
-    /// What keeps the keeper from writing for it, if something does.
+    /// Returns the error that keeps the keeper from writing for it, if any.
     pub fn disk_failure(&self) -> Option<String> {
         self.disk.failure()
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// What it is signalled by.
+    /// Returns its pidfd.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// If no descriptor is left.
     pub fn pidfd(&self) -> std::io::Result<OwnedFd> {
         self.pidfd.try_clone()
     }
 
-    /// Asks it how it is.
+    /// Requests its status.
     ///
     /// # Errors
-    /// [`WorkerError`]; after one it cannot be asked again.
+    /// [`WorkerError`]; no further request is possible after one.
     pub fn status(&mut self, deadline: Instant) -> Result<WorkerStatus, WorkerError> {
         let volume = self.volume.take().ok_or(WorkerError(ChannelError::Closed))?;
         let text = self.text.take().ok_or(WorkerError(ChannelError::Closed))?;
@@ -363,11 +362,11 @@ impl Worker {
         Ok(told)
     }
 
-    /// Has it bring everything home and mark the volume as unmounted; after that nothing
-    /// can be changed, nor can the worker be asked anything.
+    /// Has it write everything and mark the volume clean. After that, neither changes nor requests
+    /// are possible.
     ///
     /// # Errors
-    /// [`WorkerError`], or that it could not.
+    /// [`WorkerError`], or that it could not write.
     pub fn close(&mut self, deadline: Instant) -> Result<(), WorkerError> {
         let volume = self.volume.take().ok_or(WorkerError(ChannelError::Closed))?;
         let sent = volume.send(volume::Unmount {});
@@ -380,11 +379,11 @@ impl Worker {
         }
     }
 
-    /// Has it bring everything home, mark the volume as unmounted and take no more changes
-    /// while the mount stays; or take changes again.
+    /// Has it write everything, mark the volume clean and refuse changes while the mount stays; or
+    /// accept changes again.
     ///
     /// # Errors
-    /// What the worker or the socket says.
+    /// The error of the worker or the socket.
     pub fn set_read_only(&self, read_only: bool, wait: Duration) -> Result<(), String> {
         let lost = |error: std::io::Error| format!("the worker did not answer: {error}");
         let word = if read_only { READ_ONLY } else { WRITABLE };
@@ -402,19 +401,19 @@ impl Worker {
         }
     }
 
-    /// What it said before it ended. It is a sentence of a process that is not trusted.
+    /// Returns its final message, a text of an untrusted process.
     pub fn final_message(&self) -> String {
         let mut said = vec![];
-        // It is gone, so there is an end; and what cannot be read was not said.
+        // The worker is gone, so the read ends. A read error means no message.
         let _ = (&self.control).take(MAX_FINAL_MESSAGE_BYTES).read_to_end(&mut said);
         sanitize(&said)
     }
 
-    /// Gives it the connection to the kernel: it starts to serve. Its notices go to the kernel
-    /// through `relays`.
+    /// Sends it the connection to the kernel: it starts to serve. Its notifications go to the
+    /// kernel through `relays`.
     ///
     /// # Errors
-    /// What the socket says, when the worker has died for instance.
+    /// The socket's error, for instance if the worker has died.
     pub(crate) fn send_connection(&self, fuse: &OwnedFd, relays: &Relays) -> std::io::Result<()> {
         let notices = relays.start(fuse)?;
         let own = connection::clone_for_worker(fuse)?;
@@ -423,11 +422,11 @@ impl Worker {
 
     /// Kills it.
     pub fn kill(&self) {
-        // It may have ended by itself, which is as good.
+        // It may have ended already, which is equivalent.
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Ends it; the last of its changes that the disk has taken.
+    /// Ends it; returns the last of its changes that the disk has accepted.
     pub(crate) fn end(mut self) -> u64 {
         self.finish()
     }
@@ -435,7 +434,7 @@ impl Worker {
     fn finish(&mut self) -> u64 {
         self.kill();
         self.reap();
-        // What was taken whole is written before the volume is free for others.
+        // Everything completely accepted is written before the volume is released.
         std::mem::replace(&mut self.disk, WriteService::None).join()
     }
 
@@ -445,7 +444,7 @@ impl Worker {
         }
     }
 
-    /// Calls `then` once it has ended, whatever the reason.
+    /// Calls `then` once it has ended, for any reason.
     pub fn on_exit(&mut self, then: impl FnOnce(WorkerExit) + Send + 'static) {
         let pid = self.pid;
         let Some(mut child) = self.child.take() else { return };
@@ -459,7 +458,7 @@ impl Drop for Worker {
     }
 }
 
-/// A text from a process that is not trusted.
+/// Removes control characters from the text of an untrusted process.
 fn sanitize(said: &[u8]) -> String {
     String::from_utf8_lossy(said).chars().filter(|c| !c.is_control()).collect()
 }
@@ -475,13 +474,13 @@ fn read_message(block: &Block, len: u32) -> Vec<u8> {
     bytes
 }
 
-/// Why a worker did not answer.
+/// Error of a worker that did not reply.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct WorkerError(ChannelError);
 
 impl WorkerError {
-    /// Whether it might still be there, but does not answer.
+    /// Returns true if it may still run, but does not reply.
     pub fn is_timeout(&self) -> bool {
         !matches!(self.0, ChannelError::Closed)
     }
@@ -492,7 +491,7 @@ fn send_descriptors(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> std::io::Res
     Ok(descriptors::send(socket, b"f", fds)?)
 }
 
-/// Receives `N` descriptors, and those behind them; `None` when the other end is gone or sends
+/// Receives `N` descriptors, and those that follow. Returns `None` if the peer is gone or sends
 /// anything else.
 pub(crate) fn receive_descriptors<const N: usize>(
     socket: &UnixStream,

@@ -1,5 +1,5 @@
-//! One suite, both forms of a worker: a thread of this process, and a process that has
-//! given its power away. What is asked goes through the same typed channels.
+//! One suite for both forms of a worker: a thread of this process, and a confined process. The
+//! requests go through the same typed channels.
 
 mod common;
 
@@ -30,12 +30,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A way to a volume, and the goods that travel it without a copy.
+/// A connection to a volume, and the buffers that it transfers without a copy.
 struct Form {
     directory: RpcClient<Directory>,
     pair: Box<dyn Fn() -> (Client<File>, Server<File>)>,
     block: Box<dyn Fn(usize) -> Block>,
-    /// For those who can do with fewer.
+    /// Allocates blocks for callers that can do with fewer.
     spare: Arc<dyn Fn(usize) -> Option<Block> + Send + Sync>,
     child: Option<Child>,
 }
@@ -68,7 +68,7 @@ fn process(image: &Path) -> Form {
     let (lanes, heap, spare) = (session.clone(), session.clone(), session.clone());
     Form {
         directory: RpcClient::new(session.client(0).unwrap(), PATIENCE),
-        // A lane is free again once its server has noticed that it was closed.
+        // A lane is reusable only after its server has noticed that it was closed.
         pair: Box::new(move || {
             let until = Instant::now() + PATIENCE;
             loop {
@@ -128,7 +128,7 @@ both_forms! {
 
 type Make = fn(&Path) -> Form;
 
-/// A tree, and a volume that holds it.
+/// A directory tree, and a volume that contains it.
 struct Volume {
     dir: tempfile::TempDir,
 }
@@ -179,7 +179,7 @@ impl Form {
         asked.map(|ack| ack.attributes).map_err(|nak| nak.why)
     }
 
-    /// Name and attributes of all entries of a directory.
+    /// Lists names and attributes of all entries of a directory.
     fn list(&mut self, node: Node) -> Vec<(String, Attributes)> {
         let (mut found, mut cookie, mut buffer) = (vec![], 0, (self.block)(1024));
         loop {
@@ -216,7 +216,7 @@ fn read_all(file: &mut RpcClient<File>, mut buffer: Block) -> Vec<u8> {
     let mut bytes = vec![];
     loop {
         let offset = bytes.len() as u64;
-        // Not at the buffer's start, to see that its offset is honoured.
+        // Not at the buffer's start, to test that its offset is honoured.
         let read = file::Read { buffer, buffer_offset: 96, offset, len: 4000, no_atime: false };
         let ack = file.call(read).unwrap().unwrap();
         let mut piece = vec![0; ack.len as usize];
@@ -229,7 +229,7 @@ fn read_all(file: &mut RpcClient<File>, mut buffer: Block) -> Vec<u8> {
     }
 }
 
-/// Every path below `top`, with what stands behind it.
+/// Returns every path below `top`, with mode and contents.
 fn on_host(top: &Path) -> BTreeMap<String, (u32, Vec<u8>)> {
     use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::MetadataExt;
@@ -331,7 +331,7 @@ fn what_cannot_be_done_is_refused_with_its_reason(make: Make) {
     };
     let nak = hello.call(write).unwrap().unwrap_err();
     assert_eq!((nak.why, nak.buffer.len()), (Refusal::ReadOnly, 4096));
-    // Nothing of this was held against us.
+    // The refusals have not broken the channel.
     assert_eq!(form.read("hello").unwrap(), b"Hello, volume!");
 }
 
@@ -356,10 +356,10 @@ fn a_reader_that_keeps_what_it_read_reads_the_same(make: Make) {
         let expected = std::fs::read(volume.top().join(path)).unwrap();
         let end = form.open(path).unwrap().0.into_client().unwrap();
         let blocks = form.spare.clone();
-        // More than there are blocks for, in a session.
+        // More blocks than a session has.
         let mut reader = CachingReader::new(end, PATIENCE, 16, move |len| blocks(len));
         for len in [expected.len() + 9, 1, 4000, 77_777] {
-            // Not all of them byte by byte.
+            // Not every byte for length 1.
             let most = if len == 1 { 300 } else { expected.len() };
             for at in (0..most.min(expected.len())).step_by(len) {
                 let mut into = vec![0; len];
@@ -382,7 +382,7 @@ fn a_client_that_closes_ends_it(make: Make) {
         panic!("the channel is lost");
     };
     drop(root.send(directory::Close {}));
-    // What was bound through it lives on, and with it the volume.
+    // Endpoints bound through it stay alive, and keep the volume open.
     let asked = hello.call(file::GetAttributes {}).unwrap().unwrap();
     assert_eq!(asked.attributes.size_bytes, 14);
     drop(hello);
@@ -417,7 +417,7 @@ fn a_volume_is_changed_through_channels() {
     let clear_privileges = false;
     let write = file::Write { buffer, buffer_offset: 5, offset: 3, len: 190_000, clear_privileges };
     assert_eq!(file.call(write).unwrap().unwrap().len, 190_000);
-    // Who reads it elsewhere, and keeps what was read, sees each change at once.
+    // A caching reader of the same file sees each change at once.
     let pair = channel::pair();
     let (end, _) = tree::open(&mut directory, Node::ROOT, b"new", pair, PATIENCE).unwrap();
     let end = end.into_client().unwrap();
@@ -453,7 +453,7 @@ fn a_volume_is_changed_through_channels() {
         gid: 0,
     };
     assert_eq!(directory.call(rename).unwrap().unwrap_err().why, Refusal::Exists);
-    // Without a name it is there as long as an end of it is.
+    // An unlinked file exists as long as an endpoint of it.
     let unlink = Unlink { parent: Node::ROOT, name: name("new") };
     directory.call(unlink).unwrap().unwrap();
     let read = file::Read {

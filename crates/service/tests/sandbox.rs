@@ -1,4 +1,5 @@
-//! What confined processes can do, and what ends them. Each attempt is a process of its own.
+//! Operations of confined processes: permitted ones, and those that kill. Each attempt runs in its
+//! own process.
 
 mod common;
 
@@ -13,11 +14,11 @@ use std::process::{Command, ExitStatus, Stdio};
 use draconis_service::sandbox::{SandboxProfile, confine, open_beneath};
 use rustix::fs::{AtFlags, CWD, symlinkat, unlinkat};
 
-/// A system call that no safe function makes as it is wanted here.
+/// Makes a system call for which there is no suitable safe function.
 fn raw(number: i64, arguments: [i64; 6]) -> std::io::Result<i64> {
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: no argument is the address of memory: those that would be are null. A call
-    // that is not refused ends or duplicates this process, or fails.
+    // SAFETY: no argument is a memory address: pointer arguments are null. A call that is not
+    // refused ends or duplicates this process, or fails.
     let got = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if got < 0 { Err(std::io::Error::last_os_error()) } else { Ok(got) }
 }
@@ -30,8 +31,8 @@ const PAGE: i64 = 4096;
 const READ_EXEC: i64 = (libc::PROT_READ | libc::PROT_EXEC) as i64;
 const ANONYMOUS: i64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as i64;
 
-/// What an attacker in a worker would do next. `Command`s and files are what the standard
-/// library makes of them; the rest is raw.
+/// Typical next steps of an attacker in a worker. `Command`s and file operations use the standard
+/// library; the rest are raw system calls.
 const HOSTILE: &[(&str, fn())] = &[
     ("open a file", || drop(std::fs::File::open("/etc/passwd"))),
     ("open its memory", || drop(std::fs::File::options().write(true).open("/proc/self/mem"))),
@@ -102,7 +103,7 @@ const HOSTILE: &[(&str, fn())] = &[
     ("a call of the x32 set", || plain(libc::SYS_read | 0x4000_0000)),
 ];
 
-/// What the worker's work consists of.
+/// The operations that a worker needs.
 const HARMLESS: &[(&str, fn())] = &[
     ("nothing", || {}),
     ("read and write", || {
@@ -163,11 +164,11 @@ fn child_entry() {
     std::process::exit(0);
 }
 
-/// How a child ended, and what it said.
+/// Runs a child; returns its exit status and stderr.
 fn run(role: &str, path: &Path) -> (ExitStatus, String) {
     let mut child =
         common::child(role, path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A child that does not read may be gone already.
+    // A child that does not read its input may be gone already.
     let _ = child.stdin.take().unwrap().write_all(b"input");
     let output = child.wait_with_output().unwrap();
     (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
@@ -254,10 +255,10 @@ fn extract(attempt: &str) {
     denied(std::fs::write(&outside, "changed"));
     denied(std::fs::read("/etc/passwd").map(drop));
     denied(std::fs::read(inside.join("../outside")).map(drop));
-    // The profile has the calls that take a directory, and not their elder brothers.
+    // The profile permits the calls with a directory argument, not their older variants.
     denied(unlinkat(CWD, &outside, AtFlags::empty()).map_err(Into::into));
     denied(std::fs::write(outside.with_file_name("new"), ""));
-    // A link that leads out is followed to nowhere.
+    // A symlink that leads out of the directory is denied.
     symlinkat(&outside, CWD, inside.join("way out")).unwrap();
     denied(std::fs::read(inside.join("way out")).map(drop));
     std::process::exit(0);

@@ -1,11 +1,11 @@
-//! What a server is doing and has done, for its watcher.
+//! Current and past activity of a server, for its supervisor.
 
 use std::array;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// The kernel's names of its requests, by number (`enum fuse_opcode`).
+/// The kernel's names of its requests, by opcode (`enum fuse_opcode`).
 const NAMES: [&str; 53] = [
     "",
     "lookup",
@@ -62,14 +62,14 @@ const NAMES: [&str; 53] = [
     "statx",
 ];
 
-/// What a server is doing, for its watcher.
+/// Current and past activity of a server, for its supervisor.
 #[derive(Debug)]
 pub struct Activity {
     start: Instant,
     requests: AtomicU64,
-    /// By number; what has none of the names is counted under 0.
+    /// Number of requests by opcode; opcodes without a name are counted under 0.
     by_opcode: [AtomicU64; NAMES.len()],
-    /// When the request in hand began, in microseconds since `start`, plus one; 0 if idle.
+    /// Start of the current request, in microseconds since `start`, plus one; 0 if idle.
     busy_since: AtomicU64,
 }
 
@@ -85,13 +85,13 @@ impl Default for Activity {
 }
 
 impl Activity {
-    /// How many requests were answered.
+    /// Returns the number of answered requests.
     pub fn requests(&self) -> u64 {
         self.requests.load(Relaxed)
     }
 
-    /// How many requests of each kind were read, by the kernel's names in small letters.
-    /// Which ones a program sends shows what it costs: the kernel asks for many by itself.
+    /// Returns the number of requests read by opcode, with the kernel's names in lower case. They
+    /// show the cost of a program, since the kernel sends many requests of its own.
     pub fn by_opcode(&self) -> BTreeMap<&'static str, u64> {
         let counted = NAMES.iter().zip(&self.by_opcode);
         let counted = counted.map(|(name, count)| {
@@ -104,8 +104,8 @@ impl Activity {
         all
     }
 
-    /// For how long the request in hand has been worked on; zero when idle. Requests that
-    /// wait for the disk do not count: how long that takes is not the server's fault.
+    /// Returns the age of the current request; zero when idle. Requests that wait for the disk do
+    /// not count: their duration is not the server's fault.
     pub fn current_request_age(&self) -> Duration {
         match self.busy_since.load(Relaxed) {
             0 => Duration::ZERO,

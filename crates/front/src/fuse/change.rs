@@ -1,13 +1,13 @@
-//! Requests that change the tree: decoded, applied, answered.
+//! Requests that change the tree: decodes, applies and answers them.
 //!
 //! ```text
 //!   request ─ decode ─▶ Change ─ apply ─▶ Answer: outcome, reply, notices
 //!                                           ├─ a worker records the outcome, then sends the reply
 //!                                           └─ a replay compares the outcome and keeps the reply
 //! ```
-//! Law 1: [`Server::apply`] applies every change. It returns the answer and sends nothing, so the
-//! log has the outcome of every change before the kernel has its reply, and a replay has an answer
-//! for every change.
+//! Law 1: [`Server::apply`] applies every change. It returns the answer and sends nothing. So the
+//! oplog has the outcome of every change before the kernel has its reply, and a replay has an
+//! answer for every change.
 //! Law 2: the FUSE library decodes no request that changes the tree.
 
 mod decode;
@@ -53,14 +53,14 @@ pub(super) enum Change {
     SetExtendedFlags { xflags: u32 },
 }
 
-/// The answer to a change, with the notices that the kernel needs before it.
+/// The answer to a change, with the notifications that the kernel needs before it.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) outcome: Outcome,
     pub(super) reply: Reply,
     /// The kernel's attributes of the node are outdated.
     pub(super) outdates_attributes: bool,
-    /// The notice that drops outdated pages. Only the notifier's thread may send it.
+    /// The notification that drops outdated pages. Only the notifier's thread may send it.
     pub(super) drop_pages: Option<Reply>,
 }
 
@@ -72,14 +72,14 @@ impl Answer {
         Self { outcome, reply, outdates_attributes: false, drop_pages: None }
     }
 
-    /// The answer to a change that failed before it was tried, or whose replay failed.
+    /// Creates the answer to a change that failed before it was tried, or whose replay failed.
     pub(super) fn error(header: Header, errno: Errno) -> Self {
         Self::new(header, Err(errno))
     }
 }
 
 impl<T: Tree + Sync> Server<'_, T> {
-    /// Applies the change that a request asks for and returns its answer.
+    /// Applies the change of a request and returns its answer.
     pub(super) fn apply(&self, header: Header, request: &mut Request) -> Answer {
         let setxattr_ext = self.has_setxattr_ext();
         match Change::decode(header, request.bytes(), request.detached_len(), setxattr_ext) {
@@ -88,8 +88,8 @@ impl<T: Tree + Sync> Server<'_, T> {
         }
     }
 
-    /// The answer to a change that the tree already has, made by an earlier worker; `None` if only
-    /// applying the request again tells.
+    /// Rebuilds the answer to a change that the tree already has, made by an earlier worker.
+    /// Returns `None` if only applying the request again gives the answer.
     pub(super) fn rebuild_reply(
         &self,
         header: Header,
@@ -100,7 +100,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         if let Some(errno) = outcome.map(|it| it.errno).filter(|errno| *errno != 0) {
             return Some(Answer::error(header, Errno::from_raw_os_error(errno)));
         }
-        // The log has no contents of a write that the tree has.
+        // The oplog has no data of a write that the tree has.
         let change = Change::decode(header, request, MAX_IO_BYTES, self.has_setxattr_ext()).ok()?;
         let node = |node: Option<Node>| node.ok_or(Refusal::Io).and_then(|it| self.attributes(it));
         let named = |found: Result<Attributes, Refusal>| {
@@ -128,7 +128,7 @@ impl<T: Tree + Sync> Server<'_, T> {
                 | Change::RemoveXattr { .. },
                 _,
             ) => Ok(ReplyBody::default()),
-            // Other changes may be made in several steps: only a recorded outcome tells that the
+            // Other changes may consist of several steps: only a recorded outcome proves that the
             // last one was made.
             (_, None) => return None,
             (Change::SetAttributes(_), Some(_)) => {
@@ -212,7 +212,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         Answer::new(header, into_errno(body))
     }
 
-    /// The answer that gives a new name of a node to the kernel, which uses the node from now on.
+    /// Returns the answer with a new name of a node, which the kernel references from now on.
     fn hold_made(&self, parent: Node, attributes: &Attributes) -> ReplyBody {
         self.tree.add_user(attributes.node);
         reply::entry_reply(attributes, self.entry_timeout_seconds(parent))
@@ -222,7 +222,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         self.attributes(directory).map_or(0, |it| reply::entry_timeout_seconds(&it))
     }
 
-    /// The answer to a write. A direct write leaves the kernel's pages outdated.
+    /// Returns the answer to a write. A direct write leaves the kernel's pages outdated.
     fn written(
         &self,
         header: Header,
@@ -233,7 +233,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         let mut answer = Answer::new(header, body);
         let Ok(len) = written else { return answer };
         answer.outcome.written_bytes = len;
-        // Buffered writes announce beforehand that privileges go.
+        // Before buffered writes, the kernel announces that privileges are cleared.
         answer.outdates_attributes = write.direct && write.clear_privileges;
         let is_outdated =
             self.pages.may_contain(header.node) && !InjectedFault::StalePages.is_made();
@@ -263,7 +263,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         })
     }
 
-    /// Changes flags, and with them the time of change, which the kernel does not expect.
+    /// Changes flags, and with them the ctime, which the kernel does not expect.
     fn set_flags(&self, header: Header, flags: Result<u32, Refusal>) -> Answer {
         let node = header.node;
         let set = flags.and_then(|flags| self.tree.set_flags(&mut SetFlags { node, flags }));

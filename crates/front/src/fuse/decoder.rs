@@ -1,12 +1,12 @@
-//! The headers of requests, and the requests that change nothing and that we decode ourselves:
-//! reads, whose bytes go from where they are to the kernel, and what the library does not know or
-//! cannot answer. [`Change`](super::change::Change) decodes those that change the tree.
+//! Request headers, and decoded requests without changes: reads, whose data goes to the kernel
+//! without a copy, and requests that the library does not know or cannot answer.
+//! [`Change`](super::change::Change) decodes those that change the tree.
 //!
 //! ```text
 //!   header 40 bytes │ fixed fields of the operation │ what belongs to it
 //! ```
 //!
-//! The kernel is trusted to say what it means, and still nothing here panics on any bytes.
+//! The kernel is trusted, but nothing here panics on any bytes.
 
 use std::ops::Range;
 
@@ -52,50 +52,49 @@ const SYNCFS: u32 = 50;
 pub(super) const TMPFILE: u32 = 51;
 const STATX: u32 = 52;
 
-/// Of a read: a process waits for these bytes itself, past the kernel's pages.
+/// Flag of a read: a direct read, past the page cache.
 const READ_LOCKOWNER: u32 = 1 << 1;
 
-/// Of a write: it comes from the kernel's cache, whose writer has gone on long ago.
+/// Flag of a write: it comes from the page cache, and its writer has continued long ago.
 pub(super) const WRITE_CACHE: u32 = 1 << 0;
-/// Of a write: a process writes past the kernel's pages.
+/// Flag of a write: a direct write, past the page cache.
 pub(super) const WRITE_LOCKOWNER: u32 = 1 << 1;
-/// Of a write: the writer may not keep setuid and setgid.
+/// Flag of a write: setuid and setgid must be cleared.
 pub(super) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
-/// Of a sync: the data alone.
+/// Flag of an fsync: data only.
 const FSYNC_FDATASYNC: u32 = 1 << 0;
 
-/// The inode flags, as `FS_IOC_GETFLAGS` numbers it for 64 and for 32 bit programs.
+/// The ioctls for inode flags (`FS_IOC_GETFLAGS`), for 64-bit and 32-bit programs.
 const IOC_GETFLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
 pub(super) const IOC_SETFLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const IOC_GETVERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
-/// The same flags under other numbers (`struct fsxattr`). A program that sets flags in the first
-/// way is asked for them in this one by the kernel.
+/// The ioctls for the same flags in a `struct fsxattr`. If a program sets flags by the ioctls
+/// above, the kernel first requests them by this one.
 const IOC_FSGETXATTR: u32 = 0x801c_581f;
 pub(super) const IOC_FSSETXATTR: u32 = 0x401c_5820;
-/// Length of a `struct fsxattr`, in bytes.
 pub(super) const FSXATTR_BYTES: usize = 28;
 /// Pairs of `FS_*_FL` and `FS_XFLAG_*`: immutable, append-only, synchronous, no access
 /// times, no dump.
 const XFLAG_MAP: [(u32, u32); 5] =
     [(0x10, 0x08), (0x20, 0x10), (0x08, 0x20), (0x80, 0x40), (0x40, 0x80)];
 
-/// Of a number that names a request: it was asked for before, and was not answered.
+/// Bit of a request id: the request was sent before, and was not answered.
 pub(super) const UNIQUE_RESEND: u64 = 1 << 63;
 
-/// What the header says.
+/// Header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub opcode: u32,
-    /// Names the request in its reply.
+    /// Id of the request, repeated in its reply.
     pub unique: u64,
     pub node: Node,
-    /// The process that asks.
+    /// The calling process.
     pub uid: u32,
     pub gid: u32,
 }
 
-/// A message that changes nothing and is answered here.
+/// A request that changes nothing and is decoded here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     Init(Init),
@@ -112,22 +111,22 @@ pub(super) enum Message {
         room: usize,
     },
     SyncVolume,
-    /// What `stat` tells, and when a file was made.
+    /// `statx`, with the creation time.
     Statx,
 }
 
-/// A file to be made and opened.
+/// FUSE_CREATE: a file to be created and opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Create {
     pub name: Name,
     pub mode: u32,
     pub umask: u32,
     pub access: Access,
-    /// It must not be there.
+    /// True if the file must not exist.
     pub exclusive: bool,
 }
 
-/// An extended attribute to be set; its value lies in the request.
+/// An extended attribute to be set; its value is in the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SetXattr {
     pub name: AttributeName,
@@ -136,23 +135,22 @@ pub(super) struct SetXattr {
     pub clear_setgid: bool,
 }
 
-/// A read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Read {
     pub offset: u64,
     pub len: u32,
-    /// The time of access stays.
+    /// True if the access time stays.
     pub no_atime: bool,
 }
 
-/// A write, whose bytes lie at [`WRITE_DATA_AT`].
+/// A write, whose data is at [`WRITE_DATA_AT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Write {
     pub offset: u64,
     pub len: u32,
-    /// The kernel's pages do not have it.
+    /// True for a direct write, which the page cache does not have.
     pub direct: bool,
-    /// Its writer has gone on and cannot be told that less was written.
+    /// True for a write from the page cache, whose writer cannot receive a short count.
     pub from_cache: bool,
     pub clear_privileges: bool,
 }
@@ -165,7 +163,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..)?.first_chunk().copied().map(u64::from_ne_bytes)
 }
 
-/// What stands before the first NUL.
+/// Returns the bytes before the first NUL.
 pub(super) fn c_string(bytes: &[u8]) -> Option<&[u8]> {
     let end = bytes.iter().position(|&byte| byte == 0)?;
     bytes.get(..end)
@@ -182,18 +180,18 @@ impl Header {
         })
     }
 
-    /// Whether the answer may take as long as a disk takes to flush.
+    /// Returns true if the reply may take as long as a flush of the disk.
     pub(super) fn may_block(self) -> bool {
         self.opcode == SYNCFS
     }
 
-    /// Whether it asks for a file to be made durable: with `true`, for its data alone.
+    /// Returns `Some` for an fsync: true for its data only.
     pub(super) fn sync_kind(self, request: &[u8]) -> Option<bool> {
         let flags = || u32_at(request, HEADER_BYTES + 8).unwrap_or_default();
         matches!(self.opcode, FSYNC | FSYNCDIR).then(|| flags() & FSYNC_FDATASYNC != 0)
     }
 
-    /// Whether the kernel has pages of the node from now on.
+    /// Returns true if the kernel caches pages of the node from now on.
     pub(super) fn fills_pages(self, request: &[u8]) -> bool {
         let flags = |at, direct| {
             u32_at(request, HEADER_BYTES + at).is_some_and(|flags| flags & direct == 0)
@@ -205,7 +203,7 @@ impl Header {
         }
     }
 
-    /// What it asks for, for people.
+    /// Describes the request, for people.
     pub(super) fn describe(self) -> String {
         const NAMES: [(u32, &str); 21] = [
             (1, "looking a name up in"),
@@ -235,17 +233,17 @@ impl Header {
         format!("{name} inode {}", self.node.0)
     }
 
-    /// Whether it was read before, by a server that died.
+    /// Returns true if a server that died has read it before.
     pub(super) fn is_resent(self) -> bool {
         self.unique & UNIQUE_RESEND != 0
     }
 
-    /// Whether the kernel waits for an answer.
+    /// Returns true if the kernel waits for a reply.
     pub(super) fn wants_answer(self) -> bool {
         !matches!(self.opcode, FORGET | BATCH_FORGET | INTERRUPT)
     }
 
-    /// The nodes that the kernel has fewer users of from now on.
+    /// Returns the nodes whose reference counts in the kernel decrease.
     pub(super) fn forgotten_nodes(self, request: &[u8]) -> impl Iterator<Item = Node> {
         let one = (self.opcode == FORGET).then_some(self.node);
         let body = request.get(HEADER_BYTES + 8..).filter(|_| self.opcode == BATCH_FORGET);
@@ -253,7 +251,7 @@ impl Header {
         one.into_iter().chain(many.filter_map(|one| u64_at(one, 0).map(Node)))
     }
 
-    /// Whether it may change the tree.
+    /// Returns true if it may change the tree.
     pub(super) fn is_mutation(self, request: &[u8]) -> bool {
         match self.opcode {
             SETATTR | SYMLINK | MKNOD | MKDIR | UNLINK | RMDIR | RENAME | LINK | WRITE
@@ -265,33 +263,33 @@ impl Header {
         }
     }
 
-    /// Whether it brings contents.
+    /// Returns true if it has write data.
     pub(super) fn has_write_data(self) -> bool {
         self.opcode == WRITE
     }
 
-    /// The node that a `link` gives another name.
+    /// Returns the node to which a `link` adds a name.
     pub(super) fn linked(self, request: &[u8]) -> Option<Node> {
         u64_at(request, HEADER_BYTES).map(Node).filter(|_| self.opcode == LINK)
     }
 
-    /// Whether the change that it asks for may be made in several steps.
+    /// Returns true if its change may consist of several steps.
     pub(super) fn has_steps(self) -> bool {
         matches!(self.opcode, SETATTR | WRITE | FALLOCATE)
     }
 
-    /// Whether it asks where data is.
+    /// Returns true for an `lseek` to data or a hole.
     pub(super) fn is_seek(self) -> bool {
         self.opcode == LSEEK
     }
 }
 
-/// The offset that a seek starts from.
+/// Returns the offset that a seek starts from.
 pub(super) fn seek_offset(request: &[u8]) -> Option<u64> {
     u64_at(request, HEADER_BYTES + 8)
 }
 
-/// What a file is opened for, by the flags of `open`.
+/// Returns the access that `open` flags request.
 pub(super) fn access(flags: u32) -> Access {
     let has = |flag: OFlags| flags & flag.bits() == flag.bits();
     let mode = flags & OFlags::RWMODE.bits();
@@ -302,8 +300,8 @@ pub(super) fn access(flags: u32) -> Access {
     }
 }
 
-/// Decodes what is answered here, of a request that changes nothing. The rest is the library's; so
-/// is what makes no sense, which the library refuses.
+/// Decodes a request that changes nothing and is answered here. Returns `None` for those that the
+/// library handles, including invalid ones, which it refuses.
 pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
     let body = request.get(HEADER_BYTES..)?;
     match header.opcode {
@@ -334,14 +332,14 @@ pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
     }
 }
 
-/// The flags in their other form.
+/// Converts `FS_*_FL` flags to `FS_XFLAG_*`.
 pub(super) fn to_xflags(flags: u32) -> u32 {
     let xflags = XFLAG_MAP.iter().filter(|(flag, _)| flags & flag != 0);
     xflags.fold(0, |all, (_, xflag)| all | xflag)
 }
 
-/// `flags` with those that have another form as that says; `None` if it says something
-/// that flags cannot.
+/// Returns `flags` with those replaced that `xflags` can express; `None` if `xflags` has bits
+/// without a counterpart.
 pub(super) fn apply_xflags(flags: u32, xflags: u32) -> Option<u32> {
     let known = XFLAG_MAP.iter().fold(0, |all, (_, xflag)| all | xflag);
     (xflags & !known == 0).then(|| {

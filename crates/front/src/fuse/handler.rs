@@ -1,10 +1,10 @@
-//! The requests that the library decodes, answered from a [`Tree`]: none of them changes it.
+//! The requests that the library decodes, answered from a [`Tree`]. None of them changes it.
 //!
-//! Nothing here remembers anything about a file: a node's number is its handle, and what
-//! the kernel calls a handle says how it was opened.
+//! Nothing here keeps state of a file. A node is identified by its number; the handle only tells
+//! how it was opened.
 //!
-//! Law: every reply that names a node is one `hold` of it, and every forget the kernel
-//! sends is so many releases. The root is not counted, nor are `.` and `..`.
+//! Law: every reply with a node is one `add_user`, and every forget is so many `remove_users`. The
+//! root is not counted, nor are `.` and `..`.
 
 use std::ffi::CStr;
 use std::io;
@@ -27,21 +27,21 @@ use rustix::io::Errno;
 use super::open::NO_ATIME;
 use super::reply::{self, CACHE_TIMEOUT_SECONDS};
 
-/// Nothing changes but through us: what the kernel knows stays true.
+/// Cache timeout: the volume changes only through this server, so the kernel's caches stay valid.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(CACHE_TIMEOUT_SECONDS);
 /// Longest target of a symbolic link, in bytes.
 const MAX_LINK_BYTES: usize = 4096;
-/// Longest value or list of extended attributes that Linux asks for, in bytes.
+/// Longest value or list of extended attributes that Linux requests, in bytes.
 const MAX_XATTR_BYTES: usize = 64 << 10;
 
-/// What `lseek` is asked for, as Linux numbers it.
+/// `whence` values of `lseek` in Linux.
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Fits the directory and file contracts to the requests.
+/// Adapter of the directory and file contracts to the library's requests.
 pub(super) struct Handler<'a, T> {
     pub(super) tree: &'a T,
-    /// The root directory's number in the tree.
+    /// The root directory's node number in the tree.
     root: OnceLock<Node>,
     /// Blocks that listings have used: zeroing a new one costs more than the listing.
     buffers: Mutex<Vec<Block>>,
@@ -51,7 +51,7 @@ pub(super) fn errno(why: Refusal) -> io::Error {
     why.errno().into()
 }
 
-/// The errno the kernel expects of a file system that does not do something.
+/// Returns the errno that the kernel expects for an operation that is not implemented.
 fn enosys() -> io::Error {
     Errno::NOSYS.into()
 }
@@ -60,8 +60,8 @@ fn name(name: &CStr) -> io::Result<Name> {
     Name::new(name.to_bytes()).map_err(errno)
 }
 
-/// What a service that does not do something says, as the kernel expects it of a whole
-/// file system: it does not ask again.
+/// Converts a refusal to an errno. `NotSupported` becomes ENOSYS, after which the kernel does not
+/// send such requests again.
 fn errno_or_enosys(why: Refusal) -> io::Error {
     if why == Refusal::NotSupported { enosys() } else { errno(why) }
 }
@@ -71,24 +71,24 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         Self { tree, root: OnceLock::new(), buffers: Mutex::default() }
     }
 
-    /// The answer that gives a node out: the kernel knows it from now on.
+    /// Returns the reply with a node, which the kernel references from now on.
     fn entry(&self, attributes: &Attributes) -> Entry {
         self.tree.add_user(attributes.node);
         let entry = entry(attributes);
-        // The root has a number of its own where names lead, and one that the kernel knows.
+        // The root has a node number that names lead to, and another one in FUSE.
         if attributes.kind == FileType::Directory && self.root() == Some(attributes.node) {
             return Entry { inode: Node::ROOT.0, generation: 0, ..entry };
         }
         entry
     }
 
-    /// [`Handler::entry`] under a name in `parent`.
+    /// Returns [`Handler::entry`] with the entry timeout of a name in `parent`.
     fn entry_in(&self, parent: u64, attributes: &Attributes) -> Entry {
         let entry_timeout = self.entry_timeout(parent);
         Entry { entry_timeout, ..self.entry(attributes) }
     }
 
-    /// For how long the kernel may keep what it knows of the names in a directory.
+    /// Returns the entry timeout of names in a directory.
     fn entry_timeout(&self, directory: u64) -> Duration {
         match self.attributes(directory) {
             Ok(directory) => Duration::from_secs(reply::entry_timeout_seconds(&directory)),
@@ -124,8 +124,8 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         }
     }
 
-    /// `.` and `..`, which volumes do not show: the cookies 0 and 1 are theirs, and those
-    /// of the volume come behind.
+    /// Lists `.` and `..`, which volumes omit. Their cookies are 0 and 1; those of the volume
+    /// follow.
     fn list_dot_entries(
         &self,
         inode: u64,
@@ -175,7 +175,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             });
             self.recycle_buffer(request.buffer);
             let records = match records {
-                // What was added is answered first; the next request meets the error.
+                // The collected entries are returned first; the next request gets the error.
                 Err(_) if has_names => return Ok(()),
                 records => records.map_err(errno)?,
             };
@@ -208,7 +208,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
     }
 }
 
-/// `DT_*` of a kind.
+/// Returns the `DT_*` value of a file type.
 fn libc_type(kind: FileType) -> u32 {
     kind.mode_bits() >> 12
 }
@@ -243,7 +243,8 @@ fn entry(attributes: &Attributes) -> Entry {
     }
 }
 
-/// Gives the library's own zeroed answer to `statfs`, which has no other constructor.
+/// File system whose only use is the library's default `statfs` reply, which has no other
+/// constructor.
 struct DefaultStatfs;
 
 impl FileSystem for DefaultStatfs {
@@ -258,7 +259,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
         match self.tree.lookup(&mut Lookup { parent: Node(parent), name: name(child)? }) {
             Ok(found) => Ok(self.entry_in(parent, &found)),
-            // An answer without a node lets the kernel remember that there is none.
+            // A reply without a node is a negative dentry for the kernel.
             Err(Refusal::NotFound) => {
                 Ok(Entry { entry_timeout: self.entry_timeout(parent), ..Entry::default() })
             }
@@ -292,7 +293,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         _: bool,
         _: Option<u64>,
     ) -> io::Result<()> {
-        // Nothing is remembered of what is open.
+        // There is no state of open files.
         Ok(())
     }
 
@@ -301,13 +302,13 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 
     fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
-        // The kernel asks for nothing else: the rest it knows itself.
+        // The kernel sends only these two, and handles the others itself.
         let hole = match whence {
             SEEK_DATA => false,
             SEEK_HOLE => true,
             _ => return Err(Errno::INVAL.into()),
         };
-        // Told that it is not done, the kernel does not ask again: all is data then.
+        // After ENOSYS the kernel does not send it again, and treats everything as data.
         let found = self.tree.file(Node(inode)).seek(&mut Seek { offset, hole });
         found.map_err(errno_or_enosys)?.ok_or_else(|| Errno::NXIO.into())
     }
@@ -336,7 +337,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         let entry_timeout = self.entry_timeout(inode);
         self.enumerate((inode, handle), size, offset, true, &mut |dirent, attributes| {
             let named = |attributes| Entry { entry_timeout, ..entry(attributes) };
-            // Without a node the kernel takes the name alone and asks for the rest later.
+            // Without a node the kernel uses only the name, and looks it up later.
             add(dirent, attributes.as_ref().map(named).unwrap_or_default())
         })
     }
@@ -388,7 +389,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 }
 
-/// The list without the names that only root may see (xattr(7)).
+/// Returns the list without the names that only root may see (xattr(7)).
 fn without_trusted(names: &[u8]) -> Vec<u8> {
     let each = names.split_inclusive(|&b| b == 0);
     each.filter(|name| !name.starts_with(b"trusted.")).flatten().copied().collect()

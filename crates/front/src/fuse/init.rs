@@ -1,31 +1,31 @@
-//! What the kernel and we agree on when a connection begins (`FUSE_INIT`).
+//! Negotiation with the kernel at the beginning of a connection (`FUSE_INIT`).
 //!
-//! Decoded here and not by the library, which does not know every feature that we use.
+//! Decoded here, since the library does not know all features that are used.
 
 use super::reply::ReplyBody;
 use super::serve::ServerOptions;
 
-/// The protocol that the answer speaks.
+/// The protocol version of the reply.
 const MAJOR: u32 = 7;
 const MINOR: u32 = 38;
 /// Largest write of one request, in bytes, and in pages.
 const MAX_WRITE_BYTES: u32 = 1 << 20;
 const PAGE_BYTES: u32 = 4096;
-/// Requests in flight that no process waits for; three quarters of it count as much.
+/// Maximum number of background requests; the congestion threshold is three quarters of it.
 const MAX_BACKGROUND: u16 = u16::MAX;
-/// Length of the answer, in bytes.
+/// Size of `struct fuse_init_out`, in bytes.
 pub(super) const INIT_OUT_BYTES: usize = 64;
 
-/// Reads of one file overlap.
+/// Reads of one file may overlap.
 const ASYNC_READ: u64 = 1 << 0;
-/// File handles may outlive the kernel's memory of an inode.
+/// File handles may outlive the kernel's inodes.
 const EXPORT_SUPPORT: u64 = 1 << 4;
 const BIG_WRITES: u64 = 1 << 5;
-/// The umask is ours to apply: a default ACL replaces it.
+/// The server applies the umask: a default ACL replaces it.
 const DONT_MASK: u64 = 1 << 6;
 const HAS_IOCTL_DIR: u64 = 1 << 11;
 const DO_READDIRPLUS: u64 = 1 << 13;
-/// Direct transfers of `io_submit` and io_uring do not wait for each other.
+/// Direct I/O of `io_submit` and io_uring is asynchronous.
 const ASYNC_DIO: u64 = 1 << 15;
 const WRITEBACK_CACHE: u64 = 1 << 16;
 const NO_OPEN_SUPPORT: u64 = 1 << 17;
@@ -35,27 +35,26 @@ const MAX_PAGES: u64 = 1 << 22;
 const CACHE_SYMLINKS: u64 = 1 << 23;
 const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
 const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
-/// Privileges of a file are ours to take away; the kernel says when, by a change of
-/// attributes that names none.
+/// The server clears setuid and setgid. The kernel requests it by a setattr without attributes.
 const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
-/// An access list comes with what it means for setgid.
+/// A setxattr of an ACL has a flag for clearing setgid.
 const SETXATTR_EXT: u64 = 1 << 29;
 const INIT_EXT: u64 = 1 << 30;
-/// Files that are read past the page cache can be mapped.
+/// Files opened for direct I/O can be mapped.
 const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 const HAS_RESEND: u64 = 1 << 39;
 
-/// The beginning of a connection.
+/// A FUSE_INIT request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Init {
     pub major: u32,
     pub max_read_ahead: u32,
-    /// What the kernel can do.
+    /// Features that the kernel supports.
     pub kernel_flags: u64,
 }
 
 impl Init {
-    /// Reads it from what follows the header.
+    /// Parses the bytes after the header.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         let word = |at: usize| body.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
         let mut capable = u64::from(word(12)?);
@@ -65,9 +64,9 @@ impl Init {
         Some(Self { major: word(0)?, max_read_ahead: word(8)?, kernel_flags: capable })
     }
 
-    /// What we want of what the kernel can do.
+    /// Selects the flags that are wanted and supported.
     fn select_flags(self, options: ServerOptions, writable: bool) -> u64 {
-        // Not ATOMIC_O_TRUNC: where opening needs no message, none would truncate.
+        // Not ATOMIC_O_TRUNC: if opening sends no request, nothing would truncate.
         let mut wanted = ASYNC_READ
             | EXPORT_SUPPORT
             | BIG_WRITES
@@ -95,8 +94,8 @@ impl Init {
         self.kernel_flags & wanted
     }
 
-    /// The answer, and what was agreed on; `None` for a protocol that is none of ours. A
-    /// newer kernel asks again in our words.
+    /// Returns the reply and the negotiated features; `None` for an older major version. A kernel
+    /// with a newer one repeats the request in our version.
     pub(super) fn negotiate(
         self,
         options: ServerOptions,
@@ -109,17 +108,17 @@ impl Init {
         let flags = if self.major == MAJOR { self.select_flags(options, writable) } else { 0 };
         answer.u32(MAJOR).u32(MINOR).u32(self.max_read_ahead).u32(flags as u32);
         answer.u16(MAX_BACKGROUND).u16(MAX_BACKGROUND / 4 * 3).u32(MAX_WRITE_BYTES);
-        // Times in nanoseconds; pages of a request; no mappings of a device.
+        // Time granularity in ns; pages of a request; no DAX mappings.
         answer.u32(1).u16((MAX_WRITE_BYTES / PAGE_BYTES) as u16).u16(0);
         answer.u32((flags >> 32) as u32).pad(INIT_OUT_BYTES);
         Some((answer, Negotiated { setxattr_ext: flags & SETXATTR_EXT != 0 }))
     }
 }
 
-/// What later requests look like.
+/// Negotiated format of later requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Negotiated {
-    /// Requests to set an extended attribute are eight bytes longer.
+    /// True if FUSE_SETXATTR is eight bytes longer.
     pub setxattr_ext: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Attaching a FUSE descriptor to a directory, as root or through `fusermount3`.
+//! Attaches FUSE connections to directories, as root or through `fusermount3`.
 
 use std::ffi::CString;
 use std::io::Read;
@@ -14,22 +14,22 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;
 
-/// Block size of a device that is a source: no less than that of any disk.
+/// Block size of a source device: at least that of any disk.
 const FUSEBLK_BLOCK_BYTES: u32 = 4096;
 
-/// How to mount.
+/// Mount options for the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelOptions {
-    /// What `/proc/mounts` shows as the source.
+    /// Source shown in `/proc/mounts`.
     pub source: String,
-    /// A block device as the source instead, which the mount then has for itself (root only).
-    /// To such mounts the kernel passes `sync` and `syncfs` on, and tells them when it goes.
+    /// A block device as the source instead, opened exclusively by the mount (root only). To such
+    /// mounts the kernel passes `sync` and `syncfs` on, and sends FUSE_DESTROY.
     pub device: Option<PathBuf>,
-    /// What it shows as the type, behind `fuse.`.
+    /// Type shown after `fuse.`.
     pub subtype: String,
-    /// Refuse writing in the kernel already.
+    /// Refuse writing already in the kernel.
     pub read_only: bool,
-    /// Let users other than the mounting one in.
+    /// Let other users access the mount.
     pub allow_other: bool,
     /// Let the kernel check permissions by owner and mode.
     pub default_permissions: bool,
@@ -39,16 +39,16 @@ pub struct KernelOptions {
     pub suid: bool,
     /// Refuse to execute.
     pub no_exec: bool,
-    /// What reading does to times of access. It is the server that keeps them; the kernel
-    /// shows this in `/proc/mounts`.
+    /// How reading updates access times. The server keeps them; the kernel shows this in
+    /// `/proc/mounts`.
     pub access_times: AccessTimes,
-    /// Have the kernel wait for the disk after each write.
+    /// Have the kernel sync after each write.
     pub sync: bool,
-    /// And after each change of a directory.
+    /// Have the kernel sync after each change of a directory.
     pub dir_sync: bool,
 }
 
-/// Why a directory was not mounted or unmounted.
+/// Errors of mounting and unmounting.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// `/dev/fuse` is missing.
@@ -98,15 +98,14 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
     let output = command.stdin(Stdio::null()).output().map_err(MountError::NoHelper)?;
     match helper_error(&output.stderr) {
         _ if output.status.success() => Ok(()),
-        // By no other sign does it tell.
+        // fusermount3 gives no other sign.
         MountError::Helper(text) if text.contains("busy") => Err(MountError::Busy),
         said => Err(said),
     }
 }
 
-/// Makes a mount read-only, or ends that, as the kernel sees it: what it has not written
-/// back yet is written back first. `options` are those of the mount, with `read_only` as it
-/// is to be. Only root may.
+/// Makes the kernel's mount read-only or writable, as `options.read_only` says; dirty pages are
+/// written back first. The other options are those of the mount. Root only.
 ///
 /// # Errors
 /// [`MountError::Busy`] while files are open for writing, as for any file system.
@@ -124,7 +123,7 @@ fn mount_as_root(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountEr
     let failed = |errno| MountError::Kernel(dir.into(), errno);
     let mode = rustix::fs::stat(dir).map_err(failed)?.st_mode & 0o170000;
     let mut data = format!("fd={},rootmode={mode:o},user_id=0,group_id=0", fuse.as_raw_fd());
-    // Root's mounts are for everyone, as those of any file system are.
+    // Root's mounts are for all users, as those of any file system.
     data.push_str(",allow_other");
     if options.default_permissions {
         data.push_str(",default_permissions");
@@ -162,8 +161,8 @@ fn flags_of(options: &KernelOptions) -> MountFlags {
     flags
 }
 
-/// `fusermount3` mounts for ordinary users and passes the descriptor back over the socket
-/// that `_FUSE_COMMFD` names; it is given the socket as its standard input.
+/// Mounts for ordinary users through `fusermount3`. It passes the descriptor back over the socket
+/// that `_FUSE_COMMFD` names, which is its standard input.
 fn mount_with_fusermount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountError> {
     let (ours, theirs) = UnixStream::pair().map_err(MountError::NoHelper)?;
     let mut child = Command::new("fusermount3")
@@ -180,7 +179,7 @@ fn mount_with_fusermount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd,
     let received = receive_descriptor(&ours);
     let mut said = vec![];
     if let Some(mut stderr) = child.stderr.take() {
-        // What it says only makes our error better.
+        // Its messages only improve our error.
         let _ = stderr.read_to_end(&mut said);
     }
     let status = child.wait().map_err(MountError::NoHelper)?;
@@ -190,7 +189,7 @@ fn mount_with_fusermount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd,
     }
 }
 
-/// What the system says, without its number.
+/// Returns the system's text, without the error number.
 fn error_text(errno: &rustix::io::Errno) -> String {
     let text = std::io::Error::from(*errno).to_string();
     text.split(" (os error ").next().unwrap_or_default().to_string()
@@ -220,7 +219,7 @@ fn helper_options(options: &KernelOptions) -> std::ffi::OsString {
         (options.allow_other, "allow_other"),
         (options.default_permissions, "default_permissions"),
         (options.no_exec, "noexec"),
-        // What the helper does not know the server does all the same.
+        // The server implements the options that the helper does not know.
         (options.access_times == AccessTimes::Never, "noatime"),
         (options.sync, "sync"),
     ] {
@@ -236,8 +235,8 @@ fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
     got.fds.into_iter().next()
 }
 
-/// The kernel's read-ahead setting of the FUSE mount on `dir`, a file in sysfs with a
-/// number of KiB, found without asking the mount itself anything.
+/// Returns the sysfs file with the read-ahead setting, in KiB, of the FUSE mount on `dir`. Sends no
+/// request to the mount.
 pub fn read_ahead_file(dir: &Path) -> Option<PathBuf> {
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
     let wanted = escape(dir.as_os_str().as_bytes());
@@ -250,11 +249,11 @@ pub fn read_ahead_file(dir: &Path) -> Option<PathBuf> {
     let device = String::from_utf8(devices.next_back()?.to_vec()).ok()?;
     let names = [device.clone(), format!("{device}-fuseblk")].into_iter();
     let files = names.map(|name| format!("/sys/class/bdi/{name}/read_ahead_kb").into());
-    // A disk has settings of its own under the plain name: the longer one first.
+    // The plain name may be that of the disk itself: try the longer one first.
     files.rev().find(|file: &PathBuf| file.exists())
 }
 
-/// The kernel writes space, tab, newline and backslash in octal there.
+/// Escapes space, tab, newline and backslash in octal, as the kernel does there.
 fn escape(path: &[u8]) -> Vec<u8> {
     let mut escaped = vec![];
     for &byte in path {

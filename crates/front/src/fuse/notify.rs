@@ -1,16 +1,15 @@
-//! Telling the kernel that pages it keeps are old.
+//! Notifies the kernel that its cached pages are outdated.
 //!
 //! ```text
 //!   direct write ─ applied ─▶ queue ─▶ this thread: notification, then the write's reply
 //! ```
-//! The kernel drops pages around a direct write by itself only where the writer waits for
-//! it; behind the asynchronous ones of `io_submit` and io_uring readers keep what was there
-//! before, for good.
+//! The kernel drops pages around a direct write only if the writer waits for it. After the
+//! asynchronous writes of `io_submit` and io_uring, readers would keep the old data for good.
 //!
-//! Law 1: a write is answered once no page is older than it.
-//! Law 2: no thread that answers requests sends these notifications. The kernel waits for
-//! pages that it has asked for, and writes changed ones back, before it drops them:
-//! another thread has to answer that. Of a worker the keeper sends them, which outlives it: see
+//! Law 1: a write is answered once no cached page is older than it.
+//! Law 2: no thread that answers requests sends these notifications. Before the kernel drops pages,
+//! it waits for pending reads and writes dirty ones back, which other threads must answer. The
+//! keeper sends those of a worker, since it outlives it: see
 //! [`notices`](draconis_exchange::notices).
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +21,10 @@ use draconis_exchange::contract::request_log::Deferred;
 
 use super::reply::Reply;
 
-/// Nodes that are told from each other: by their number, modulo this.
+/// Number of bits: nodes are distinguished by their number modulo this.
 const FILTER_BITS: usize = 1 << 19;
 
-/// Which nodes the kernel may have pages of. It may say so of too many.
+/// Filter of nodes with pages in the kernel's cache. False positives are possible.
 pub(super) struct PageCacheFilter(Box<[AtomicU64]>);
 
 impl Default for PageCacheFilter {
@@ -40,16 +39,16 @@ impl PageCacheFilter {
         (nth / 64, 1 << (nth % 64))
     }
 
-    /// The kernel is about to get some.
+    /// Records that the kernel is about to cache pages of a node.
     pub(super) fn insert(&self, node: Node) {
         let (word, bit) = Self::word_and_bit(node);
-        // Most often it is known.
+        // The bit is usually set already.
         if self.0[word].load(Ordering::Relaxed) & bit == 0 {
             self.0[word].fetch_or(bit, Ordering::Relaxed);
         }
     }
 
-    /// The kernel has some of any node, for what is known.
+    /// Assumes that the kernel may have cached pages of any node.
     pub(super) fn insert_all(&self) {
         self.0.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
     }
@@ -60,15 +59,15 @@ impl PageCacheFilter {
     }
 }
 
-/// What waits for a notification.
+/// A task of the notifying thread.
 pub(super) enum NotifyTask {
-    /// A notification and the reply that follows it.
+    /// Send a notification, then the reply.
     NotifyThenReply {
         both: Box<[Reply; 2]>,
-        /// The request, which is done once the reply is sent.
+        /// The request, which is finished once the reply is sent.
         deferred: Option<Deferred>,
     },
-    /// To know whether the kernel still has a node that has no name.
+    /// Check whether the kernel still references an orphan.
     CheckOrphan(Node),
 }
 
@@ -76,21 +75,21 @@ pub(super) enum NotifyTask {
 pub(super) struct Notifier(Mutex<Option<Sender<NotifyTask>>>);
 
 impl Notifier {
-    /// A queue, and the end that the thread takes from until it is closed.
+    /// Creates a queue, and the receiver for the thread, which ends when the queue is closed.
     pub(super) fn new() -> (Self, Receiver<NotifyTask>) {
         let (queue, late) = channel();
         (Self(Mutex::new(Some(queue))), late)
     }
 
-    /// Sends both when their turn comes; nothing once it was closed: the mount has ended.
+    /// Queues a task. Does nothing after `close`, when the mount has ended.
     pub(super) fn send(&self, late: NotifyTask) {
         if let Some(queue) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // It takes from the queue for as long as that is open.
+            // The thread receives as long as the queue is open.
             let _ = queue.send(late);
         }
     }
 
-    /// Lets the thread end.
+    /// Lets the thread exit.
     pub(super) fn close(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

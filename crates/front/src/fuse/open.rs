@@ -1,9 +1,8 @@
-//! Opening, and making what is opened at once.
+//! FUSE_OPEN, FUSE_CREATE and FUSE_TMPFILE.
 //!
-//! A tree that decides nothing when something is opened says so once, and the kernel opens
-//! without a message from then on. Where it does decide - files that must not be written,
-//! times of access that are kept - each opening is asked for, and answered with what the
-//! kernel may do with the pages it has.
+//! A tree that checks nothing on open replies ENOSYS once, and the kernel then opens without a
+//! request. A tree checks for immutable files, and for access times that are kept. Each open is a
+//! request then, and the reply says whether cached pages may be used.
 
 use draconis_exchange::contract::directory::{
     Create as CreateNode, CreateTmpfile, GetAttributes, Lookup, Open as OpenNode,
@@ -14,22 +13,22 @@ use draconis_exchange::contract::{Access, Attributes, FileType, Kept, Node, Refu
 use super::decoder::{Create, Header};
 use super::reply::{ReplyBody, create_reply, entry_timeout_seconds, open_reply};
 
-/// Reads and writes go past the kernel's pages.
+/// Reads and writes bypass the page cache.
 const FOPEN_DIRECT_IO: u32 = 1 << 0;
-/// The kernel's pages are still right.
+/// The cached pages are still valid.
 const FOPEN_KEEP_CACHE: u32 = 1 << 1;
-/// A listing may be kept.
+/// A directory listing may be cached.
 const FOPEN_CACHE_DIR: u32 = 1 << 3;
-/// Closing needs no message of its own.
+/// No flush request on close.
 const FOPEN_NOFLUSH: u32 = 1 << 5;
 
-/// The handle of what was opened so that reading it leaves no time of access.
+/// Handle of a file or directory opened without access time updates.
 pub(super) const NO_ATIME: u64 = 1;
 
-/// What goes to the kernel, or why not.
+/// The reply to the kernel, or the refusal.
 type ReplyResult = Result<ReplyBody, Refusal>;
 
-/// How the kernel treats what it has opened.
+/// Returns the `FOPEN_*` flags of an opened node.
 pub(super) fn fopen_flags(kind: FileType, kept: Kept) -> u32 {
     match (kind, kept) {
         (FileType::Directory, Kept::Valid) => FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE,
@@ -44,7 +43,7 @@ pub(super) fn fopen_flags(kind: FileType, kept: Kept) -> u32 {
 /// Opens a node.
 ///
 /// # Errors
-/// What the tree says; [`Refusal::NotSupported`] if it never decides.
+/// The tree's error; [`Refusal::NotSupported`] if it never checks.
 pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: bool) -> ReplyResult {
     let kind = if directory { FileType::Directory } else { FileType::File };
     if !tree.handles_open(kind) {
@@ -55,11 +54,11 @@ pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: boo
     Ok(open_reply(handle, fopen_flags(kind, kept)))
 }
 
-/// Makes a file and opens it.
+/// Creates a file and opens it.
 ///
 /// # Errors
-/// What the tree says; [`Refusal::NotSupported`] if opening needs no message: then making
-/// the file is one message, and closing it none.
+/// The tree's error; [`Refusal::NotSupported`] if opening needs no request. Creating the file is
+/// then one request, and closing it none.
 pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> ReplyResult {
     if !tree.handles_open(FileType::File) {
         return Err(Refusal::NotSupported);
@@ -70,7 +69,7 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Reply
     let device = (0, 0);
     match tree.create(&mut CreateNode { parent, name, mode, umask, uid, gid, device }) {
         Ok(made) => Ok(entry_open_reply(tree, parent, &made, Kept::Valid)),
-        // Made by another caller since the kernel looked.
+        // Another caller has created it since the kernel's lookup.
         Err(Refusal::Exists) if !exclusive => {
             let found = tree.lookup(&mut Lookup { parent, name })?;
             let kept = tree.open(&mut OpenNode { node: found.node, access })?;
@@ -80,10 +79,10 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Reply
     }
 }
 
-/// Makes a file that has no name, and opens it.
+/// Creates a file without a name, and opens it.
 ///
 /// # Errors
-/// What the tree says.
+/// The tree's error.
 pub(super) fn create_unnamed<T: Tree>(
     tree: &T,
     header: Header,
@@ -94,7 +93,7 @@ pub(super) fn create_unnamed<T: Tree>(
     Ok(entry_open_reply(tree, parent, &made, Kept::Valid))
 }
 
-/// The answer that gives a node out, made in `parent`: the kernel knows it from now on.
+/// Returns the reply with a node created in `parent`, which the kernel references from now on.
 fn entry_open_reply<T: Tree>(
     tree: &T,
     parent: Node,

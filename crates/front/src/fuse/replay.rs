@@ -1,12 +1,12 @@
-//! What a server takes over from one that died.
+//! Replay of the oplog after a worker died.
 //!
 //! ```text
 //!   log of the one before ── changes that the tree lacks ──▶ applied again, kept as answers
 //!                         └─ changes that the tree has ────▶ kept as answers
 //!   kept answers ◀── the kernel asks again for what it has no answer to (RESENT)
 //! ```
-//! Law 1: each request is applied once and answered once. One that was never answered comes again,
-//! before any that was not asked for yet; then no other will.
+//! Law 1: each request is applied once and answered once. The kernel resends all requests that were
+//! never answered before it sends a new one; after that it resends none.
 //! Law 2: a replay ends as the change did. A change that failed is not replayed; one that succeeded
 //! and fails in the replay makes the volume read-only.
 
@@ -30,18 +30,18 @@ use super::reply::Reply;
 use super::request::Request;
 use super::serve::{Connection, Server};
 
-/// How long the kernel may take to say whether it has a node, before requests are answered: it
-/// writes a file back before it forgets it, which wants answers.
+/// Timeout for the kernel's answer whether it has a node, before requests are served: it writes
+/// dirty pages back before it forgets a file, which needs replies.
 const UNUSED_WAIT: Duration = Duration::from_millis(100);
 
-/// Answers that were not given, for all that is known.
+/// Answers that may not have reached the kernel.
 #[derive(Default)]
 pub(super) struct PendingReplies {
-    /// By the number of the request.
+    /// By the id of the request.
     by_request: Mutex<HashMap<u64, Answer>>,
-    /// Nodes without names that those speak of: the kernel may not have heard of them.
+    /// Orphans that those answers create: the kernel may not know them.
     unannounced_orphans: Mutex<Vec<Node>>,
-    /// The kernel may ask for some.
+    /// True while the kernel may resend requests.
     is_resend_possible: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl PendingReplies {
-    /// Sends the answer that a request waits for. Returns whether there was one.
+    /// Sends the pending answer of a resent request. Returns false if there is none.
     pub(super) fn send_pending(&self, link: &Connection<'_>, header: Header) -> bool {
         if InjectedFault::PendingReplies.is_made() {
             return false;
@@ -58,14 +58,14 @@ impl PendingReplies {
         let Some(answer) = lock(&self.by_request).remove(&(header.unique & !UNIQUE_RESEND)) else {
             return false;
         };
-        // The kernel knows it by the number with which it asked now.
+        // The reply must have the id of the resent request.
         let reply = answer.reply.clone().renumbered(header.unique);
         link.deliver(header, Answer { reply, ..answer });
         true
     }
 
-    /// A request was read: once it is a new one, no other answer will be asked for. What wants
-    /// no answer has a queue of its own in the kernel.
+    /// Handles a request that was read. A new one ends all resends. Requests without replies have
+    /// their own queue in the kernel, and tell nothing.
     pub(super) fn note_request(
         &self,
         recorder: Option<&dyn RequestLog>,
@@ -88,8 +88,8 @@ impl PendingReplies {
 }
 
 impl<T: Tree + Sync> Server<'_, T> {
-    /// Does again what a server before this one has done and the tree does not have, and asks
-    /// the kernel for what was not answered.
+    /// Replays the changes of earlier servers that the tree lacks, and has the kernel resend
+    /// unanswered requests.
     pub(super) fn replay_oplog(&self, fuse: impl AsFd) {
         let Some(recorder) = self.recorder else { return };
         let inherited = match recorder.unfinished_requests() {
@@ -110,9 +110,9 @@ impl<T: Tree + Sync> Server<'_, T> {
         }
         match rustix::io::write(fuse, Reply::resend().as_bytes()) {
             Ok(_) => {}
-            // Before Linux 6.9: what was read and not answered ended with the one who read it.
+            // Before Linux 6.9, unanswered requests ended with the server that had read them.
             Err(Errno::INVAL) => log::debug!("requests that were in hand have ended"),
-            // It was unmounted: there is no request.
+            // It was unmounted: there are no requests.
             Err(error) => log::debug!("nothing is sent again: {error}"),
         }
     }
@@ -183,8 +183,8 @@ impl<T: Tree + Sync> Server<'_, T> {
         Some(answer)
     }
 
-    /// Deletes the nodes without a name that have no user any more. The worker before may have
-    /// deleted them and used their space: the log has no deletions.
+    /// Deletes orphans without users. The previous worker may have deleted them and reused their
+    /// space, and the oplog does not record deletions.
     fn release_unused_orphans(
         &self,
         fuse: impl AsFd,
@@ -202,20 +202,20 @@ impl<T: Tree + Sync> Server<'_, T> {
         recorder.release(&forgotten.collect::<Vec<_>>());
     }
 
-    /// Whether the kernel does not have a node, which then has no user. One that the kernel has not
-    /// said within `wait` is in use.
+    /// Returns true if the kernel does not have a node, which then has no user. Without an answer
+    /// of the kernel within `wait`, it counts as used.
     pub(super) fn is_unused(&self, fuse: impl AsFd, node: Node, wait: Option<Duration>) -> bool {
         let asked = self.notify(fuse, &Reply::invalidate_attributes(node), wait);
         asked == Err(Errno::NOENT) || InjectedFault::KeepOpenOrphans.is_made()
     }
 }
 
-/// What the changes to come do with a node.
+/// How the following changes use a node.
 enum NextUse {
     None,
     /// They change it.
     SameNode,
-    /// They give its number to another node: it was deleted before.
+    /// They give its number to a new node: it was deleted before.
     NewNode,
 }
 
@@ -232,16 +232,16 @@ fn next_use(later: &[LoggedRequest], node: Node) -> NextUse {
         .unwrap_or(NextUse::None)
 }
 
-/// Whether a request names `node`.
+/// Returns true if a request names `node`.
 fn names(request: &[u8], node: Node) -> bool {
     Header::parse(request)
         .is_some_and(|header| header.node == node || header.linked(request) == Some(node))
 }
 
-/// How the outcome of a replay contradicts the change that was made.
+/// Returns how the outcome of a replay contradicts the original change, if it does.
 fn contradiction(header: Header, recorded: Option<Outcome>, replayed: Outcome) -> Option<String> {
-    // The worker may have died between two steps of such a change, of which the next finds no
-    // space: nobody was told that it succeeded.
+    // The worker may have died between two steps, and the next step finds no space: no caller was
+    // told that the change succeeded.
     let may_be_partial = recorded.is_none() && header.has_steps();
     let wants_space = replayed.errno == Errno::NOSPC.raw_os_error();
     if replayed.errno != 0 && !(may_be_partial && wants_space) {

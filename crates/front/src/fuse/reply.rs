@@ -1,4 +1,4 @@
-//! What goes to the kernel: replies, and notifications.
+//! Messages to the kernel: replies and notifications.
 //!
 //! ```text
 //!   length │ error (negative), or what a notification says │ unique, 0 in a notification │ body
@@ -8,20 +8,19 @@ use draconis_exchange::contract::{Attributes, Node, Time};
 
 /// Length of the header, in bytes.
 const HEADER_BYTES: usize = 16;
-/// The longest body that is made here: all that `statx` tells.
+/// The longest body: the reply to `statx`.
 const MAX_BODY_BYTES: usize = 288;
-/// For how long the kernel may keep names and attributes, in seconds: nothing changes but
-/// through us.
+/// Cache timeout of names and attributes, in seconds: the volume changes only through this server.
 pub(super) const CACHE_TIMEOUT_SECONDS: u64 = 1 << 30;
 
-/// The notification that something in an inode is not what the kernel knows.
+/// FUSE_NOTIFY_INVAL_INODE.
 const INVALIDATE_INODE: i32 = 2;
-/// The notification that what was read and not answered is to be sent again.
+/// FUSE_NOTIFY_RESEND.
 const RESEND: i32 = 7;
-/// No page of it, only its attributes.
+/// Offset of an invalidation of attributes without pages.
 const ATTRIBUTES_ONLY: u64 = u64::MAX;
 
-/// Bytes of a bounded number, written one field after the other.
+/// A body of bounded length, to which fields are appended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReplyBody {
     bytes: [u8; MAX_BODY_BYTES],
@@ -57,13 +56,13 @@ impl ReplyBody {
         self.put(&value.to_ne_bytes())
     }
 
-    /// Zeros up to a length of `len` bytes.
+    /// Pads with zeros up to `len` bytes.
     pub(super) fn pad(&mut self, len: usize) -> &mut Self {
         self.len = self.len.max(len.min(MAX_BODY_BYTES));
         self
     }
 
-    /// No more than `room` bytes of it.
+    /// Truncates to `room` bytes.
     fn truncate(&mut self, room: usize) -> &mut Self {
         self.len = self.len.min(room);
         self
@@ -78,14 +77,14 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// The reply to a request: an errno (0 if done) and the answer, which is left out if
-    /// there is an error.
+    /// Creates the reply to a request: an errno (0 for success), and the body, which is omitted on
+    /// error.
     pub(super) fn new(unique: u64, errno: i32, answer: &[u8]) -> Self {
         let answer = if errno == 0 { answer } else { &[] };
         Self::encode(unique, -errno, answer)
     }
 
-    /// The notification that all requests that were read and not answered are wanted again.
+    /// Creates the notification that requests all unanswered requests again.
     pub(super) fn resend() -> Self {
         Self::encode(0, RESEND, &[])
     }
@@ -100,7 +99,7 @@ impl Reply {
         Self { bytes, len }
     }
 
-    /// What comes before `len` bytes of data in the reply that they are.
+    /// Returns the header of a reply with `len` bytes of data.
     pub(super) fn data_header(unique: u64, len: usize) -> [u8; HEADER_BYTES] {
         let mut head = [0; HEADER_BYTES];
         head[..4].copy_from_slice(&((HEADER_BYTES + len) as u32).to_ne_bytes());
@@ -108,22 +107,22 @@ impl Reply {
         head
     }
 
-    /// The notification that pages of a node are to be brought here and forgotten by the
-    /// kernel: `len` bytes of it from `offset` on, all behind it if that is 0. The kernel
-    /// waits for pages that it has asked for, so the thread that sends it must not be needed
-    /// to answer.
+    /// Creates the notification that has the kernel write back and drop pages of a node: `len`
+    /// bytes from `offset` on, or all after it if `len` is 0. The kernel waits for pending reads of
+    /// pages, so the sending thread must not be needed for replies.
     pub(super) fn invalidate_pages(node: Node, offset: u64, len: u64) -> Self {
         let mut body = ReplyBody::default();
         body.u64(node.0).u64(offset).u64(len);
         Self::encode(0, INVALIDATE_INODE, body.as_bytes())
     }
 
-    /// The notification that a node's attributes have changed. The kernel waits for nothing.
+    /// Creates the notification that a node's attributes have changed. The kernel does not block on
+    /// it.
     pub(super) fn invalidate_attributes(node: Node) -> Self {
         Self::invalidate_pages(node, ATTRIBUTES_ONLY, 0)
     }
 
-    /// The same reply to the request that is numbered `unique`.
+    /// Returns the same reply for the request `unique`.
     pub(super) fn renumbered(mut self, unique: u64) -> Self {
         self.bytes[8..HEADER_BYTES].copy_from_slice(&unique.to_ne_bytes());
         self
@@ -134,7 +133,7 @@ impl Reply {
     }
 }
 
-/// All that `statx` tells.
+/// Encodes the reply to FUSE_STATX.
 pub(super) fn statx(it: &Attributes) -> ReplyBody {
     const BASIC: u32 = 0x7FF;
     const BIRTH: u32 = 0x800;
@@ -151,50 +150,50 @@ pub(super) fn statx(it: &Attributes) -> ReplyBody {
     answer
 }
 
-/// The answer to a write.
+/// Encodes `struct fuse_write_out`.
 pub(super) fn write_reply(len: u32) -> ReplyBody {
     let mut answer = ReplyBody::default();
     answer.u32(len).u32(0);
     answer
 }
 
-/// The answer to an ioctl that returns `value` in up to `room` bytes.
+/// Encodes the reply to an ioctl that returns `value` in up to `room` bytes.
 pub(super) fn ioctl_u32_reply(value: u32, room: usize) -> ReplyBody {
     let mut answer = ioctl_empty_reply();
     answer.u64(value.into()).truncate(HEADER_BYTES + room);
     answer
 }
 
-/// The answer to an ioctl that returns nothing: a result of 0 and no vectors.
+/// Encodes the reply to an ioctl without data: a result of 0 and no vectors.
 pub(super) fn ioctl_empty_reply() -> ReplyBody {
     let mut answer = ReplyBody::default();
     answer.u32(0).u32(0).u32(0).u32(0);
     answer
 }
 
-/// The answer to an ioctl that asks for a `struct fsxattr` of `len` bytes.
+/// Encodes the reply to an ioctl that reads a `struct fsxattr` of `len` bytes.
 pub(super) fn ioctl_fsxattr_reply(xflags: u32, len: usize) -> ReplyBody {
     let mut answer = ioctl_empty_reply();
     answer.u32(xflags).pad(HEADER_BYTES + len);
     answer
 }
 
-/// The answer to opening.
+/// Encodes `struct fuse_open_out`.
 pub(super) fn open_reply(handle: u64, flags: u32) -> ReplyBody {
     let mut answer = ReplyBody::default();
     push_open_out(&mut answer, handle, flags);
     answer
 }
 
-/// For how many seconds the kernel may keep what it knows of the names in `directory`. Where names
-/// ignore case, a change of one changes others that the kernel does not know to be the same.
+/// Returns the entry timeout of names in `directory`, in seconds. With casefolding, a change of one
+/// name affects others that the kernel does not know to be equal.
 pub(super) fn entry_timeout_seconds(directory: &Attributes) -> u64 {
-    /// Of the flags of a directory: its names ignore case.
+    /// Inode flag of a directory: casefolded names.
     const CASEFOLD: u32 = 0x4000_0000;
     if directory.flags & CASEFOLD != 0 { 0 } else { CACHE_TIMEOUT_SECONDS }
 }
 
-/// The answer to making and opening a file, whose name the kernel may keep for so long.
+/// Encodes the reply to FUSE_CREATE: entry and open. `name_seconds` is the entry timeout.
 pub(super) fn create_reply(attributes: &Attributes, name_seconds: u64, flags: u32) -> ReplyBody {
     let mut answer = ReplyBody::default();
     push_entry_out(&mut answer, attributes, name_seconds);
@@ -202,14 +201,14 @@ pub(super) fn create_reply(attributes: &Attributes, name_seconds: u64, flags: u3
     answer
 }
 
-/// The answer to making something, whose name the kernel may keep for so long.
+/// Encodes `struct fuse_entry_out`. `name_seconds` is the entry timeout.
 pub(super) fn entry_reply(attributes: &Attributes, name_seconds: u64) -> ReplyBody {
     let mut answer = ReplyBody::default();
     push_entry_out(&mut answer, attributes, name_seconds);
     answer
 }
 
-/// The answer that tells a node's attributes (`struct fuse_attr_out`).
+/// Encodes `struct fuse_attr_out`.
 pub(super) fn attributes(it: &Attributes) -> ReplyBody {
     let mut answer = ReplyBody::default();
     answer.u64(CACHE_TIMEOUT_SECONDS).u64(0);
@@ -227,7 +226,7 @@ fn push_open_out(into: &mut ReplyBody, handle: u64, flags: u32) {
     into.u64(handle).u32(flags).u32(0);
 }
 
-/// `struct fuse_attr`.
+/// Appends `struct fuse_attr`.
 fn push_attributes(into: &mut ReplyBody, it: &Attributes) {
     let seconds = |time: Time| time.seconds as u64;
     into.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512);
@@ -235,7 +234,7 @@ fn push_attributes(into: &mut ReplyBody, it: &Attributes) {
     into.u32(it.accessed.nanoseconds).u32(it.modified.nanoseconds).u32(it.changed.nanoseconds);
     into.u32(it.mode).u32(it.links).u32(it.uid).u32(it.gid);
     let (major, minor) = it.device;
-    // As the kernel encodes a device in 32 bits.
+    // The kernel's 32-bit encoding of a device number.
     let device = minor & 0xFF | major << 8 | (minor & !0xFF) << 12;
     into.u32(device).u32(it.block_size_bytes).u32(0);
 }

@@ -1,4 +1,4 @@
-//! The room for a request and its reply: each thread has its own.
+//! Buffers of a request and its reply: each thread has its own.
 //!
 //! ```text
 //!   readv:   head of a write │ data, if it is as long as that of the two before │ the rest
@@ -6,9 +6,9 @@
 //!   any other request:       all of it, together at the front of the rest
 //! ```
 //!
-//! Where requests are remembered, data arrives in the memory that remembers it, and is not copied
-//! on its way into what waits to be written. Elsewhere it has memory of its own if it is as long as
-//! expected: a client that writes one piece after the other writes pieces of one length, most often.
+//! With an oplog, write data is read into its page pool, and needs no copy for the oplog or the
+//! write-back cache. Without one, data of the predicted length has its own buffer: a sequential
+//! writer usually writes chunks of one length.
 
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
@@ -23,40 +23,40 @@ use rustix::io::Errno;
 
 use super::decoder::{self, Header, WRITE_DATA_AT};
 
-/// Largest read or write of one request, in bytes: what the kernel allows without tuning.
+/// Largest read or write of one request, in bytes: the kernel's limit without tuning.
 pub(super) const MAX_IO_BYTES: usize = 1 << 20;
-/// Room for the headers around it.
+/// Space for the headers.
 const HEADER_SPACE_BYTES: usize = 4096;
 
-/// Lengths of writes that are expected again: whole blocks of any volume there is.
+/// Alignment of predicted lengths: whole blocks of any volume.
 const PREDICT_ALIGN_BYTES: usize = 1024;
-/// Shorter data is copied: a room takes whole pages.
+/// Shorter data is copied, since a pool buffer takes whole pages.
 const POOL_MIN_BYTES: usize = 2048;
-/// From this length on memory comes in whole pages, which are used again.
+/// From this length on, buffers consist of whole pages, which are reused.
 const PAGES_MIN_BYTES: usize = 64 << 10;
 
-/// See the head of the file.
+/// One request, and the buffer of its reply.
 pub(super) struct Request {
-    /// The request, unless it is a write as expected. A write's data goes to the tree in this
-    /// very block.
+    /// The request, except for write data of the predicted length. Other write data is passed to
+    /// the tree in this block.
     block: Block,
     len: usize,
     reply: Vec<u8>,
-    /// The first bytes, up to where a write's data begins.
+    /// The first bytes, up to the write data.
     head: [u8; WRITE_DATA_AT],
-    /// Where the data of a write as expected arrives.
+    /// Buffer for write data of the predicted length.
     predicted: WriteBuffer,
-    /// The data of a write as expected, in a vacant block.
+    /// The write data of the predicted length, as slices of a block.
     data: Option<Block>,
-    /// The room that it lies in.
+    /// The pool buffer that contains it.
     pool_buffer: Option<Arc<PoolBuffer>>,
-    /// How long the last write was, in bytes.
+    /// Length of the last write, in bytes.
     last_write: usize,
 }
 
 impl Request {
     pub(super) fn new() -> Self {
-        // Zero pages until they are used.
+        // Zero pages, untouched until used.
         let reply = vec![0; MAX_IO_BYTES + HEADER_SPACE_BYTES];
         Self {
             block: Block::private(MAX_IO_BYTES + HEADER_SPACE_BYTES),
@@ -70,7 +70,8 @@ impl Request {
         }
     }
 
-    /// Reads the next one; what `recorder` remembers of it lies in a room, while there is one.
+    /// Reads the next request. With a `recorder`, write data goes into a pool buffer while one is
+    /// free.
     pub(super) fn read(
         &mut self,
         fuse: impl AsFd,
@@ -92,7 +93,7 @@ impl Request {
         Ok(())
     }
 
-    /// Lends what came as expected, or puts the request together.
+    /// Passes data of the predicted length on without a copy, or assembles the request.
     fn assemble(&mut self) {
         let len = self.len;
         let writes =
@@ -119,7 +120,7 @@ impl Request {
             }
             self.data = Some(data);
         } else {
-            // Short, as a rule: no request but a write is long.
+            // Usually short: only writes are long.
             let (head, behind) = (len.min(WRITE_DATA_AT), data_len.min(expected));
             self.block.copy_in(0, &self.head[..head]);
             self.block.copy_in(head, &self.predicted.as_ref()[..behind]);
@@ -134,19 +135,19 @@ impl Request {
         }
     }
 
-    /// One that was read before.
+    /// Creates a request from logged bytes.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut request = Self::new();
         request.len = request.block.copy_in(0, bytes);
         (request.len == bytes.len()).then_some(request)
     }
 
-    /// Cuts a write that was read before: of its data only `len` bytes are written.
+    /// Truncates a logged write to `len` bytes of its data.
     pub(super) fn shorten_write(&mut self, len: u32) {
         self.block.copy_in(decoder::WRITE_LEN_AT, &len.to_ne_bytes());
     }
 
-    /// All of it.
+    /// Returns header bytes and write data.
     pub(super) fn split(&self) -> (&[u8], RequestData<'_>) {
         let data = || self.data.as_ref().and_then(|data| data.slices().next());
         let contents = match &self.pool_buffer {
@@ -156,12 +157,12 @@ impl Request {
         (self.bytes(), contents)
     }
 
-    /// Whether nothing came.
+    /// Returns true if nothing was read.
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The request, but for a write's data that came as expected.
+    /// Returns the request, without detached write data.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.data {
             Some(_) => &self.head,
@@ -169,15 +170,15 @@ impl Request {
         }
     }
 
-    /// How much of a write's data is not among the bytes.
+    /// Returns the length of the write data that is detached from the other bytes.
     pub(super) fn detached_len(&self) -> usize {
         self.data.as_ref().map_or(0, Block::len)
     }
 
-    /// The request in one piece, and the room for its reply.
+    /// Returns the contiguous request, and the buffer for its reply.
     pub(super) fn as_contiguous(&mut self) -> (&mut [u8], &mut [u8]) {
         if let Some(data) = self.data.take() {
-            // A write that makes no sense: no other is left to the library.
+            // An invalid write: only those are left to the library.
             self.block.copy_in(0, &self.head);
             self.block.copy_from(WRITE_DATA_AT, &data, 0, data.len());
         }
@@ -185,8 +186,8 @@ impl Request {
         (bytes.unwrap_or_default(), &mut self.reply)
     }
 
-    /// Writes the bytes of the request, all of them if they come from the kernel's cache:
-    /// there they would be taken for written, so what is left over must give the error.
+    /// Writes the data of the request. Data from the page cache is written completely or fails: the
+    /// kernel would treat a short write as complete.
     pub(super) fn write<T: Tree>(
         &mut self,
         tree: &T,
@@ -227,7 +228,7 @@ impl Request {
     }
 }
 
-/// Memory for the data of one write.
+/// Buffer for the data of one write.
 enum WriteBuffer {
     Room(PoolBuffer),
     Small(Box<[u8]>),
@@ -235,7 +236,7 @@ enum WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// `len` bytes, all of which are overwritten before they are read.
+    /// Allocates `len` bytes, all of which are overwritten before they are read.
     fn new(len: usize) -> Self {
         if len < PAGES_MIN_BYTES {
             Self::Small(vec![0; len].into_boxed_slice())
@@ -301,7 +302,7 @@ mod tests {
         };
         let write = OPCODE_WRITE;
         assert_eq!([ask(write, 4096), ask(write, 4096), ask(write, 4096)], [0, 0, 4096]);
-        // Anything else in between, also where a write was expected.
+        // Other requests in between, also where a write was predicted.
         assert_eq!([ask(1, 4), ask(1, 5000), ask(write, 4096), ask(write, 100)], [0, 0, 4096, 0]);
         assert_eq!(
             [ask(write, 4096), ask(write, 5), ask(write, 5), ask(write, 5)],

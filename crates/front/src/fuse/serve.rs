@@ -1,14 +1,15 @@
-//! The kernel's requests, read by one thread at a time and answered where they were read.
+//! Reads the kernel's requests with one thread at a time, and answers them in the thread that read
+//! them.
 //!
 //! ```text
 //!   leader ─ read ─ reply ─ read ─ reply ─ read fsync ─┐ makes a follower the leader,
 //!   follower ······································ leader ┴ read ─ reply ...        and syncs
 //! ```
 //!
-//! On a small machine a second reader costs more in wake-ups than it brings, so there is
-//! one, as long as no request waits. A thread that reads one that waits for the disk gives the
-//! lead to a follower and answers when the disk has: requests behind it go on, and
-//! those that wait for the same share a flush, and a thread: see [`syncs`](super::syncs).
+//! On a small machine a second reader costs more wake-ups than it saves. So there is one, unless a
+//! request waits for the disk. Its thread then makes a follower the leader, and answers once the
+//! disk is done: requests behind it continue. Requests that wait for the same share a flush and a
+//! thread: see [`sync_batch`](super::sync_batch).
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -42,19 +43,19 @@ use super::reply::{self, Reply, ReplyBody};
 use super::request::{MAX_IO_BYTES, Request};
 use super::sync_batch::{SyncBatcher, SyncRequest};
 
-/// Most threads: all but one may wait for the disk.
+/// Maximum number of threads: all but one may wait for the disk.
 const MAX_THREADS: usize = 8;
 
-/// What the kernel is to do by itself.
+/// Tasks of the kernel, and polling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerOptions {
-    /// Check permissions, by owner, mode and ACL, as the mount was told to.
+    /// Check permissions by owner, mode and ACL.
     pub permissions: bool,
-    /// Keep what is written for a while. Many small writes become a few; every file that
-    /// was written, renamed or unlinked costs a message more, since the kernel keeps its
-    /// times, too; and that there is no space is told late.
+    /// Use the writeback cache. Many small writes become few. But every file that was written,
+    /// renamed or unlinked costs one more request, since the kernel keeps its times. A lack of
+    /// space is reported late.
     pub write_back: bool,
-    /// Sleep until there is a request, instead of looking for the next one for a while.
+    /// Sleep until a request arrives, instead of busy-polling for a while.
     pub busy_poll: bool,
 }
 
@@ -63,23 +64,23 @@ pub struct Server<'a, T: Tree + Sync> {
     pub(super) tree: &'a T,
     options: ServerOptions,
     server: server::Server<Handler<'a, T>>,
-    /// Where the kernel may have pages.
+    /// Nodes of which the kernel may have cached pages.
     pub(super) pages: PageCacheFilter,
-    /// Of what was agreed on: see [`Negotiated`](super::init::Negotiated).
+    /// Negotiated: see [`Negotiated`](super::init::Negotiated).
     setxattr_ext: AtomicBool,
-    /// What remembers requests for a server that comes after this one.
+    /// Logs requests for the successor.
     pub(super) recorder: Option<&'a dyn RequestLog>,
-    /// What servers before this one have done and not answered.
+    /// Unsent answers of earlier servers.
     pub(super) pending_replies: PendingReplies,
-    /// Sends the notices for which the kernel may wait.
+    /// Sends the notifications on which the kernel may block.
     notices: Option<&'a Notices>,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
-    /// A server of `tree`.
+    /// Creates a server of `tree`.
     pub fn new(tree: &'a T, options: ServerOptions) -> Self {
         let server = server::Server::new(Handler::new(tree));
-        // Every kernel that a connection could be taken over from has the long form.
+        // Every kernel that a restarted server can meet has the long form.
         let setxattr_ext = AtomicBool::new(tree.is_writable());
         let (pages, answers) = (PageCacheFilter::default(), PendingReplies::default());
         let (recorder, notices) = (None, None);
@@ -95,24 +96,23 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         }
     }
 
-    /// Has requests remembered, and takes over what a server before this one has left.
+    /// Logs requests, and replays those of an earlier server.
     pub fn with_recorder(self, recorder: &'a dyn RequestLog) -> Self {
         Self { recorder: Some(recorder), ..self }
     }
 
-    /// Has another process send the notices for which the kernel may wait: see
+    /// Has another process send the notifications on which the kernel may block: see
     /// [`notices`](draconis_exchange::notices).
     pub fn with_notices(self, notices: &'a Notices) -> Self {
         Self { notices: Some(notices), ..self }
     }
 
-    /// Answers requests until the mount ends.
+    /// Serves requests until the mount ends.
     ///
-    /// `fuse` may be fresh or one whose kernel side has been initialised already by
-    /// another server of the same tree.
+    /// `fuse` may be new, or initialised already by an earlier server of the same tree.
     ///
     /// # Errors
-    /// What the kernel says when a request cannot be read.
+    /// The kernel's error if a request cannot be read.
     pub fn serve(&self, fuse: impl AsFd + Sync, activity: &Activity) -> io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&fuse)?;
         rustix::fs::fcntl_setfl(&fuse, flags | rustix::fs::OFlags::NONBLOCK)?;
@@ -151,10 +151,10 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         }
     }
 
-    /// Sends a notice, and returns once the kernel has done what it says, or after `wait`.
+    /// Sends a notification, and returns once the kernel has executed it, or after `wait`.
     ///
     /// # Errors
-    /// What the kernel says; [`Errno::TIMEDOUT`].
+    /// The kernel's error; [`Errno::TIMEDOUT`].
     pub(super) fn notify(
         &self,
         fuse: impl AsFd,
@@ -167,7 +167,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         }
     }
 
-    /// Answers what is answered here.
+    /// Answers a decoded request.
     fn answer(&self, link: &Connection<'_>, header: Header, message: Message) {
         let node = header.node;
         let answer = match message {
@@ -204,7 +204,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         Ok(answer)
     }
 
-    /// Reads; what the tree lends goes to the kernel from where it is.
+    /// Reads; data that the tree lends goes to the kernel without a copy.
     fn read(&self, link: &Connection<'_>, header: Header, read: decoder::Read) {
         let mut request = Read {
             buffer: Block::unallocated(read.len as usize),
@@ -213,7 +213,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
             len: read.len,
             no_atime: read.no_atime && !InjectedFault::NoAtime.is_made(),
         };
-        // The kernel asks for no more at once.
+        // The kernel requests no more at once.
         let told = match read.len as usize {
             ..=MAX_IO_BYTES => self.tree.file(header.node).read(&mut request),
             _ => Err(Refusal::Invalid),
@@ -224,13 +224,13 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         }
     }
 
-    /// Whether the kernel sends the long form of `setxattr`.
+    /// Returns true if the kernel sends the long form of `setxattr`.
     pub(super) fn has_setxattr_ext(&self) -> bool {
         self.setxattr_ext.load(Ordering::Relaxed)
     }
 }
 
-/// The first `len` bytes of a block, in pieces; `None` if they cannot be lent.
+/// Returns the first `len` bytes of a block as slices; `None` if they cannot be lent.
 fn leading_slices(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
     let mut left = len as usize;
     let mut data = vec![];
@@ -242,12 +242,12 @@ fn leading_slices(len: u32, block: &Block) -> Option<Vec<&[u8]>> {
     (left == 0).then_some(data)
 }
 
-/// What a refusal is to the kernel.
+/// Converts a refusal to an errno.
 pub(super) fn into_errno(answer: Result<ReplyBody, Refusal>) -> Result<ReplyBody, Errno> {
     answer.map_err(Refusal::errno)
 }
 
-/// The same for something that a tree may not do at all: the kernel does not ask again.
+/// Converts a refusal of an optional operation: after ENOSYS, the kernel does not send it again.
 pub(super) fn into_errno_or_enosys(answer: Result<ReplyBody, Refusal>) -> Result<ReplyBody, Errno> {
     answer.map_err(|why| if why == Refusal::NotSupported { Errno::NOSYS } else { why.errno() })
 }
@@ -259,7 +259,7 @@ pub(super) fn reply_to(header: Header, answer: Result<ReplyBody, Errno>) -> Repl
     }
 }
 
-/// The ways to the kernel.
+/// The descriptor of the kernel connection, the notifier and the oplog.
 pub(super) struct Connection<'l> {
     pub(super) fuse: BorrowedFd<'l>,
     pub(super) notifier: &'l Notifier,
@@ -267,7 +267,7 @@ pub(super) struct Connection<'l> {
 }
 
 impl Connection<'_> {
-    /// Sends the answer to a change, after the notices that go with it.
+    /// Sends the answer to a change, after its notifications.
     pub(super) fn deliver(&self, header: Header, answer: Answer) {
         if answer.outdates_attributes {
             self.send_reply(&Reply::invalidate_attributes(header.node));
@@ -282,7 +282,7 @@ impl Connection<'_> {
         send_reply(self.fuse, reply);
     }
 
-    /// Replies with data, where it lies.
+    /// Replies with data, without a copy.
     fn send_data(&self, unique: u64, data: &[&[u8]]) {
         let head = Reply::data_header(unique, data.iter().map(|piece| piece.len()).sum());
         let data = data.iter().copied().filter(|piece| !piece.is_empty());
@@ -291,15 +291,15 @@ impl Connection<'_> {
     }
 }
 
-/// Writes a reply or a notification of ours.
+/// Writes a reply or a notification.
 pub(super) fn send_reply(fuse: impl AsFd, reply: &Reply) {
     log_send_error(rustix::io::write(fuse, reply.as_bytes()).map(drop));
 }
 
-/// Whether the kernel took a reply is of no consequence.
+/// Logs a failed send, which has no consequence.
 fn log_send_error(told: rustix::io::Result<()>) {
     if let Err(error) = told {
-        // The request was withdrawn, most often.
+        // Usually, the request was withdrawn.
         log::debug!("a reply was not taken: {error}");
     }
 }
@@ -310,10 +310,10 @@ pub(super) struct LeaderFollowers<'s, 'a, T: Tree + Sync, F> {
     fuse: &'s F,
     activity: &'s Activity,
     notifier: &'s Notifier,
-    /// Its owner reads.
+    /// The thread that holds the lock reads requests.
     leader: Mutex<PollBudget>,
     threads: AtomicUsize,
-    /// Threads that wait to become the leader.
+    /// Number of threads that wait to become the leader.
     followers: AtomicUsize,
     syncs: SyncBatcher,
 }
@@ -331,23 +331,23 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         Self { server, fuse, activity, notifier, leader, threads, followers, syncs }
     }
 
-    /// What each thread does until the mount ends.
+    /// Runs one thread until the mount ends.
     fn run_thread<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> io::Result<()> {
         let mut request = Request::new();
         loop {
             let mut poll_budget = self.become_leader();
             loop {
                 match request.read(self.fuse, self.server.recorder) {
-                    // The other end of what is no device was closed.
+                    // A socket instead of a device: the peer has closed it.
                     Ok(()) if request.is_empty() => return Ok(()),
                     Ok(()) => {}
                     Err(Errno::AGAIN) => {
                         poll_budget.poll_or_sleep(self.fuse)?;
                         continue;
                     }
-                    // Interrupted, or the request was withdrawn before we saw it.
+                    // Interrupted, or the request was withdrawn before it was read.
                     Err(Errno::INTR | Errno::NOENT) => continue,
-                    // Unmounted, or aborted: the others will see the same.
+                    // Unmounted or aborted: the other threads get the same error.
                     Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
                     Err(errno) => return Err(errno.into()),
                 }
@@ -390,8 +390,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         }
     }
 
-    /// Sends the pending reply to a request that the kernel sent again, if there is one. The
-    /// leader does so: a new request that another leader reads drops all pending replies.
+    /// Sends the pending reply to a request that the kernel sent again, if there is one. The leader
+    /// does so: a new request that another leader reads drops all pending replies.
     fn sends_pending_reply(&self, header: Header) -> bool {
         let is_kept =
             header.is_resent() && self.server.pending_replies.send_pending(&self.link(), header);
@@ -401,7 +401,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         is_kept
     }
 
-    /// Adds one to the syncs that wait; whether this thread has to see to them.
+    /// Enqueues a sync; returns true if this thread has to run the batch.
     fn enqueue_sync(&self, sync: SyncRequest) -> bool {
         DelayPoint::Read.pass();
         let unique = sync.header.unique & !UNIQUE_RESEND;
@@ -415,7 +415,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         }
     }
 
-    /// Answers syncs until none waits.
+    /// Runs batches of syncs until none waits.
     fn run_sync_batches(&self) {
         let mut syncs = self.syncs.next_batch(0);
         while let Some(first) = syncs.first() {
@@ -442,8 +442,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         }
     }
 
-    /// Whether it is answered only after others are: pages that the kernel has to give, or files
-    /// that it has to forget.
+    /// Returns true if the reply may depend on other replies: on pages that the kernel writes back,
+    /// or files that it forgets.
     fn may_block(&self, header: Header, request: &Request) -> bool {
         let tree = self.server.tree;
         tree.is_writable()
@@ -478,8 +478,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         started.is_ok()
     }
 
-    /// The kernel asks where data is without having told us of what it has not written
-    /// back yet: it is made to, by another thread's answers, before the question is answered.
+    /// Has the kernel write dirty pages back before a seek is answered, since the kernel does not
+    /// do so itself. Other threads answer those writes.
     fn flush_kernel_pages(&self, header: Header, request: &Request) {
         if let Some(offset) = decoder::seek_offset(request.bytes()) {
             let notice = Reply::invalidate_pages(header.node, offset, 0);
@@ -487,7 +487,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         }
     }
 
-    /// Works on a request, and remembers it meanwhile.
+    /// Executes a request, and logs it meanwhile.
     fn handle_request(&self, header: Header, request: &mut Request) {
         let Some(recorder) = self.server.recorder else { return self.execute(header, request) };
         let unique = header.unique & !UNIQUE_RESEND;
@@ -548,27 +548,26 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                 handled.map_err(|error| error.to_string())
             });
         if let Err(error) = handled {
-            // A reply to a withdrawn request, most often.
+            // Usually a reply to a withdrawn request.
             log::debug!("a reply was not taken: {error}");
         }
     }
 }
 
-/// Looks for the next request for a while before it sleeps: on a machine with idle CPUs
-/// waking up takes longer than most requests do. How long depends on what looking brought.
+/// Busy-polls for the next request before sleeping: on a machine with idle CPUs, a wake-up takes
+/// longer than most requests. The budget adapts to the success of polling.
 struct PollBudget {
-    /// How long to look, at most.
     budget: Duration,
-    /// The longest that is looked.
+    /// Upper bound of the budget.
     max_budget: Duration,
-    /// Since when we look.
+    /// Start of the polling.
     since: Option<Instant>,
 }
 
-/// The longest that is looked: a little more than a program takes between two requests
-/// when it has to be woken itself.
+/// Upper bound of the budget: a little more than a program takes between two requests when it has
+/// to be woken itself.
 const MAX_POLL: Duration = Duration::from_micros(100);
-/// The shortest: a request that is there already is worth that.
+/// Lower bound of the budget: enough for a request that is there already.
 const MIN_POLL: Duration = Duration::from_micros(2);
 
 impl PollBudget {
@@ -577,8 +576,8 @@ impl PollBudget {
         Self { budget: longest, max_budget: longest, since: None }
     }
 
-    /// A request came. Also after a sleep it is said whether looking would have paid, or
-    /// a server that once gave looking up would sleep between any two requests for ever.
+    /// Adapts the budget when a request arrives. This includes arrivals after a sleep, or a server
+    /// that once gave up polling would sleep between any two requests for ever.
     fn record_arrival(&mut self) {
         let Some(since) = self.since.take() else { return };
         let budget = if since.elapsed() <= MAX_POLL { self.budget * 2 } else { self.budget / 2 };
@@ -589,7 +588,7 @@ impl PollBudget {
     fn poll_or_sleep(&mut self, fuse: impl AsFd) -> io::Result<()> {
         let since = *self.since.get_or_insert_with(Instant::now);
         if since.elapsed() < self.budget {
-            // Another that wants this CPU goes first.
+            // Let other threads use this CPU first.
             rustix::thread::sched_yield();
             return Ok(());
         }
@@ -612,7 +611,7 @@ mod tests {
             poll_budget.record_arrival();
         }
         assert_eq!((poll_budget.budget, poll_budget.since), (MIN_POLL, None));
-        // Whether it slept meanwhile or not.
+        // With or without a sleep meanwhile.
         for _ in 0..20 {
             poll_budget.since = Some(Instant::now());
             poll_budget.record_arrival();

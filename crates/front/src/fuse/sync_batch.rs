@@ -1,56 +1,56 @@
-//! Syncs, several of which are one to the tree.
+//! Batches of fsync requests, each executed as one call of the tree.
 //!
 //! ```text
 //!   fsync ─ join ─▶ none is under way: its thread gives the turn away and takes all that wait
 //!                   one is:            it waits for the next, and its thread reads on
 //!   the tree has made them durable ─▶ all are answered ─▶ take the next, if there are any
 //! ```
-//! Clients that are answered come back with their next change at once, or not at all. The first
-//! one back waits for the others: else it would go alone, the rest with the flush behind, and each
-//! of them wait for two.
+//! Clients that were answered return with their next change at once, or not at all. The first one
+//! back waits for the others. Otherwise it would go alone, the rest would share the next flush, and
+//! each of them would wait for two flushes.
 //!
-//! Law 1: one that is alone waits for nothing.
-//! Law 2: it is waited for no more than there were when the last ones were answered, and no longer
-//! than half of what making those durable took.
+//! Law 1: a single request does not wait.
+//! Law 2: a batch waits for no more requests than there were when the last one was answered. It
+//! waits no longer than half the duration of the last flush.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::decoder::Header;
 
-/// The longest that others are waited for.
+/// Maximum wait for other clients.
 const MAX_STRAGGLER_WAIT: Duration = Duration::from_millis(1);
 
 /// A request to make a file durable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SyncRequest {
     pub header: Header,
-    /// What is needed to read the contents back, and no more.
+    /// True if only the data and the metadata for reading it must be durable.
     pub data_only: bool,
 }
 
-/// See the head of the file.
+/// Collects fsync requests into batches.
 #[derive(Debug, Default)]
 pub(super) struct SyncBatcher {
     state: Mutex<State>,
-    /// All that are expected are there.
+    /// Notified when all expected requests have joined.
     all_joined: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether a thread sees to them.
+    /// True if a thread runs the batches.
     has_runner: bool,
     waiting: Vec<SyncRequest>,
-    /// How many there were when the last ones were answered.
+    /// Expected size of the batch: number of requests when the last one was answered.
     last_batch_len: usize,
-    /// When those were taken, and how long others are waited for now.
+    /// Start of the last batch, and the timeout of the current wait for others.
     since: Option<Instant>,
     straggler_timeout: Duration,
 }
 
 impl SyncBatcher {
-    /// One more; whether the caller has to see to it.
+    /// Enqueues a request; returns true if the caller has to run the batch.
     pub(super) fn enqueue(&self, sync: SyncRequest) -> bool {
         let mut state = self.lock();
         state.waiting.push(sync);
@@ -60,8 +60,8 @@ impl SyncBatcher {
         !std::mem::replace(&mut state.has_runner, true)
     }
 
-    /// All that wait, for the thread that sees to them and has answered so many since it asked
-    /// last. It need not see to them any more once there are none.
+    /// Returns the next batch to the thread that runs them and has answered `answered` requests of
+    /// the last one. An empty batch ends its task.
     pub(super) fn next_batch(&self, answered: usize) -> Vec<SyncRequest> {
         let mut state = self.lock();
         if let Some(since) = state.since.take() {
@@ -109,7 +109,7 @@ mod tests {
         assert!(!syncs.enqueue(sync(2)) && !syncs.enqueue(sync(3)));
         assert_eq!(uniques(&syncs.next_batch(1)), [2, 3]);
         assert!(syncs.next_batch(2).is_empty());
-        // Two were answered, and one comes back: it does not wait for ever.
+        // Two were answered, and one returns: its wait is bounded.
         assert!(syncs.enqueue(sync(4)));
         assert_eq!(uniques(&syncs.next_batch(0)), [4]);
         assert!(syncs.next_batch(1).is_empty());

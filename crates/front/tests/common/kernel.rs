@@ -1,4 +1,4 @@
-//! The kernel's end of a connection: messages over a socket that keeps their bounds.
+//! The kernel's side of a connection: messages over a socket that keeps message boundaries.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -22,23 +22,23 @@ pub const CREATE: u32 = 35;
 pub const IOCTL: u32 = 39;
 pub const READDIRPLUS: u32 = 44;
 
-/// The longest reply that is expected, in bytes.
+/// The longest expected reply, in bytes.
 const REPLY_BYTES: usize = 256 << 10;
 /// Length of the header of a request, in bytes.
 pub const REQUEST_HEADER_BYTES: usize = 40;
 /// Length of the header of a reply, in bytes.
 const REPLY_HEADER_BYTES: usize = 16;
 
-/// A client whose every byte the test says.
+/// A scripted kernel: the test chooses every byte.
 pub struct Kernel {
     socket: OwnedFd,
     unique: u64,
-    /// What came that answers no request: a code, and a body.
+    /// Received notifications: code and body.
     pub notices: VecDeque<(i32, Vec<u8>)>,
 }
 
 impl Kernel {
-    /// The two ends: the kernel's, and what a server takes for the device.
+    /// Creates both sides: the kernel's, and the server's in place of the device.
     pub fn new() -> (Self, OwnedFd) {
         let (socket, device) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -50,7 +50,7 @@ impl Kernel {
         (Self { socket, unique: 0, notices: VecDeque::new() }, device)
     }
 
-    /// Sends a request; its number.
+    /// Sends a request; returns its id.
     pub fn send(&mut self, opcode: u32, node: u64, body: &[u8]) -> u64 {
         self.unique += 2;
         let message = request(opcode, self.unique, node, body);
@@ -58,13 +58,13 @@ impl Kernel {
         self.unique
     }
 
-    /// Sends whatever that is.
+    /// Sends raw bytes.
     pub fn send_bytes(&self, message: &[u8]) {
         let sent = rustix::net::send(&self.socket, message, SendFlags::NOSIGNAL).unwrap();
         assert_eq!(sent, message.len());
     }
 
-    /// The next reply: the request that it answers, and a body or an errno.
+    /// Receives the next reply: the id of its request, and a body or an errno.
     pub fn receive(&mut self) -> (u64, Result<Vec<u8>, i32>) {
         loop {
             let mut bytes = vec![0; REPLY_BYTES];
@@ -83,7 +83,7 @@ impl Kernel {
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and receives its reply.
     pub fn ask(&mut self, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
         let sent = self.send(opcode, node, body);
         let (unique, answer) = self.receive();
@@ -109,7 +109,7 @@ impl Kernel {
         self.ask(LOOKUP, parent, &[name.as_bytes(), b"\0"].concat())
     }
 
-    /// Makes and opens a file; its number.
+    /// Creates and opens a file; returns its node number.
     pub fn create(&mut self, parent: u64, name: &str) -> Result<u64, i32> {
         let fixed = words(&[0o102, 0o100_644, 0o022, 0]);
         let answer = self.ask(CREATE, parent, &[&fixed, name.as_bytes(), b"\0"].concat())?;
@@ -121,7 +121,7 @@ impl Kernel {
     }
 }
 
-/// A request as the kernel writes it, of user 1 and group 2.
+/// Encodes a request of user 1 and group 2.
 pub fn request(opcode: u32, unique: u64, node: u64, body: &[u8]) -> Vec<u8> {
     let len = (REQUEST_HEADER_BYTES + body.len()) as u32;
     let head = words(&[len, opcode]);

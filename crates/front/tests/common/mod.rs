@@ -1,4 +1,4 @@
-//! What the tests of the front share: the kernel's end, and a tree to serve.
+//! Shared code of the front's tests: a scripted kernel, and a tree to serve.
 
 pub mod kernel;
 pub mod recorder;
@@ -10,7 +10,7 @@ use kernel::Kernel;
 use recorder::Heir;
 use tree::Memory;
 
-/// Serves a tree to a kernel whose messages the test says, until the test is done.
+/// Serves a tree to a scripted kernel until the test is done.
 pub fn with_kernel(tree: &Memory, test: impl FnOnce(&mut Kernel)) {
     let (mut kernel, device) = Kernel::new();
     let activity = Activity::default();
@@ -24,7 +24,7 @@ pub fn with_kernel(tree: &Memory, test: impl FnOnce(&mut Kernel)) {
     });
 }
 
-/// The same with a server that takes over what `heir` has.
+/// Serves a tree with a server that replays the requests of `heir`.
 pub fn with_heir(tree: &Memory, heir: &Heir, test: impl FnOnce(&mut Kernel)) {
     let (mut kernel, device) = Kernel::new();
     let activity = Activity::default();

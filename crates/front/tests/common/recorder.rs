@@ -1,4 +1,4 @@
-//! A recorder that hands over changes of a server that died, as a test says.
+//! A request log with scripted requests of a server that died.
 
 use std::sync::Mutex;
 
@@ -11,11 +11,11 @@ use draconis_exchange::heap::PoolBuffer;
 #[derive(Default)]
 pub struct Heir {
     pub inherited: Mutex<Vec<LoggedRequest>>,
-    /// What did not agree with the tree.
+    /// Reported contradictions between the log and the tree.
     pub contradictions: Mutex<Vec<String>>,
-    /// Outcomes of changes, in their order.
+    /// Outcomes of changes, in order.
     pub decided: Mutex<Vec<Outcome>>,
-    /// How many requests were done, and of those how many were deferred.
+    /// Number of finished requests, and of finished deferred ones.
     pub done: Mutex<(u64, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! A tree in memory: directories, files, and what was asked of them.
+//! A tree in memory: directories, files, and records of some requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -15,13 +15,13 @@ pub struct Memory(Mutex<State>);
 #[derive(Default)]
 pub struct State {
     pub nodes: BTreeMap<u64, Object>,
-    /// Users of each node, as the front counts them.
+    /// Reference counts of the nodes, as counted by the front end.
     pub holds: BTreeMap<u64, i64>,
-    /// Whether opening is asked for, and what is said.
+    /// Result of open; `None` if open needs no request.
     pub opening: Option<Result<Kept, Refusal>>,
-    /// Most bytes that one write takes.
+    /// Maximum length of one write, in bytes.
     pub write_most: Option<usize>,
-    /// What reads were told of the time of access.
+    /// The `no_atime` flags of the reads.
     pub no_atime: Vec<bool>,
 }
 
@@ -35,7 +35,7 @@ pub struct Object {
 }
 
 impl Memory {
-    /// A tree of a root directory.
+    /// Creates a tree with only a root directory.
     pub fn new() -> Self {
         let tree = Self::default();
         tree.add(0, b"", FileType::Directory);
@@ -46,7 +46,7 @@ impl Memory {
         self.0.lock().unwrap()
     }
 
-    /// Adds a node; its number.
+    /// Adds a node; returns its number.
     pub fn add(&self, parent: u64, name: &[u8], kind: FileType) -> u64 {
         let mut state = self.state();
         let node = state.nodes.len() as u64 + 1;
@@ -211,7 +211,7 @@ impl FileServer for MemoryFile<'_> {
         let bytes = &state.get(self.node)?.bytes;
         let end = bytes.len().min((request.offset + u64::from(request.len)) as usize);
         let wanted = bytes.get(request.offset as usize..end).unwrap_or_default();
-        // In two pieces, as a cache would lend them; a short one is copied.
+        // In two slices, as a cache would lend them; a short one is copied.
         let (first, second) = wanted.split_at(wanted.len() / 2);
         let mut len = request.buffer.put_slice(0, SharedSlice::new(first.to_vec()));
         len += match second.len() {

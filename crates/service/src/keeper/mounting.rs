@@ -1,4 +1,4 @@
-//! How a mount begins: its place is taken, a worker started, the directory attached.
+//! Mounting: registers the mount, starts a worker, attaches the mount point.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -23,38 +23,39 @@ use crate::remote_disk::RemoteCredentials;
 use crate::sandbox::Confinement;
 use crate::worker_process::{StartError, Worker};
 
-/// What is said of a mount of which the kernel does not pass `sync` on.
+/// Note for mounts to which the kernel does not pass `sync`.
 const MISSES_SYNCS: &str = "sync and syncfs do not reach this mount: the kernel passes them on \
                             to those alone that root makes of block devices. fsync does, and what \
                             changed is written after 200 ms of quiet";
-/// How long a mount that is just ending may take to give its volume and directory back.
+/// Timeout for an ending mount to release its volume and directory.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a mount has that outlives its workers.
+/// Resources of a mount that outlive its workers.
 pub(super) struct MountResources {
     pub(super) supervision: WorkerSupervision,
-    /// What it needs of its volume besides.
+    /// Loop device and guard of the volume.
     pub(super) keep: VolumeGuards,
     /// The connection to the kernel.
     pub(super) fuse: OwnedFd,
-    /// What sends the workers' notices over it.
+    /// The threads that send the workers' notifications over it.
     pub(super) relays: Relays,
 }
 
 impl MountResources {
-    /// Gives a worker, which is not the first one, the connection.
+    /// Sends the connection to a worker that succeeds another.
     pub(super) fn send_connection(&self, worker: &Worker, mount: &Mount) {
         if let Err(error) = worker.send_connection(&self.fuse, &self.relays) {
             log::error!("{}: {error}", mount.mount_point.display());
-            // It would wait for ever; if it is dead its death says the same, and more.
+            // The worker would wait for ever. If it is dead already, its death is handled
+            // elsewhere.
             worker.kill();
         }
     }
 }
 
 impl Keeper {
-    /// Mounts `volume` on `mount_point` and returns what the user should be told; with
-    /// `replace` a dead mount of ours is cleared first.
+    /// Mounts `volume` on `mount_point` and returns notes for the user. With `replace`, clears a
+    /// dead mount of ours first.
     pub(super) fn mount(
         self: &Arc<Self>,
         file: PathBuf,
@@ -88,7 +89,7 @@ impl Keeper {
         started
     }
 
-    /// Opens the volume, which no other mount and no tool has then.
+    /// Opens the volume exclusively: no other mount and no tool can use it then.
     fn claim(
         &self,
         mount: &Mount,
@@ -99,13 +100,13 @@ impl Keeper {
             return ClaimedVolume::open(file, options.read_only, RELEASE_TIMEOUT);
         };
         let socket = self.listener.local_addr().map_err(|error| error.to_string())?;
-        // Beside that of the keepers.
+        // The directory `stores` is beside the directory of the keepers' sockets.
         let run = socket.as_pathname().and_then(Path::parent).and_then(Path::parent);
         let stores = run.ok_or("a keeper is started by the manager")?.join("stores");
         ClaimedVolume::in_store(&stores, file, disk, options.read_only, means)
     }
 
-    /// Makes `mount` the one that is kept here.
+    /// Makes `mount` the mount of this keeper.
     pub(super) fn register_mount(&self, mount: &Arc<Mount>) -> Result<(), String> {
         let mut current = lock(&self.mount);
         if current.is_some() {
@@ -116,7 +117,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Takes a dead mount of ours away, whichever keeper it had.
+    /// Detaches a dead mount of ours, of any keeper.
     fn clear_dead_mount(&self, mount_point: &Path) -> Result<(), String> {
         match mount_table::mount_at(mount_point) {
             Some(entry) if entry.is_ours() && entry.probe() == mount_table::Answer::Dead => {
@@ -135,7 +136,7 @@ impl Keeper {
     ) -> Result<Vec<String>, String> {
         let ClaimedVolume { source, note, guards: mut keep } = claimed;
         let read_only = source.is_read_only();
-        // A worker knows no names.
+        // A worker receives descriptors instead of file names.
         let none = MountOptions { backing: vec![], parts: vec![], ..mount.options.clone() };
         let options = MountOptions { read_only, ..none };
         let said = |error| match error {
@@ -152,7 +153,7 @@ impl Keeper {
         let (worker, fuse, relays, told) = match begun {
             Ok(begun) => begun,
             Err(why) => {
-                // Who hears of it may want to use the volume at once.
+                // The caller may want to use the volume at once.
                 if let Some(left) = lives.release_source() {
                     log::error!("{left}");
                 }
@@ -164,7 +165,7 @@ impl Keeper {
         {
             let status = &mut lock(&mount.state).status;
             status.sandbox = told.sandbox;
-            // Who chose it knows.
+            // A user who chose it knows.
             if status.misses_syncs && mount.options.block_device != Some(false) {
                 notes.push(MISSES_SYNCS.to_owned());
             }
@@ -184,8 +185,8 @@ impl Keeper {
         Ok(notes)
     }
 
-    /// Attaches the mount point and has the first worker serve it; its connection, and what it
-    /// tells of itself.
+    /// Attaches the mount point and has the first worker serve it. Returns the worker with its
+    /// connection and status.
     fn attach_and_serve(
         &self,
         mount: &Mount,
@@ -216,7 +217,7 @@ impl Keeper {
         }
     }
 
-    /// Has `worker`, which has its connection, watched in a thread until the mount ends.
+    /// Supervises `worker`, which has its connection, in a thread until the mount ends.
     pub(super) fn spawn_supervisor(
         self: &Arc<Self>,
         mount: &Arc<Mount>,
@@ -229,23 +230,24 @@ impl Keeper {
         self.notify_waiters();
         let (keeper, mount) = (self.clone(), mount.clone());
         std::thread::spawn(move || {
-            // The volume is given back as this returns.
+            // The volume is released after this returns.
             let why = keeper.supervise(&mount, worker, &mut held, (&asks, &asked));
             let MountResources { supervision: lives, keep, fuse, relays } = held;
             drop(keep);
             let left = lives.release_source();
-            // Closing our descriptor of the connection is what ends the waits of clients.
+            // Closing the keeper's descriptor of the connection ends the waits of clients.
             drop(fuse);
             if relays.pause().is_none() && mount.is_in_place() {
-                // What a relay waits for holds the connection open, and has no answer any more.
+                // A relay thread that waits for a reply holds the connection open, and no reply
+                // will come.
                 abort(&mount.mount_point);
             }
             keeper.mark_ended(&mount, why.or(left));
         });
     }
 
-    /// Attaches a mount; one that writes has a block device as its source where that can be
-    /// done, since only then does the kernel pass `sync` on.
+    /// Attaches a mount. A writable one gets a block device as its source if possible, because only
+    /// then does the kernel pass `sync` on.
     fn attach(
         &self,
         mount: &Mount,
@@ -263,7 +265,7 @@ impl Keeper {
         if options.read_only || !options.block_device.unwrap_or(may) {
             return attach(None);
         }
-        // What is in a store has no file of its own.
+        // A disk in a store has no file of its own.
         let ready = if mount.disk.is_some() { keep.stand_in(volume) } else { Ok(()) };
         let attached = ready
             .and_then(|()| keep.attach_block_device(volume))
@@ -289,7 +291,7 @@ pub(crate) fn dead_mount_message(mount_point: &Path, volume: &Path) -> String {
     )
 }
 
-/// Ends the connection of a mount that is in use: it stays in its place.
+/// Aborts the connection of a mount that is in use; the mount stays in place.
 fn abort(mount_point: &Path) {
     match rustix::mount::unmount(mount_point, UnmountFlags::FORCE) {
         Ok(()) | Err(Errno::BUSY) => {}
@@ -297,8 +299,8 @@ fn abort(mount_point: &Path) {
     }
 }
 
-/// Waits for the first request, by which the kernel sets the mount up: before it the
-/// kernel's own settings would overwrite what [`Mounter::tune`] sets.
+/// Waits for FUSE_INIT, by which the kernel sets the mount up. Before it, the kernel's own settings
+/// would overwrite those of [`Mounter::set_read_ahead`].
 fn wait_until_served(worker: &mut Worker) -> Result<WorkerStatus, String> {
     let until = Instant::now() + INIT_TIMEOUT;
     loop {
@@ -332,7 +334,7 @@ fn initial_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> 
 
 fn check_mount_point(mount_point: &Path) -> Result<(), String> {
     let name = mount_point.display();
-    // Asked first: a mount whose worker is gone does not answer `stat`.
+    // Checked first: a mount whose worker is gone does not answer `stat`.
     match mount_table::mount_at(mount_point) {
         Some(entry) if entry.is_ours() && entry.probe() == mount_table::Answer::Dead => {
             return Err(dead_mount_message(mount_point, &entry.volume()));

@@ -1,15 +1,15 @@
-//! The lives of a mount: a worker that dies is followed by another, and clients only wait.
+//! The workers of a mount: a worker that dies has a successor, and clients only wait.
 //!
 //! ```text
 //!   worker dies ── reaped ── its disk service has written what was taken whole
 //!        │                          └─ the last change that was taken
 //!        └── next worker: the same volume, the same log, the same connection
 //! ```
-//! Law 1: a worker looks at the volume once the one before it is gone, with all that it could do;
-//! one that waits for that has confined itself, and seen nothing.
-//! Law 2: what is in the log is not looked at here, but for the requests that were in hand.
-//! Law 3: a request that two workers died over is refused to the third. Workers that die too
-//! often are not followed by another. Those that others kill do not count.
+//! Law 1: a worker reads the volume only after its predecessor is gone and all its writes have
+//! ended. A standby has confined itself by then, and has read nothing.
+//! Law 2: the keeper reads nothing in the oplog but the list of requests in flight.
+//! Law 3: a request that killed two workers is refused by the third. Workers that die too often
+//! have no successor. Workers killed by another process do not count.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,41 +25,41 @@ use crate::options::MountOptions;
 use crate::request_log::WorkerStart;
 use crate::worker_process::{StandbyWorker, StartError, Worker};
 
-/// More deaths than this within [`DEATH_WINDOW`] are the end.
+/// More deaths than this within [`DEATH_WINDOW`] end the mount.
 const MAX_DEATHS: usize = 10;
 const DEATH_WINDOW: Duration = Duration::from_secs(60);
-/// Deaths over one request after which it is refused.
+/// Number of deaths after which a request is quarantined.
 const MAX_DEATHS_PER_REQUEST: u32 = 2;
-/// Requests whose deaths are remembered.
+/// Maximum number of requests whose deaths are counted.
 const MAX_TRACKED_REQUESTS: usize = 1024;
 
-/// What outlives the workers of a mount.
+/// State that outlives the workers of a mount.
 pub(super) struct WorkerSupervision {
     source: VolumeSource,
-    /// What a disk image differs from, the nearest first: read by each of them.
+    /// Backing files of the image, the nearest first. All workers read them.
     behind: Vec<OwnedFd>,
     log: Arc<SharedMemory>,
     options: MountOptions,
     epoch: u64,
-    /// An epoch, and the last of its changes that the disk has taken.
+    /// An epoch, and the last of its changes that the disk has accepted.
     accepted_through: (u64, u64),
     deaths: VecDeque<Instant>,
-    /// How many died over a request.
+    /// Number of workers that each request killed.
     deaths_by_request: HashMap<u64, u32>,
     quarantined: Vec<u64>,
     next: Next,
 }
 
-/// The worker that would follow.
+/// The standby process.
 enum Next {
-    /// It is started when it is needed.
+    /// None; a successor is started when needed.
     None,
     Waits(Box<StandbyWorker>),
-    /// It ended before it was needed, as the one after it might.
+    /// It exited before it was needed; another might, too.
     Gone,
 }
 
-/// What is to be known of them by another program that goes on with them.
+/// State that an upgrade hands over to the next program.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SupervisionState {
     options: MountOptions,
@@ -70,10 +70,10 @@ pub(super) struct SupervisionState {
 }
 
 impl WorkerSupervision {
-    /// Those of a mount that has had none yet.
+    /// Creates the supervision of a mount without a worker yet.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn new(
         source: VolumeSource,
         behind: Vec<OwnedFd>,
@@ -96,7 +96,7 @@ impl WorkerSupervision {
         })
     }
 
-    /// Those that another program has had until now.
+    /// Restores the supervision that another program handed over.
     pub(super) fn resume(
         source: VolumeSource,
         behind: Vec<OwnedFd>,
@@ -134,7 +134,7 @@ impl WorkerSupervision {
         }
     }
 
-    /// Gives the volume back; says what could not be brought to where it is.
+    /// Releases the volume; returns a message about data that could not be sent to its bucket.
     pub(super) fn release_source(mut self) -> Option<String> {
         self.stop_standby();
         match self.source {
@@ -155,8 +155,8 @@ impl WorkerSupervision {
         self.log.as_fd()
     }
 
-    /// Has a process wait for its turn, if another may follow. Where the disk is in a store it would
-    /// be the disk's second user, so there is none.
+    /// Starts a standby process, if a successor is allowed. A disk in a store has none: the standby
+    /// would be a second user of the disk.
     pub(super) fn ensure_standby(&mut self) {
         let is_file = matches!(self.source, VolumeSource::File { .. });
         match &mut self.next {
@@ -180,12 +180,12 @@ impl WorkerSupervision {
             };
     }
 
-    /// Ends the process that waits for its turn.
+    /// Ends the standby process.
     pub(super) fn stop_standby(&mut self) {
         self.next = Next::None;
     }
 
-    /// Has the next worker open the volume; of a mount that is `read_only` by now, though it was not.
+    /// Has the successor open the volume. `read_only`: the mount has been made read-only since.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -201,7 +201,7 @@ impl WorkerSupervision {
         };
         if let Next::Waits(ready) = std::mem::replace(&mut self.next, Next::None) {
             match ready.open(&start) {
-                // It was killed while it waited.
+                // The standby was killed.
                 Err(StartError::Lost(why)) => log::warn!("{why}"),
                 opened => return opened,
             }
@@ -209,8 +209,8 @@ impl WorkerSupervision {
         Worker::start(&self.source, &self.behind, &self.log, &start)
     }
 
-    /// One has died, or was killed by another process; `taken` is the last of its changes that
-    /// the disk has taken. Whether there may be another.
+    /// Records that the worker died or was killed by another process. `taken` is the last of its
+    /// changes that the disk accepted. Returns true if a successor may start.
     pub(super) fn record_death(&mut self, taken: u64, was_killed: bool) -> bool {
         if oplog::marked_epoch(&self.log) == self.epoch {
             self.accepted_through = (self.epoch, taken);

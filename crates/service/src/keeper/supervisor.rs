@@ -1,4 +1,4 @@
-//! What is done while a mount is served: its worker is asked how it is, and its end noticed.
+//! The supervisor of a served mount: polls its worker's status and handles its end.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -10,29 +10,29 @@ use super::{CLOSE_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, lock};
 use crate::protocol::{self, MountStatus, Reply, WorkerStatus};
 use crate::worker_process::Worker;
 
-/// How often a worker is asked how it is.
+/// Poll interval of a worker's status.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
-/// How often its disk is asked the same, where nobody wants to know.
+/// Poll interval of its disk's status while no client asks.
 const ASK_DISK_EVERY: Duration = Duration::from_secs(15);
-/// How long a worker serves before the process is started that would follow it: that takes a CPU
-/// from those who have waited for this one.
+/// Time that a worker serves before its standby is started: starting takes a CPU from programs that
+/// waited for this worker.
 const STANDBY_DELAY: Duration = Duration::from_millis(10);
 
 impl Keeper {
-    /// Nothing serves `mount` any more: it is over, or in its place as a dead one.
+    /// Marks `mount` as ended: it is over, or dead in place.
     pub(super) fn mark_ended(&self, mount: &Mount, why: Option<String>) {
         let dead = mount.is_in_place();
-        // A worker ends in peace, too, when the connection is cut from outside.
+        // A worker also exits normally if another program aborts the connection.
         let cut = || "its connection to the kernel was cut".to_string();
         let why = why.or_else(|| dead.then(cut));
         if let Some(why) = &why {
             log::error!("{}: {why}", mount.mount_point.display());
         }
         {
-            // Those that come to watch see it ended, or are told.
+            // Under the lock: a watcher that registers now sees the end, or is notified.
             let watchers = lock(&self.watchers);
             for watcher in &*watchers {
-                // One that died does not want to know.
+                // Fails only if the manager is gone.
                 let _ = protocol::send(watcher, &Reply::Ended { why: why.clone() });
             }
             let mut state = lock(&mount.state);
@@ -48,15 +48,15 @@ impl Keeper {
         self.notify_waiters();
     }
 
-    /// Wakes all who wait.
+    /// Wakes all waiting threads.
     pub(super) fn notify_waiters(&self) {
-        // Under the lock, or a waiter that looks at this moment could miss it.
+        // Under the lock: a waiter that is just checking its condition could miss the wake-up.
         let mount = lock(&self.mount);
         self.changed.notify_all();
         drop(mount);
     }
 
-    /// Has a mount served until it ends; returns what went wrong, if something did.
+    /// Supervises a mount until it ends; returns the error that ended it, if any.
     pub(super) fn supervise(
         &self,
         mount: &Mount,
@@ -80,7 +80,7 @@ impl Keeper {
                     (why, 1)
                 }
                 End::Upgrade(request, failed) => {
-                    // A relay that waits in the kernel would keep this program from ending.
+                    // A relay thread that waits in the kernel would keep this program from ending.
                     let Some(paused) = held.relays.pause() else {
                         let _ = failed.send("the kernel waits for what is written back".into());
                         continue;
@@ -92,7 +92,7 @@ impl Keeper {
                     let why = self.exec_program(mount, held, &request);
                     drop(paused);
                     log::error!("{at}: {why}");
-                    // Who asked may have gone.
+                    // The client may be gone.
                     let _ = failed.send(why.clone());
                     (why, 0)
                 }
@@ -106,7 +106,7 @@ impl Keeper {
             held.send_connection(&worker, mount);
             let pid = worker.pid();
             lock(&mount.state).status.restarts += deaths;
-            // Beside the error, for who reads that.
+            // Logged beside the error.
             log::warn!(
                 "{at}: process {pid} has taken over within {:.1} ms, {:.1} of them until the one \
                  before it had ended with all that it wrote",
@@ -116,7 +116,7 @@ impl Keeper {
         }
     }
 
-    /// Asks the worker how it is until it ends.
+    /// Polls the worker's status until it ends.
     fn watch_worker(
         &self,
         mount: &Mount,
@@ -144,7 +144,7 @@ impl Keeper {
                     let was_killed = exit.was_killed() && !is_hung;
                     return End::Death { why: why.unwrap_or_default(), was_killed };
                 }
-                // It is about to end by itself, or by force.
+                // The worker is about to exit, or to be killed.
                 Ok(SupervisorEvent::Upgrade(_, failed)) if closed || hung.is_some() => {
                     let _ = failed.send("it ends".into());
                     None
@@ -161,7 +161,7 @@ impl Keeper {
                     None
                 }
                 Ok(SupervisorEvent::ReadOnly(read_only, waiting)) => {
-                    // Who asked may have gone.
+                    // The client may be gone.
                     let _ = waiting.send(worker.set_read_only(read_only, CLOSE_TIMEOUT));
                     None
                 }
@@ -179,14 +179,14 @@ impl Keeper {
             match worker.status(Instant::now() + deadline) {
                 Ok(told) if Duration::from_millis(told.busy_ms) <= deadline => {
                     self.update_status(mount, "serving", Some(told));
-                    // To some disks that is a request, which has a price.
+                    // Some disks send a request for it, which has a price.
                     if waiting.is_some() || asked_disk.elapsed() >= ASK_DISK_EVERY {
                         asked_disk = Instant::now();
                         lock(&mount.state).status.disk = worker.disk_failure();
                     }
                 }
                 answer => {
-                    // A worker that is ending does not answer either; its death tells why.
+                    // A worker that is ending does not answer either; its exit gives the reason.
                     let late = answer.err().is_none_or(|fault| fault.is_timeout());
                     if late {
                         let pid = worker.pid();
@@ -214,7 +214,7 @@ impl Keeper {
         status.memory_bytes = resident_bytes(status.worker_pid);
     }
 
-    /// Takes a mount point away that was never served.
+    /// Detaches a mount point that was never served.
     pub(super) fn detach_unserved(&self, mount: &Mount) {
         if mount.is_in_place()
             && let Err(why) = self.front.detach(&mount.mount_point, true)
@@ -224,25 +224,25 @@ impl Keeper {
     }
 }
 
-/// How serving ended.
+/// Result of supervising one worker.
 enum End {
-    /// There is nothing more to serve.
+    /// The mount is over.
     Over {
-        /// What went wrong, if something did.
+        /// The error, if any.
         why: Option<String>,
     },
     Death {
         why: String,
-        /// By another process.
+        /// True if another process killed it.
         was_killed: bool,
     },
-    /// It has not: it is to go on by another program.
+    /// The worker still runs: an upgrade to another program was requested.
     Upgrade(UpgradeRequest, Sender<String>),
 }
 
-/// Hears of the end of a worker that was ended.
+/// Waits for the exit event of a worker that was stopped.
 fn wait_for_exit_event(asked: &Receiver<SupervisorEvent>) {
-    // What else is asked meanwhile has no answer, as when a worker dies.
+    // Other requests that arrive meanwhile get no reply, as when a worker dies.
     while !matches!(asked.recv(), Ok(SupervisorEvent::Died(_)) | Err(_)) {}
 }
 
@@ -251,12 +251,12 @@ impl Mount {
         lock(&self.state).status.worker_pid
     }
 
-    /// Whether another worker may follow one that died.
+    /// Returns true if a worker that died may have a successor.
     fn can_restart(&self) -> bool {
         self.options.restart && !lock(&self.state).is_final_worker
     }
 
-    /// Notes its worker, whose end is heard of through `asks`.
+    /// Registers the worker, whose exit is sent to `asks`.
     pub(super) fn set_worker(&self, worker: &mut Worker, asks: &Sender<SupervisorEvent>) {
         let pid = worker.pid();
         {
@@ -269,13 +269,13 @@ impl Mount {
         }
         let asks = asks.clone();
         worker.on_exit(move |exit| {
-            // It is not heard only if the watcher has ended, which then knows.
+            // Fails only if the supervisor has ended.
             let _ = asks.send(SupervisorEvent::Died(exit));
         });
     }
 }
 
-/// Resident memory of a process, in bytes; 0 when it is gone.
+/// Returns the resident memory of a process, in bytes; 0 if it is gone.
 pub(super) fn resident_bytes(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());

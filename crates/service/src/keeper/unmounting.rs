@@ -1,4 +1,4 @@
-//! How a mount ends, or turns read-only, because it was asked to.
+//! Unmounting and remounting read-only, on request.
 
 use std::path::Path;
 use std::sync::PoisonError;
@@ -15,26 +15,24 @@ use crate::mount_users::find_mount_users;
 use crate::mounter::DetachError;
 use crate::options::MountOptions;
 
-/// How long a worker may take to answer when its mount is taken away by force.
+/// Timeout for a worker's reply when its mount is detached by force.
 const FORCE_WAIT: Duration = Duration::from_secs(2);
-/// How long what uses a mount, and cannot be seen, may take to end; and how often that is
-/// looked at.
+/// Timeout for invisible users of a mount to end, and its poll interval.
 const BUSY_WAIT: Duration = Duration::from_millis(500);
 const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// What is seen to use a mount for so long goes on: it was no process between its fork and its
-/// exec, which has what another thread of its parent had open then.
+/// A process that uses a mount for this long is a real user. A shorter use may be a process between
+/// fork and exec, which holds the open files of another thread of its parent.
 const BUSY_CONFIRM_TIME: Duration = Duration::from_millis(100);
-/// How long the kernel may take to write back what programs have changed, when it
-/// is asked to end while files are open.
+/// Timeout for the kernel's write-back if the mount is shut down while files are open.
 const SYNC_WAIT: Duration = Duration::from_secs(30);
-/// How long an unmounted worker may take to end by itself.
+/// Timeout for an unmounted worker to exit.
 const END_WAIT: Duration = Duration::from_secs(10);
-/// How long the kernel may take to free the loop device that was a mount's source.
+/// Timeout for the kernel to free the loop device that was a mount's source.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
 impl Keeper {
-    /// Takes a mount point away, and waits a moment for users of it that are not to be seen, or
-    /// are gone at the next look.
+    /// Detaches a mount point. Waits a moment for users that are invisible, or gone at the next
+    /// poll.
     pub(super) fn detach(&self, mount_point: &Path, force: bool) -> Result<(), DetachError> {
         let until = Instant::now() + BUSY_WAIT;
         let (mut held, mut since) = (vec![], Instant::now());
@@ -55,27 +53,27 @@ impl Keeper {
         }
     }
 
-    /// Unmounts, and waits until the worker is gone and the volume free. Of a mount that was
-    /// dead it says what had happened.
+    /// Unmounts, and waits until the worker is gone and the volume released. Returns the cause of
+    /// death of a dead mount.
     pub(super) fn unmount(&self, mount: &Mount, force: bool) -> Result<Option<String>, String> {
         self.wait_while(mount, Some(INIT_TIMEOUT), |mount| mount.phase() == MountPhase::Starting);
         let mount_point = &mount.mount_point;
         if force && mount.is_served() && !mount.is_responding(FORCE_WAIT) {
-            // The kernel would wait for it, too, to tell it that the mount goes.
+            // The kernel would also wait for the worker's reply to FUSE_DESTROY.
             log::error!("{}: its worker does not answer, and is killed", mount_point.display());
             mount.kill();
             self.wait_while(mount, Some(END_WAIT), Mount::is_served);
         }
         let source = mount_table::mount_at(mount_point).map(|entry| entry.source);
-        // Of a dead mount there is nothing that could be lost, by any of its users.
+        // A dead mount has nothing to lose.
         let detached = self.detach(mount_point, force || mount.is_dead());
         match detached {
-            // It died, or was taken away by another, while we were at it.
+            // The mount died, or another program detached it meanwhile.
             Err(_) if mount.is_ending() => {}
             detached => detached.map_err(|why| why.message(mount_point))?,
         }
         if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
-            // The next command finds the image in use as long as it is there.
+            // The next command finds the image in use while the loop device exists.
             loop_device::wait_until_free(&device, RELEASE_WAIT);
         }
         if let MountPhase::Ended { why, dead: true } = mount.phase() {
@@ -91,7 +89,7 @@ impl Keeper {
             ));
         }
         match mount.phase() {
-            // Who forces it does so because of the worker.
+            // With `force`, the error of the worker is expected.
             MountPhase::Ended { why: Some(why), .. } if !force => {
                 Err(format!("{}: {why}", mount_point.display()))
             }
@@ -99,8 +97,8 @@ impl Keeper {
         }
     }
 
-    /// Makes a mount read-only, with everything brought home and the volume marked as
-    /// unmounted, or writable again.
+    /// Makes a mount read-only, after writing all changes and marking the volume clean; or writable
+    /// again.
     pub(super) fn remount(&self, mount: &Mount, read_only: bool) -> Result<(), String> {
         if mount.phase() != MountPhase::Serving {
             return Err("nothing serves it; clear it with draconis umount".into());
@@ -127,7 +125,7 @@ impl Keeper {
             let answer = wait.recv_timeout(CLOSE_TIMEOUT).ok().filter(|_| sent);
             answer.unwrap_or_else(|| Err("its worker does not answer".into()))
         };
-        // The kernel never lets through what the worker would refuse.
+        // In either order, the kernel never accepts changes that the worker would refuse.
         if read_only {
             kernel()?;
             worker()?;
@@ -139,8 +137,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Waits while something holds of `mount`, for so long at most; says whether that has
-    /// ended.
+    /// Waits while `condition` holds, at most for `wait`. Returns true if it ended.
     pub(super) fn wait_while(
         &self,
         mount: &Mount,
@@ -163,8 +160,8 @@ impl Keeper {
         true
     }
 
-    /// Ends the mount, if there is one, in use or not. What programs have changed is brought
-    /// home; what they change after that is refused.
+    /// Ends the mount, if there is one, in use or not. Changes made so far are written to the
+    /// volume; later changes are refused.
     pub fn shut_down(&self) {
         let ended = self.current().map_or(Ok(()), |mount| self.shut_down_mount(&mount));
         if let Err(why) = ended {
@@ -183,15 +180,15 @@ impl Keeper {
         let asks = lock(&mount.state).events.clone();
         let (done, wait) = channel();
         if asks.is_some_and(|asks| asks.send(SupervisorEvent::Close(done)).is_ok()) {
-            // The end is dropped when it is done: that is the answer.
+            // The supervisor drops the sender when it is done: that is the reply.
             let _ = wait.recv_timeout(CLOSE_TIMEOUT);
         }
         Ok(())
     }
 }
 
-/// Has the kernel write back what it keeps of a mount. A worker that hangs may hang this,
-/// too, and is then left behind.
+/// Has the kernel write back the dirty pages of a mount. A hung worker may block the thread, which
+/// is then left behind.
 fn sync_mount(mount_point: &Path) {
     let path = mount_point.to_path_buf();
     let (done, wait) = channel();
@@ -199,7 +196,7 @@ fn sync_mount(mount_point: &Path) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&path, flags, rustix::fs::Mode::empty());
         let synced = opened.and_then(rustix::fs::syncfs);
-        // A waiter that has gone on does not hear this.
+        // Fails if the waiter has given up.
         let _ = done.send(synced);
     });
     match wait.recv_timeout(SYNC_WAIT) {

@@ -1,11 +1,11 @@
-//! A keeper goes on as another program, while its mount is in use: an upgrade.
+//! Upgrade: a keeper replaces itself by another program (`exec`) while its mount is in use.
 //!
 //! ```text
 //!   worker ends ── what is known, and descriptors, into a socket ── exec ──▶ taken out of it
 //!       └── as if it had died: its log stays                          next worker ◀──┘
 //! ```
-//! Law 1: the other program is asked before whether it understands what is handed over.
-//! Law 2: until it runs nothing is given up: if it cannot be started, this one goes on.
+//! Law 1: before that, the other program is asked whether it understands the handover.
+//! Law 2: nothing is given up until it runs: if it cannot be started, this program continues.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
@@ -32,31 +32,31 @@ use crate::options::MountOptions;
 use crate::protocol::{self, MountStatus, Reply};
 use crate::store_keeper::{StoreDiskHandle, StoreDiskState};
 
-/// The format of what is handed over: another one has another number.
+/// Version of the handover format.
 const HANDOVER_VERSION: u64 = 1;
-/// How long the other program may take to say what it understands.
+/// Timeout for the other program's reply about its formats.
 const FORMATS_WAIT: Duration = Duration::from_secs(10);
-/// Longest text that is handed over, in bytes.
+/// Longest handover message, in bytes.
 const MAX_MESSAGE_BYTES: usize = 160 << 10;
-/// Descriptors that are always there: the socket, the log, the volume, the connection.
+/// Descriptors that are always present: the socket, the oplog, the volume, the connection.
 const REQUIRED_FDS: usize = 4;
 
-/// What a program understands of what another one left.
+/// Versions of the formats that a program understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandoverFormats {
-    /// What is handed over between keepers.
+    /// The handover between keepers.
     handover: u64,
-    /// The log of requests.
+    /// The oplog.
     oplog: u64,
-    /// What a worker says to the process of a store, which goes on as it is.
+    /// The disk contract, which a worker speaks to a store process that keeps running.
     #[serde(default)]
     disk: u64,
-    /// Whether files behind an image are taken over.
+    /// True if the handover may include backing files.
     #[serde(default)]
     behind: bool,
 }
 
-/// What a mount wants of a program that goes on with it.
+/// Features that a mount requires of the next program.
 #[derive(Clone, Copy)]
 struct RequiredFeatures {
     in_store: bool,
@@ -65,20 +65,20 @@ struct RequiredFeatures {
 
 impl HandoverFormats {
     fn supports(self, ours: Self, wants: RequiredFeatures) -> bool {
-        // Where there is no store both ends of the disk contract are the other program's.
+        // Without a store, the next program has both ends of the disk contract.
         Self { disk: ours.disk, behind: ours.behind, ..self } == ours
             && (self.disk == ours.disk || !wants.in_store)
             && (self.behind || !wants.behind)
     }
 }
 
-/// What this program understands.
+/// Returns the formats of this program.
 pub fn formats() -> HandoverFormats {
     let disk = disk::Disk::FINGERPRINT;
     HandoverFormats { handover: HANDOVER_VERSION, oplog: oplog::FORMAT, disk, behind: true }
 }
 
-/// To go on as `program`, which then answers the client.
+/// An upgrade to `program`, which then replies to `client`.
 pub(super) struct UpgradeRequest {
     program: PathBuf,
     client: UnixStream,
@@ -95,15 +95,15 @@ struct HandoverState {
     device: Option<String>,
     status: MountStatus,
     past: SupervisionState,
-    /// What is known of a disk in a store; its connection is in the place of the volume.
+    /// State of a disk in a store; its connection takes the place of the volume.
     store: Option<StoreDiskState>,
-    /// Which of the descriptors that may be there are: the disk, the file behind a loop device,
-    /// the guard of a block device, the client. What an image differs from is behind them.
+    /// Which optional descriptors are present: the disk, the backing file of the loop device, the
+    /// guard of a block device, the client. Backing files of the image follow them.
     has: [bool; 4],
 }
 
 impl Keeper {
-    /// Goes on as `program`, which answers `client`; returns only to say why not.
+    /// Upgrades to `program`, which replies to `client`. Returns only on failure, with the reason.
     pub(super) fn upgrade(&self, mount: &Mount, program: PathBuf, client: &UnixStream) -> String {
         let at = mount.mount_point.display();
         if mount.phase() != MountPhase::Serving {
@@ -132,7 +132,8 @@ impl Keeper {
         format!("{at}: {why}")
     }
 
-    /// Becomes another program, now that there is no worker; returns only to say why not.
+    /// Executes another program after the worker has ended. Returns only on failure, with the
+    /// reason.
     pub(super) fn exec_program(
         &self,
         mount: &Mount,
@@ -188,10 +189,10 @@ impl Keeper {
         format!("{} cannot be started: {error}", request.program.display())
     }
 
-    /// The keeper that another program was until now, with what that left in `socket`.
+    /// Restores the keeper from the handover that the previous program left in `socket`.
     ///
     /// # Errors
-    /// What is wrong with it. The mount is lost then.
+    /// A message; the mount is lost then.
     pub fn resume(front: Box<dyn Mounter>, socket: OwnedFd) -> Result<Arc<Self>, String> {
         let mut text = vec![0; MAX_MESSAGE_BYTES];
         let got = descriptors::receive(&socket, &mut text, RecvFlags::DONTWAIT)
@@ -241,13 +242,13 @@ impl Keeper {
             Err(why) => Reply::Failed { why },
         };
         if let Some(client) = client {
-            // It may not want to know any more.
+            // Fails only if the client is gone.
             let _ = protocol::send(&UnixStream::from(client), &reply);
         }
         Ok(keeper)
     }
 
-    /// Starts the next worker of a mount that has none at the moment.
+    /// Starts the successor of a mount that has no worker at the moment.
     fn resume_serving(
         self: &Arc<Self>,
         mount: &Arc<Mount>,
@@ -272,7 +273,7 @@ impl Keeper {
     }
 }
 
-/// Whether `program` can go on with what this one leaves, and a mount wants.
+/// Checks that `program` understands the handover and has the required features.
 fn check_program(program: &Path, wants: RequiredFeatures) -> Result<(), String> {
     let name = program.display();
     let mut child = Command::new(program)
@@ -286,11 +287,11 @@ fn check_program(program: &Path, wants: RequiredFeatures) -> Result<(), String> 
     let out = child.stdout.take();
     std::thread::spawn(move || {
         let read = out.and_then(|out| serde_json::from_reader::<_, HandoverFormats>(out).ok());
-        // Late is as good as never.
+        // After the timeout nobody receives it.
         let _ = done.send(read);
     });
     let said = said.recv_timeout(FORMATS_WAIT).ok().flatten();
-    // It has said what it had to.
+    // The reply has arrived, or the timeout has passed.
     let _ = child.kill();
     let _ = child.wait();
     match said {

@@ -1,4 +1,4 @@
-//! The keepers that a manager knows: found, started, asked, followed.
+//! The manager's keepers: finds, starts, queries and watches them.
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
@@ -13,10 +13,10 @@ use super::{MAX_LOST_MOUNTS, Manager, STATUS_WAIT, lock};
 use crate::mount_table;
 use crate::protocol::{self, Kept, LostMount, MountStatus, Reply, Request};
 
-/// How long a keeper that runs may take to say what it keeps.
+/// Timeout for a running keeper to report its mount.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A keeper, by its socket, and what it keeps.
+/// A keeper, known by its socket and its mount.
 pub(super) struct KeeperHandle {
     socket: PathBuf,
     pub(super) mount: Kept,
@@ -31,18 +31,18 @@ pub(super) enum KeeperPhase {
     /// Its process may not run yet.
     Starting,
     Serving,
-    /// Nothing serves the mount any more; as long as its keeper is there, it is dead in its
+    /// Nothing serves the mount any more. While the keeper process exists, the mount is dead in
     /// place, or about to go.
     Ended,
 }
 
-/// Why a keeper has not answered.
+/// Reasons why a keeper has not replied.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
-    /// It does not run any more.
+    /// It has ended.
     #[error("it has ended")]
     Gone,
-    /// It ended, or went on as another program, while it was asked.
+    /// It ended or was upgraded before it replied.
     #[error("{0}")]
     Lost(std::io::Error),
 }
@@ -60,18 +60,18 @@ impl KeeperHandle {
         *lock(&self.phase) == KeeperPhase::Ended
     }
 
-    /// Whether its process runs.
+    /// Returns true if its process runs.
     pub(super) fn is_running(&self) -> bool {
         self.connect().is_some()
     }
 
-    /// Whether it was unmounted, and is about to give back what it has.
+    /// Returns true if it was unmounted and is about to release its volume.
     pub(super) fn is_ending(&self) -> bool {
         *lock(&self.phase) != KeeperPhase::Starting
             && mount_table::mount_at(&self.mount.mount_point).is_none()
     }
 
-    /// Why there cannot be `other`, too, if so.
+    /// Returns the reason why `other` cannot be mounted beside it, if there is one.
     pub(super) fn conflict_with(&self, other: &Kept) -> Option<String> {
         let (volume, at) = (self.mount.volume.display(), self.mount.mount_point.display());
         let is_same = self.mount.identity == other.identity && self.mount.disk == other.disk;
@@ -93,7 +93,7 @@ impl KeeperHandle {
     /// Starts its process.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn start(&self) -> std::io::Result<()> {
         let listener = UnixListener::bind(&self.socket)?;
         let mut child = Command::new("/proc/self/exe")
@@ -107,7 +107,7 @@ impl KeeperHandle {
         Ok(())
     }
 
-    /// How its mount is; nothing of a keeper that does not say.
+    /// Returns the status of its mount; empty if the keeper does not reply.
     pub(super) fn status(&self) -> Vec<MountStatus> {
         match self.request(&Request::Status, Some(STATUS_WAIT)) {
             Ok(Reply::Status(status)) => status.mounts,
@@ -115,7 +115,7 @@ impl KeeperHandle {
         }
     }
 
-    /// Asks it, and waits for the answer; without a bound if there is no `wait`.
+    /// Sends a request and waits for the reply; without a timeout if `wait` is `None`.
     pub(super) fn request(
         &self,
         request: &Request,
@@ -132,17 +132,17 @@ impl KeeperHandle {
 }
 
 impl Manager {
-    /// Finds the keepers that managers before this one have started.
+    /// Finds the keepers that earlier managers have started.
     ///
     /// # Errors
-    /// What the system says of their directory.
+    /// The system's error for their directory.
     pub(super) fn find_keepers(self: &Arc<Self>) -> std::io::Result<()> {
         for id in self.directory.keeper_ids()? {
             let socket = self.directory.keeper_socket(id);
             let connected = UnixStream::connect(&socket);
             let Ok(keeper) = connected else {
                 if connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused) {
-                    // It was killed, or the machine was.
+                    // The keeper was killed, or the machine crashed.
                     let _ = std::fs::remove_file(&socket);
                 }
                 continue;
@@ -165,11 +165,11 @@ impl Manager {
         Ok(())
     }
 
-    /// Hears of the end of a mount, in a thread, for as long as its keeper runs.
+    /// Waits in a thread for the end of a mount, as long as its keeper runs.
     pub(super) fn watch_keeper(self: &Arc<Self>, id: u64, keeper: &Arc<KeeperHandle>) {
         let (manager, keeper) = (self.clone(), keeper.clone());
         std::thread::spawn(move || {
-            // Each time it goes on as another program the conversation ends.
+            // Every upgrade of the keeper ends the connection.
             while let Some(connection) = keeper.connect() {
                 if protocol::send(&connection, &Request::Watch).is_err() {
                     continue;
@@ -183,16 +183,16 @@ impl Manager {
                     }
                 }
             }
-            // One that was killed leaves it behind.
+            // A killed keeper leaves its socket behind.
             let _ = std::fs::remove_file(&keeper.socket);
             manager.release(id);
         });
     }
 
-    /// Remembers a mount that has ended and is gone, if it was not asked to.
+    /// Remembers a mount that ended unrequested and is gone.
     fn record_lost_mount(&self, keeper: &KeeperHandle, why: Option<String>) {
         let Kept { volume, mount_point, .. } = keeper.mount.clone();
-        // One that is dead in its place says so itself.
+        // A mount that is dead in place has its own status.
         let Some(why) = why.filter(|_| mount_table::mount_at(&mount_point).is_none()) else {
             return;
         };

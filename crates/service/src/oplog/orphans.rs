@@ -1,13 +1,13 @@
-//! Which inodes have no name, on volumes that do not list them: remembered for the next worker,
-//! which would have to look at every inode.
+//! Orphan table of volumes without an orphan list on disk: saves the next worker a scan of all
+//! inodes.
 //!
 //! ```text
 //!   one part is filled ──── it has grown: the other begins with all that have no name now ───▶
 //!   the other is empty ◀─── the disk has taken the change at which that was ─── both are kept
 //! ```
-//! Law 1: what has no name on the disk is in one of the parts. There may be others.
-//! Law 2: a part is emptied once the disk is past the moment at which the other began.
-//! Law 3: what does not fit is not forgotten: the part says that it is not all.
+//! Law 1: every orphan on the disk is in one of the two parts. The parts may contain other inodes.
+//! Law 2: a part is cleared once the disk has accepted the change at which the other was begun.
+//! Law 3: an overflowing part is marked as incomplete.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
@@ -18,33 +18,33 @@ use draconis_ext::InodeNumber;
 
 use super::{FILLED_AT, ORPHANS_AT};
 
-/// Inodes that a part holds.
+/// Number of inodes in a part.
 const PART_CAPACITY: u32 = (1 << 16) - 1;
-/// A part begins with its count.
+/// Size of a part, which begins with its count.
 const PART_BYTES: usize = (PART_CAPACITY as usize + 1) * 4;
-/// In the memory of a log.
+/// Size of the table in an oplog's memory.
 pub(super) const BYTES: usize = 2 * PART_BYTES;
-/// In place of a count: there were more.
+/// Count of an overflowed part.
 const OVERFLOW: u32 = u32::MAX;
-/// So much more than it began with has a part before the other is begun.
+/// Number of inodes added to a part before the other one is begun.
 const SWITCH_AFTER: u32 = 512;
 
-/// What of it is known to the worker that fills it.
+/// The table as seen by the worker that fills it.
 pub(super) struct OrphanTable(Mutex<OrphanState>);
 
 struct OrphanState {
     filled: usize,
-    /// Those in the part that is filled, as far as this worker has put them there.
+    /// Inodes that this worker has put into the part in use.
     present: HashSet<u32>,
-    /// With so many the other part is begun.
+    /// Count at which the other part is begun.
     switch_at: u32,
-    /// The other part is empty once the disk has taken this change.
+    /// Number of the change whose acceptance clears the other part.
     switched_at: Option<u64>,
-    /// What the worker before has left is done again, and numbers count that.
+    /// True during replay: numbers count the replayed changes.
     is_replaying: bool,
 }
 
-/// All that workers before have left; nothing if there were too many.
+/// Returns all inodes that earlier workers recorded; `None` if there were too many.
 pub(super) fn load_orphans(memory: &SharedMemory) -> Option<BTreeSet<InodeNumber>> {
     let mut found = BTreeSet::new();
     for part in 0..2 {
@@ -71,7 +71,7 @@ fn entry_offset(part: usize, nth: u32) -> usize {
 }
 
 impl OrphanTable {
-    /// What the first worker of a mount knows, or one that follows another.
+    /// Opens the table for the first worker of a mount, or for a successor.
     pub(super) fn new(memory: &SharedMemory, is_first: bool) -> Self {
         let filled = memory.atomic_u64(FILLED_AT).load(Ordering::Acquire) as usize & 1;
         let (there, turned_at, repeats) = (HashSet::new(), None, !is_first);
@@ -84,8 +84,7 @@ impl OrphanTable {
         }))
     }
 
-    /// Remembers an inode that the change of that number leaves without a name; `others` have none
-    /// by now.
+    /// Records an inode that change `number` makes an orphan; `others` returns the other orphans.
     pub(super) fn add(
         &self,
         memory: &SharedMemory,
@@ -107,7 +106,7 @@ impl OrphanTable {
         push(memory, known.filled, inode.0);
     }
 
-    /// The disk has taken all changes up to this one.
+    /// Handles that the disk has accepted all changes up to `number`.
     pub(super) fn on_chain_accepted(&self, memory: &SharedMemory, number: u64) {
         let mut known = self.known();
         if known.switched_at.is_some_and(|turned_at| turned_at <= number) {
@@ -116,7 +115,7 @@ impl OrphanTable {
         }
     }
 
-    /// What the worker before has left was done again.
+    /// Ends the replay of the predecessor's requests.
     pub(super) fn end_replay(&self) {
         self.known().is_replaying = false;
     }
@@ -127,8 +126,7 @@ impl OrphanTable {
 }
 
 impl OrphanState {
-    /// Fills the other part from now on, where there is nothing; else sees to it that there will
-    /// be nothing.
+    /// Switches to the other part if it is empty. Otherwise schedules that it is cleared.
     fn switch_parts(
         &mut self,
         memory: &SharedMemory,
@@ -138,11 +136,11 @@ impl OrphanState {
         self.switched_at = Some(number);
         let next = 1 - self.filled;
         if count(memory, next) != 0 {
-            // A worker before has turned.
+            // An earlier worker has switched.
             return;
         }
         self.present.clear();
-        // Nothing finds it there before it is filled.
+        // No reader uses that part before it is filled.
         for inode in others() {
             if self.present.insert(inode.0) {
                 push(memory, next, inode.0);
@@ -154,7 +152,7 @@ impl OrphanState {
     }
 }
 
-/// Puts an inode into a part.
+/// Appends an inode to a part.
 fn push(memory: &SharedMemory, part: usize, inode: u32) {
     match count(memory, part) {
         OVERFLOW => {}
@@ -178,12 +176,12 @@ mod tests {
         || all.iter().copied().map(InodeNumber).collect()
     }
 
-    /// A volume: what has no name in memory, what on the disk, and what of it is on its way.
+    /// A model volume: orphans in memory, orphans on the disk, and changes on their way to it.
     #[derive(Default)]
     struct Model {
         memory: HashSet<u32>,
         disk: HashSet<u32>,
-        /// Inodes that lose their names, or are gone.
+        /// Changes that make an inode an orphan (true) or delete it (false).
         changes: VecDeque<(bool, u32)>,
         number: u64,
     }
@@ -199,7 +197,8 @@ mod tests {
             }
         }
 
-        /// The disk takes some of what has changed, of which the last `untold` are to be.
+        /// The disk accepts the first `count` changes. The last `untold` of the queue are not
+        /// replayed yet.
         fn take(&mut self, log: &OrphanTable, memory: &SharedMemory, count: usize, untold: usize) {
             for (dies, inode) in self.changes.drain(..count) {
                 if dies {
@@ -234,7 +233,8 @@ mod tests {
                 model.take(&log, &memory, count, 0);
             }
             if random.once_in(3000) {
-                // The worker dies, and another does again what the disk does not have.
+                // The worker dies, and its successor replays the changes that the disk does not
+                // have.
                 model.is_known(&memory);
                 log = OrphanTable::new(&memory, false);
                 (model.memory, model.number) = (model.disk.clone(), 0);
@@ -273,19 +273,19 @@ mod tests {
         let memory = super::super::create_memory().unwrap();
         let log = OrphanTable::new(&memory, true);
         let nothing = HashSet::new();
-        // Nothing is taken meanwhile, so that no part can be emptied.
+        // Nothing is accepted meanwhile, so that no part can be cleared.
         for inode in 0..2 * PART_CAPACITY + 2 {
             log.add(&memory, u64::from(inode) + 1, InodeNumber(inode), &others(&nothing));
         }
         assert_eq!(load_orphans(&memory), None);
-        // Once the disk has all of that, and there are few.
+        // The disk accepts all of that, and few orphans are left.
         let number = u64::from(2 * PART_CAPACITY + 3);
         log.on_chain_accepted(&memory, number);
         log.add(&memory, number + 1, InodeNumber(7), &others(&nothing));
         log.add(&memory, number + 2, InodeNumber(u32::MAX), &others(&nothing));
         log.on_chain_accepted(&memory, number + 2);
         assert_eq!(load_orphans(&memory), Some([InodeNumber(7), InodeNumber(u32::MAX)].into()));
-        // A hostile worker's count.
+        // The count of a hostile worker.
         set_count(&memory, 0, PART_CAPACITY + 1);
         assert_eq!(load_orphans(&memory), None);
     }

@@ -26,7 +26,7 @@ fn never() -> bool {
     panic!("there is room")
 }
 
-/// Numbers of what is left.
+/// Returns unique id, accepted and answered flags of the unfinished requests.
 fn left(log: &OpLog, taken: (u64, u64)) -> Vec<(u64, bool, bool)> {
     let all = log.load_unfinished(taken).unwrap().into_iter();
     all.map(|(one, _)| (one.unique, one.is_accepted, one.answered)).collect()
@@ -38,7 +38,7 @@ fn what_was_changed_is_found_by_the_next_worker() {
     let log = again(&memory, 1);
     log.begin_request(10, all(b"head", b" and data"), never);
     log.record_change(1, made(-7, 12));
-    // Not answered; the next is, and one changes nothing.
+    // The first has no reply; the second has one; the third changes nothing.
     log.begin_request(11, all(b"second", b""), never);
     log.record_change(2, made(8, 0));
     log.finish_request();
@@ -57,7 +57,7 @@ fn what_was_changed_is_found_by_the_next_worker() {
     assert_eq!((first.request.as_slice(), first.unique), (&b"head and data"[..], 10));
     assert_eq!((first.created, *how), (Some(Node(12)), made(-7, 12)));
     assert_eq!(left(&log, (1, 1)), [(10, true, false), (11, false, true)]);
-    // The second is made again, and this worker dies, too.
+    // The second is replayed, and this worker dies, too.
     log.replay(found[1].0.position, 11, &mut || log.record_change(1, made(8, 0)));
     assert_eq!((marked_epoch(&memory), was_clean(&memory)), (2, None));
     let log = again(&memory, 3);
@@ -82,7 +82,7 @@ fn the_next_worker_knows_how_a_change_ended() {
         log.record_change(unique, made(1, 0));
         assert!(log.has_changed());
         outcome.into_iter().for_each(|outcome| log.decided(outcome));
-        // Another thread answers the second.
+        // Another thread replies to the second.
         let deferred = if unique == 11 { log.defer() } else { None };
         if unique != 10 {
             log.finish_request();
@@ -117,7 +117,7 @@ fn a_full_log_waits_until_the_disk_has_taken_what_is_in_it() {
         log.finish_request();
     }
     assert!((12..=17).contains(&asked.get()), "{}", asked.get());
-    // Nothing can be taken any more: the request is not logged.
+    // The disk accepts nothing any more: the request is not logged.
     for unique in 100..140 {
         log.begin_request(unique, all(b"x", &data), || false);
         log.record_change(u64::MAX, made(1, 0));
@@ -145,7 +145,7 @@ fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
     log.free_finished_entries();
     assert_eq!(log.buffers().used_bytes(), 2 * 8192);
 
-    // The second was taken, and no process was told.
+    // The second was accepted, but the worker did not learn that.
     let log = again(&memory, 2);
     let found = log.load_unfinished((1, 2)).unwrap();
     let lens: Vec<_> = found.iter().map(|(one, _)| one.request.len()).collect();
@@ -190,7 +190,7 @@ fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
         assert_eq!(one.request[5..], contents(one.unique), "{}", one.unique);
     }
     drop(next);
-    // The first worker lives on, and the disk takes what is in its way.
+    // The first worker goes on, and the disk accepts all its changes.
     log.accepted_through(8);
     log.free_finished_entries();
     drop(all_others);
@@ -222,7 +222,7 @@ fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
             memory.atomic_u64(ENDS_AT).store(random.next_u64(), Ordering::Relaxed);
         }
         let log = again(&memory, 1 + random.below(4));
-        // Whatever it says.
+        // Any result will do, but no panic.
         let _ = log.load_unfinished((random.below(3), random.below(50)));
         memory.atomic_u64(ENDS_AT).store(0, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! How the keeper of a mount comes to a store keeper: it finds the one that has the store, or
-//! claims that and starts one.
+//! Connects the keeper of a mount to a store keeper: to the running one, or it claims the store and
+//! starts one.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,22 +20,22 @@ use crate::remote_disk::{
     RemoteCredentials, RemoteDiskRequest, open_lock_file, owner_id_of, parse_url,
 };
 
-/// How long a store may take to be free whose last mount is just ending.
+/// Timeout for a store to be released whose last mount is just ending.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is tried again meanwhile.
+/// Retry interval meanwhile.
 const TRY_EVERY: Duration = Duration::from_millis(5);
 
-/// What a store keeper is found by, and started with.
+/// The socket of a store keeper, and its start parameters.
 pub(super) struct ConnectPlan {
     socket: PathBuf,
-    /// The store, or what stands for its address: to be claimed.
+    /// The store, or the lock file of its URL; to be claimed.
     claim: File,
     start: StartMessage,
     environment: Option<BTreeMap<String, String>>,
 }
 
 impl ConnectPlan {
-    /// Of the store in a file; why it is read-only, if that was not asked for.
+    /// Plans for the store in a file. Also returns why it is read-only, if that was not requested.
     pub(super) fn for_file(
         sockets: &Path,
         store: &Path,
@@ -53,8 +53,8 @@ impl ConnectPlan {
         Ok((Self { socket, claim, start: StartMessage::File, environment: None }, note))
     }
 
-    /// Of a store at an address. One that is read has a store keeper of its own, which takes the
-    /// store over from no other, unless there is one that changes it here.
+    /// Plans for the store at a URL. A read-only mount uses the store keeper of a local writer, if
+    /// one runs. Otherwise it has a store keeper of its own, which fences no writer.
     pub(super) fn for_url(
         sockets: &Path,
         address: &str,
@@ -78,14 +78,14 @@ impl ConnectPlan {
         Ok(Self { socket, claim, start, environment: Some(means.environment.clone()) })
     }
 
-    /// The one who has the store, asked whether it is open.
+    /// Connects to the store keeper, or starts one; checks that the store is open.
     pub(super) fn find_or_start(self, store: &Path) -> Result<UnixStream, String> {
         let shown = store.display();
         let until = Instant::now() + RELEASE_TIMEOUT;
         loop {
             let found = match UnixStream::connect(&self.socket) {
                 Err(_) if try_lock_file(&self.claim, LockMode::Exclusive).is_ok() => {
-                    // It has the claim from now on.
+                    // The new store keeper has the claim from now on.
                     let started = self.start().map_err(|error| {
                         format!("cannot start a process for the store: {}", sentence(&error))
                     });
@@ -93,7 +93,7 @@ impl ConnectPlan {
                 }
                 found => found.ok(),
             };
-            // One that is just ending does not answer.
+            // A store keeper that is just ending does not answer.
             if let Some(found) = found
                 && send(&found, &StoreRequest::Hello, &[]).is_ok()
                 && let Ok((answer, _)) = receive(&found)
@@ -102,9 +102,9 @@ impl ConnectPlan {
                     StoreReply::Number(_) => return Ok(found),
                     StoreReply::Refused(why) => why,
                 };
-                // Who hears of it may want to use the store at once.
+                // The caller may want to use the store at once.
                 wait_for_exit(&found, Some(CLOSE_WAIT));
-                // What is elsewhere names its address itself.
+                // Messages about remote stores contain the URL.
                 let is_named = parse_url(store).is_some();
                 return Err(if is_named { why } else { format!("{shown}: {why}") });
             }
@@ -115,12 +115,12 @@ impl ConnectPlan {
         }
     }
 
-    /// Starts the process that has the store, which is claimed; a connection with it.
+    /// Starts a store keeper for the claimed store; returns a connection to it.
     fn start(&self) -> std::io::Result<UnixStream> {
         if let Some(dir) = self.socket.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        // Who had the claim before is gone.
+        // The previous holder of the claim is gone.
         let _ = std::fs::remove_file(&self.socket);
         let listener = UnixListener::bind(&self.socket)?;
         let (ours, theirs) = UnixStream::pair()?;

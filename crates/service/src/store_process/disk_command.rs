@@ -1,30 +1,30 @@
-//! What is done to the disks of a store as a whole, by who has it open: a command, or the process
-//! of the store while some of them are mounted.
+//! Commands on the disks of a store. The process that has the store open executes them: the tool,
+//! or the store process while some disks are mounted.
 
 use std::sync::Arc;
 
 use draconis_objects::Store;
 use serde::{Deserialize, Serialize};
 
-/// A change of which disks and snapshots there are, or of what they show.
+/// A change of a store's disks and snapshots.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DiskCommand {
-    /// Keeps a disk as it is.
+    /// Takes a snapshot of a disk.
     Snapshot {
         /// The disk.
         disk: String,
-        /// What its snapshot is called, without the disk.
+        /// The name of the snapshot, without the disk.
         snapshot: String,
     },
-    /// Makes a disk that has what another one has.
+    /// Creates a disk with the contents of another one.
     Clone {
         /// The disk, or its snapshot as DISK@SNAPSHOT.
         of: String,
-        /// What the new one is called.
+        /// The name of the new disk.
         disk: String,
     },
-    /// Makes a disk what it was.
+    /// Rolls a disk back to a snapshot.
     RollBack {
         /// The disk.
         disk: String,
@@ -35,16 +35,16 @@ pub enum DiskCommand {
     Remove {
         /// The disk, or its snapshot as DISK@SNAPSHOT.
         name: String,
-        /// A disk with all of its snapshots.
+        /// True to remove a disk with all of its snapshots.
         with_snapshots: bool,
     },
 }
 
 impl DiskCommand {
-    /// Does it; it is durable then.
+    /// Executes the command; returns once it is durable.
     ///
     /// # Errors
-    /// What the store refuses.
+    /// The store's error.
     pub fn execute(&self, store: &Arc<Store>) -> draconis_objects::Result<()> {
         match self {
             Self::Snapshot { disk, snapshot } => {

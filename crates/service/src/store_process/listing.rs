@@ -1,5 +1,5 @@
-//! What a store has: told by who has it open, a command or the process of the store while some of
-//! its disks are mounted.
+//! Lists of the objects in a store. The process that has the store open makes them: the tool, or
+//! the store process while some disks are mounted.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -9,28 +9,28 @@ use std::sync::Arc;
 use draconis_objects::{DiskInfo, ObjectId, Store};
 use serde::{Deserialize, Serialize};
 
-/// The longest list that is taken from a process, in bytes.
+/// Longest list that is accepted from a process, in bytes.
 const MAX_LIST_BYTES: u64 = 256 << 20;
 
 /// An object of a store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ObjectEntry {
-    /// Its number.
+    /// The object number.
     pub object: u64,
-    /// Its length.
+    /// The length, in bytes.
     pub len_bytes: u64,
-    /// Of a disk or snapshot: bytes that it does not share with what it is over.
+    /// Bytes of a disk or snapshot that it does not share with its parent.
     pub own_bytes: Option<u64>,
-    /// What it is over.
+    /// The parent.
     pub over: Option<Vec<u8>>,
-    /// What it is called, as a disk or snapshot.
+    /// Its names as a disk or snapshot.
     pub names: Vec<Vec<u8>>,
 }
 
-/// All objects of a store, in order of their numbers.
+/// Returns all objects of a store, in order of their numbers.
 ///
 /// # Errors
-/// What the store says.
+/// The store's error.
 pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<ObjectEntry>> {
     let mut disks: HashMap<ObjectId, Vec<DiskInfo>> = HashMap::new();
     for disk in store.disks()? {
@@ -46,10 +46,10 @@ pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<ObjectEntry>> {
     Ok(store.list()?.into_iter().map(listed).collect())
 }
 
-/// What a process wrote into a pipe.
+/// Receives a list that another process writes into a pipe.
 ///
 /// # Errors
-/// What it was refused for, or that it makes no sense.
+/// The reason of a refusal, or that the list is invalid.
 pub(crate) fn receive(pipe: OwnedFd) -> Result<Vec<ObjectEntry>, String> {
     let mut text = vec![];
     let read = std::fs::File::from(pipe).take(MAX_LIST_BYTES).read_to_end(&mut text);
@@ -58,13 +58,13 @@ pub(crate) fn receive(pipe: OwnedFd) -> Result<Vec<ObjectEntry>, String> {
     told.map_err(|_| "the process that serves the store did not list it".to_owned())?
 }
 
-/// Writes what [`receive`] takes, in a thread: who reads it may take its time.
+/// Writes a list for [`receive`] in a thread, since the reader may be slow.
 pub(super) fn send(store: &Arc<Store>, pipe: OwnedFd) -> std::io::Result<()> {
     let store = store.clone();
     std::thread::Builder::new().name("list".into()).spawn(move || {
         let told = list(&store).map_err(|error| error.to_string());
         drop(store);
-        // Who does not want to know any more has closed it.
+        // Fails only if the reader has closed it.
         if let Ok(text) = serde_json::to_vec(&told) {
             let _ = std::fs::File::from(pipe).write_all(&text);
         }

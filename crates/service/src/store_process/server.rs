@@ -1,4 +1,4 @@
-//! The process itself: opens its store, and serves disks until there is nothing more to do.
+//! The main loop of the store process: opens the store, and serves disks until none is left.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -21,20 +21,20 @@ use super::{
 use crate::accepted_mark::AcceptedMarkDisk;
 use crate::sandbox::{SandboxProfile, close_others, confine};
 
-/// How long the starter may take with a session's hello, which is there when it is named.
+/// Timeout for a session's hello, which the starter has sent already.
 const HELLO_WAIT: Duration = Duration::from_secs(10);
-/// How long a disk may take to end whose worker is dead.
+/// Timeout for ending a disk whose worker is dead.
 const END_WAIT: Duration = Duration::from_secs(20);
-/// How long one question waits for a change: others have to be answered between.
+/// Timeout of one poll for a command's end, so that other requests are answered meanwhile.
 const CHANGE_WAIT: Duration = Duration::from_millis(200);
-/// Disks that are served at once: each takes threads and memory.
+/// Maximum number of disks served at once: each takes threads and memory.
 const MAX_DISKS: usize = 64;
 
-/// Is the process of a store until it has no starter and serves no disk. `memory_limit_bytes`
+/// Runs the store process until its starter has ended and no disk is served. `memory_limit_bytes`
 /// bounds its private memory.
 ///
 /// # Errors
-/// A sentence, when something else started it, or it cannot be confined.
+/// A message if it was not started by a store keeper, or cannot be confined.
 pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = control.map_err(|error| error.to_string())?;
@@ -72,19 +72,19 @@ pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
     Ok(())
 }
 
-/// What the store is on.
+/// The disk or file that contains the store.
 enum StoreBackend {
     File {
         file: OpenedFile,
         read_only: bool,
     },
-    /// A disk that the starter has.
+    /// A disk that the starter serves.
     Served(Arc<Session>),
 }
 
 impl StoreBackend {
     fn file(store: OwnedFd, write: bool) -> Result<Self, String> {
-        // io_uring stays outside: the filter cannot see what goes through a ring.
+        // No io_uring: the seccomp filter cannot see operations of a ring.
         let options = FileOptions { write, direct: true, uring: false };
         let file = OpenedFile::new(store, options).map_err(|error| error.to_string())?;
         Ok(Self::File { file, read_only: !write })
@@ -103,19 +103,19 @@ impl StoreBackend {
     }
 }
 
-/// One whole message; none when the other end is gone.
+/// Receives one whole message; `None` if the peer is gone.
 fn receive(control: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MESSAGE_BYTES];
     let got = descriptors::receive(control, &mut bytes, RecvFlags::empty()).ok()?;
     if got.len == 0 {
         return None;
     }
-    // What was cut off is no question that is known.
+    // A truncated message becomes an unknown request.
     bytes.truncate(if got.is_complete { got.len } else { 0 });
     Some((bytes, got.fds))
 }
 
-/// Answers; a starter that is gone is noticed by what is received next.
+/// Replies. If the starter is gone, the next receive detects it.
 fn answer(control: &OwnedFd, answer: Result<u64, String>) {
     let bytes = match &answer {
         Ok(number) => [&[DONE], &number.to_le_bytes()[..]].concat(),
@@ -127,14 +127,14 @@ fn answer(control: &OwnedFd, answer: Result<u64, String>) {
     let _ = descriptors::send(control, &bytes, &[]);
 }
 
-/// The store, and the disks that are served.
+/// The store and the attached disks.
 struct StoreServer {
     store: Arc<Store>,
     disks: Arc<AttachedDisks>,
     changes: Arc<RunningCommands>,
 }
 
-/// Changes that were asked for and not told of: what came of them, once they ended.
+/// Commands whose results were not reported yet; a result is present once the command has ended.
 #[derive(Default)]
 struct RunningCommands {
     all: Mutex<BTreeMap<u64, Option<Result<(), String>>>>,
@@ -147,7 +147,7 @@ struct AttachedDisks {
     ended: Condvar,
 }
 
-/// A disk that was attached.
+/// State of an attached disk.
 struct AttachedDiskState {
     name: Vec<u8>,
     read_only: bool,
@@ -206,7 +206,7 @@ impl StoreServer {
             }
             all.ended.notify_all();
         });
-        // It ends by itself, and says so.
+        // Not joined: the thread sets `has_ended`.
         drop(thread.map_err(|error| error.to_string())?);
         disks.insert(
             number,
@@ -215,7 +215,7 @@ impl StoreServer {
         Ok(number)
     }
 
-    /// Begins a change; its number.
+    /// Starts a command; returns its number.
     fn change(&self, text: &[u8]) -> Result<u64, String> {
         let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN)?;
         let mut all = lock(&self.changes.all);
@@ -223,7 +223,7 @@ impl StoreServer {
         let (store, changes) = (self.store.clone(), self.changes.clone());
         let thread = std::thread::Builder::new().name("change".into()).spawn(move || {
             let done = change.execute(&store).map_err(|error| error.to_string());
-            // Nobody waits any more where it is not there.
+            // If the entry is missing, no caller waits.
             if let Some(change) = lock(&changes.all).get_mut(&number) {
                 *change = Some(done);
             }
@@ -234,7 +234,7 @@ impl StoreServer {
         Ok(number)
     }
 
-    /// 0 once a change is done, which is forgotten then; 1 as long as it goes on.
+    /// Returns 0 once a command has ended, and forgets it; 1 while it runs.
     fn poll_change(&self, number: u64) -> Result<u64, String> {
         let goes_on = |all: &mut BTreeMap<u64, Option<Result<(), String>>>| {
             matches!(all.get(&number), Some(None))
@@ -248,7 +248,7 @@ impl StoreServer {
         all.remove(&number).flatten().unwrap_or_else(|| Err(UNKNOWN.into())).map(|()| 0)
     }
 
-    /// The mark of a disk that is served no more; it is forgotten then.
+    /// Waits until a disk is not served any more; returns its mark, and forgets it.
     fn ended(&self, number: u64) -> Result<u64, String> {
         let disks = lock(&self.disks.all);
         if !disks.contains_key(&number) {
@@ -265,7 +265,7 @@ impl StoreServer {
         Ok(disks.remove(&number).map_or(0, |served| served.mark.load(Ordering::Acquire)))
     }
 
-    /// Waits until no disk is served, and leaves a checkpoint.
+    /// Waits until no disk is served, and writes a checkpoint.
     fn close(self) {
         let disks = lock(&self.disks.all);
         let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
@@ -276,7 +276,7 @@ impl StoreServer {
         if !self.store.is_read_only()
             && let Err(error) = self.store.sync().and_then(|()| self.store.checkpoint())
         {
-            // What was acknowledged was durable before.
+            // Acknowledged writes were durable before.
             log::warn!("a store was not closed: {error}");
         }
     }
@@ -288,7 +288,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves one disk until its client has closed it, broke the contract, or is dead.
+/// Serves one disk until its client has closed it, violated the contract, or died.
 fn serve_disk(disk: &AcceptedMarkDisk<ObjectDisk>, session: &Arc<Session>) {
     let ends: Vec<_> =
         (0..DISK_LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();

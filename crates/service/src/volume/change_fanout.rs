@@ -1,14 +1,14 @@
-//! Who is told of each change of a volume: clients that keep what they have read, and a log.
+//! Fan-out of each change of a volume: to clients that cache what they have read, and to the oplog.
 //!
-//! Law: they are told before a reader of the volume sees the change, so what a client asks for
-//! after it looked is never older than what it saw.
+//! Law: they are notified before a reader of the volume sees the change. So a client that reads
+//! after a notification never gets older data than it has seen.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use draconis_exchange::channel::ChangeNotifier;
 use draconis_ext::{ChangeRecord, ChangeRecorder, InodeNumber};
 
-/// See the head of the file.
+/// Passes each change on to the clients and the oplog.
 #[derive(Default)]
 pub(super) struct ChangeFanout {
     clients: Mutex<Vec<ChangeNotifier>>,
@@ -16,14 +16,14 @@ pub(super) struct ChangeFanout {
 }
 
 impl ChangeFanout {
-    /// Tells a client from now on, until its channel is closed.
+    /// Notifies a client from now on, until its channel is closed.
     pub(super) fn add_client(&self, client: ChangeNotifier) {
         let mut clients = self.clients();
         clients.retain(ChangeNotifier::is_open);
         clients.push(client);
     }
 
-    /// Tells `witness`, too. The first stays.
+    /// Passes changes to `witness`, too. The first call wins.
     pub(super) fn set_oplog(&self, witness: Arc<dyn ChangeRecorder>) {
         let _ = self.next.set(witness);
     }

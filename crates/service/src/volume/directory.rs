@@ -1,4 +1,4 @@
-//! The directory contract, served by a volume: from messages to the library's operations.
+//! The directory contract, served by a volume: maps messages to the library's operations.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -18,9 +18,9 @@ use draconis_ext::{Cookie, InodeNumber, NewNode, RenameMode, Volume, Whiteout, X
 
 use super::{VolumeTree, inode, refusal};
 
-/// The ACL of new nodes in a directory; where there is one, the umask counts for nothing.
+/// Xattr of the ACL for new nodes in a directory. Where it exists, the umask is ignored.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
-/// Flags of `setxattr`, as Linux numbers them.
+/// Flags of `setxattr` in Linux.
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 
@@ -208,8 +208,8 @@ impl DirectoryServer for VolumeTree {
 }
 
 impl VolumeTree {
-    /// A node under its own number, of any kind: so file handles are found again. Numbers that
-    /// no name leads to, as that of a journal, are none.
+    /// Resolves a node by its own number, for file handles. Reserved inodes without a name, such as
+    /// the journal's, are not found.
     fn resolve_node(&self, node: InodeNumber) -> Result<InodeNumber, Refusal> {
         let first = self.volume.superblock().first_inode;
         let named = node == InodeNumber::ROOT || node >= first;
@@ -233,7 +233,8 @@ impl VolumeTree {
                         return true;
                     }
                 };
-                // A name that is none cannot be asked for either: damage, but not of the rest.
+                // An invalid name cannot be looked up: it is damage, but does not affect the other
+                // entries.
                 let Ok(name) = Name::new(found.name) else { return true };
                 let entry = DirEntry {
                     cookie: found.next.0,
@@ -254,7 +255,8 @@ impl VolumeTree {
                 fits
             })
             .map_err(refusal)?;
-        // What can be read is delivered first, before and behind the damage; the error ends it.
+        // Readable entries before and after the damage are delivered first; the error ends the
+        // listing.
         match why {
             _ if !entries.is_empty() => Ok(entries.len()),
             Some(why) => Err(why),
@@ -279,8 +281,8 @@ impl VolumeTree {
         self.attributes(made)
     }
 
-    /// The permission bits of a new node: the umask takes some away, unless the directory
-    /// has an ACL for that.
+    /// Returns the permission bits of a new node. The umask applies unless the directory has a
+    /// default ACL.
     fn permissions_in(&self, parent: Node, mode: u32, umask: u32) -> Result<u32, Refusal> {
         if mode & umask == 0 || InjectedFault::Umask.is_made() {
             return Ok(mode);
@@ -292,12 +294,12 @@ impl VolumeTree {
     }
 }
 
-/// Directories in which a listing met damage.
+/// Directories in which a listing found damage.
 #[derive(Default)]
 pub(super) struct DamagedDirectories(Mutex<HashSet<InodeNumber>>);
 
 impl DamagedDirectories {
-    /// How many are remembered.
+    /// Maximum number of directories.
     const MAX: usize = 4096;
 
     fn add(&self, dir: InodeNumber) {
@@ -307,7 +309,8 @@ impl DamagedDirectories {
         }
     }
 
-    /// Returns true if the directory is one, and still damaged: another may have its number.
+    /// Returns true if the directory is in the set and still damaged: its inode number may be
+    /// reused.
     fn contains(&self, dir: InodeNumber, volume: &Volume) -> bool {
         if !self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&dir) {
             return false;
@@ -324,7 +327,7 @@ impl DamagedDirectories {
     }
 }
 
-/// Copies an answer of any length into a buffer; an empty buffer asks for the length.
+/// Copies a result of any length into a buffer; an empty buffer requests only the length.
 fn copy_to_buffer(buffer: &mut Block, bytes: &[u8]) -> Result<u32, Refusal> {
     if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
         return Err(Refusal::BufferTooSmall);
@@ -332,7 +335,7 @@ fn copy_to_buffer(buffer: &mut Block, bytes: &[u8]) -> Result<u32, Refusal> {
     Ok(bytes.len() as u32)
 }
 
-/// The first `len` bytes of a block.
+/// Returns the first `len` bytes of a block.
 fn copy_prefix(block: &Block, len: u32) -> Result<Vec<u8>, Refusal> {
     let len = len as usize;
     if len > block.len() {

@@ -10,7 +10,7 @@ use draconis_ext::InodeNumber;
 
 use super::{VolumeTree, inode, refusal};
 
-/// Most that is written in one go from a buffer that is not private memory, in bytes.
+/// Maximum length of one write from a buffer that is not private memory, in bytes.
 const WRITE_CHUNK_BYTES: usize = 128 << 10;
 
 /// One file of a volume.
@@ -33,8 +33,8 @@ impl FileServer for VolumeFile<'_> {
         }
         let node = inode(self.node)?;
         let mut done = 0;
-        // The library stops before damage, and at the ends of its pieces. A short answer
-        // means the end of the file here: the kernel would cut it there.
+        // The library stops before damage, and at the ends of its slices. A short result means the
+        // end of the file here: the kernel would truncate there.
         while done < request.len {
             let (at, left) = (request.offset + u64::from(done), request.len - done);
             let piece = self.tree.volume.read(node, at, left as usize).map_err(refusal)?;
@@ -67,7 +67,7 @@ impl FileServer for VolumeFile<'_> {
             (_, Some(bytes)) => {
                 volume.write(node, offset, &bytes[from..from + len]).map_err(refusal)?
             }
-            // Shared memory cannot be lent to the library: by way of a private piece.
+            // Shared memory cannot be passed to the library: copy it in private chunks.
             _ => self.write_chunks(node, request)?,
         };
         self.tree.commit_contents()?;
@@ -105,7 +105,7 @@ impl VolumeFile<'_> {
             let at = request.offset + done as u64;
             match self.tree.volume.write(node, at, &piece[..want]) {
                 Ok(written) => done += written,
-                // What was written before is told first.
+                // Report the data written before the error.
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(refusal(error)),
             }

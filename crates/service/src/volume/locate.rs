@@ -1,6 +1,6 @@
-//! Where in a file a volume is: in a disk image, in a partition, behind an offset.
+//! Location of a volume in a file: in a disk image, in a partition, at an offset.
 //!
-//! Law: nothing here opens anything: what a volume lies in is read by a confined process.
+//! Law: no file is opened here, since a confined process does this.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use draconis_device::{Disk, SubDisk, partition, partition_table};
 use super::OpenError;
 use crate::options::MountOptions;
 
-/// What a volume lies in.
+/// A located volume.
 pub struct LocatedVolume {
-    /// The disk that the volume is all of.
+    /// The disk that consists of the volume alone.
     pub disk: Arc<dyn Disk>,
-    /// The partition that it is, told or found.
+    /// The partition, given or found.
     pub partition: Option<u32>,
-    /// How the file holds the disk, if it is none itself.
+    /// The format of the disk image, if the file is one.
     pub format: Option<Format>,
-    /// The disk that the file holds, where changing it is a session that ends.
+    /// The disk image, if changing it requires closing a session.
     pub image: Option<Arc<dyn SessionDisk>>,
-    /// Whether the partition was found in the backup of the partition table.
+    /// True if the partition was found in the backup GPT.
     pub is_of_backup: bool,
 }
 
-/// What a user should know of such a table.
+/// Note for the user about such a table.
 pub(super) const BACKUP_TABLE: &str = "the first GPT is damaged or gone, and the backup at the end \
                                        of the disk is used; gdisk and sfdisk write it anew";
 
-/// Finds the part of a file that `options` name. Where they name none and the file holds a
-/// table of partitions instead of a volume, the only one with a volume is taken. `behind` are
-/// the files that a disk image says it differs from.
+/// Locates the volume that `options` select. Without a selection, a partition table must have
+/// exactly one partition with a volume, which is used. `behind` are the backing files of a disk
+/// image.
 ///
 /// # Errors
 /// [`OpenError::Container`], [`OpenError::Partition`], [`OpenError::Partitions`],
@@ -85,7 +85,7 @@ fn part_of(
     }
 }
 
-/// The same for writing.
+/// Locates a volume for writing.
 ///
 /// # Errors
 /// As [`locate`]; [`OpenError::ReadOnlyFormat`].
@@ -102,10 +102,10 @@ pub fn locate_for_writing(
     }
 }
 
-/// What can be written of a file, or else read; with the reason then.
+/// Locates a volume for writing, or else for reading, with the reason.
 ///
 /// # Errors
-/// As [`part`].
+/// As [`locate`].
 pub(super) fn locate_for_mount(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
@@ -113,7 +113,7 @@ pub(super) fn locate_for_mount(
 ) -> Result<(LocatedVolume, Option<OpenError>), OpenError> {
     match locate_for_writing(file.clone(), behind, options) {
         Ok(part) => Ok((part, None)),
-        // The disk failed: reading it tells no more.
+        // The disk failed: opening it for reading would fail, too.
         Err(OpenError::Container(Error::Disk(error))) => Err(Error::Disk(error).into()),
         Err(why @ (OpenError::ReadOnlyFormat(_) | OpenError::Container(_))) => {
             Ok((locate(file, behind, options)?, Some(why)))
@@ -122,7 +122,7 @@ pub(super) fn locate_for_mount(
     }
 }
 
-/// Says what is there instead of a volume, if that is known.
+/// Identifies the contents of a disk without a volume, if known.
 pub(super) fn identify_contents(disk: &dyn Disk, error: draconis_ext::Error) -> OpenError {
     match (&error, signature::detect(disk)) {
         (draconis_ext::Error::NotExt, Some(held)) => OpenError::NotAVolume(held),

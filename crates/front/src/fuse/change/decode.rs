@@ -1,4 +1,4 @@
-//! Requests of the kernel as changes (`struct fuse_*_in` of `linux/fuse.h`).
+//! Decodes the kernel's requests to changes (`struct fuse_*_in` of `linux/fuse.h`).
 //!
 //! The offsets below count from the end of the header.
 
@@ -19,9 +19,9 @@ use crate::fuse::decoder::{
 
 /// The longest target of a symbolic link, in bytes.
 const TARGET_BYTES_MAX: usize = 4096;
-/// Offset of the project number in a `struct fsxattr`.
+/// Offset of the project id in a `struct fsxattr`.
 const FSX_PROJID_AT: usize = 12;
-/// Flag of a new access list: the caller is not in the group, so setgid goes.
+/// Flag of a new ACL: the caller is not in the group, so setgid is cleared.
 const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 
 /// Bits of `valid` in `struct fuse_setattr_in`.
@@ -39,12 +39,12 @@ mod valid {
 }
 
 impl Change {
-    /// Decodes a request for which [`Header::changes`] is true. `detached_len` bytes of a write's data
-    /// are not in `request`.
+    /// Decodes a request for which [`Header::is_mutation`] is true. `detached_len` bytes of write
+    /// data are not in `request`.
     ///
     /// # Errors
-    /// `EINVAL` for a request that is cut short; the errno of a name that cannot be one; `EOPNOTSUPP`
-    /// for what no tree does.
+    /// `EINVAL` for a truncated request; the errno of an invalid name; `EOPNOTSUPP` for operations
+    /// that no tree implements.
     pub(in crate::fuse) fn decode(
         header: Header,
         request: &[u8],
@@ -113,7 +113,7 @@ impl Change {
             IOCTL if IOC_SETFLAGS.contains(&u32_of(12)?) => {
                 Ok(Self::SetFlags { flags: u32_of(32)? })
             }
-            // Project numbers other than 0 have no place in ext2.
+            // Only project id 0 is supported.
             IOCTL if u32_of(12)? == IOC_FSSETXATTR && u32_of(32 + FSX_PROJID_AT)? == 0 => {
                 Ok(Self::SetExtendedFlags { xflags: u32_of(32)? })
             }
@@ -122,12 +122,12 @@ impl Change {
     }
 }
 
-/// The NUL-terminated string at `at`, which ends with the request.
+/// Returns the NUL-terminated string at `at`.
 fn string_at(body: &[u8], at: usize) -> Result<&[u8], Errno> {
     body.get(at..).and_then(c_string).ok_or(Errno::INVAL)
 }
 
-/// Two NUL-terminated strings, the first at `at`.
+/// Returns two NUL-terminated strings, the first at `at`.
 fn names(body: &[u8], at: usize) -> Result<[&[u8]; 2], Errno> {
     let first = string_at(body, at)?;
     Ok([first, string_at(body, at + first.len() + 1)?])
@@ -168,13 +168,13 @@ fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<decoder::SetXatt
     })
 }
 
-/// Major and minor number, as the kernel packs them for user space.
+/// Unpacks major and minor number, as the kernel packs them for user space.
 fn device(rdev: u32) -> (u32, u32) {
     ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
 }
 
-/// The operation that a mode of `fallocate` asks for, if ext volumes have it. The kernel itself
-/// refuses to collapse, insert or unshare a range.
+/// Returns the operation of a `fallocate` mode, if ext volumes have it. The kernel itself refuses
+/// to collapse, insert or unshare a range.
 fn reservation(mode: u32) -> Option<FallocateMode> {
     let (keep, punch, zero) = (
         FallocateFlags::KEEP_SIZE.bits(),
@@ -191,9 +191,9 @@ fn reservation(mode: u32) -> Option<FallocateMode> {
     }
 }
 
-/// Decodes `struct fuse_setattr_in`. A new owner takes privileges away from the file, whichever
-/// caller gives it. A change of nothing does so too: the kernel sends it before a caller writes or
-/// punches a hole who may not keep them. A new length says so itself.
+/// Decodes `struct fuse_setattr_in`. A new owner clears setuid and setgid for any caller. So does a
+/// change without attributes: the kernel sends it before an unprivileged caller writes or punches a
+/// hole. A new length has its own flag.
 fn attribute_change(body: &[u8], caller: Credentials) -> Option<AttributeChange> {
     body.get(..88)?;
     let valid = u32_at(body, 0)?;
@@ -315,14 +315,14 @@ mod tests {
                 if u32_at(&whole, 4) == Some(FALLOCATE) { whole.len() - 4 } else { whole.len() };
             for len in HEADER_BYTES..least {
                 let refused = decoded(&whole[..len]);
-                // Of an ioctl that is shorter than the command nothing is known.
+                // Trailing bytes of some requests are ignored.
                 assert!(refused.is_err() || is_optional(&whole, len), "{whole:?} at {len}");
             }
         }
         assert_eq!(decoded(&write(6, 0, 5)), Err(Errno::INVAL));
     }
 
-    /// Whether the bytes of a request from `len` on say nothing.
+    /// Returns true if the bytes of a request from `len` on are ignored.
     fn is_optional(request: &[u8], len: usize) -> bool {
         let header = Header::parse(request).unwrap();
         match header.opcode {
@@ -429,7 +429,7 @@ mod tests {
         let expected =
             AttributeChange { uid, accessed, clear_privileges, ..AttributeChange::default() };
         assert_eq!(change(valid::UID | valid::ATIME_NOW | valid::ATIME), expected);
-        // A change of nothing announces a write by a caller who may not keep privileges.
+        // A change without attributes announces a write by a caller who may not keep privileges.
         assert_eq!(change(0).clear_privileges, Some(caller));
         assert_eq!(change(valid::SIZE).clear_privileges, None);
     }
@@ -441,7 +441,7 @@ mod tests {
         assert_eq!(reservation(keep), Some(FallocateMode::KeepSize));
         assert_eq!(reservation(punch | keep), Some(FallocateMode::PunchHole));
         assert_eq!(reservation(zero), Some(FallocateMode::ZeroRange { keep_size: false }));
-        // A hole that moves the end, collapsing, inserting.
+        // A hole that would move the end, collapsing, inserting.
         for mode in [punch, 8, 32, punch | zero] {
             assert_eq!(reservation(mode), None);
         }
