@@ -8,10 +8,9 @@
 //! to return yields to the others before it closes the batch. Otherwise it would commit alone, and
 //! each of the others would wait for two commits.
 //!
+//! Law 1: a thread that is alone waits for nothing.
 //! Law 2: the leader yields at most `MAX_YIELDS` times, only for threads counted at the last
 //! commit, and holds no lock that they need.
-//! Law 2: it is waited by letting others run, a bounded number of times, for no more threads than
-//! were there when the last commit was durable, and with no lock that they need.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

@@ -60,8 +60,8 @@ impl NameDisplay {
     }
 }
 
-/// The kernel lists a directory in hash order if it has a tree, or is a single block that could be
-/// one.
+/// Returns the hash source. The kernel hashes names if the directory has a tree, or is a single
+/// block that could be one.
 fn hashes(volume: &Volume, dir: &Inode) -> NoKeyHashSource {
     let super_ = &volume.super_;
     let has_tree = volume.has_tree(dir);
@@ -143,7 +143,7 @@ impl<'a> NameQuery<'a> {
         self.name
     }
 
-    /// Returns the hash input; `None` if a no-key name does not contain it.
+    /// Returns the hash input; `None` for a no-key name.
     pub(crate) fn hash_input(&self) -> Option<&[u8]> {
         match &self.how {
             NameMatcher::Exact => Some(self.name),

@@ -68,7 +68,7 @@ impl PendingAccessTimes {
         }
     }
 
-    /// Records a time; returns true if it is the only pending one.
+    /// Records a time; returns true if none was pending before.
     fn record(&self, inode: InodeNumber, now: Time) -> bool {
         let mut pending = self.pending.lock();
         pending.insert(inode.0, now);
