@@ -480,7 +480,7 @@ impl Transaction<'_> {
 
     /// Queues all changes as one chain that depends at least on `after`.
     fn close_batch_after(&mut self, after: ChainDependency) -> Result<()> {
-        // The chain is not part of the current operation.
+        // Closing the batch does not count as a modification by the current operation.
         let touched = self.writer.is_modified;
         if !self.has_changes() {
             return Ok(());

@@ -57,7 +57,7 @@ pub(crate) struct WriteContext {
     pub(crate) pending_access_times: PendingAccessTimes,
     /// True if freed blocks are discarded on the disk.
     pub(crate) discard: bool,
-    /// Lock-free copy of [`WriteState::is_stopped`].
+    /// Shared with [`WriteState::is_stopped`]: readable without the lock.
     stopped: Arc<AtomicBool>,
     /// Callback for the first change after a commit.
     pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
