@@ -28,7 +28,8 @@ const MAX_PREFETCHED_DIR_BLOCKS: u32 = 12;
 
 impl Volume {
     /// Returns up to `len` bytes of a file from `offset` without copying: at least one byte before
-    /// the end of the file, none after it. Reads stop at multiples of 128 KiB, and before damage.
+    /// the end of the file, none from there on. Reads stop at multiples of 128 KiB, and before
+    /// damage.
     ///
     /// # Errors
     /// [`Error::IsADirectory`] and [`Error::Misuse`] if it is not a file; [`Error::Corrupt`] naming

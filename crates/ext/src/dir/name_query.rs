@@ -1,10 +1,10 @@
 //! Display and matching of names.
 //!
-//! | directory | shown as | meant by |
+//! | directory | displayed name | match |
 //! |---|---|---|
-//! | plain | it is | the same bytes |
-//! | casefold | it is | the same bytes, or else what folds to the same |
-//! | encrypt | a name without a key | that, whatever the directory folds |
+//! | plain | as stored | equal bytes |
+//! | casefold | as stored | equal bytes, or else equal after folding |
+//! | encrypt | no-key name | that no-key name, also with casefold |
 
 use std::borrow::Cow;
 
