@@ -1,4 +1,4 @@
-//! Which blocks and inodes are free, and which of them to take.
+//! Block and inode allocation: free space and the choice of what to allocate.
 //!
 //! ```text
 //!   bitmap on disk ── buffer: what is used now ──┐
@@ -6,16 +6,16 @@
 //!   freed, but the freeing is not durable ───────┤
 //!   kept for a growing file: its window ─────────┘
 //! ```
-//! Law 1: nothing freed is given out before the freeing is durable.
-//! Law 2: bitmaps decide; a count that disagrees with its bitmap is damage on a volume that
-//! was unmounted properly, and is corrected on one that was not.
-//! Law 3: the volume's own blocks are never given out and never freed, whatever its bitmaps
-//! say.
-//! Law 4: space is counted, given and taken in clusters: blocks of the volume become bits of a
-//! bitmap here, and nowhere else. Callers speak of blocks: what they are given begins and ends
-//! with a cluster, and what they give back frees every cluster that it touches. Without
-//! `bigalloc` a cluster is a block. Blocks that share a cluster belong to one file, whose map
-//! sees to it that it gives a cluster back once (see [`crate::map::extents`]).
+//! Law 1: freed blocks and inodes are allocatable only once the free is durable.
+//! Law 2: bitmaps decide. A count that disagrees with its bitmap is damage on a cleanly unmounted
+//! volume, and is corrected on any other.
+//! Law 3: the volume's own metadata blocks are never allocated and never freed, whatever the
+//! bitmaps say.
+//! Law 4: space is counted, allocated and freed in clusters; only this module converts blocks to
+//! bitmap bits. Callers use block numbers: an allocation begins and ends at cluster boundaries, and
+//! a free releases every cluster that it touches. Without `bigalloc` a cluster is a block. Blocks
+//! that share a cluster belong to one file, whose map frees each cluster once (see
+//! [`crate::map::extents`]).
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -38,29 +38,29 @@ use crate::format::superblock::Superblock;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
-/// Groups of a volume that is written: 128 TiB in blocks of 4 KiB.
+/// Limit of groups of a writable volume: 128 TiB in blocks of 4 KiB.
 const MAX_GROUPS: u32 = 1 << 20;
-/// Blocks kept for a file that grows: at first, and at most.
+/// Size of a growing file's reservation window: initial and maximum.
 const RESERVATION_BLOCKS: (u32, u32) = (8, 1024);
-/// Files that may have a window at once.
+/// Limit of files with a reservation window.
 const MAX_RESERVATION_WINDOWS: usize = 256;
 
-/// A block group, as it is now.
+/// Current state of a block group.
 #[derive(Debug)]
 pub(crate) struct Group {
     first_block: u64,
-    /// Bits of its bitmap of blocks, those that stand for a part of a cluster among them.
+    /// Bits of its block bitmap, including one for a partial cluster.
     bitmap_clusters: u32,
-    /// Of these, the ones that stand for whole clusters: the volume may end inside of the last.
+    /// Bits that stand for whole clusters: the volume may end within the last one.
     whole_clusters: u32,
     inodes: u32,
-    /// What its descriptor says from now on.
+    /// Current descriptor.
     pub(crate) descriptor: group::GroupDescriptor,
-    /// The counts differ from the descriptor.
+    /// True if the descriptor has unwritten changes.
     pub(crate) changed: bool,
-    /// What must not be given out; `None` until it is needed.
+    /// Bitmaps of what must not be allocated; `None` until needed.
     allocation_bitmaps: Option<AllocationBitmaps>,
-    /// Bitmaps that were never written, as they must be once something is taken.
+    /// Initial contents of uninitialized bitmaps, written with the first allocation.
     initial_blocks: Option<Vec<u8>>,
     initial_inodes: Option<Vec<u8>>,
 }
@@ -71,12 +71,12 @@ struct AllocationBitmaps {
     inodes: Vec<u8>,
 }
 
-/// Blocks that a growing file will take next.
+/// Free blocks reserved for a growing file.
 #[derive(Clone, Copy, Debug)]
 struct ReservationWindow {
     next: u64,
     end: u64,
-    /// How large it was made.
+    /// Size with which the window was opened.
     len: u32,
 }
 
@@ -92,20 +92,20 @@ fn is_all(bytes: &[u8], start: u32, len: u32, used: bool) -> bool {
     bits(bytes).is_all(BitRun { start, len }, used)
 }
 
-/// All groups.
+/// All block groups.
 #[derive(Debug)]
 pub(crate) struct Groups {
     all: Vec<Group>,
-    /// The volume's own blocks, with the clusters that they are in, in order: first and end.
+    /// Sorted cluster-aligned ranges (first, end) of the volume's metadata.
     system_zones: Vec<(u64, u64)>,
     free_clusters: u64,
     pub(crate) free_inodes: u64,
     directories: u64,
-    /// Free clusters that must not be given out yet.
+    /// Free clusters that are not allocatable yet.
     pending_free_clusters: u64,
     pending_free_inodes: u64,
     reservation_windows: HashMap<u32, ReservationWindow>,
-    /// Counts may be wrong: the volume was not unmounted properly.
+    /// True if the volume was not cleanly unmounted: its counts may be wrong.
     tolerates_bad_counts: bool,
     per_group: (u32, u32),
     first_data_block: u64,
@@ -113,7 +113,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Reads all descriptors.
+    /// Reads all group descriptors.
     pub(crate) fn load(store: &BlockStore, super_: &Superblock) -> Result<Self> {
         if super_.groups > MAX_GROUPS {
             let feature = format!("writing needs: {} groups", super_.groups);
@@ -165,27 +165,27 @@ impl Groups {
         })
     }
 
-    /// Free blocks: those of free clusters.
+    /// Returns the free blocks, in whole clusters.
     pub(crate) fn free_blocks(&self) -> u64 {
         self.free_clusters * u64::from(self.cluster_blocks)
     }
 
-    /// Free blocks that must not be given out yet.
+    /// Returns the free blocks that are not allocatable yet.
     fn pending_free_blocks(&self) -> u64 {
         self.pending_free_clusters * u64::from(self.cluster_blocks)
     }
 
-    /// The first block of the cluster of a block.
+    /// Returns the first block of a block's cluster.
     fn cluster_start(&self, block: u64) -> u64 {
         block - block % u64::from(self.cluster_blocks)
     }
 
-    /// Clusters that so many blocks take, the first one of which begins a cluster.
+    /// Returns the number of clusters for so many blocks from the start of a cluster.
     fn clusters_of(&self, blocks: u32) -> u32 {
         blocks.div_ceil(self.cluster_blocks)
     }
 
-    /// The first block and the number of blocks of clusters of a group.
+    /// Returns the first block and the number of blocks of a run of clusters.
     fn blocks_of(&self, group: &Group, BitRun { start, len }: BitRun) -> (u64, u32) {
         let first = group.first_block + u64::from(start) * u64::from(self.cluster_blocks);
         (first, len * self.cluster_blocks)
@@ -199,12 +199,12 @@ impl Groups {
         self.all.get_mut(saturating_usize(group.into())).ok_or(Error::corrupt("group number"))
     }
 
-    /// Groups whose counts changed.
+    /// Returns the groups with unwritten changes.
     pub(crate) fn changed(&self) -> impl Iterator<Item = GroupNumber> + '_ {
         (0..).map(GroupNumber).zip(&self.all).filter(|(_, group)| group.changed).map(|(nth, _)| nth)
     }
 
-    /// Groups whose counts changed; they count as written from now on.
+    /// Returns the groups with unwritten changes, and marks them as written.
     pub(crate) fn take_changed(&mut self) -> Vec<(GroupNumber, group::GroupDescriptor)> {
         let changed = (0..).map(GroupNumber).zip(&mut self.all).filter(|(_, group)| group.changed);
         changed
@@ -215,14 +215,14 @@ impl Groups {
             .collect()
     }
 
-    /// Notes the checksums of the bitmaps of a group.
+    /// Stores the bitmap checksums of a group.
     pub(crate) fn set_bitmap_checksums(&mut self, group: GroupNumber, sums: [u32; 2]) {
         if let Ok(group) = self.get_mut(group.0) {
             group.descriptor.bitmap_checksums = sums;
         }
     }
 
-    /// The group of a block, and the bit there that stands for its cluster.
+    /// Returns the group of a block, and the bit of its cluster.
     fn group_of(&self, block: u64) -> Option<(u32, u32)> {
         let nth = block.checked_sub(self.first_data_block)?;
         let per_group = u64::from(self.per_group.0);
@@ -230,19 +230,19 @@ impl Groups {
         Some((saturating_u32(nth / per_group), saturating_u32(bit)))
     }
 
-    /// The group and the place in it of an inode.
+    /// Returns the group and bit of an inode.
     pub(crate) fn locate_inode_bit(&self, inode: InodeNumber) -> Option<(u32, u32)> {
         let nth = inode.0.checked_sub(1)?;
         Some((nth / self.per_group.1, nth % self.per_group.1))
     }
 
-    /// Whether any of these blocks is the volume's own.
+    /// Returns true if any of these blocks is metadata of the volume.
     fn overlaps_system_zone(&self, start: u64, end: u64) -> bool {
         let nth = self.system_zones.partition_point(|(_, own_end)| *own_end <= start);
         self.system_zones.get(nth).is_some_and(|(own_start, _)| *own_start < end)
     }
 
-    /// What was freed may be given out again.
+    /// Makes freed blocks and inodes allocatable: their free is durable.
     pub(crate) fn release_pending_free(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         let count: u64 = blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         let clusters = count / u64::from(self.cluster_blocks);
@@ -251,12 +251,12 @@ impl Groups {
         self.mark_allocatable(blocks, inodes);
     }
 
-    /// Whether anything was freed that must not be given out yet.
+    /// Returns true if there are frees that are not durable yet.
     pub(crate) fn has_pending_free(&self) -> bool {
         self.pending_free_clusters > 0 || self.pending_free_inodes > 0
     }
 
-    /// Lets these be found again.
+    /// Makes these blocks and inodes allocatable.
     fn mark_allocatable(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         for &(start, count) in blocks {
             let Some((group, at)) = self.group_of(start) else { continue };
@@ -273,7 +273,7 @@ impl Groups {
         }
     }
 
-    /// Gives up the window of a file.
+    /// Discards the reservation window of a file.
     pub(crate) fn discard_reservation_window(&mut self, inode: u32) {
         if let Some(window) = self.reservation_windows.remove(&inode) {
             let count = saturating_u32(window.end - window.next);
@@ -287,7 +287,7 @@ impl Groups {
         !all.is_empty()
     }
 
-    /// Makes the search image of a group.
+    /// Builds the allocation bitmaps of a group.
     fn load_allocation_bitmaps(
         &mut self,
         number: u32,
@@ -358,7 +358,7 @@ impl Groups {
             [group.descriptor.free_clusters, group.descriptor.free_inodes] = free;
             group.changed = true;
         }
-        // Nothing beyond the end is ever found.
+        // Bits after the end are never found free.
         let past = |len: usize, count: u32| saturating_u32((len as u64) * 8).saturating_sub(count);
         let (all_blocks, all_inodes) =
             (past(blocks.len(), group.whole_clusters), past(inodes.len(), group.inodes));
@@ -411,21 +411,21 @@ impl Group {
     }
 }
 
-/// A bitmap of `count` bits with all bits behind them set.
+/// Sets all bits of a bitmap after `count`.
 fn pad_bitmap(mut bits: Vec<u8>, count: u32) -> Vec<u8> {
     let all = saturating_u32((bits.len() as u64) * 8);
     mark(&mut bits, count, all.saturating_sub(count), true);
     bits
 }
 
-/// Ranges in order, those that touch made one.
+/// Sorts ranges and merges adjacent ones.
 fn merge_ranges(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
     ranges.retain(|(start, end)| start < end);
     ranges.sort_unstable();
     let mut out: Vec<(u64, u64)> = Vec::new();
     for (start, end) in ranges {
         match out.last_mut() {
-            // The first block of a group counts with the boot block and with its group.
+            // The first block counts with the boot block and with its group.
             Some(last) if start < last.1 && start > 1 => {
                 let what = "group descriptor: two groups claim one block";
                 return Err(Error::corrupt(what).in_block(FsBlock(start)));
@@ -438,7 +438,7 @@ fn merge_ranges(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
     Ok(out)
 }
 
-/// The clusters that ranges in order lie in, those that touch made one.
+/// Rounds sorted ranges to clusters and merges adjacent ones.
 fn round_to_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, u64)> {
     let mut out: Vec<(u64, u64)> = Vec::with_capacity(ranges.len());
     for (start, end) in ranges {
@@ -453,15 +453,15 @@ fn round_to_clusters(ranges: Vec<(u64, u64)>, cluster_blocks: u64) -> Vec<(u64, 
 }
 
 impl Superblock {
-    /// Blocks at the start of a group that hold the superblock, the descriptors and what is
-    /// kept for more of them.
+    /// Returns the number of blocks at the start of a group for the superblock, the descriptors and
+    /// the reserved GDT blocks.
     pub(crate) fn base_meta_blocks(&self, group: GroupNumber) -> u64 {
         let copy = u64::from(self.has_superblock(group));
         let per_block = self.descriptors_per_block();
         let is_meta = self.incompatible.contains(Incompatible::META_BG)
             && group.0 / per_block >= self.first_meta_group;
         if is_meta {
-            // In its first two groups and its last one a meta group has its descriptors.
+            // A meta group has its descriptors in its first two groups and its last.
             let in_meta = group.0 % per_block;
             let table = u64::from(in_meta < 2 || in_meta == per_block - 1);
             return self.blocks_before_super(group) + copy + table;
@@ -474,8 +474,8 @@ impl Superblock {
         copy * (before + 1 + u64::from(table) + u64::from(self.reserved_descriptor_blocks))
     }
 
-    /// Blocks of a group before its superblock: with clusters of small blocks group 0 begins
-    /// with the boot block.
+    /// Returns the blocks of a group before its superblock: with clusters of small blocks, group 0
+    /// begins with the boot block.
     fn blocks_before_super(&self, group: GroupNumber) -> u64 {
         match group.0 {
             0 => self.location().0.0.saturating_sub(self.first_data_block.into()),

@@ -1,4 +1,4 @@
-//! The device as this crate reads it: everything through the data cache.
+//! Reads of the device, all through the data cache.
 //!
 //! ```text
 //!   metadata: device in pieces of 32 KiB     file contents: the file in chunks of 128 KiB
@@ -6,11 +6,10 @@
 //!                  └────────── data cache ◀─────────────┤
 //!                                                    flights: reads ahead, not awaited yet
 //! ```
-//! Law 1: a full chunk that one run of blocks fills is read in place and never copied.
-//! What is smaller is copied once, to memory of its own length; small files that lie
-//! together are read together.
-//! Law 2: what flies is bounded; who needs a chunk in flight waits for it.
-//! Law 3: a failed read costs what failed: its neighbours are read without it.
+//! Law 1: a full chunk in one run of blocks is read in place and never copied. A smaller one is
+//! copied once, to memory of its own length; small files that are close together are read together.
+//! Law 2: in-flight bytes are bounded. A reader that needs an in-flight chunk waits for it.
+//! Law 3: a failed read fails only its own block: the neighbours are read without it.
 
 pub(crate) mod checksums;
 pub(crate) mod data;
@@ -39,48 +38,47 @@ use crate::cache::{Cache, CacheStatistics};
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, Result};
 
-/// Metadata is read in aligned pieces of this many bytes, or of a block if that is more:
-/// large enough for an inode table or a stretch of small files to take few reads, small
-/// enough for the cache to hold the blocks of many directories.
+/// Size of the aligned pieces in which metadata is read, or of a block if that is larger. Large
+/// enough to read an inode table or a group of small files with few requests; small enough that the
+/// cache holds blocks of many directories.
 const PIECE_BYTES: u64 = 32 << 10;
-/// The smallest pieces.
+/// Size of the smallest pieces.
 const MIN_PIECE_BYTES: u64 = 4 << 10;
 
-/// Runs that a small file may have to be read with its neighbours: scattered files have
-/// none.
+/// Limit of runs of a small file that is read with its neighbours; a scattered file has none.
 const MAX_CLUSTERED_RUNS: usize = 4;
 
-/// Names a value of the data cache: piece `index` of the device if `inode` is 0, else
-/// chunk `index` of that file.
+/// Key of the data cache: piece `index` of the device if `inode` is 0, else chunk `index` of that
+/// file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct CacheKey {
     pub(crate) inode: u32,
     pub(crate) index: u64,
 }
 
-/// Where the bytes of a chunk come from.
+/// Sources of the bytes of a chunk.
 #[derive(Debug)]
 pub(crate) struct ReadPlan {
     /// Length of the chunk in bytes.
     pub(crate) len: usize,
-    /// Device bytes, and where they go in the chunk; what no part fills is zero.
+    /// Device ranges and their offsets in the chunk; the rest is zero.
     pub(crate) parts: Vec<ReadSegment>,
-    /// Whether what lies beside it will be wanted with it, as with the files of a directory.
+    /// True if the adjacent blocks will be needed, too, as with the files of a directory.
     pub(crate) is_near_siblings: bool,
 }
 
-/// One run of a plan.
+/// One device range of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadSegment {
-    /// The first byte on the device.
+    /// First byte on the device.
     pub(crate) start_bytes: u64,
-    /// How many.
+    /// Number of bytes.
     pub(crate) len: usize,
-    /// The first byte in the chunk.
+    /// Offset in the chunk.
     pub(crate) chunk_offset: usize,
 }
 
-/// A chunk on its way.
+/// A chunk that is being read.
 struct InFlightChunk {
     len: usize,
     reads: Vec<PendingRead>,
@@ -89,12 +87,12 @@ struct InFlightChunk {
 
 struct PendingRead {
     pending: Pending<ReadAnswer>,
-    /// The wanted bytes of what is read: devices read whole sectors.
+    /// Range of the wanted bytes in the read sectors.
     wanted: Range<usize>,
     to: usize,
 }
 
-/// See the head of the file.
+/// A device with its data cache.
 pub(crate) struct BlockStore {
     disk: Arc<dyn Disk>,
     disk_bytes: u64,
@@ -107,9 +105,9 @@ pub(crate) struct BlockStore {
     pool: Arc<Pool>,
     reads: AtomicU64,
     read_bytes: AtomicU64,
-    /// What is newer than the device; nothing on a volume that is only read.
+    /// Write-back cache; empty on a read-only volume.
     pub(crate) write_back: WriteBackCache,
-    /// What seals and verifies blocks, on volumes whose blocks carry checksums.
+    /// Sets and verifies block checksums, on volumes that have them.
     pub(crate) sums: Option<Box<dyn BlockChecksums>>,
 }
 
@@ -120,10 +118,10 @@ struct InFlightChunks {
     limit: usize,
 }
 
-/// What a volume asked of its device.
+/// Statistics of a volume's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceStatistics {
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
     /// Bytes read.
     pub bytes: u64,
@@ -149,7 +147,7 @@ impl BlockStore {
                 limit: saturating_usize(limit),
                 ..InFlightChunks::default()
             }),
-            // What is ahead must not push out what was read just now.
+            // Read-ahead must not evict recent reads.
             stretches: DeviceReadAhead::new(ahead_bytes.min(limit / 4), piece_bytes),
             pool: Pool::new([piece_bytes, CHUNK_BYTES], false),
             piece_bytes,
@@ -160,8 +158,8 @@ impl BlockStore {
         }
     }
 
-    /// With pieces as small as pages: for who says what it will want ([`Store::expect`]), so much
-    /// of it under way at once, and looks at most of it once.
+    /// Reduces pieces to the size of a page, for a caller that prefetches
+    /// ([`BlockStore::prefetch`]) up to `under_way_bytes` and uses most blocks once.
     pub(crate) fn with_small_pieces(mut self, under_way_bytes: usize) -> Self {
         self.piece_bytes = MIN_PIECE_BYTES.max(u64::from(self.block_bytes));
         self.pool = Pool::new([self.piece_bytes, CHUNK_BYTES], true);
@@ -181,7 +179,7 @@ impl BlockStore {
         }
     }
 
-    /// A block of metadata, as it is now.
+    /// Returns the current version of a metadata block.
     pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<SharedBytes> {
         if let Some(newer) = self.write_back.get(block) {
             return Ok(newer);
@@ -190,12 +188,12 @@ impl BlockStore {
         self.verify_checksum(block, role, &bytes).map(|()| bytes)
     }
 
-    /// Looks whether a block of the disk is what was sealed.
+    /// Verifies the checksum of a block read from the disk.
     pub(crate) fn verify_checksum(&self, block: FsBlock, role: Role, bytes: &[u8]) -> Result<()> {
         self.sums.as_ref().map_or(Ok(()), |sums| sums.verify_checksum(role, block, bytes))
     }
 
-    /// A block of metadata, if no device must be asked for it.
+    /// Returns a metadata block if it is in memory.
     pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<SharedBytes> {
         if let Some(newer) = self.write_back.get(block) {
             return Some(newer);
@@ -230,8 +228,7 @@ impl BlockStore {
         }
     }
 
-    /// A piece of the device, with what comes after it on its way if it is part of a
-    /// stretch.
+    /// Returns a piece of the device; reads ahead if it belongs to a sequential region.
     fn piece(&self, nth: u64) -> Result<Arc<Chunk>> {
         let key = CacheKey { inode: 0, index: nth };
         let started = || {
@@ -259,8 +256,7 @@ impl BlockStore {
         }
     }
 
-    /// Starts to read blocks of metadata that will be wanted soon, in the order of the disk and
-    /// neighbours together; no more than there is room for.
+    /// Prefetches metadata blocks in device order, merging neighbours, up to the in-flight limit.
     pub(crate) fn prefetch(&self, blocks: Vec<u64>) {
         let start = |block: u64| block.checked_mul(self.block_bytes.into());
         let places =
@@ -274,7 +270,7 @@ impl BlockStore {
         }
     }
 
-    /// The piece that byte `at` of the device is in, and where therein.
+    /// Returns the piece of byte `at` of the device, and the offset there.
     fn locate_in_piece(&self, at: u64) -> (u64, usize) {
         // Both are powers of two, so no block straddles two pieces.
         let nth = at.checked_div(self.piece_bytes).unwrap_or(0);
@@ -292,8 +288,8 @@ impl BlockStore {
         }
     }
 
-    /// The chunk of `key`, read by `plan` if it is neither cached nor on its way;
-    /// `started` runs between the start of that read and the wait for it.
+    /// Returns the chunk of `key`, read by `plan` unless it is cached or in flight. `started` runs
+    /// between the start of the read and the wait.
     pub(crate) fn chunk(
         &self,
         key: CacheKey,
@@ -317,8 +313,7 @@ impl BlockStore {
             return self.load(&plan()?);
         }
         let plan = plan()?;
-        // Small files, and the starts of large ones: reading on in those is
-        // a stream, and read ahead as one.
+        // Small files, and the starts of large ones; the file's own read-ahead covers the rest.
         if plan.is_near_siblings
             && key.index == 0
             && self.is_near_recent_reads(&plan)
@@ -331,7 +326,7 @@ impl BlockStore {
         Ok(self.apply_newer_blocks(&plan, flight.wait_for_chunk(&self.pool)?))
     }
 
-    /// Puts into a chunk what is newer than the device. It is not shared yet.
+    /// Overlays newer blocks on a chunk that is not shared yet.
     fn apply_newer_blocks(&self, plan: &ReadPlan, mut chunk: Arc<Chunk>) -> Arc<Chunk> {
         if self.write_back.is_empty() {
             return chunk;
@@ -349,7 +344,7 @@ impl BlockStore {
         chunk
     }
 
-    /// The blocks of a plan: which, where in the chunk, and how much of each.
+    /// Returns the blocks of a plan: number, offset in the chunk, and length.
     fn blocks_of(&self, plan: &ReadPlan) -> impl Iterator<Item = (FsBlock, usize, usize)> {
         let block_bytes = u64::from(self.block_bytes);
         plan.parts.iter().flat_map(move |part| {
@@ -368,7 +363,7 @@ impl BlockStore {
         })
     }
 
-    /// Whether the device is behind in any block of the plan.
+    /// Returns true if the write-back cache has a newer version of any block of the plan.
     fn has_newer_blocks(&self, plan: &ReadPlan) -> bool {
         if self.write_back.is_empty() {
             return false;
@@ -377,14 +372,14 @@ impl BlockStore {
         self.blocks_of(plan).any(|(block, ..)| blocks.get(block).is_some())
     }
 
-    /// Forgets a chunk, also one on its way.
+    /// Invalidates a chunk, also one in flight.
     pub(crate) fn invalidate_chunk(&self, key: CacheKey) {
-        // In this order: what lands meanwhile is in the cache by then.
+        // In this order: a chunk that completes meanwhile is cached by then.
         self.take_in_flight(key);
         self.cache.remove(key);
     }
 
-    /// Forgets these chunks of a file, also those on their way.
+    /// Invalidates these chunks of a file, also those in flight.
     pub(crate) fn invalidate_chunks(&self, inode: u32, chunks: std::ops::Range<u64>) {
         let among = |key: &CacheKey| key.inode == inode && chunks.contains(&key.index);
         let mut flights = self.lock_flights();
@@ -398,15 +393,15 @@ impl BlockStore {
         self.cache.remove_range(chunks.clone(), |index| CacheKey { inode, index }, among);
     }
 
-    /// Forgets what the data cache holds of a block of the device.
+    /// Invalidates the cached piece of a device block.
     pub(crate) fn invalidate_block(&self, block: FsBlock) {
         let start = block.0.saturating_mul(u64::from(self.block_bytes));
         self.invalidate_chunk(CacheKey { inode: 0, index: self.locate_in_piece(start).0 });
     }
 
-    /// Contents leave the overlay: what the data cache holds of their block is renewed, or
-    /// forgotten where others read it just now. Who appends a little at a time, and syncs, finds
-    /// the block that he goes on with in memory.
+    /// Updates the cached piece with data that leaves the write-back cache, or drops it if a reader
+    /// shares it. An application that appends and syncs in small steps then finds its last block in
+    /// memory.
     pub(crate) fn update_cached_block(&self, block: FsBlock, now: &SharedBytes) {
         let (nth, at) = self.locate_in_piece(block.0.saturating_mul(u64::from(self.block_bytes)));
         let key = CacheKey { inode: 0, index: nth };
@@ -419,7 +414,7 @@ impl BlockStore {
         }
     }
 
-    /// Whether a small file lies where others were read just now.
+    /// Returns true if the file's first block is near recent reads.
     fn is_near_recent_reads(&self, plan: &ReadPlan) -> bool {
         let [first, ..] = plan.parts.as_slice() else { return false };
         if plan.parts.len() > MAX_CLUSTERED_RUNS {
@@ -435,7 +430,7 @@ impl BlockStore {
         }
     }
 
-    /// Puts a small file together from pieces of the device.
+    /// Assembles a small file from pieces of the device.
     fn assemble_from_pieces(&self, plan: &ReadPlan) -> Result<Arc<Chunk>> {
         let mut memory = Memory::zeros(plan.len);
         for part in &plan.parts {
@@ -443,7 +438,7 @@ impl BlockStore {
                 memory.get_mut(part.chunk_offset..part.chunk_offset.saturating_add(part.len));
             let mut rest = into.unwrap_or_default();
             let mut from = part.start_bytes;
-            // Each turn takes at least a byte, and all that its piece has.
+            // Each iteration takes at least one byte, and all that its piece has.
             while !rest.is_empty() {
                 let (nth, at) = self.locate_in_piece(from);
                 let bytes = SharedBytes::of(self.piece(nth)?, at, rest.len());
@@ -459,8 +454,7 @@ impl BlockStore {
         Ok(Chunk::whole(memory))
     }
 
-    /// Starts to read a chunk that will be wanted soon. Says whether there is room
-    /// for more.
+    /// Starts to read a chunk ahead; returns false if the in-flight limit is reached.
     pub(crate) fn read_ahead(
         &self,
         key: CacheKey,
@@ -482,7 +476,7 @@ impl BlockStore {
                 return false;
             }
         }
-        // A read that needs it will get the error.
+        // A later read reports the error.
         let Ok(plan) = plan() else { return false };
         if self.has_newer_blocks(&plan) && key.inode != 0 {
             return true;
@@ -497,7 +491,7 @@ impl BlockStore {
         true
     }
 
-    /// Takes a chunk out of the air.
+    /// Removes and returns the in-flight read of a chunk.
     fn take_in_flight(&self, key: CacheKey) -> Option<InFlightChunk> {
         let mut flights = self.lock_flights();
         let flight = flights.by_key.remove(&key)?;
@@ -505,7 +499,7 @@ impl BlockStore {
         Some(flight)
     }
 
-    /// Moves what has arrived unasked into the cache.
+    /// Moves completed read-ahead chunks into the cache.
     fn cache_completed_chunks(&self, flights: &mut InFlightChunks) {
         let arrived: Vec<CacheKey> =
             flights.by_key.iter().filter(|(_, it)| it.is_complete()).map(|(key, _)| *key).collect();
@@ -567,7 +561,7 @@ impl InFlightChunk {
         self.reads.iter().all(|read| read.pending.is_ready())
     }
 
-    /// Waits for all of it.
+    /// Waits for all reads of the chunk.
     fn wait_for_chunk(mut self, pool: &Arc<Pool>) -> Result<Arc<Chunk>> {
         let whole = matches!(
             self.reads.as_slice(),

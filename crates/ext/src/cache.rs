@@ -1,7 +1,7 @@
-//! One cache, three uses: inodes, block maps, data.
+//! Cache for inodes, block maps and data.
 //!
-//! A hash table whose replacement resists scans, sharded, with a weight for every value;
-//! constant time for everything. Two who miss the same value load it once.
+//! A sharded hash table with weighted values and scan-resistant replacement; all operations take
+//! constant time. Concurrent misses of one key load it once.
 
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,27 +11,27 @@ use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::Result;
 
-/// How a cache does.
+/// Statistics of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheStatistics {
-    /// Questions that the cache answered.
+    /// Lookups that found the key.
     pub hits: u64,
-    /// Questions that it did not.
+    /// Lookups that did not.
     pub misses: u64,
-    /// Values in it.
+    /// Number of values.
     pub entries: u64,
-    /// What they weigh together.
+    /// Weight of all values.
     pub used: u64,
-    /// What they may weigh, in the unit that the cache is configured in.
+    /// Limit of the weight, in the unit that the cache is configured in.
     pub capacity: u64,
 }
 
-/// What a value takes of its cache's capacity.
+/// Weight of a value in a cache.
 pub(crate) trait CacheWeight {
     fn weight(&self) -> u64;
 }
 
-/// See the head of the file.
+/// Cache with weighted values.
 #[derive(Debug)]
 pub(crate) struct Cache<K, V: CacheWeight> {
     table: Table<K, V, ValueWeighter, BuildHasherDefault<IntegerHasher>, DefaultLifecycle<K, V>>,
@@ -50,8 +50,8 @@ impl<K, V: CacheWeight> Weighter<K, V> for ValueWeighter {
 }
 
 impl<K: Hash + Eq + Copy, V: CacheWeight + Clone> Cache<K, V> {
-    /// A cache for values that weigh `capacity` together and `typical` each. Shards are
-    /// for threads that do not wait for each other; each keeps room for 32 `largest`.
+    /// Creates a cache for values of total weight `capacity`, `typical` each. Shards reduce lock
+    /// contention; each shard holds at least 32 `largest` values.
     pub(crate) fn new(capacity: u64, typical: u64, largest: u64) -> Self {
         let items = capacity.checked_div(typical).unwrap_or(0).clamp(1, 1 << 20);
         let shards = capacity.checked_div(largest.saturating_mul(32)).unwrap_or(0).clamp(1, 8);
@@ -69,7 +69,7 @@ impl<K: Hash + Eq + Copy, V: CacheWeight + Clone> Cache<K, V> {
                 BuildHasherDefault::default(),
                 DefaultLifecycle::default(),
             ),
-            // Both numbers are given above; the builder asks for nothing else.
+            // Both required numbers are given above.
             Err(_) => Table::with(
                 crate::units::saturating_usize(items),
                 capacity,
@@ -81,8 +81,8 @@ impl<K: Hash + Eq + Copy, V: CacheWeight + Clone> Cache<K, V> {
         Self { table, hits: AtomicU64::new(0), misses: AtomicU64::new(0), capacity }
     }
 
-    /// The value of `key`, loaded if it is not there. Others who ask for it meanwhile
-    /// wait for this load; if it fails, each of them tries again.
+    /// Returns the value of `key`, loading it if necessary. Concurrent callers wait for this load;
+    /// if it fails, each of them loads for itself.
     pub(crate) fn get_or_load(&self, key: K, load: impl FnOnce() -> Result<V>) -> Result<V> {
         if let Some(value) = self.table.get(&key) {
             self.hits.fetch_add(1, Ordering::Relaxed);
@@ -92,38 +92,38 @@ impl<K: Hash + Eq + Copy, V: CacheWeight + Clone> Cache<K, V> {
         self.table.get_or_insert_with(&key, load)
     }
 
-    /// The value of `key`, if it is there; says nothing to the statistics.
+    /// Returns the cached value of `key`; does not count in the statistics.
     pub(crate) fn peek(&self, key: K) -> Option<V> {
         self.table.get(&key)
     }
 
-    /// Whether `key` is there; says nothing to the statistics.
+    /// Returns true if `key` is cached; does not count in the statistics.
     pub(crate) fn contains(&self, key: K) -> bool {
         self.table.contains_key(&key)
     }
 
-    /// Puts a value in that was not asked for yet.
+    /// Inserts a value.
     pub(crate) fn insert(&self, key: K, value: V) {
         self.table.insert(key, value);
     }
 
-    /// Forgets a value, if it is there.
+    /// Removes a value.
     pub(crate) fn remove(&self, key: K) {
         self.table.remove(&key);
     }
 
-    /// The value of `key`, if it is there, and it is forgotten.
+    /// Removes and returns a value.
     pub(crate) fn take(&self, key: K) -> Option<V> {
         self.table.remove(&key).map(|(_, value)| value)
     }
 
-    /// Forgets all values whose keys are `among` them; looks at every value there is.
+    /// Removes all values whose keys are `among` the given; visits every value.
     pub(crate) fn remove_where(&self, among: impl Fn(&K) -> bool) {
         self.table.retain(|key, _| !among(key));
     }
 
-    /// Forgets what lies between two keys of a row: one after the other, or, where they are
-    /// more than a cache is likely to hold, all that are `among` them at once.
+    /// Removes a range of keys: one by one, or, for a range larger than a cache is likely to hold,
+    /// all keys that are `among` it in one pass.
     pub(crate) fn remove_range(
         &self,
         row: std::ops::Range<u64>,
@@ -147,15 +147,14 @@ impl<K: Hash + Eq + Copy, V: CacheWeight + Clone> Cache<K, V> {
     }
 }
 
-/// So many keys are not looked up one by one to be forgotten: files may be one large hole.
+/// Longest key range that is removed one by one: a file may be one large hole.
 const MAX_SINGLE_REMOVALS: u64 = 2048;
 
-/// The part of a cache that is for what was asked for again. The rest keeps what is new,
-/// such as what was read ahead, long enough to be asked for.
+/// Fraction of a cache for values that were used again. The rest keeps new values, such as
+/// read-ahead data, until their first use.
 const HOT_FRACTION: f64 = 0.3;
 
-/// Keys are a few numbers: mixing them is all the hashing they need, and a run with the
-/// same questions evicts the same values.
+/// Hasher of integer keys. It mixes them deterministically: the same lookups evict the same values.
 #[derive(Default)]
 pub(crate) struct IntegerHasher(u64);
 

@@ -1,16 +1,16 @@
-//! Commits: what changed, as chains of groups, each group durable before the next is written.
+//! Commits: changes are written as chains of groups, each group durable before the next is written.
 //!
 //! ```text
 //!   operations ── intents ──▶ batch ── protocol ──▶ chain ── outbox ──▶ disk
 //!                               │                              no gate is held from here on
 //!                               └ ordered: stages in place · atomic: one group
 //! ```
-//! Law 1: operations do not know how a batch is written. They say what they are about to do
-//! and what they did; where the protocol cannot have both in one batch, that is ended here.
-//! Law 2: the gate is held to change memory. Handing over, settling and waiting are done
-//! without it.
-//! Law 3: a chain follows the one before it, and the first one the mark that the volume is in
-//! use.
+//! Law 1: operations do not know how a batch is written. They announce an [`Operation`] and report
+//! each [`Effect`]. If the protocol cannot have the operation in the batch, the batch is closed
+//! here.
+//! Law 2: the write lock is held only to change memory. Sending and waiting are done without it.
+//! Law 3: a chain follows the one before it, and the first chain follows the "in use" mark of the
+//! superblock.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
 
@@ -42,24 +42,24 @@ use group_commit::GroupCommit;
 use protocol::{Chain, CommitProtocol, Stage};
 use queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
 
-/// How often a change is tried again that found no room.
+/// Retries of a transaction that found no space.
 const NO_SPACE_RETRIES: usize = 4;
-/// How often it is waited for users of inodes without names, each time.
+/// Number of waits for clients to close orphans, per attempt.
 const ORPHAN_WAITS: usize = 60;
-/// Of less room than this, in bytes and inodes, a single change may need all.
+/// Low-space thresholds in bytes and inodes: below these, one change may need all the free space.
 const LOW_SPACE_BYTES: u64 = 8 << 20;
 const LOW_SPACE_INODES: u64 = 16;
-/// Contents that go ahead of a chain that would carry more, in bytes.
+/// Dirty file data above which it is queued ahead of the metadata chain, in bytes.
 const MAX_CHAIN_DATA_BYTES: u64 = 4 << 20;
-/// Blocks that a disk which takes room as it is written has to have beside contents.
+/// Blocks that a thin disk must have free in addition to file data.
 const RESERVED_METADATA_BLOCKS: u64 = 256;
-/// Changed metadata that ends a batch, in bytes.
+/// Changed metadata that closes a batch, in bytes.
 const MAX_BATCH_METADATA_BYTES: usize = 8 << 20;
-/// What a chain may need beside the metadata of its batch: contents, and what one more operation
-/// changes.
+/// Part of a chain beyond the metadata of its batch: file data, and the changes of one more
+/// operation.
 const CHAIN_HEADROOM: ChainBounds = ChainBounds { groups: 64, writes: 1 << 13, bytes: 16 << 20 };
 
-/// A time as superblocks and deletions have it.
+/// Converts a time to the 32-bit seconds of superblocks and deletion times.
 pub(crate) fn to_disk_seconds(time: Time) -> u32 {
     u32::try_from(time.seconds).unwrap_or(0)
 }
@@ -73,12 +73,12 @@ impl Volume {
         self.writing.as_ref().map(|writing| &writing.gathering).ok_or(Error::ReadOnly)
     }
 
-    /// Hands what changed to the disk, as one chain; does not wait for it, unless the disk may be
-    /// away. Where nothing changed
-    /// since the last time, a journal is emptied: what it holds goes to its place.
+    /// Queues all changes as one chain and sends it. Waits for it only to release freed blocks, or
+    /// if the disk can be unreachable. Without changes since the last commit, checkpoints the
+    /// journal.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] once writing stopped; what made the disk refuse.
+    /// [`Error::ReadOnly`] once writing stopped; the disk's error if it refuses the chain.
     pub fn commit(&self) -> Result<()> {
         let was_idle = self.transact(|tx| {
             let was_idle = !tx.has_changes();
@@ -92,8 +92,8 @@ impl Volume {
         if was_idle {
             self.wait_visible(true)?;
         }
-        // What was freed is free again once the freeing is durable. A disk that may be away keeps
-        // what it was sent until that is waited for.
+        // Freed blocks are allocatable once the chain is durable. A disk that can be unreachable
+        // buffers chains until a wait.
         let outbox = self.outbox()?;
         let wanted = if outbox.waits_apart { outbox.last()? } else { outbox.last_freed()? };
         match wanted {
@@ -102,7 +102,7 @@ impl Volume {
         }
     }
 
-    /// Hands what changed to the disk, and waits for nothing.
+    /// Queues and sends all changes without waiting.
     ///
     /// # Errors
     /// As [`Volume::commit`].
@@ -110,7 +110,7 @@ impl Volume {
         self.transact(|tx| tx.close_batch())
     }
 
-    /// Commits, and waits until all of it is durable.
+    /// Commits all changes and waits until they are durable.
     ///
     /// # Errors
     /// As [`Volume::commit`].
@@ -124,11 +124,11 @@ impl Volume {
             self.wait(ticket)?;
         }
         if let Some(turn) = entered.try_lead() {
-            // Alone there is no other to be let in before the disk answers.
+            // A thread that syncs alone can send and wait in one call.
             self.transact_and_write_out(|tx| tx.close_batch(), !gathering.has_others())?;
             drop(turn);
         }
-        // Another may be about to send what it sealed.
+        // Another thread may have queued a chain that it has not sent yet.
         if let Some(writing) = &self.writing {
             self.send(writing, false)?;
         }
@@ -139,8 +139,8 @@ impl Volume {
         }
     }
 
-    /// Makes one inode durable, and its contents; with `data_only` whatever is needed to
-    /// read them back.
+    /// Makes one inode and its data durable; with `data_only`, only what a reader needs to read the
+    /// data back.
     ///
     /// # Errors
     /// As [`Volume::commit`].
@@ -148,7 +148,7 @@ impl Volume {
         self.sync_inodes(&[(inode, data_only)])
     }
 
-    /// [`Volume::sync_inode`] of several at once.
+    /// Syncs several inodes at once, as [`Volume::sync_inode`].
     ///
     /// # Errors
     /// As [`Volume::commit`].
@@ -176,11 +176,10 @@ impl Volume {
         Ok(())
     }
 
-    /// Commits, marks the volume as unmounted properly, and waits. Every later change is
-    /// refused.
+    /// Commits, marks the volume as cleanly unmounted, and waits. Later changes are refused.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// An error of the disk.
     pub fn close(&self) -> Result<()> {
         let closed = self.transact(|tx| {
             let orphans: Vec<u32> =
@@ -190,7 +189,7 @@ impl Volume {
             }
             tx.close_batch()?;
             if !tx.writer.is_marked_in_use {
-                // Never changed: it is as it was.
+                // Never changed: the superblock has no mark to clear.
                 return Ok(false);
             }
             let (clean, now) = (tx.writer.was_clean, to_disk_seconds(tx.now));
@@ -205,14 +204,14 @@ impl Volume {
                 raw.s_wtime.set(now);
                 Ok(())
             })?;
-            // Clean it is once all of that is durable, the freeing included.
+            // The volume is clean once all of that is durable, including the frees.
             tx.writer.protocol.prepare_close();
             tx.close_batch_after(ChainDependency::AllEarlier)?;
             Ok(true)
         });
         let changed = match closed {
             Ok(changed) => changed,
-            // Closed already, or stopped: what could be written was.
+            // Closed already, or stopped: everything that could be written was queued.
             Err(Error::ReadOnly) => {
                 if self.failure().is_none() {
                     return Ok(());
@@ -242,7 +241,7 @@ impl Volume {
         }
     }
 
-    /// Says on disk that writing stopped for `error`, where there is a place for that.
+    /// Records on disk that `error` stopped writing, if the protocol has a block for it.
     pub(crate) fn record_failure(&self, writer: &mut WriteState, error: &Error) {
         let (Some(writing), Some(block)) = (&self.writing, writer.protocol.error_block(error))
         else {
@@ -258,8 +257,8 @@ impl Volume {
         });
     }
 
-    /// Sees that the disk has room for `bytes` more contents, and for what leads to them: what is
-    /// answered for must not be refused later.
+    /// Reserves disk space for `bytes` of data and its metadata, so that an acknowledged write
+    /// cannot fail later.
     fn ensure_disk_space(&self, bytes: u64) -> Result<()> {
         let Some(writing) = self.writing.as_ref().filter(|writing| writing.commit_queue.is_thin())
         else {
@@ -268,21 +267,21 @@ impl Volume {
         let block = u64::from(self.super_.block_bytes);
         let metadata = writing.state.read().batch.blocks.len() as u64;
         let waiting = (metadata + self.store.write_back.read().dirty_contents as u64) * block;
-        // An operation changes few blocks of metadata; as many are left for what gives up.
+        // One operation changes few metadata blocks; the reserve also covers deletions.
         writing
             .commit_queue
             .ensure_space(waiting + bytes + bytes / 64 + RESERVED_METADATA_BLOCKS * block)
     }
 
-    /// Tries a change again once what was freed may be given out, and once the last users of
-    /// what has no name have gone, if that is soon.
+    /// Runs a change and retries it on `NoSpace`, after pending frees are durable or clients closed
+    /// orphans.
     pub(crate) fn transact_with_space<T>(
         &self,
         bytes: u64,
         mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
     ) -> Result<T> {
         if let Err(error) = self.ensure_disk_space(bytes) {
-            // What was given up may be room once that is durable.
+            // Blocks freed by the batch may give the disk space once it is durable.
             self.transact(|tx| tx.close_batch())?;
             if let (Error::NoSpace, Some(ticket)) = (&error, self.outbox()?.last()?) {
                 self.wait(ticket)?;
@@ -301,7 +300,7 @@ impl Volume {
         self.transact(change)
     }
 
-    /// Whether something is free now that was not, or could not be given out.
+    /// Waits for space: returns true if pending frees became available or an orphan was deleted.
     fn wait_for_free_space(&self) -> Result<bool> {
         let thaws = self.transact(|tx| {
             let thaws = tx.writer.groups.has_pending_free();
@@ -333,17 +332,17 @@ impl Volume {
         self.store.write_back.read().orphans.len()
     }
 
-    /// Has `pause` called, a few times, where there is no room and inodes without names may be
-    /// about to lose their last users: it lets some time pass.
+    /// Installs `pause`, which the volume calls a few times when it has no space but orphans that
+    /// clients may close soon. `pause` should sleep a little.
     pub fn on_no_space(&self, pause: impl Fn() + Send + Sync + 'static) {
         if let Some(writing) = &self.writing {
-            // The first stays.
+            // Only the first call has an effect.
             let _ = writing.on_no_room.set(Box::new(pause));
         }
     }
 
-    /// Whether so little is free that a change may have to wait for the last users of inodes
-    /// without names.
+    /// Returns true if free space is so low that a change may have to wait for clients to close
+    /// orphans.
     pub fn is_low_on_space(&self) -> bool {
         if self.orphan_count() == 0 {
             return false;
@@ -355,9 +354,9 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Sees to it that what comes next can be in the batch, and says whether that was ended
-    /// for it: then blocks of directories may have moved, and places in them are looked up
-    /// again. Nothing that belongs to `next` may have changed yet.
+    /// Closes the batch if `next` cannot join it, and returns true if it did. Directory blocks may
+    /// have moved then, and the caller looks up its positions again. The caller must not have
+    /// changed anything for `next` yet.
     pub(crate) fn join_batch(&mut self, next: Operation) -> Result<bool> {
         if self.writer.protocol.can_join_batch(&self.writer.batch, &next) {
             return Ok(false);
@@ -365,14 +364,13 @@ impl Transaction<'_> {
         self.close_batch().map(|()| true)
     }
 
-    /// Notes what was done.
+    /// Reports an effect to the protocol and the batch.
     pub(crate) fn record_effect(&mut self, intent: Effect) {
         self.writer.protocol.record(&self.writer.batch, intent);
         self.writer.batch.record_effect(&intent);
     }
 
-    /// Ends the batch where it is complete, and keeps what is changed in memory below its
-    /// bounds.
+    /// Closes a complete batch, and keeps dirty data and the next chain within their limits.
     pub(crate) fn enforce_batch_limits(&mut self) -> Result<()> {
         self.close_batch_if_complete()?;
         let block_bytes = u64::from(self.volume.super_.block_bytes);
@@ -381,8 +379,8 @@ impl Transaction<'_> {
             self.queue_dirty_contents()?;
         }
         let blocks = self.writer.batch.blocks.len();
-        // A chain that is longer than the disk takes at once is handed over in pieces, and a
-        // death between these leaves what a cut leaves.
+        // A chain beyond the disk's limits is submitted in pieces; a crash between them is like a
+        // power cut.
         let groups = self.writer.protocol.max_stages();
         let writes = blocks.saturating_mul(groups);
         let needs =
@@ -396,7 +394,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Ends the batch if it holds as much as one can.
+    /// Closes the batch if the protocol says that it is full.
     pub(crate) fn close_batch_if_complete(&mut self) -> Result<()> {
         if self.writer.protocol.is_complete(&self.writer.batch) {
             self.close_batch()
@@ -405,7 +403,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Seals contents ahead of the chain that will lead to them.
+    /// Queues dirty data ahead of the chain that will reference it.
     fn queue_dirty_contents(&mut self) -> Result<()> {
         let stage = self.collect_dirty_contents();
         if stage.is_empty() {
@@ -431,8 +429,8 @@ impl Transaction<'_> {
         self.queue_chain(sealed).map(drop)
     }
 
-    /// Sends contents alone, if nothing else is needed to read this file back: whatever its
-    /// inode says but for its times is on its way already.
+    /// Queues only the data, if the inode on disk (or queued) differs in nothing but its times.
+    /// Returns false if a full commit is needed.
     fn try_queue_contents_only(&mut self, inode: InodeNumber) -> Result<bool> {
         let batch = &self.writer.batch;
         let is_new = !batch.is_on_disk(inode) || batch.unlinked_inodes.contains(&inode.0);
@@ -456,7 +454,7 @@ impl Transaction<'_> {
         Ok(InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_only_times())
     }
 
-    /// Contents that changed and were not sealed yet.
+    /// Returns the dirty data blocks that are not queued yet.
     pub(crate) fn collect_dirty_contents(&self) -> Stage {
         let blocks = self.volume.store.write_back.read();
         if blocks.dirty_contents == 0 {
@@ -466,12 +464,12 @@ impl Transaction<'_> {
         dirty.map(|(block, content)| (*block, content.current.clone())).collect()
     }
 
-    /// Ends the batch here: what comes now follows what was.
+    /// Closes the batch: later changes go to the next chain.
     pub(crate) fn close_batch(&mut self) -> Result<()> {
         self.close_batch_after(ChainDependency::NoDependency)
     }
 
-    /// Leaves nothing to recover, where nothing waits to be committed.
+    /// Checkpoints an idle journal so that the next mount needs no recovery.
     fn quiesce(&mut self) -> Result<()> {
         let rested = self.with_protocol(|protocol, tx| protocol.quiesce(tx));
         if let Err(error) = &rested {
@@ -480,20 +478,20 @@ impl Transaction<'_> {
         rested
     }
 
-    /// Seals everything that changed, as one chain, which follows `after` at least.
+    /// Queues all changes as one chain that depends at least on `after`.
     fn close_batch_after(&mut self, after: ChainDependency) -> Result<()> {
-        // What is sealed is no change of the operation in hand.
+        // Closing the batch does not count as a modification by the current operation.
         let touched = self.writer.is_modified;
         if !self.has_changes() {
             return Ok(());
         }
         self.preload_counts()?;
         self.preload_accessed_inodes()?;
-        // Most of what a chain is made of changed, and is in memory therefore.
+        // The chain's blocks are modified, and therefore mostly in memory.
         let may_wait = std::mem::replace(&mut self.may_block, true);
         let has_own = touched && self.writer.is_change_complete;
         if touched && !has_own {
-            // A part of it is on its way before the rest.
+            // A part of the change is committed before the rest.
             self.record_change();
         }
         self.writer.batch_change = self.writer.change_count.wrapping_add(u64::from(has_own));
@@ -506,13 +504,13 @@ impl Transaction<'_> {
         sealed
     }
 
-    /// Whether anything waits to be committed.
+    /// Returns true if there are changes to commit.
     fn has_changes(&self) -> bool {
         let accesses = self.volume.writing.as_ref().map(|writing| &writing.pending_access_times);
         self.writer.batch.dirty || accesses.is_some_and(PendingAccessTimes::has_due_times)
     }
 
-    /// Sees to it that superblock and descriptors can be changed without the device.
+    /// Preloads the superblock and the changed group descriptors.
     fn preload_counts(&self) -> Result<()> {
         let super_ = &self.volume.super_;
         self.block(super_.location().0, Role::Superblock)?;
@@ -525,7 +523,7 @@ impl Transaction<'_> {
     fn try_close_batch(&mut self, after: ChainDependency) -> Result<()> {
         self.write_access_times()?;
         self.write_usage()?;
-        // Bounded chains: what is large goes ahead.
+        // Chains are bounded: large data goes ahead.
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         if self.volume.store.write_back.read().dirty_contents as u64 * block_bytes
             > MAX_CHAIN_DATA_BYTES
@@ -571,7 +569,7 @@ impl Transaction<'_> {
         &mut self,
         ask: impl FnOnce(&mut dyn CommitProtocol, &mut Self) -> Result<T>,
     ) -> Result<T> {
-        // Nothing is recorded meanwhile: blocks of directories may move, and that is all.
+        // The stand-in records nothing: meanwhile only directory blocks may move.
         let idle = Box::new(atomic::AtomicProtocol);
         let mut protocol = std::mem::replace(&mut self.writer.protocol, idle);
         let answer = ask(&mut *protocol, self);
@@ -579,7 +577,7 @@ impl Transaction<'_> {
         answer
     }
 
-    /// Gives every block of metadata the checksum that its role asks for.
+    /// Sets the checksum of each metadata block according to its role.
     fn set_block_checksums(&self, stages: &mut [Stage]) {
         let Some(sums) = &self.volume.store.sums else { return };
         let blocks = self.volume.store.write_back.read();
@@ -594,7 +592,7 @@ impl Transaction<'_> {
         self.volume.outbox()
     }
 
-    /// Seals blocks of contents, or one of metadata that carries its mark already.
+    /// Queues data blocks, or one metadata block that already has its checksum.
     pub(crate) fn queue_chain(&mut self, chain: QueuedChain) -> Result<u64> {
         let contents = chain.contents.clone();
         let sealed = self.outbox()?.enqueue(chain);
@@ -602,12 +600,12 @@ impl Transaction<'_> {
         Ok(sealed)
     }
 
-    /// Seals a chain that, once it is taken, has taken the batch.
+    /// Queues the chain of the batch, with the number of the last change it contains.
     pub(crate) fn queue_batch_chain(&mut self, chain: QueuedChain) -> Result<u64> {
         Ok(self.outbox()?.enqueue_changes(chain, self.writer.batch_change))
     }
 
-    /// Brings descriptors and superblock up to date.
+    /// Writes the free counts of groups and superblock.
     pub(crate) fn write_free_counts(&mut self) -> Result<()> {
         let changed = self.writer.groups.take_changed();
         if changed.is_empty() {
@@ -641,7 +639,7 @@ impl Transaction<'_> {
         })
     }
 
-    /// Changes the superblock; its sum is made right on the way to the disk.
+    /// Changes the superblock; its checksum is set when the chain is queued.
     pub(crate) fn modify_superblock(
         &mut self,
         change: impl FnOnce(&mut RawSuperblock) -> Result<()>,
@@ -652,7 +650,7 @@ impl Transaction<'_> {
         })?
     }
 
-    /// Says in the superblock that the volume uses a feature.
+    /// Sets a read-only-compatible feature bit in the superblock.
     pub(crate) fn set_ro_compat_feature(&mut self, feature: Feature) -> Result<()> {
         self.modify_superblock(|raw| {
             feature.set(raw, true);

@@ -1,6 +1,6 @@
-//! Directories: names in blocks, read straight through or found through a hash tree.
+//! Directories: entries in blocks, read sequentially or looked up through a hash tree.
 //!
-//! Law: a block that cannot be read or understood hides its own names and no others.
+//! Law: a block that is unreadable or damaged hides its own names and no others.
 
 pub(crate) mod build;
 pub(crate) mod edit;
@@ -21,46 +21,46 @@ use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
 use name_query::NameQuery;
 
-/// A place in a directory: everything before it was enumerated. Stays valid while the
-/// directory does not change, whatever was enumerated in between.
+/// A position in a directory, after all entries listed before. Stays valid while the directory does
+/// not change, whatever else was listed meanwhile.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Cookie(pub u64);
 
-/// A name in a directory.
+/// A directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry<'a> {
-    /// The name: 1 to 255 bytes, any but `/` and NUL.
+    /// The name: 1 to 255 bytes, without `/` and NUL.
     pub name: &'a [u8],
-    /// What it names.
+    /// Inode number.
     pub inode: InodeNumber,
-    /// The kind of the inode, where the directory knows.
+    /// File type, if the directory stores it.
     pub kind: Option<FileType>,
-    /// The place after this entry.
+    /// Position after this entry.
     pub next: Cookie,
 }
 
-/// A part of a directory that cannot be read.
+/// A damaged part of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Damage {
-    /// What is wrong, and where.
+    /// Kind and location of the damage.
     pub error: Error,
-    /// The place after it.
+    /// Position after the damage.
     pub next: Cookie,
 }
 
 const MAX_NAME_BYTES: usize = 255;
-/// The longest directory of the format, in bytes.
+/// Size limit of a directory in the format, in bytes.
 const MAX_DIR_BYTES: u64 = 2 << 30;
-/// The longest directory that is read with `large_dir`, in bytes.
+/// Size limit of a directory with `large_dir`, in bytes.
 const MAX_LARGE_DIR_BYTES: u64 = 16 << 30;
 
 impl Volume {
-    /// The inode that `name` names in the directory `dir`; `.` and `..` are names, too.
+    /// Returns the inode of `name` in the directory `dir`; `.` and `..` work, too.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotADirectory`], [`Error::NameTooLong`];
-    /// [`Error::Corrupt`] if the name was not found and part of the directory is damaged,
-    /// or if it names an inode that no name may name; [`Error::Io`].
+    /// [`Error::NotFound`], [`Error::NotADirectory`], [`Error::NameTooLong`]; [`Error::Corrupt`] if
+    /// the name was not found and part of the directory is damaged, or if its inode number is
+    /// invalid; [`Error::Io`].
     pub fn lookup(&self, dir: InodeNumber, name: &[u8]) -> Result<InodeNumber> {
         let _reading = self.read_lock();
         let inode = self.directory(dir)?;
@@ -84,7 +84,7 @@ impl Volume {
             return linear::find(self, dir, wanted);
         };
         match htree::find(self, dir, wanted, hashed) {
-            // The names are still there to be read one by one.
+            // The leaf blocks are still readable sequentially.
             Err(Error::Corrupt { .. }) => linear::find(self, dir, wanted),
             Err(Error::NotFound) if wanted.may_be_misplaced(self) => {
                 linear::find(self, dir, wanted)
@@ -93,13 +93,13 @@ impl Volume {
         }
     }
 
-    /// Enumerates the directory `dir` from `from` on, for as long as `visit` says `true`.
-    /// `.` and `..` come only if `dots`. Damage comes in its place, and what follows it
-    /// still comes.
+    /// Lists the directory `dir` from `from` on, while `visit` returns true. `.` and `..` are
+    /// listed only with `dots`. Damage is reported at its position, and the listing continues after
+    /// it.
     ///
     /// # Errors
-    /// [`Error::NotADirectory`], [`Error::NotFound`] and what reading the inode may
-    /// answer. What goes wrong inside the directory is told to `visit`.
+    /// [`Error::NotADirectory`], [`Error::NotFound`] and errors of reading the inode. Errors inside
+    /// the directory go to `visit`.
     pub fn entries(
         &self,
         dir: InodeNumber,
@@ -123,9 +123,9 @@ impl Volume {
         self.super_.compatible.contains(Compatible::DIR_INDEX) && dir.flags & flags::INDEX != 0
     }
 
-    /// Whole blocks of a directory; what is left of the last one holds no names. A
-    /// directory has no holes to speak of, so it is never longer than its disk: without
-    /// that bound a few pointers could say the same block millions of times.
+    /// Returns the number of whole blocks of a directory; a partial last block holds no entries.
+    /// The disk size bounds it, since directories have practically no holes. Without that bound, a
+    /// few pointers could name one block millions of times.
     pub(crate) fn directory_blocks(&self, dir: &Inode) -> u32 {
         let large = self.super_.incompatible.contains(Incompatible::LARGEDIR);
         let most = if large { MAX_LARGE_DIR_BYTES } else { MAX_DIR_BYTES };
@@ -133,7 +133,7 @@ impl Volume {
         saturating_u32(bytes.checked_div(u64::from(self.super_.block_bytes)).unwrap_or(0))
     }
 
-    /// One block of a directory; `None` in a hole.
+    /// Reads one block of a directory; `None` for a hole.
     fn directory_block(&self, dir: &Inode, nth: FileBlock) -> Result<Option<SharedBytes>> {
         let run = self.map_runs(dir, nth, nth.offset(1))?.first().copied();
         match run.map(|run| run.place) {
@@ -144,7 +144,7 @@ impl Volume {
                 return Err(Error::Corrupt { what, inode: Some(dir.number), block: Some(block) });
             }
         }
-        // What changes block by block is cached block by block.
+        // A writable volume changes and caches directories block by block.
         if self.writing.is_some()
             && let Some(BlockLocation::Mapped(block)) = run.map(|run| run.place)
         {
@@ -165,7 +165,7 @@ impl Volume {
         Ok(Some(block))
     }
 
-    /// Says of damage in a directory block where it is.
+    /// Adds the location of a directory block to an error.
     fn with_location(&self, dir: &Inode, nth: FileBlock, error: Error) -> Error {
         let run =
             self.map_runs(dir, nth, nth.offset(1)).ok().and_then(|runs| runs.first().copied());
@@ -180,7 +180,7 @@ impl Volume {
         Cookie(start.saturating_add(at as u64))
     }
 
-    /// The block and place of a cookie.
+    /// Returns the block and offset of a cookie.
     fn cookie_position(&self, cookie: Cookie) -> (FileBlock, usize) {
         let bytes = u64::from(self.super_.block_bytes);
         let at = saturating_usize(cookie.0.checked_rem(bytes).unwrap_or(0));

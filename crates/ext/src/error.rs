@@ -1,4 +1,4 @@
-//! One error says whose fault it is.
+//! The error type of a volume: each variant tells the cause.
 
 use std::fmt;
 
@@ -6,97 +6,97 @@ use draconis_exchange::contract::Refusal;
 
 use crate::{FsBlock, InodeNumber};
 
-/// What a volume answers instead of a result.
+/// Error of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
-    /// The caller asked for something that makes no sense.
+    /// The caller passed invalid arguments.
     #[error("misuse: {0}")]
     Misuse(&'static str),
     /// The disk holds no ext volume.
     #[error("not an ext volume")]
     NotExt,
-    /// The volume needs something this library does not do; the text names all of it.
+    /// The volume needs unsupported features; the text names all of them.
     #[error("{feature}")]
     Unsupported {
-        /// Such as `needs: extent, 64bit`.
+        /// Text such as `needs: extent, 64bit`.
         feature: String,
     },
-    /// What the disk holds is damaged.
+    /// The volume is damaged.
     #[error("{}", CorruptionMessage { what, inode, block })]
     Corrupt {
-        /// Which structure, and what is wrong with it.
+        /// Damaged structure and kind of damage.
         what: &'static str,
-        /// The file it belongs to.
+        /// Inode that the structure belongs to.
         inode: Option<InodeNumber>,
-        /// The block it is in, or the block number that is wrong.
+        /// Block of the structure, or the invalid block number.
         block: Option<FsBlock>,
     },
     /// The device failed.
     #[error(transparent)]
     Io(#[from] draconis_device::Error),
-    /// No such name or inode.
+    /// The name or inode does not exist.
     #[error("no such file or directory")]
     NotFound,
-    /// A directory was needed.
+    /// The operation needs a directory.
     #[error("not a directory")]
     NotADirectory,
-    /// Something other than a directory was needed.
+    /// The operation does not work on a directory.
     #[error("is a directory")]
     IsADirectory,
-    /// A name of more than 255 bytes.
+    /// The name has more than 255 bytes.
     #[error("file name too long")]
     NameTooLong,
-    /// No such extended attribute.
+    /// The extended attribute does not exist.
     #[error("no such extended attribute")]
     NoAttribute,
-    /// More symbolic links on a path than are followed.
+    /// The path has more symbolic links than are followed.
     #[error("too many levels of symbolic links")]
     TooManyLinks,
-    /// The name is there already.
+    /// The name exists already.
     #[error("file exists")]
     Exists,
-    /// A directory that still holds names.
+    /// The directory still has entries.
     #[error("directory not empty")]
     NotEmpty,
-    /// No block or no inode is left.
+    /// No free block or inode is left.
     #[error("no space left on device")]
     NoSpace,
-    /// Beyond the largest file that the format can hold.
+    /// The offset exceeds the largest file of the format.
     #[error("file too large")]
     TooLarge,
-    /// Beyond the most names that an inode can have.
+    /// The inode has the maximum number of links.
     #[error("too many links")]
     LinkLimit,
-    /// The volume was opened for reading, was closed, or stopped after a failure.
+    /// The volume was opened read-only, was closed, or stopped after a failure.
     #[error("read-only file system")]
     ReadOnly,
-    /// The volume guards against two hosts, and another one uses it.
+    /// Another host uses the volume (multi-mount protection).
     #[error("in use by {by}")]
     InUse {
-        /// Who says so.
+        /// Name of the other host.
         by: String,
     },
-    /// The inode is immutable or only to be appended to.
+    /// The inode is immutable or append-only.
     #[error("operation not permitted")]
     NotPermitted,
-    /// What is in that directory belongs to its project, and this belongs to another one.
+    /// The directory passes its project on, and the inode belongs to another project.
     #[error("the directory is of another project")]
     OtherProject,
-    /// The contents are encrypted; names and attributes can be seen without the key.
+    /// The data is encrypted; names and attributes are visible without the key.
     #[error("required key not available")]
     NoKey,
 }
 
-/// What a volume answers.
+/// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Damage in the volume's own structures.
+    /// Returns an error for damaged metadata.
     pub(crate) const fn corrupt(what: &'static str) -> Self {
         Self::Corrupt { what, inode: None, block: None }
     }
 
-    /// The same damage, said to be in `block` unless a block is named already.
+    /// Adds `block` to a corruption error, unless it names one.
     pub(crate) fn in_block(self, at: FsBlock) -> Self {
         match self {
             Self::Corrupt { what, inode, block } => {
@@ -106,7 +106,7 @@ impl Error {
         }
     }
 
-    /// The same damage, said to be of `inode` unless a file is named already.
+    /// Adds `inode` to a corruption error, unless it names one.
     pub(crate) fn of_inode(self, of: InodeNumber) -> Self {
         match self {
             Self::Corrupt { what, inode, block } => {
@@ -116,7 +116,7 @@ impl Error {
         }
     }
 
-    /// What a contract answers for this; the refusal knows the errno.
+    /// Returns the refusal that services send for this error; it has the errno.
     pub const fn refusal(&self) -> Refusal {
         match self {
             Self::Misuse(_) | Self::NotExt => Refusal::Invalid,

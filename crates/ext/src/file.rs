@@ -1,4 +1,4 @@
-//! Contents of files: chunks through the data cache, ahead of those who read straight on.
+//! File data: cached chunks, with read-ahead for sequential readers.
 
 use std::sync::Arc;
 
@@ -12,34 +12,34 @@ use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
 
-/// What [`Volume::seek`] looks for.
+/// Target of [`Volume::seek`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seek {
-    /// The next byte that is stored.
+    /// The next stored byte.
     Data,
-    /// The next byte that is not; the end of a file counts as a hole.
+    /// The next byte of a hole; the end of a file counts as one.
     Hole,
 }
 
-/// Segments that one [`Volume::seek`] looks at; whatever comes after them counts as data.
+/// Limit of map segments that one [`Volume::seek`] visits; it reports data after them.
 const MAX_SEEK_SEGMENTS: u32 = 1 << 14;
-/// Blocks of a directory that are asked for before it is listed.
+/// Limit of directory blocks that are prefetched before a listing.
 const MAX_PREFETCHED_DIR_BLOCKS: u32 = 12;
 
 impl Volume {
-    /// Up to `len` bytes of a file from `offset`, without copying them: at least one
-    /// byte before the end of the file, none from there on. Reads stop at multiples of
-    /// 128 KiB, and at damage that they do not start in.
+    /// Returns up to `len` bytes of a file from `offset` without copying: at least one byte before
+    /// the end of the file, none from there on. Reads stop at multiples of 128 KiB, and before
+    /// damage.
     ///
     /// # Errors
-    /// [`Error::IsADirectory`] and [`Error::Misuse`] for what is no file;
-    /// [`Error::Corrupt`] naming the block if its place is unknown; [`Error::Io`].
+    /// [`Error::IsADirectory`] and [`Error::Misuse`] if it is not a file; [`Error::Corrupt`] naming
+    /// the block if its location is unknown; [`Error::Io`].
     pub fn read(&self, number: InodeNumber, offset: u64, len: usize) -> Result<SharedBytes> {
         let _reading = self.read_lock();
         self.read_from_inode(&*self.node(number)?, offset, len)
     }
 
-    /// [`Volume::read`] from an inode at hand.
+    /// [`Volume::read`] from a loaded inode.
     ///
     /// # Errors
     /// As [`Volume::read`].
@@ -57,8 +57,8 @@ impl Volume {
         }
     }
 
-    /// Fills `into` from `offset` and returns how many bytes there were: fewer than asked
-    /// only at the end of the file, or before damage.
+    /// Fills `into` from `offset` and returns the number of bytes: fewer than requested only at the
+    /// end of the file, or before damage.
     ///
     /// # Errors
     /// As [`Volume::read`], if not even the first byte can be read.
@@ -67,7 +67,7 @@ impl Volume {
         self.read_into_from_inode(&*self.node(number)?, offset, into)
     }
 
-    /// [`Volume::read_into`] from an inode at hand.
+    /// [`Volume::read_into`] from a loaded inode.
     ///
     /// # Errors
     /// As [`Volume::read_into`].
@@ -82,7 +82,7 @@ impl Volume {
         self.read_into_locked(now.as_deref().unwrap_or(inode), offset, into)
     }
 
-    /// [`Volume::read_into_from_inode`] for those who hold the gate.
+    /// [`Volume::read_into_from_inode`] for callers that hold the lock.
     pub(crate) fn read_into_locked(
         &self,
         inode: &Inode,
@@ -104,13 +104,12 @@ impl Volume {
         Ok(done)
     }
 
-    /// An inode at hand may be older than its last change; `None` if
-    /// nothing changes.
+    /// Reloads an inode that may have changed since; `None` on a read-only volume.
     fn reload_inode(&self, inode: &Inode) -> Result<Option<Arc<Inode>>> {
         self.writing.as_ref().map(|_| self.node(inode.number)).transpose()
     }
 
-    /// Contents of whatever has blocks.
+    /// Returns data of any inode that has blocks.
     pub(crate) fn contents(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
         let left = inode.size_bytes.saturating_sub(offset);
         if left == 0 || len == 0 {
@@ -124,7 +123,7 @@ impl Volume {
         let at = saturating_usize(offset % CHUNK_BYTES);
         match self.chunk(inode, key) {
             Ok(chunk) => Ok(SharedBytes::of(chunk, at, len)),
-            // One bad block must not take its chunk with it.
+            // A damaged block must not make its whole chunk unreadable.
             Err(Error::Corrupt { .. } | Error::Io(_)) => self.read_single_block(inode, offset, len),
             Err(other) => Err(other),
         }
@@ -140,7 +139,7 @@ impl Volume {
         Ok(chunk)
     }
 
-    /// Starts what the stream will want next.
+    /// Starts the read-ahead after a read of `chunk`.
     fn start_read_ahead(&self, inode: &Inode, chunk: u64, there: bool) {
         let chunks = inode.size_bytes.div_ceil(CHUNK_BYTES);
         if chunks <= 1 {
@@ -156,14 +155,14 @@ impl Volume {
         }
     }
 
-    /// How chunk `nth` is read.
+    /// Returns the plan for reading chunk `nth`.
     fn plan(&self, inode: &Inode, nth: u64) -> Result<ReadPlan> {
         let start = nth.saturating_mul(CHUNK_BYTES);
         let len = inode.size_bytes.saturating_sub(start).min(CHUNK_BYTES);
         self.read_plan(inode, start, saturating_usize(len))
     }
 
-    /// How `len` bytes from `start`, where a block starts, are read.
+    /// Returns the plan for reading `len` bytes from the block-aligned `start`.
     fn read_plan(&self, inode: &Inode, start: u64, len: usize) -> Result<ReadPlan> {
         let from = self.file_block(start);
         let end = self.file_block_end(start.saturating_add(len as u64));
@@ -195,8 +194,8 @@ impl Volume {
         Ok(ReadPlan { len, parts, is_near_siblings: inode.kind == FileType::File })
     }
 
-    /// Starts to read the first blocks of a directory that will be listed soon, most
-    /// likely: one that a listing with attributes has shown. A hint: it never fails.
+    /// Prefetches the first blocks of a directory that is likely to be listed soon, for example
+    /// after a listing with attributes. A hint: it never fails.
     pub fn prefetch_directory(&self, number: InodeNumber) {
         let _reading = self.read_lock();
         let Ok(inode) = self.node(number) else { return };
@@ -208,7 +207,7 @@ impl Volume {
             self.store.read_ahead(key, || self.plan(&inode, 0), false);
             return;
         }
-        // Where it changes, it is read block by block (`directory_block`).
+        // A writable volume reads directories block by block (`directory_block`).
         let end = FileBlock(self.directory_blocks(&inode).min(MAX_PREFETCHED_DIR_BLOCKS));
         if !map::is_direct(&inode, end) {
             return;
@@ -223,7 +222,7 @@ impl Volume {
         self.store.prefetch(blocks.flatten().collect());
     }
 
-    /// What a chunk that cannot be read still has at `offset`: the rest of one block.
+    /// Reads the rest of one block at `offset` of a chunk that is not readable as a whole.
     fn read_single_block(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
         let block_bytes = u64::from(self.super_.block_bytes);
         let skew = offset.checked_rem(block_bytes).unwrap_or(0);
@@ -240,12 +239,12 @@ impl Volume {
         ))
     }
 
-    /// The first block after `bytes` bytes.
+    /// Returns the first block after `bytes` bytes.
     fn file_block_end(&self, bytes: u64) -> FileBlock {
         FileBlock(saturating_u32(bytes.div_ceil(u64::from(self.super_.block_bytes))))
     }
 
-    /// Where the blocks from `from` up to `end` are.
+    /// Returns the runs of the blocks from `from` to `end`.
     pub(crate) fn map_runs(
         &self,
         inode: &Inode,
@@ -274,7 +273,7 @@ impl Volume {
         })
     }
 
-    /// One segment of a file's map, and where the next one starts.
+    /// Returns one segment of a file's map, and the start of the next.
     fn segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::RunList>, FileBlock)> {
         let from = FileBlock(segment.saturating_mul(SEGMENT_BLOCKS));
         let full = from.offset(SEGMENT_BLOCKS);
@@ -284,20 +283,19 @@ impl Volume {
         Ok((runs, full))
     }
 
-    /// Where the blocks of a file are, from the block that holds byte `offset` on: the
-    /// runs of at most one part of the map, so call again from where the last run ends.
-    /// Empty at the end of the file.
+    /// Returns the block runs of a file from byte `offset` on. One call covers one map segment at
+    /// most; call again from the end of the last run. Empty at the end of the file.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is not mapped by blocks, [`Error::Io`]. Damage is not an
-    /// error here but a [`BlockLocation`].
+    /// [`Error::Unsupported`] if it is not mapped by blocks, [`Error::Io`]. Damage is a
+    /// [`BlockLocation`], not an error.
     pub fn map(&self, number: InodeNumber, offset: u64) -> Result<Vec<Run>> {
         let _reading = self.read_lock();
         let inode = self.node(number)?;
         self.map_inode(&inode, offset)
     }
 
-    /// [`Volume::map`] of an inode at hand.
+    /// [`Volume::map`] of a loaded inode.
     ///
     /// # Errors
     /// As [`Volume::map`].
@@ -327,9 +325,8 @@ impl Volume {
         Ok(found)
     }
 
-    /// Where the next data or hole begins, from `offset` on; `None` if there is none
-    /// before the end of the file. Data may be said to be where nothing was looked up: that is
-    /// what `SEEK_DATA` allows.
+    /// Returns the start of the next data or hole from `offset` on; `None` if there is none before
+    /// the end of the file. May report data where the search stopped, as `SEEK_DATA` permits.
     ///
     /// # Errors
     /// As [`Volume::map`].
@@ -364,8 +361,8 @@ impl Volume {
         })
     }
 
-    /// The first block of a file on the device: files read in this order are read in the
-    /// device's. `None` without blocks, or if the map cannot be read.
+    /// Returns the first block of a file on the device; sorting files by it makes device reads
+    /// sequential. `None` without blocks, or if the map is unreadable.
     pub fn first_block(&self, inode: &Inode) -> Option<FsBlock> {
         (!inode.is_inline() && inode.fast_target(&self.super_).is_none()).then_some(())?;
         matches!(inode.kind, FileType::File | FileType::Directory | FileType::Symlink)

@@ -1,4 +1,4 @@
-//! A volume in an image, its files named by paths: the names of [`std::fs`].
+//! A volume in an image with files named by paths, in the style of [`std::fs`].
 //!
 //! ```text
 //!   FileSystem ──paths──▶ Volume::{resolve, resolve_parent, resolve_or_create} ──▶ inodes
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Law 1: an error names the path.
-//! Law 2: what a name may be is [`Volume`]'s rule; nothing here has another.
+//! Law 2: [`Volume`] defines which names are valid; this layer adds no rules.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -26,21 +26,21 @@ use crate::{
     WriteOptions,
 };
 
-/// Bytes that are changed in memory before they go to the image.
+/// Limit of dirty data in memory, in bytes.
 const DIRTY_BYTES: u64 = 64 << 20;
-/// Bytes that are read at once.
+/// Size of one read, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A volume whose files are named by paths, as [`std::fs`] names them. Paths begin at its root;
-/// what is made belongs to root.
+/// A volume with files named by paths, in the style of [`std::fs`]. Paths begin at its root; root
+/// owns new files.
 ///
-/// What was changed is in memory until [`FileSystem::sync`] or [`FileSystem::close`] returned; a
-/// crash before then leaves the volume consistent, as it was a while ago.
+/// Changes stay in memory until [`FileSystem::sync`] or [`FileSystem::close`] returns. A crash
+/// before that leaves a consistent, older state of the volume.
 pub struct FileSystem {
     volume: Volume,
 }
 
-/// A name in a directory.
+/// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {
     path: PathBuf,
@@ -49,27 +49,27 @@ pub struct DirEntry {
 }
 
 impl DirEntry {
-    /// The name.
+    /// Returns the name.
     pub fn file_name(&self) -> &OsStr {
         &self.name
     }
 
-    /// The path: that of the directory, and the name.
+    /// Returns the path: the directory's path and the name.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is; a symbolic link is one.
+    /// Returns the file type; symbolic links are not followed.
     pub fn file_type(&self) -> FileType {
         self.kind
     }
 }
 
 impl FileSystem {
-    /// Makes an image of `len_bytes` that holds an empty ext4 volume. No file may be there.
+    /// Creates an image of `len_bytes` with an empty ext4 volume. The file must not exist.
     ///
     /// # Errors
-    /// The file exists or cannot be made; the length is too small or too large.
+    /// The file exists or cannot be created; the length is too small or too large.
     pub fn create(image: impl AsRef<Path>, len_bytes: u64) -> io::Result<Self> {
         let image = image.as_ref();
         let file = File::options().read(true).write(true).create_new(true).open(image);
@@ -78,16 +78,16 @@ impl FileSystem {
         made?;
         let created = disk(image, true).and_then(|disk| Self::create_on(disk, &ext4(), true));
         if created.is_err() {
-            // It holds nothing.
+            // It holds no data.
             let _ = std::fs::remove_file(image);
         }
         created.map_err(|error| named(image, error))
     }
 
-    /// Makes an empty volume on a disk and opens it. `zeroed` says that the disk reads as zeros.
+    /// Creates an empty volume on a disk and opens it. `zeroed` says that the disk reads as zeros.
     ///
     /// # Errors
-    /// The options do not fit the disk; what the disk says.
+    /// The options do not fit the disk; an error of the disk.
     pub fn create_on(
         disk: Arc<dyn Disk>,
         options: &mkfs::FormatOptions,
@@ -101,19 +101,19 @@ impl FileSystem {
         Self::open_on(disk)
     }
 
-    /// Opens the volume that an image begins with, to be changed, alone.
+    /// Opens the volume in an image for reading and writing, exclusively.
     ///
     /// # Errors
-    /// There is none, it is in use, or it can only be read.
+    /// There is no volume, it is in use, or it is read-only.
     pub fn open(image: impl AsRef<Path>) -> io::Result<Self> {
         let image = image.as_ref();
         disk(image, true).and_then(Self::open_on).map_err(|error| named(image, error))
     }
 
-    /// Opens the volume that an image begins with, to be read, beside others who do.
+    /// Opens the volume in an image for reading, shared with other readers.
     ///
     /// # Errors
-    /// There is none, or it is being changed.
+    /// There is no volume, or it is open for writing.
     pub fn open_read_only(image: impl AsRef<Path>) -> io::Result<Self> {
         let image = image.as_ref();
         let open = |disk| Volume::open(disk, OpenOptions::default()).map_err(io_error);
@@ -121,10 +121,10 @@ impl FileSystem {
         Ok(Self { volume })
     }
 
-    /// Opens the volume on a disk, to be changed.
+    /// Opens the volume on a disk for reading and writing.
     ///
     /// # Errors
-    /// There is none, or it can only be read.
+    /// There is no volume, or it is read-only.
     pub fn open_on(disk: Arc<dyn Disk>) -> io::Result<Self> {
         let writing = WriteOptions {
             clock: Arc::new(now),
@@ -140,27 +140,27 @@ impl FileSystem {
         }
     }
 
-    /// The volume, for all that paths have no word for.
+    /// Returns the volume, for operations that have no path-based method.
     pub fn volume(&self) -> &Volume {
         &self.volume
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
-    /// The name is there, or what is above it is not.
+    /// The name exists, or its parent does not.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
         self.make(path, FileType::Directory, 0o755, b"").map_err(|error| about(path, error))
     }
 
-    /// Makes a directory, and those above it; one that is there is no error.
+    /// Creates a directory and its missing parents; an existing directory is no error.
     ///
     /// # Errors
-    /// Something else is there.
+    /// A file that is not a directory has one of the names.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
-        // The longest that is there, then what is below it.
+        // Find the deepest existing parent, then create the rest.
         let mut missing = vec![];
         for above in path.ancestors().filter(|above| !above.as_os_str().is_empty()) {
             match self.find(above, Follow::Yes).and_then(|found| self.volume.inode(found)) {
@@ -172,7 +172,7 @@ impl FileSystem {
         }
         for path in missing.into_iter().rev() {
             match self.make(path, FileType::Directory, 0o755, b"") {
-                // Another thread made it meanwhile, or it is named twice, as in `a/b/../b`.
+                // Another thread created it meanwhile, or the path repeats it, as in `a/b/../b`.
                 Err(Error::Exists) if self.metadata(path).is_ok() => {}
                 made => made.map_err(|error| about(path, error))?,
             }
@@ -180,10 +180,10 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Makes a file, or replaces what it holds.
+    /// Creates a file, or replaces its data.
     ///
     /// # Errors
-    /// It is no file, there is no room, or what is above it is not there.
+    /// It is not a regular file, there is no space, or its parent does not exist.
     pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<()> {
         let (path, contents) = (path.as_ref(), contents.as_ref());
         let write = || {
@@ -200,10 +200,10 @@ impl FileSystem {
         write().map_err(|error| about(path, error))
     }
 
-    /// Reads all of a file.
+    /// Reads a whole file.
     ///
     /// # Errors
-    /// It is no file, or damaged; there is no memory for all of it.
+    /// It is not a regular file, or damaged; there is not enough memory.
     pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let path = path.as_ref();
         let inode = self.find(path, Follow::Yes).and_then(|found| self.file(found));
@@ -222,10 +222,10 @@ impl FileSystem {
         }
     }
 
-    /// Reads all of a text file.
+    /// Reads a whole file as text.
     ///
     /// # Errors
-    /// As [`FileSystem::read`]; it is not UTF-8.
+    /// As [`FileSystem::read`]; the data is not UTF-8.
     pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
         let path = path.as_ref();
         let text = String::from_utf8(self.read(path)?);
@@ -235,21 +235,21 @@ impl FileSystem {
     /// Lists a directory, sorted, without `.` and `..`.
     ///
     /// # Errors
-    /// It is no directory, or damaged.
+    /// It is not a directory, or damaged.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
         let path = path.as_ref();
         self.list(path).map_err(|error| about(path, error))
     }
 
-    /// Describes a file; of a symbolic link, what it leads to.
+    /// Returns the attributes of a file; follows symbolic links.
     ///
     /// # Errors
-    /// It is not there, or damaged.
+    /// It does not exist, or is damaged.
     pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Attributes> {
         self.attributes(path.as_ref(), Follow::Yes)
     }
 
-    /// Describes a file; a symbolic link as itself.
+    /// Returns the attributes of a file; does not follow symbolic links.
     ///
     /// # Errors
     /// As [`FileSystem::metadata`].
@@ -257,10 +257,10 @@ impl FileSystem {
         self.attributes(path.as_ref(), Follow::No)
     }
 
-    /// Removes a file, or whatever is no directory.
+    /// Removes a file, or any inode that is not a directory.
     ///
     /// # Errors
-    /// It is not there, or a directory.
+    /// It does not exist, or is a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.named(path.as_ref(), |dir, name| self.volume.unlink(dir, name))
     }
@@ -268,15 +268,15 @@ impl FileSystem {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// It is not there, no directory, or not empty.
+    /// It does not exist, is not a directory, or is not empty.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.named(path.as_ref(), |dir, name| self.volume.remove_directory(dir, name))
     }
 
-    /// Moves a name; a file, or an empty directory, that is there is replaced.
+    /// Renames a file or directory; replaces an existing file or empty directory.
     ///
     /// # Errors
-    /// `from` is not there; what is at `to` cannot be replaced.
+    /// `from` does not exist; `to` exists and cannot be replaced.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let (to_dir, to_name) = self.parent(to).map_err(|error| about(to, error))?;
@@ -285,48 +285,48 @@ impl FileSystem {
         })
     }
 
-    /// Gives a file another name.
+    /// Adds a name to a file.
     ///
     /// # Errors
-    /// `original` is not there or a directory; the new name is there.
+    /// `original` does not exist or is a directory; the new name exists.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let original = original.as_ref();
         let inode = self.find(original, Follow::No).map_err(|error| about(original, error))?;
         self.named(link.as_ref(), |dir, name| self.volume.link(inode, dir, name))
     }
 
-    /// Makes a symbolic link that leads to `original`.
+    /// Creates a symbolic link to `original`.
     ///
     /// # Errors
-    /// The name is there, or there is no room.
+    /// The name exists, or there is no space.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let (target, link) = (original.as_ref().as_os_str().as_bytes(), link.as_ref());
         self.make(link, FileType::Symlink, 0o777, target).map_err(|error| about(link, error))
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// It is none.
+    /// It is not a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let path = path.as_ref();
         let target = self.find(path, Follow::No).and_then(|found| self.volume.read_link(found));
         Ok(OsString::from_vec(target.map_err(|error| about(path, error))?).into())
     }
 
-    /// Makes durable what was changed.
+    /// Makes all changes durable.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// An error of the disk.
     pub fn sync(&self) -> io::Result<()> {
         if self.volume.is_writable() { self.volume.sync().map_err(io_error) } else { Ok(()) }
     }
 
-    /// Makes all durable and marks the volume as unmounted. Dropping does the same, but loses the
-    /// error.
+    /// Makes all changes durable and marks the volume as cleanly unmounted. Dropping does the same,
+    /// but loses the error.
     ///
     /// # Errors
-    /// What made the disk fail: what was changed last is not there.
+    /// An error of the disk: the last changes are lost.
     pub fn close(self) -> io::Result<()> {
         self.volume.close().map_err(io_error)
     }
@@ -339,7 +339,7 @@ impl FileSystem {
         self.volume.resolve_parent(self.volume.root(), bytes(path)?)
     }
 
-    /// Works on the name that a path ends with.
+    /// Runs `work` with the directory and the name of a path.
     fn named(
         &self,
         path: &Path,
@@ -354,7 +354,7 @@ impl FileSystem {
         self.volume.create_by_path(self.volume.root(), bytes(path)?, &new).map(drop)
     }
 
-    /// The same inode, if it is a regular file.
+    /// Returns the inode if it is a regular file.
     fn file(&self, inode: InodeNumber) -> Result<InodeNumber> {
         match self.volume.inode(inode)?.kind {
             FileType::File => Ok(inode),
@@ -423,7 +423,7 @@ impl Drop for FileSystem {
     }
 }
 
-/// What the files of a new volume hold: it has none.
+/// File source of a new, empty volume.
 struct NoFiles;
 
 impl FileSource for NoFiles {
@@ -432,7 +432,7 @@ impl FileSource for NoFiles {
     }
 }
 
-/// An ext4 volume as mke2fs makes it, with an identity by chance.
+/// Returns the `mke2fs` defaults of ext4, with a random UUID.
 fn ext4() -> mkfs::FormatOptions {
     let chance = || {
         let half = |of: u64| RandomState::new().hash_one(of).to_le_bytes();
@@ -443,7 +443,7 @@ fn ext4() -> mkfs::FormatOptions {
         bytes
     };
     let mut uuid = chance();
-    // A UUID of version 4.
+    // UUID version 4.
     let [_, _, _, _, _, _, version, _, variant, ..] = &mut uuid;
     *version = *version & 0x0F | 0x40;
     *variant = *variant & 0x3F | 0x80;
@@ -452,7 +452,7 @@ fn ext4() -> mkfs::FormatOptions {
     mkfs::FormatOptions { uuid, hash_seed: chance(), time, ..options }
 }
 
-/// What time it is.
+/// Returns the current time.
 fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time {
@@ -466,13 +466,13 @@ fn disk(image: &Path, write: bool) -> io::Result<Arc<dyn Disk>> {
     Ok(Arc::new(FileDisk::open(image, options)?))
 }
 
-/// The bytes of a path; an empty one names nothing.
+/// Returns the bytes of a path; an empty path is `NotFound`.
 fn bytes(path: &Path) -> Result<&[u8]> {
     let path = path.as_os_str().as_bytes();
     if path.is_empty() { Err(Error::NotFound) } else { Ok(path) }
 }
 
-/// Something new of root's.
+/// Describes a new inode owned by root.
 fn node(kind: FileType, mode: u32, target: &[u8]) -> NewNode<'_> {
     NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target }
 }
@@ -486,7 +486,7 @@ fn about(path: &Path, error: Error) -> io::Error {
     named(path, io_error(error))
 }
 
-/// The same error, which names what it is about.
+/// Adds the path to an error.
 fn named(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }

@@ -1,7 +1,7 @@
-//! Files and directories inside their inodes, as a volume shows them.
+//! Reading of inline files and directories.
 //!
-//! Law: a place in such a directory is a byte of it, as in any other; `.` and `..`, which have no
-//! bytes there, come at places 0 and 1, before the first entry at 4.
+//! Law: a cookie in an inline directory is a byte offset, as in any other. `.` and `..`, which have
+//! no entries there, have the cookies 0 and 1, before the first entry at 4.
 
 use draconis_exchange::contract::FileType;
 
@@ -18,12 +18,12 @@ use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
 
-/// The place after `.`, and the one after `..`.
+/// Cookies after `.` and after `..`.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOTS: u64 = ENTRIES_AT as u64;
 
 impl Volume {
-    /// All the bytes that are inside an inode.
+    /// Returns the inline data of an inode.
     pub(crate) fn inline_of(&self, inode: &Inode) -> Result<Inline> {
         let body = self.inode_xattr_bytes(inode)?;
         for attribute in body.as_deref().map(XattrList::from_inode).into_iter().flatten() {
@@ -36,7 +36,7 @@ impl Volume {
         Err(Error::corrupt("inline data: no attribute holds the rest").of_inode(inode.number))
     }
 
-    /// [`Volume::contents`] of what is inside its inode.
+    /// [`Volume::contents`] of an inline file.
     pub(crate) fn inline_contents(
         &self,
         inode: &Inode,
@@ -52,7 +52,7 @@ impl Volume {
         Ok(SharedBytes::owned(bytes.into_boxed_slice()))
     }
 
-    /// [`Volume::seek`] in what is inside its inode.
+    /// [`Volume::seek`] in an inline file.
     pub(crate) fn inline_seek(&self, inode: &Inode, at: u64, what: Seek) -> Result<Option<u64>> {
         inode.readable()?;
         let stored = (self.inline_of(inode)?.len() as u64).min(inode.size_bytes);
@@ -62,7 +62,7 @@ impl Volume {
         })
     }
 
-    /// [`Volume::lookup`] in a directory that is inside its inode.
+    /// [`Volume::lookup`] in an inline directory.
     pub(crate) fn find_inline(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
         let inline = self.inline_of(dir)?;
         match wanted.name() {
@@ -81,7 +81,7 @@ impl Volume {
         second.ok_or(damage.unwrap_or(Error::NotFound))
     }
 
-    /// [`Volume::entries`] of a directory that is inside its inode.
+    /// [`Volume::entries`] of an inline directory.
     pub(crate) fn enumerate_inline(
         &self,
         dir: &Inode,

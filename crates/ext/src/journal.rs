@@ -1,4 +1,4 @@
-//! The journal of a volume: where it is, and what it holds that is not in place yet.
+//! Journal of a volume: its location, and the blocks that are not checkpointed yet.
 //!
 //! ```text
 //!   superblock ──▶ inode of the journal ──▶ its map: block of the log ──▶ block of the volume
@@ -8,10 +8,10 @@
 //!              damaged?    ├─ read only:  what was committed before the damage is replayed
 //!                          └─ to write:   refused, and the disk stays as it is
 //! ```
-//! Law 1: whatever a log says, recovery visits each of its blocks once or twice, and remembers a
-//! few words for each.
-//! Law 2: each step of a recovery on disk is durable before the next: cut off anywhere, it is
-//! made again and comes to the same.
+//! Law 1: whatever a log contains, recovery visits each of its blocks at most twice and keeps a few
+//! words of memory for each.
+//! Law 2: each step of a recovery on disk is durable before the next. A recovery that is cut off is
+//! repeated, with the same result.
 
 mod cow_disk;
 mod fast_commit;
@@ -34,21 +34,21 @@ pub(crate) use journal_file::JournalFile;
 use journal_file::read_bytes;
 use replayed_disk::ReplayedDisk;
 
-/// A volume as its journal makes it, to be read.
+/// Read-only view of a volume after replay.
 pub(crate) struct Recovered {
-    /// Every read of a block that the log holds answers that. It cannot be written.
+    /// Disk whose reads return the journal's copy of logged blocks. It is read-only.
     pub(crate) disk: Arc<dyn Disk>,
-    /// The superblock as it is there.
+    /// Superblock after replay.
     pub(crate) super_: Superblock,
-    /// Why some of what was committed is missing.
+    /// Reason why some committed changes are missing.
     pub(crate) damage: Option<Error>,
 }
 
-/// The disk as it will be once its journal was replayed, as far as that is whole.
+/// Opens the disk as it will be after replay, up to the first damage of the journal.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for a journal that is elsewhere or of an unknown kind; [`Error::Io`];
-/// [`Error::Corrupt`] for what the log holds of the superblock.
+/// [`Error::Unsupported`] for an external journal or one of an unknown format; [`Error::Io`];
+/// [`Error::Corrupt`] for a damaged superblock in the log.
 pub(crate) fn open_replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<Recovered> {
     match JournalFile::open(disk.clone(), super_) {
         Ok(log) => replayed_from(disk, &log),
@@ -85,10 +85,10 @@ fn replayed_from(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Recovered> {
     Ok(Recovered { disk, super_, damage })
 }
 
-/// Puts in place on disk what the journal holds, and waits until that is durable.
+/// Replays the journal on disk and waits until that is durable.
 ///
 /// # Errors
-/// As [`replayed`]; [`Error::Corrupt`] where the journal is damaged: nothing is written then.
+/// As [`open_replayed`]; [`Error::Corrupt`] if the journal is damaged: nothing is written then.
 pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let log = JournalFile::open(disk.clone(), super_)?;
     let found = log.scan()?;
@@ -113,8 +113,8 @@ pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     log.replay(&found, &more, count_free(&*replayed, &super_))
 }
 
-/// The free blocks and inodes of all groups. Linux writes the sums to the superblock when it
-/// unmounts, and not to the log. `None` where descriptors are damaged.
+/// Sums the free blocks and inodes of all groups. Linux writes these sums to the superblock at
+/// unmount, and never to the log. Returns `None` if descriptors are damaged.
 fn count_free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
     let block_bytes = u64::from(super_.block_bytes);
     let (mut blocks, mut inodes) = (0u64, 0u64);
@@ -137,7 +137,7 @@ fn count_free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
     Some((blocks.min(super_.blocks), inodes.min(super_.inodes.into())))
 }
 
-/// Why the journal of a volume that needs it cannot be used.
+/// Returns the error for a volume whose journal is needed and cannot be used.
 pub(crate) fn unusable_journal_error(super_: &Superblock) -> Error {
     let feature = match super_.journal_device {
         0 => "needs_recovery: the volume has no journal; run e2fsck on it",

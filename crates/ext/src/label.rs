@@ -1,4 +1,4 @@
-//! The label of a volume, changed in its superblock: one sector, so whole or not at all.
+//! Change of a volume label: one sector of the superblock, and therefore atomic.
 
 use draconis_device::{Disk, Extent, Group, Write};
 use draconis_exchange::contract::Time;
@@ -9,15 +9,15 @@ use crate::format::features::Incompatible;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
 use crate::{Error, Result};
 
-/// What is read: the superblock. What is written: its first sector, which holds the label.
+/// Size of the sector that is written: the superblock's first, which holds the label.
 const SECTOR_BYTES: usize = 512;
 
-/// Gives the volume on `disk`, which is not open, another label, and waits until it is
-/// durable. Copies of the superblock keep the old one, as with `e2label`.
+/// Sets the label of the volume on `disk`, which must not be open, and waits until it is durable.
+/// Backup superblocks keep the old label, as with `e2label`.
 ///
 /// # Errors
 /// [`Error::Misuse`] for a label of more than 16 bytes or with a NUL; [`Error::NotExt`];
-/// [`Error::Unsupported`] if its journal holds anything; [`Error::Io`].
+/// [`Error::Unsupported`] if its journal needs recovery; [`Error::Io`].
 pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
     let mut field = [0; 16];
     if label.len() > field.len() || label.contains(&0) {
@@ -34,7 +34,7 @@ pub fn set_label(disk: &dyn Disk, label: &[u8], now: Time) -> Result<()> {
     }
     raw.s_wtime.set(to_disk_seconds(now));
     raw.s_volume_name = field;
-    // The checksum is in the other sector, and stays right.
+    // The checksum is in the other sector and stays valid.
     raw.preserve_checksum();
     let mut sector = Block::private(SECTOR_BYTES);
     sector.copy_in(0, bytes.get(..SECTOR_BYTES).unwrap_or_default());

@@ -1,4 +1,4 @@
-//! The ext2 file system family as a plain library.
+//! The ext2, ext3 and ext4 file systems as a library.
 //!
 //! ```text
 //!   Volume: inode · lookup · entries · read · map · attributes        &self, Send + Sync
@@ -12,12 +12,12 @@
 //!   trait Disk
 //! ```
 //!
-//! Law 1: no bytes on a disk make this crate panic, loop without end, or take memory in
-//! proportion to what they claim.
+//! Law 1: no bytes on a disk make this crate panic, loop without end, or allocate memory in
+//! proportion to the sizes that they claim.
 //! Law 2: damage costs the file it is in; everything else stays readable.
-//! Law 3: the holder of [`SharedBytes`] holds it for good; caches forget, they never take back.
+//! Law 3: a [`SharedBytes`] stays valid as long as its holder keeps it, whatever the caches evict.
 //!
-//! An image made, changed and read by paths, with the names of [`std::fs`]:
+//! [`FileSystem`] creates, changes and reads an image by path, with the names of [`std::fs`]:
 //!
 //! ```
 //! use draconis_ext::FileSystem;
@@ -38,11 +38,11 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Below it is [`Volume`]: inodes, any [`Disk`], the caller's clock. [`mkfs`] fills a new volume
-//! from a tree.
+//! [`Volume`] is the layer below: inodes, any [`Disk`], the caller's clock. [`mkfs`] fills a new
+//! volume from a directory tree.
 //!
-//! This crate does not know what a channel or a mount is. Only [`FileSystem`] opens a path of the
-//! host and asks the system for the time.
+//! This crate knows nothing of channels and mounts. Only [`FileSystem`] opens host paths and reads
+//! the system clock.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -1,15 +1,15 @@
-//! Where the blocks of a file are.
+//! Block maps of files.
 //!
 //! ```text
 //!   file blocks  | segment 0: runs | segment 1: runs | ..      4,096 blocks each
 //!                      ▲ block-map cache
 //!   on disk      twelve direct pointers, then trees of indirect blocks; or a tree of extents
 //! ```
-//! A [`Map`] is either; nothing outside of this folder knows how a map is made.
+//! A [`Map`] is either; the code outside this module does not depend on the format.
 //!
-//! Law 1: a map is made and cached in segments, so no file costs more memory than the
-//! cache allows, whatever it claims.
-//! Law 2: a pointer that leads nowhere damages the blocks it stands for and no others.
+//! Law 1: a map is read and cached in segments, so no file uses more memory than the cache allows,
+//! whatever it claims.
+//! Law 2: an invalid pointer damages the file blocks that it covers and no others.
 
 pub(crate) mod build;
 pub(crate) mod build_extents;
@@ -33,42 +33,42 @@ use edit::{AllocationPolicy, MappedRun};
 use extents::Extents;
 use pointers::{PointerLocation, Pointers};
 
-/// Blocks of a file whose map is cached together.
+/// File blocks of one cached map segment.
 pub(crate) const SEGMENT_BLOCKS: u32 = 4096;
-/// Runs that weigh as one entry of the block-map cache.
+/// Runs per weight unit of the block-map cache.
 const RUNS_PER_CACHE_ENTRY: usize = 64;
 
-/// Where a run of blocks is.
+/// Location of a run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockLocation {
-    /// Nowhere: it reads as zeros.
+    /// Not allocated: reads as zeros.
     Hole,
-    /// On the device, from this block on.
+    /// Allocated on the device, from this block on.
     Mapped(FsBlock),
-    /// Kept for the file on the device, from this block on: it reads as zeros.
+    /// Allocated from this block on and unwritten: reads as zeros.
     Unwritten(FsBlock),
-    /// Unknown: this pointer leads nowhere.
+    /// Unknown: this pointer is invalid.
     Damaged(FsBlock),
 }
 
-/// Blocks of a file that follow each other on the device, too.
+/// File blocks that are contiguous on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// The first block in the file.
+    /// First file block.
     pub from: FileBlock,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Where they are.
+    /// Location of the blocks.
     pub place: BlockLocation,
 }
 
 impl Run {
-    /// The block after the last one.
+    /// Returns the file block after the last one.
     pub fn end(&self) -> FileBlock {
         self.from.offset(self.blocks)
     }
 
-    /// The part of the run from `from` up to `end`, if there is one.
+    /// Returns the part of the run from `from` to `end`, if there is one.
     pub fn clip(&self, from: FileBlock, end: FileBlock) -> Option<Self> {
         let (start, end) = (self.from.max(from), self.end().min(end));
         let blocks = end.0.checked_sub(start.0).filter(|blocks| *blocks > 0)?;
@@ -82,7 +82,7 @@ impl Run {
     }
 }
 
-/// Runs in the order of the file, without gaps, merged where they touch.
+/// Runs in file order without gaps, merged where contiguous.
 #[derive(Debug, Default)]
 pub(crate) struct RunList(Vec<Run>);
 
@@ -108,7 +108,7 @@ impl RunList {
         self.0.push(run);
     }
 
-    /// The runs between two blocks, cut to them.
+    /// Returns the runs between two blocks, clipped to them.
     pub(crate) fn between(
         &self,
         from: FileBlock,
@@ -119,14 +119,14 @@ impl RunList {
         runs.iter().map_while(move |run| run.clip(from, end))
     }
 
-    /// Whether there is nothing but a hole.
+    /// Returns true if the runs are only a hole.
     pub(crate) fn is_hole(&self) -> bool {
         self.0.iter().all(|run| run.place == BlockLocation::Hole)
     }
 }
 
 impl BlockLocation {
-    /// Whether what is there reads as zeros.
+    /// Returns true if the blocks read as zeros.
     pub const fn is_zeros(self) -> bool {
         matches!(self, Self::Hole | Self::Unwritten(_))
     }
@@ -138,14 +138,14 @@ impl CacheWeight for Arc<RunList> {
     }
 }
 
-/// Names a segment of a file in the block-map cache.
+/// Key of a map segment in the block-map cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct SegmentKey {
     pub(crate) inode: u32,
     pub(crate) segment: u32,
 }
 
-/// Whether the inode itself says where all blocks up to `end` are.
+/// Returns true if the inode alone maps all blocks up to `end`.
 pub(crate) fn is_direct(inode: &Inode, end: FileBlock) -> bool {
     match map_of(inode) {
         Ok(AnyMap::Extents(extents)) => extents.root().is_ok_and(|root| root.depth == 0),
@@ -153,7 +153,7 @@ pub(crate) fn is_direct(inode: &Inode, end: FileBlock) -> bool {
     }
 }
 
-/// The first block of a file on the device, or of its map; `None` without any.
+/// Returns the first block of a file on the device, or of its map; `None` without any.
 pub(crate) fn first_block(inode: &Inode) -> Option<FsBlock> {
     match map_of(inode).ok()? {
         AnyMap::Extents(extents) => extents.first_block(),
@@ -164,44 +164,44 @@ pub(crate) fn first_block(inode: &Inode) -> Option<FsBlock> {
     }
 }
 
-/// What a walk reads from.
+/// Source of map blocks for a walk.
 pub(crate) struct MapSource<'a> {
     pub(crate) block_bytes: u32,
-    /// The blocks that a map may lead to.
+    /// Valid targets of pointers.
     pub(crate) blocks: Range<u64>,
-    /// A block of a map; `None` where the disk has ended already.
+    /// Reads a map block; `None` after the end of the disk.
     pub(crate) read: &'a dyn Fn(FsBlock) -> Result<Option<SharedBytes>>,
 }
 
-/// A block that belongs to a map itself, and where the pointer to it stands.
+/// A block of the map itself, and the location of the pointer to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapNode {
     pub(crate) block: FsBlock,
     pub(crate) pointer: PointerLocation,
 }
 
-/// What a walk does with what it finds, in the order of the file.
+/// Visitor of a map walk, called in file order.
 pub(crate) trait MapVisitor {
-    /// `blocks` blocks of the file from `at` on; whether to go on.
+    /// Visits `blocks` file blocks from `at` on; breaks to end the walk.
     fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()>;
 
-    /// A block of the map; whether to walk what it leads to.
+    /// Visits a map block; returns true to walk below it.
     fn node(&mut self, _: MapNode) -> bool {
         true
     }
 }
 
-/// How the blocks of a file are found, given and taken. Everything that asks where blocks are
-/// asks by [`Map::walk`]: reads, changes, the order of commits, the check.
+/// Block map of a file: lookup, allocation and freeing. Every lookup uses [`Map::walk`]: reads,
+/// changes, commit order, the checker.
 pub(crate) trait Map {
-    /// What its blocks are.
+    /// Returns the role of its blocks.
     fn role(&self, file: FileId) -> Role;
 
-    /// Visits what of the map is in `range`, in the order of the file: holes, blocks, damage,
-    /// and the blocks of the map itself before what they lead to.
+    /// Visits the part of the map in `range`, in file order: holes, blocks, damage, and each map
+    /// block before its children.
     ///
     /// # Errors
-    /// What reading a block of the map answers.
+    /// Errors of reading a map block.
     fn walk(
         &self,
         source: &MapSource<'_>,
@@ -209,11 +209,11 @@ pub(crate) trait Map {
         visit: &mut dyn MapVisitor,
     ) -> Result<()>;
 
-    /// The blocks of a file in `range`, taken where there are none. They end early if space
-    /// does.
+    /// Returns the blocks of a file in `range`, allocating missing ones. Ends early if space runs
+    /// out.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if there is none for the first; damage.
+    /// [`Error::NoSpace`] if there is no space for the first block; damage.
     fn map_blocks(
         &self,
         tx: &mut Transaction<'_>,
@@ -222,7 +222,7 @@ pub(crate) trait Map {
         taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>>;
 
-    /// Sees to it that [`Map::unmap`] of a range in the middle of a file will not lack space.
+    /// Checks that [`Map::free_range`] in the middle of a file will not lack space.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; damage.
@@ -235,11 +235,11 @@ pub(crate) trait Map {
         Ok(())
     }
 
-    /// Lets the blocks of a file in `range` read as zeros, without writing them where the map can
-    /// say so; without them where it cannot.
+    /// Makes a range of a file read as zeros: as unwritten extents, or as a hole if the map has
+    /// none.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], before anything changed; damage.
+    /// [`Error::NoSpace`], before any change; damage.
     fn zero_range(
         &self,
         tx: &mut Transaction<'_>,
@@ -249,8 +249,7 @@ pub(crate) trait Map {
         tx.unmap(inode, range)
     }
 
-    /// Takes the blocks of a file in `range` away, and what of the map leads nowhere then; how
-    /// many that were.
+    /// Frees the blocks of a file in `range`, and map blocks that become empty; returns how many.
     ///
     /// # Errors
     /// Damage.
@@ -262,19 +261,19 @@ pub(crate) trait Map {
     ) -> Result<u64>;
 }
 
-/// The map of an inode.
+/// Returns the map of an inode.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if this is none that can be read.
+/// [`Error::Unsupported`] if the map is not readable.
 pub(crate) fn map_of(inode: &Inode) -> Result<AnyMap<'_>> {
     inode.readable()?;
     map_of_any(inode)
 }
 
-/// [`of`] for those who look at no contents: what is encrypted has a map, too.
+/// [`map_of`] for callers that do not read data: encrypted files have a map, too.
 ///
 /// # Errors
-/// As [`of`].
+/// As [`map_of`].
 pub(crate) fn map_of_any(inode: &Inode) -> Result<AnyMap<'_>> {
     match inode.readable() {
         Ok(()) | Err(Error::NoKey) => {}
@@ -290,7 +289,7 @@ pub(crate) fn map_of_any(inode: &Inode) -> Result<AnyMap<'_>> {
     })
 }
 
-/// The maps there are.
+/// A block map of either kind.
 #[derive(Debug)]
 pub(crate) enum AnyMap<'a> {
     Pointers(Pointers<'a>),
@@ -358,7 +357,8 @@ impl Map for AnyMap<'_> {
     }
 }
 
-/// [`Source`] of what readers see: a block that is not there damages what hangs on it.
+/// Runs `walk` with a [`MapSource`] for readers: an unreadable map block damages the blocks below
+/// it.
 pub(crate) fn with_source<T>(
     store: &BlockStore,
     super_: &Superblock,
@@ -376,7 +376,7 @@ pub(crate) fn with_source<T>(
 
 impl MapVisitor for RunList {
     fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
-        // What is asked for ends at a file block: all of it is below that.
+        // The requested range ends at a 32-bit file block, so these fit.
         if let (Ok(from), Ok(blocks)) = (u32::try_from(at), u32::try_from(blocks)) {
             self.push(Run { from: FileBlock(from), blocks, place });
         }
@@ -384,7 +384,7 @@ impl MapVisitor for RunList {
     }
 }
 
-/// Maps the blocks from `from` up to `end`.
+/// Maps the blocks from `from` to `end`.
 pub(crate) fn scan(
     map: &impl Map,
     source: &MapSource<'_>,
@@ -393,13 +393,13 @@ pub(crate) fn scan(
 ) -> Result<RunList> {
     let mut runs = RunList::default();
     map.walk(source, u64::from(from.0)..u64::from(end.0), &mut runs)?;
-    // A cached segment keeps no spare room.
+    // A cached segment has no spare capacity.
     runs.0.shrink_to_fit();
     Ok(runs)
 }
 
-/// Where the hole around `at` ends, if the map shows one at a glance: sparse files are mostly
-/// trees that are not there.
+/// Returns the end of the hole at `at`, if one step of the walk shows it: sparse files mostly lack
+/// whole subtrees.
 pub(crate) fn hole_end(
     map: &impl Map,
     source: &MapSource<'_>,

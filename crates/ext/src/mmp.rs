@@ -1,4 +1,4 @@
-//! A volume that several hosts can reach (`mmp`), claimed for one of them.
+//! Multi-mount protection (`mmp`): a claim on a volume that several hosts can reach.
 //!
 //! ```text
 //!   clean ───────────────────────────────▶ own number ─ wait ─▶ still it: ours
@@ -7,9 +7,9 @@
 //!   ours ─▶ another own number every interval ─▶ .. ─▶ clean      a mount
 //!        └▶ "checked", which no host takes over ─────▶ .. ─▶ clean      a tool, which does not count
 //! ```
-//! Law 1: nothing else of the volume is written before the claim stands.
-//! Law 2: who finds another's number, or cannot write its own, writes no more.
-//! Law 3: waiting is the caller's: this knows how long, and no clock.
+//! Law 1: nothing else of the volume is written before the claim is established.
+//! Law 2: a host that reads a foreign sequence number, or cannot write its own, stops writing.
+//! Law 3: the caller waits: this module computes the time and has no clock.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with seconds below 2^17")]
 
@@ -32,40 +32,40 @@ use crate::units::saturating_usize;
 use crate::volume::read_superblock;
 use crate::{Error, Result};
 
-/// No host waits longer for the next number than this, beside its interval.
+/// Limit of the wait for another host's next number, in addition to the interval.
 const MAX_EXTRA_WAIT_SECONDS: u64 = 60;
 
-/// What claiming needs of the caller.
+/// Parameters for acquiring a claim.
 pub struct MmpClaimOptions<'a> {
-    /// What time it is.
+    /// Current time.
     pub now: Time,
-    /// Any number: that of another host is another one.
+    /// Random number that distinguishes this host.
     pub random: u32,
-    /// Who claims, for those who are refused.
+    /// Name of this host, shown to hosts that are refused.
     pub node: &'a str,
-    /// Waits for so long.
+    /// Sleeps for a duration.
     pub wait: &'a dyn Fn(Duration),
-    /// A claim that could need more is not tried.
+    /// Limit of the total wait; a claim that may need more fails.
     pub max_wait: Duration,
 }
 
-/// See the head of the file.
+/// A claim on a volume.
 pub struct MmpClaim {
     disk: Arc<dyn Disk>,
     at_bytes: u64,
     seed: Option<Checksum>,
     interval: Duration,
     own_record: Mutex<MmpRecord>,
-    /// Another gives it back.
+    /// True if another claim releases the volume.
     is_borrowed: bool,
 }
 
 impl MmpClaim {
-    /// Claims the volume on `disk`; `None` if it is not one that needs it.
+    /// Claims the volume on `disk`; returns `None` if it has no `mmp` feature.
     ///
     /// # Errors
-    /// [`Error::InUse`] if another host uses it; [`Error::Unsupported`] if finding out would take
-    /// too long; damage, and what the device says.
+    /// [`Error::InUse`] if another host uses it; [`Error::Unsupported`] if the check would take too
+    /// long; damage, and errors of the device.
     pub fn acquire(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
         let super_ = read_superblock(&**disk)?;
         let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
@@ -104,8 +104,8 @@ impl MmpClaim {
         Ok(Some(claim))
     }
 
-    /// Claims it for a tool, as e2fsck and tune2fs do: nothing is to be renewed; no host takes the
-    /// volume before it is given back, also if the tool dies.
+    /// Claims the volume for a tool, as e2fsck and tune2fs do. The claim needs no renewal; it
+    /// blocks other hosts until it is released, even if the tool crashes.
     ///
     /// # Errors
     /// As [`MmpClaim::acquire`].
@@ -121,7 +121,7 @@ impl MmpClaim {
         Ok(Some(claim))
     }
 
-    /// The same claim for a part of the work: who gets it does not give the volume back.
+    /// Borrows the claim; the borrower does not release it.
     #[must_use]
     pub fn borrow(&self) -> Self {
         Self {
@@ -132,10 +132,10 @@ impl MmpClaim {
         }
     }
 
-    /// Goes on with the claim of this host's process before, which died.
+    /// Resumes the claim of this host's crashed process.
     ///
     /// # Errors
-    /// Damage, and what the device says.
+    /// Damage, and errors of the device.
     pub fn resume(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
         let super_ = read_superblock(&**disk)?;
         let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
@@ -171,19 +171,19 @@ impl MmpClaim {
         }))
     }
 
-    /// How often [`MmpClaim::renew`] is to be called.
+    /// Returns the interval between calls of [`MmpClaim::renew`].
     pub fn interval(&self) -> Duration {
         self.interval
     }
 
-    /// Says again that this host uses the volume.
+    /// Renews the claim with the next sequence number.
     ///
     /// # Errors
-    /// [`Error::InUse`] if another host says so, too; what the device says.
+    /// [`Error::InUse`] if another host has claimed it; errors of the device.
     pub fn renew(&self, now: Time) -> Result<()> {
         let mut mine = self.own_record.lock();
         if mine.sequence == SEQ_CLEAN {
-            // Given back meanwhile.
+            // Released meanwhile.
             return Ok(());
         }
         let there = self.read()?;
@@ -200,12 +200,12 @@ impl MmpClaim {
         Ok(())
     }
 
-    /// Says that this host uses the volume no longer.
+    /// Releases the claim.
     ///
     /// # Errors
     /// As [`MmpClaim::renew`].
     pub fn release(&self, now: Time) -> Result<()> {
-        // What was claimed may have been changed into a volume that is not.
+        // The claimed volume may have lost the `mmp` feature meanwhile.
         if self.is_borrowed || !read_superblock(&*self.disk)?.has_mmp() {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl MmpClaim {
         self.write(&mine, now)
     }
 
-    /// Where it is: whole sectors.
+    /// Returns the extent of the MMP block's record, in whole sectors.
     fn extent(&self) -> Extent {
         let sector = u64::from(self.disk.properties().sector_bytes.max(1));
         let start = self.at_bytes / sector * sector;
@@ -255,7 +255,7 @@ impl MmpClaim {
     }
 }
 
-/// Whether a tool has claimed the volume on `disk`.
+/// Returns true if a tool has claimed the volume on `disk`.
 pub(crate) fn is_claimed_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result<bool> {
     let wrong = Error::corrupt("the block that guards against mounting twice: place");
     let block = super_.mmp_block.filter(|block| super_.is_valid_block(*block)).ok_or(wrong)?;
@@ -263,11 +263,10 @@ pub(crate) fn is_claimed_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result
     Ok(mmp::read(&bytes, super_.checksum_seed)?.sequence == SEQ_FSCK)
 }
 
-/// Says that no host uses the volume on `disk`, whatever it says itself: for one that a tool left
-/// when it was cut off.
+/// Clears the claim on `disk` unconditionally, after a tool was killed.
 ///
 /// # Errors
-/// [`Error::Misuse`] if the volume does not guard against that; damage, what the device says.
+/// [`Error::Misuse`] if the volume has no `mmp` feature; damage, and errors of the device.
 pub fn clear_mmp(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<()> {
     let super_ = read_superblock(&**disk)?;
     let claim = MmpClaim::of(disk, &super_, how)?;

@@ -1,7 +1,7 @@
-//! A volume taken into use for writing.
+//! Mounting a volume for writing.
 //!
-//! Law: a volume that is opened and not changed stays as it is, byte for byte; one that is
-//! changed says that it is in use before anything else of the change is on disk.
+//! Law: a volume that is opened and not changed keeps every byte. The first change is preceded on
+//! disk by the "in use" mark.
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts mounts and inodes of a group")]
 
@@ -34,7 +34,7 @@ use crate::volume::{OpenOptions, Volume, read_superblock};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
-    /// With `taken_over` it was in use until now.
+    /// Mounts a volume for writing. With `taken_over`, resumes it after a crash.
     pub(crate) fn mount(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
@@ -74,7 +74,7 @@ impl Volume {
         volume.writing = Some(writing);
         let first = volume.super_.last_orphan;
         volume.transact(|tx| {
-            // There is nothing yet that would wait for it.
+            // No other thread can wait for the lock yet.
             tx.may_block = true;
             tx.check_quota_files()?;
             tx.process_orphans(first)?;
@@ -94,15 +94,15 @@ impl Volume {
         Ok(volume)
     }
 
-    /// A volume whose journal is being made good, on a disk in memory: nothing of it is looked at
-    /// before, and it is not said to be in use.
+    /// Opens a volume for fast-commit replay on an in-memory disk: no orphan processing, no "in
+    /// use" mark.
     pub(crate) fn for_recovery(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
         writing: WriteOptions,
         super_: &Superblock,
     ) -> Result<Self> {
-        // Nothing is written but what is in memory, or what is claimed.
+        // Only memory is written, or a volume with an MMP claim.
         check_writable(super_, &disk.properties(), true)?;
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_.clone());
         let groups = Groups::load(&volume.store, super_)?;
@@ -113,7 +113,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Takes a volume that was closed into use again.
+    /// Makes a closed volume writable again.
     pub(crate) fn reopen_closed(&self) -> Result<()> {
         let writing = self.writing.as_ref().ok_or(Error::ReadOnly)?;
         if writing.claim.is_some() {
@@ -135,8 +135,8 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Says on disk that the volume is in use, if it does not yet: whatever is sealed next
-    /// follows that. Nothing but that changes, whatever has changed in memory.
+    /// Queues the "in use" mark, if it is not on disk yet; all later chains follow it. It writes no
+    /// other changes of the superblock.
     pub(crate) fn mark_in_use(&mut self) -> Result<()> {
         if self.writer.is_marked_in_use {
             return Ok(());
@@ -156,7 +156,7 @@ impl Transaction<'_> {
                 raw.preserve_checksum();
             })
         };
-        // As a change of its own, so that the block is in the overlay.
+        // An empty change loads the block into the write-back cache.
         self.modify_superblock(|_| Ok(()))?;
         let mut blocks = self.volume.store.write_back.write();
         let Some(buffer) = blocks.metadata.get_mut(&block.0) else {
@@ -183,10 +183,9 @@ impl Transaction<'_> {
         .map(drop)
     }
 
-    /// On a volume that was not unmounted properly: counts what is free, and frees what was
-    /// unlinked but still open. Inodes that are dead and that names lead to are used from now
-    /// on, as are dead ones that are marked so: until `e2fsck` takes the names away, they must
-    /// not lead to another file one day.
+    /// Recounts the free space of a volume that was not cleanly unmounted, and deletes orphans.
+    /// Unused inodes that names reference are quarantined as used, until `e2fsck` removes the
+    /// names: otherwise a name would reference another file one day.
     fn rebuild_free_counts(&mut self) -> Result<()> {
         let mut living =
             vec![0u64; saturating_usize(u64::from(self.volume.super_.inodes)) / 64 + 1];
@@ -217,8 +216,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// The inodes that names lead to and that are not `living`. What cannot be read is left out:
-    /// nothing can be looked up there either.
+    /// Returns the inodes that names reference and that are not `living`. Unreadable directories
+    /// are skipped: lookups fail there, too.
     fn find_names_of_deleted(&self, dirs: &[InodeNumber], living: &[u64]) -> BTreeSet<InodeNumber> {
         let super_ = &self.volume.super_;
         let mut named = BTreeSet::new();
@@ -227,7 +226,7 @@ impl Transaction<'_> {
             let is_living = living.get(word).is_some_and(|word| word & bit != 0);
             (super_.first_inode.0..=super_.inodes).contains(&inode.0) && !is_living
         };
-        // A block belongs to one directory; a damaged volume may say otherwise.
+        // A block belongs to one directory; a damaged volume may claim otherwise.
         let mut blocks_left = super_.blocks;
         for dir in dirs {
             let Ok(node) = self.directory(*dir) else { continue };
@@ -275,7 +274,7 @@ fn check_writable(super_: &Superblock, disk: &Properties, is_claimed: bool) -> R
     Ok(())
 }
 
-/// The bit of an inode: word and bit.
+/// Returns the word and bit of an inode in a bit set.
 fn bit_of_inode(inode: InodeNumber) -> (usize, u64) {
     (saturating_usize(u64::from(inode.0 / 64)), 1 << (inode.0 % 64))
 }

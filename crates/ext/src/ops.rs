@@ -1,4 +1,4 @@
-//! Changing a volume.
+//! Changes of a volume.
 //!
 //! ```text
 //!   create · link · unlink · rename · write · reserve · attributes       &self, one at a time
@@ -7,12 +7,12 @@
 //!        │
 //!   commit: the buffers that changed, in stages; one chain of groups     the disk
 //! ```
-//! Law 1: a change is whole in memory before it is seen, and readers wait for no
-//! device because of it.
-//! Law 2: a change that cannot be made changes nothing; one that fails half-way, because
-//! the volume is damaged or its device fails, ends all writing.
-//! Law 3: what a chain leaves behind, whole or cut off between two of its stages, is what
-//! [`commit`] says.
+//! Law 1: a change is complete in memory before readers see it, and readers wait for no device
+//! because of it.
+//! Law 2: a change that cannot be made changes nothing. A change that fails half-way, because of
+//! damage or a device error, stops all writing.
+//! Law 3: [`crate::commit`] defines what a chain leaves on disk, complete or cut off between two
+//! stages.
 
 pub(crate) mod access_times;
 mod attributes;
@@ -38,29 +38,29 @@ use crate::volume::{OpenOptions, Volume};
 use crate::{Error, MmpClaim};
 use crate::{InodeNumber, Result};
 
-/// How a volume is written.
+/// Options of a writable volume.
 #[derive(Clone)]
 pub struct WriteOptions {
-    /// What time it is.
+    /// Source of the current time.
     pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
-    /// Bytes that may be changed in memory before they are handed to the disk.
+    /// Limit of dirty data in memory, in bytes.
     pub dirty_bytes: u64,
-    /// When reading is written down.
+    /// Policy for updating access times.
     pub atime: AccessTimes,
-    /// Whether the disk is told which blocks are free, once they are for good.
+    /// True if freed blocks are discarded on the disk, once their free is durable.
     pub discard: bool,
 }
 
-/// What is to be made.
+/// Description of an inode to create.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNode<'a> {
-    /// What it is.
+    /// File type.
     pub kind: FileType,
-    /// Permission bits; setuid, setgid and sticky among them.
+    /// Permission bits, including setuid, setgid and sticky.
     pub mode: u32,
     /// Owner.
     pub uid: u32,
-    /// Group; the directory's instead if that is setgid.
+    /// Group; a setgid directory's group takes precedence.
     pub gid: u32,
     /// Major and minor number of a device.
     pub device: (u32, u32),
@@ -68,18 +68,18 @@ pub struct NewNode<'a> {
     pub target: &'a [u8],
 }
 
-/// What becomes of what has the new name already.
+/// Treatment of an existing inode with the new name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RenameMode {
-    /// It is replaced.
+    /// Replace it.
     Replace,
-    /// The renaming is refused.
+    /// Refuse the rename.
     NoReplace,
-    /// It gets the old name.
+    /// Give it the old name.
     Exchange,
 }
 
-/// The owner of a whiteout: the device 0:0 that a union mount takes for "nothing here".
+/// Owner of a whiteout: the device 0:0 that hides a name in a union mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Whiteout {
     /// Owner.
@@ -88,25 +88,24 @@ pub struct Whiteout {
     pub gid: u32,
 }
 
-/// Whether an extended attribute must be new, or must not.
+/// Precondition for setting an extended attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrSet {
-    /// Either.
+    /// No precondition.
     Any,
-    /// It must be new.
+    /// The attribute must not exist.
     Create,
-    /// It must be there.
+    /// The attribute must exist.
     Replace,
 }
 
 impl Volume {
-    /// Opens the volume on `disk` for reading and writing, and frees what was unlinked but
-    /// still open when it was used last. The disk changes, and is marked as in use, with the
-    /// first commit of a change.
+    /// Opens the volume on `disk` for reading and writing, and deletes the orphans of its last use.
+    /// The disk changes, and is marked as in use, with the first commit of a change.
     ///
     /// # Errors
-    /// As [`Volume::open`]; [`Error::Unsupported`] naming what writing needs;
-    /// [`Error::ReadOnly`] if the disk is.
+    /// As [`Volume::open`]; [`Error::Unsupported`] naming the feature that writing needs;
+    /// [`Error::ReadOnly`] if the disk is read-only.
     pub fn open_for_writing(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
@@ -115,8 +114,8 @@ impl Volume {
         Self::mount(disk, options, writing, None, None)
     }
 
-    /// The same with a volume that was claimed where others can reach it, too, which is given back
-    /// when it is closed. [`Volume::renew_claim`] is to be called until then.
+    /// Opens a volume with an MMP claim, which closing the volume releases. The caller must call
+    /// [`Volume::renew_claim`] until then.
     ///
     /// # Errors
     /// As [`Volume::open_for_writing`].
@@ -129,12 +128,12 @@ impl Volume {
         Self::mount(disk, options, writing, None, claim)
     }
 
-    /// Says again that this host uses the volume; after how long next. `None` if nothing asks for
-    /// it, or no longer.
+    /// Renews the MMP claim and returns the time until the next renewal. Returns `None` without a
+    /// claim, or once writing stopped.
     ///
     /// # Errors
-    /// [`Error::InUse`] if another host has taken the volume, and what the device says; nothing is
-    /// written any more then.
+    /// [`Error::InUse`] if another host has claimed the volume, and errors of the device; writing
+    /// stops then.
     pub fn renew_claim(&self) -> Result<Option<Duration>> {
         let Some(writing) = self.writing.as_ref().filter(|it| !it.is_stopped()) else {
             return Ok(None);
@@ -147,25 +146,26 @@ impl Volume {
         Ok(Some(claim.interval()))
     }
 
-    /// Takes a volume that was closed into use again.
+    /// Makes a closed volume writable again.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] if it was opened for reading, or writing failed.
+    /// [`Error::ReadOnly`] if it was opened read-only, or writing failed.
     pub fn reopen(&self) -> Result<()> {
         self.reopen_closed()
     }
 
-    /// Whether changes are possible: not if it was opened for reading, closed, or stopped.
+    /// Returns true if changes are possible: not if the volume was opened read-only, closed, or
+    /// stopped.
     pub fn is_writable(&self) -> bool {
         self.writing.as_ref().is_some_and(|writing| !writing.is_stopped())
     }
 
-    /// What stopped all writing, if something did.
+    /// Returns the error that stopped writing, if any.
     pub fn failure(&self) -> Option<String> {
         self.read_lock().and_then(|writer| writer.failure())
     }
 
-    /// How many changes were made, if any of them waits to be committed.
+    /// Returns the number of changes made, if any of them is uncommitted.
     pub fn uncommitted_changes(&self) -> Option<u64> {
         let writing = self.writing.as_ref()?;
         let writer = self
@@ -174,26 +174,25 @@ impl Volume {
         Some(writer.change_count.wrapping_add(writing.pending_access_times.recorded_count()))
     }
 
-    /// Has `tell` called, in the middle of a change, whenever the first one is made since
-    /// everything was committed. It must not come back to the volume.
+    /// Installs `tell`, called within the first change after a commit. It must not call the volume.
     pub fn on_first_change(&self, tell: impl Fn() + Send + Sync + 'static) {
         if let Some(writing) = &self.writing {
             *writing.on_first_change.lock() = Some(Box::new(tell));
         }
     }
 
-    /// Makes a file, directory, symbolic link, device, fifo or socket.
+    /// Creates a file, directory, symbolic link, device, fifo or socket.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::NotADirectory`], [`Error::NameTooLong`],
-    /// [`Error::NoSpace`], [`Error::LinkLimit`] for one directory too many,
-    /// [`Error::ReadOnly`], and what damage and devices answer.
+    /// [`Error::Exists`], [`Error::NotADirectory`], [`Error::NameTooLong`], [`Error::NoSpace`],
+    /// [`Error::LinkLimit`] for too many subdirectories, [`Error::ReadOnly`], and errors of damage
+    /// and devices.
     pub fn create(&self, dir: InodeNumber, name: &[u8], new: &NewNode<'_>) -> Result<InodeNumber> {
         self.transact_with_space(0, |tx| tx.create(dir, name, new))
     }
 
-    /// Makes a file without a name, in the group of `dir` and with what it hands down. It
-    /// lives for as long as it has users ([`Volume::add_user`]), or until it gets a name.
+    /// Creates an `O_TMPFILE` inode in the group of `dir`, which also passes on its attributes. The
+    /// inode is deleted when its last user goes ([`Volume::add_user`]), unless it got a name.
     ///
     /// # Errors
     /// As [`Volume::create`].
@@ -201,7 +200,7 @@ impl Volume {
         self.transact_with_space(0, |tx| tx.create_unnamed(dir, new))
     }
 
-    /// Whether `inode` may be opened for `access`, as Linux decides it by the inode's flags.
+    /// Returns `Ok` if the inode's flags permit `access`, by the rules of Linux.
     ///
     /// # Errors
     /// [`Error::NotPermitted`]; [`Error::NoKey`] for an encrypted file; as [`Volume::inode`].
@@ -218,7 +217,7 @@ impl Volume {
         }
     }
 
-    /// Gives `inode` another name, or its first one to a file of [`Volume::create_tmpfile`].
+    /// Adds a name to `inode`; the first one, for an inode of [`Volume::create_tmpfile`].
     ///
     /// # Errors
     /// As [`Volume::create`]; [`Error::LinkLimit`]; [`Error::NotPermitted`] for a directory.
@@ -226,7 +225,7 @@ impl Volume {
         self.transact_with_space(0, |tx| tx.link(inode, dir, name))
     }
 
-    /// Takes a name away from something that is not a directory.
+    /// Removes a name that is not a directory's.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::IsADirectory`], [`Error::ReadOnly`].
@@ -242,7 +241,7 @@ impl Volume {
         self.transact(|tx| tx.remove_directory(dir, name))
     }
 
-    /// Moves a name.
+    /// Renames an inode.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Exists`], [`Error::NotEmpty`], [`Error::IsADirectory`],
@@ -259,7 +258,7 @@ impl Volume {
         self.transact_with_space(0, |tx| tx.rename((from_dir, from), (to_dir, to), how, None))
     }
 
-    /// Moves a name and leaves a whiteout under the old one.
+    /// Renames an inode and leaves a whiteout under the old name.
     ///
     /// # Errors
     /// As [`Volume::rename`].
@@ -277,8 +276,7 @@ impl Volume {
         })
     }
 
-    /// Writes `bytes` at `offset` and says how many were taken: fewer only if space ran
-    /// out behind them.
+    /// Writes `bytes` at `offset` and returns how many were written: fewer only if space ran out.
     ///
     /// # Errors
     /// [`Error::NoSpace`], [`Error::TooLarge`], [`Error::IsADirectory`],
@@ -287,7 +285,7 @@ impl Volume {
         self.write_chunked(inode, offset, bytes, None)
     }
 
-    /// [`Volume::write`] of bytes that are lent: whole blocks of them are not copied.
+    /// Writes shared bytes as [`Volume::write`] does; whole blocks of them are not copied.
     ///
     /// # Errors
     /// As [`Volume::write`].
@@ -300,7 +298,7 @@ impl Volume {
         self.write_chunked(inode, offset, bytes, Some(&SharedBytes::from_piece(bytes.clone())))
     }
 
-    /// `fallocate`.
+    /// Allocates, punches or zeroes a range, as `fallocate`.
     ///
     /// # Errors
     /// As [`Volume::write`].
@@ -308,7 +306,7 @@ impl Volume {
         self.fallocate_in_steps(inode, offset, len, how)
     }
 
-    /// Changes mode, owner, times and length.
+    /// Changes mode, owner, times and size.
     ///
     /// # Errors
     /// As [`Volume::write`]; [`Error::NotPermitted`] for an immutable inode.
@@ -323,13 +321,13 @@ impl Volume {
         })
     }
 
-    /// Sets an extended attribute to `value`, as Linux's `setxattr` takes it. With
-    /// `clear_setgid` an access list takes setgid away, as it does where the caller is not in
-    /// the group.
+    /// Sets an extended attribute to `value` in the format of Linux's `setxattr`. With
+    /// `clear_setgid`, setting an access ACL clears setgid, as for a caller who is not in the
+    /// group.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::NoAttribute`], [`Error::NoSpace`],
-    /// [`Error::Unsupported`] for a name without a place in the format.
+    /// [`Error::Exists`], [`Error::NoAttribute`], [`Error::NoSpace`], [`Error::Unsupported`] for a
+    /// name that the format cannot store.
     pub fn set_xattr(
         &self,
         inode: InodeNumber,
@@ -349,25 +347,24 @@ impl Volume {
         self.transact(|tx| tx.remove_xattr(inode, name))
     }
 
-    /// Sets the flags that `chattr` sets.
+    /// Sets the inode flags of `chattr`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a flag that ext2 does not honour, [`Error::ReadOnly`].
+    /// [`Error::Unsupported`] for a flag that the volume does not support, [`Error::ReadOnly`].
     pub fn set_flags(&self, inode: InodeNumber, flags: u32) -> Result<()> {
         self.transact(|tx| tx.set_flags(inode, flags))
     }
 
-    /// Lets an inode count for the quota of `project`.
+    /// Assigns an inode to the quota of `project`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the volume or the inode has no place for projects,
+    /// [`Error::Unsupported`] if the volume or the inode cannot store projects,
     /// [`Error::NotPermitted`], [`Error::ReadOnly`].
     pub fn set_project(&self, inode: InodeNumber, project: u32) -> Result<()> {
         self.transact(|tx| tx.set_project(inode, project))
     }
 
-    /// Counts one more user of an inode: without names it lives on for as long as it has
-    /// users.
+    /// Adds one user of an inode; an orphan is kept while it has users.
     pub fn add_user(&self, inode: InodeNumber) {
         if let Some(WriteContext { state: gate, .. }) = &self.writing {
             let mut writer = gate.write();
@@ -376,9 +373,9 @@ impl Volume {
         }
     }
 
-    /// Counts `users` fewer; deletes an inode without names when the last one goes.
+    /// Removes `users` of an inode; deletes an orphan when the last one goes.
     pub fn remove_users(&self, inode: InodeNumber, users: u64) {
-        // What cannot be deleted now is deleted at the next mount.
+        // If the deletion fails, the next mount deletes the orphan.
         let _ = self.transact(|tx| tx.release(inode, users));
     }
 }

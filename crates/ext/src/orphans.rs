@@ -1,14 +1,15 @@
-//! Inodes that have no names and still have users, or that may get a first name.
+//! Orphans: inodes without names that are in use, or that may still get a name.
 //!
 //! ```text
 //!   in memory                 on disk
 //!   all of them, in order     ordered: dead, and marked as used; the next mount finds them
 //!                             atomic:  s_last_orphan ──▶ inode ──▶ inode ──▶ 0   (i_dtime)
 //! ```
-//! Other drivers list theirs in a file, too (`orphan_file`); ours go on the list, which they read.
+//! Other drivers may list theirs in an orphan file (`orphan_file`); this driver uses the list,
+//! which they also read.
 //!
-//! Law: an orphan is given back when its last user goes, when the volume is closed, or at the
-//! next mount.
+//! Law: an orphan is deleted when its last user goes, when the volume is closed, or at the next
+//! mount.
 
 use draconis_exchange::contract::FileType;
 
@@ -20,21 +21,20 @@ use crate::transaction::Transaction;
 use crate::units::saturating_u32;
 use crate::{Error, InodeNumber, Result};
 
-/// Orphans that are followed; a longer list is damage.
+/// Limit of the orphan list at a mount; a longer list is damage.
 const MAX_ORPHANS: u32 = 1 << 20;
-/// Orphans that are taken over; a longer list is damage.
+/// Limit of the orphan list at a resume; a longer list is damage.
 const MAX_ADOPTED_ORPHANS: usize = 1 << 16;
-/// Blocks of the file of orphans that are looked at; it has some hundred.
+/// Limit of orphan-file blocks that are read; the usual size is some hundred.
 const MAX_ORPHAN_FILE_BLOCKS: u64 = 1 << 13;
 
 impl Transaction<'_> {
-    /// Whether an inode has no names but still users.
+    /// Returns true if an inode is an orphan.
     pub(crate) fn is_orphan(&self, inode: InodeNumber) -> bool {
         self.volume.store.write_back.has_orphan(inode.0)
     }
 
-    /// An inode without names lives on for its users: on disk it is dead from now on, and
-    /// marked as used.
+    /// Makes an inode an orphan: on disk it is unlinked from now on, and marked as used.
     pub(crate) fn make_orphan(&mut self, inode: InodeNumber) -> Result<()> {
         self.volume.store.write_back.write().orphans.insert(inode.0);
         if self.writer.protocol.lists_orphans() {
@@ -43,7 +43,7 @@ impl Transaction<'_> {
         self.change_slot(inode, |it| it.set_deleted(0))
     }
 
-    /// Puts an inode on the list: what of it is not to be there goes at the next mount.
+    /// Adds an inode to the on-disk orphan list: the next mount deletes or truncates it.
     pub(crate) fn add_to_orphan_list(&mut self, inode: InodeNumber) -> Result<()> {
         let next = self.writer.orphan_list.last().copied().unwrap_or(0);
         self.writer.orphan_list.push(inode.0);
@@ -51,7 +51,7 @@ impl Transaction<'_> {
         self.change_slot(inode, |it| it.set_deleted(next))
     }
 
-    /// An orphan is none any more: it has a name, or it is given back.
+    /// Removes an orphan that got a name or is deleted.
     pub(crate) fn remove_orphan(&mut self, inode: InodeNumber) -> Result<()> {
         self.volume.store.write_back.write().orphans.remove(&inode.0);
         let listed = &mut self.writer.orphan_list;
@@ -73,7 +73,7 @@ impl Transaction<'_> {
         })
     }
 
-    /// Frees the inodes of the list that other drivers keep, and empties it.
+    /// Processes the orphan list that the last use left, and empties it.
     pub(crate) fn process_orphans(&mut self, first: u32) -> Result<()> {
         if self.writer.is_resumed {
             return self.adopt_orphan_list(first);
@@ -90,7 +90,7 @@ impl Transaction<'_> {
                 log::warn!("the list of orphans leads to inode {inode}, which is none");
                 break;
             };
-            // It stays on the list until all of it is gone: that may take several batches.
+            // It stays on the list until its last batch.
             self.process_orphan(inode, links)?;
             at = next;
             self.set_orphan_head(at)?;
@@ -102,7 +102,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Takes the list over as it is, since what has no name on it may be open; ends cuts.
+    /// Adopts the orphan list as it is, since its inodes may be open; finishes truncations.
     fn adopt_orphan_list(&mut self, first: u32) -> Result<()> {
         let (mut at, mut cut) = (first, vec![]);
         while at != 0 {
@@ -129,7 +129,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Deletes an inode that was listed, or ends the cut of one that has names.
+    /// Deletes a listed inode, or finishes the truncation of one that has links.
     fn process_orphan(&mut self, inode: InodeNumber, links: u16) -> Result<()> {
         if links == 0 {
             return self.evict_inode(inode);
@@ -139,7 +139,7 @@ impl Transaction<'_> {
     }
 
     fn finish_truncate(&mut self, inode: InodeNumber) -> Result<()> {
-        // A cut that was not finished: everything behind the end goes, but for what seals a file.
+        // Unfinished truncation: frees all blocks after the end, except for fs-verity metadata.
         let node = self.node(inode)?;
         if node.kind == FileType::File && node.flags & flags::VERITY == 0 {
             self.truncate(&node, node.size_bytes)?;
@@ -147,7 +147,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Frees the inodes that other drivers list in the file of orphans, and empties it.
+    /// Processes the orphan file that another driver left, and empties it.
     pub(crate) fn process_orphan_file(&mut self) -> Result<()> {
         let super_ = &self.volume.super_;
         if !super_.read_only_compatible.contains(ReadOnlyCompatible::ORPHAN_PRESENT) {

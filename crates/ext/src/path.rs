@@ -1,4 +1,4 @@
-//! Paths: names, `..` and symbolic links, with a bound on the latter.
+//! Path resolution: names, `..` and symbolic links, with a limit of links.
 
 use draconis_exchange::contract::FileType;
 
@@ -7,23 +7,23 @@ use crate::format::nokey;
 use crate::volume::Volume;
 use crate::{Error, InodeNumber, NewNode, Result};
 
-/// What becomes of a symbolic link at the end of a path.
+/// Treatment of a symbolic link at the end of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Follow {
-    /// It is followed.
+    /// Follow it.
     Yes,
-    /// It is what the path names.
+    /// Return the link itself.
     No,
 }
 
-/// Links followed on one path, as Linux allows.
+/// Limit of links followed on one path, as on Linux.
 const MAX_SYMLINKS: usize = 40;
-/// Longest target, and longest path with targets put in.
+/// Size limit of a link target and of a path.
 const PATH_MAX: usize = 4096;
 
 impl Volume {
-    /// The inode that `path` names from the directory `start`. An absolute path, and an
-    /// absolute target of a link, begin at the volume's root; nothing leads out of it.
+    /// Returns the inode that `path` names from the directory `start`. Absolute paths and absolute
+    /// link targets begin at the volume's root; no path leaves the volume.
     ///
     /// # Errors
     /// As [`Volume::lookup`] and [`Volume::read_link`], and [`Error::TooManyLinks`].
@@ -32,7 +32,7 @@ impl Volume {
             return Err(Error::NameTooLong);
         }
         let mut at = if path.first() == Some(&b'/') { self.root() } else { start };
-        // Names to come, the next one last.
+        // Remaining names, the next one last.
         let mut names = components(path);
         let mut links = 0usize;
         let slash_at_end = path.last() == Some(&b'/');
@@ -66,8 +66,7 @@ impl Volume {
         Ok(at)
     }
 
-    /// The directory that `path` leads to with all but its last name, and that name. Slashes at the
-    /// end say nothing.
+    /// Returns the parent directory of `path`, and its last name. Trailing slashes are ignored.
     ///
     /// # Errors
     /// As [`Volume::resolve`]; [`Error::Misuse`] for the root and for `.` and `..`.
@@ -84,10 +83,10 @@ impl Volume {
         }
     }
 
-    /// Makes what `path` names, in the directory that it leads to.
+    /// Creates an inode at `path`, in its parent directory.
     ///
     /// # Errors
-    /// As [`Volume::create`]; [`Error::Exists`] for the root, `.` and `..`, too.
+    /// As [`Volume::create`]; also [`Error::Exists`] for the root, `.` and `..`.
     pub fn create_by_path(
         &self,
         start: InodeNumber,
@@ -105,11 +104,11 @@ impl Volume {
         }
     }
 
-    /// As [`Volume::resolve`]; what is not there is made, also where a symbolic link leads to.
+    /// As [`Volume::resolve`], but creates a missing inode, also at the target of a symbolic link.
     ///
     /// # Errors
     /// As [`Volume::resolve`] and [`Volume::create`]; [`Error::IsADirectory`] for a new name with a
-    /// slash behind it.
+    /// trailing slash.
     pub fn resolve_or_create(
         &self,
         start: InodeNumber,
@@ -128,11 +127,11 @@ impl Volume {
             let (dir, name) = self.resolve_parent(at, &path)?;
             match self.lookup(dir, name) {
                 Err(Error::NotFound) => match self.create(dir, name, new) {
-                    // Another thread made it meanwhile.
+                    // Another thread created it meanwhile.
                     Err(Error::Exists) => {}
                     made => return made,
                 },
-                // A link that leads nowhere: what it leads to is made.
+                // A dangling link: its target is created.
                 Ok(link) if self.inode(link)?.kind == FileType::Symlink => {
                     path = self.read_link(link)?;
                     at = dir;
@@ -144,17 +143,17 @@ impl Volume {
         Err(Error::TooManyLinks)
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// [`Error::Misuse`] for anything else; [`Error::Corrupt`] if it is empty or longer
-    /// than a block; [`Error::Io`].
+    /// [`Error::Misuse`] if it is not a symbolic link; [`Error::Corrupt`] if the target is empty or
+    /// longer than a block; [`Error::Io`].
     pub fn read_link(&self, number: InodeNumber) -> Result<Vec<u8>> {
         let _reading = self.read_lock();
         self.read_link_of(&*self.node(number)?)
     }
 
-    /// [`Volume::read_link`] of an inode at hand.
+    /// [`Volume::read_link`] of a loaded inode.
     ///
     /// # Errors
     /// As [`Volume::read_link`].
@@ -177,7 +176,7 @@ impl Volume {
             return nokey::target(&target).map_err(|error| error.of_inode(inode.number));
         }
         let mut target = target;
-        // A target is a string: it ends where a program would see it end.
+        // A target is a C string: it ends at the first NUL.
         if let Some(end) = target.iter().position(|byte| *byte == 0) {
             target.truncate(end);
         }
@@ -188,13 +187,13 @@ impl Volume {
     }
 }
 
-/// The names of a path, last first; empty ones and `.` say nothing.
+/// Returns the names of a path, last first, without empty ones and `.`.
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
     let names = path.rsplit(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
     names.map(<[u8]>::to_vec).collect()
 }
 
-/// The path of a directory, and the name that a path ends with; empty for the root.
+/// Splits a path into the directory's path and the last name, which is empty for the root.
 pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at.saturating_add(1));
     let (path, _) = path.split_at_checked(len).unwrap_or((path, b""));

@@ -1,4 +1,4 @@
-//! Quotas: how much each user, group and project has, kept in step with every change.
+//! Quota usage of each user, group and project, updated with every change.
 //!
 //! ```text
 //!   a change of a file ── inodes, bytes ──▶ batch: sums by kind and id
@@ -6,16 +6,16 @@
 //!                                             ▼
 //!   hidden files: a tree of ids ─▶ entries: limits · usage
 //! ```
-//! Law 1: an inode counts from when it is made until it is given back, with or without a name,
-//! and with all the blocks that it counts itself. The files of quotas count for nothing.
-//! Law 2: a change whose owner has no entry yet begins only when there is room for one: until the
-//! batch is sealed that is kept, from files and from trees.
-//! Law 3: a file of quotas that is damaged is left as it is. What must look into it answers
-//! `Corrupt` before it changes anything; what gives space back does so, uncounted, and says so.
-//! Law 4: entries whose owners have nothing any more stay, for those who come back.
+//! Law 1: an inode counts from its creation until it is freed, with or without a name, with all
+//! blocks in its `i_blocks`. Quota files do not count.
+//! Law 2: a change whose owner has no entry yet begins only if there is space for one. That space
+//! stays reserved, from files and from trees, until the batch is closed.
+//! Law 3: a damaged quota file is not changed. An operation that needs it returns `Corrupt` before
+//! it changes anything. An operation that frees space continues, uncounted, with a warning.
+//! Law 4: entries of owners without usage stay, for later use.
 //!
-//! Limits stay as they are and refuse nothing, as Linux does it unless it is mounted with
-//! `usrquota`, `grpquota` or `prjquota`; times of grace do not begin or end.
+//! Limits are not enforced and stay unchanged, as on Linux without the mount options `usrquota`,
+//! `grpquota` or `prjquota`; grace times neither start nor end.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -37,14 +37,14 @@ use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// Owners that are known to have entries.
+/// Limit of remembered owners with entries.
 const MAX_KNOWN_ENTRIES: usize = 1 << 16;
-/// Blocks of a file of quotas that a new entry takes at most: three nodes and its own.
+/// Limit of quota-file blocks for a new entry: three tree blocks and its own.
 const MAX_NEW_ENTRY_BLOCKS: u32 = LEVELS;
-/// Blocks that the map of that file may take for those.
+/// Limit of map blocks for those.
 const MAX_NEW_MAP_BLOCKS: u32 = 3;
 
-/// Whom an inode counts for.
+/// Owner whose quotas an inode counts for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owner {
     pub(crate) uid: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// As the inode itself says it.
+    /// Returns the owner in the inode.
     fn of(slot: &InodeSlot<'_>) -> Self {
         let (uid, gid) = slot.owner();
         Self { uid, gid, project: slot.project() }
@@ -68,30 +68,30 @@ impl Owner {
     }
 }
 
-/// Someone's quota of a kind.
+/// A quota entry: type and id.
 type QuotaId = (QuotaType, u32);
 
-/// What a batch changes, by account.
+/// Usage changes of a batch, by quota entry.
 pub(crate) type UsageDeltas = BTreeMap<QuotaId, Usage>;
 
-/// The quotas of a volume.
+/// Quota files and entries of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct Quotas {
-    /// The files that there are.
+    /// Existing quota files.
     files: Vec<(QuotaType, InodeNumber)>,
-    /// Those with entries, as far as that was looked at.
+    /// Entries known to exist.
     known_entries: HashSet<QuotaId>,
-    /// Those that get one when the batch is sealed.
+    /// Entries to be created when the batch is closed.
     reserved_entries: HashSet<QuotaId>,
-    /// Blocks that are kept for them.
+    /// Blocks reserved for new entries.
     pub(crate) reserved_blocks: u64,
 }
 
 impl Quotas {
-    /// Those of a volume.
+    /// Returns the quotas of a volume.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if its superblock names other inodes than it can.
+    /// [`Error::Corrupt`] if the superblock names an invalid quota inode.
     pub(crate) fn of(super_: &Superblock) -> Result<Self> {
         let features = super_.read_only_compatible;
         if !features.contains(ReadOnlyCompatible::QUOTA) {
@@ -139,20 +139,20 @@ impl Quotas {
     }
 }
 
-/// Where the entry of an account is, or where the tree ends without it.
+/// Position of an entry, or the tree node without a reference to it.
 enum EntrySearch {
     Entry { block: u32, nth: usize },
     Missing { node: u32, level: u32 },
 }
 
 impl Transaction<'_> {
-    /// Looks whether all files of quotas are what they must be.
+    /// Checks the headers of all quota files.
     pub(crate) fn check_quota_files(&self) -> Result<()> {
         let files = &self.writer.quotas.files;
         files.iter().try_for_each(|(kind, file)| self.quota_header(*kind, *file).map(drop))
     }
 
-    /// Blocks that new entries may take for what `owner` is going to have.
+    /// Returns the blocks needed for the missing entries of `owner`.
     pub(crate) fn entries_needed(&mut self, owner: Owner) -> Result<u64> {
         let mut needed = 0;
         for (account, file) in self.writer.quotas.accounts(owner) {
@@ -167,7 +167,7 @@ impl Transaction<'_> {
         Ok(needed)
     }
 
-    /// Keeps the blocks that [`Transaction::entries_needed`] has said, until the batch is sealed.
+    /// Reserves the blocks of [`Transaction::entries_needed`] until the batch is closed.
     pub(crate) fn reserve_entries(&mut self, owner: Owner) {
         let blocks = self.max_entry_blocks() * u64::from(self.cluster_blocks());
         let quotas = &mut self.writer.quotas;
@@ -179,7 +179,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Both: sees to it that the owner of an inode has entries, or will have.
+    /// Checks the space for the owner's missing entries and reserves it.
     pub(crate) fn ensure_entries(&mut self, owner: Owner) -> Result<()> {
         let needed = self.entries_needed(owner)?;
         if needed > 0 {
@@ -189,7 +189,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// [`Transaction::ensure_entries`] of the owner of an inode that is there.
+    /// [`Transaction::ensure_entries`] for the owner of an existing inode.
     pub(crate) fn ensure_entries_of(&mut self, inode: InodeNumber) -> Result<()> {
         if !self.is_counted(inode) {
             return Ok(());
@@ -198,7 +198,7 @@ impl Transaction<'_> {
         self.ensure_entries(owner)
     }
 
-    /// Counts what an inode has more, or less, for its owner.
+    /// Adds a change of usage to the owner of an inode.
     pub(crate) fn count_usage(&mut self, inode: InodeNumber, usage: Usage) -> Result<()> {
         if self.is_counted(inode) {
             let owner = self.read_slot(inode, Owner::of)?;
@@ -207,7 +207,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Counts blocks that an inode has more, or fewer.
+    /// Adds or subtracts blocks of an inode.
     pub(crate) fn count_block_usage(
         &mut self,
         inode: InodeNumber,
@@ -219,8 +219,7 @@ impl Transaction<'_> {
         self.count_usage(inode, if more { usage } else { usage.negated() })
     }
 
-    /// Counts all that an inode has for others than before: those that its slot says once `give`
-    /// has changed it.
+    /// Moves the usage of an inode to the owner that `give` stores in its slot.
     pub(crate) fn transfer_usage(
         &mut self,
         inode: InodeNumber,
@@ -256,7 +255,7 @@ impl Transaction<'_> {
         u64::from(blocks + MAX_NEW_MAP_BLOCKS)
     }
 
-    /// Writes what the batch has changed into the files of quotas.
+    /// Writes the usage changes of the batch to the quota files.
     pub(crate) fn write_usage(&mut self) -> Result<()> {
         let sums = std::mem::take(&mut self.writer.batch.usage);
         let files: BTreeMap<QuotaType, InodeNumber> =
@@ -286,7 +285,7 @@ impl Transaction<'_> {
                 self.writer.quotas.remember_entry(account);
                 Ok(())
             }
-            // It had nothing that could become less.
+            // A missing entry has no usage to subtract.
             EntrySearch::Missing { .. } if usage.inodes <= 0 && usage.bytes <= 0 => Ok(()),
             EntrySearch::Missing { node, level } => {
                 self.add_entry(account, file, (node, level), usage)?;
@@ -313,8 +312,8 @@ impl Transaction<'_> {
         Ok(EntrySearch::Entry { block: node, nth })
     }
 
-    /// Adds an entry, and the nodes that lead to it from `node` on. Nothing leads to what is new
-    /// before all of it can be had.
+    /// Adds an entry, and the tree blocks below `node` that lead to it. Everything is allocated
+    /// before anything references it.
     fn add_entry(
         &mut self,
         (kind, id): QuotaId,
@@ -361,7 +360,7 @@ impl Transaction<'_> {
                 })??;
             }
         }
-        // From the entries up: each node leads to what is there.
+        // Bottom-up: each node references an existing block.
         let mut below = block;
         for (level, node) in (level + 1..LEVELS).zip(&nodes).rev() {
             self.change_quota(file, *node, |bytes| set_reference(bytes, id, level, below))?;
@@ -371,8 +370,8 @@ impl Transaction<'_> {
         self.change_quota(file, 0, |bytes| header.write(bytes))
     }
 
-    /// A block of zeros in a file of quotas: an unused one, or one more. The header in hand knows
-    /// of it, the file does not yet.
+    /// Returns a zeroed block of a quota file: an unused one, or a new one at the end. Updates
+    /// `header`, which the caller writes to the file.
     fn take_quota_block(&mut self, file: InodeNumber, header: &mut Header) -> Result<u32> {
         if header.first_free_block != 0 {
             let block = header.first_free_block;
@@ -411,7 +410,7 @@ impl Transaction<'_> {
         Header::check(&bytes, kind, size).map_err(|error| error.of_inode(file))
     }
 
-    /// Where a block of a file of quotas is: in which block of the volume, and where in that.
+    /// Returns the volume block of a quota-file block, and the offset there.
     fn quota_block_location(&self, file: InodeNumber, nth: u32) -> Result<(FsBlock, usize)> {
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let at = u64::from(nth) * u64::from(BLOCK_BYTES);

@@ -1,4 +1,4 @@
-//! A volume that another process of ours had in use, and died over.
+//! Resuming a volume whose process crashed: the recorded changes are replayed.
 //!
 //! ```text
 //!   change ── told to the witness, gate held ──▶ a log that outlives the process
@@ -6,11 +6,11 @@
 //!   death  ── take_over: as the disk has it; changes above that number are made again,
 //!             each with the time and the inode that it had
 //! ```
-//! Law 1: what a reader can see of a change the witness was told before.
-//! Law 2: nothing is cleaned up that clients may still have open. What they let go meanwhile
-//! is found by asking who knows: see [`Volume::nameless`].
-//! Law 3: a volume that cannot list what has no name has the witness remember it, so that taking
-//! over does not look at every inode.
+//! Law 1: the recorder receives a change before any reader can see it.
+//! Law 2: inodes that clients may have open are not deleted. Clients may have closed orphans
+//! meanwhile; the caller asks for them: see [`Volume::orphans`].
+//! Law 3: on a volume without an on-disk orphan list the recorder remembers the orphans, so that a
+//! resume need not read every inode.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,53 +23,51 @@ use crate::transaction::Transaction;
 use crate::volume::{OpenOptions, Volume};
 use crate::{Error, FileId, InodeNumber, MmpClaim, Result};
 
-/// What a change did that its repetition must do again.
+/// Results of a change that its replay must repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangeRecord {
-    /// When it was.
+    /// Time of the change.
     pub now: Time,
-    /// The inode that it gave a first name to, or made without one.
+    /// Inode that the change created, or gave its first name.
     pub inode: Option<FileId>,
-    /// The inode whose name it moved. A move may be cut off in the middle: then the old name
-    /// leads to what it replaces, until that goes.
+    /// Inode that the change renamed. A crash may cut a rename in the middle: the old name then
+    /// references the replaced inode until it is removed.
     pub renamed_inode: Option<InodeNumber>,
 }
 
-/// What is known of a process that had a volume in use and died.
+/// Knowledge about a process that crashed with a volume open for writing.
 #[derive(Clone, Debug)]
 pub struct CrashedProcess {
-    /// [`Volume::was_clean`] of it.
+    /// [`Volume::was_clean`] in that process.
     pub was_clean: bool,
-    /// All inodes of which its witness was told that they have no name, and others; every inode is
-    /// looked at if these are not known.
+    /// Superset of the orphans reported to the recorder; if unknown, every inode is read.
     pub orphans: Option<BTreeSet<InodeNumber>>,
 }
 
-/// Is told of every change.
+/// Recorder of every change, for a later resume.
 pub trait ChangeRecorder: Send + Sync {
-    /// A change was made in memory, by the calling thread, or a part of one that may reach the
-    /// disk by itself; then it comes again with the same number. Changes count from 1 on. Readers
-    /// wait until this returns; it must not come back to the volume.
+    /// Records a change made in memory by the calling thread, or the part of one that may reach the
+    /// disk alone; the whole then follows with the same number. Numbers start at 1. Readers wait
+    /// until this returns; it must not call the volume.
     fn record_change(&self, number: u64, made: ChangeRecord);
 
-    /// A change failed when a part of it was made, and that may be seen; there are no more.
+    /// Records that a change failed half-way and may be visible; it was the last.
     fn record_partial_failure(&self) {}
 
-    /// The disk has taken all changes up to this one.
+    /// Notes that the disk has accepted all changes up to `number`.
     fn accepted_through(&self, number: u64);
 
-    /// The change of that number leaves an inode in use without a name, on a volume that does not
-    /// list those; these are `all` until now. On the disk it is one from the chain with this
-    /// change until that with the one that gives it a name, or frees it. It may come again, and
-    /// the change may come to nothing.
+    /// Records that change `number` makes `inode` an orphan on a volume without an on-disk list;
+    /// `all` returns the orphans so far. On disk, the inode is an orphan from the chain with this
+    /// change until the one that names or frees it. The call may repeat, and the change may fail.
     fn record_orphan(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
         let _ = (number, inode, all);
     }
 }
 
 impl Volume {
-    /// Opens a volume for writing that this process's predecessor had open when it died. Nothing
-    /// is cleaned up that was unlinked and may be open.
+    /// Opens a volume for writing whose previous process crashed. Unlinked inodes that may be open
+    /// are not deleted.
     ///
     /// # Errors
     /// As [`Volume::open_for_writing`].
@@ -83,16 +81,17 @@ impl Volume {
         Self::mount(disk, options, writing, Some(before), claim)
     }
 
-    /// Has `witness` told of every change from now on. Only the first one counts.
+    /// Installs the change recorder. Only the first call has an effect.
     pub fn set_change_recorder(&self, witness: Arc<dyn ChangeRecorder>) {
         if let Some(writing) = &self.writing {
-            // One that is there already stays.
+            // An existing recorder stays.
             let _ = writing.change_recorder.set(witness);
         }
     }
 
-    /// Makes changes as if it was then, with that inode, until this is called with `None`. What
-    /// had the inode before, and has no name, had no users any more when that was given out.
+    /// Makes all changes with the time and inode of the record, until called with `None`. An orphan
+    /// that still has the inode number had no users any more when the number was reused, so it is
+    /// deleted.
     pub fn set_replay(&self, made: Option<ChangeRecord>) {
         if let Some(file) = made.and_then(|made| made.inode)
             && self.is_orphan(InodeNumber(file.inode))
@@ -104,43 +103,44 @@ impl Volume {
         }
     }
 
-    /// Ends all changes because what was told of them does not agree with the volume.
+    /// Stops all changes because the records do not match the volume.
     pub fn stop_on_mismatch(&self, why: &str) {
         if let Some(writing) = &self.writing {
             writing.state.write().stop(&Error::Unsupported { feature: why.to_owned() });
         }
     }
 
-    /// Whether it was unmounted properly before it was opened for writing.
+    /// Returns true if the volume was cleanly unmounted before it was opened for writing.
     pub fn was_clean(&self) -> bool {
         self.read_lock().is_some_and(|writer| writer.was_clean)
     }
 
-    /// Whether users of inodes are not counted here, since a predecessor counted some.
+    /// Returns true if users of inodes are not counted here, because the crashed process counted
+    /// some.
     pub fn is_resumed(&self) -> bool {
         self.read_lock().is_some_and(|writer| writer.is_resumed)
     }
 
-    /// The inodes in use that have no name. After [`Volume::resume_after_crash`] those are given back
-    /// only by [`Volume::delete_orphan`].
+    /// Returns the orphans. After [`Volume::resume_after_crash`] only [`Volume::delete_orphan`]
+    /// deletes them.
     pub fn orphans(&self) -> Vec<InodeNumber> {
         self.store.write_back.read().orphans.iter().copied().map(InodeNumber).collect()
     }
 
-    /// Whether an inode has no name.
+    /// Returns true if an inode is an orphan.
     pub fn is_orphan(&self, inode: InodeNumber) -> bool {
         self.store.write_back.has_orphan(inode.0)
     }
 
-    /// Deletes an inode without names that has no users.
+    /// Deletes an orphan that has no users.
     pub fn delete_orphan(&self, inode: InodeNumber) {
-        // What cannot be deleted now is deleted at the next mount.
+        // If the deletion fails, the next mount deletes it.
         let _ = self.transact(|tx| tx.release_last_user(inode));
     }
 }
 
 impl Transaction<'_> {
-    /// Tells the witness of an inode that is in use and has no name.
+    /// Reports an orphan to the recorder.
     pub(crate) fn record_orphan(&self, inode: InodeNumber) {
         let witness =
             self.volume.writing.as_ref().and_then(|writing| writing.change_recorder.get());
@@ -150,13 +150,12 @@ impl Transaction<'_> {
         }
     }
 
-    /// On a volume that was in use until now: finds what has no name, where the volume does not
-    /// list it.
+    /// Finds the orphans of a resumed volume that has no on-disk list.
     pub(crate) fn find_orphans(&mut self, before: CrashedProcess) -> Result<()> {
         if self.writer.protocol.lists_orphans() {
             return Ok(());
         }
-        // Counts of a volume that was not clean are right in memory only: all are counted again.
+        // The free counts of a volume that was not clean are right only in memory: recount all.
         let looked_at = match before.orphans.filter(|_| before.was_clean) {
             None => self.used_inodes()?,
             Some(known) => {
@@ -164,7 +163,7 @@ impl Transaction<'_> {
                 let named = super_.first_inode..=InodeNumber(super_.inodes);
                 let mut used = vec![];
                 for inode in known.into_iter().filter(|inode| named.contains(inode)) {
-                    // It was freed since, mostly.
+                    // Most of them were freed since.
                     if self.is_inode_allocated(inode)? {
                         used.push(inode);
                     }
@@ -180,13 +179,13 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Whether an inode without names is kept for users.
+    /// Returns true if an orphan must be kept for users.
     pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
         let writer = &self.writer;
         writer.is_resumed || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
     }
 
-    /// The inode that a repeated change gives its name to.
+    /// Returns the inode that a replayed change must use.
     pub(crate) fn replayed_inode(&self) -> Option<InodeNumber> {
         self.writer.replaying?.inode.map(|made| InodeNumber(made.inode))
     }

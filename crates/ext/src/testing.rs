@@ -1,4 +1,4 @@
-//! Volumes in memory, for tests of this crate's insides.
+//! In-memory volumes for unit tests of this crate.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ impl FileSource for Nothing {
     }
 }
 
-/// A disk with an empty volume.
+/// Returns a disk with an empty volume.
 pub(crate) fn disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
     Arc::new(plain_disk(block_bytes, len_bytes))
 }
 
-/// The same, to be changed before it is shared.
+/// The same, before it is shared.
 pub(crate) fn plain_disk(block_bytes: u32, len_bytes: usize) -> MemoryDisk {
     let options =
         mkfs::FormatOptions { block_bytes: Some(block_bytes), ..mkfs::FormatOptions::default() };
@@ -42,7 +42,7 @@ pub(crate) fn writing() -> WriteOptions {
     WriteOptions { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never, discard: true }
 }
 
-/// The volume on it, to be changed.
+/// Opens the volume for writing.
 pub(crate) fn open(disk: Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap()
 }

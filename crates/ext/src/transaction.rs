@@ -1,4 +1,4 @@
-//! The hands of every change: blocks and inodes, read as they are now and changed in place.
+//! Transactions: changes to blocks and inodes in memory, under the write lock.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -36,38 +36,38 @@ use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 
-/// Why nothing is written any more.
+/// Reason why the volume is not written any more.
 #[derive(Clone, Debug)]
 pub(crate) enum StopReason {
     /// The volume was closed.
     Closed,
-    /// This went wrong.
+    /// An error, with its text.
     Failed(String),
 }
 
-/// What a volume has that is written.
+/// Everything that a writable volume has.
 pub(crate) struct WriteContext {
-    /// Changes hold it alone, reads share it.
+    /// Write lock: transactions hold it exclusively, readers share it.
     pub(crate) state: RwLock<WriteState>,
     pub(crate) commit_queue: CommitQueue,
     pub(crate) gathering: GroupCommit,
-    /// Bytes that may be changed in memory.
+    /// Limit of dirty data in memory, in bytes.
     pub(crate) dirty_limit: u64,
     pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
     pub(crate) pending_access_times: PendingAccessTimes,
-    /// Whether the disk is told what was freed.
+    /// True if freed blocks are discarded on the disk.
     pub(crate) discard: bool,
-    /// Whether [`Writer::stopped`] says why nothing is written.
+    /// Shared with [`WriteState::is_stopped`]: readable without the lock.
     stopped: Arc<AtomicBool>,
-    /// What is told when something changes while nothing waits to be committed.
+    /// Callback for the first change after a commit.
     pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
-    /// Called between tries of a change that finds no room.
+    /// Callback between retries of a change that finds no space.
     pub(crate) on_no_room: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Called when contents are sealed that a thread of its own sends.
+    /// Callback for queued data that a separate thread sends.
     pub(crate) on_contents: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// What is told of every change.
+    /// Recorder of every change, for a restarted process.
     pub(crate) change_recorder: OnceLock<Arc<dyn ChangeRecorder>>,
-    /// That this host alone uses the volume, where others can reach it.
+    /// MMP claim, if other hosts can reach the volume.
     pub(crate) claim: Option<MmpClaim>,
 }
 
@@ -90,12 +90,12 @@ impl WriteContext {
         }
     }
 
-    /// Whether nothing is written any more.
+    /// Returns true if the volume is not written any more.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Says that something waits to be committed.
+    /// Calls the callback for the first change after a commit.
     pub(crate) fn notify_first_change(&self) {
         if let Some(tell) = &*self.on_first_change.lock() {
             tell();
@@ -114,51 +114,52 @@ impl std::fmt::Debug for WriteContext {
     }
 }
 
-/// The state of a volume that is written. Who changes holds it alone; who reads shares it.
+/// State of a writable volume. A transaction holds its lock exclusively; readers share it.
 pub(crate) struct WriteState {
     pub(crate) dirty_limit: u64,
     pub(crate) groups: Groups,
     pub(crate) quotas: Quotas,
     pub(crate) batch: Batch,
     pub(crate) protocol: Box<dyn CommitProtocol>,
-    /// Readers of the disk see every chain up to this one.
+    /// Number of the last chain that is visible to readers of the disk.
     pub(crate) visible_chain: u64,
-    /// Users of inodes; what has no name lives for as long as it has some.
+    /// User counts of open inodes; an orphan is kept while it has users.
     pub(crate) users: HashMap<u32, u64>,
-    /// Orphans that the volume lists, the last one first on it.
+    /// On-disk orphan list, in order of insertion: the last entry is the head on disk.
     pub(crate) orphan_list: Vec<u32>,
-    /// Orphans that never had a name and may get one.
+    /// `O_TMPFILE` inodes, which may still get a name.
     pub(crate) tmpfiles: HashSet<u32>,
     stopped: Option<StopReason>,
-    /// Says the same to those without the gate.
+    /// Copy of `stopped` that is readable without the write lock.
     is_stopped: Arc<AtomicBool>,
-    /// The volume was unmounted properly before.
+    /// True if the volume was cleanly unmounted before.
     pub(crate) was_clean: bool,
-    /// The disk has been told that it is in use.
+    /// True if the superblock on disk has the "in use" mark.
     pub(crate) is_marked_in_use: bool,
-    /// Where the search for a group of a new top directory starts.
+    /// Group at which the search for a new top directory's group starts.
     pub(crate) next_top_dir_group: u32,
-    /// Tells inodes apart that had the same number.
+    /// Generation for new inodes: distinguishes files that reuse an inode number.
     pub(crate) generation: u32,
-    /// Inodes without names and users that are deleted after the change in hand.
+    /// Orphans without users, to be deleted after the current change.
     pub(crate) pending_deletions: Vec<u32>,
-    /// Where a name was last put into a directory without an index.
+    /// Block of the last insert, for directories without an index.
     pub(crate) insert_hints: HashMap<u32, u32>,
-    /// Something in memory differs from before the change in hand.
+    /// True if the current change modified anything in memory.
     pub(crate) is_modified: bool,
-    /// Changes that were made.
+    /// Number of changes made.
     pub(crate) change_count: u64,
-    /// The last change that is in the batch that is being sealed.
+    /// Number of the last change in the batch that is being closed.
     pub(crate) batch_change: u64,
-    /// All of the change in hand is made.
+    /// True once the current change is complete.
     pub(crate) is_change_complete: bool,
-    /// The inode that the change in hand made.
+    /// Inode created by the current change.
     pub(crate) created_inode: Option<FileId>,
-    /// The inode whose name the change in hand moves.
+    /// Inode renamed by the current change.
     pub(crate) renamed_inode: Option<InodeNumber>,
-    /// What the change in hand is the repetition of.
+    /// Record that the current change replays.
     pub(crate) replaying: Option<ChangeRecord>,
-    /// Users that are not counted here may have any inode.
+    /// The volume was resumed after a crash: clients of the old process may still hold any inode
+    /// open.
     pub(crate) is_resumed: bool,
 }
 
@@ -204,7 +205,7 @@ impl WriteState {
         }
     }
 
-    /// Free blocks and inodes.
+    /// Returns the numbers of free blocks and inodes.
     pub(crate) fn free(&self) -> (u64, u64) {
         (self.groups.free_blocks(), self.groups.free_inodes)
     }
@@ -233,34 +234,34 @@ impl WriteState {
     }
 }
 
-/// What came of trying a change.
+/// Outcome of one try of a change.
 enum Attempt<T> {
-    /// This, and whether it leaves inodes that are to be deleted.
+    /// The result, and true if orphans are to be deleted.
     Done(Result<T>, bool),
-    /// Nothing: it must see this block.
+    /// The change needs this block from the device.
     NeedsBlock(FsBlock, Role),
 }
 
-/// A change in hand.
+/// One change of the volume, applied in memory while the write lock is held.
 pub(crate) struct Transaction<'a> {
     pub(crate) volume: &'a Volume,
     pub(crate) writer: &'a mut WriteState,
     pub(crate) now: Time,
-    /// Blocks may be read from the device.
+    /// True if the transaction may read from the device.
     pub(crate) may_block: bool,
-    /// The block that could not be had without.
+    /// First block that the change needs and the cache lacks; the caller reads it and retries.
     pub(crate) missing_block: Cell<Option<(FsBlock, Role)>>,
-    /// It follows from other changes, and is made again by itself.
+    /// The transaction follows from recorded changes; a replay repeats it without a record.
     pub(crate) is_internal: bool,
 }
 
-/// Blocks that a change may miss, one after the other, before it reads with the gate held: a
-/// cache that is smaller than what one change looks at never has all of them.
+/// Retries before a change reads under the write lock: a cache smaller than the change's working
+/// set would never hold all its blocks.
 const MAX_READ_RETRIES: u32 = 64;
 
 impl Volume {
-    /// Makes one change, alone. It is tried with what is in memory; what it misses is read
-    /// without the gate, and it is tried again, as long as it has not changed anything.
+    /// Runs one change exclusively. It is tried with the blocks in memory; a missing block is read
+    /// without the write lock, and the change is retried as long as it modified nothing.
     pub(crate) fn transact<T>(
         &self,
         change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
@@ -268,8 +269,8 @@ impl Volume {
         self.transact_and_write_out(change, false)
     }
 
-    /// [`Volume::transact`]; what the change seals is sent, and with `and_wait` durable in the
-    /// same message.
+    /// [`Volume::transact`] that sends the queued chains, and with `and_wait` waits until they are
+    /// durable, in the same message.
     pub(crate) fn transact_and_write_out<T>(
         &self,
         mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
@@ -279,7 +280,7 @@ impl Volume {
         let mut may_wait = false;
         loop {
             match self.try_transact(&mut change, may_wait) {
-                // Nothing is written any more.
+                // Writing has stopped: nothing to send.
                 Attempt::Done(Err(Error::ReadOnly), _) => return Err(Error::ReadOnly),
                 Attempt::Done(done, leaves_dying) => {
                     self.write_out_after_change(and_wait)?;
@@ -291,7 +292,7 @@ impl Volume {
                 Attempt::NeedsBlock(block, role) => {
                     missed += 1;
                     let read = self.store.block(block, role);
-                    // What cannot be read is an answer in its place.
+                    // The retry reports the read error at its place.
                     may_wait = missed >= MAX_READ_RETRIES || read.is_err();
                 }
             }
@@ -329,7 +330,7 @@ impl Volume {
             return Attempt::NeedsBlock(block, role);
         }
         if done.is_ok() {
-            // Before it can be in a chain, which other threads send.
+            // The record comes before any chain with the change, which other threads may send.
             tx.record_change();
             tx.writer.is_change_complete = true;
             if let Err(error) = tx.enforce_batch_limits() {
@@ -360,7 +361,7 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Tells the change to the witness.
+    /// Passes the change to the recorder.
     pub(crate) fn record_change(&self) {
         let witness =
             self.volume.writing.as_ref().and_then(|writing| writing.change_recorder.get());
@@ -371,9 +372,9 @@ impl Transaction<'_> {
         }
     }
 
-    /// A block as it is now.
+    /// Returns the current version of a block.
     pub(crate) fn block(&self, block: FsBlock, role: Role) -> Result<SharedBytes> {
-        // What has begun is ended, whatever must be read for it.
+        // A change that modified something is completed, even if it must read under the lock.
         if self.may_block || self.writer.is_modified {
             return self.volume.store.block(block, role);
         }
@@ -386,7 +387,7 @@ impl Transaction<'_> {
         Err(Error::Misuse("a block that is not in memory"))
     }
 
-    /// Sees to it that the inode can be had without the device.
+    /// Preloads the inode and its descriptor block into the cache.
     fn preload_inode(&self, inode: InodeNumber) -> Result<()> {
         if self.volume.inodes.contains(inode.0) {
             return Ok(());
@@ -398,7 +399,7 @@ impl Transaction<'_> {
         self.block(block, Role::InodeTable).map(drop)
     }
 
-    /// Changes a block of metadata.
+    /// Modifies a metadata block.
     pub(crate) fn modify_block<T>(
         &mut self,
         block: FsBlock,
@@ -412,7 +413,7 @@ impl Transaction<'_> {
         let mut blocks = overlay.write();
         if !blocks.metadata.contains_key(&block.0) {
             drop(blocks);
-            // Before anything changes.
+            // Loads the block before anything changes.
             self.block(block, role)?;
             blocks = overlay.write();
         }
@@ -435,13 +436,13 @@ impl Transaction<'_> {
         Ok(done)
     }
 
-    /// A block of metadata that is new, all zeros.
+    /// Creates a metadata block of zeros.
     pub(crate) fn new_block(&mut self, block: FsBlock, role: Role) {
         let zeros = vec![0; saturating_usize(self.volume.super_.block_bytes.into())];
         self.put_new_block(block, role, zeros);
     }
 
-    /// A block of metadata that is new.
+    /// Creates a metadata block with these bytes.
     pub(crate) fn put_new_block(&mut self, block: FsBlock, role: Role, bytes: Vec<u8>) {
         self.writer.is_modified = true;
         self.writer.batch.dirty = true;
@@ -455,7 +456,7 @@ impl Transaction<'_> {
         self.writer.batch.blocks.push(block.0);
     }
 
-    /// An inode in use.
+    /// Returns an inode that is in use.
     pub(crate) fn node(&self, inode: InodeNumber) -> Result<Arc<Inode>> {
         if let Some(node) = self.volume.inodes.peek(inode.0) {
             return Ok(node);
@@ -468,7 +469,7 @@ impl Transaction<'_> {
         self.node(inode)?.as_directory()
     }
 
-    /// An inode, in use or not.
+    /// Returns an inode, in use or not.
     pub(crate) fn read_inode_unchecked(&self, inode: InodeNumber) -> Result<Inode> {
         let (block, at) = self.inode_location(inode)?;
         let block = self.block(block, Role::InodeTable).map_err(|error| error.of_inode(inode))?;
@@ -476,7 +477,7 @@ impl Transaction<'_> {
         Inode::parse_used(&block.slice(at..at + len), inode, &self.volume.super_)
     }
 
-    /// The block that an inode is in, and where in that block.
+    /// Returns the block of an inode and its offset there.
     pub(crate) fn inode_location(&self, inode: InodeNumber) -> Result<(FsBlock, usize)> {
         let super_ = &self.volume.super_;
         if inode.0 > super_.inodes {
@@ -489,17 +490,17 @@ impl Transaction<'_> {
         Ok((table.offset(at / block_bytes), saturating_usize(at % block_bytes)))
     }
 
-    /// The role of a block of a directory.
+    /// Returns the role of a directory's blocks.
     pub(crate) fn directory_role(&self, dir: InodeNumber) -> Result<Role> {
         self.file_id(dir).map(Role::Directory)
     }
 
-    /// The role of a block of the map of an inode.
+    /// Returns the role of an inode's map blocks.
     pub(crate) fn map_role(&self, inode: InodeNumber) -> Result<Role> {
         self.file_id(inode).map(Role::IndirectBlock)
     }
 
-    /// The file that has an inode now.
+    /// Returns the file that has the inode number now.
     pub(crate) fn file_id(&self, inode: InodeNumber) -> Result<FileId> {
         let node = self.volume.inodes.peek(inode.0);
         let generation = match node {
@@ -509,7 +510,7 @@ impl Transaction<'_> {
         Ok(FileId { inode: inode.0, generation })
     }
 
-    /// Reads fields of an inode, whether it is in use or not.
+    /// Reads fields of an inode, in use or not.
     pub(crate) fn read_slot<T>(
         &self,
         inode: InodeNumber,
@@ -548,24 +549,24 @@ impl Transaction<'_> {
         Ok(done)
     }
 
-    /// Sets times to now.
+    /// Sets the given times to now.
     pub(crate) fn set_times_now(&mut self, inode: InodeNumber, which: &[InodeTime]) -> Result<()> {
         let now = self.now;
         self.change_slot(inode, |it| which.iter().for_each(|stamp| it.set_time(*stamp, now)))
     }
 
-    /// Forgets cached contents of a file from byte `from` up to `end`.
+    /// Invalidates cached data of a file from byte `from` to `end`.
     pub(crate) fn invalidate_contents(&self, inode: InodeNumber, from: u64, end: u64) {
         let chunks = from / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
         self.volume.store.invalidate_chunks(inode.0, chunks);
     }
 
-    /// Whether the disk knows this inode as living.
+    /// Returns true if the inode is in use on disk.
     pub(crate) fn is_old(&self, inode: InodeNumber) -> bool {
         self.writer.batch.is_on_disk(inode)
     }
 
-    /// Whether blocks for this inode may be those kept for the superuser.
+    /// Returns true if the inode's owner may use the blocks reserved for the superuser.
     pub(crate) fn is_privileged(&self, uid: u32) -> bool {
         uid == self.volume.super_.reserved_uid
     }

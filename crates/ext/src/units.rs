@@ -1,4 +1,4 @@
-//! Units that must not be mixed up: adding a file block to a device block does not compile.
+//! Types of block and inode numbers: adding a file block to a device block does not compile.
 
 use draconis_exchange::contract::Node;
 
@@ -10,25 +10,25 @@ pub struct FsBlock(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FileBlock(pub u32);
 
-/// The number of an inode; the first is 1.
+/// An inode number, counted from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct InodeNumber(pub u32);
 
-/// The number of a block group; the first is 0.
+/// A block group number, counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct GroupNumber(pub u32);
 
-/// A file, told from those that had its number before.
+/// A file, distinguished from earlier ones with the same inode number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FileId {
-    /// The number of its inode.
+    /// Inode number.
     pub inode: u32,
-    /// The generation of that.
+    /// Generation of the inode.
     pub generation: u32,
 }
 
 impl FsBlock {
-    /// The block `count` further on; stays at the end of the number space.
+    /// Returns the block `count` after this one, saturating.
     #[must_use]
     pub const fn offset(self, count: u64) -> Self {
         Self(self.0.saturating_add(count))
@@ -36,7 +36,7 @@ impl FsBlock {
 }
 
 impl FileBlock {
-    /// The block `count` further on; stays at the end of the number space.
+    /// Returns the block `count` after this one, saturating.
     #[must_use]
     pub const fn offset(self, count: u32) -> Self {
         Self(self.0.saturating_add(count))
@@ -47,7 +47,8 @@ impl InodeNumber {
     /// The root directory.
     pub const ROOT: Self = Self(2);
 
-    /// What contracts call this inode: its number, except that the root is [`Node::ROOT`].
+    /// Returns the node of this inode in contracts: its number, except that the root is
+    /// [`Node::ROOT`].
     pub const fn node(self) -> Node {
         match self {
             Self::ROOT => Node::ROOT,
@@ -55,7 +56,7 @@ impl InodeNumber {
         }
     }
 
-    /// The inode that contracts call `node`, if it can be one. Inode 1, the list of bad
+    /// Returns the inode of a contract's `node`, if there can be one. Inode 1, the list of bad
     /// blocks, has no node.
     pub fn from_node(node: Node) -> Option<Self> {
         match node {
@@ -79,22 +80,21 @@ impl std::fmt::Display for InodeNumber {
 }
 
 impl FsBlock {
-    /// Its number as the fields of 32 bits hold it.
+    /// Returns the number as a 32-bit field.
     ///
     /// # Errors
-    /// [`crate::Error::TooLarge`] for what they do not hold.
+    /// [`crate::Error::TooLarge`] if it does not fit.
     pub fn to_u32(self) -> crate::Result<u32> {
         u32::try_from(self.0).map_err(|_| crate::Error::TooLarge)
     }
 }
 
-/// A byte count as an index; what no address space can hold becomes the largest index,
-/// which no slice has.
+/// Converts a byte count to an index; a larger count becomes `usize::MAX`, which no slice has.
 pub(crate) fn saturating_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// `count` as 32 bits; more becomes the largest.
+/// Converts a count to 32 bits, saturating.
 pub(crate) fn saturating_u32(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

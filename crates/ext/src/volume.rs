@@ -1,4 +1,4 @@
-//! A volume that is open for reading.
+//! An open volume: reading, and the state that reading and writing share.
 
 use std::sync::{Arc, OnceLock};
 
@@ -26,18 +26,18 @@ use crate::transaction::{WriteContext, WriteState};
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
-/// How a volume is opened.
+/// Options for opening a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenOptions {
-    /// Inodes kept in memory; about 300 bytes each.
+    /// Capacity of the inode cache, in inodes of about 300 bytes.
     pub inode_cache: u64,
-    /// Entries of the block-map cache: each has room for 64 runs of blocks, 1.5 KiB.
+    /// Entries of the block-map cache; each holds up to 64 runs of blocks, 1.5 KiB.
     pub block_map_cache: u64,
-    /// Bytes of the data cache; metadata and file contents share it.
+    /// Size of the data cache, in bytes; metadata and file data share it.
     pub data_cache_bytes: u64,
-    /// Whether native listings show `.` and `..`.
+    /// True if native listings include `.` and `..`.
     pub lists_dots: bool,
-    /// The most that is read ahead of a stream, in bytes; 0 reads nothing ahead.
+    /// Limit of read-ahead per sequential reader, in bytes; 0 disables read-ahead.
     pub read_ahead_bytes: u64,
 }
 
@@ -53,7 +53,7 @@ impl Default for OpenOptions {
     }
 }
 
-/// An ext volume that is open for reading. Everything is `&self`: share it.
+/// An open ext volume. All methods take `&self`: share it.
 #[derive(Debug)]
 pub struct Volume {
     pub(crate) super_: Superblock,
@@ -61,12 +61,12 @@ pub struct Volume {
     pub(crate) streams: FileReadAhead,
     pub(crate) maps: Cache<SegmentKey, Arc<RunList>>,
     pub(crate) inodes: Cache<u32, Arc<Inode>>,
-    /// What a volume has that is written; none on one that is only read.
+    /// State of a writable volume; `None` on a read-only one.
     pub(crate) writing: Option<WriteContext>,
-    /// Why some of what its journal has committed cannot be read.
+    /// Reason why some changes committed in the journal cannot be read.
     journal_damage: Option<Error>,
     pub(crate) disk_bytes: u64,
-    /// Clusters of the volume's own, once they were counted.
+    /// Clusters of the volume's own metadata, once counted.
     metadata_clusters: OnceLock<u64>,
     options: OpenOptions,
 }
@@ -77,50 +77,50 @@ impl CacheWeight for Arc<Inode> {
     }
 }
 
-/// What there is to know of a volume.
+/// Description of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
     /// `ext2`, `ext3` or `ext4`.
     pub kind: &'static str,
     /// Label, without padding.
     pub label: Vec<u8>,
-    /// Identity.
+    /// UUID.
     pub uuid: [u8; 16],
-    /// Where it was mounted last.
+    /// Directory of the last mount.
     pub last_mounted: Vec<u8>,
     /// Revision and minor revision.
     pub revision: (u32, u16),
     /// Names of all features, as `mke2fs -O` spells them.
     pub features: Vec<String>,
-    /// Why it can only be read, if it says so.
+    /// Reason why the volume is read-only, if it is.
     pub read_only_reason: Option<String>,
-    /// Unmounted properly.
+    /// True if the volume was cleanly unmounted.
     pub clean: bool,
-    /// Damage was found and left.
+    /// True if damage was found and not repaired.
     pub errors: bool,
-    /// The disk is shorter than the volume: what lies beyond cannot be read.
+    /// True if the disk is shorter than the volume: blocks after its end cannot be read.
     pub truncated: bool,
-    /// Length of the volume in bytes.
+    /// Size of the volume in bytes.
     pub len_bytes: u64,
     /// Blocks, groups and inodes, used and free.
     pub space: StatFs,
-    /// Blocks kept for the superuser.
+    /// Blocks reserved for the superuser.
     pub reserved_blocks: u64,
-    /// Groups.
+    /// Number of block groups.
     pub groups: u32,
-    /// Blocks of a group.
+    /// Blocks per group.
     pub blocks_per_group: u32,
-    /// Inodes of a group.
+    /// Inodes per group.
     pub inodes_per_group: u32,
-    /// Bytes of an inode.
+    /// Size of an inode in bytes.
     pub inode_bytes: u32,
-    /// Dates.
+    /// Timestamps of the superblock.
     pub dates: Timestamps,
     /// Mounts since the last check.
     pub mounts: u16,
 }
 
-/// How the caches and the device do.
+/// Statistics of the caches and the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
     /// Inode cache, in inodes.
@@ -129,17 +129,17 @@ pub struct Statistics {
     pub block_maps: CacheStatistics,
     /// Data cache, in bytes.
     pub data: CacheStatistics,
-    /// What the device was asked.
+    /// Requests to the device.
     pub device: DeviceStatistics,
 }
 
 impl Volume {
-    /// Opens the volume on `disk`. What its journal holds and is not in place yet is read from
-    /// the journal, of a damaged one what was committed before the damage; the disk stays as it is.
+    /// Opens the volume on `disk` for reading. A journal that needs recovery is replayed in memory,
+    /// up to its first damage; the disk does not change.
     ///
     /// # Errors
-    /// [`Error::NotExt`]; [`Error::Unsupported`] naming everything it needs;
-    /// [`Error::Corrupt`] if its superblock makes no sense; [`Error::Io`].
+    /// [`Error::NotExt`]; [`Error::Unsupported`] naming all unsupported features;
+    /// [`Error::Corrupt`] for an invalid superblock; [`Error::Io`].
     pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
         let mut super_ = read_superblock(&*disk)?;
         let (mut disk, mut damage) = (disk, None);
@@ -159,7 +159,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// The volume on `disk` as that is, with this superblock, whatever its journal holds.
+    /// Opens the volume on `disk` with this superblock, without replaying its journal.
     pub(crate) fn open_unreplayed(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
@@ -187,48 +187,48 @@ impl Volume {
         }
     }
 
-    /// Blocks that the disk has.
+    /// Returns the number of blocks on the disk.
     pub(crate) fn disk_blocks(&self) -> u64 {
         self.disk_bytes.checked_div(self.super_.block_bytes.into()).unwrap_or(0)
     }
 
-    /// How it was opened.
+    /// Returns the options it was opened with.
     pub fn options(&self) -> &OpenOptions {
         &self.options
     }
 
-    /// The superblock, checked.
+    /// Returns the checked superblock.
     pub fn superblock(&self) -> &Superblock {
         &self.super_
     }
 
-    /// The root directory.
+    /// Returns the root directory.
     pub fn root(&self) -> InodeNumber {
         InodeNumber::ROOT
     }
 
-    /// The inode of that number.
+    /// Returns the inode with this number.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is none or it is not in use; [`Error::Corrupt`];
+    /// [`Error::NotFound`] if it does not exist or is not in use; [`Error::Corrupt`];
     /// [`Error::Io`].
     pub fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
         let _reading = self.read_lock();
         self.node(number)
     }
 
-    /// Shuts changes out. Its holder may take it again: callers do, from within
+    /// Locks out changes. The lock is recursive: callers lock again from within
     /// [`Volume::entries`].
     pub(crate) fn read_lock(&self) -> Option<RwLockReadGuard<'_, WriteState>> {
         self.writing.as_ref().map(|writing| writing.state.read_recursive())
     }
 
-    /// [`Volume::inode`] for those who hold the gate.
+    /// [`Volume::inode`] for callers that hold the lock.
     pub(crate) fn node(&self, number: InodeNumber) -> Result<Arc<Inode>> {
         self.inodes.get_or_load(number.0, || self.load_inode(number))
     }
 
-    /// What `stat` shows of an inode.
+    /// Returns the `stat` data of an inode.
     ///
     /// # Errors
     /// As [`Volume::inode`].
@@ -236,7 +236,7 @@ impl Volume {
         Ok(self.attributes_of(&*self.inode(number)?))
     }
 
-    /// What `stat` shows of an inode at hand.
+    /// Returns the `stat` data of a loaded inode.
     pub fn attributes_of(&self, inode: &Inode) -> Attributes {
         let mut attributes = inode.attributes(&self.super_);
         if let Some(accessed) = self.pending_access_time(inode.number) {
@@ -251,7 +251,7 @@ impl Volume {
             Err(Error::NotFound) if self.store.write_back.has_orphan(number.0) => {
                 Inode::parse_used(&slot, number, &self.super_).map(Arc::new)
             }
-            // No name leads to it, and nothing but the attribute may show it.
+            // No name references an EA inode; it is reachable only through its attribute.
             Ok(inode) if inode.is_ea_inode() => {
                 let what = "inode: holds the value of an extended attribute";
                 Err(Error::Corrupt { what, inode: Some(number), block: None })
@@ -260,7 +260,7 @@ impl Volume {
         }
     }
 
-    /// All the bytes of an inode.
+    /// Returns the bytes of an inode.
     pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<SharedBytes> {
         let (block, at) = self.inode_location(number)?;
         let block =
@@ -269,7 +269,7 @@ impl Volume {
         Ok(block.slice(at..at.saturating_add(len)))
     }
 
-    /// The block an inode is in, and where in that block.
+    /// Returns the block of an inode and its offset there.
     fn inode_location(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
         let nth = number.0.checked_sub(1).filter(|nth| *nth < self.super_.inodes);
         let nth = nth.ok_or(Error::NotFound)?;
@@ -293,7 +293,7 @@ impl Volume {
         group.map_err(|error| error.in_block(block))
     }
 
-    /// What `statfs` shows.
+    /// Returns the `statfs` data.
     pub fn space(&self) -> StatFs {
         let super_ = &self.super_;
         let writer = self.read_lock();
@@ -312,12 +312,12 @@ impl Volume {
         }
     }
 
-    /// Blocks that can never be a file's, the journal among them.
+    /// Returns the blocks that no file can use, including the journal.
     fn overhead(&self) -> u64 {
         let ratio = u64::from(self.super_.cluster_blocks);
         let claimed = u64::from(self.super_.overhead_clusters).saturating_mul(ratio);
-        // Linux believes the superblock only where counting takes long: tools that changed the
-        // volume may have left what was true before.
+        // Linux trusts the superblock only if counting takes long: a tool that changed the volume
+        // may not have updated the field.
         if ratio > 1 && claimed != 0 && claimed < self.super_.blocks {
             return claimed;
         }
@@ -331,8 +331,7 @@ impl Volume {
         own.saturating_add(blocks.div_ceil(ratio)).saturating_mul(ratio)
     }
 
-    /// Clusters that the volume's own structures are in, whole ones. Descriptors that cannot be
-    /// read count for nothing.
+    /// Counts the clusters with metadata of the volume. Unreadable descriptors count as none.
     fn count_metadata_clusters(&self) -> u64 {
         let super_ = &self.super_;
         let mut own: Vec<(u64, u64)> = Vec::new();
@@ -345,7 +344,7 @@ impl Volume {
         let block_bytes = u64::from(super_.block_bytes);
         for number in (0..super_.groups).map(GroupNumber) {
             let start = super_.group_start(number);
-            // The superblock may claim any number of groups; these are not there.
+            // The superblock may claim any number of groups; these are beyond the disk.
             if start.0.saturating_mul(block_bytes) >= self.disk_bytes {
                 break;
             }
@@ -364,18 +363,18 @@ impl Volume {
         })
     }
 
-    /// Why the volume must not be written: its journal is damaged, or its features say so.
+    /// Returns the reason why the volume must not be written: a damaged journal, or its features.
     pub fn read_only_reason(&self) -> Option<String> {
         let is_claimed = self.writing.as_ref().is_some_and(|writing| writing.claim.is_some());
         self.journal_reason().or_else(|| self.super_.read_only_reason(is_claimed))
     }
 
-    /// Why some of what the journal has committed cannot be read.
+    /// Returns the reason why some changes committed in the journal cannot be read.
     pub fn journal_damage(&self) -> Option<&Error> {
         self.journal_damage.as_ref()
     }
 
-    /// What is wrong with the journal, and what to do.
+    /// Describes the damage of the journal and what to do.
     fn journal_reason(&self) -> Option<String> {
         let damage = self.journal_damage.as_ref()?;
         Some(format!(
@@ -384,8 +383,8 @@ impl Volume {
         ))
     }
 
-    /// The first damage that a look at all group descriptors and the root directory finds: what a
-    /// user should hear before using the volume. [`check`](crate::check) finds the rest.
+    /// Returns the first damage found by a check of all group descriptors and the root directory,
+    /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
     pub fn damage_at_a_glance(&self) -> Option<Error> {
         if let Err(error @ Error::Corrupt { .. }) = Groups::load(&self.store, &self.super_) {
             return Some(error);
@@ -398,7 +397,7 @@ impl Volume {
         listed.err().or(broken)
     }
 
-    /// What there is to know of the volume.
+    /// Returns the description of the volume.
     pub fn info(&self) -> Info {
         let super_ = &self.super_;
         let mut features = super_.compatible.names();
@@ -427,7 +426,7 @@ impl Volume {
         }
     }
 
-    /// How the caches and the device do.
+    /// Returns the statistics of the caches and the device.
     pub fn statistics(&self) -> Statistics {
         Statistics {
             inodes: self.inodes.statistics(),
@@ -439,13 +438,13 @@ impl Volume {
 }
 
 impl Superblock {
-    /// Whether hosts must see all the time that one of them uses the volume.
+    /// Returns true if the volume has multi-mount protection.
     pub(crate) fn has_mmp(&self) -> bool {
         self.incompatible.contains(Incompatible::MMP)
     }
 
-    /// Why the volume must not be written, if it says so by its features; whether it `is_claimed`
-    /// for this host.
+    /// Returns the reason why the features forbid writing, if any; `is_claimed` says that this host
+    /// holds the MMP claim.
     pub(crate) fn read_only_reason(&self, is_claimed: bool) -> Option<String> {
         let mut writable = Incompatible::WRITABLE | Incompatible::RECOVER;
         if is_claimed {
@@ -453,13 +452,13 @@ impl Superblock {
         }
         let mut unknown = self.incompatible.difference(writable).names();
         unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
-        // Values in inodes of their own count for the quotas of those that have the attributes.
+        // EA inodes count for the quotas of the inodes that have the attributes.
         if self.incompatible.contains(Incompatible::EA_INODE)
             && self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
         {
             unknown.push("ea_inode beside quota".to_owned());
         }
-        // Only a mount says all the time that this host uses the volume.
+        // Only a mount renews the MMP claim.
         let next = match self.has_mmp() && !is_claimed {
             true => {
                 "; a mount can write it, or where one host alone uses the volume, \
@@ -471,13 +470,13 @@ impl Superblock {
     }
 }
 
-/// The two halves of the identity, folded as Linux folds them.
+/// Returns the two halves of the UUID, folded as Linux does.
 fn fsid(uuid: &[u8; 16]) -> u64 {
     let halves = uuid.as_chunks::<8>().0.iter().map(|half| u64::from_le_bytes(*half));
     halves.fold(0, |id, half| id ^ half)
 }
 
-/// The superblock of what `disk` holds.
+/// Reads and checks the superblock on `disk`.
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes.max(1));

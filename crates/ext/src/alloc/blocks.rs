@@ -1,4 +1,4 @@
-//! Which blocks to take: behind those before, from a window, or where a long run is free.
+//! Block allocation: after the previous block, from a window, or in a long free run.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -16,23 +16,23 @@ use crate::transaction::Transaction;
 use crate::units::saturating_u32;
 use crate::{Error, FsBlock, Result};
 
-/// Where to look for blocks, and for whom.
+/// A block allocation request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocationRequest {
-    /// The best first block.
+    /// Preferred first block.
     pub(crate) goal: u64,
-    /// How many, at least 1; whole clusters are given.
+    /// Number of blocks, at least 1; whole clusters are allocated.
     pub(crate) count: u32,
-    /// The file, if it is one that grows at its end.
+    /// Inode of a file that grows at its end.
     pub(crate) append_inode: Option<u32>,
-    /// May take what is kept for the superuser.
+    /// True if blocks reserved for the superuser may be used.
     pub(crate) privileged: bool,
-    /// It is for the tree of a file, which may take what is kept for that.
+    /// True for an extent-tree node, which may use blocks reserved for metadata.
     pub(crate) is_for_extent_node: bool,
 }
 
 impl Transaction<'_> {
-    /// Blocks that may be taken by such a user, the frozen ones among them.
+    /// Returns the blocks that the user may allocate, including pending frees.
     pub(crate) fn available_blocks(&self, privileged: bool) -> u64 {
         let super_ = &self.volume.super_;
         let set_aside = super_.reserved_total();
@@ -42,32 +42,33 @@ impl Transaction<'_> {
         self.writer.groups.free_blocks().saturating_sub(kept)
     }
 
-    /// Blocks that a change of a tree may take now: what Linux keeps for that, too.
+    /// Returns the blocks allocatable for extent-tree nodes, including those that Linux reserves
+    /// for them.
     pub(crate) fn available_metadata_blocks(&self) -> u64 {
         let groups = &self.writer.groups;
         let kept = groups.pending_free_blocks().saturating_add(self.writer.quotas.reserved_blocks);
         groups.free_blocks().saturating_sub(kept)
     }
 
-    /// Those of them that may be taken now.
+    /// Returns the blocks that the user may allocate now.
     pub(crate) fn allocatable_blocks(&self, privileged: bool) -> u64 {
         self.available_blocks(privileged).saturating_sub(self.writer.groups.pending_free_blocks())
     }
 
-    /// Blocks of a cluster: as many are taken with the first that is needed.
+    /// Returns the blocks per cluster, which is the unit of allocation.
     pub(crate) fn cluster_blocks(&self) -> u32 {
         self.volume.super_.cluster_blocks
     }
 
-    /// Takes up to `want` blocks that follow each other, rounded up to clusters;
-    /// [`Error::NoSpace`] if there is none.
+    /// Allocates up to `count` contiguous blocks, rounded up to clusters; [`Error::NoSpace`] if
+    /// there are none.
     pub(crate) fn allocate_blocks(&mut self, request: AllocationRequest) -> Result<(u64, u32)> {
         let available = match request.is_for_extent_node {
             true => self.available_metadata_blocks(),
             false => self.available_blocks(request.privileged),
         };
         let ratio = self.cluster_blocks();
-        // Clusters that do not make a number of blocks too large.
+        // Limit of clusters whose number of blocks fits 32 bits.
         let most = saturating_u32(available / u64::from(ratio)).min(!0 / ratio);
         let want = request.count.div_ceil(ratio).min(most) * ratio;
         let goal = self.writer.groups.cluster_start(request.goal);
@@ -110,13 +111,13 @@ impl Transaction<'_> {
         let start = window.next;
         window.next += u64::from(count);
         if window.next >= window.end {
-            // Used up: the next one is twice as large.
+            // Used up: the next window is twice as large.
             window.end = window.next;
         }
         (count > 0).then_some((start, count))
     }
 
-    /// Keeps free blocks behind those that a file was just given.
+    /// Reserves free blocks after those just allocated to a file.
     fn open_reservation_window(&mut self, inode: u32, (start, count): (u64, u32)) {
         let groups = &mut self.writer.groups;
         let ratio = groups.cluster_blocks;
@@ -143,7 +144,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Makes the search image of a group, if there is none.
+    /// Loads the allocation bitmaps of a group, if necessary.
     pub(super) fn load_group_bitmaps(&mut self, number: u32) -> Result<()> {
         let Some(Group { allocation_bitmaps: None, descriptor: said, .. }) =
             self.writer.groups.get(number)
@@ -159,8 +160,8 @@ impl Transaction<'_> {
         self.writer.groups.load_allocation_bitmaps(number, &self.volume.store, &self.volume.super_)
     }
 
-    /// Sees to it that a bitmap can be changed without the device, before what is counted
-    /// beside it is; where it is.
+    /// Preloads a bitmap block and returns its address; callers do this before they change
+    /// counters.
     pub(super) fn preload_bitmap(&self, number: u32, role: Role) -> Result<FsBlock> {
         let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
         let at = match role {
@@ -177,7 +178,7 @@ impl Transaction<'_> {
         Ok(at)
     }
 
-    /// The same of the group of a block, and its search image.
+    /// Preloads the block bitmap of a block's group, and its allocation bitmaps.
     pub(crate) fn preload_bitmap_of_block(&mut self, block: u64) -> Result<()> {
         let Some((number, _)) = self.writer.groups.group_of(block) else { return Ok(()) };
         if self.writer.groups.get(number).is_none() {
@@ -187,7 +188,7 @@ impl Transaction<'_> {
         self.preload_bitmap(number, Role::BlockBitmap(number)).map(drop)
     }
 
-    /// Finds blocks, but does not take them.
+    /// Finds free blocks without allocating them.
     fn find_blocks(&mut self, request: AllocationRequest) -> Result<Option<(u64, u32)>> {
         let super_ = &self.volume.super_;
         let goal = request.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
@@ -207,7 +208,7 @@ impl Transaction<'_> {
             let Some(group) = groups.get(number) else { continue };
             let Some(search) = &group.allocation_bitmaps else { continue };
             let from = if step == 0 { at } else { 0 };
-            // Right behind what came before is the best place, however short.
+            // The block right after the previous one is the best, however short the run.
             if step == 0 {
                 let len = bits(&search.blocks).zeros_at(from, want);
                 if len > 0 {
@@ -227,7 +228,7 @@ impl Transaction<'_> {
             if best.is_none_or(|(_, best)| best < found.1) {
                 best = Some(found);
             }
-            // Near and large enough is better than whole and far away.
+            // A nearby run of sufficient size is better than a complete one far away.
             if step >= 8 && best.is_some_and(|(_, blocks)| blocks >= 64) {
                 break;
             }
@@ -235,8 +236,8 @@ impl Transaction<'_> {
         Ok(best)
     }
 
-    /// Makes the bitmaps of a group that were never written: something in it is going to be
-    /// taken. Inodes do not come without blocks.
+    /// Writes the uninitialized bitmaps of a group before the first allocation. An inode bitmap
+    /// implies the block bitmap.
     pub(super) fn initialize_bitmaps(&mut self, number: u32, with_inodes: bool) -> Result<()> {
         let group = self.writer.groups.get_mut(number)?;
         let said = group.descriptor;
@@ -284,7 +285,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Keeps these blocks from all but those who ask for them by number.
+    /// Excludes these blocks from allocation, except by number.
     pub(crate) fn exclude_from_allocation(&mut self, start: u64, count: u32) -> Result<()> {
         for (number, bit, clusters) in self.split_by_group(start, count)? {
             self.load_group_bitmaps(number)?;
@@ -296,8 +297,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Takes these blocks as far as they are free, with the clusters that they are in; how many
-    /// that were.
+    /// Allocates those of these blocks that are free, with their clusters; returns how many.
     pub(crate) fn allocate_exact_blocks(&mut self, start: u64, count: u32) -> Result<u64> {
         let ratio = u64::from(self.cluster_blocks());
         let mut at = self.writer.groups.cluster_start(start);
@@ -324,7 +324,8 @@ impl Transaction<'_> {
         Ok(taken)
     }
 
-    /// Group by group: the first cluster, and how many. None of them is the volume's own.
+    /// Splits a range by group: group, first cluster, and count. None of it may be metadata of the
+    /// volume.
     fn split_by_group(&self, start: u64, count: u32) -> Result<Vec<(u32, u32, u32)>> {
         let groups = &self.writer.groups;
         let end = start.saturating_add(count.into());
@@ -348,8 +349,7 @@ impl Transaction<'_> {
         Ok(parts)
     }
 
-    /// Gives blocks back that nothing leads to any more, with the clusters that they are in; how
-    /// many that were.
+    /// Frees blocks that nothing references any more, with their clusters; returns how many.
     pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<u64> {
         let end = start + u64::from(count);
         let mut at = self.writer.groups.cluster_start(start);
@@ -390,7 +390,8 @@ impl Transaction<'_> {
         Ok(freed)
     }
 
-    /// Clusters that were taken in this batch are free at once: the disk never knew.
+    /// Defers a free: clusters allocated in this batch are reusable now, the others after the chain
+    /// is durable.
     fn defer_free(&mut self, bitmap_at: FsBlock, start: u64, at: u32, count: u32) {
         let ratio = self.cluster_blocks();
         let blocks =
@@ -405,7 +406,7 @@ impl Transaction<'_> {
         if let Some(buffer) = changing.metadata.get(&bitmap_at.0)
             && let BufferState::Modified(base) = &buffer.state
         {
-            // One by one: this is rare but in short-lived files, which are small.
+            // Run by run: rare except in short-lived files, which are small.
             let mut nth = 0;
             while nth < count {
                 let fresh = bits(base).zeros_at(at + nth, count - nth);

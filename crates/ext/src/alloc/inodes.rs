@@ -1,4 +1,4 @@
-//! Which inodes to take: near their directory; directories at the top spread.
+//! Inode allocation: near the directory; top-level directories are spread.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -17,7 +17,7 @@ use crate::units::saturating_u32;
 use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 
 impl Transaction<'_> {
-    /// Counts what is free in every group; the inodes that are marked as used.
+    /// Recounts the free blocks and inodes of every group; returns the used inodes.
     pub(crate) fn used_inodes(&mut self) -> Result<Vec<InodeNumber>> {
         let super_ = &self.volume.super_;
         let mut used = Vec::new();
@@ -41,7 +41,7 @@ impl Transaction<'_> {
         Ok(used)
     }
 
-    /// Takes an inode for something that gets a name in `dir`; the one that a repeated change had.
+    /// Allocates an inode for a new name in `dir`; a replayed change gets its old inode.
     pub(crate) fn allocate_inode_for(
         &mut self,
         dir: InodeNumber,
@@ -55,7 +55,7 @@ impl Transaction<'_> {
                 self.load_group_bitmaps(number)?;
                 match self.allocate_inode_in_group(number, kind, Some(at))? {
                     Some(taken) => taken,
-                    // It may be free once that is durable.
+                    // It may be free once pending frees are durable.
                     _ if self.writer.groups.has_pending_free() => return Err(Error::NoSpace),
                     _ => {
                         let used = "inode bitmap: an inode is used that a change took";
@@ -69,7 +69,7 @@ impl Transaction<'_> {
         Ok(inode)
     }
 
-    /// What tells the next file with this inode from all others that had it.
+    /// Returns the generation that distinguishes the inode's next file from all earlier ones.
     pub(crate) fn next_generation(&self, inode: InodeNumber) -> u32 {
         let repeated = self.writer.replaying.and_then(|it| it.inode);
         match repeated.filter(|made| made.inode == inode.0) {
@@ -78,7 +78,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Takes an inode near `dir`.
+    /// Allocates an inode near `dir`.
     pub(crate) fn allocate_inode(
         &mut self,
         dir: InodeNumber,
@@ -94,7 +94,7 @@ impl Transaction<'_> {
         } else {
             own_group
         };
-        // Files: their directory's group, then ever farther ones, then any.
+        // Files: the directory's group, then groups at growing distance, then any.
         let hops = (0..31u32).map(|hop| (1u32 << hop) - 1).take_while(|hop| *hop < groups);
         let order = hops.chain(0..groups).map(|hop| (first + hop) % groups);
         for number in order {
@@ -120,7 +120,7 @@ impl Transaction<'_> {
         Err(Error::NoSpace)
     }
 
-    /// Takes the first free inode of a group, or the one that is wanted if it is free.
+    /// Allocates the first free inode of a group, or only `wanted`, if free.
     fn allocate_inode_in_group(
         &mut self,
         number: u32,
@@ -137,7 +137,7 @@ impl Transaction<'_> {
         let Some(at) = free.filter(|at| wanted.is_none_or(|wanted| wanted == *at)) else {
             return Ok(None);
         };
-        // It is going to be written. What was never used may hold anything.
+        // The slot is read before it is overwritten. A never used slot may hold anything.
         let inode = InodeNumber(number * per_group + at + 1);
         let is_linked = self.read_slot(inode, |it| it.links() != 0)?;
         let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
@@ -148,7 +148,7 @@ impl Transaction<'_> {
         Ok(Some(inode))
     }
 
-    /// Whether the bitmap says that an inode is in use. What is in its place means nothing else.
+    /// Returns true if the bitmap marks an inode as used. The inode's own bytes do not count.
     pub(crate) fn is_inode_allocated(&mut self, inode: InodeNumber) -> Result<bool> {
         let (number, at) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         self.load_group_bitmaps(number)?;
@@ -159,7 +159,7 @@ impl Transaction<'_> {
         Ok(was_written && is_all(&self.block(bitmap_at, role)?, at, 1, true))
     }
 
-    /// Takes this inode, if it is free; whether it was.
+    /// Allocates this inode if it is free; returns false if it was used.
     pub(crate) fn allocate_exact_inode(
         &mut self,
         inode: InodeNumber,
@@ -200,7 +200,7 @@ impl Transaction<'_> {
         self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
 
-    /// Marks an inode as used that is not to be given out, if it is not marked.
+    /// Marks an inode as used so that it is never allocated.
     pub(crate) fn quarantine_inode(&mut self, inode: InodeNumber) -> Result<()> {
         let (number, at) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         self.load_group_bitmaps(number)?;
@@ -221,7 +221,7 @@ impl Transaction<'_> {
         self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
     }
 
-    /// Gives an inode back that no name leads to any more.
+    /// Frees an inode without names.
     pub(crate) fn free_inode(&mut self, inode: InodeNumber, kind: FileType) -> Result<()> {
         let (number, at) = self.writer.groups.locate_inode_bit(inode).ok_or(Error::NotFound)?;
         self.load_group_bitmaps(number)?;
@@ -253,8 +253,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// The group for a new directory: near its parent while there is room for its files,
-    /// but those at the top of the tree are spread (Orlov's allocator).
+    /// Returns the group for a new directory: near its parent while there is space for its files;
+    /// top-level directories are spread (Orlov allocator).
     fn find_group_orlov(&mut self, parent: InodeNumber, own_group: u32) -> Result<u32> {
         let groups = self.volume.super_.groups;
         let count = u64::from(groups);
@@ -269,7 +269,7 @@ impl Transaction<'_> {
                 && group.descriptor.free_clusters >= clusters
         };
         if top {
-            // The one with the fewest directories among those with average room.
+            // The group with the fewest directories among those with average free space.
             let start = self.writer.next_top_dir_group % groups;
             self.writer.next_top_dir_group = self.writer.next_top_dir_group.wrapping_add(1);
             let found = order(start)

@@ -1,7 +1,7 @@
-//! Checksums of whole blocks, by their roles (`metadata_csum`), and of the superblock.
+//! Checksums of blocks by role (`metadata_csum`), and of the superblock.
 //!
-//! What else is smaller than a block (inodes, descriptors) is sealed by what changes it, and the
-//! sums of bitmaps are in the descriptors: none of these is here.
+//! Smaller structures (inodes, descriptors) get their checksums from the code that changes them,
+//! and the checksums of bitmaps are in the descriptors: not here.
 
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::{BlockChecksums, Role};
@@ -9,14 +9,14 @@ use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::format::{dir_tail, extent, orphan_file, xattr};
 use crate::{Error, FsBlock, Result};
 
-/// See the head of the file.
+/// Block checksums of a `metadata_csum` volume.
 #[derive(Debug)]
 pub(crate) struct MetadataChecksums {
     super_: Superblock,
 }
 
 impl MetadataChecksums {
-    /// The sums of a volume, if it has any.
+    /// Returns the checksums of a volume, if it has any.
     pub(crate) fn for_volume(super_: &Superblock) -> Option<Box<dyn BlockChecksums>> {
         super_.checksum_seed?;
         Some(Box::new(Self { super_: super_.clone() }))
@@ -65,7 +65,7 @@ impl BlockChecksums for MetadataChecksums {
             Role::Superblock => {
                 let (_, at) = self.super_.location();
                 let raw = bytes.make_mut().get_mut(at..).unwrap_or_default();
-                // A block that has room for none has none.
+                // A block without space for a checksum has none.
                 let _ = RawSuperblock::view_mut(raw).map(RawSuperblock::preserve_checksum);
             }
             Role::Descriptors

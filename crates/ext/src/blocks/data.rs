@@ -1,4 +1,4 @@
-//! Bytes handed out: read-only, counted, never copied.
+//! Reference-counted, read-only bytes that are not copied.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,30 +9,29 @@ use draconis_exchange::heap::SharedSlice;
 use crate::blocks::pool::Memory;
 use crate::cache::CacheWeight;
 
-/// Files are cached in aligned chunks of this many bytes.
+/// Size of the aligned chunks in which files are cached.
 pub(crate) const CHUNK_BYTES: u64 = 128 << 10;
 
-/// A piece of a file or of the device in memory. Its holder keeps it alive, also
-/// when the cache has let it go.
+/// Bytes of a file or of the device in memory. They stay valid after the cache evicts them.
 #[derive(Clone)]
 pub struct SharedBytes {
     chunk: Arc<Chunk>,
     range: Range<usize>,
 }
 
-/// What the data cache holds: memory as the device filled it, and the part that counts.
+/// Value of the data cache: memory filled by the device, and the valid range.
 pub(crate) struct Chunk {
     memory: Memory,
     range: Range<usize>,
-    /// The first reader of this chunk wants more of the file to be on its way.
+    /// True if the first read of this chunk should start the next read-ahead.
     is_read_ahead_mark: AtomicBool,
 }
 
-/// What an entry takes beside its memory, about.
+/// Approximate memory of a cache entry beside its bytes.
 const ENTRY_BYTES: usize = 192;
 
 impl Chunk {
-    /// The bytes of `memory` in `range`.
+    /// Returns a chunk with `range` of `memory`.
     pub(crate) fn new(memory: Memory, range: Range<usize>) -> Arc<Self> {
         let end = range.end.min(memory.len());
         let range = range.start.min(end)..end;
@@ -41,13 +40,13 @@ impl Chunk {
 }
 
 impl Chunk {
-    /// All the bytes of `memory`.
+    /// Returns a chunk with all of `memory`.
     pub(crate) fn whole(memory: Memory) -> Arc<Self> {
         let range = 0..memory.len();
         Self::new(memory, range)
     }
 
-    /// Bytes of a chunk that is not shared; `None` if it is.
+    /// Returns bytes of a chunk for writing; `None` if it is shared.
     pub(crate) fn get_mut_range(this: &mut Arc<Self>, part: Range<usize>) -> Option<&mut [u8]> {
         let chunk = Arc::get_mut(this)?;
         let start = chunk.range.start;
@@ -59,7 +58,7 @@ impl Chunk {
         self.is_read_ahead_mark.store(marked, Ordering::Relaxed);
     }
 
-    /// Whether it was marked; says so once.
+    /// Returns true if the chunk was marked, and clears the mark.
     pub(crate) fn take_read_ahead_mark(&self) -> bool {
         self.is_read_ahead_mark.load(Ordering::Relaxed)
             && self.is_read_ahead_mark.swap(false, Ordering::Relaxed)
@@ -73,7 +72,7 @@ impl CacheWeight for Arc<Chunk> {
 }
 
 impl SharedBytes {
-    /// `len` bytes of `chunk` from `at`, or as many of them as there are.
+    /// Returns `len` bytes of `chunk` from `at`, or fewer at its end.
     pub(crate) fn of(chunk: Arc<Chunk>, at: usize, len: usize) -> Self {
         let Range { start, end } = chunk.range;
         let from = start.saturating_add(at).min(end);
@@ -81,7 +80,7 @@ impl SharedBytes {
         Self { chunk, range: from..to }
     }
 
-    /// A part of it; what lies outside is left out. Copies nothing.
+    /// Returns a part, clipped to the bytes there are. Copies nothing.
     #[must_use]
     pub fn slice(&self, part: Range<usize>) -> Self {
         let Range { start, end } = self.range;
@@ -90,19 +89,19 @@ impl SharedBytes {
         Self { chunk: self.chunk.clone(), range: from..to }
     }
 
-    /// Bytes of their own.
+    /// Takes ownership of bytes.
     pub(crate) fn owned(bytes: Box<[u8]>) -> Self {
         let range = 0..bytes.len();
         Self { chunk: Chunk::new(Memory::Exact(bytes), range.clone()), range }
     }
 
-    /// All of what is lent.
+    /// Wraps a lent piece without copying it.
     pub(crate) fn from_piece(piece: SharedSlice) -> Self {
         let range = 0..piece.len();
         Self { chunk: Chunk::new(Memory::Lent(piece), range.clone()), range }
     }
 
-    /// The bytes to be changed: copied first if they are shared.
+    /// Returns the bytes for writing; copies them first if they are shared.
     pub(crate) fn make_mut(&mut self) -> &mut [u8] {
         let lent = matches!(self.chunk.memory, Memory::Lent(_));
         if lent || Arc::get_mut(&mut self.chunk).is_none() {
@@ -114,7 +113,7 @@ impl SharedBytes {
         chunk.and_then(|chunk| chunk.memory.get_mut(range)).unwrap_or_default()
     }
 
-    /// No bytes.
+    /// Returns no bytes.
     pub(crate) fn empty() -> Self {
         Self { chunk: Chunk::whole(Memory::zeros(0)), range: 0..0 }
     }

@@ -1,8 +1,8 @@
-//! Memory for reads, used again: fresh pages cost as much as a fast device's reads.
+//! Reused buffers for reads: allocating fresh pages costs as much as a read of a fast device.
 //!
-//! Only two sizes come back, those of whole pieces and whole chunks, and only a few of
-//! each are kept. Used memory holds old bytes: it is for reads that fill all of it. A pool of
-//! pages has pieces stay in what they were read into: who looks at each once copies nothing.
+//! The pool keeps a few buffers of two sizes only: whole pieces and whole chunks. Recycled buffers
+//! hold old bytes; only reads that fill a buffer completely may use it. With `keeps_pages`, pieces
+//! stay in the buffer they were read into, which saves a copy of data used once.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,10 +11,10 @@ use draconis_exchange::heap::{ALIGN_BYTES, Block, PrivateBuffer, SharedSlice};
 
 use crate::units::saturating_usize;
 
-/// Bytes of each size that are kept at most.
+/// Limit of free buffers of one size, in bytes.
 const MAX_FREE_BYTES: u64 = 4 << 20;
 
-/// See the head of the file.
+/// Pool of buffers in two sizes.
 #[derive(Debug)]
 pub(crate) struct Pool {
     size_classes: [SizeClass; 2],
@@ -29,7 +29,7 @@ struct SizeClass {
 }
 
 impl Pool {
-    /// A pool for memory of these lengths.
+    /// Creates a pool for buffers of these lengths.
     pub(crate) fn new(lens: [u64; 2], of_pages: bool) -> Arc<Self> {
         let shelf = |bytes: u64| SizeClass {
             len: saturating_usize(bytes),
@@ -43,7 +43,7 @@ impl Pool {
         self.size_classes.iter().find(|shelf| shelf.len == len)
     }
 
-    /// A block of `len` bytes, whatever they are.
+    /// Returns a block of `len` bytes with undefined content.
     pub(crate) fn acquire(&self, len: usize) -> Block {
         let used = self
             .shelf(len)
@@ -63,21 +63,20 @@ impl Pool {
 /// Memory of a chunk.
 #[derive(Debug)]
 pub(crate) enum Memory {
-    /// As the device filled it: whole pages, which go back to their pool.
+    /// Buffer filled by the device: whole pages that return to their pool.
     Pages(PrivateBuffer, Weak<Pool>),
-    /// Exactly as long as what it holds.
+    /// Allocation of the exact length.
     Exact(Box<[u8]>),
-    /// Memory of another, who has counted it: to be read only.
+    /// Memory lent by another owner, read-only.
     Lent(SharedSlice),
 }
 
-/// From this length on memory stays as the device filled it, in bytes. Less is copied to
-/// an allocation of its own length: aligned ones of many sizes leave gaps between them
-/// that measured half of what they hold.
+/// Length from which a buffer is kept as the device filled it. Shorter data is copied to an exact
+/// allocation: aligned buffers of many sizes left gaps of half their total size, as measured.
 const PAGES_FROM_BYTES: usize = 128 << 10;
 
 impl Memory {
-    /// What the device filled; `range` is all that is wanted of it, and where it is now.
+    /// Wraps a buffer filled by the device. Returns the memory and the place of `range` in it.
     pub(crate) fn filled(
         memory: PrivateBuffer,
         range: Range<usize>,
@@ -92,7 +91,7 @@ impl Memory {
         (Self::Exact(exact), whole)
     }
 
-    /// `len` zeros.
+    /// Returns `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
         if len >= PAGES_FROM_BYTES {
             return Self::Pages(PrivateBuffer::new(len), Weak::new());
@@ -100,7 +99,7 @@ impl Memory {
         Self::Exact(vec![0; len].into_boxed_slice())
     }
 
-    /// Bytes that it takes.
+    /// Returns the bytes it occupies.
     pub(crate) fn footprint(&self) -> usize {
         match self {
             Self::Pages(memory, _) => memory.len().next_multiple_of(ALIGN_BYTES),

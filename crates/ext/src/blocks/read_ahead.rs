@@ -1,23 +1,23 @@
-//! Streams of reads, and how far ahead of them to read.
+//! Detection of sequential reads, and their read-ahead windows.
 //!
 //! ```text
 //!   read by the stream | on its way ........ | not yet
 //!                             ▲ mark: the next window starts when this one is read
 //! ```
-//! Two kinds: a file read from front to back, in chunks; and a stretch of the device read
-//! in small bits (a directory's files, an inode table), in pieces. Windows double up to
-//! a limit. Both tables are small and of fixed size; streams that share a place forget
-//! each other, which costs read-ahead and nothing else.
+//! There are two kinds: a file read sequentially, in chunks; and a region of the device with small
+//! reads (a directory's files, an inode table), in pieces. Windows double up to a limit. Both
+//! tables have a small fixed size. Files that share a slot evict each other, which costs only
+//! read-ahead.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::blocks::data::CHUNK_BYTES;
 
 const STREAM_SLOTS: usize = 64;
-/// How far behind its stream a read may come and still be of it.
+/// Distance by which a read may lag and still belong to its stream.
 const MAX_LATE_CHUNKS: u64 = 8;
 
-/// The streams of a volume.
+/// Read-ahead state of all files.
 #[derive(Debug)]
 pub(crate) struct FileReadAhead {
     slots: Vec<Mutex<ReadAheadState>>,
@@ -27,9 +27,9 @@ pub(crate) struct FileReadAhead {
 #[derive(Debug, Default, Clone, Copy)]
 struct ReadAheadState {
     inode: u32,
-    /// The chunk that would continue the stream.
+    /// Next chunk of the sequential read.
     next: u64,
-    /// One past the last chunk asked for.
+    /// One past the last requested chunk.
     requested_end: u64,
     window: u64,
 }
@@ -39,7 +39,7 @@ struct ReadAheadState {
 pub(crate) struct ReadAheadWindow {
     pub(crate) from: u64,
     pub(crate) end: u64,
-    /// The one to mark.
+    /// Chunk that gets the read-ahead mark.
     pub(crate) mark: u64,
 }
 
@@ -49,7 +49,7 @@ impl FileReadAhead {
         Self { slots: places, limit_chunks: limit_bytes / CHUNK_BYTES }
     }
 
-    /// `chunk` is read and was not there, or it was there and marked.
+    /// Reports a read of `chunk`, which was not cached, or was cached and marked.
     pub(crate) fn on_read(&self, inode: u32, chunk: u64, there: bool) -> Option<ReadAheadWindow> {
         let nth = crate::units::saturating_usize(u64::from(inode)) % STREAM_SLOTS;
         let mut stream = self.slots.get(nth)?.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +66,7 @@ impl ReadAheadState {
         limit: u64,
     ) -> Option<ReadAheadWindow> {
         let known = self.inode == inode;
-        // Several readers share a stream, and requests overtake each other.
+        // Several readers share the state, and requests arrive out of order.
         let late = known && chunk < self.next && chunk.saturating_add(MAX_LATE_CHUNKS) >= self.next;
         if late && chunk != 0 {
             return None;
@@ -90,15 +90,15 @@ impl ReadAheadState {
     }
 }
 
-/// Streams over the device that are known at a time.
+/// Number of device regions tracked at a time.
 const MAX_REGIONS: usize = 16;
-/// Leaps within a stretch: names, tables and bitmaps lie between the files of a group.
+/// Gap tolerated within a region: other files, tables and bitmaps are in between.
 const REGION_GAP_PIECES: u64 = 4;
 
-/// The widest window: what lies further ahead is often another directory's.
+/// Largest window: blocks further ahead often belong to another directory.
 const MAX_WINDOW_PIECES: u64 = 16;
 
-/// Stretches of the device where small bits are read.
+/// Read-ahead state of device regions with small reads.
 #[derive(Debug)]
 pub(crate) struct DeviceReadAhead {
     all: Mutex<DeviceRegions>,
@@ -115,7 +115,7 @@ struct DeviceRegions {
 struct DeviceRegion {
     /// One past the last piece read.
     next: u64,
-    /// One past the last piece asked for.
+    /// One past the last requested piece.
     requested_end: u64,
     window: u64,
 }
@@ -126,8 +126,8 @@ impl DeviceReadAhead {
         Self { all: Mutex::default(), limit_pieces }
     }
 
-    /// A part of `piece` is read. `None` if nothing near it was read of late; else
-    /// what to read ahead, perhaps nothing.
+    /// Reports a read within `piece`. Returns `None` if it is not near recent reads; otherwise the
+    /// pieces to read ahead, possibly none.
     pub(crate) fn at(&self, piece: u64) -> Option<ReadAheadWindow> {
         let mut table = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let known = table.stretches.iter_mut().find(|it| it.is_near(piece));
@@ -156,7 +156,7 @@ impl DeviceRegion {
             return nothing;
         }
         self.next = piece.saturating_add(1);
-        // Half a window ahead is far enough: do not dribble.
+        // While half a window is left, send no small requests.
         let ahead = self.requested_end.saturating_sub(self.next);
         if ahead > self.window / 2 {
             return nothing;
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(stretches.at(5000), None);
         let ahead = stretches.at(101).unwrap();
         assert_eq!((ahead.from, ahead.end), (102, 103));
-        // Going back a bit asks for nothing new; leaping far is another stretch.
+        // A small step back requests nothing new; a far jump is another region.
         let back = stretches.at(101).unwrap();
         assert_eq!((back.from, back.end), (0, 0));
         assert_eq!(stretches.at(150), None);

@@ -1,49 +1,49 @@
-//! What a block is for.
+//! Roles of blocks.
 //!
-//! Every block of metadata that is read or written names its role: which stage of a chain it
-//! belongs to, and whether it must carry a checksum, and which, follows from it.
+//! Every access to a metadata block names its role. The role decides the stage in a chain, and the
+//! checksum that the block carries.
 
 use crate::blocks::data::SharedBytes;
 use crate::{FileId, FsBlock, Result};
 
-/// What a block is.
+/// Role of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Role {
-    /// The block of the superblock.
+    /// The superblock.
     Superblock,
-    /// A block of group descriptors.
+    /// Group descriptors.
     Descriptors,
-    /// The bitmap of the blocks of this group.
+    /// Block bitmap of this group.
     BlockBitmap(u32),
-    /// The bitmap of the inodes of this group.
+    /// Inode bitmap of this group.
     InodeBitmap(u32),
-    /// A block of an inode table.
+    /// Inode table.
     InodeTable,
-    /// A block of this directory.
+    /// Block of this directory.
     Directory(FileId),
-    /// A block of pointers of this file.
+    /// Indirect block of this file.
     IndirectBlock(FileId),
-    /// A node of the tree of extents of this file.
+    /// Extent-tree node of this file.
     ExtentNode(FileId),
-    /// A block of extended attributes.
+    /// Xattr block.
     XattrBlock,
-    /// A block of the file of orphans, which is this one.
+    /// Block of the orphan file, which is this one.
     OrphanFile(FileId),
-    /// A block of a file of quotas.
+    /// Block of a quota file.
     Quota,
-    /// Contents of a file, or the target of a symbolic link.
+    /// File data, or the target of a symbolic link.
     Contents,
 }
 
-/// The one place where blocks are sealed before they are handed over, and verified when they
-/// were read. Volumes whose blocks carry no checksums have none of this.
+/// The one place that sets block checksums before writes and verifies them after reads. Volumes
+/// without block checksums have none of this.
 pub(crate) trait BlockChecksums: Send + Sync + std::fmt::Debug {
-    /// Looks whether a block is what was sealed.
+    /// Verifies the checksum of a block.
     ///
     /// # Errors
-    /// [`crate::Error::Corrupt`] if it is not.
+    /// [`crate::Error::Corrupt`] if it is wrong.
     fn verify_checksum(&self, role: Role, block: FsBlock, bytes: &[u8]) -> Result<()>;
 
-    /// Seals a block that is about to be written.
+    /// Sets the checksum of a block before it is written.
     fn set_checksum(&self, role: Role, block: FsBlock, bytes: &mut SharedBytes);
 }

@@ -35,7 +35,7 @@ fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
         volume.store.sums = Some(Box::new(roles.clone()));
         let root = volume.root();
         let name = |what: &str, nth: u32| format!("{what} {round} {nth}").into_bytes();
-        // What earlier rounds wrote comes from the disk.
+        // Blocks of earlier rounds come from the disk.
         for before in 0..round {
             let old = volume.lookup(root, format!("dir {before} 0").as_bytes()).unwrap();
             let file = volume.lookup(old, format!("file {before} 20").as_bytes()).unwrap();

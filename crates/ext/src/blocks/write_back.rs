@@ -1,12 +1,12 @@
-//! Blocks that are newer in memory than on the device.
+//! Write-back cache: blocks that are newer in memory than on the device.
 //!
 //! ```text
 //!   Store::block, chunks ──▶ overlay? ──▶ pieces and chunks of the data cache ──▶ device
 //!                              ▲
 //!            changes ──────────┘   until the disk says that reads see what was submitted
 //! ```
-//! Law: what is in here is what the volume is; whatever the data cache holds of the same
-//! block is older, and is renewed or forgotten when a block leaves.
+//! Law: the cached block is the current one. The data cache holds an older copy, which is updated
+//! or dropped when the block leaves.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::BuildHasherDefault;
@@ -19,29 +19,29 @@ use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::cache::IntegerHasher;
 
-/// What the disk has of a block.
+/// State of a buffer relative to the disk.
 #[derive(Debug)]
 pub(crate) enum BufferState {
-    /// The same, or it will have.
+    /// Equal on disk, or queued.
     Clean,
-    /// Nothing that anything leads to.
+    /// The block is new: nothing on disk references it.
     New,
-    /// What it was when the last chain was submitted.
+    /// Modified since the last chain; holds the bytes of that chain.
     Modified(SharedBytes),
 }
 
-/// A block of metadata.
+/// A metadata block.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     pub(crate) current: SharedBytes,
     pub(crate) state: BufferState,
     pub(crate) role: Role,
-    /// The chain that carried it last: its place in the order in which they were sealed.
+    /// Number of the last chain that carried the block.
     pub(crate) chain_number: u64,
 }
 
 impl Buffer {
-    /// Makes it new in this batch, if it is not yet.
+    /// Makes the buffer dirty and returns its bytes.
     pub(crate) fn make_dirty(&mut self) -> &mut [u8] {
         if matches!(self.state, BufferState::Clean) {
             self.state = BufferState::Modified(self.current.clone());
@@ -49,42 +49,42 @@ impl Buffer {
         self.current.make_mut()
     }
 
-    /// Whether the next chain must carry it.
+    /// Returns true if the next chain must carry the block.
     pub(crate) fn is_dirty(&self) -> bool {
         !matches!(self.state, BufferState::Clean)
     }
 }
 
-/// A block of a file's contents.
+/// A block of file data.
 #[derive(Debug)]
 pub(crate) struct DataBlock {
     pub(crate) current: SharedBytes,
-    /// Not submitted yet.
+    /// True until a chain with the block is queued.
     pub(crate) dirty: bool,
-    /// What carried it: its place in the order in which chains were sealed.
+    /// Number of the chain that carried the block.
     pub(crate) chain_number: u64,
 }
 
-/// A block as a log has it that was committed and is not in place.
+/// A block committed to the journal and not yet checkpointed.
 #[derive(Debug)]
 pub(crate) struct CheckpointBlock {
     pub(crate) now: SharedBytes,
-    /// The chain that puts it in place, once that is sealed.
+    /// Number of the chain that checkpoints the block, once queued.
     pub(crate) checkpoint_chain: Option<u64>,
 }
 
 type BlockTable<V> = HashMap<u64, V, BuildHasherDefault<IntegerHasher>>;
 
-/// All of them.
+/// All blocks of the write-back cache.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBackBlocks {
     pub(crate) metadata: BlockTable<Buffer>,
     pub(crate) contents: BlockTable<DataBlock>,
-    /// What was committed to a log and is not in place yet.
+    /// Blocks committed to the journal and not yet checkpointed.
     pub(crate) awaiting_checkpoint: BTreeMap<u64, CheckpointBlock>,
-    /// Dirty blocks of contents.
+    /// Number of dirty data blocks.
     pub(crate) dirty_contents: usize,
-    /// Inodes without names that still have users.
+    /// Orphans: inodes without names that have users.
     pub(crate) orphans: HashSet<u32>,
 }
 
@@ -99,7 +99,7 @@ impl WriteBackBlocks {
         self.awaiting_checkpoint.get(&block.0).map(|logged| logged.now.clone())
     }
 
-    /// Puts contents in, in place of whatever was there.
+    /// Inserts a dirty data block, replacing an older version.
     pub(crate) fn insert_content(&mut self, block: FsBlock, now: SharedBytes) {
         let before =
             self.contents.insert(block.0, DataBlock { current: now, dirty: true, chain_number: 0 });
@@ -108,7 +108,7 @@ impl WriteBackBlocks {
         }
     }
 
-    /// Notes that a chain carries these contents as they are now.
+    /// Marks data blocks as queued in chain `sealed`.
     pub(crate) fn mark_contents_queued(&mut self, contents: &[u64], sealed: u64) {
         for block in contents {
             let Some(content) = self.contents.get_mut(block) else { continue };
@@ -118,7 +118,7 @@ impl WriteBackBlocks {
         }
     }
 
-    /// Drops a block that is not in use any more.
+    /// Drops a block that was freed.
     pub(crate) fn drop_block(&mut self, block: FsBlock) {
         self.metadata.remove(&block.0);
         if let Some(content) = self.contents.remove(&block.0)
@@ -134,15 +134,15 @@ impl WriteBackBlocks {
     }
 }
 
-/// See the head of the file.
+/// Write-back cache of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBackCache {
     blocks: RwLock<WriteBackBlocks>,
-    /// How many there are, to say "none" without the lock.
+    /// Number of blocks, readable without the lock.
     len: AtomicUsize,
 }
 
-/// The right to change the overlay.
+/// Write access to the write-back cache.
 pub(crate) struct WriteBackGuard<'a> {
     blocks: RwLockWriteGuard<'a, WriteBackBlocks>,
     len: &'a AtomicUsize,
@@ -160,12 +160,12 @@ impl WriteBackCache {
         self.blocks.read().get(block)
     }
 
-    /// Whether there are more than `most` blocks of metadata.
+    /// Returns true if there are more than `most` metadata blocks.
     pub(crate) fn metadata_exceeds(&self, most: usize) -> bool {
         self.len.load(Ordering::Relaxed) > most && self.blocks.read().metadata.len() > most
     }
 
-    /// Whether an inode without names still has users.
+    /// Returns true if an inode is an orphan.
     pub(crate) fn has_orphan(&self, inode: u32) -> bool {
         self.blocks.read().orphans.contains(&inode)
     }

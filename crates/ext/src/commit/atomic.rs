@@ -1,15 +1,14 @@
-//! One group for each batch, for disks that are atomic against power cuts: objects.
+//! Protocol for disks that are atomic against power cuts (object stores): one group per batch.
 //!
-//! Law: a cut leaves the volume before the batch or after it. Nothing on it leads nowhere,
-//! nothing is lost, no count is wrong; what was unlinked and still open is on the volume's
-//! list of orphans, from where the next mount gives it back.
+//! Law: a cut leaves the volume as before the batch or as after it, always consistent. Inodes that
+//! were unlinked while open are on the on-disk orphan list, and the next mount deletes them.
 
 use super::protocol::{Chain, CommitProtocol, Stage};
 use super::queue::ChainDependency;
 use crate::Result;
 use crate::transaction::Transaction;
 
-/// See the head of the file. It keeps no records: nothing depends on the order.
+/// Commit protocol without write order: it records nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AtomicProtocol;
 

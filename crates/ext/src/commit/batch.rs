@@ -1,40 +1,40 @@
-//! What changed since the last chain, and what of it the order of writes may depend on.
+//! Changes since the last chain, and the facts that the write order may depend on.
 //!
-//! An operation says before it begins what it is going to do ([`Operation`]), and while it
-//! changes blocks, what it did ([`Effect`]). What comes of that is the protocol's.
+//! Each operation announces itself as an [`Operation`] before it changes blocks, and reports each
+//! [`Effect`] afterwards. The protocol decides what follows.
 
 use std::collections::HashSet;
 
 use crate::InodeNumber;
 use crate::quota::UsageDeltas;
 
-/// The facts of a batch that every protocol needs.
+/// Facts about a batch that every protocol needs.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
-    /// Whether there is anything to commit.
+    /// True if there is anything to commit.
     pub(crate) dirty: bool,
-    /// Inodes that no commit has made yet.
+    /// Inodes created since the last commit.
     pub(crate) created_inodes: HashSet<u32>,
-    /// Inodes that lost their last name, and that the disk knows as living.
+    /// Inodes without links that are still in use on disk.
     pub(crate) unlinked_inodes: HashSet<u32>,
-    /// Blocks that the disk knows as used (first, count), and inodes.
+    /// Freed blocks that are in use on disk (first, count), and freed inodes.
     pub(crate) freed_blocks: Vec<(u64, u32)>,
     pub(crate) freed_inodes: Vec<u32>,
-    /// Blocks of metadata that changed; some of them twice, some gone since.
+    /// Changed metadata blocks; may hold duplicates and blocks that were freed since.
     pub(crate) blocks: Vec<u64>,
-    /// Inodes that changed.
+    /// Changed inodes.
     pub(crate) inodes: HashSet<u32>,
-    /// What users, groups and projects have more or less.
+    /// Changes of quota usage by user, group and project.
     pub(crate) usage: UsageDeltas,
 }
 
 impl Batch {
-    /// Whether the disk knows this inode as living.
+    /// Returns true if the inode is in use on disk.
     pub(crate) fn is_on_disk(&self, inode: InodeNumber) -> bool {
         !self.created_inodes.contains(&inode.0)
     }
 
-    /// Notes what every protocol needs of an intent.
+    /// Records the facts that every protocol needs.
     pub(crate) fn record_effect(&mut self, intent: &Effect) {
         match *intent {
             Effect::Created { inode, .. } => drop(self.created_inodes.insert(inode.0)),
@@ -48,24 +48,24 @@ impl Batch {
     }
 }
 
-/// What is about to be done; nothing of it has changed a block yet.
+/// An announced operation that has not changed any block yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operation {
-    /// Something is made in `dir`.
+    /// Creation of an inode in `dir`.
     Create { dir: InodeNumber, is_directory: bool },
-    /// `inode`, which is no directory, loses a name.
+    /// Removal of one link of `inode`, which is not a directory.
     Unlink { inode: InodeNumber },
-    /// The empty directory `inode` loses its name.
+    /// Removal of the empty directory `inode`.
     RemoveDirectory { inode: InodeNumber },
-    /// A name moves.
+    /// Rename to an unused name.
     Move(NameMove),
-    /// A name moves over one that is there, and `victim` loses that.
+    /// Rename over an existing name, which belongs to `victim`.
     Replace { moved: NameMove, victim: InodeNumber },
-    /// Two names are exchanged.
+    /// Exchange of two names.
     Exchange { inodes: [InodeNumber; 2], is_across: bool },
 }
 
-/// A name on its way from one directory to another, or the same.
+/// A name that moves to another directory, or within one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NameMove {
     pub(crate) inode: InodeNumber,
@@ -73,29 +73,30 @@ pub(crate) struct NameMove {
     pub(crate) to: InodeNumber,
 }
 
-/// What was done.
+/// A finished step of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
-    /// An inode was made, or was given its first name; a directory, inside of `parent`.
+    /// Created an inode, or gave it its first name; `parent` is set for directories.
     Created { inode: InodeNumber, parent: Option<InodeNumber> },
-    /// A name was put into a directory, or one there leads elsewhere.
+    /// Added a name to a directory, or changed the inode of one.
     NameAdded { dir: InodeNumber },
-    /// A name was taken out of a directory.
+    /// Removed a name from a directory.
     NameRemoved { dir: InodeNumber },
-    /// An inode was given a name beside those it has.
+    /// Added a further link to an inode.
     Linked { inode: InodeNumber },
-    /// An inode lost a name in `dir` and has others.
+    /// Removed a link in `dir` from an inode that has others.
     LinkDropped { inode: InodeNumber, dir: InodeNumber },
-    /// A name moved from one directory to another.
+    /// Moved a name from one directory to another.
     Moved(NameMove),
-    /// `..` of a directory leads to another parent.
+    /// Changed `..` of a directory to another parent.
     Reparented { dir: InodeNumber, parent: InodeNumber },
-    /// An inode lost its last name, which was in `dir`.
+    /// Removed the last link of an inode, which was in `dir`.
     LastLinkDropped { inode: InodeNumber, dir: InodeNumber },
-    /// An inode is cleared and given back.
+    /// Cleared and freed an inode.
     Freed { inode: InodeNumber },
-    /// The names of two inodes in one directory were exchanged, so that that of `victim` can go.
+    /// Swapped the names of two inodes of one directory, so that the one of `victim` can be
+    /// removed.
     NamesSwapped { victim: InodeNumber },
-    /// Two names in two directories were exchanged.
+    /// Exchanged two names of different directories.
     NamesExchanged,
 }

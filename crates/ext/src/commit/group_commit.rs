@@ -1,68 +1,68 @@
-//! Threads that sync, and how they come to share one commit.
+//! Group commit: concurrent syncs share one chain.
 //!
 //! ```text
 //!   sync ─ enter ─▶ while a batch is on its way ─▶ one seals what all of them changed ─▶ durable
 //!                   the batch stays open           the others see that it is sealed
 //! ```
-//! Those that a commit answers come back with their next change at once, or not at all. The first
-//! one back lets the others run before it seals: else it would go alone, the rest with the commit
-//! behind, and each of them wait for two.
+//! After a commit, its threads either return at once with the next change, or not at all. The first
+//! to return yields to the others before it closes the batch. Otherwise it would commit alone, and
+//! each of the others would wait for two commits.
 //!
 //! Law 1: a thread that is alone waits for nothing.
-//! Law 2: it is waited by letting others run, a bounded number of times, for no more threads than
-//! were there when the last commit was durable, and with no lock that they need.
+//! Law 2: the leader yields at most `MAX_YIELDS` times, only for threads counted at the last
+//! commit, and holds no lock that they need.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// How often others are let run.
+/// Limit of yields to other threads before a commit.
 const MAX_YIELDS: usize = 100;
 
-/// See the head of the file.
+/// Counters and leader lock of group commit.
 #[derive(Debug, Default)]
 pub(crate) struct GroupCommit {
-    /// Batches that were sealed.
+    /// Number of closed batches.
     batches: AtomicU64,
-    /// Threads that sync.
+    /// Threads inside a sync.
     syncing_threads: AtomicUsize,
-    /// Those of them whose changes are not known to be sealed.
+    /// Syncing threads whose changes may not be in a closed batch yet.
     uncommitted_threads: AtomicUsize,
-    /// How many there were when the last commit was durable.
+    /// Number of syncing threads when the last commit was durable.
     expected: AtomicUsize,
-    /// Held by the one that seals.
+    /// Lock of the thread that closes the batch.
     leader: Mutex<()>,
 }
 
-/// A thread that syncs.
+/// One syncing thread.
 pub(crate) struct SyncTicket<'a> {
     gathering: &'a GroupCommit,
-    /// What was sealed before does not hold what it waits for.
+    /// Number of closed batches on entry: none of them has this thread's changes.
     batches: u64,
     is_open: bool,
 }
 
 impl GroupCommit {
-    /// Notes a thread that wants all to be durable that changed before this.
+    /// Registers a thread that syncs all changes made so far.
     pub(crate) fn enter(&self) -> SyncTicket<'_> {
         self.syncing_threads.fetch_add(1, Ordering::Relaxed);
         self.uncommitted_threads.fetch_add(1, Ordering::Relaxed);
         SyncTicket { gathering: self, batches: self.batches.load(Ordering::Acquire), is_open: true }
     }
 
-    /// Whether others sync than the one that asks.
+    /// Returns true if other threads sync, too.
     pub(crate) fn has_others(&self) -> bool {
         self.syncing_threads.load(Ordering::Relaxed) > 1
     }
 
-    /// Counts a batch that was sealed; the gate is held.
+    /// Counts a closed batch; the caller holds the write lock.
     pub(crate) fn count_closed_batch(&self) {
         self.batches.fetch_add(1, Ordering::Release);
     }
 }
 
 impl SyncTicket<'_> {
-    /// The right to seal what changed, for all; `None` once that was done.
+    /// Makes the caller the leader; returns `None` if another leader has committed its changes.
     pub(crate) fn try_lead(&self) -> Option<MutexGuard<'_, ()>> {
         let turn = self.gathering.leader.lock();
         if self.is_sealed() {
@@ -83,7 +83,7 @@ impl SyncTicket<'_> {
         self.gathering.batches.load(Ordering::Acquire) > self.batches
     }
 
-    /// All that it waits for is sealed.
+    /// Notes that a closed batch has all the changes of this thread.
     pub(crate) fn finish(&mut self) {
         if std::mem::take(&mut self.is_open) {
             self.gathering.uncommitted_threads.fetch_sub(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A log before places: batches as transactions of the journal (JBD2).
+//! JBD2 protocol: each batch is one journal transaction, checkpointed to its home blocks later.
 //!
 //! ```text
 //!   batch ──▶ contents in place + descriptors, copies, revokes ▶ commit block    what a sync waits for
@@ -6,19 +6,19 @@
 //!
 //!   log:   | .. free .. | tail: T5 | T6 | T7 | head: .. free .. |
 //! ```
-//! Law 1: contents are durable before the commit block of the transaction that leads to them is
-//! written, and a block goes to its place once that of its transaction is durable.
-//! Law 2: what is committed and not in its place is read from memory: the overlay keeps it,
-//! frozen, whatever changes it meanwhile.
-//! Law 3: the tail moves once everything before it is in place, durably; the next transaction
-//! follows that: no log that is replayed has copies of what it does not know to be freed.
-//! Law 4: a block that is freed while the log has a copy of it is revoked in the transaction that
-//! frees it. As nothing freed is given out before that is durable, no copy is put over what the
-//! block is used for next.
-//! Law 5: but for the first one and one behind a checkpoint, a transaction follows nothing: its
-//! copies go to the log while the commit block before is on its way, with one flush for both.
-//! Law 6: the superblock says that the volume needs recovery from before the first transaction
-//! until all of it is in place and the log is empty.
+//! Law 1: file data is durable before the commit block of the transaction that references it is
+//! written. A block is written to its home once the commit block of its transaction is durable.
+//! Law 2: readers get committed blocks from the write-back cache until they are checkpointed. Later
+//! changes copy the block.
+//! Law 3: the tail moves once everything before it is durable in its home block, and the next
+//! transaction follows that. So a replayed log has no copies of blocks whose revokes it lost.
+//! Law 4: a block freed while the log has a copy of it is revoked in the transaction that frees it.
+//! Freed blocks are reused only once that is durable, so replay never overwrites the new user's
+//! data.
+//! Law 5: only the first transaction and one after a checkpoint depend on earlier chains. All
+//! others go to the log while the commit block before is in flight, with one flush for both.
+//! Law 6: the superblock has `needs_recovery` set from before the first transaction until all of
+//! them are checkpointed and the log is empty.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -41,57 +41,57 @@ use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::{Error, Result};
 
-/// Bytes that one chain puts in place.
+/// Bytes of home blocks that one chain writes.
 const CHECKPOINT_CHAIN_BYTES: usize = 4 << 20;
-/// Committed blocks that are kept in memory until they are put in place, in bytes.
+/// Limit of committed blocks cached until their checkpoint, in bytes.
 const MAX_UNCHECKPOINTED_BYTES: usize = 16 << 20;
 
-/// What made writing stop, as Linux records it: a disk that failed, and damage.
+/// Journal `s_errno` values as in Linux: for an I/O error, and for corruption.
 const EIO: i32 = -5;
 const EUCLEAN: i32 = -117;
 
-/// What the journal says once everything that is committed is in its place.
+/// State of the log after a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AfterCheckpoint {
-    /// The next transaction is where the tail is now.
+    /// The next transaction starts at the new tail.
     LogContinues,
-    /// There is nothing to recover.
+    /// The journal is empty: nothing to recover.
     LogEmpty,
 }
 
-/// See the head of the file.
+/// JBD2 commit protocol.
 #[derive(Debug)]
 pub(crate) struct JournalProtocol {
     journal_file: JournalFile,
-    /// The first block of the journal, as it was written last.
+    /// Journal superblock, as last written.
     superblock_block: SharedBytes,
-    /// The number of the next transaction.
+    /// Sequence number of the next transaction.
     sequence: u32,
-    /// Where in the log the next transaction begins.
+    /// Log block at which the next transaction begins.
     head: u32,
-    /// Where the oldest transaction begins that is not in place, and its number.
+    /// Log block and sequence number of the oldest transaction that is not checkpointed.
     tail: (u32, u32),
-    /// Whether the journal's superblock says that there is a log.
+    /// True if `s_start` of the journal superblock is set.
     is_log_active: bool,
-    /// Whether it says that there may be revokes.
+    /// True if the journal superblock has the revoke feature set.
     has_revokes: bool,
-    /// Blocks from the tail to the head.
+    /// Log blocks from tail to head.
     used: u32,
-    /// The next transaction waits for a checkpoint: it may be written where the tail was, and
-    /// what it frees is in no copy of the log from then on.
+    /// The next transaction must follow the checkpoint: it may overwrite log blocks before the
+    /// tail, and the log has no copies of the blocks it frees.
     follows_checkpoint: bool,
-    /// When the last transaction was committed: times in a log do not go back.
+    /// Time of the last commit; commit times never decrease.
     time: Duration,
-    /// The next batch is the last: everything is put in place, and the log is empty.
+    /// The next batch is the last: it checkpoints everything and empties the log.
     is_closing: bool,
 }
 
 impl JournalProtocol {
-    /// The protocol of a volume whose journal holds nothing that counts.
+    /// Returns the protocol of a volume whose journal needs no recovery.
     pub(crate) fn new(log: JournalFile) -> Self {
         let sequence = match log.super_.start {
             None => log.super_.sequence,
-            // Left over: the volume says that all of it is in place.
+            // Old transactions: the superblock says that all of them are checkpointed.
             Some(_) => match log.scan() {
                 Ok(found) if found.damage.is_none() => found.next.wrapping_add(1),
                 _ => log.super_.sequence.wrapping_add(log.super_.len),
@@ -121,7 +121,7 @@ impl JournalProtocol {
         self.journal_file.super_.log_blocks()
     }
 
-    /// Whether a batch should end: it fills a quarter of the log.
+    /// Returns true if the batch needs a quarter of the log.
     fn is_batch_full(&self, batch: &Batch) -> bool {
         let freed: u64 = batch.freed_blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         let revokes = saturating_usize(freed.min(self.used.into()));
@@ -137,8 +137,7 @@ impl JournalProtocol {
         Ok(place.0)
     }
 
-    /// The first block of the journal, with the tail as it is now; with `start`, where the log
-    /// begins.
+    /// Returns the journal superblock with the current tail and `start` as the start of the log.
     fn superblock(&mut self, start: Option<u32>) -> Result<(u64, SharedBytes)> {
         let raw = RawJournalSuperblock::view_mut(self.superblock_block.make_mut())?;
         if self.has_revokes {
@@ -149,7 +148,7 @@ impl JournalProtocol {
         Ok((self.volume_block(0)?, self.superblock_block.clone()))
     }
 
-    /// The stages of a transaction: what goes to the log, beside `contents`, and the commit block.
+    /// Builds the stages of a transaction: `contents` with the log blocks, then the commit block.
     fn build_transaction_chain(
         &mut self,
         tx: &mut Transaction<'_>,
@@ -169,7 +168,7 @@ impl JournalProtocol {
         let after = match std::mem::take(&mut self.follows_checkpoint) {
             true => ChainDependency::AllEarlier,
             false if !self.is_log_active => ChainDependency::PendingSync,
-            // Until it is committed, what is written of it counts for nothing.
+            // Until its commit block is written, replay ignores the transaction.
             false => ChainDependency::NoDependency,
         };
 
@@ -205,7 +204,7 @@ impl JournalProtocol {
         Ok(Chain { stages: vec![stage, laid.commit], sync_stage: 1, dependency: after })
     }
 
-    /// Seals a checkpoint: everything that is committed goes to its place, then the tail moves.
+    /// Queues a checkpoint: writes all committed blocks to their home blocks, then moves the tail.
     fn queue_checkpoint(&mut self, tx: &mut Transaction<'_>, then: AfterCheckpoint) -> Result<()> {
         let most = CHECKPOINT_CHAIN_BYTES / saturating_usize(self.form().block_bytes.into()).max(1);
         let mut all: Vec<(u64, SharedBytes)> = {
@@ -249,7 +248,8 @@ impl JournalProtocol {
         Ok(())
     }
 
-    /// The last chain: the superblock in its place, once everything else is and the log is empty.
+    /// Builds the last chain: the superblock, after everything is checkpointed and the log is
+    /// empty.
     fn build_closing_chain(
         &mut self,
         tx: &mut Transaction<'_>,
@@ -287,7 +287,7 @@ impl CommitProtocol for JournalProtocol {
     }
 
     fn max_blocks_per_truncate(&self, groups: u32) -> Option<u32> {
-        // Each block of a file may be of another group: its bitmap and its descriptor change.
+        // Each block may be in another group, which changes that group's bitmap and descriptor.
         let needed = u64::from(groups) * 2 + 16;
         (needed > u64::from(self.len() / 4)).then_some((self.len() / 16).max(1))
     }

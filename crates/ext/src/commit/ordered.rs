@@ -1,4 +1,4 @@
-//! Commits in place, ordered so that a power cut leaves nothing that `e2fsck -p` asks about.
+//! Ordered commits without a journal: a power cut leaves nothing that `e2fsck -p` asks about.
 //!
 //! ```text
 //!   stage 0      contents; new blocks of maps, names and attributes; bitmaps with what is taken;
@@ -8,25 +8,23 @@
 //!   then         inodes that are born, outer directories first; pointers of old files
 //!   last         bitmaps without what is freed; all counts
 //! ```
-//! Stages without anything are left out: an overwrite is one, a new file in an old directory
-//! two.
+//! Empty stages are omitted: an overwrite has one stage, a new file in an old directory two.
 //!
-//! Law 1: an inode lives on disk only while a durable name leads to it. A name that leads to
-//! no living inode is what a cut may leave, and what `e2fsck -p` clears without a question;
-//! the opposite it asks about.
-//! Law 2: a directory changes by one sector. If more than one of its sectors changed, the
-//! blocks are written to new places, and its inode, which is in one sector, leads to them.
-//! (Where no space is left for that, they are written in place.)
-//! Law 3: a block that an inode leads to is durable before it does, and bitmaps never call
-//! free what anything on disk leads to.
-//! Law 4: what one chain could not order is in two.
+//! Law 1: an inode is in use on disk only while a durable name references it. A cut may leave names
+//! of unused inodes, which `e2fsck -p` clears without a question; it asks about the opposite.
+//! Law 2: a directory changes by one sector. If several of its sectors changed, the blocks are
+//! written to new places, and the inode, which is in one sector, switches to them. (Without space
+//! for that, they are written in place.)
+//! Law 3: a block is durable before an inode references it, and bitmaps never show a block as free
+//! that anything on disk references.
+//! Law 4: if one chain cannot express an order, the protocol closes the batch and uses two chains.
 //!
-//! What a power cut can leave, therefore: blocks and inodes marked as used that are not, wrong
-//! counts, names that lead nowhere, lengths that reach to the end of their last block. Three
-//! changes cannot be made in one sector, and cut off they leave what `e2fsck` asks about: a
-//! directory moved to another parent (two names, or a wrong `..`), an exchange across
-//! directories, and giving up a block of attributes that another inode shares. A file that is
-//! replaced by a rename from another directory may be gone while the new one has its old name.
+//! Therefore a power cut can leave: used marks of free blocks and inodes, wrong counts, names of
+//! unused inodes, and sizes rounded up to the end of the last block. Three changes need more than
+//! one sector; cut off, they leave what `e2fsck` asks about: a directory moved to another parent
+//! (two names, or a wrong `..`), an exchange across directories, and the release of an xattr block
+//! that another inode shares. After a rename from another directory over a file, the file may be
+//! gone while the new one has its old name.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -45,54 +43,53 @@ use crate::transaction::Transaction;
 use crate::{InodeNumber, Result};
 use plan::StagePlan;
 
-/// What a disk writes as a whole or not at all.
+/// Unit that a disk writes atomically.
 const SECTOR_BYTES: usize = 512;
-/// Stages that directories which are born or die inside each other may add to one chain.
+/// Limit of stages that nested creations or removals of directories may add to one chain.
 const MAX_DIRECTORY_STAGES: u32 = 32;
-/// Stages of a chain in which no directory is born or dies inside of another.
+/// Stages of a chain without nested creations or removals of directories.
 const BASE_STAGES: u32 = 5;
 
-/// What is recorded of a batch; inodes are "old" if the disk knows them as living.
+/// Recorded facts of a batch; an "old" inode is in use on disk.
 #[derive(Debug, Default)]
 pub(crate) struct OrderedProtocol {
-    /// Directories that are born, and where their names are.
+    /// Created directories and their parents.
     created_dirs: HashMap<u32, u32>,
-    /// How deep they were made inside each other.
+    /// Nesting depth of the created directories.
     depths: HashMap<u32, u32>,
-    /// Old inodes that do not live any more: the stage in which they may die.
+    /// Old inodes that are deleted, and the stage of the deletion.
     dying: HashMap<u32, u32>,
-    /// The earliest stage in which a directory may die: after what was in it.
+    /// Earliest stage in which a directory may be deleted: after its children.
     removal_stages: HashMap<u32, u32>,
-    /// The largest of all depths and of all heights.
+    /// Maximum of all depths and of all heights.
     max_depth: u32,
     max_height: u32,
-    /// Old directories: what was done to their names.
+    /// Changes to the names of old directories.
     dirs: HashMap<u32, NameChanges>,
-    /// Directories that were given names of old inodes from elsewhere, and those that lost them: the
-    /// former must be written first.
+    /// Directories that renamed inodes moved into and out of: the targets are written first.
     rename_targets: HashSet<u32>,
     rename_sources: HashSet<u32>,
-    /// Directories that inodes left which go on living.
+    /// Directories that lost a name of an inode that stays in use.
     link_sources: HashSet<u32>,
-    /// Old inodes that were given names beside those they have.
+    /// Old inodes that got a further link.
     linked: HashSet<u32>,
-    /// Inodes whose names were exchanged with those of their successors.
+    /// Inodes whose names were swapped with their replacements.
     swapped: HashSet<u32>,
-    /// Nothing may be added.
+    /// True if nothing may join the batch.
     complete: bool,
 }
 
-/// What was done to the names of a directory.
+/// Changes to the names of a directory.
 #[derive(Clone, Copy, Debug, Default)]
 struct NameChanges {
-    /// Something other than taking names away.
+    /// True if there are changes other than removals.
     added: bool,
-    /// Names were taken away.
+    /// True if names were removed.
     removed: bool,
 }
 
 impl OrderedProtocol {
-    /// How many directories of this batch `dir` is inside of, itself among them.
+    /// Returns the number of directories of this batch that contain `dir`, including itself.
     fn depth_of(&self, dir: InodeNumber) -> u32 {
         self.depths.get(&dir.0).copied().unwrap_or(0)
     }
@@ -101,13 +98,13 @@ impl OrderedProtocol {
         self.removal_stages.get(&dir.0).copied().unwrap_or(0)
     }
 
-    /// Whether the new name of what is old can be there before the old one goes.
+    /// Returns true if the new name of an old inode can be written before the old one is removed.
     fn can_join_move(&self, batch: &Batch, &NameMove { inode, from, to }: &NameMove) -> bool {
         if from == to {
             return true;
         }
         if !batch.is_on_disk(inode) {
-            // Directories that are born inside each other make stages.
+            // Nested new directories need a stage each.
             return self.depth_of(inode) == 0 || self.depth_of(to) == 0;
         }
         let circle = self.rename_targets.contains(&from.0) || self.rename_sources.contains(&to.0);
@@ -136,7 +133,7 @@ impl CommitProtocol for OrderedProtocol {
                         && !self.link_sources.contains(&victim.0));
                 is_ordered && self.can_join_move(batch, moved)
             }
-            // Both are old under their old names before they are exchanged.
+            // Both inodes have their old names on disk before the exchange.
             Operation::Exchange { inodes, is_across } => {
                 !is_across && inodes.iter().all(|inode| batch.is_on_disk(*inode))
             }

@@ -1,4 +1,4 @@
-//! In which order a batch reaches the disk, and what a crash may leave of it.
+//! Commit protocols: the write order of a batch, and the states that a crash may leave.
 
 use std::collections::BTreeMap;
 
@@ -16,96 +16,97 @@ use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
 use crate::{Error, InodeNumber, Result};
 
-/// Blocks that are written together: whole and in this order of their numbers.
+/// Blocks that are written together, sorted by block number.
 pub(crate) type Stage = BTreeMap<u64, SharedBytes>;
 
-/// A batch as it is written: each stage is durable before the next one begins.
+/// Stages of a batch: each is durable before the next begins.
 #[derive(Debug, Default)]
 pub(crate) struct Chain {
-    /// None of them empty; dirty contents are in the first.
+    /// Stages, none of them empty; dirty data is in the first.
     pub(crate) stages: Vec<Stage>,
-    /// The stage with which everything is there that the batch promises.
+    /// Index of the stage that an fsync waits for.
     pub(crate) sync_stage: usize,
-    /// What its first stage follows.
+    /// Dependency of the first stage.
     pub(crate) dependency: ChainDependency,
 }
 
-/// A commit protocol. It knows what was recorded since the last chain; operations know
-/// nothing of it. What has a default is for protocols to which the order within a batch is nothing.
+/// A commit protocol. It knows the effects recorded since the last chain; operations know nothing
+/// of it. The default methods suit protocols that need no order within a batch.
 pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
-    /// Whether `next` can be in one batch with what is recorded.
+    /// Returns true if `next` can join the batch.
     fn can_join_batch(&self, _: &Batch, _: &Operation) -> bool {
         true
     }
 
-    /// Whether a name that is going to lead elsewhere is exchanged with its successor's old
-    /// one first, because `victim` cannot die in the batch in which that happens.
+    /// Returns true if a rename must swap the two names first, because `victim` cannot be deleted
+    /// in the same batch.
     fn requires_name_swap(&self, _: &Batch, _: InodeNumber) -> bool {
         false
     }
 
-    /// Whether the volume lists its orphans on disk: a list cannot be kept in order in place.
+    /// Returns true if the volume keeps an on-disk orphan list; ordered writes in place cannot
+    /// maintain one.
     fn lists_orphans(&self) -> bool {
         true
     }
 
-    /// Notes what was done.
+    /// Records an effect.
     fn record(&mut self, _: &Batch, _: Effect) {}
 
-    /// Whether nothing more can be in the batch.
+    /// Returns true if nothing more can join the batch.
     fn is_complete(&self, _: &Batch) -> bool {
         false
     }
 
-    /// In how many stages of the chain of what is recorded a block may be, at most.
+    /// Returns the number of stages in which one block may be written, at most.
     fn max_stages(&self) -> usize {
         1
     }
 
-    /// The blocks that a file may lose in one step on a volume of so many groups; `None` where
-    /// all of them can go at once.
+    /// Returns the number of blocks that one batch can free of a file on a volume of `_groups`
+    /// groups, or `None` if there is no limit.
     fn max_blocks_per_truncate(&self, _groups: u32) -> Option<u32> {
         None
     }
 
-    /// Whether a log makes the volume whole after a cut: the superblock says so while it is in
-    /// use, in place of saying that it was not unmounted.
+    /// Returns true if a journal recovers the volume after a cut: in use, the superblock has
+    /// `needs_recovery` set and its clean state unchanged.
     fn has_journal(&self) -> bool {
         false
     }
 
-    /// The chain of the batch in hand. What was recorded is forgotten.
+    /// Builds the chain of the current batch and forgets the recorded effects.
     ///
     /// # Errors
-    /// What damage and devices answer; the volume stops then.
+    /// Errors of damage and devices; the volume stops writing then.
     fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain>;
 
-    /// Seals what follows the chain that was just sealed, where it is time for that.
+    /// Queues a checkpoint after the chain that was just queued, if one is due.
     ///
     /// # Errors
-    /// As [`Protocol::chain`].
+    /// As [`CommitProtocol::chain`].
     fn checkpoint(&mut self, _: &mut Transaction<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Seals what leaves nothing to recover: the volume is in use, and has been left alone.
+    /// Queues a checkpoint of an idle volume, so that the log is empty.
     ///
     /// # Errors
-    /// As [`Protocol::chain`].
+    /// As [`CommitProtocol::chain`].
     fn quiesce(&mut self, _: &mut Transaction<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Says that the next batch is the last one.
+    /// Announces that the next batch is the last.
     fn prepare_close(&mut self) {}
 
-    /// The block that says on disk that the volume stopped for this error, where there is one.
+    /// Returns the block that records on disk that this error stopped the volume, if there is one.
     fn error_block(&mut self, _: &Error) -> Option<(u64, SharedBytes)> {
         None
     }
 }
 
-/// The protocol for a volume on a disk of these properties, with that journal.
+/// Returns the protocol for a volume on a disk with these properties and this journal.
 pub(crate) fn for_volume(
     super_: &Superblock,
     disk: &Properties,
@@ -121,9 +122,8 @@ pub(crate) fn for_volume(
     }
 }
 
-/// Whether the order of writes alone can keep a volume in order: a block with a checksum, or a
-/// tree that is balanced, changes in more places at once than one write reaches; and names inside an
-/// inode change with that, as do attributes with the inodes of their values.
+/// Returns true if write order alone keeps the volume consistent. Checksums and balanced trees
+/// change more places at once than one write reaches; so do inline directories and EA inodes.
 fn can_be_ordered(super_: &Superblock) -> bool {
     let beyond =
         Incompatible::EXTENTS.union(Incompatible::INLINE_DATA).union(Incompatible::EA_INODE);

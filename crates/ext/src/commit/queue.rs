@@ -1,17 +1,18 @@
-//! Chains on their way: sealed under the gate, sent by the next thread without it.
+//! Queue of chains: filled under the write lock, sent by the next thread without it.
 //!
 //! ```text
 //!   transaction ── seal ──▶ queue ── send ──▶ disk ── settled ──▶ readers of the disk see it
 //!        gate held              no gate held            └─ durable ──▶ what was freed is free
 //! ```
-//! Law 1: what is sealed is sent in that order, each chain after the one before it.
-//! Law 2: nothing here takes the gate, and the gate's holder only seals: messages, settling
-//! and waiting are outside of it.
-//! Law 3: once the disk refused a chain nothing is sent any more.
-//! Law 4: contents that no chain in the queue leads to may be sent later, by another thread.
-//! Law 5: a sync that is alone sends and waits in one message. Others that send meanwhile wait
+//! Law 1: queued chains are sent in queue order.
+//! Law 2: nothing here takes the write lock, and its holder only queues: messages and waits are
+//! done without it.
+//! Law 3: once the disk refused a chain, nothing is sent any more.
+//! Law 4: data that no chain in the queue references may be sent later, by another thread.
+//! Law 5: a sync that is alone sends and waits in one message. Threads that send meanwhile wait
 //! with it, as they would for the device.
-//! Law 6: who waits for what another waits for already asks the disk nothing.
+//! Law 6: if another thread already waits for a later ticket, the caller joins that wait and sends
+//! no request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,43 +27,43 @@ use crate::blocks::data::SharedBytes;
 use crate::units::saturating_usize;
 use crate::{Error, Result};
 
-/// The largest write, in bytes.
+/// Largest write, in bytes.
 const WRITE_BYTES: usize = 1 << 20;
 
-/// Room that is asked for beside what is needed, in bytes.
+/// Disk space reserved beyond the need, in bytes.
 const EXTRA_RESERVE_BYTES: u64 = 4 << 20;
 
-/// What a chain follows; each is more than the one before.
+/// Dependency of a chain, ordered from weakest to strongest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) enum ChainDependency {
-    /// Nothing: contents that nothing leads to yet, or that are overwritten.
+    /// No dependency: data that is overwritten or that nothing references yet.
     NoDependency,
-    /// What syncs wait for so far, if it is not durable yet.
+    /// The chain that a sync waits for, if it is not durable yet.
     #[default]
     PendingSync,
-    /// All that was sent.
+    /// All chains sent before.
     AllEarlier,
 }
 
-/// A chain that is sealed.
+/// A chain in the queue.
 #[derive(Debug)]
 pub(crate) struct QueuedChain {
     pub(crate) after: ChainDependency,
     pub(crate) stages: Vec<Stage>,
-    /// The stage that a sync waits for; none of contents that are written ahead.
+    /// Index of the stage that a sync waits for; `None` for data written ahead.
     pub(crate) sync_stage: Option<usize>,
-    /// Blocks of contents that it carries.
+    /// Data blocks in the chain.
     pub(crate) contents: Vec<u64>,
-    /// What it frees.
+    /// Blocks and inodes that the chain frees.
     pub(crate) freed: FreedSpace,
-    /// Blocks that were committed to a log and that it puts in place.
+    /// Journaled blocks that the chain writes to their home blocks.
     pub(crate) checkpointed: Vec<u64>,
 }
 
-/// What a chain frees, to be given out again once that is durable.
+/// Blocks and inodes freed by a chain; allocatable once the chain is durable.
 #[derive(Debug, Default)]
 pub(crate) struct FreedSpace {
-    /// First block, and count.
+    /// First block and count.
     pub(crate) blocks: Vec<(u64, u32)>,
     pub(crate) inodes: Vec<u32>,
 }
@@ -73,7 +74,7 @@ impl FreedSpace {
     }
 }
 
-/// A chain that was sent and is not known to be seen by readers of the disk yet.
+/// A chain that was sent and may not be visible to readers of the disk yet.
 #[derive(Debug)]
 pub(crate) struct InFlightChain {
     pub(crate) sealed: u64,
@@ -83,43 +84,43 @@ pub(crate) struct InFlightChain {
     bytes: u64,
 }
 
-/// See the head of the file.
+/// Queue of chains, and the state of the chains that were sent.
 pub(crate) struct CommitQueue {
     disk: Arc<dyn Disk>,
     block_bytes: usize,
-    /// What was sent is waited for in another call: the disk may be away.
+    /// True if sending and waiting are separate calls, because the disk can be unreachable.
     pub(crate) waits_apart: bool,
     queue: Mutex<Queue>,
-    /// Whether the queue holds anything.
+    /// True if the queue holds anything.
     waiting: AtomicBool,
-    /// Whether it holds more than contents that go ahead.
+    /// True if the queue holds more than data written ahead.
     is_due: AtomicBool,
-    /// Bytes that were sealed and that readers of the disk may not see yet.
+    /// Bytes queued or sent that may not be visible to readers of the disk yet.
     in_flight_bytes: AtomicU64,
-    /// Bytes that were sealed and not sent.
+    /// Bytes queued and not sent.
     unsent_bytes: AtomicU64,
-    /// Bytes that the disk keeps room for; changed by who has `sent`.
+    /// Bytes of space reserved on the disk; changed only under the lock of `sent`.
     reserved_bytes: AtomicU64,
     sent: Mutex<SentState>,
-    /// What the disk was asked to make durable, and has not answered for.
+    /// Tickets that threads currently wait for.
     active_waits: Mutex<Vec<Ticket>>,
     wait_finished: Condvar,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// Chains sealed so far.
+    /// Number of chains queued so far.
     last_number: u64,
-    /// With their places, and the number of the last change that each brings.
+    /// Each chain with its number, and the number of the last change in it.
     chains: VecDeque<(u64, u64, QueuedChain)>,
 }
 
 #[derive(Default)]
 struct SentState {
-    /// What a sync waits for.
+    /// Ticket that a sync waits for.
     sync_ticket: Option<Ticket>,
     last: Option<Ticket>,
-    /// Everything up to here is durable.
+    /// Everything up to this ticket is durable.
     durable: Option<Ticket>,
     in_flight: VecDeque<InFlightChain>,
     pending_frees: VecDeque<(Ticket, FreedSpace)>,
@@ -127,7 +128,7 @@ struct SentState {
 }
 
 impl SentState {
-    /// What a sync waits for, if it is not durable yet.
+    /// Returns the ticket that a sync waits for, unless it is durable.
     fn sync_ticket(&self) -> Option<Ticket> {
         self.sync_ticket.filter(|ticket| self.durable < Some(*ticket))
     }
@@ -135,7 +136,7 @@ impl SentState {
 
 impl CommitQueue {
     pub(crate) fn new(disk: Arc<dyn Disk>, block_bytes: u32) -> Self {
-        // Most disks have room for all that they are long.
+        // Most disks have their whole space allocated.
         let kept_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
         Self {
             waits_apart: disk.can_be_unreachable(),
@@ -153,12 +154,12 @@ impl CommitQueue {
         }
     }
 
-    /// Puts a chain behind the others; its place among all that were sealed, from 1 on.
+    /// Queues a chain and returns its number, counted from 1.
     pub(crate) fn enqueue(&self, chain: QueuedChain) -> u64 {
         self.enqueue_changes(chain, 0)
     }
 
-    /// [`Outbox::seal`] of all changes up to `number`.
+    /// Queues a chain that contains all changes up to `number`.
     pub(crate) fn enqueue_changes(&self, chain: QueuedChain, number: u64) -> u64 {
         let bytes = self.bytes_of(&chain);
         self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -175,10 +176,10 @@ impl CommitQueue {
         sealed
     }
 
-    /// Sees that the disk has room for so many bytes beside those that are sealed.
+    /// Reserves disk space for `bytes` in addition to the queued chains.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; what made the disk fail.
+    /// [`Error::NoSpace`]; an error of the disk.
     pub(crate) fn ensure_space(&self, bytes: u64) -> Result<()> {
         let needed = || bytes.saturating_add(self.unsent_bytes.load(Ordering::Relaxed));
         if self.reserved_bytes.load(Ordering::Relaxed) >= needed() {
@@ -186,7 +187,7 @@ impl CommitQueue {
         }
         let _sent = self.sent()?;
         let needed = needed();
-        // More than that, so that not each change asks.
+        // Reserves more, so that not every change sends a request.
         let asked = self.disk.reserve(needed.saturating_add(EXTRA_RESERVE_BYTES));
         let kept = asked.or_else(|_| self.disk.reserve(needed)).map_err(|error| {
             match error.is_no_space() {
@@ -198,7 +199,7 @@ impl CommitQueue {
         Ok(())
     }
 
-    /// Whether the disk takes room as it is written.
+    /// Returns true if the disk allocates space as it is written.
     pub(crate) fn is_thin(&self) -> bool {
         self.reserved_bytes.load(Ordering::Relaxed) != u64::MAX
     }
@@ -208,24 +209,24 @@ impl CommitQueue {
         blocks.saturating_mul(self.block_bytes) as u64
     }
 
-    /// Bytes that were sealed and that readers of the disk may not see yet.
+    /// Returns the bytes that may not be visible to readers of the disk yet.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
         self.in_flight_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether contents wait to be sent, and nothing else: fewer than `most` bytes of them.
+    /// Returns true if only data written ahead is queued, and less than `most` bytes of it.
     pub(crate) fn has_only_early_contents(&self, most: u64) -> bool {
         self.waiting.load(Ordering::Acquire)
             && !self.is_due.load(Ordering::Relaxed)
             && self.unsent_bytes.load(Ordering::Relaxed) < most
     }
 
-    /// Hands what is sealed to the disk; the number of the last change that it has taken now.
-    /// With `and_wait` what syncs wait for is durable then, if the last chain brings it:
-    /// [`Outbox::needed`] says.
+    /// Sends the queued chains and returns the number of the last change that the disk accepted.
+    /// With `and_wait`, waits for the sync stage of the last chain; [`CommitQueue::sync_ticket`]
+    /// tells the result.
     ///
     /// # Errors
-    /// What made the disk refuse, now or before.
+    /// An error of the disk, now or before.
     pub(crate) fn send(&self, and_wait: bool) -> Result<u64> {
         let mut taken = 0;
         if !self.waiting.load(Ordering::Acquire) {
@@ -291,14 +292,13 @@ impl CommitQueue {
         Ok(())
     }
 
-    /// What the disk takes as one chain.
+    /// Returns the limits of a chain that the disk accepts at once.
     pub(crate) fn bounds(&self) -> ChainBounds {
         self.disk.chain_bounds()
     }
 
-    /// Submits a chain whole, or one that is too long for the disk (a single operation on many
-    /// megabytes of metadata) piece by piece. What death may leave between
-    /// two pieces is what a power cut may leave anywhere.
+    /// Submits a chain whole, or in pieces if it exceeds the disk's limits (one operation with many
+    /// megabytes of metadata). A crash between two pieces is like a power cut.
     fn submit(
         &self,
         chain: Vec<Group>,
@@ -321,7 +321,8 @@ impl CommitQueue {
                 piece.push(group);
             }
             let is_last = chain.peek().is_none();
-            // Of another piece's group it is waited for the first of this one.
+            // If the sync group is in an earlier piece, waiting for this piece's first group covers
+            // it.
             let durable = terms.durable.map(|place| place.saturating_sub(tickets.len()));
             let piece_terms =
                 if is_last { SubmitOptions { durable, ..terms } } else { SubmitOptions::default() };
@@ -332,7 +333,7 @@ impl CommitQueue {
         Ok(tickets)
     }
 
-    /// Blocks as writes: neighbours in one.
+    /// Converts blocks to writes, merging adjacent blocks.
     fn group(&self, stage: &Stage) -> Group {
         let most = WRITE_BYTES.checked_div(self.block_bytes).unwrap_or(1).max(1);
         let mut writes = Vec::new();
@@ -360,31 +361,31 @@ impl CommitQueue {
         Some(Write { at_bytes: start.saturating_mul(self.block_bytes as u64), block })
     }
 
-    /// What a sync waits for, if it is not durable yet.
+    /// Returns the ticket that a sync waits for, unless it is durable.
     ///
     /// # Errors
-    /// What made the disk refuse a chain: it will never be durable.
+    /// The error with which the disk refused a chain: it will never be durable.
     pub(crate) fn sync_ticket(&self) -> Result<Option<Ticket>> {
         Ok(self.sent()?.sync_ticket())
     }
 
-    /// The last ticket that was given.
+    /// Returns the last ticket.
     ///
     /// # Errors
-    /// As [`Outbox::needed`].
+    /// As [`CommitQueue::sync_ticket`].
     pub(crate) fn last(&self) -> Result<Option<Ticket>> {
         Ok(self.sent()?.last)
     }
 
-    /// The ticket with which the last freeing is durable, if it is not yet.
+    /// Returns the ticket of the last chain with frees, unless it is durable.
     ///
     /// # Errors
-    /// As [`Outbox::needed`].
+    /// As [`CommitQueue::sync_ticket`].
     pub(crate) fn last_freed(&self) -> Result<Option<Ticket>> {
         Ok(self.sent()?.pending_frees.back().map(|(ticket, _)| *ticket))
     }
 
-    /// What was sent; a chain that another thread has in hand, too.
+    /// Locks the sent state, which waits for a thread that is sending.
     fn sent(&self) -> Result<MutexGuard<'_, SentState>> {
         let sent = self.sent.lock();
         match &sent.failed {
@@ -393,11 +394,11 @@ impl CommitQueue {
         }
     }
 
-    /// Waits until readers of the disk see the oldest chain that they may not see yet, or with
-    /// `all`, all of them. Those that landed.
+    /// Waits until the oldest in-flight chain, or with `all` every one, is visible to readers of
+    /// the disk. Returns the visible chains.
     ///
     /// # Errors
-    /// What made the disk fail or refuse.
+    /// An error of the disk.
     pub(crate) fn wait_visible(&self, all: bool) -> Result<Vec<InFlightChain>> {
         let last = {
             let sent = self.sent()?;
@@ -409,11 +410,11 @@ impl CommitQueue {
         Ok(self.take_visible(&mut self.sent.lock(), last))
     }
 
-    /// Waits until everything up to `ticket` is durable. What landed with it, and what is free from
-    /// now on, is given to `landed`, before others that wait for it go on.
+    /// Waits until everything up to `ticket` is durable. Calls `landed` with the visible chains and
+    /// the space that is now free, before other waiters continue.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// An error of the disk.
     pub(crate) fn wait(
         &self,
         ticket: Ticket,
@@ -438,8 +439,8 @@ impl CommitQueue {
         Ok(waited?)
     }
 
-    /// Whether everything up to `ticket` is durable, once no other thread waits for that any more;
-    /// if not, the disk is asked now.
+    /// Waits while other threads wait for `ticket` or a later one. Returns true if it is durable
+    /// then; otherwise registers the caller's own wait.
     fn join_wait(&self, ticket: Ticket) -> bool {
         let mut asked = self.active_waits.lock();
         while asked.iter().any(|it| *it >= ticket) {
@@ -452,7 +453,8 @@ impl CommitQueue {
         is_durable
     }
 
-    /// What landed with all that is known to be durable, and what is free from now on.
+    /// Returns the chains that are visible, and the space that is free, by the known durable
+    /// ticket.
     pub(crate) fn take_durable(&self) -> (Vec<InFlightChain>, Vec<FreedSpace>) {
         let mut sent = self.sent.lock();
         sent.durable.map_or_else(Default::default, |ticket| self.mark_durable(&mut sent, ticket))
@@ -469,10 +471,10 @@ impl CommitQueue {
         (self.take_visible(sent, ticket), freed)
     }
 
-    /// Says that blocks are not needed any more: the freeing is durable.
+    /// Discards freed blocks whose frees are durable.
     ///
     /// # Errors
-    /// What the disk says.
+    /// An error of the disk.
     pub(crate) fn discard(&self, freed: &[FreedSpace]) -> Result<()> {
         let mut blocks: Vec<(u64, u32)> =
             freed.iter().flat_map(|freed| freed.blocks.iter().copied()).collect();

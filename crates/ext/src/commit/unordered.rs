@@ -1,9 +1,9 @@
-//! Contents and new blocks first, then all other metadata, in place: for volumes with extents or
-//! checksums and no journal.
+//! Protocol for volumes with extents or checksums and no journal: data and new blocks first, then
+//! all other metadata, in place.
 //!
-//! Law: what `fsync` returned for is on the disk, and nothing leads to contents that are not. A
-//! cut between the writes of one batch leaves what the kernel's driver leaves on such a volume:
-//! structures of before beside others of after, which `e2fsck` repairs.
+//! Law: after `fsync` returns, the data is on the disk, and no metadata references data that is
+//! not. A cut within a batch leaves what the kernel's driver leaves on such a volume: a mix of old
+//! and new structures, which `e2fsck` repairs.
 
 use super::protocol::{Chain, CommitProtocol, Stage};
 use super::queue::ChainDependency;
@@ -11,7 +11,7 @@ use crate::Result;
 use crate::blocks::write_back::BufferState;
 use crate::transaction::Transaction;
 
-/// See the head of the file. It keeps no records.
+/// Commit protocol with two stages: it records nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnorderedProtocol;
 

@@ -1,10 +1,10 @@
-//! What follows a change, without the gate: what was sealed is sent, and settles.
+//! Work after a change, without the write lock: queued chains are sent and become visible.
 //!
 //! ```text
 //!   sealed ── send ──▶ disk ── settled: readers of it see it ──▶ the overlay lets go
 //!                        └──── durable ──▶ what was freed is given out again
 //! ```
-//! Law: what the overlay has is let go only once the disk says that it is seen there.
+//! Law: the write-back cache drops a block only once readers of the disk see it there.
 
 use draconis_device::Ticket;
 
@@ -14,13 +14,12 @@ use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, FsBlock, Result};
 
-/// Blocks of metadata that stay in the overlay after they were written, in bytes.
+/// Limit of clean metadata in the write-back cache, in bytes.
 const MAX_CLEAN_METADATA_BYTES: usize = 32 << 20;
 
 impl Volume {
-    /// What a change leaves to be done without the gate: sends what it sealed, with `and_wait`
-    /// so that it is durable, and keeps what is on its way and what is kept in memory below
-    /// their bounds.
+    /// Sends queued chains after a change, without the write lock, and enforces the limits of
+    /// in-flight and cached bytes. With `and_wait`, waits until the chain is durable.
     pub(crate) fn write_out_after_change(&self, and_wait: bool) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
         let sends = writing.on_contents.get().filter(|_| !and_wait);
@@ -32,7 +31,7 @@ impl Volume {
         }
         while writing.commit_queue.in_flight_bytes() > writing.dirty_limit / 2 {
             self.wait_visible(false)?;
-            // What other threads sealed meanwhile, and are about to send.
+            // Chains that other threads queued meanwhile and have not sent yet.
             self.send(writing, false)?;
         }
         let most = MAX_CLEAN_METADATA_BYTES / saturating_usize(self.super_.block_bytes.into());
@@ -43,16 +42,16 @@ impl Volume {
         Ok(())
     }
 
-    /// Has `tell` called when contents were sealed that need not be sent by the thread that wrote
-    /// them: another calls [`Volume::send_queued`] soon.
+    /// Installs `tell`, called when a writer queued data and leaves sending to another thread,
+    /// which must call [`Volume::send_queued`] soon.
     pub fn on_queued_contents(&self, tell: impl Fn() + Send + Sync + 'static) {
         if let Some(writing) = &self.writing {
-            // The first stays.
+            // Only the first call has an effect.
             let _ = writing.on_contents.set(Box::new(tell));
         }
     }
 
-    /// Hands what is sealed to the disk.
+    /// Sends the queued chains to the disk.
     ///
     /// # Errors
     /// As [`Volume::commit`].
@@ -60,7 +59,7 @@ impl Volume {
         self.writing.as_ref().map_or(Ok(()), |writing| self.send(writing, false))
     }
 
-    /// Hands what is sealed to the disk, and may wait in the same message.
+    /// Sends the queued chains, and can wait in the same message.
     pub(super) fn send(&self, writing: &WriteContext, and_wait: bool) -> Result<()> {
         let taken = self.stop_on_error(writing.commit_queue.send(and_wait))?;
         if let Some(witness) = writing.change_recorder.get().filter(|_| taken > 0) {
@@ -74,7 +73,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Waits, with no lock held.
+    /// Waits until `ticket` is durable; the caller holds no lock.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
         let waited = self.outbox()?.wait(ticket, |landed, freed| {
             self.discard(&freed);
@@ -83,18 +82,18 @@ impl Volume {
         self.stop_on_error(waited)
     }
 
-    /// Tells the disk what is free for good. It is not given out yet, so that no write to it was
-    /// sent.
+    /// Discards freed blocks on the disk before the allocator reuses them, so that no write to them
+    /// is in flight.
     pub(super) fn discard(&self, freed: &[FreedSpace]) {
         let Some(writing) = self.writing.as_ref().filter(|writing| writing.discard) else { return };
         if let Err(error) = writing.commit_queue.discard(freed) {
-            // A hint that was not taken.
+            // A discard is only a hint.
             log::debug!("what is free stays where it is: {error}");
         }
     }
 
-    /// Waits until readers of the disk see the oldest of what was handed over, and lets go of the
-    /// memory that it had; whether there was any.
+    /// Waits until readers of the disk see the oldest in-flight chain, and frees its memory.
+    /// Returns false if there was none.
     ///
     /// # Errors
     /// As [`Volume::commit`].
@@ -106,15 +105,15 @@ impl Volume {
         Ok(flies)
     }
 
-    /// Waits until readers of the disk see the oldest chain that was sent, or all of them.
+    /// Waits until readers of the disk see the oldest in-flight chain, or all of them.
     pub(super) fn wait_visible(&self, all: bool) -> Result<()> {
         let landed = self.stop_on_error(self.outbox()?.wait_visible(all))?;
         self.release_visible(landed, &[]);
         Ok(())
     }
 
-    /// Ends all writing if the disk failed. One that is away has what it was sent, and writes it
-    /// later.
+    /// Stops all writing if the disk failed. An unreachable disk keeps the chains sent to it and
+    /// writes them later.
     pub(super) fn stop_on_error<T>(&self, done: Result<T>) -> Result<T> {
         if let Err(Error::Io(draconis_device::Error::Away(_))) = &done {
             return done;
@@ -125,7 +124,7 @@ impl Volume {
         done
     }
 
-    /// Lets the overlay forget contents that readers of the disk see.
+    /// Drops the blocks of visible chains from the write-back cache, and releases pending frees.
     pub(super) fn release_visible(&self, flights: Vec<InFlightChain>, freed: &[FreedSpace]) {
         let Some(writing) = &self.writing else { return };
         if flights.is_empty() && freed.is_empty() {
@@ -159,7 +158,7 @@ impl Volume {
         }
     }
 
-    /// Forgets metadata that was written.
+    /// Evicts clean metadata from the write-back cache.
     pub(super) fn evict_clean_metadata(&self) {
         let Some(writing) = &self.writing else { return };
         let writer = writing.state.write();

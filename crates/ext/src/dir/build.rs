@@ -1,11 +1,11 @@
-//! Directories, built bottom-up: names into blocks, blocks under a hash tree.
+//! Construction of directories, bottom-up: entries into blocks, blocks under a hash tree.
 //!
 //! ```text
 //!   small or unindexed   | . .. name name | name name .. | ..
 //!   indexed              | root | nodes .. | leaves in the order of their hashes .. |
 //! ```
-//! Law: names with one hash that fill more than the rest of a leaf go on in the next, and
-//! the index says so.
+//! Law: if names with one hash exceed the rest of a leaf, they continue in the next leaf, and its
+//! index entry has the continuation bit set.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -19,7 +19,7 @@ use crate::format::hash::NameHash;
 use crate::format::htree::{self, DxEntry};
 use crate::units::saturating_usize;
 
-/// A name and what it names.
+/// A new entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewDirent<'a> {
     pub(crate) name: &'a [u8],
@@ -27,28 +27,28 @@ pub(crate) struct NewDirent<'a> {
     pub(crate) kind: FileType,
 }
 
-/// How the directories of a volume look.
+/// Format of a volume's directories.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirectoryFormat {
     pub(crate) shape: DirBlockFormat,
-    /// How larger ones are indexed, and the number of that function.
+    /// Hash function of larger directories, and its number; `None` without index.
     pub(crate) index: Option<(NameHash, u8)>,
-    /// Levels of nodes below the root that an index may have: 1, and with `large_dir` 2.
+    /// Limit of index levels below the root: 1, or 2 with `large_dir`.
     pub(crate) levels: u8,
 }
 
-/// The blocks of a directory.
+/// Blocks of a directory.
 #[derive(Debug)]
 pub(crate) struct BuiltDirectory {
     pub(crate) bytes: Vec<u8>,
-    /// Whether they are a hash tree.
+    /// True if they are a hash tree.
     pub(crate) indexed: bool,
 }
 
-/// The part of a leaf that stays free, so that the first new names split nothing.
+/// Part of a leaf left free, so that the first inserts need no split.
 const LEAF_RESERVE_DIVISOR: usize = 8;
 
-/// Builds the directory `own`, whose parent is `parent`, of these names.
+/// Builds the directory `own` with parent `parent` and these names.
 pub(crate) fn build(
     own: u32,
     parent: u32,
@@ -86,7 +86,7 @@ fn build_linear<'a>(
     bytes
 }
 
-/// A directory as a hash tree; `None` if it is too large for one.
+/// Builds a hash-tree directory; `None` if it exceeds the levels of one.
 fn build_htree(
     dots: [NewDirent<'_>; 2],
     names: &[NewDirent<'_>],
@@ -97,8 +97,7 @@ fn build_htree(
     let (leaves, entries) = build_leaves(names, hash, style);
     let root_room = htree::dx_root_limit(style.shape);
     let node_room = htree::dx_node_limit(style.shape);
-    // How many nodes each level has, the highest first; blocks are numbered by that: the root,
-    // these levels, the leaves.
+    // Nodes per level, highest first. Blocks are numbered in this order: root, levels, leaves.
     let mut counts = vec![];
     let mut tops = entries.len();
     while tops > root_room {
@@ -120,7 +119,7 @@ fn build_htree(
         first -= u32::try_from(count).ok()?;
         let mut upper = Vec::new();
         let mut written = Vec::new();
-        // Nodes of equal size: the last one is not left almost empty.
+        // Nodes of equal size, so that the last is not almost empty.
         let (each, more) = (entries.len() / count, entries.len() % count);
         let mut rest = &entries[..];
         for block in first.. {
@@ -143,8 +142,7 @@ fn build_htree(
     Some(bytes)
 }
 
-/// The names in leaves, in the order of their hashes, and an index entry for each leaf;
-/// leaves count from 0.
+/// Builds the leaves in hash order, and an index entry for each; leaves count from 0.
 fn build_leaves(
     names: &[NewDirent<'_>],
     hash: NameHash,
@@ -161,7 +159,7 @@ fn build_leaves(
     let mut last = None;
     for (hash, it) in hashed {
         let crowded = block.used_bytes() + min_rec_len(it.name.len()) > full;
-        // Names with one hash stay together as long as the block has any room.
+        // Names with one hash stay together while the block has space.
         let split = crowded && last != Some(hash) && !block.is_empty();
         if split || !block.push(it.inode, it.kind, it.name) {
             bytes.extend(block.finish());
@@ -207,7 +205,7 @@ mod tests {
 
     #[test]
     fn one_block_holds_what_fits_exactly() {
-        // `.` and `..` take 24 bytes, each of these 20.
+        // `.` and `..` take 24 bytes, each of these names 20.
         let full = names(50, 12);
         let built = build_of(&full);
         assert!(!built.indexed && built.bytes.len() == 1024);
@@ -223,7 +221,7 @@ mod tests {
                 DxRoot::check(&built.bytes[..1024], false, HashSeed::new([1; 4])).unwrap();
             root.levels
         };
-        // Three names to a leaf: a root has room for 124 of them.
+        // Three names per leaf: a root holds 124 leaves.
         assert_eq!(levels(&build_of(&names(3 * 124, 255))), 0);
         let built = build_of(&names(3 * 125, 255));
         assert_eq!(levels(&built), 1);

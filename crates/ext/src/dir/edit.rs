@@ -1,4 +1,4 @@
-//! Directory blocks, edited where they lie.
+//! In-place changes of directory blocks.
 //!
 //! ```text
 //!   | name | slack | name | name | slack ........ | unused ...... |
@@ -6,17 +6,17 @@
 //!             └──────────┬──────────┘
 //!                      room: the record before gets shorter and reveals what was put there
 //! ```
-//! A power cut may tear a block into sectors, some old and some new; hence
+//! A power cut may tear a block into old and new sectors; hence
 //!
-//! Law 1: a name that stays is never moved, and no byte of it changes.
-//! Law 2: removing a name changes one field of at most four bytes, which lies in one sector:
-//! the record length before it, or its own inode number if it is the first in the block.
-//! Law 3: a new name is put where nothing is read ([`hide`]), and shown by one such field
-//! ([`reveal`]). If both lie in one sector ([`Room::whole`]), no tear can part them; if not,
-//! the hidden bytes must be durable first.
-//! Law 4: whatever the bytes, nothing here panics, and a chain that is broken is not edited.
+//! Law 1: an entry that stays is never moved, and none of its bytes changes.
+//! Law 2: removing a name changes one field of at most four bytes, within one sector: the record
+//! length of the entry before it, or its own inode number if it is the first in the block.
+//! Law 3: a new entry is written where no reader looks ([`hide`]), and made visible by one such
+//! field ([`reveal`]). If both are in one sector ([`DirentSlot::is_tear_safe`]), no tear separates
+//! them; if not, the hidden bytes must be durable first.
+//! Law 4: no input makes these functions panic, and a broken chain of records is not changed.
 //!
-//! These functions know neither disks nor locks.
+//! These functions do not know disks or locks.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -32,61 +32,60 @@ use crate::format::dirent::{self, DirBlockFormat, HEAD_BYTES, min_rec_len, rec_l
 use crate::format::{put16, put32};
 use crate::{Error, InodeNumber, Result};
 
-/// What a disk writes as a whole or not at all.
+/// Unit that a disk writes atomically.
 const SECTOR_BYTES: usize = 512;
 const MAX_NAME_BYTES: usize = 255;
 
-/// A name that was found in a block.
+/// An entry found in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FoundRecord {
-    /// The byte where its record starts.
+    /// Offset of its record.
     pub(crate) at: usize,
-    /// Where the record before it starts; `None` if it is the first.
+    /// Offset of the record before it; `None` for the first.
     pub(crate) previous: Option<usize>,
-    /// What it names.
+    /// Inode number.
     pub(crate) inode: InodeNumber,
-    /// The kind of the inode, where the entry knows.
+    /// File type, if the entry stores it.
     pub(crate) kind: Option<FileType>,
 }
 
-/// A place for a new name.
+/// A free slot for a new entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DirentSlot {
-    /// The byte where its record will start.
+    /// Offset of the new record.
     pub(crate) at: usize,
-    /// Whether the new name and the field that reveals it lie in one sector.
+    /// True if the new entry and the field that reveals it are in one sector.
     pub(crate) is_tear_safe: bool,
-    /// The bytes of its record.
+    /// Length of the new record.
     len: usize,
-    /// The record that gets shorter; `None` if an unused one is taken over.
+    /// Offset of the record to be shortened; `None` if an unused record is reused.
     shortened_record: Option<usize>,
 }
 
-/// What a block answers to a name that is to be made.
+/// Result of a search for a name or a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SlotSearch {
-    /// It is there.
+    /// The name exists.
     Found(FoundRecord),
-    /// It is not there, but could be here.
+    /// The name does not exist; a slot for it.
     Room(DirentSlot),
-    /// It is not there, and there is no room for it.
+    /// The name does not exist, and no slot is large enough.
     Full,
 }
 
-/// A block of names in two halves.
+/// The two halves of a split leaf.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LeafSplit {
-    /// The lower half, as the old block without the names of the other half: it may be
-    /// written over the old block, and torn. See [`pack`] for one without holes.
+    /// Lower half: the old block without the entries of the other half. It may overwrite the old
+    /// block, even torn. [`pack_records`] makes a block without gaps.
     pub(crate) low: Vec<u8>,
-    /// The upper half, packed.
+    /// Upper half, packed.
     pub(crate) high: Vec<u8>,
-    /// The lowest hash of the upper half; its lowest bit says that the lower half has names
-    /// with this very hash, too.
+    /// Lowest hash of the upper half; bit 0 is set if the lower half ends with the same hash.
     pub(crate) hash: u32,
 }
 
-/// One record of a chain.
+/// One record of a block.
 #[derive(Clone, Copy)]
 struct RawRecord {
     at: usize,
@@ -98,7 +97,7 @@ struct RawRecord {
 }
 
 impl RawRecord {
-    /// Bytes that its name needs; the rest is slack.
+    /// Returns the bytes that its name needs; the rest is slack.
     fn used(&self) -> usize {
         if self.inode == 0 { 0 } else { min_rec_len(self.name_len) }
     }
@@ -107,7 +106,7 @@ impl RawRecord {
         self.at + self.len
     }
 
-    /// The room in it for a record of so many bytes.
+    /// Returns the slot in this record for a record of `need_bytes`.
     #[inline]
     fn slot_in_record(&self, need_bytes: usize) -> Option<DirentSlot> {
         let used = self.used();
@@ -116,7 +115,7 @@ impl RawRecord {
         }
         let at = self.at + used;
         let end = at + need_bytes.max(1) - 1;
-        // What reveals: the inode number of an unused record, the length of another.
+        // The revealing field: the inode number of an unused record, or else the record length.
         let (after, shown_at) =
             if used == 0 { (None, self.at) } else { (Some(self.at), self.at + 4) };
         let whole = shown_at / SECTOR_BYTES == end / SECTOR_BYTES;
@@ -133,7 +132,7 @@ impl RawRecord {
         FoundRecord { at: self.at, previous, inode: InodeNumber(self.inode), kind }
     }
 
-    /// Puts it behind a chain, as short as it can be.
+    /// Appends the record to a chain, without slack.
     fn append(&self, from: &[u8], chain: &mut Vec<u8>) {
         let (at, used) = (chain.len(), self.used());
         let [i0, i1, i2, i3] = self.inode.to_le_bytes();
@@ -150,7 +149,7 @@ impl RawRecord {
     }
 }
 
-/// What breaks a chain; small, for the sake of those who walk chains.
+/// Reason why a chain is broken; small, since walks return it often.
 #[derive(Clone, Copy, Debug)]
 struct BrokenChain(&'static str);
 
@@ -160,7 +159,7 @@ impl From<BrokenChain> for Error {
     }
 }
 
-/// The record at `at`, which lies in the block with all of its name.
+/// Parses the record at `at`, which must be in the block with its whole name.
 #[inline]
 fn record(block: &[u8], at: usize) -> std::result::Result<RawRecord, BrokenChain> {
     let rest = block.get(at..).unwrap_or_default();
@@ -180,7 +179,7 @@ fn record(block: &[u8], at: usize) -> std::result::Result<RawRecord, BrokenChain
     Ok(RawRecord { at, len, inode, kind, name_len })
 }
 
-/// The chain of a block, up to where it breaks.
+/// Iterator over the records of a block, up to a broken one.
 struct Records<'a> {
     block: &'a [u8],
     at: usize,
@@ -204,17 +203,17 @@ const fn records(block: &[u8]) -> Records<'_> {
     Records { block, at: 0 }
 }
 
-/// All records of a block.
+/// Returns all records of a block.
 fn collect_records(block: &[u8]) -> Result<Vec<RawRecord>> {
     Ok(records(block).collect::<std::result::Result<_, BrokenChain>>()?)
 }
 
-/// A block without names.
+/// Returns a block without entries.
 pub(crate) fn empty(shape: DirBlockFormat) -> Vec<u8> {
     shape.with_tail(pack_records([], &[], shape.dirent_area_bytes()))
 }
 
-/// Looks for `name` in a block; with `filetype`, entries know the kind of their inode.
+/// Finds `name` in a block; with `filetype`, entries store the file type.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before the name is found.
@@ -230,11 +229,11 @@ pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<F
     Ok(None)
 }
 
-/// A place for a record of `need_bytes` (see [`record_bytes`]): the first that no tear can
-/// part, or else the first.
+/// Finds a slot for a record of `need_bytes` (see [`min_rec_len`]): the first tear-safe one, or
+/// else the first.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the chain breaks before such a place.
+/// [`Error::Corrupt`] if the chain breaks before such a slot.
 #[cfg(test)]
 pub(crate) fn find_slot(block: &[u8], need_bytes: usize) -> Result<Option<DirentSlot>> {
     let mut parted = None;
@@ -248,7 +247,7 @@ pub(crate) fn find_slot(block: &[u8], need_bytes: usize) -> Result<Option<Dirent
     Ok(parted)
 }
 
-/// [`find`] and, if the name is not there, [`room`] for it, in one pass.
+/// [`find`], and if the name does not exist, [`find_slot`], in one pass.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks before the name is found.
@@ -257,11 +256,10 @@ pub(crate) fn find_or_slot(block: &[u8], filetype: bool, name: &[u8]) -> Result<
     find_or_slot_by(block, filetype, name.len(), |it| it == name)
 }
 
-/// [`seek`] of the first name that `is` what is looked for, or else of room for one of so many
-/// bytes.
+/// Finds the first name that satisfies `is`, or else a slot for a name of `name_bytes`.
 ///
 /// # Errors
-/// As [`seek`].
+/// [`Error::Corrupt`] if the chain breaks before the name is found.
 pub(crate) fn find_or_slot_by(
     block: &[u8],
     filetype: bool,
@@ -287,11 +285,11 @@ pub(crate) fn find_or_slot_by(
     Ok(best.map_or(SlotSearch::Full, SlotSearch::Room))
 }
 
-/// Puts a name into a block at a place that [`room`] found there.
+/// Inserts an entry into a slot found in this block.
 ///
 /// # Errors
-/// [`Error::NameTooLong`]; [`Error::Misuse`] if this cannot be a name, or there is no such
-/// room. The block is as before.
+/// [`Error::NameTooLong`]; [`Error::Misuse`] if the name is invalid or the slot does not exist. The
+/// block is unchanged then.
 pub(crate) fn insert(
     block: &mut [u8],
     room: &DirentSlot,
@@ -304,7 +302,7 @@ pub(crate) fn insert(
     reveal(block, room, inode)
 }
 
-/// The first half of [`insert`]: puts the name where no reader looks.
+/// First half of [`insert`]: writes the entry where no reader looks.
 ///
 /// # Errors
 /// As [`insert`].
@@ -343,10 +341,10 @@ pub(crate) fn hide(
     Ok(())
 }
 
-/// The second half of [`insert`]: one field of at most four bytes shows the name.
+/// Second half of [`insert`]: one field of at most four bytes makes the entry visible.
 ///
 /// # Errors
-/// [`Error::Misuse`] if there is no such room. The block is as before.
+/// [`Error::Misuse`] if the slot does not exist. The block is unchanged then.
 pub(crate) fn reveal(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) -> Result<()> {
     check_slot(block, room)?;
     let done = match room.shortened_record {
@@ -356,7 +354,7 @@ pub(crate) fn reveal(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) ->
     done.ok_or(Error::Misuse("directory entry: no room"))
 }
 
-/// Whether the room is still there.
+/// Checks that the slot is still free.
 fn check_slot(block: &[u8], room: &DirentSlot) -> Result<()> {
     let there = record(block, room.shortened_record.unwrap_or(room.at)).is_ok_and(|record| {
         let free =
@@ -366,10 +364,10 @@ fn check_slot(block: &[u8], room: &DirentSlot) -> Result<()> {
     there.then_some(()).ok_or(Error::Misuse("directory entry: no room"))
 }
 
-/// Removes a name that [`find`] found in this block.
+/// Removes an entry found in this block.
 ///
 /// # Errors
-/// [`Error::Misuse`] if it is not there.
+/// [`Error::Misuse`] if it does not exist.
 pub(crate) fn remove(block: &mut [u8], found: &FoundRecord) -> Result<()> {
     let gone = Error::Misuse("directory entry: not there");
     let record = used_record_at(block, found.at)?;
@@ -387,10 +385,10 @@ pub(crate) fn remove(block: &mut [u8], found: &FoundRecord) -> Result<()> {
     done.ok_or(gone)
 }
 
-/// Lets the name at `at` name another inode.
+/// Changes the inode of the entry at `at`.
 ///
 /// # Errors
-/// [`Error::Misuse`] if there is no name.
+/// [`Error::Misuse`] if there is no entry.
 pub(crate) fn set_inode(
     block: &mut [u8],
     at: usize,
@@ -406,7 +404,7 @@ pub(crate) fn set_inode(
     Ok(())
 }
 
-/// The record in use at `at`.
+/// Returns the used record at `at`.
 fn used_record_at(block: &[u8], at: usize) -> Result<RawRecord> {
     record(block, at)
         .ok()
@@ -419,16 +417,16 @@ fn put_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
     put16(block, at.checked_add(4)?, raw)
 }
 
-/// The inodes that the names of a block lead to, as far as it can be read.
+/// Returns the inodes that entries of a block reference, up to a broken record.
 pub(crate) fn referenced_inodes(block: &[u8]) -> impl Iterator<Item = InodeNumber> + '_ {
     let records = records(block).map_while(std::result::Result::ok);
     records.filter(|record| record.inode != 0).map(|record| InodeNumber(record.inode))
 }
 
-/// Whether a block holds no names; in the first block of a directory `.` and `..` are none.
+/// Returns true if a block has no entries; `.` and `..` in the first block do not count.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the chain breaks: there may be names that cannot be seen.
+/// [`Error::Corrupt`] if the chain breaks: entries after that are unknown.
 pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
     for record in records(block) {
         let record = record?;
@@ -442,8 +440,8 @@ pub(crate) fn is_empty(block: &[u8], first_block: bool) -> Result<bool> {
     Ok(true)
 }
 
-/// The same names without slack between them. It moves them: it must not be written over
-/// the old block where a tear can happen.
+/// Returns the same entries without slack. This moves entries: the result must not overwrite the
+/// old block where a tear is possible.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks.
@@ -452,7 +450,7 @@ pub(crate) fn pack(block: &[u8]) -> Result<Vec<u8>> {
     Ok(pack_records(collect_records(block)?, block, block.len()))
 }
 
-/// So many bytes of the records in use among these of `from`, which must fit.
+/// Packs the used records of `from`, which must fit, into a block of `len` bytes.
 fn pack_records(all: impl IntoIterator<Item = RawRecord>, from: &[u8], len: usize) -> Vec<u8> {
     let mut block = Vec::with_capacity(len);
     for record in all.into_iter().filter(|record| record.inode != 0) {
@@ -462,18 +460,18 @@ fn pack_records(all: impl IntoIterator<Item = RawRecord>, from: &[u8], len: usiz
     block
 }
 
-/// Makes a chain as long as it is to be: its last record reaches to the end.
+/// Extends a chain to `len` bytes; its last record reaches to the end.
 fn extend_last_record(chain: &mut Vec<u8>, len: usize) {
     let last = records(chain).map_while(std::result::Result::ok).last().map_or(0, |it| it.at);
     chain.resize(len, 0);
     put_len(chain, last, len - last);
 }
 
-/// Splits a block of names by their hashes, which `hash` says, into halves of about equal bytes.
-/// Names with one hash stay together unless there are no others.
+/// Splits a leaf by the hashes of its names into halves of about equal bytes. Names with one hash
+/// stay together unless all have it.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the chain breaks; [`Error::Misuse`] if there are less than two names.
+/// [`Error::Corrupt`] if the chain breaks; [`Error::Misuse`] if there are fewer than two names.
 pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<LeafSplit> {
     let all = collect_records(block)?;
     let mut hashed: Vec<(u32, usize, RawRecord)> = all
@@ -501,12 +499,12 @@ fn split(block: &[u8], hash: &crate::format::hash::NameHash) -> Result<LeafSplit
     split_by(block, |name| hash.of(name))
 }
 
-/// How many of these names, in the order of their hashes, make the lower half: the place
-/// nearest to the middle where the hash changes, or the middle if it never does.
+/// Returns the number of these hash-sorted names in the lower half: a change of hash nearest to the
+/// middle, or the middle if there is none.
 fn split_point(hashed: &[(u32, usize, RawRecord)]) -> Option<usize> {
     let total: usize = hashed.iter().map(|(.., record)| record.used()).sum();
     let mut below = 0;
-    // The distance from the middle, and after how many names; changes of the hash go first.
+    // Distance from the middle, and number of names; changes of the hash sort first.
     let mut best: Option<(bool, usize, usize)> = None;
     for (nth, pair) in hashed.windows(2).enumerate() {
         let [(hash, _, record), (next, ..)] = pair else { continue };
@@ -517,10 +515,10 @@ fn split_point(hashed: &[(u32, usize, RawRecord)]) -> Option<usize> {
     best.map(|(.., cut)| cut)
 }
 
-/// The block without the records at `gone`, none of the others being moved.
+/// Returns the block without the records at `gone`, moving no others.
 fn without_records(block: &[u8], all: &[RawRecord], gone: &[usize]) -> Vec<u8> {
     let mut left = block.to_vec();
-    // The record that reaches over those which go.
+    // The record that is extended over the removed ones.
     let mut before: Option<RawRecord> = None;
     for record in all {
         if gone.binary_search(&record.at).is_err() {

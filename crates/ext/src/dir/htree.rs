@@ -1,4 +1,4 @@
-//! Names found through a hash tree: one block on each level, then one block of names.
+//! Lookup through a hash tree: one index block per level, then one leaf.
 
 use super::linear::find_in_block;
 use super::name_query::NameQuery;
@@ -8,10 +8,10 @@ use crate::format::inode::Inode;
 use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
-/// Blocks of names that one hash may fill before the tree counts as damaged.
+/// Limit of leaf blocks with one hash; more is damage.
 const MAX_BLOCKS_PER_HASH: usize = 4096;
 
-/// One level of the path down.
+/// One level of the path from the root.
 struct DxLevel {
     block: SharedBytes,
     root: bool,
@@ -33,7 +33,7 @@ impl DxLevel {
     }
 }
 
-/// The inode that is meant by a name, of which the tree hashes `hashed`.
+/// Returns the inode of a name whose hash input is `hashed`.
 pub(super) fn find(
     volume: &Volume,
     dir: &Inode,
@@ -69,7 +69,7 @@ fn tree_block(volume: &Volume, dir: &Inode, nth: FileBlock) -> Result<SharedByte
     volume.directory_block(dir, nth)?.ok_or(hole)
 }
 
-/// Walks down from the last step until there are `levels` of nodes below the root.
+/// Descends from the last step until the path has `levels` nodes below the root.
 fn descend(
     volume: &Volume,
     dir: &Inode,
@@ -86,7 +86,7 @@ fn descend(
     Ok(())
 }
 
-/// Moves on to the next block of names, if names with `hash` may go on there.
+/// Moves to the next leaf, if names with `hash` may continue there.
 fn advance_leaf(
     volume: &Volume,
     dir: &Inode,
@@ -98,7 +98,7 @@ fn advance_leaf(
         let index = step.index(volume)?;
         if let Some(next) = index.next_with_hash(step.nth, hash) {
             step.nth = next;
-            // Below a later branch the names with this hash come first.
+            // Below a later branch, names with this hash come first.
             descend(volume, dir, path, levels, 0)?;
             return Ok(true);
         }

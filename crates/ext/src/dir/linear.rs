@@ -1,4 +1,4 @@
-//! Directories read straight through.
+//! Sequential reading of directories.
 
 use std::sync::atomic::Ordering;
 
@@ -9,12 +9,12 @@ use crate::format::inode::Inode;
 use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
-/// Looks through all blocks, from the one that had the last name on: programs ask for
-/// names in the order in which they were listed.
+/// Searches all blocks, beginning with the block of the last hit: programs look names up in the
+/// order of a listing.
 pub(super) fn find(volume: &Volume, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
     let blocks = volume.directory_blocks(dir);
     let hint = dir.lookup_hint.load(Ordering::Relaxed).min(blocks);
-    // `.` and `..` are in the first block if they are anywhere.
+    // `.` and `..` are in the first block, if anywhere.
     let start = if matches!(wanted.name(), b"." | b"..") { 0 } else { hint };
     let (mut second, mut damage) = (None, None);
     for nth in (start..blocks).chain(0..start) {
@@ -35,7 +35,8 @@ pub(super) fn find(volume: &Volume, dir: &Inode, wanted: &NameQuery<'_>) -> Resu
     second.ok_or(damage.unwrap_or(Error::NotFound))
 }
 
-/// Looks for a name in one block, as [`NameQuery::find_in`]. Damage counts only if it is not found.
+/// Finds a name in one block, as [`NameQuery::find_in`]. Damage counts only if the name is not
+/// found.
 pub(super) fn find_in_block(
     volume: &Volume,
     dir: &Inode,
@@ -48,8 +49,8 @@ pub(super) fn find_in_block(
     found.map_err(|error| volume.with_location(dir, nth, error))
 }
 
-/// See [`Volume::entries`]. A cookie is the byte where an entry starts; one that points
-/// between two entries continues with the second.
+/// See [`Volume::entries`]. A cookie is the byte offset of an entry; one between two entries
+/// continues with the second.
 pub(super) fn enumerate(
     volume: &Volume,
     dir: &Inode,

@@ -1,10 +1,10 @@
-//! What the names of a directory are shown as, and which of them is meant by a name.
+//! Display and matching of names.
 //!
-//! | directory | shown as | meant by |
+//! | directory | displayed name | match |
 //! |---|---|---|
-//! | plain | it is | the same bytes |
-//! | casefold | it is | the same bytes, or else what folds to the same |
-//! | encrypt | a name without a key | that, whatever the directory folds |
+//! | plain | as stored | equal bytes |
+//! | casefold | as stored | equal bytes, or else equal after folding |
+//! | encrypt | no-key name | that no-key name, also with casefold |
 
 use std::borrow::Cow;
 
@@ -20,26 +20,26 @@ use crate::format::nokey::{self, NoKeyName};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, InodeNumber, Result};
 
-/// How the names of a directory are shown.
+/// Display of a directory's names.
 pub(crate) enum NameDisplay {
-    /// As they are.
+    /// Names as stored.
     Plain,
-    /// As names without a key, with these hashes.
+    /// No-key names with these hashes.
     NoKey(NoKeyHashSource),
 }
 
-/// Which hashes a name without a key says: as the kernel, which shows those that it has at hand.
+/// Source of the hashes in a no-key name; the same as the kernel's.
 pub(crate) enum NoKeyHashSource {
-    /// None.
+    /// No hash.
     Zero,
-    /// Those of the ciphertext.
+    /// Hash of the ciphertext.
     Computed(NameHash),
-    /// Those behind the name in its entry: only who has the key can compute them.
+    /// Hashes stored after the name in its entry: computing them needs the key.
     InEntry,
 }
 
 impl NameDisplay {
-    /// How the names of `dir` are shown.
+    /// Returns the display of the names of `dir`.
     pub(crate) fn of(volume: &Volume, dir: &Inode) -> Self {
         match dir.is_encrypted() {
             true => Self::NoKey(hashes(volume, dir)),
@@ -47,7 +47,7 @@ impl NameDisplay {
         }
     }
 
-    /// What an entry of `block` is shown as.
+    /// Returns the displayed name of an entry of `block`.
     pub(crate) fn display_name<'a>(&self, block: &[u8], entry: &Dirent<'a>) -> Cow<'a, [u8]> {
         let hashes = match self {
             Self::NoKey(_) if is_dots(entry) => return Cow::Borrowed(entry.name),
@@ -60,8 +60,8 @@ impl NameDisplay {
     }
 }
 
-/// The kernel reads a directory by its hashes where it has a tree or could have been one of a
-/// single block.
+/// Returns the hash source. The kernel hashes names if the directory has a tree, or is a single
+/// block that could be one.
 fn hashes(volume: &Volume, dir: &Inode) -> NoKeyHashSource {
     let super_ = &volume.super_;
     let has_tree = volume.has_tree(dir);
@@ -82,19 +82,19 @@ fn hashes(volume: &Volume, dir: &Inode) -> NoKeyHashSource {
     hash.map_or(NoKeyHashSource::Zero, NoKeyHashSource::Computed)
 }
 
-/// The two hashes behind a name that is folded and encrypted.
+/// Returns the two hashes stored after a casefolded encrypted name.
 fn stored_hashes(block: &[u8], entry: &Dirent<'_>) -> Option<(u32, u32)> {
     let at = entry.name.len().checked_add(HEAD_BYTES)?.checked_next_multiple_of(4)?;
     let record = block.get(entry.at..entry.next)?;
     Some((le32(record, at)?, le32(record, at.checked_add(4)?)?))
 }
 
-/// Whether the names of `dir` ignore case.
+/// Returns true if the names of `dir` ignore case.
 pub(crate) fn is_casefolded(volume: &Volume, dir: &Inode) -> bool {
     volume.super_.incompatible.contains(Incompatible::CASEFOLD) && dir.flags & flags::CASEFOLD != 0
 }
 
-/// What the tree of a directory hashes instead of a name.
+/// Returns the hash input of a name.
 pub(crate) fn hash_input_of(folds: bool, name: &[u8]) -> Cow<'_, [u8]> {
     match folds.then(|| casefold::fold_name(name)).flatten() {
         Some(folded) => Cow::Owned(folded),
@@ -102,7 +102,7 @@ pub(crate) fn hash_input_of(folds: bool, name: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// A name that is looked for in one directory.
+/// A name to look up in one directory.
 pub(crate) struct NameQuery<'a> {
     name: &'a [u8],
     how: NameMatcher,
@@ -115,11 +115,11 @@ enum NameMatcher {
 }
 
 impl<'a> NameQuery<'a> {
-    /// What `name` means in `dir`.
+    /// Prepares the lookup of `name` in `dir`.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for what no name without a key looks like; [`Error::Misuse`] for a
-    /// name that is no text where the volume has none but such.
+    /// [`Error::NotFound`] if it is not a valid no-key name; [`Error::Misuse`] for invalid UTF-8 on
+    /// a volume with strict encoding.
     pub(crate) fn of(volume: &Volume, dir: &Inode, name: &'a [u8]) -> Result<Self> {
         let how = match name {
             b"." | b".." => NameMatcher::Exact,
@@ -138,12 +138,12 @@ impl<'a> NameQuery<'a> {
         Ok(Self { name, how })
     }
 
-    /// The name, as it was asked for.
+    /// Returns the name as given by the caller.
     pub(crate) const fn name(&self) -> &'a [u8] {
         self.name
     }
 
-    /// What a hash tree hashes; `None` if the name does not say.
+    /// Returns the hash input; `None` for a no-key name.
     pub(crate) fn hash_input(&self) -> Option<&[u8]> {
         match &self.how {
             NameMatcher::Exact => Some(self.name),
@@ -152,18 +152,17 @@ impl<'a> NameQuery<'a> {
         }
     }
 
-    /// Whether a name may also be where its hash does not lead.
+    /// Returns true if an entry may be outside the leaf of its hash.
     pub(crate) fn may_be_misplaced(&self, volume: &Volume) -> bool {
-        // Other tables than today's may have folded it when it was hashed.
+        // An older Unicode version may have folded the name when it was hashed.
         matches!(self.how, NameMatcher::Folded(_))
             && volume.super_.encoding.1 & casefold::FLAG_BY_HASH_ONLY == 0
     }
 
-    /// Looks for it among the entries of one block or part. The first that is not the same but is
-    /// meant, too, is left in `second`.
+    /// Looks the name up in one block or inline part. Stores the first inexact match in `second`.
     ///
     /// # Errors
-    /// Damage, if it is not there.
+    /// Damage, if the name is not found.
     pub(crate) fn find_in(
         &self,
         volume: &Volume,
@@ -185,12 +184,12 @@ impl<'a> NameQuery<'a> {
         damage.map_or(Ok(None), Err)
     }
 
-    /// Whether other names than the very same are meant, too.
+    /// Returns true if inexact matches count, too.
     pub(crate) const fn is_case_insensitive(&self) -> bool {
         matches!(self.how, NameMatcher::Folded(_))
     }
 
-    /// Whether this very name is on disk.
+    /// Returns true if the stored name matches exactly.
     pub(crate) fn matches_exactly(&self, on_disk: &[u8]) -> bool {
         match &self.how {
             NameMatcher::Exact | NameMatcher::Folded(_) => self.name == on_disk,
@@ -198,7 +197,7 @@ impl<'a> NameQuery<'a> {
         }
     }
 
-    /// Whether a name on disk folds to the same.
+    /// Returns true if the stored name folds to the same.
     pub(crate) fn folds_to(&self, on_disk: &[u8]) -> bool {
         let NameMatcher::Folded(folded) = &self.how else { return false };
         if on_disk.is_ascii() {

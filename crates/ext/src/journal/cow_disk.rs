@@ -1,6 +1,6 @@
-//! Changes of a disk that are kept in memory.
+//! Copy-on-write disk: changes stay in memory.
 //!
-//! Law: no more is kept than was said at the beginning; what is more is refused, all of its group.
+//! Law: the disk stores at most `max_blocks` changed blocks; a group that exceeds this is refused.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 use crate::blocks::data::SharedBytes;
 use crate::units::saturating_usize;
 
-/// See the head of the file.
+/// Copy-on-write disk in memory.
 pub(super) struct CowDisk {
     disk: Arc<dyn Disk>,
     block_bytes: u64,
-    /// Blocks that it may keep.
+    /// Limit of changed blocks.
     max_blocks: usize,
     changed: Mutex<BTreeMap<u64, SharedBytes>>,
     tickets: AtomicU64,
@@ -39,17 +39,17 @@ impl CowDisk {
         }
     }
 
-    /// Nothing is changed from now on.
+    /// Makes the disk read-only.
     pub(super) fn freeze(&self) {
         self.is_frozen.store(true, Ordering::Relaxed);
     }
 
-    /// What was changed.
+    /// Returns the changed blocks.
     pub(super) fn blocks(&self) -> BTreeMap<u64, SharedBytes> {
         self.changed.lock().clone()
     }
 
-    /// Keeps the blocks of a group.
+    /// Stores the blocks of a group.
     fn store_group(&self, group: &Group) -> Result<(), Error> {
         let len = saturating_usize(self.block_bytes);
         for write in &group.writes {

@@ -1,15 +1,15 @@
-//! Fast commits, made good: what their records say is so, on a volume whose changes stay in memory.
+//! Replay of fast commits on an in-memory copy of the volume.
 //!
 //! ```text
 //!   disk as its log has it ──▶ scratch ──▶ a volume on it ──▶ record by record ──▶ blocks
 //! ```
-//! Linux logs what became of files, not blocks. So blocks of directories and nodes of maps are
-//! taken here, and none that a record gives to a file. Directories themselves are not logged: how
-//! many links and blocks they have follows from the names.
+//! Fast commits log operations on files, not blocks. So replay allocates directory blocks and
+//! extent-tree nodes here, and excludes the blocks that records assign to files. Directory inodes
+//! are not logged: their link counts and blocks follow from the names.
 //!
-//! Law 1: the outcome is one set of blocks: to read, they are read; on disk, they are one
-//! transaction of the log, so that a cut leaves all of it to be done again, or nothing.
-//! Law 2: a record is held in memory while it is carried out, and no longer.
+//! Law 1: the result is one set of blocks. A read-only mount reads them from memory; recovery
+//! writes them as one journal transaction, so that a cut leaves all or nothing to be repeated.
+//! Law 2: a record is in memory only while it is replayed.
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts records, and blocks of a checked log")]
 
@@ -39,7 +39,7 @@ use crate::units::saturating_usize;
 use crate::volume::{OpenOptions, Volume};
 use crate::{AccessTimes, Error, InodeNumber, Result};
 
-/// The caches of the volume on which they are carried out.
+/// Cache sizes of the volume on which records are replayed.
 const REPLAY_OPTIONS: OpenOptions = OpenOptions {
     inode_cache: 256,
     block_map_cache: 256,
@@ -47,21 +47,21 @@ const REPLAY_OPTIONS: OpenOptions = OpenOptions {
     lists_dots: false,
     read_ahead_bytes: 0,
 };
-/// Bytes that may change.
+/// Limit of changed bytes.
 const MAX_REPLAY_BYTES: u64 = 64 << 20;
 
-/// What the fast commits of a log are.
+/// Summary of a log's fast commits.
 pub(super) struct Survey {
-    /// Records that count.
+    /// Number of valid records.
     pub(super) records: u64,
-    /// Why not all that was committed counts.
+    /// Damage that makes committed records invalid.
     pub(super) damage: Option<Damage>,
 }
 
-/// Looks at the fast commits that follow what is before transaction `next`.
+/// Scans the fast commits based on the transaction before `next`.
 ///
 /// # Errors
-/// What the device says.
+/// An error of the device.
 pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
     let mut survey = Survey { records: 0, damage: None };
     let super_ = &log.super_;
@@ -81,7 +81,7 @@ pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
         survey.damage = places.peek().map(|at| Damage { what, at: *at });
         return Ok(survey);
     }
-    // A tail is durable once what it ends is.
+    // A tail is durable only after the records that it ends.
     let mut behind = counting.counted_bytes();
     for at in places {
         if has_tail(&log.read(at)?, behind, next) {
@@ -93,16 +93,18 @@ pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
     Ok(survey)
 }
 
-/// The blocks of fast commits: Linux leaves the first one behind the log free.
+/// Returns the log blocks of fast commits. Linux leaves the first block after the journal proper
+/// unused.
 fn places(log: &JournalFile) -> Range<u32> {
     log.super_.end.saturating_add(1)..log.super_.len
 }
 
-/// The disk as it will be once so many records of fast commits are carried out, if there are any;
-/// `disk` is as the log has it.
+/// Returns the disk after replay of `count` fast-commit records, or `None` if there are none.
+/// `disk` is the volume after journal replay.
 ///
 /// # Errors
-/// [`Error::Unsupported`] for what cannot be carried out here; [`Error::Corrupt`]; [`Error::Io`].
+/// [`Error::Unsupported`] for records that cannot be replayed here; [`Error::Corrupt`];
+/// [`Error::Io`].
 pub(super) fn replay_fast_commits(
     disk: Arc<dyn Disk>,
     log: &JournalFile,
@@ -118,7 +120,7 @@ pub(super) fn replay_fast_commits(
             "needs_recovery: fast commits beside quotas; mount the volume with Linux once";
         return Err(Error::Unsupported { feature: feature.to_owned() });
     }
-    // All of it is one transaction.
+    // All changes must fit one transaction.
     let most =
         u64::from(log.super_.log_blocks()).min(MAX_REPLAY_BYTES / u64::from(block_bytes.max(1)));
     let scratch = Arc::new(CowDisk::new(disk, block_bytes, saturating_usize(most)));
@@ -178,7 +180,7 @@ pub(super) fn replay_fast_commits(
     Ok(Some(scratch))
 }
 
-/// What no record asks for that makes sense is damage of the journal.
+/// Maps an error that valid records cannot cause to damage of the journal.
 fn to_journal_damage(error: Error) -> Error {
     match error {
         Error::Corrupt { .. } | Error::Io(_) | Error::Unsupported { .. } | Error::NoSpace => error,
@@ -211,12 +213,12 @@ impl Transaction<'_> {
         }
     }
 
-    /// Whether an inode is in use.
+    /// Returns true if an inode is in use.
     fn is_used(&mut self, inode: InodeNumber) -> Result<bool> {
         Ok(self.read_slot(inode, |it| it.mode() != 0)? && self.is_inode_allocated(inode)?)
     }
 
-    /// Whether a file is there whose map records speak of.
+    /// Returns true if the inode is in use; its file must have extents.
     fn has_map(&mut self, inode: InodeNumber) -> Result<bool> {
         let extents = self.read_slot(inode, |it| it.flags() & inode::flags::EXTENTS != 0)?;
         if self.is_used(inode)? && !extents {
@@ -250,7 +252,7 @@ impl Transaction<'_> {
                 return Err(damaged());
             }
             if before.0 != generation {
-                // Another file had the number.
+                // Another file had the inode number before.
                 self.evict_inode(number)?;
             } else if before.1 & !flags & inode::flags::EXTENTS != 0 {
                 self.unmap(number, 0..u32::MAX)?;
@@ -268,7 +270,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Puts a name in.
+    /// Adds a name.
     fn replay_link(
         &mut self,
         dir: InodeNumber,
@@ -301,7 +303,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Gives a new directory its first block.
+    /// Allocates the first block of a new directory.
     fn init_directory(&mut self, inode: InodeNumber, parent: InodeNumber) -> Result<()> {
         self.change_slot(inode, |it| {
             it.set_size(0);
@@ -317,7 +319,7 @@ impl Transaction<'_> {
         self.change_slot(inode, |it| it.set_size(block_bytes.into()))
     }
 
-    /// Takes a name out that led to `inode`.
+    /// Removes a name of `inode`.
     fn replay_unlink(
         &mut self,
         dir: InodeNumber,

@@ -1,4 +1,4 @@
-//! The file that the journal is, block by block.
+//! Journal file of a volume, block by block.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::units::saturating_usize;
 use crate::volume::{OpenOptions, Volume};
 use crate::{Error, FileBlock, FsBlock, Result, Run};
 
-/// What opening a volume takes that nothing but the map of one inode is read from.
+/// Cache sizes of a volume of which only one inode's map is read.
 const MINIMAL_OPTIONS: OpenOptions = OpenOptions {
     inode_cache: 16,
     block_map_cache: 64,
@@ -29,30 +29,30 @@ const MINIMAL_OPTIONS: OpenOptions = OpenOptions {
     lists_dots: false,
     read_ahead_bytes: 0,
 };
-/// Runs of a journal that are remembered.
+/// Limit of the journal's block runs.
 const MAX_RUNS: usize = 1 << 16;
 const MISSING: &str = "journal: a block of its file is missing";
-/// Bytes that are put in place at once.
+/// Size of one replay write, in bytes.
 const REPLAY_WRITE_BYTES: usize = 1 << 20;
 
-/// A journal inside of its volume.
+/// An internal journal.
 pub(crate) struct JournalFile {
     disk: Arc<dyn Disk>,
     volume: Superblock,
     pub(crate) super_: JournalSuperblock,
-    /// Its first block.
+    /// Block with the journal superblock.
     pub(crate) first: SharedBytes,
-    /// Where its blocks are, in order.
+    /// Block runs, in logical order.
     runs: Vec<Run>,
-    /// The blocks of the volume that are its own, in order.
+    /// Volume blocks of the journal itself, sorted.
     own: Vec<Range<u64>>,
 }
 
 impl JournalFile {
-    /// Finds the journal of a volume.
+    /// Opens the journal of a volume.
     ///
     /// # Errors
-    /// As [`super::replayed`].
+    /// As [`super::open_replayed`].
     pub(crate) fn open(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<Self> {
         let inode = volume.journal.ok_or_else(|| unusable_journal_error(volume))?;
         let plain = Volume::open_unreplayed(disk.clone(), MINIMAL_OPTIONS, volume.clone());
@@ -76,7 +76,7 @@ impl JournalFile {
         Ok(Self { disk, volume: volume.clone(), super_, first, runs, own })
     }
 
-    /// The block of the volume that a block of the log is.
+    /// Returns the volume block of a log block.
     pub(crate) fn volume_block(&self, at: u32) -> Option<FsBlock> {
         let at = FileBlock(at);
         let nth = self.runs.partition_point(|run| run.end() <= at);
@@ -87,12 +87,12 @@ impl JournalFile {
         }
     }
 
-    /// What the disk writes whole, in bytes.
+    /// Returns the size of the disk's atomic writes, in bytes.
     pub(crate) fn sector_bytes(&self) -> u32 {
         self.disk.properties().sector_bytes
     }
 
-    /// The bytes that a copy stands for.
+    /// Reads a logged copy and undoes its escaping.
     pub(crate) fn read_copy(&self, copy: LoggedBlock) -> Result<SharedBytes> {
         let mut bytes = self.read(copy.at)?;
         if copy.escaped {
@@ -101,15 +101,15 @@ impl JournalFile {
         Ok(bytes)
     }
 
-    /// What is in the log. Damage of what was committed is part of the answer.
+    /// Scans the log. Damage of committed transactions is part of the result.
     ///
     /// # Errors
-    /// What the device says.
+    /// An error of the device.
     pub(crate) fn scan(&self) -> Result<ScannedLog> {
         scan_log(&self.super_, self)
     }
 
-    /// The error that damage of the log is.
+    /// Returns the error for damage of the log.
     pub(crate) fn error(&self, damage: Damage) -> Error {
         let error = Error::corrupt(damage.what);
         match self.volume_block(damage.at) {
@@ -118,9 +118,9 @@ impl JournalFile {
         }
     }
 
-    /// Puts the copies in place, then empties the log, then says that the volume is whole: each
-    /// durable before the next. With `more` blocks, which become a transaction of their own before,
-    /// and with the counts of what is `free`, if they are known.
+    /// Writes the copies to their home blocks, empties the log, then clears `needs_recovery`, each
+    /// durable before the next. The blocks of `more` first become a transaction of their own.
+    /// `free` holds the free counts, if known.
     pub(crate) fn replay(
         &self,
         found: &ScannedLog,
@@ -146,7 +146,7 @@ impl JournalFile {
         let at = self.volume_block(0).ok_or(Error::corrupt(MISSING))?;
         let mut next = found.next;
         if !more.is_empty() {
-            // The fast commits follow what is before this number: they count until it is there.
+            // The fast commits stay valid until transaction `next` is in the log.
             let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
             raw.set_tail(Some(self.super_.first), next);
             sender.send(vec![write(at.0.saturating_mul(block_bytes), &first)], true)?;
@@ -162,7 +162,7 @@ impl JournalFile {
             next = next.wrapping_add(1);
         }
 
-        // Numbers that the log has seen are not used again: what is left in it is older.
+        // Sequence numbers in the log are not reused, so old blocks stay older.
         let next = next.wrapping_add(1);
         let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
         raw.set_tail(None, next);
@@ -215,14 +215,14 @@ impl std::fmt::Debug for JournalFile {
     }
 }
 
-/// Sends groups, one after the other.
+/// Sender of groups in order.
 struct OrderedWriter<'a> {
     disk: &'a dyn Disk,
     last: Option<Ticket>,
 }
 
 impl OrderedWriter<'_> {
-    /// Sends writes as one group; with `ordered`, once everything before it is durable.
+    /// Sends writes as one group; with `ordered`, after everything before it is durable.
     fn send(&mut self, writes: Vec<Write>, ordered: bool) -> Result<()> {
         if writes.is_empty() {
             return Ok(());
@@ -247,7 +247,7 @@ fn write(at_bytes: u64, bytes: &[u8]) -> Write {
     Write { at_bytes, block }
 }
 
-/// Where the blocks of a journal are: none of them is missing.
+/// Returns the block runs of a journal, or an error if a block is missing.
 fn journal_runs(volume: &Volume, node: &Inode, range: Range<FileBlock>) -> Result<Vec<Run>> {
     let mut all = Vec::new();
     let mut at = range.start;
@@ -271,14 +271,14 @@ fn is_mapped(run: &Run) -> bool {
     matches!(run.place, BlockLocation::Mapped(_))
 }
 
-/// A block of the volume, past all caches.
+/// Reads a volume block without caches.
 fn read_block(disk: &dyn Disk, volume: &Superblock, block: FsBlock) -> Result<SharedBytes> {
     let len_bytes = u64::from(volume.block_bytes);
     let bytes = read_bytes(disk, Extent::new(block.0.saturating_mul(len_bytes), len_bytes))?;
     Ok(SharedBytes::owned(bytes.into_boxed_slice()))
 }
 
-/// Bytes of a disk, whole sectors or not.
+/// Reads bytes of a disk, aligned to sectors or not.
 pub(super) fn read_bytes(
     disk: &dyn Disk,
     at: Extent,

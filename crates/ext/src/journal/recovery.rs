@@ -1,4 +1,4 @@
-//! What is in a log: which blocks of the volume have which bytes.
+//! Scan of a log: the newest copy of each volume block.
 //!
 //! ```text
 //!   scan     from the tail, transaction by transaction, as far as numbers and sums are right:
@@ -6,13 +6,13 @@
 //!   revoke   forgets copies that are not newer than their revocation
 //!   replay   is for those who ask: copies are read where they lie
 //! ```
-//! Law 1: a transaction counts if all of it is there, up to its commit block; behind the first
-//! that is not there is nothing.
-//! Law 2: no block of the log is passed twice by the scan, whatever the log says, and nothing is
-//! remembered but blocks that are in it.
-//! Law 3: a transaction that was never committed ends the log; one that was committed and is not
-//! as it was written is damage. With a flush before each commit block, a commit block means that
-//! its transaction was durable.
+//! Law 1: a transaction is valid if it is complete up to its commit block; the log ends at the
+//! first that is not.
+//! Law 2: the scan passes no log block twice, whatever the log contains, and only keeps facts about
+//! blocks in the log.
+//! Law 3: a transaction that was never committed ends the log; a committed one that is not as
+//! written is damage. With a flush before each commit block, a commit block proves that its
+//! transaction was durable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,53 +25,53 @@ use crate::format::jbd2::{
 };
 use crate::{FsBlock, Result};
 
-/// What a log holds.
+/// Contents of a log.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ScannedLog {
-    /// By block of the volume: where in the log its bytes are.
+    /// Log location of the newest copy, by volume block.
     pub(crate) copies: BTreeMap<u64, LoggedBlock>,
-    /// The number of the transaction after the last one.
+    /// Sequence number after the last transaction.
     pub(crate) next: u32,
-    /// How many transactions there are.
+    /// Number of transactions.
     pub(crate) transactions: u32,
-    /// Why what was committed behind the last transaction that counts cannot be read.
+    /// Damage of a committed transaction after the last valid one.
     pub(crate) damage: Option<Damage>,
 }
 
 /// Damage of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damage {
-    /// What is damaged.
+    /// Damaged structure.
     pub(crate) what: &'static str,
-    /// The block of the log.
+    /// Log block of the damage.
     pub(crate) at: u32,
 }
 
-/// What recovery asks about a log.
+/// Access to a log for recovery.
 pub(crate) trait Source {
-    /// Reads a block of the log.
+    /// Reads a log block.
     fn read(&self, at: u32) -> Result<SharedBytes>;
-    /// Names what is wrong with a copy of this block of the volume.
+    /// Returns the reason why the log must not have a copy of this volume block, if any.
     fn refusal(&self, block: u64) -> Option<&'static str>;
-    /// Returns when the volume was taken into use: what it committed since is not older.
+    /// Returns the mount time of the volume: its later commits are not older.
     fn in_use_since(&self) -> Duration;
 }
 
 /// A copy of a block in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LoggedBlock {
-    /// The block of the log.
+    /// Log block of the copy.
     pub(crate) at: u32,
-    /// Whether the first four bytes were zeroed.
+    /// True if the first four bytes were zeroed (escaped).
     pub(crate) escaped: bool,
-    /// Which transaction it is of, counted from the tail.
+    /// Index of its transaction, counted from the tail.
     nth: u32,
 }
 
-/// What is in the log of `journal`. Damage is part of the answer.
+/// Scans the log of `journal`. Damage is part of the result.
 ///
 /// # Errors
-/// What `source` answers.
+/// Errors of `source`.
 pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn Source) -> Result<ScannedLog> {
     let mut found = ScannedLog {
         copies: BTreeMap::new(),
@@ -115,7 +115,7 @@ pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn Source) -> Resu
     Ok(found)
 }
 
-/// What of a transaction was passed so far.
+/// The part of a transaction that was scanned so far.
 #[derive(Debug)]
 struct PendingTransaction {
     copies: Vec<(u64, u32, bool)>,
@@ -132,48 +132,48 @@ impl Default for PendingTransaction {
 
 enum ScanStep {
     Continue,
-    /// The log ends, and what is behind it is known.
+    /// The log ends, and no further search is needed.
     Stop,
-    /// The log ends, unless a commit block is behind.
+    /// The log ends, unless a later commit block is found.
     Stray(Stray),
 }
 
-/// A block that is not of the transaction that should be there.
+/// A block that does not belong to the expected transaction.
 struct Stray {
-    /// What is damaged if that transaction, or a later one, was committed.
+    /// Damage, if that transaction or a later one was committed.
     damage: Damage,
-    /// Blocks in which to look for its commit block.
+    /// Number of blocks to search for a commit block.
     within: u32,
 }
 
-/// Bytes behind the end of a log in which a commit block is looked for that should not be there.
+/// Bytes after the end of a log that are searched for an unexpected commit block.
 const LOOK_AHEAD_BYTES: u32 = 1 << 20;
 
 struct LogScan<'a> {
     journal: &'a JournalSuperblock,
     source: &'a dyn Source,
     at: u32,
-    /// Blocks of the log that were not passed.
+    /// Log blocks that are not scanned yet.
     left: u32,
     sequence: u32,
     pending: PendingTransaction,
-    /// When the last transaction that counts was committed.
+    /// Commit time of the last valid transaction.
     last_commit_time: Duration,
-    /// What is wrong with the transaction before, which may never have been durable.
+    /// Damage of the previous transaction, which may never have been durable.
     doubted: Option<Damage>,
-    /// Transactions, and the revoke blocks of theirs.
+    /// Revoke blocks with the index of their transaction.
     revokes: Vec<(u32, u32)>,
 }
 
 impl LogScan<'_> {
-    /// Passes one block of the journal itself, with the copies that it names.
+    /// Scans one journal block, with the copies that its tags name.
     fn step(&mut self, found: &mut ScannedLog) -> Result<ScanStep> {
         let Some((at, block)) = self.next_block()? else { return Ok(ScanStep::Stop) };
         let form = &self.journal.form;
         match header(&block) {
             Some((BlockType::Descriptor, sequence)) if sequence == self.sequence => {
                 if form.verify_tail(&block) != ChecksumState::Valid {
-                    // How many copies follow is not known.
+                    // The number of copies is unknown.
                     return Ok(self.unsound("journal: checksum of a descriptor block", at));
                 }
                 if form.sums == JournalChecksums::Commit {
@@ -214,17 +214,17 @@ impl LogScan<'_> {
         }
     }
 
-    /// A block with the number of the transaction in hand fails its checksum.
+    /// Returns the step for a block of the current transaction that fails its checksum.
     fn unsound(&self, what: &'static str, at: u32) -> ScanStep {
         ScanStep::Stray(Stray { damage: Damage { what, at }, within: self.left })
     }
 
-    /// Notes what is wrong with the transaction in hand, if nothing is noted yet.
+    /// Records damage of the current transaction, unless there is an earlier one.
     fn first_bad_commit_time(&mut self, what: &'static str, at: u32) {
         self.pending.damage = self.pending.damage.or(Some(Damage { what, at }));
     }
 
-    /// The next block of the log, which is passed by that; `None` if all of them were.
+    /// Reads and passes the next log block; `None` at the end.
     fn next_block(&mut self) -> Result<Option<(u32, SharedBytes)>> {
         let at = self.at;
         if !self.advance() {
@@ -240,7 +240,8 @@ impl LogScan<'_> {
         true
     }
 
-    /// Passes the copy of a tag of the descriptor at `descriptor`; `false` where the log ends.
+    /// Scans the copy of one tag of the descriptor at `descriptor`; returns `false` if the log
+    /// ends.
     fn consume_copy(&mut self, tag: &Tag, descriptor: u32) -> Result<bool> {
         let (at, form) = (self.at, &self.journal.form);
         if form.sums == JournalChecksums::None {
@@ -264,7 +265,7 @@ impl LogScan<'_> {
         Ok(true)
     }
 
-    /// A transaction is passed, with its commit block at `at`.
+    /// Finishes the current transaction, whose commit block is at `at`.
     fn finish_transaction(
         &mut self,
         commit: &CommitBlock,
@@ -274,10 +275,10 @@ impl LogScan<'_> {
         let pending = std::mem::take(&mut self.pending);
         let is_sound = commit.soundness == ChecksumState::Valid;
         self.sequence = self.sequence.wrapping_add(1);
-        // Left over from an earlier turn through the log.
+        // A block of an earlier cycle through the log.
         let is_stale = commit.time.as_secs() < self.last_commit_time.as_secs();
         if let Some(damage) = self.doubted {
-            // Only what is durable is followed by another commit block.
+            // Only a durable transaction is followed by another commit block.
             found.damage = Some(damage).filter(|_| is_sound && !is_stale);
             return ScanStep::Stop;
         }
@@ -303,13 +304,13 @@ impl LogScan<'_> {
         ScanStep::Continue
     }
 
-    /// A transaction has a commit block, and is not as it was written.
+    /// Ends the scan at a committed transaction that is damaged.
     fn end(&mut self, damage: Damage, is_stale: bool, found: &mut ScannedLog) -> ScanStep {
         if is_stale {
             return ScanStep::Stop;
         }
         if self.journal.incompatible.contains(JournalIncompatible::ASYNC_COMMIT) {
-            // A power cut may have left the commit block alone.
+            // A power cut may have left only the commit block.
             ::log::warn!("the last transaction of the journal is not whole: it does not count");
             self.doubted = Some(damage);
             return ScanStep::Continue;
@@ -318,8 +319,8 @@ impl LogScan<'_> {
         ScanStep::Stop
     }
 
-    /// Whether one of the next blocks is a commit block that says that the transaction in hand, or
-    /// one behind it, was committed.
+    /// Returns true if one of the next `within` blocks is a commit block of the current transaction
+    /// or a later one.
     fn has_later_commit(&mut self, within: u32) -> Result<bool> {
         let form = &self.journal.form;
         let since = self.last_commit_time.max(self.source.in_use_since()).as_secs();
@@ -327,7 +328,8 @@ impl LogScan<'_> {
             let Some((_, block)) = self.next_block()? else { break };
             let Some((BlockType::Commit, sequence)) = header(&block) else { continue };
             let Some(commit) = form.parse_commit(&block) else { continue };
-            // Each transaction has a block at least, so its number is not farther than its place.
+            // Each transaction has at least one block, so its number advances at most as far as its
+            // position.
             let is_ahead = sequence.wrapping_sub(self.sequence) <= distance;
             let is_newer = commit.time.as_secs() >= since;
             if is_ahead && is_newer && commit.soundness == ChecksumState::Valid {
@@ -339,7 +341,7 @@ impl LogScan<'_> {
 }
 
 impl ScannedLog {
-    /// The blocks of the volume in `range`, and their copies.
+    /// Returns the volume blocks in `range` that have copies.
     pub(crate) fn between(
         &self,
         range: std::ops::Range<FsBlock>,

@@ -1,4 +1,4 @@
-//! A disk as it will be once its journal was replayed.
+//! View of a disk as it will be after journal replay.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::FsBlock;
 use crate::format::jbd2::blocks::unescape;
 use crate::units::saturating_usize;
 
-/// See the head of the file. It cannot be written.
+/// Read-only view of a disk with its journal applied.
 pub(super) struct ReplayedDisk {
     disk: Arc<dyn Disk>,
     found: Arc<ScannedLog>,
-    /// Where each copy is on the disk: the block of the volume that it is in.
+    /// Volume block of each log block that holds a copy.
     places: Vec<(u32, FsBlock)>,
     block_bytes: u64,
 }
@@ -33,7 +33,7 @@ impl ReplayedDisk {
         Self { disk, found, places, block_bytes: log.super_.form.block_bytes.into() }
     }
 
-    /// The bytes of a copy.
+    /// Reads a logged copy.
     fn read_copy(&self, at: u32, escaped: bool) -> Result<Vec<u8>, Error> {
         let nth = self.places.partition_point(|(log_block, _)| *log_block < at);
         let place = self.places.get(nth).map_or(u64::MAX, |(_, place)| place.0);
@@ -45,7 +45,7 @@ impl ReplayedDisk {
         Ok(bytes)
     }
 
-    /// Puts what the log has of an extent into what was read of it.
+    /// Overwrites the blocks of an extent that have logged copies.
     fn apply_copies(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
         let end = at.start_bytes.saturating_add(at.len_bytes);
         for (block, copy) in self.found.between(self.blocks_of(at)) {
@@ -60,7 +60,7 @@ impl ReplayedDisk {
         Ok(())
     }
 
-    /// The blocks of the volume that an extent touches.
+    /// Returns the volume blocks that an extent overlaps.
     fn blocks_of(&self, at: Extent) -> std::ops::Range<FsBlock> {
         let end = at.start_bytes.saturating_add(at.len_bytes);
         let first = at.start_bytes.checked_div(self.block_bytes).unwrap_or(0);

@@ -1,11 +1,11 @@
-//! A transaction, laid down in the log.
+//! Layout of a transaction in the log.
 //!
 //! ```text
 //!   head: | descriptor | copy | copy | .. | descriptor | .. | revokes | zeros |   first
 //!                                                                     | commit |  once that is durable
 //! ```
-//! Law: where a commit block is going to be that is summed whole there are zeros before, which all
-//! of it is but the first sector: torn, it is whole or not there.
+//! Law: the block of a checksummed commit block is first zeroed. Only its first sector then differs
+//! from zeros, so a torn commit block is either complete or absent.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -22,43 +22,43 @@ use crate::format::jbd2::{JournalChecksums, JournalFormat, Tag, crc32_be};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, Result};
 
-/// Blocks of the volume, and what is written there.
+/// Volume blocks and their new bytes.
 type BlockImages = BTreeMap<u64, SharedBytes>;
 
-/// What a transaction has.
+/// Contents of a transaction.
 #[derive(Debug)]
 pub(crate) struct TransactionContents<'a> {
-    /// Its number.
+    /// Sequence number.
     pub(crate) sequence: u32,
-    /// When it is committed.
+    /// Commit time.
     pub(crate) time: Duration,
     pub(crate) copies: &'a BlockImages,
     pub(crate) revoked: &'a [u64],
 }
 
-/// What is written of it, and where.
+/// Blocks of a transaction, by volume block.
 #[derive(Debug)]
 pub(crate) struct TransactionLayout {
     pub(crate) first: BlockImages,
     /// The commit block.
     pub(crate) commit: BlockImages,
-    /// Where the next transaction begins.
+    /// Log block at which the next transaction begins.
     pub(crate) head: u32,
-    /// Blocks of the log that it has.
+    /// Number of log blocks that the transaction uses.
     pub(crate) blocks: u32,
 }
 
-/// Blocks of the log that so many copies and revokes take, with the commit block.
+/// Returns the log blocks needed for so many copies and revokes, including the commit block.
 pub(crate) fn log_blocks_needed(form: &JournalFormat, copies: usize, revokes: usize) -> u32 {
     let descriptors = copies.div_ceil(form.tags_per_descriptor().max(1));
     let revokes = revokes.div_ceil(form.revokes_per_block().max(1));
     saturating_u32((copies + descriptors + revokes + 1) as u64)
 }
 
-/// Lays a transaction down from `head` on; there is [`log_blocks_needed`] it.
+/// Lays out a transaction from `head` on; the log must have [`log_blocks_needed`] free blocks.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if a block of the log is nowhere.
+/// [`Error::Corrupt`] if a log block is not mapped.
 pub(crate) fn lay_out_transaction(
     log: &JournalFile,
     head: u32,
@@ -87,7 +87,7 @@ pub(crate) fn lay_out_transaction(
 }
 
 impl TransactionLayout {
-    /// The next block of the log: where it is on the volume.
+    /// Advances by one log block and returns its volume block.
     fn advance(&mut self, log: &JournalFile) -> Result<u64> {
         let at = self.head;
         self.head = log.super_.next(at);
@@ -97,7 +97,7 @@ impl TransactionLayout {
         Ok(place.0)
     }
 
-    /// Descriptors and copies; their sum, where commit blocks have one.
+    /// Writes descriptors and copies; returns their checksum, if commit blocks have one.
     fn write_copies(
         &mut self,
         log: &JournalFile,

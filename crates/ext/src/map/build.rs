@@ -1,10 +1,9 @@
-//! Block maps of ext2, built: indirect blocks before the data they lead to.
+//! Construction of ext2 block maps: indirect blocks before the data they reference.
 //!
 //! ```text
 //!   order   d d d .. (12) | I1 d d d .. | I2 I1 d d .. I1 d d .. | I3 I2 I1 d ..
 //! ```
-//! A builder that is given block numbers in rising order makes files that are read without a step
-//! back.
+//! With rising block numbers, the result is read sequentially.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -15,25 +14,25 @@ use super::pointers::{IndirectPath, addresses_per_block, block_to_path};
 use crate::format::inode::{DIRECT, POINTERS};
 use crate::units::{saturating_u32, saturating_usize};
 
-/// One part of a built map, in the order in which blocks were taken.
+/// One part of a new map, in allocation order.
 #[derive(Debug)]
 pub(crate) enum MapPart {
-    /// An indirect block and the pointers in it, or a node of a tree of extents.
+    /// An indirect block with its pointers, or an extent-tree node.
     Indirect { at: u64, pointers: Vec<u8> },
-    /// Blocks of data, from file block `from` on.
+    /// Data blocks, from file block `from` on.
     Data { at: u64, from: u32, blocks: u32 },
 }
 
 /// A map that is ready to be written.
 #[derive(Debug, Default)]
 pub(crate) struct BuiltMap {
-    /// What goes into the inode.
+    /// Pointers in the inode.
     pub(crate) pointers: [u32; POINTERS],
-    /// Everything else, in the order in which blocks were taken.
+    /// All other parts, in allocation order.
     pub(crate) parts: Vec<MapPart>,
 }
 
-/// An indirect block that is being filled: which one of its level, and its place in the parts.
+/// An indirect block that is being filled: inode slot, index on its level, and index in the parts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct OpenIndirectBlock {
     slot: usize,
@@ -41,7 +40,7 @@ struct OpenIndirectBlock {
     part: usize,
 }
 
-/// Indirect blocks that a file with data in `runs` (first block, count; rising) needs.
+/// Returns the indirect blocks of a file with data in `runs` (first block, count; rising).
 pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
     let fan_out = addresses_per_block(block_bytes);
     let mut count = 0;
@@ -67,8 +66,8 @@ pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
     count
 }
 
-/// Builds the map of a file with data in `runs` (first block, count; rising), taking every
-/// block from `next`; `None` if that gave out or a block lies beyond what maps reach.
+/// Builds the map of a file with data in `runs` (first block, count; rising), with block numbers
+/// from `next`; `None` if those run out or a block exceeds the map's reach.
 pub(crate) fn build(
     runs: &[(u32, u32)],
     block_bytes: u32,
@@ -86,7 +85,7 @@ pub(crate) fn build(
 struct MapBuilder {
     built: BuiltMap,
     block_bytes: u32,
-    /// The indirect block that is open on each depth; the first is the deepest.
+    /// Open indirect block of each depth; the first is the deepest.
     open: [Option<OpenIndirectBlock>; 3],
 }
 
@@ -123,7 +122,7 @@ impl MapBuilder {
         Some(())
     }
 
-    /// Writes a pointer into the inode or into the indirect block above.
+    /// Writes a pointer to the inode or to the indirect block above.
     fn point(&mut self, slot: usize, above: Option<usize>, nth: u64, to: u32) -> Option<()> {
         let Some(part) = above else {
             *self.built.pointers.get_mut(slot)? = to;
@@ -138,7 +137,7 @@ impl MapBuilder {
     }
 }
 
-/// Bytes `start..end` of a file, as blocks.
+/// Converts bytes `start..end` of a file to blocks: first and count.
 pub(crate) fn to_blocks(start: u64, end: u64, block_bytes: u32) -> (u32, u32) {
     let first = start / u64::from(block_bytes);
     let last = end.div_ceil(u64::from(block_bytes));

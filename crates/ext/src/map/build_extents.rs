@@ -1,4 +1,4 @@
-//! Trees of extents, built bottom-up: as few extents as the disk allows, full nodes.
+//! Construction of extent trees, bottom-up: few extents, full nodes.
 //!
 //! ```text
 //!   blocks taken   data d d d d .. | leaf leaf .. | node ..      (no node where the inode has room)
@@ -15,10 +15,10 @@ use crate::format::extent::{self, ENTRY_BYTES, Extent, ExtentIndex, INIT_MAX_LEN
 use crate::format::inode::POINTERS;
 use crate::units::saturating_usize;
 
-/// Blocks that follow each other on the disk: the first, and how many.
+/// Contiguous device blocks: first and count.
 pub(crate) type DiskRun = (u64, u64);
 
-/// Nodes beside the root that so many extents need.
+/// Returns the nodes below the root for so many extents.
 pub(crate) fn nodes_needed(extents: u64, block_bytes: u32) -> u64 {
     let room = u64::from(extent::max_entries_in_block(block_bytes));
     let (mut entries, mut nodes) = (extents, 0);
@@ -29,14 +29,14 @@ pub(crate) fn nodes_needed(extents: u64, block_bytes: u32) -> u64 {
     nodes
 }
 
-/// The same for a file with data in `runs` (first block, count; rising) of which each is one run
-/// on the disk, too.
+/// Returns the nodes below the root for a file with data in `runs` (first block, count; rising), if
+/// each is contiguous on the disk.
 pub(crate) fn min_nodes(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
     nodes_needed(runs.iter().map(|run| u64::from(run.1.div_ceil(INIT_MAX_LEN))).sum(), block_bytes)
 }
 
-/// Extents of a file with data in `runs` that lies in `places` (first block, count) in this order;
-/// `None` if that is too little. What is left over of the places is returned, too.
+/// Returns the extents of a file with data in `runs`, stored in `places` (first block, count) in
+/// this order, and the unused rest of the places; `None` if they are too few.
 pub(crate) fn extents(
     runs: &[(u32, u32)],
     places: &[DiskRun],
@@ -61,7 +61,7 @@ pub(crate) fn extents(
     Some((extents, rest.collect()))
 }
 
-/// Puts as many of `blocks` as the last extent, or a new one, has room for; how many that were.
+/// Adds as many of `blocks` as fit into the last extent or a new one; returns how many.
 fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
     if let Some(last) = extents.last_mut()
         && last.end() == u64::from(from)
@@ -77,9 +77,9 @@ fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
     blocks
 }
 
-/// Builds the map of a file with data in `runs` (first block, count; rising): first the data is in
-/// `places` (first block, count), then the nodes. `None` if the places are too few. The nodes are
-/// not sealed.
+/// Builds the map of a file with data in `runs` (first block, count; rising): data in the first of
+/// `places` (first block, count), then the nodes. `None` if the places are too few. The nodes have
+/// no checksums yet.
 pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[DiskRun]) -> Option<BuiltMap> {
     let (extents, rest) = extents(runs, places)?;
     let mut built = BuiltMap::default();
@@ -100,8 +100,8 @@ pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[DiskRun]) -
 /// A root, and the blocks of the nodes below it.
 pub(crate) type ExtentTree = ([u32; POINTERS], Vec<(u64, Vec<u8>)>);
 
-/// Builds the tree of these extents, full nodes that are not sealed in blocks of `places`; `None`
-/// if those are too few.
+/// Builds the tree of these extents with full nodes, without checksums, in blocks of `places`;
+/// `None` if those are too few.
 pub(crate) fn tree(
     extents: &[Extent],
     block_bytes: u32,

@@ -1,8 +1,8 @@
-//! Block maps, changed: blocks given to a file and taken away.
+//! Changes of block maps: allocation and freeing.
 //!
-//! Law 1: an indirect block is taken just before the first block that it leads to, so a file
-//! written in one go lies on the device in the order in which it is read.
-//! Law 2: whatever the pointers say, a walk ends: a block that is freed twice is damage.
+//! Law 1: an indirect block is allocated just before the first block that it references, so a file
+//! written sequentially is on the device in reading order.
+//! Law 2: a walk ends whatever the pointers say: a block that is freed twice is damage.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -21,22 +21,22 @@ use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// Blocks of a file that lie together.
+/// Contiguous blocks of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MappedRun {
     pub(crate) from: u32,
     pub(crate) blocks: u32,
     pub(crate) at: FsBlock,
-    /// They were taken just now: nothing of the file is in them.
+    /// True if they were just allocated and hold no data yet.
     pub(crate) is_new: bool,
 }
 
-/// How blocks are taken.
+/// Policy for allocating blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AllocationPolicy {
     pub(crate) is_append: bool,
     pub(crate) privileged: bool,
-    /// Blocks that are taken read as zeros without being written; only extents can say so.
+    /// True to allocate unwritten blocks, which read as zeros; extents only.
     pub(crate) unwritten: bool,
 }
 
@@ -44,14 +44,14 @@ fn wrong_pointer(block: FsBlock, inode: InodeNumber) -> Error {
     Error::corrupt("block map: pointer").in_block(block).of_inode(inode)
 }
 
-/// Blocks of a map that are looked at before they are taken away; the rest is read when it is met.
+/// Limit of map blocks preloaded before a free; the others are read on demand.
 const MAX_PRELOADED_NODES: u32 = 32;
 
-/// What of a map must be in memory to take it away.
+/// Visitor that collects the blocks to preload before a free.
 struct MapPreloader {
     per_group: u64,
     nodes: u32,
-    /// A block of each group.
+    /// One block of each group.
     of_groups: Vec<u64>,
 }
 
@@ -77,7 +77,7 @@ impl MapVisitor for MapPreloader {
     }
 }
 
-/// Frees blocks in runs as long as they come.
+/// Freed blocks, merged into contiguous runs.
 #[derive(Default)]
 struct FreeBatch {
     run: Option<(u64, u32)>,
@@ -95,7 +95,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Lets a pointer lead elsewhere.
+    /// Changes a pointer.
     pub(crate) fn set_pointer(
         &mut self,
         inode: InodeNumber,
@@ -121,7 +121,7 @@ impl Transaction<'_> {
         Err(wrong_pointer(block, inode))
     }
 
-    /// Walks the map of an inode as it is now.
+    /// Walks the current map of an inode.
     pub(crate) fn walk(
         &self,
         inode: InodeNumber,
@@ -145,7 +145,7 @@ impl Transaction<'_> {
         map.walk(&source, range, visit)
     }
 
-    /// The device block of a file block, if it has one.
+    /// Returns the device block of a file block, if it has one.
     pub(crate) fn lookup_block(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
         struct First(BlockLocation);
         impl MapVisitor for First {
@@ -164,7 +164,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Where the pointer to file block `at` stands, which has a block.
+    /// Returns the location of the pointer to file block `at`, which is mapped.
     pub(crate) fn pointer_of(&self, inode: InodeNumber, at: u64) -> Result<PointerLocation> {
         struct Last(Option<FsBlock>);
         impl MapVisitor for Last {
@@ -187,8 +187,8 @@ impl Transaction<'_> {
         })
     }
 
-    /// Where the pointers from file block `at` on stand, and how many stand together; the
-    /// indirect blocks above are made if they are not there.
+    /// Returns the location of the pointer to file block `at`, and the number of pointers from
+    /// there on; allocates missing indirect blocks above.
     fn resolve_pointers(
         &mut self,
         inode: InodeNumber,
@@ -235,8 +235,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Sees to it that the blocks of a file from `from` on can be taken away without the
-    /// device: what leads to them, and the bitmaps that they are marked in.
+    /// Preloads the map blocks and bitmaps for freeing the blocks of a file from `from` on.
     pub(crate) fn preload_map(&mut self, inode: &Inode, from: u64) -> Result<()> {
         let super_ = &self.volume.super_;
         if !inode.has_map(super_) {
@@ -252,7 +251,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// The blocks of a file in `range`, taken where there are none; see [`Map::map_blocks`].
+    /// Returns the blocks of a file in `range`, allocating missing ones; see [`Map::map_blocks`].
     pub(crate) fn map_blocks(
         &mut self,
         inode: InodeNumber,
@@ -267,7 +266,7 @@ impl Transaction<'_> {
         super::map_of(&node)?.map_blocks(self, inode, range, taking)
     }
 
-    /// Refuses a map of pointers where there are clusters: pointers cannot share one.
+    /// Refuses pointer maps on a volume with clusters: pointers cannot share a cluster.
     fn has_map_of_clusters(&self, node: &Inode) -> Result<()> {
         let has_pointers = !node.has_extents() && node.pointers.iter().any(|it| *it != 0);
         if self.cluster_blocks() > 1 && has_pointers {
@@ -277,7 +276,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Takes the blocks of a file in `range` away; see [`Map::unmap`].
+    /// Frees the blocks of a file in `range`; see [`Map::free_range`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let node = self.read_inode_unchecked(inode)?;
         self.has_map_of_clusters(&node)?;
@@ -285,14 +284,14 @@ impl Transaction<'_> {
         if freed > 0 {
             self.subtract_sectors(inode, freed)?;
         }
-        // A part of a cluster goes without anything that is freed.
+        // Part of a cluster may be unmapped without a free.
         if freed > 0 || self.cluster_blocks() > 1 {
             self.invalidate_map(inode, range.start, range.end);
         }
         Ok(())
     }
 
-    /// [`Map::map_blocks`] of pointers.
+    /// [`Map::map_blocks`] of pointer maps.
     pub(super) fn map_by_pointers(
         &mut self,
         inode: InodeNumber,
@@ -412,8 +411,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// The best place for file block `at`: behind the one before it, or else in the inode's
-    /// group.
+    /// Returns the best device block for file block `at`: after the previous file block, or else in
+    /// the inode's group.
     fn goal(&self, inode: InodeNumber, at: u32) -> Result<u64> {
         if let Some(before) = at.checked_sub(1)
             && let Some(block) = self.lookup_block(inode, before)?
@@ -428,7 +427,7 @@ impl Transaction<'_> {
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
-    /// [`Map::unmap`] of pointers.
+    /// [`Map::free_range`] of pointer maps.
     pub(super) fn unmap_pointers(
         &mut self,
         inode: InodeNumber,
@@ -469,8 +468,8 @@ impl Transaction<'_> {
         Ok(freed)
     }
 
-    /// Clears the pointers from `low` up to `high` below an indirect block; says whether
-    /// none is left.
+    /// Clears the pointers from `low` to `high` below an indirect block; returns true if none is
+    /// left.
     fn clear_tree(
         &mut self,
         inode: InodeNumber,
@@ -536,21 +535,21 @@ impl Transaction<'_> {
         }
     }
 
-    /// Counts blocks that an inode was given.
+    /// Adds allocated blocks to the block count of an inode.
     pub(crate) fn add_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
         self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))?;
         self.count_block_usage(inode, blocks, true)
     }
 
-    /// Counts blocks that were taken from an inode.
+    /// Subtracts freed blocks from the block count of an inode.
     pub(crate) fn subtract_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
         self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))?;
         self.count_block_usage(inode, blocks, false)
     }
 
-    /// Forgets what the block-map cache says of these blocks.
+    /// Invalidates the cached map segments of these blocks.
     pub(crate) fn invalidate_map(&self, inode: InodeNumber, from: u32, end: u32) {
         let size = self.volume.node(inode).map_or(0, |it| it.size_bytes);
         let last = saturating_u32(size / u64::from(self.volume.super_.block_bytes)).min(end);

@@ -1,11 +1,11 @@
-//! Maps of ext4: a tree of extents, its root in the inode.
+//! Extent trees of ext4, with the root in the inode.
 //!
 //! ```text
 //!   i_block: root, up to four entries ─▶ node ─▶ .. ─▶ leaf: extents, sorted      at most 5 down
 //! ```
-//! Law: each node answers for the part of the file between its entry and the next, and for
-//! nothing else: a walk visits no part twice, whatever the entries say. What a node says beyond
-//! its part, or without order, or with a wrong checksum, damages its part.
+//! Law: each node covers the file blocks between its index entry and the next, and no others: a
+//! walk visits no block twice, whatever the entries say. Entries outside that range, unsorted
+//! entries or a wrong checksum damage only that range.
 
 mod edit;
 
@@ -21,20 +21,20 @@ use crate::transaction::Transaction;
 use crate::units::saturating_u32;
 use crate::{FileId, FsBlock, InodeNumber, Result};
 
-/// What the nodes of the tree of a file are.
+/// Returns the role of the tree's nodes.
 const fn role(file: FileId) -> Role {
     Role::ExtentNode(file)
 }
 
-/// Bytes of a root.
+/// Size of a root, in bytes.
 pub(crate) const ROOT_BYTES: usize = POINTERS * 4;
 
-/// The root of a file without blocks, as words.
+/// Returns the root of a file without blocks, as words.
 pub(crate) fn empty_root() -> [u32; POINTERS] {
     words(0, extent::ROOT_ENTRIES, &[])
 }
 
-/// A root as the words of an inode.
+/// Encodes a root as the words of an inode.
 fn words(depth: u16, room: u16, entries: &[[u8; extent::ENTRY_BYTES]]) -> [u32; POINTERS] {
     let mut bytes = [0; ROOT_BYTES];
     extent::write(&mut bytes, depth, room, entries);
@@ -42,7 +42,7 @@ fn words(depth: u16, room: u16, entries: &[[u8; extent::ENTRY_BYTES]]) -> [u32; 
     std::array::from_fn(|_| words.next().unwrap_or(0))
 }
 
-/// The root of the tree of an inode.
+/// Root of an inode's extent tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extents {
     root: [u8; ROOT_BYTES],
@@ -60,7 +60,7 @@ impl Extents {
         extent::ExtentNode::check(&self.root, None)
     }
 
-    /// Where the file begins on the device, or what leads there.
+    /// Returns the first device block of the file, or of its tree.
     pub(crate) fn first_block(&self) -> Option<FsBlock> {
         let root = self.root().ok()?;
         match root.depth {
@@ -130,17 +130,17 @@ impl Map for Extents {
     }
 }
 
-/// A walk over the part of a tree that is in `range`.
+/// A walk over the part of a tree in `range`.
 struct ExtentWalk<'a> {
     source: &'a MapSource<'a>,
     range: Range<u64>,
     visit: &'a mut dyn MapVisitor,
-    /// Levels below the node that is walked; `None` before the root.
+    /// Depth of the current node above the leaves; `None` before the root.
     depth: Option<u16>,
 }
 
 impl ExtentWalk<'_> {
-    /// What of `part` is asked for.
+    /// Returns the requested part of `part`.
     fn requested_part(&self, part: &Range<u64>) -> Option<Range<u64>> {
         let asked = part.start.max(self.range.start)..part.end.min(self.range.end);
         (!asked.is_empty()).then_some(asked)
@@ -160,7 +160,7 @@ impl ExtentWalk<'_> {
         }
     }
 
-    /// A node that answers for `part`; `at` is its block.
+    /// Visits a node that covers `part`; `at` is its block.
     fn node(
         &mut self,
         bytes: &[u8],
@@ -184,7 +184,7 @@ impl ExtentWalk<'_> {
         }
     }
 
-    /// The nodes below one that is no leaf: each answers for what lies before the next.
+    /// Visits the children of an index node: each covers the blocks up to the next.
     fn children(
         &mut self,
         node: &extent::ExtentNode<'_>,
@@ -237,14 +237,14 @@ impl ExtentWalk<'_> {
         }
     }
 
-    /// The extents of a leaf, and the holes around them.
+    /// Visits the extents of a leaf, and the holes around them.
     fn leaf(&mut self, node: &extent::ExtentNode<'_>, part: &Range<u64>) -> ControlFlow<()> {
         let from = match self.requested_part(part) {
             Some(asked) => node.find(saturating_u32(asked.start)),
             None => return ControlFlow::Continue(()),
         };
-        // The extent that was found may begin behind what is asked for; holes follow from the
-        // end of the one before it.
+        // The extent found may begin after the requested start; the hole then begins at the end of
+        // the extent before.
         let mut at = match from.checked_sub(1).and_then(|before| node.extent(before)) {
             Some(before) => before.end(),
             None => part.start,
@@ -264,14 +264,14 @@ impl ExtentWalk<'_> {
     }
 }
 
-/// Whether all extents of a leaf are in the part that it answers for.
+/// Returns true if all extents of a leaf are in the part that it covers.
 fn is_within(leaf: &extent::ExtentNode<'_>, part: &Range<u64>) -> bool {
     let (first, last) = (leaf.extent(0), leaf.extent(leaf.len().saturating_sub(1)));
     first.is_none_or(|it| u64::from(it.from) >= part.start)
         && last.is_none_or(|it| it.end() <= part.end)
 }
 
-/// Where the blocks of an extent are, from the `skipped`th on.
+/// Returns the location of an extent's blocks from the `skipped`th on.
 fn place(extent: &Extent, skipped: u64, volume: &Range<u64>) -> BlockLocation {
     let end = extent.start.offset(extent.blocks.into());
     if extent.start.0 < volume.start || end.0 > volume.end {

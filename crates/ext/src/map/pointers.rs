@@ -1,11 +1,11 @@
-//! Maps of ext2: twelve pointers in the inode, then trees of one, two and three levels.
+//! Block maps of ext2: twelve direct pointers, then trees of one, two and three levels.
 //!
 //! ```text
 //!   file block   0 .. 11 | one level | two levels  | three levels
 //!   i_block      [0..12]   [12]        [13]          [14]          each level: block / 4 pointers
 //! ```
-//! Law: a walk is at most three blocks deep, whatever the pointers say, and visits no more
-//! blocks of pointers than a file of the length asked for can have.
+//! Law: a walk is at most three blocks deep, whatever the pointers say, and visits no more indirect
+//! blocks than a file of the requested length can have.
 
 use std::ops::{ControlFlow, Range};
 
@@ -18,46 +18,46 @@ use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, InodeNumber, Result};
 
-/// Where a pointer stands.
+/// Location of a pointer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PointerLocation {
-    /// In the inode.
+    /// Index in the inode.
     Inode(usize),
-    /// In an indirect block.
+    /// Indirect block and index.
     Block(FsBlock, u64),
 }
 
-/// Where the pointer to a file block is found.
+/// Path to the pointer of a file block.
 pub(crate) struct IndirectPath {
-    /// The pointer of the inode that leads there.
+    /// Index of the pointer in the inode.
     pub(crate) slot: usize,
     /// Levels of indirect blocks below it: 0 to 3.
     pub(crate) levels: u32,
-    /// The block's place in the tree.
+    /// Index of the block within that tree.
     pub(crate) offset: u64,
 }
 
-/// The pointers that a block of so many bytes holds: a power of two.
+/// Returns the pointers per block: a power of two.
 pub(crate) fn addresses_per_block(block_bytes: u32) -> u64 {
     u64::from(block_bytes / 4)
 }
 
-/// Levels of indirect blocks below a pointer of the inode.
+/// Returns the levels of indirect blocks below a pointer of the inode.
 fn levels_below(slot: usize) -> u32 {
     [1, 2, 3].into_iter().find(|levels| inode_slot_of(*levels) == slot).unwrap_or(0)
 }
 
-/// The pointer of the inode that so many levels hang on.
+/// Returns the index of the inode pointer with so many levels below it.
 pub(crate) fn inode_slot_of(levels: u32) -> usize {
     saturating_usize(u64::from(DIRECT).saturating_add(levels.into()).saturating_sub(1))
 }
 
-/// Blocks of a file that a pointer with so many levels below it stands for.
+/// Returns the file blocks that a pointer with so many levels covers.
 fn span_blocks(levels: u32, fan_out: u64) -> u64 {
     fan_out.saturating_pow(levels)
 }
 
-/// Where the pointer to file block `at` is; `None` beyond what a map reaches.
+/// Returns the path to the pointer of file block `at`; `None` beyond the map's reach.
 pub(crate) fn block_to_path(at: u64, fan_out: u64) -> Option<IndirectPath> {
     let Some(mut offset) = at.checked_sub(u64::from(DIRECT)) else {
         return Some(IndirectPath { slot: saturating_usize(at), levels: 0, offset: 0 });
@@ -72,7 +72,7 @@ pub(crate) fn block_to_path(at: u64, fan_out: u64) -> Option<IndirectPath> {
     None
 }
 
-/// File blocks that a map can reach.
+/// Returns the file blocks that a map can reach.
 pub(crate) fn reach_blocks(block_bytes: u32) -> u64 {
     let trees = (1..=3).map(|levels| span_blocks(levels, addresses_per_block(block_bytes)));
     trees.fold(u64::from(DIRECT), u64::saturating_add)
@@ -120,7 +120,7 @@ impl Map for Pointers<'_> {
     }
 }
 
-/// A walk over the part of a map that is in `range`.
+/// A walk over the part of a map in `range`.
 struct IndirectWalk<'a> {
     source: &'a MapSource<'a>,
     range: Range<u64>,
@@ -147,7 +147,7 @@ fn walk(
         }
         first = first.saturating_add(span_blocks(levels, fan_out));
     }
-    // Beyond what a map reaches there is nothing.
+    // Blocks beyond the map's reach are damage.
     let rest = walk.range.end.saturating_sub(first.max(walk.range.start));
     if rest > 0 {
         let _ =
@@ -157,7 +157,7 @@ fn walk(
 }
 
 impl IndirectWalk<'_> {
-    /// One pointer to an indirect block, which stands for file blocks from `first` on; at most
+    /// Visits a pointer to an indirect block, which covers file blocks from `first` on; at most
     /// three deep.
     fn step(
         &mut self,
@@ -200,7 +200,7 @@ impl IndirectWalk<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Pointers to blocks of the file, from `first` on; those in `wanted`, neighbours together.
+    /// Visits pointers to file blocks from `first` on; those in `wanted`, merging contiguous ones.
     fn leaf(
         &mut self,
         words: impl Iterator<Item = u32>,

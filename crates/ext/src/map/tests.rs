@@ -1,4 +1,4 @@
-//! The seam: a second map, of files that are one run of blocks, stands where pointers do.
+//! The `Map` trait as a seam: a second map, with one run of blocks per file, replaces pointer maps.
 
 use std::ops::{ControlFlow, Range};
 
@@ -10,7 +10,7 @@ use crate::testing::{FILE, disk, open};
 use crate::transaction::Transaction;
 use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
 
-/// Of the inode's words the first is the first block and the second how many there are.
+/// The first word of the inode is the first block, the second the number of blocks.
 struct OneRun([u32; 2]);
 
 impl OneRun {
@@ -125,7 +125,7 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
     assert_eq!((freed, volume.space().free_blocks), (10, before));
 }
 
-/// Counts what a walk of a real map finds.
+/// Counts the results of walking a real map.
 #[derive(Default)]
 struct Count {
     blocks: u64,
@@ -155,7 +155,7 @@ fn a_walk_goes_where_it_is_let() {
         volume.transact(|tx| tx.walk(file, range.clone(), &mut count)).unwrap();
         (count.blocks, count.nodes.len())
     };
-    // 12 direct, 256 below one block, the rest below a second and two of its own.
+    // 12 direct, 256 below one block, the rest below a second and its two children.
     assert_eq!(walk(0..600, true), (600, 4));
     assert_eq!(walk(0..u64::from(u32::MAX), false), (12, 2));
     assert_eq!(walk(5..20, true), (15, 1));

@@ -1,7 +1,7 @@
-//! When files were read: noted without the gate, written with the next commit.
+//! Access times: recorded without the write lock, written with the next commit.
 //!
-//! Law: what `stat` shows is what was noted, at once; what is on disk follows with the next
-//! chain, or, with `lazytime`, with the next chain that something else makes.
+//! Law: `stat` shows a recorded time at once. The next chain writes it to disk; with `lazytime`,
+//! the next chain that has other changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::transaction::Transaction;
 use crate::volume::Volume;
 use crate::{InodeNumber, Result};
 
-/// Seconds after which a relative access time is due in any case.
+/// Age at which a relative access time is always updated, in seconds.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// Access times that no inode has yet.
+/// Access times that are not in their inodes yet.
 #[derive(Debug)]
 pub(crate) struct PendingAccessTimes {
     rule: AccessTimes,
     pending: Mutex<BTreeMap<u32, Time>>,
-    /// How many there are, to say "none" without the lock.
+    /// Number of entries, readable without the lock.
     len: AtomicUsize,
-    /// How many were ever noted.
+    /// Number of times ever recorded.
     noted: AtomicU64,
 }
 
@@ -37,7 +37,7 @@ impl PendingAccessTimes {
         Self { rule, pending: Mutex::default(), len, noted }
     }
 
-    /// Whether there are any that a commit is due for.
+    /// Returns true if there are times that need a commit.
     pub(crate) fn has_due_times(&self) -> bool {
         self.rule != AccessTimes::Lazy && self.len.load(Ordering::Acquire) > 0
     }
@@ -53,7 +53,7 @@ impl PendingAccessTimes {
         self.pending.lock().get(&inode.0).copied()
     }
 
-    /// Whether reading changes the time that is shown as `shown`.
+    /// Returns true if a read changes the access time that is shown as `shown`.
     fn is_due(&self, inode: &Inode, shown: &Attributes, now: Time) -> bool {
         if inode.flags & flags::NO_ATIME != 0 {
             return false;
@@ -68,7 +68,7 @@ impl PendingAccessTimes {
         }
     }
 
-    /// Notes a time; whether it is the first that waits.
+    /// Records a time; returns true if none was pending before.
     fn record(&self, inode: InodeNumber, now: Time) -> bool {
         let mut pending = self.pending.lock();
         pending.insert(inode.0, now);
@@ -95,8 +95,8 @@ impl PendingAccessTimes {
 }
 
 impl Volume {
-    /// Writes down that a file was read just now, as [`crate::WriteOptions::atime`] says. Never
-    /// fails: reading does not depend on it.
+    /// Records that a file was read just now, by the policy [`crate::WriteOptions::atime`]. Never
+    /// fails: reads do not depend on it.
     pub fn touch_atime(&self, inode: InodeNumber) {
         let Some(writing) = &self.writing else { return };
         if !self.is_access_due(inode) {
@@ -108,7 +108,7 @@ impl Volume {
         }
     }
 
-    /// Whether reading the inode now would change its time of access.
+    /// Returns true if reading the inode now would change its access time.
     pub fn is_access_due(&self, inode: InodeNumber) -> bool {
         let Some(writing) = &self.writing else { return false };
         if writing.pending_access_times.rule == AccessTimes::Never || writing.is_stopped() {
@@ -121,28 +121,28 @@ impl Volume {
         self.node(inode).is_ok_and(is_due)
     }
 
-    /// When reading is written down; never on a volume that is only read.
+    /// Returns the access-time policy; [`AccessTimes::Never`] on a read-only volume.
     pub fn access_times(&self) -> AccessTimes {
         self.writing
             .as_ref()
             .map_or(AccessTimes::Never, |writing| writing.pending_access_times.rule)
     }
 
-    /// When an inode was read, if that is newer than what the inode says.
+    /// Returns the pending access time of an inode, if there is one.
     pub(crate) fn pending_access_time(&self, inode: InodeNumber) -> Option<Time> {
         self.writing.as_ref()?.pending_access_times.of(inode)
     }
 }
 
 impl Transaction<'_> {
-    /// Forgets when an inode was read: that is set otherwise now, or it is another.
+    /// Discards the pending access time: the inode was reused, or its time set explicitly.
     pub(crate) fn discard_access_time(&self, inode: InodeNumber) {
         if let Some(writing) = &self.volume.writing {
             writing.pending_access_times.forget(inode);
         }
     }
 
-    /// Sees to it that access times can be put into their inodes without the device.
+    /// Preloads the inodes with pending access times.
     pub(crate) fn preload_accessed_inodes(&self) -> Result<()> {
         let Some(writing) = &self.volume.writing else { return Ok(()) };
         writing
@@ -152,7 +152,7 @@ impl Transaction<'_> {
             .try_for_each(|inode| self.read_slot(inode, |_| ()))
     }
 
-    /// Puts access times into their inodes.
+    /// Writes the pending access times to their inodes.
     pub(crate) fn write_access_times(&mut self) -> Result<()> {
         let Some(writing) = &self.volume.writing else { return Ok(()) };
         for inode in writing.pending_access_times.all() {

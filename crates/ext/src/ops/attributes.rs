@@ -1,7 +1,7 @@
 //! Mode, owner, times, flags, and extended attributes.
 //!
-//! Law: a block of extended attributes is never changed where it lies: the new one is written
-//! first, and the inode leads to it then.
+//! Law: an xattr block is never changed in place: the new block is written first, and the inode
+//! references it then.
 
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
 use draconis_exchange::injected_fault::InjectedFault;
@@ -22,7 +22,7 @@ use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// What a new inode gets from its directory.
+/// Attributes that a new inode inherits from its directory.
 pub(crate) struct Inherited {
     pub(crate) mode: u32,
     pub(crate) attributes: Vec<NewXattr>,
@@ -39,7 +39,8 @@ impl Transaction<'_> {
             return Err(Error::NotPermitted);
         }
         let owns = change.mode.is_some() || change.uid.is_some() || change.gid.is_some();
-        // Both times to now, as `touch` does, and those that a front has kept, are allowed.
+        // Setting both times to now, as `touch` does, and times that a front end cached, are
+        // allowed.
         let now = change.accessed.is_none() && change.modified.is_none()
             || change.changed.is_some()
             || (change.accessed, change.modified) == (Some(SetTime::Now), Some(SetTime::Now));
@@ -86,7 +87,7 @@ impl Transaction<'_> {
         })
     }
 
-    /// The access list follows the mode.
+    /// Updates the access ACL after a change of mode.
     fn chmod_acl(&mut self, inode: &Inode, mode: u32) -> Result<()> {
         if inode.kind == FileType::Symlink || !inode.has_xattrs() {
             return Ok(());
@@ -112,7 +113,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Mode and access lists of what is made in `parent`.
+    /// Returns the mode and ACLs of a new inode in `parent`.
     pub(crate) fn inherit(&self, parent: &Inode, kind: FileType, mode: u32) -> Result<Inherited> {
         let plain = Inherited { mode, attributes: Vec::new() };
         if kind == FileType::Symlink || !parent.has_xattrs() {
@@ -185,7 +186,7 @@ impl Transaction<'_> {
         self.set_times_now(number, &[InodeTime::Changed])
     }
 
-    /// Whether an attribute has that value already: then nothing changes, no time either.
+    /// Returns true if the attribute has that value already: then nothing changes, not even a time.
     fn is_xattr_unchanged(
         &self,
         inode: &Inode,
@@ -210,7 +211,7 @@ impl Transaction<'_> {
         }
         is_name(name)?;
         match self.remove_xattr_entry(&inode, name) {
-            // A file without a list is what was asked for.
+            // Removing a missing ACL succeeds.
             Err(Error::NoAttribute) if name == ACCESS || name == DEFAULT => return Ok(()),
             dropped => dropped?,
         }
@@ -233,7 +234,7 @@ impl Transaction<'_> {
         self.write_xattrs(inode.number, &all)
     }
 
-    /// All attributes: those inside the inode, then those of its block.
+    /// Reads all attributes: first those in the inode, then those of its xattr block.
     fn read_xattrs(&self, inode: &Inode) -> Result<Vec<NewXattr>> {
         let of_inode = |error: Error| error.of_inode(inode.number);
         let mut all = self
@@ -270,7 +271,7 @@ impl Transaction<'_> {
             let (uid, _) = self.read_slot(number, |it| it.owner())?;
             match self.check_free_blocks(1, self.is_privileged(uid)) {
                 Ok(()) => {}
-                // On a full volume, what gets less may stay where it is.
+                // On a full volume, a smaller set may be written in place.
                 Err(_) if self.is_xattr_subset(old, block)? => {
                     self.change_slot(number, |it| {
                         it.set_inline_xattrs(if placed.has_inode_xattrs {
@@ -316,7 +317,7 @@ impl Transaction<'_> {
         self.apply_ea_ref_changes(number, shifted)
     }
 
-    /// Whether `new` holds fewer attributes than the block `old`, which no other inode shares.
+    /// Returns true if `new` holds fewer attributes than block `old`, which no other inode shares.
     fn is_xattr_subset(&self, old: u64, new: &[u8]) -> Result<bool> {
         if old == 0 {
             return Ok(false);
@@ -326,7 +327,7 @@ impl Transaction<'_> {
         Ok(xattr::refcount(&bytes) == Some(1) && edit::read_block(new)?.len() < before)
     }
 
-    /// Gives the block of attributes up, or this inode's share of it.
+    /// Frees the xattr block, or drops this inode's reference to it.
     pub(crate) fn release_xattr_block(&mut self, number: InodeNumber) -> Result<()> {
         let old = self.read_slot(number, |it| it.xattr_block())?;
         if old == 0 {
@@ -338,7 +339,7 @@ impl Transaction<'_> {
             return Err(wrong.of_inode(number));
         }
         let owners = xattr::refcount(&self.block(at, Role::XattrBlock)?).unwrap_or(1);
-        // Each of its owners counts all of it.
+        // Each inode that shares the block accounts for all of it.
         let taken = self.cluster_blocks().into();
         self.change_slot(number, |it| it.set_xattr_block(0))?;
         self.subtract_sectors(number, taken)?;
@@ -375,7 +376,7 @@ impl Transaction<'_> {
         if strange {
             return Err(Error::Unsupported { feature: "this inode flag".into() });
         }
-        // Nothing else of what stays immutable.
+        // An inode that stays immutable permits no other flag change.
         if inode.flags & wanted & flags::IMMUTABLE != 0 && changed != 0 {
             return Err(Error::NotPermitted);
         }

@@ -1,8 +1,8 @@
-//! Contents of files: written, cut, reserved.
+//! File data: write, truncate, reserve.
 //!
-//! Law 1: a block that a file gets is written whole before anything leads to it: what the
-//! file does not fill is zero.
-//! Law 2: behind the end of a file its last block is zero.
+//! Law 1: a new block is written completely before any metadata references it; the rest of the
+//! block is zero.
+//! Law 2: the last block of a file is zero after the end of the file.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -28,15 +28,15 @@ use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// Files above this length need the feature `large_file`.
+/// Size from which a file needs the feature `large_file`.
 const LARGE_FILE_BYTES: u64 = 1 << 31;
-/// Bytes that one change takes at most: between two of them others get their turn.
+/// Limit of bytes written by one change; other changes run between two of them.
 const MAX_WRITE_STEP_BYTES: usize = 1 << 20;
-/// Bytes that one change reserves at most.
+/// Limit of bytes reserved by one change.
 const MAX_FALLOCATE_STEP_BYTES: u64 = 4 << 20;
 
 impl Volume {
-    /// The longest file that the format can hold, in bytes: by extents, if the volume has them.
+    /// Returns the size limit of files in bytes: of extent-mapped files, if the volume has extents.
     pub fn max_file_bytes(&self) -> u64 {
         match self.super_.incompatible.contains(Incompatible::EXTENTS) {
             true => self.max_extent_file_bytes(),
@@ -44,7 +44,7 @@ impl Volume {
         }
     }
 
-    /// The longest that a file can become.
+    /// Returns the size limit of this file.
     fn max_file_bytes_of(&self, inode: &Inode) -> u64 {
         match inode.has_extents() {
             true => self.max_extent_file_bytes(),
@@ -52,7 +52,7 @@ impl Volume {
         }
     }
 
-    /// File blocks have 32 bits, the last of which says that there is none.
+    /// File blocks are 32-bit numbers; the largest is reserved.
     fn max_extent_file_bytes(&self) -> u64 {
         let bytes = u64::from(self.super_.block_bytes);
         let huge = self.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
@@ -62,7 +62,7 @@ impl Volume {
 
     fn max_indirect_file_bytes(&self) -> u64 {
         let bytes = u64::from(self.super_.block_bytes);
-        // Sectors are counted in 32 bits, those of indirect blocks among them.
+        // The sector count has 32 bits and includes indirect blocks.
         let sectors = u64::from(u32::MAX) * 512;
         let blocks = sectors / bytes;
         let maps = blocks / (bytes / 4) + blocks / (bytes / 4) / (bytes / 4) + 2;
@@ -79,7 +79,7 @@ impl Volume {
         self.convert_inline(number)?;
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            // Up to where a large piece ends: they are written in one go.
+            // Steps end at aligned boundaries, so that a large write stays contiguous.
             let at = offset.saturating_add(done as u64);
             let skew = saturating_usize(at % MAX_WRITE_STEP_BYTES as u64);
             let part = rest.get(..MAX_WRITE_STEP_BYTES - skew).unwrap_or(rest);
@@ -118,7 +118,7 @@ impl Volume {
         }
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         if keep && !inode.has_extents() {
-            // A map of blocks cannot say that blocks behind the end are meant.
+            // A block map cannot mark blocks after the end of the file as intended.
             let size = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
             if end > size.next_multiple_of(self.super_.block_bytes.into()) {
                 let feature = "blocks behind the end of a file need: extent".to_owned();
@@ -135,7 +135,8 @@ impl Volume {
         let last = saturating_u32(end.div_ceil(bytes));
         while at < last {
             let step = last.min(at + saturating_u32(MAX_FALLOCATE_STEP_BYTES / bytes));
-            // The length comes along: a commit between two steps leaves nothing behind it.
+            // Each step sets the size, so a commit between two steps leaves no blocks after the
+            // end.
             let reserved = self.transact_with_space(0, |tx| {
                 let reserved_to = tx.reserve(number, at, step)?;
                 let inode = tx.file(number)?;
@@ -147,12 +148,12 @@ impl Volume {
                 Ok(reserved_to)
             });
             match reserved {
-                // What is left may have room once what was freed is free.
+                // The rest may fit once pending frees are durable.
                 Ok(reserved_to) if reserved_to > at => at = reserved_to,
-                // With extents the file keeps what it was given, as Linux leaves it.
+                // An extent-mapped file keeps its reservation, as on Linux.
                 Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
                 Ok(_) | Err(Error::NoSpace) => {
-                    // Behind the end of a file there are no blocks.
+                    // A block-mapped file has no blocks after its end.
                     self.transact(|tx| {
                         let inode = tx.file(number)?;
                         let mut size = inode.size_bytes;
@@ -182,7 +183,7 @@ impl Transaction<'_> {
         u64::from(self.volume.super_.block_bytes)
     }
 
-    /// A file whose contents may change.
+    /// Returns a file whose data may change.
     pub(crate) fn file(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
         let inode = self.node(number)?;
         match inode.kind {
@@ -202,8 +203,8 @@ impl Transaction<'_> {
         AllocationPolicy { is_append: grows, privileged: self.is_privileged(uid), unwritten: false }
     }
 
-    /// Writes bytes that do not cross a large piece, which may be lent; says how many were
-    /// taken.
+    /// Writes bytes within one step; `lent` shares them without a copy. Returns how many were
+    /// written.
     fn write(
         &mut self,
         number: InodeNumber,
@@ -218,7 +219,7 @@ impl Transaction<'_> {
         }
         let bytes = bytes.get(..saturating_usize(most)).unwrap_or(bytes);
         if inode.flags & flags::APPEND != 0 && offset < inode.size_bytes {
-            // A cache above writes whole pages: what it repeats is no change.
+            // A page cache above writes whole pages: repeated bytes are no change.
             let len = saturating_usize(inode.size_bytes - offset).min(bytes.len());
             let mut old = vec![0; len];
             self.volume.read_into_locked(&inode, offset, &mut old)?;
@@ -230,17 +231,17 @@ impl Transaction<'_> {
         let block_bytes = self.block_bytes();
         let (first, last) =
             (saturating_u32(offset / block_bytes), saturating_u32(end.div_ceil(block_bytes)));
-        // Most files are written once: only what comes back for more gets a window.
+        // Most files are written once: only files that grow again get a reservation window.
         let taking = self.allocation_policy(&inode, end > inode.size_bytes && first > 0);
         self.preload_partial_blocks(number, offset, end)?;
         let touched = self.writer.is_modified;
         if offset > inode.size_bytes && !inode.size_bytes.is_multiple_of(block_bytes) {
-            // Others may have left something behind the end.
+            // Other drivers may have left bytes after the end.
             let stop = inode.size_bytes.next_multiple_of(block_bytes).min(offset);
             self.zero_partial_block(number, inode.size_bytes, stop)?;
         }
         let all = match self.map_blocks(number, first..last, taking) {
-            // Nothing but perhaps an empty indirect block was made, and zeros behind the end.
+            // At most an empty indirect block and zeros after the end were written.
             Err(Error::NoSpace) => {
                 self.writer.is_modified = touched;
                 return Err(Error::NoSpace);
@@ -263,7 +264,7 @@ impl Transaction<'_> {
         Ok(saturating_usize(taken - offset))
     }
 
-    /// Puts the part of `bytes` that belongs there into a run of blocks; says where it ends.
+    /// Writes the part of `bytes` that falls into a run of blocks; returns its end.
     fn write_run(
         &mut self,
         run: &MappedRun,
@@ -305,7 +306,7 @@ impl Transaction<'_> {
         Ok(end)
     }
 
-    /// Sees to it that blocks which are overwritten in part can be kept without the device.
+    /// Preloads the blocks that are overwritten in part.
     fn preload_partial_blocks(&self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
         let block_bytes = self.block_bytes();
         for edge in [from, end] {
@@ -319,8 +320,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Fills the first and the last block with what they hold, where they are not
-    /// overwritten as a whole.
+    /// Copies the old bytes of the first and last block, unless they are overwritten completely.
     fn copy_partial_blocks(
         &self,
         run: &MappedRun,
@@ -357,7 +357,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Zeros blocks that a file was given but did not fill.
+    /// Zeros newly allocated blocks.
     fn zero_new_blocks(&mut self, all: &[MappedRun]) {
         let len = saturating_usize(self.block_bytes());
         let zeros = SharedBytes::owned(vec![0; len].into_boxed_slice());
@@ -372,7 +372,7 @@ impl Transaction<'_> {
         self.writer.batch.dirty = true;
     }
 
-    /// Zeros the bytes of one block from `from` up to `end`, if the file has that block.
+    /// Zeros the bytes of one block from `from` to `end`, if it is mapped.
     fn zero_partial_block(&mut self, number: InodeNumber, from: u64, end: u64) -> Result<()> {
         let block_bytes = self.block_bytes();
         let nth = saturating_u32(from / block_bytes);
@@ -394,12 +394,12 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Sets the length, and nothing else of the contents.
+    /// Sets the size only.
     fn set_size(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
         let before = inode.size_bytes;
         let (low, high) = (before.min(bytes), before.max(bytes));
         let block_bytes = self.block_bytes();
-        // The last chunk and segment of the shorter file end where that did.
+        // Cached chunks and map segments of the shorter file end at its size.
         self.invalidate_contents(inode.number, low.saturating_sub(1), high);
         let last = saturating_u32(low.saturating_sub(1) / block_bytes);
         self.invalidate_map(inode.number, last, saturating_u32(high.div_ceil(block_bytes)));
@@ -410,7 +410,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Cuts a file, or lets it grow by a hole.
+    /// Truncates a file, or extends it by a hole.
     pub(crate) fn truncate(&mut self, inode: &Inode, bytes: u64) -> Result<()> {
         if bytes > self.volume.max_file_bytes_of(inode) {
             return Err(Error::TooLarge);
@@ -440,7 +440,7 @@ impl Transaction<'_> {
                 self.zero_partial_block(number, bytes, end)?;
             }
         } else if !before.is_multiple_of(block_bytes) {
-            // Others may have left something behind the end.
+            // Other drivers may have left bytes after the end.
             let end = before.next_multiple_of(block_bytes).min(bytes);
             self.zero_partial_block(number, before, end)?;
         }
@@ -450,7 +450,7 @@ impl Transaction<'_> {
         self.set_times_now(number, &[InodeTime::Modified, InodeTime::Changed])
     }
 
-    /// Makes a hole, or keeps blocks that read as zeros; what is covered only in part becomes zero.
+    /// Punches a hole, or keeps blocks that read as zeros; partial blocks are zeroed.
     fn punch_or_zero_range(
         &mut self,
         number: InodeNumber,
@@ -484,7 +484,7 @@ impl Transaction<'_> {
         self.set_times_now(number, &[InodeTime::Modified, InodeTime::Changed])
     }
 
-    /// Gives blocks that read as zeros; says up to which file block there are any.
+    /// Allocates blocks that read as zeros; returns the file block after the last of them.
     fn reserve(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
         let inode = self.file(number)?;
         let taking = AllocationPolicy {
@@ -505,7 +505,7 @@ impl Transaction<'_> {
         Ok(all.last().map_or(from, |run| run.from + run.blocks))
     }
 
-    /// Frees all that an inode has and the inode itself.
+    /// Frees an inode with everything it has.
     pub(crate) fn evict_inode(&mut self, number: InodeNumber) -> Result<()> {
         let inode = self.read_inode_unchecked(number)?;
         let (kind, size) = (inode.kind, inode.size_bytes);
@@ -525,7 +525,7 @@ impl Transaction<'_> {
         self.change_slot(number, |it| {
             let mode = it.mode();
             it.clear();
-            // What undeletes wants to know.
+            // Undelete tools read these fields.
             if old {
                 it.set_mode(mode);
                 it.set_deleted(now);

@@ -1,12 +1,12 @@
-//! Names in directories: found, put in, taken out.
+//! Directory entries: lookup, insert, remove.
 //!
 //! ```text
 //!   seek ── Found ─▶ take_out, point_elsewhere
 //!        └─ Place ─▶ put_in: into free room · behind the end · by splitting a leaf of the tree
 //! ```
-//! Law 1: `seek` finds out everything without changing anything; what a name needs is known,
-//! and there, before the first block changes.
-//! Law 2: a tree that makes no sense is left alone: its directory goes on as a plain list.
+//! Law 1: [`Transaction::find_or_slot`] changes nothing. Everything an insert needs is known and
+//! allocatable before the first block changes.
+//! Law 2: a damaged hash tree is not changed: the directory becomes linear.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -32,57 +32,57 @@ use crate::map::edit::AllocationPolicy;
 use crate::transaction::Transaction;
 use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
 
-/// Blocks that one more name can take at most: a leaf, two nodes, and indirect blocks.
+/// Limit of blocks that one insert allocates: a leaf, two index blocks, and map blocks.
 pub(crate) const MAX_INSERT_BLOCKS: u64 = 8;
-/// Those of them that are the directory's own: of a tree, and of a list, which may become one.
+/// Directory blocks among them: in a hash tree, and in a linear directory, which may become one.
 const MAX_HTREE_INSERT_BLOCKS: u64 = 3;
 const MAX_LINEAR_INSERT_BLOCKS: u64 = 2;
-/// Blocks of names that one hash may fill.
+/// Limit of leaf blocks with one hash.
 const MAX_BLOCKS_PER_HASH: usize = 4096;
-/// Names put in before a tree has had all the splits that it can need.
+/// Limit of insert attempts: more than the splits that a tree can need.
 const MAX_SPLITS: usize = 6;
 
-/// Where a name is.
+/// Location of a directory entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirentLocation {
     pub(crate) site: DirentContainer,
     pub(crate) found: FoundRecord,
 }
 
-/// What holds names.
+/// Container of directory entries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DirentContainer {
-    /// A block of the directory.
+    /// A directory block.
     Block(FsBlock),
-    /// A part of a directory that is inside its inode.
+    /// A part of an inline directory.
     Inline(usize),
-    /// The number of the parent of such a directory.
+    /// The parent's inode number in an inline directory.
     Parent,
 }
 
-/// Where a name can be put.
+/// Place where a name can be inserted.
 #[derive(Clone, Debug)]
 pub(crate) enum InsertionPoint {
-    /// Into blocks, once the directory is no longer inside its inode.
+    /// A block, after an inline directory is converted.
     ConvertInline,
-    /// Into this block.
+    /// A free slot of this block.
     FreeSlot(FsBlock, DirentSlot),
-    /// Into a block of a directory whose tree makes no sense: it must be a list first.
+    /// A block of a directory whose damaged hash tree must be dropped first.
     DropHtree,
-    /// Into a new block behind the others.
+    /// A new block at the end.
     AppendBlock,
-    /// Into a leaf of the tree that must be split first.
+    /// A leaf of the hash tree, after a split.
     SplitLeaf(HtreePath),
 }
 
-/// The path down a hash tree.
+/// Path from the root of a hash tree to a leaf.
 #[derive(Clone, Debug)]
 pub(crate) struct HtreePath {
     dir: FileId,
     hash: NameHash,
     levels: u8,
     name_hash: u32,
-    /// From the root down: where each index block is, and which entry leads on.
+    /// Index block and entry of each level, from the root down.
     steps: Vec<DxFrame>,
     leaf: (u32, FsBlock),
 }
@@ -94,20 +94,20 @@ struct DxFrame {
     level: IndexBlockKind,
 }
 
-/// Which names are meant by one.
+/// Rule by which names match.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NameMatch {
-    /// The very same.
+    /// Exact match.
     Same,
-    /// Those, too, that fold to the same.
+    /// Exact match, or equal after case folding.
     Folded,
 }
 
-/// The answer of [`Transaction::seek`].
+/// Result of [`Transaction::find_or_slot`].
 pub(crate) type NameLookup = std::result::Result<DirentLocation, InsertionPoint>;
 
 impl InsertionPoint {
-    /// Blocks that it may take.
+    /// Returns the limit of blocks that the insert allocates.
     pub(crate) const fn max_blocks(&self) -> u64 {
         match self {
             Self::FreeSlot(..) | Self::DropHtree => 0,
@@ -121,7 +121,7 @@ impl Transaction<'_> {
         self.volume.super_.incompatible.contains(Incompatible::FILETYPE)
     }
 
-    /// How blocks of directories look.
+    /// Returns the format of directory blocks.
     pub(crate) fn shape(&self) -> DirBlockFormat {
         let super_ = &self.volume.super_;
         let sums = super_.checksum_seed.is_some();
@@ -132,7 +132,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// The part of a block that holds names.
+    /// Returns the part of a block that holds directory entries.
     fn names_of<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         dir_tail::dirent_area(bytes, self.volume.super_.checksum_seed.is_some())
     }
@@ -141,7 +141,7 @@ impl Transaction<'_> {
         self.volume.super_.incompatible.contains(Incompatible::LARGEDIR)
     }
 
-    /// A block of a directory; `None` in a hole.
+    /// Reads a directory block; `None` for a hole.
     pub(crate) fn read_directory_block(
         &self,
         dir: &Inode,
@@ -154,7 +154,7 @@ impl Transaction<'_> {
         Ok(Some((block, self.block(block, Role::Directory(dir.id())).map_err(of_dir)?)))
     }
 
-    /// Looks for a name, and if it is not there, for a place for it.
+    /// Looks up a name; if it is missing, returns a place for it.
     pub(crate) fn find_or_slot(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
         if name.len() > 255 {
             return Err(Error::NameTooLong);
@@ -197,7 +197,7 @@ impl Transaction<'_> {
         self.find_linear(dir, wanted, like)
     }
 
-    /// Looks for a name in one block or part.
+    /// Looks up a name in one block or inline part.
     fn find_in_dirents(
         &self,
         names: &[u8],
@@ -242,7 +242,7 @@ impl Transaction<'_> {
                 SlotSearch::Found(found) => {
                     return Ok(Ok(DirentLocation { site: DirentContainer::Block(block), found }));
                 }
-                // In the root of a tree there is room that belongs to the index.
+                // Free space in the root of a hash tree belongs to the index.
                 SlotSearch::Room(room) if !tree => {
                     place.get_or_insert(InsertionPoint::FreeSlot(block, room));
                 }
@@ -315,7 +315,7 @@ impl Transaction<'_> {
         Err(wrong)
     }
 
-    /// Walks down from the last step to a leaf.
+    /// Descends from the last step to a leaf.
     fn descend_to_leaf(
         &self,
         dir: &Inode,
@@ -348,7 +348,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Moves on to the next leaf, if names with this hash may go on there.
+    /// Moves to the next leaf, if entries with this hash may continue there.
     fn next_leaf(&self, descent: &mut HtreePath) -> Result<bool> {
         while let Some(step) = descent.steps.last_mut() {
             let bytes = self.block(step.block, Role::Directory(descent.dir))?;
@@ -371,7 +371,7 @@ impl Transaction<'_> {
         Ok(false)
     }
 
-    /// Whether the tree can take one more leaf.
+    /// Returns true if the tree can take one more leaf.
     fn can_split(&self, descent: &HtreePath) -> Result<bool> {
         if descent.levels < index::max_levels(self.large_dir()) {
             return Ok(true);
@@ -385,7 +385,8 @@ impl Transaction<'_> {
         Ok(false)
     }
 
-    /// Puts a name in where [`Transaction::seek`] said; there must be [`Place::needs`] blocks.
+    /// Inserts a name at a place found by [`Transaction::find_or_slot`]. The caller ensures
+    /// [`InsertionPoint::max_blocks`] free blocks.
     pub(crate) fn insert_name(
         &mut self,
         dir: InodeNumber,
@@ -419,8 +420,7 @@ impl Transaction<'_> {
         Err(Error::corrupt("hash tree").of_inode(dir))
     }
 
-    /// Makes room in a directory that is a list: makes a tree of it, or puts an empty block
-    /// behind the others.
+    /// Grows a linear directory: converts it to a hash tree, or appends an empty block.
     fn grow_directory(&mut self, dir: InodeNumber) -> Result<()> {
         let node = self.directory(dir)?;
         let count = self.volume.directory_blocks(&node);
@@ -439,7 +439,7 @@ impl Transaction<'_> {
             })?;
             return self.change_slot(dir, |it| it.set_flags(it.flags() | flags::INDEX));
         }
-        // What was a tree and made no sense is none any more.
+        // A damaged hash tree is dropped.
         if node.flags & flags::INDEX != 0 {
             self.drop_htree(dir)?;
         }
@@ -451,13 +451,13 @@ impl Transaction<'_> {
 
     fn drop_htree(&mut self, dir: InodeNumber) -> Result<()> {
         if self.shape().has_checksums {
-            // Its blocks would have to end in other ways.
+            // Its index blocks lack the checksum tail of linear blocks.
             return Err(Error::corrupt("hash tree").of_inode(dir));
         }
         self.change_slot(dir, |it| it.set_flags(it.flags() & !flags::INDEX))
     }
 
-    /// One more block behind the others of a directory.
+    /// Appends a block to a directory.
     fn append_block(&mut self, dir: InodeNumber) -> Result<(u32, FsBlock)> {
         let node = self.directory(dir)?;
         let nth = self.volume.directory_blocks(&node);
@@ -475,11 +475,11 @@ impl Transaction<'_> {
         Ok((nth, run.at))
     }
 
-    /// Splits the leaf at the end of a path, or what must be split before it can be.
+    /// Splits the leaf at the end of a path, or first a full index block above it.
     fn split(&mut self, dir: InodeNumber, descent: &HtreePath) -> Result<()> {
         let role = self.directory_role(dir)?;
         let mut full = None;
-        // The lowest index block with room, and the full one below it.
+        // Finds the lowest index block with a free entry, and the full one below it.
         for (depth, step) in descent.steps.iter().enumerate().rev() {
             if index::has_room(&self.block(step.block, role)?, step.level)? {
                 let Some(lower) = full else { return self.split_leaf(dir, descent, *step) };
@@ -527,7 +527,7 @@ impl Transaction<'_> {
         put.then_some(()).ok_or(Error::corrupt("hash tree index").of_inode(dir))
     }
 
-    /// Takes a name out.
+    /// Removes a name.
     pub(crate) fn remove_name(&mut self, dir: InodeNumber, spot: DirentLocation) -> Result<()> {
         self.record_effect(Effect::NameRemoved { dir });
         let sums = self.shape().has_checksums;
@@ -544,7 +544,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Lets a name lead to another inode.
+    /// Changes the inode that a name references.
     pub(crate) fn retarget_name(
         &mut self,
         dir: InodeNumber,
@@ -566,7 +566,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Whether a directory holds no names.
+    /// Returns true if a directory has no entries but `.` and `..`.
     pub(crate) fn is_empty(&self, dir: &Inode) -> Result<bool> {
         if dir.is_inline() {
             for part in self.read_inline(dir)?.dir_parts() {
@@ -587,7 +587,7 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// What `..` of a directory names, and where it says so.
+    /// Returns the parent of a directory and the location of its `..`.
     pub(crate) fn find_dot_dot(&self, dir: InodeNumber) -> Result<DirentLocation> {
         let node = self.directory(dir)?;
         if node.is_inline() {
@@ -602,7 +602,7 @@ impl Transaction<'_> {
         Ok(DirentLocation { site: DirentContainer::Block(block), found })
     }
 
-    /// The first block of a new directory.
+    /// Builds the first block of a new directory.
     pub(crate) fn dot_entries_block(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
         let mut block = crate::format::dirent::DirBlockBuilder::new(self.shape());
         block.push(own.0, FileType::Directory, b".");
@@ -610,8 +610,8 @@ impl Transaction<'_> {
         block.finish()
     }
 
-    /// Blocks that a name which goes there may take at most, each of which can lie in a cluster of
-    /// its own. What is left of the cluster that a directory ends in is the directory's already.
+    /// Returns the limit of blocks for an insert at `place`, where each may need its own cluster.
+    /// The rest of the directory's last cluster is allocated already.
     pub(crate) fn max_insert_blocks(
         &self,
         dir: InodeNumber,
@@ -635,7 +635,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Refuses what needs more blocks than are left; each may take a cluster of its own.
+    /// Returns `NoSpace` unless `count` blocks are free, each in its own cluster.
     pub(crate) fn check_free_blocks(&self, count: u64, privileged: bool) -> Result<()> {
         let count = count.saturating_mul(self.cluster_blocks().into());
         if self.allocatable_blocks(privileged) < count { Err(Error::NoSpace) } else { Ok(()) }

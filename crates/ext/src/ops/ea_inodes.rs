@@ -1,14 +1,14 @@
-//! Values of attributes in inodes of their own (`ea_inode`): made, counted, given back.
+//! EA inodes (`ea_inode`): creation, reference counts, deletion.
 //!
 //! ```text
 //!   body of an inode   | entry ─┐
 //!                      | entry ─┼─▶ inode | flag EA_INODE | entries that lead here | hash | value
 //!   attribute block    | entry ─┘
 //! ```
-//! Law 1: an inode that holds a value counts the entries that lead to it, those of a block once
-//! however many inodes share that; with the last entry it goes.
+//! Law 1: an EA inode counts the entries that reference it; those of a shared block count once. It
+//! is deleted with its last entry.
 //! Law 2: the space of a value counts for every inode that has the attribute.
-//! Law 3: what only claims to be such an inode is left alone.
+//! Law 3: an inode that carries the flag but fails validation is not changed.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -33,19 +33,19 @@ use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// The longest value, in bytes.
+/// Size limit of a value, in bytes.
 const XATTR_SIZE_MAX: usize = 64 << 10;
-/// Stands for all entries that lead to a value, however many it counts.
+/// Change that drops all references to a value, whatever its count.
 const EVERY_ENTRY: i64 = i64::MIN;
-/// Blocks beside its own that a value may take: of its map, and of attributes.
+/// Limit of blocks for a value beyond its data: of its map, and of xattrs.
 const MAX_EXTRA_BLOCKS: u64 = 4;
 
-/// What a change of attributes means for values in inodes of their own.
+/// Effects of an xattr change on EA inodes.
 #[derive(Debug, Default)]
 pub(crate) struct EaInodeRefChanges {
-    /// Entries that come or go, by inode.
+    /// Change of the reference count, by inode.
     entries: BTreeMap<u32, i64>,
-    /// Blocks that count for the owner, before and after.
+    /// Blocks accounted to the owner, before and after.
     blocks: (u64, u64),
 }
 
@@ -56,7 +56,7 @@ impl EaInodeRefChanges {
         }
     }
 
-    /// Has values that count no entries go with the first one that does.
+    /// Drops uncounted values with the first entry that is removed.
     fn release(&mut self, uncounted: &BTreeSet<u32>) {
         let going = self.entries.iter_mut().filter(|(_, by)| **by < 0);
         for (_, by) in going.filter(|(inode, _)| uncounted.contains(inode)) {
@@ -74,8 +74,8 @@ impl Transaction<'_> {
         self.volume.super_.incompatible.contains(Incompatible::EA_INODE)
     }
 
-    /// Moves the value of `new`, which is one of `all`, into an inode of its own where it has no
-    /// room elsewhere, as Linux does.
+    /// Moves the value of `new`, which is in `all`, to an EA inode if it fits nowhere else, by the
+    /// rules of Linux.
     pub(crate) fn move_to_ea_inode(
         &mut self,
         inode: &Inode,
@@ -87,7 +87,7 @@ impl Transaction<'_> {
             return Ok(());
         }
         let room = self.read_slot(inode.number, |it| it.xattr_capacity())?;
-        // Bytes of a value that leaves a block hardly any room for others.
+        // A value larger than this leaves a block hardly any space for others.
         let large = saturating_usize(block_bytes.into()) - 56;
         if new.value().len() <= large && edit::lay_out(all, room, block_bytes).is_ok() {
             return Ok(());
@@ -96,7 +96,7 @@ impl Transaction<'_> {
             return Err(Error::TooLarge);
         }
         let hash = self.volume.super_.value_seed.update(new.value()).value();
-        // Everything that could be in the way is known before the first change.
+        // All possible errors are checked before the first change.
         let place_of = all.iter().position(|it| it.same_name(new)).ok_or(Error::NoAttribute)?;
         let entry = all.get_mut(place_of).ok_or(Error::NoAttribute)?;
         *entry = new.with_ea_inode(inode.number, hash);
@@ -114,7 +114,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Makes the inode that was taken for a value; no entry leads to it yet.
+    /// Initializes the inode allocated for a value; no entry references it yet.
     fn create_ea_inode(
         &mut self,
         number: InodeNumber,
@@ -162,8 +162,8 @@ impl Transaction<'_> {
         if mapped == count { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// What becomes of values when the attributes of an inode are placed like this; with `same`
-    /// its block stays as it is.
+    /// Returns the effects on EA inodes of this xattr layout; with `same`, the xattr block stays
+    /// unchanged.
     pub(crate) fn ea_ref_changes(
         &self,
         number: InodeNumber,
@@ -173,7 +173,7 @@ impl Transaction<'_> {
         self.ea_ref_changes_except(number, placed, same, None)
     }
 
-    /// [`Transaction::ea_ref_changes`] while the entry of a new value leads to `stand_in`.
+    /// [`Transaction::ea_ref_changes`] with `stand_in` as the inode of a new value.
     fn ea_ref_changes_except(
         &self,
         number: InodeNumber,
@@ -219,8 +219,8 @@ impl Transaction<'_> {
         Ok(shifted)
     }
 
-    /// The values that entries inside an inode lead to, those of its block, and whether the block
-    /// is its alone.
+    /// Returns the EA inodes referenced by the inode body and by its block, and true if no other
+    /// inode shares the block.
     fn ea_inode_refs_of(
         &self,
         number: InodeNumber,
@@ -237,7 +237,7 @@ impl Transaction<'_> {
         Ok((body, ea_inode_refs(&edit::read_block(&block).map_err(of_inode)?), goes))
     }
 
-    /// Whether it is an inode that holds a value.
+    /// Returns true if it is a valid EA inode.
     fn is_value(&self, number: InodeNumber) -> Result<bool> {
         if !self.volume.super_.is_valid_inode(number) || number == InodeNumber::ROOT {
             return Ok(false);
@@ -245,14 +245,14 @@ impl Transaction<'_> {
         self.read_slot(number, |it| it.is_value() && it.links() > 0)
     }
 
-    /// Blocks that a value of so many bytes counts for.
+    /// Returns the blocks accounted for a value of `len` bytes.
     fn value_blocks(&self, len: u32) -> u64 {
         let super_ = &self.volume.super_;
         let cluster = u64::from(super_.block_bytes) * u64::from(super_.cluster_blocks.max(1));
         u64::from(len).div_ceil(cluster) * u64::from(super_.cluster_blocks.max(1))
     }
 
-    /// Counts entries that came and went, and the space of the values for their owner.
+    /// Applies the changes of reference counts, and of the owner's blocks.
     pub(crate) fn apply_ea_ref_changes(
         &mut self,
         owner: InodeNumber,
@@ -267,9 +267,9 @@ impl Transaction<'_> {
         self.update_ea_refs(shifted.entries)
     }
 
-    /// The entries that go when an inode is deleted, by the inodes of their values.
+    /// Returns the entries that are removed with an inode, by EA inode.
     pub(crate) fn ea_refs_of_deleted(&self, inode: &Inode) -> Result<BTreeMap<u32, i64>> {
-        // A value has no attributes, whatever it claims: so this goes no deeper.
+        // An EA inode has no attributes itself, whatever it claims: no recursion.
         if !self.has_ea_inodes() || inode.is_ea_inode() {
             return Ok(BTreeMap::new());
         }
@@ -287,8 +287,8 @@ impl Transaction<'_> {
         Ok(lost.entries)
     }
 
-    /// Those of the values of `owner` that are its alone and count no entries, as Lustre made them.
-    /// Their space counts for nobody.
+    /// Returns the values that only `owner` has and that count no entries (format of Lustre). Their
+    /// space is not accounted.
     fn uncounted(&self, owner: InodeNumber, lists: [&[EaInodeRef]; 2]) -> Result<BTreeSet<u32>> {
         let generation = self.read_slot(owner, |it| it.generation())?;
         let mut uncounted = BTreeSet::new();
@@ -302,7 +302,7 @@ impl Transaction<'_> {
         Ok(uncounted)
     }
 
-    /// Counts entries more or less, and gives back the values that have none left.
+    /// Changes reference counts, and deletes EA inodes without references.
     pub(crate) fn update_ea_refs(&mut self, entries: BTreeMap<u32, i64>) -> Result<()> {
         for (inode, by) in entries {
             let number = InodeNumber(inode);

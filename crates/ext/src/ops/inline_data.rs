@@ -1,4 +1,4 @@
-//! Files and directories that leave their inodes: what changes is in blocks first.
+//! Conversion of inline files and directories to blocks, before they change.
 //!
 //! ```text
 //!   inode | contents | attributes + rest of the contents |
@@ -6,9 +6,9 @@
 //!   inode | map ──▶ block     ▼
 //!                   | contents, or `.` `..` and names |
 //! ```
-//! Law 1: what leaves its inode does so whole, with its first change, and fits one block; the
-//! attributes that were beside it stay where they are.
-//! Law 2: names are taken out and lead elsewhere inside the inode: that needs no space.
+//! Law 1: a conversion moves all inline data, which fits one block, with the first change. Xattrs
+//! in the inode stay in place.
+//! Law 2: names are removed and retargeted inline: that needs no space.
 
 use draconis_exchange::contract::FileType;
 
@@ -26,7 +26,7 @@ use crate::volume::Volume;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 impl Volume {
-    /// Sees to it that the contents of a file that may change are in blocks.
+    /// Converts an inline file to blocks.
     pub(crate) fn convert_inline(&self, number: InodeNumber) -> Result<()> {
         if !self.inode(number)?.is_inline() {
             return Ok(());
@@ -39,14 +39,14 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// What is inside an inode.
+    /// Reads the inline data of an inode.
     pub(crate) fn read_inline(&self, inode: &Inode) -> Result<Inline> {
         self.read_slot(inode.number, |_| ())?;
         self.volume.inline_of(inode)
     }
 
-    /// Moves the first `keep` bytes of a file into a block, if it is inside its inode, and
-    /// forgets the rest; answers the file as it is then.
+    /// Converts an inline file: moves its first `keep` bytes to a block and drops the rest. Returns
+    /// the converted file.
     pub(crate) fn convert_inline_file(
         &mut self,
         inode: &Inode,
@@ -71,7 +71,7 @@ impl Transaction<'_> {
         self.node(inode.number).map(Some)
     }
 
-    /// Moves the names of a directory that is inside its inode into a block.
+    /// Converts an inline directory to a block.
     pub(crate) fn convert_inline_directory(&mut self, number: InodeNumber) -> Result<()> {
         let dir = self.directory(number)?;
         let inside = self.read_inline(&dir)?;
@@ -98,8 +98,7 @@ impl Transaction<'_> {
         self.change_slot(number, |it| it.set_size(block_bytes.into()))
     }
 
-    /// Gives an inode a map with one block instead of what is inside it; the block is still to be
-    /// filled.
+    /// Replaces inline data by a map with one block; the caller fills the block.
     fn allocate_first_block(&mut self, inode: &Inode) -> Result<FsBlock> {
         let privileged = self.is_privileged(inode.owner().0);
         self.check_free_blocks(1, privileged)?;
@@ -109,7 +108,7 @@ impl Transaction<'_> {
         all.first().map(|run| run.at).ok_or(Error::NoSpace)
     }
 
-    /// Gives an inode an empty map instead of what is inside it.
+    /// Replaces inline data by an empty map.
     fn discard_inline_data(&mut self, inode: &Inode) -> Result<()> {
         let number = inode.number;
         let all = self.read_slot(number, |it| edit::read_body(it.inline_xattrs()))?;

@@ -1,7 +1,7 @@
-//! Inodes and their names: made, linked, unlinked; moved by [`renames`].
+//! Inodes and their names: create, link, unlink; [`renames`] has rename.
 //!
-//! What a change means for the stages of the next chain is noted here; see [`crate::commit`].
-//! Where one chain could not be ordered, the batch before is ended first.
+//! Effects that matter for the order of the next chain are recorded here; see [`crate::commit`]. If
+//! one chain cannot be ordered, the previous batch is closed first.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -30,24 +30,24 @@ use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::{Error, InodeNumber, Result};
 
-/// Names that an inode may have.
+/// Limit of links to an inode.
 const LINK_MAX: u16 = 32_000;
-/// Directories up to the root before they count as a circle.
+/// Limit of parents up to the root; more is a cycle.
 const MAX_DIRECTORY_DEPTH: u32 = 1 << 16;
 
-/// What a new inode gets from its request and its directory.
+/// Properties of a new inode, from its request and its directory.
 struct InodePlan {
     /// Permission bits.
     mode: u32,
     gid: u32,
     project: u32,
-    /// Of a symbolic link: the pointers that hold its target, if they can.
+    /// Set for a symbolic link; the inner value holds a fast link's target.
     target: Option<Option<[u32; POINTERS]>>,
     attributes: Vec<NewXattr>,
 }
 
 impl InodePlan {
-    /// Blocks that something of this kind takes when it is made.
+    /// Returns the blocks that the new inode allocates.
     fn blocks(&self, kind: FileType) -> u64 {
         let slow = matches!(self.target, Some(None));
         u64::from(kind == FileType::Directory || slow) + u64::from(!self.attributes.is_empty())
@@ -65,14 +65,14 @@ impl Whiteout {
     }
 }
 
-/// A whiteout that is going to be made, and the inode that was taken for it.
+/// A whiteout to create, and the inode allocated for it.
 #[derive(Clone, Copy)]
 struct AllocatedWhiteout {
     number: InodeNumber,
     whiteout: Whiteout,
 }
 
-/// A name, and the directory it is in.
+/// Directory and name.
 type DirAndName<'n> = (InodeNumber, &'n [u8]);
 
 const fn is_dots(name: &[u8]) -> bool {
@@ -80,7 +80,7 @@ const fn is_dots(name: &[u8]) -> bool {
 }
 
 impl Transaction<'_> {
-    /// A directory whose names may change.
+    /// Returns a directory whose entries may change.
     fn writable_directory(&self, dir: InodeNumber, take: bool) -> Result<std::sync::Arc<Inode>> {
         let node = self.directory(dir)?;
         let forbidden = if take { flags::IMMUTABLE | flags::APPEND } else { flags::IMMUTABLE };
@@ -100,7 +100,7 @@ impl Transaction<'_> {
         if links >= LINK_MAX && !uncounted { Err(Error::LinkLimit) } else { Ok(()) }
     }
 
-    /// [`Transaction::seek`] for a name that is going to be made.
+    /// [`Transaction::find_or_slot`] for a new name.
     fn find_new_name_slot(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
         match self.find_or_slot(dir, name) {
             Ok(Err(_)) | Err(Error::NotFound) => self.check_not_encrypted(dir)?,
@@ -109,12 +109,12 @@ impl Transaction<'_> {
         self.find_or_slot(dir, name)
     }
 
-    /// Refuses new names where they would have to be encrypted.
+    /// Refuses new names in encrypted directories.
     fn check_not_encrypted(&self, dir: &Inode) -> Result<()> {
         if dir.is_encrypted() { Err(Error::NoKey) } else { Ok(()) }
     }
 
-    /// Counts a subdirectory more or less; 1 means "many" with `dir_nlink`.
+    /// Changes the count of subdirectories; with `dir_nlink`, a link count of 1 means "many".
     pub(crate) fn count_subdirectory(&mut self, dir: InodeNumber, more: bool) -> Result<()> {
         let uncounted =
             self.volume.super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
@@ -168,7 +168,7 @@ impl Transaction<'_> {
         Ok(number)
     }
 
-    /// A file that no name leads to: an orphan from the start, which may still get a name.
+    /// Creates an `O_TMPFILE` inode: an orphan that may still get a name.
     pub(crate) fn create_unnamed(
         &mut self,
         dir: InodeNumber,
@@ -190,7 +190,7 @@ impl Transaction<'_> {
         Ok(number)
     }
 
-    /// What a new inode in `parent` is going to be; nothing is changed yet.
+    /// Plans a new inode in `parent`; changes nothing.
     fn plan_new_inode(&self, parent: &Inode, new: &NewNode<'_>) -> Result<InodePlan> {
         let block_bytes = saturating_usize(self.volume.super_.block_bytes.into());
         let target = match new.kind {
@@ -212,19 +212,19 @@ impl Transaction<'_> {
         Ok(InodePlan { mode, gid, project, target, attributes })
     }
 
-    /// Whether all that is in a directory belongs to its project.
+    /// Returns true if the directory passes its project on to its children.
     fn inherits_project(&self, dir: &Inode) -> bool {
         let features = self.volume.super_.read_only_compatible;
         features.contains(ReadOnlyCompatible::PROJECT) && dir.flags & flags::PROJECT != 0
     }
 
-    /// Refuses to let an inode into a directory of another project.
+    /// Refuses to link an inode into a directory of another project.
     fn check_project(&self, inode: &Inode, dir: &Inode) -> Result<()> {
         let other = self.inherits_project(dir) && inode.project() != dir.project();
         if other { Err(Error::OtherProject) } else { Ok(()) }
     }
 
-    /// Sees to it that so many blocks can be had.
+    /// Returns `NoSpace` unless `blocks` are free.
     fn ensure_free_blocks(&mut self, blocks: u64, uid: u32) -> Result<()> {
         match blocks {
             0 => Ok(()),
@@ -232,7 +232,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Makes the inode that was taken for something in `parent`; no name leads to it yet.
+    /// Initializes an inode allocated for a child of `parent`; no name references it yet.
     fn make_inode(
         &mut self,
         parent: &Inode,
@@ -323,7 +323,7 @@ impl Transaction<'_> {
         if node.links() >= LINK_MAX {
             return Err(Error::LinkLimit);
         }
-        // Of those that it had before, the kernel knows which may have one.
+        // After a resume, the kernel knows which orphans are `O_TMPFILE` inodes.
         let may_have = self.writer.is_resumed || self.writer.tmpfiles.contains(&inode.0);
         let first = may_have && !InjectedFault::LinkTmpfile.is_made();
         if self.is_orphan(inode) && !first {
@@ -338,7 +338,7 @@ impl Transaction<'_> {
         self.ensure_free_blocks(needs, parent.owner().0)?;
         self.insert_name(dir, place, name, inode, node.kind)?;
         if self.writer.tmpfiles.remove(&inode.0) {
-            // Its first name. On disk it is dead, as any new inode is.
+            // Its first name. On disk it is unused, as any new inode.
             self.remove_orphan(inode)?;
             self.record_effect(Effect::Created { inode, parent: None });
         }
@@ -363,7 +363,7 @@ impl Transaction<'_> {
                 return Err(Error::NotPermitted);
             }
             Ok(node) => self.preload_for_deletion(&node)?,
-            // A name that leads nowhere is what a power cut may leave.
+            // A power cut may leave a name of an unused inode.
             Err(Error::NotFound) => {
                 self.remove_name(dir, spot)?;
                 return self.touch_directory(dir);
@@ -377,21 +377,22 @@ impl Transaction<'_> {
         self.drop_link(dir, inode)
     }
 
-    /// Where a name is that was there before the batch was ended: blocks move then.
+    /// Finds a name again after its batch was closed, which may move blocks.
     fn find_existing(&self, dir: InodeNumber, name: &[u8]) -> Result<DirentLocation> {
         let node = self.directory(dir)?;
         let lost = Error::corrupt("directory: a name is gone").of_inode(dir);
         self.find_or_slot(&node, name)?.map_err(|_| lost)
     }
 
-    /// Sees to it that an inode can lose its last name without the device.
+    /// Preloads the blocks for removing the last name of an inode.
     fn preload_for_deletion(&mut self, inode: &Inode) -> Result<()> {
         let has_users = self.has_users(inode.number);
         let is_last = inode.links() <= 1 || inode.kind == FileType::Directory;
         if is_last && !has_users { self.preload_map(inode, 0) } else { Ok(()) }
     }
 
-    /// Counts one name less, and buries an inode that has none and no users.
+    /// Decrements the link count; an inode without links is deleted, or becomes an orphan if it is
+    /// open.
     fn drop_link(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
         let left = self.change_slot(inode, |it| {
             it.set_links(it.links().saturating_sub(1));
@@ -405,7 +406,7 @@ impl Transaction<'_> {
         self.delete_or_orphan(dir, inode)
     }
 
-    /// Whether what an inode has cannot go with its name, in one batch.
+    /// Returns true if the inode has too many blocks to be deleted in one batch.
     fn needs_batched_deletion(&self, inode: InodeNumber) -> Result<bool> {
         if self.writer.protocol.max_blocks_per_truncate(self.volume.super_.groups).is_none() {
             return Ok(false);
@@ -456,7 +457,7 @@ impl Transaction<'_> {
         self.touch_directory(dir)
     }
 
-    /// An empty directory has lost its name.
+    /// Completes the removal of an empty directory whose name is gone.
     fn drop_directory(&mut self, dir: InodeNumber, inode: InodeNumber) -> Result<()> {
         self.count_subdirectory(dir, false)?;
         self.change_slot(inode, |it| it.set_links(0))?;
@@ -464,7 +465,7 @@ impl Transaction<'_> {
         self.delete_or_orphan(dir, inode)
     }
 
-    /// Counts users; see [`crate::Volume::release`].
+    /// Removes users; see [`crate::Volume::remove_users`].
     pub(crate) fn release(&mut self, inode: InodeNumber, users: u64) -> Result<()> {
         if self.writer.is_resumed {
             return Ok(());
@@ -478,12 +479,12 @@ impl Transaction<'_> {
         self.release_last_user(inode)
     }
 
-    /// The last user of an inode is gone.
+    /// Removes the last user of an inode and deletes an orphan.
     pub(crate) fn release_last_user(&mut self, inode: InodeNumber) -> Result<()> {
         self.is_internal = true;
         let is_orphan = self.is_orphan(inode);
         if is_orphan {
-            // Before anything is counted.
+            // Preloaded before any count changes.
             let node = self.read_inode_unchecked(inode)?;
             self.preload_map(&node, 0)?;
             self.may_block = true;

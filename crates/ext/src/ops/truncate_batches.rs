@@ -1,7 +1,7 @@
-//! Files that lose more blocks than one batch can hold.
+//! Truncation and deletion of files whose blocks exceed one batch.
 //!
-//! Law: where it takes several batches, the volume lists the file as an orphan from before the
-//! first until after the last. A cut between them leaves what the next mount ends.
+//! Law: while it takes several batches, the file is on the on-disk orphan list. After a cut between
+//! them, the next mount completes the truncation.
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts blocks of files below 2^32")]
 
@@ -13,10 +13,10 @@ use crate::units::saturating_u32;
 use crate::volume::Volume;
 use crate::{InodeNumber, Result};
 
-/// Where a file is cut into pieces of so many blocks.
+/// File blocks at which a truncation is split into steps.
 struct TruncatePoints {
     max_blocks_per_step: u64,
-    /// Blocks since the last cut.
+    /// Blocks since the last split.
     blocks_since_last: u64,
     at: Vec<u32>,
 }
@@ -38,7 +38,7 @@ impl MapVisitor for TruncatePoints {
 }
 
 impl Volume {
-    /// Deletes what died and was too large to be deleted with its name.
+    /// Deletes the orphans that were too large to be deleted with their names.
     pub(crate) fn delete_pending(&self) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
         let next = || writing.state.write().pending_deletions.pop();
@@ -56,8 +56,8 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Where the blocks of a file from `from` on are cut to go in several batches; nowhere if
-    /// they can all go in one.
+    /// Returns the file blocks, from `from` on, at which a truncation is split into batches; empty
+    /// if one batch suffices.
     pub(crate) fn truncate_points(&self, inode: InodeNumber, from: u32) -> Result<Vec<u32>> {
         let groups = self.volume.super_.groups;
         let Some(most) = self.writer.protocol.max_blocks_per_truncate(groups) else {
@@ -69,8 +69,7 @@ impl Transaction<'_> {
         Ok(cuts.at)
     }
 
-    /// Takes the blocks of a file away from the last cut on, then from the one before: all that is
-    /// behind the first one.
+    /// Frees blocks step by step, from the last split back to the first.
     pub(crate) fn truncate_in_batches(&mut self, inode: InodeNumber, cuts: &[u32]) -> Result<()> {
         for cut in cuts.iter().rev() {
             self.unmap(inode, *cut..u32::MAX)?;

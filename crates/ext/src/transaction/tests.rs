@@ -1,4 +1,4 @@
-//! Nothing is asked of the disk under the exclusive gate.
+//! No disk request is made under the exclusive lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -13,11 +13,11 @@ use draconis_exchange::heap::Block;
 use crate::testing::{FILE, disk, plain_disk, writing};
 use crate::{AccessTimes, NewNode, OpenOptions, RenameMode, Volume, XattrSet, check};
 
-/// A disk that looks whether the gate is held when it is asked for something.
+/// A disk that records requests made under the lock.
 struct Watch {
     disk: Arc<MemoryDisk>,
     volume: OnceLock<Weak<Volume>>,
-    /// What was asked with the gate held: reads, and everything else.
+    /// Requests under the lock: reads, and all others.
     held: [AtomicU64; 2],
     reads: AtomicU64,
 }
@@ -62,7 +62,7 @@ impl Disk for Watch {
     }
 }
 
-/// Each round works on a volume that was just opened: nothing of it is in memory.
+/// Each round works on a newly opened volume with empty caches.
 #[test]
 fn the_disk_is_asked_without_the_gate() {
     let disk = disk(1024, 64 << 20);
@@ -110,13 +110,13 @@ fn the_disk_is_asked_without_the_gate() {
         held_reads += held;
         reads += watch.reads.load(Ordering::Relaxed);
     }
-    // What an operation finds missing after it has changed something is read at once.
+    // A block missing after the operation has changed something is read at once.
     assert!(reads > 500 && held_reads * 20 < reads, "{held_reads} of {reads}");
     println!("{held_reads} of {reads} reads with the gate held");
 }
 
-/// Threads that change, read, sync and cut, with caches that hold next to nothing, under both
-/// protocols: every file holds what its thread wrote last, and nothing is wrong afterwards.
+/// Threads change, read, sync and truncate, with tiny caches, under both protocols. Every file
+/// holds the last data of its thread, and the volume is consistent afterwards.
 #[test]
 fn threads_with_small_caches_leave_a_sound_volume() {
     for atomic in [false, true] {

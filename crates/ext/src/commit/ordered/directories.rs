@@ -1,4 +1,4 @@
-//! Directories, arranged so that each changes by one sector.
+//! Preparation of directories so that each changes by one sector.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
@@ -13,22 +13,22 @@ use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// How a directory that lives on disk is brought up to date.
+/// Update of a directory that is in use on disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectoryUpdate {
-    /// Its inode, or an indirect block in place, leads to blocks of stage 0.
+    /// True if its inode or an old map block switches to blocks of stage 0.
     pub(super) is_relocated: bool,
-    /// Names go that lead to dying inodes, or might.
+    /// True if it removes names of inodes that are, or may be, deleted.
     pub(super) drops_names: bool,
 }
 
-/// The blocks of a directory that may have to move.
+/// Blocks of a directory that may have to be relocated.
 struct DirectoryBlocks {
-    /// Blocks of names that changed.
+    /// Changed directory blocks.
     changed: BTreeSet<u64>,
-    /// Those that the directory leads to: which block of it, and where.
+    /// Changed blocks in the directory's map: logical and physical block.
     names: Vec<(u64, FsBlock)>,
-    /// The blocks of its map.
+    /// Blocks of its extent tree or indirect map.
     map_nodes: Vec<MapNode>,
     damaged: Option<FsBlock>,
 }
@@ -56,7 +56,7 @@ impl MapVisitor for DirectoryBlocks {
 }
 
 impl Transaction<'_> {
-    /// Sees to it that each directory changes by one sector, and says how.
+    /// Arranges that each directory changes by one sector, and returns its kind of update.
     pub(super) fn make_updates_atomic(
         &mut self,
         names: &HashMap<u32, NameChanges>,
@@ -114,7 +114,7 @@ impl Transaction<'_> {
         Ok(arranged)
     }
 
-    /// Whether the inode of a directory leads to other blocks than on disk.
+    /// Returns true if the inode of a directory references other blocks than on disk.
     fn has_new_mapping(&self, dir: InodeNumber) -> Result<bool> {
         let (block, at) = self.inode_location(dir)?;
         let blocks = self.volume.store.write_back.read();
@@ -128,9 +128,9 @@ impl Transaction<'_> {
         Ok(InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_mapping())
     }
 
-    /// Writes the changed blocks of a directory to new places; `false` if there is no space.
+    /// Relocates the changed blocks of a directory; returns `false` if there is no space.
     fn relocate_directory_blocks(&mut self, dir: InodeNumber, own: &[u64]) -> Result<bool> {
-        // Each block of names may pull three indirect blocks along.
+        // Each directory block may relocate three indirect blocks, too.
         let needed = own.len() as u64 * 4 + 3;
         if self.allocatable_blocks(true) < needed {
             return Ok(false);
@@ -150,7 +150,7 @@ impl Transaction<'_> {
             let pointer = self.pointer_of(dir, at)?;
             self.set_pointer(dir, pointer, new)?;
         }
-        // A block comes behind the one that leads to it.
+        // Children first: a block comes after its parent in the list.
         for MapNode { block, pointer } in found.map_nodes.into_iter().rev() {
             let is_changed = {
                 let blocks = self.volume.store.write_back.read();

@@ -1,22 +1,22 @@
-//! Which stage of the chain each inode and each directory belongs to.
+//! Assignment of inodes and directories to the stages of a chain.
 
 use std::collections::HashMap;
 
 use super::OrderedProtocol;
 use super::directories::DirectoryUpdate;
 
-/// Which stage everything of a recorded belongs to.
+/// Stage in which each recorded inode and directory is written.
 #[derive(Debug)]
 pub(super) struct StagePlan {
-    /// Old directories: when, and whether their inodes lead to new blocks then.
+    /// Stage of each old directory, and true if its inode switches to new blocks then.
     pub(super) dirs: HashMap<u32, (u32, bool)>,
-    /// The first stage of inodes that are born.
+    /// First stage of created inodes.
     pub(super) first_creation_stage: u32,
-    /// Old inodes that die, and when.
+    /// Stage of each deleted old inode.
     pub(super) deletion_stages: HashMap<u32, u32>,
-    /// How deep a directory lies below the last one that lives on disk.
+    /// Nesting depth of created directories below one that is in use on disk.
     pub(super) depths: HashMap<u32, u32>,
-    /// How many stages the births of directories take.
+    /// Number of stages for created directories.
     pub(super) deepest: u32,
 }
 
@@ -56,11 +56,11 @@ impl StagePlan {
     }
 }
 
-/// How many directories that are born in this recorded lie around this one.
+/// Returns the number of created directories above this one.
 fn depth(dir: u32, recorded: &OrderedProtocol, known: &mut HashMap<u32, u32>) -> u32 {
     let mut chain = vec![dir];
     let mut at = dir;
-    // Never longer than there are directories: a tree has no circle.
+    // Bounded by the number of directories, and cycles are cut.
     let above = loop {
         if let Some(depth) = known.get(&at) {
             chain.pop();

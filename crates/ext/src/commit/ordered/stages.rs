@@ -1,4 +1,4 @@
-//! The stages of a chain: each block as each stage leaves it.
+//! Stages of a chain: the version of each block that each stage writes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,7 +15,7 @@ use crate::units::saturating_usize;
 use crate::{FsBlock, InodeNumber, Result};
 
 impl Transaction<'_> {
-    /// The stages of the batch, none of them empty, and which one a sync waits for.
+    /// Builds the stages of the batch, none of them empty, and the stage that a sync waits for.
     pub(super) fn build_chain(&self, plan: &StagePlan) -> Result<Chain> {
         let mut stages: BTreeMap<u32, Stage> = BTreeMap::new();
         let mut last: Stage = Stage::new();
@@ -94,7 +94,7 @@ impl Transaction<'_> {
         Ok(Chain { stages: all, sync_stage: needed, dependency: ChainDependency::PendingSync })
     }
 
-    /// The superblock with new features and nothing else: what needs them comes behind.
+    /// Returns the superblock with only its new features set; their users are written later.
     fn superblock_with_features(
         &self,
         base: &SharedBytes,
@@ -111,7 +111,7 @@ impl Transaction<'_> {
         Some(SharedBytes::owned(bytes.into_boxed_slice()))
     }
 
-    /// The changed inodes by the blocks of their tables: place, and stage.
+    /// Returns the changed inodes by inode-table block: offset and stage.
     fn inode_stages(&self, plan: &StagePlan) -> Result<HashMap<u64, Vec<(usize, u32)>>> {
         let mut slots: HashMap<u64, Vec<(usize, u32)>> = HashMap::new();
         let batch = &self.writer.batch;
@@ -126,7 +126,7 @@ impl Transaction<'_> {
             } else if let Some((stage, true)) = plan.dirs.get(inode) {
                 *stage
             } else {
-                // A file whose inode leads to other blocks than before waits for those.
+                // An inode that references new blocks is written after those.
                 u32::from(self.has_new_blocks(block, at))
             };
             slots.entry(block.0).or_default().push((at, stage));
@@ -146,7 +146,7 @@ impl Transaction<'_> {
         InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_blocks()
     }
 
-    /// A block of an inode table as each stage leaves it.
+    /// Returns the versions of an inode-table block, one for each stage.
     fn stage_versions(
         &self,
         base: &SharedBytes,

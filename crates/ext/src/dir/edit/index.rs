@@ -1,14 +1,14 @@
-//! Index blocks of hash trees, edited where they lie.
+//! In-place changes of hash-tree index blocks.
 //!
 //! ```text
 //!   deepen        root | a b c ..          ──▶  root | n         node n | a b c ..
 //!   split_node    node | a b c d           ──▶  node | a b       node   | c d
 //!   make_indexed  block | . .. name name   ──▶  root | . .. | 1  leaf 1 | name name
 //! ```
-//! Law 1: each of these changes an old block in its first sector only: a power cut leaves the
-//! old block or the new one. [`insert`] moves entries; what a tear leaves of them costs the
-//! index, which checkers drop without a question, and no name.
-//! Law 2: the limit that a block states is kept, and believed only if it fits the block.
+//! Law 1: each of these operations changes an old block in its first sector only, so a power cut
+//! leaves the old block or the new one. [`insert`] is the exception: it moves entries. A tear then
+//! costs the index, which checkers drop without a question, and no name.
+//! Law 2: the stored `dx_limit` is kept, and trusted only if it fits the block.
 
 use super::{RawRecord, collect_records, pack_records, put_len};
 use crate::format::dirent::DirBlockFormat;
@@ -20,12 +20,12 @@ use crate::format::{dir_tail, htree, le16, put16, put32};
 use crate::units::saturating_u32;
 use crate::{Error, Result};
 
-/// Levels of nodes below the root that the format allows.
+/// Returns the limit of index levels below the root.
 pub(crate) const fn max_levels(large_dir: bool) -> u8 {
     if large_dir { 2 } else { 1 }
 }
 
-/// Which index block it is: they keep their entries at different places.
+/// Kind of index block, which decides where its entries begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum IndexBlockKind {
     Root,
@@ -40,7 +40,7 @@ impl IndexBlockKind {
         }
     }
 
-    /// Entries that there is room for, at most: a block with a checksum has room for one less.
+    /// Returns the maximum of entries; a block with a checksum holds one less.
     fn capacity(self, block_bytes: u32) -> usize {
         let shape = DirBlockFormat { block_bytes, filetype: false, has_checksums: false };
         match self {
@@ -50,20 +50,20 @@ impl IndexBlockKind {
     }
 }
 
-/// An index block in two halves.
+/// The two halves of a split index block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NodeSplit {
-    /// The lower half; it may be written over the old block.
+    /// Lower half; it may overwrite the old block.
     pub(crate) low: Vec<u8>,
-    /// The upper half.
+    /// Upper half.
     pub(crate) high: Vec<u8>,
-    /// The hash with which the level above leads to the upper half.
+    /// Hash of the parent's entry for the upper half.
     pub(crate) hash: u32,
-    /// How many entries stayed in the lower half.
+    /// Number of entries in the lower half.
     pub(crate) kept: usize,
 }
 
-/// The entries of an index block and how many it may have.
+/// Returns the entries of an index block and its limit.
 fn parse_index(block: &[u8], level: IndexBlockKind) -> Result<(DxEntries<'_>, usize)> {
     let corrupt = Error::corrupt("hash tree index");
     let entries = block.get(level.entries_at()..).ok_or(corrupt.clone())?;
@@ -79,19 +79,19 @@ fn entries(index: DxEntries<'_>) -> Vec<DxEntry> {
     (0..index.len()).filter_map(entry).collect()
 }
 
-/// Whether one more entry fits.
+/// Returns true if one more entry fits.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if limit or count make no sense.
+/// [`Error::Corrupt`] if limit or count is invalid.
 pub(crate) fn has_room(block: &[u8], level: IndexBlockKind) -> Result<bool> {
     let (index, limit) = parse_index(block, level)?;
     Ok(index.len() < limit)
 }
 
-/// Puts `entry` behind the entry `nth`; `false` if the block is full.
+/// Inserts `entry` after entry `nth`; returns `false` if the block is full.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if limit, count, or the order of the hashes make no sense.
+/// [`Error::Corrupt`] if limit, count, or the order of hashes is invalid.
 pub(crate) fn insert(
     block: &mut [u8],
     level: IndexBlockKind,
@@ -105,7 +105,7 @@ pub(crate) fn insert(
         return Ok(false);
     }
     let place = nth.saturating_add(1);
-    // The hash of the first entry is not kept: it stands for all that are lower.
+    // The first entry stores no hash: it covers all lower hashes.
     let above = nth == 0 || index.hash(nth).is_some_and(|hash| hash <= entry.hash);
     let below = place == len || index.hash(place).is_some_and(|hash| entry.hash <= hash);
     if !above || !below || entry.block & !BLOCK_MASK != 0 {
@@ -125,10 +125,10 @@ fn set_count(block: &mut [u8], level: IndexBlockKind, count: usize) -> Option<()
     put16(block, level.entries_at().checked_add(2)?, u16::try_from(count).ok()?)
 }
 
-/// An index block that has room for its checksum behind the entries; `None` if it is full.
+/// Shrinks an index block so that a checksum fits after its entries; `None` if it is full.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if limit or count make no sense.
+/// [`Error::Corrupt`] if limit or count is invalid.
 pub(crate) fn shrink_for_checksum(
     block: &[u8],
     level: IndexBlockKind,
@@ -150,11 +150,11 @@ pub(crate) fn shrink_for_checksum(
     Ok(Some(block))
 }
 
-/// Splits a node in the middle.
+/// Splits an index node in the middle.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if limit or count make no sense; [`Error::Misuse`] if there are less
-/// than two entries.
+/// [`Error::Corrupt`] if limit or count is invalid; [`Error::Misuse`] if there are fewer than two
+/// entries.
 pub(crate) fn split_node(block: &[u8], shape: DirBlockFormat) -> Result<NodeSplit> {
     let (index, _) = parse_index(block, IndexBlockKind::Node)?;
     let all = entries(index);
@@ -168,12 +168,11 @@ pub(crate) fn split_node(block: &[u8], shape: DirBlockFormat) -> Result<NodeSpli
     Ok(NodeSplit { low, high, hash: first.hash, kept })
 }
 
-/// Moves the entries of a root into a new node, the block `node` of the directory: the tree
-/// gets one more level. Answers the root and the node.
+/// Adds a level to a hash tree: moves the entries of the root to a new node, directory block
+/// `node`. Returns the root and the node.
 ///
 /// # Errors
-/// [`Error::NoSpace`] if the tree has `most_levels`; [`Error::Corrupt`] if the root makes no
-/// sense.
+/// [`Error::NoSpace`] if the tree has `most_levels`; [`Error::Corrupt`] if the root is invalid.
 pub(crate) fn add_level(
     root: &[u8],
     node: u32,
@@ -197,9 +196,9 @@ pub(crate) fn add_level(
     Ok((root, below))
 }
 
-/// Makes a hash tree of a directory of one block: a root in its place, and a leaf, the block
-/// `leaf` of the directory, with all names but `.` and `..`. The rest of the old block stays
-/// where it is, hidden. `version` is the number of the hash function.
+/// Converts a one-block directory to a hash tree. Returns a root for the old block, and a leaf with
+/// all names but `.` and `..` for directory block `leaf`. The rest of the old block stays unchanged
+/// and hidden. `version` is the number of the hash function.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks or does not begin with `.` and `..`.
@@ -239,7 +238,7 @@ pub(crate) fn make_indexed(
             *kind = record.kind;
         }
     }
-    // 12 bytes for `.`, everything else below `..`.
+    // 12 bytes for `.`, the rest belongs to `..`.
     put_len(&mut root, 12, block.len().saturating_sub(12));
     Ok((root, names))
 }

@@ -1,4 +1,4 @@
-//! Directory blocks laid out anew, where all of them change at once (`rework`).
+//! Repacking of directory blocks when a rewrite changes all of them at once.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
 
@@ -6,7 +6,7 @@ use super::{RawRecord, collect_records, pack_records};
 use crate::Result;
 use crate::format::dirent::DirBlockFormat;
 
-/// A block of names in another shape; `None` if they do not fit into it.
+/// Converts a block of entries to another format; `None` if they do not fit.
 ///
 /// # Errors
 /// [`crate::Error::Corrupt`] if the chain breaks.
@@ -19,11 +19,11 @@ pub(crate) fn convert_block(names: &[u8], shape: DirBlockFormat) -> Result<Optio
     Ok(Some(shape.with_tail(pack_records(records, names, shape.dirent_area_bytes()))))
 }
 
-/// The names of these blocks, one behind the other in as many blocks, or more if they do not fit.
-/// What has no name (the index, checksums) is gone.
+/// Repacks the entries of these blocks into as many blocks, or more if needed. Everything without a
+/// name (index, checksums) is dropped.
 ///
 /// # Errors
-/// As [`reshape`].
+/// As [`convert_block`].
 pub(crate) fn repack_linear(blocks: &[&[u8]], shape: DirBlockFormat) -> Result<Vec<Vec<u8>>> {
     let mut listed = vec![];
     let mut page: Vec<u8> = vec![];
@@ -55,7 +55,7 @@ mod tests {
         DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false };
     const NEW: DirBlockFormat = DirBlockFormat { has_checksums: true, ..OLD };
 
-    /// A block with so many names of ten bytes.
+    /// Returns a block with `count` names of ten bytes.
     fn filled(count: u32) -> Vec<u8> {
         let mut block = empty(OLD);
         for nth in 0..count {

@@ -1,4 +1,4 @@
-//! Random changes against a model; every block is read back by the reader, and torn.
+//! Random changes compared with a model; every block is read back, and torn.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::format::hash::NameHash;
 
 const INODES: u32 = 1 << 30;
 
-/// Names, kinds and numbers that a seed replays.
+/// Names, file types and inode numbers that a seed reproduces.
 pub(super) struct Chance(Random);
 
 impl Chance {
@@ -35,7 +35,7 @@ impl Chance {
 
 type Names = BTreeMap<Vec<u8>, (u32, Option<FileType>)>;
 
-/// The names as the reader sees them; none twice.
+/// Returns the names that a reader sees, none of them twice.
 fn names(block: &[u8], filetype: bool) -> Names {
     let mut names = Names::new();
     for entry in Dirents::new(block, filetype, INODES) {
@@ -46,7 +46,7 @@ fn names(block: &[u8], filetype: bool) -> Names {
     names
 }
 
-/// Every mixture of the sectors of two blocks.
+/// Returns every mixture of the sectors of two blocks.
 pub(super) fn tears(old: &[u8], new: &[u8]) -> Vec<Vec<u8>> {
     let sectors = 0..old.len() / SECTOR_BYTES;
     let of = |nth: usize| nth * SECTOR_BYTES..(nth + 1) * SECTOR_BYTES;
@@ -173,7 +173,7 @@ impl Model {
         let mut both = below.clone();
         both.extend(above);
         assert_eq!(both, self.names);
-        // A tear leaves each name that stays, and shows none that never was.
+        // A tear keeps each name that stays, and shows no name that never existed.
         for torn in tears(&self.block, &low) {
             let seen = names(&torn, self.filetype);
             assert!(below.iter().all(|(name, what)| seen.get(name) == Some(what)));
@@ -187,7 +187,7 @@ impl Model {
     }
 }
 
-/// Removing again what was removed is refused, unless the bytes still look as before.
+/// Removing an entry twice is refused, unless the bytes still look as before.
 fn gone(block: &[u8], found: &FoundRecord) -> Result<()> {
     remove(&mut block.to_vec(), found)
 }
@@ -203,7 +203,7 @@ fn a_block_keeps_exactly_its_names_whatever_happens_and_tears() {
             let mut model = Model::new(block_bytes, filetype, block_bytes as u64);
             let mut splits = 0;
             for round in 0..rounds {
-                // Long names now and then; the largest blocks would never fill otherwise.
+                // Occasional long names; without them, the largest blocks would never fill.
                 let longest =
                     if model.chance.below(8) == 0 || block_bytes > 4096 { 255 } else { 24 };
                 let growing = round % 400 < 300;
@@ -255,7 +255,7 @@ fn the_largest_blocks_split_too() {
 
 #[test]
 fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
-    // To legacy hashes of these, nothing but chance adds: search for a pair that collides.
+    // Searches for a pair of names whose legacy hashes collide.
     let hash = NameHash::of_version(0, false, HashSeed::new([0; 4])).unwrap();
     let mut seen = BTreeMap::new();
     let mut chance = Chance::new(3);
@@ -385,7 +385,7 @@ fn no_bytes_make_it_panic() {
     assert!(refused > 1000);
 }
 
-/// `cargo test --release -- --ignored --nocapture a_full_block`: what looking for room costs.
+/// Run with `cargo test --release -- --ignored --nocapture a_full_block`: cost of a slot search.
 #[test]
 #[ignore = "measures"]
 fn a_full_block_is_searched_quickly() {

@@ -1,4 +1,4 @@
-//! Logs that are whole, cut, worn and made up.
+//! Recovery of complete, cut, damaged and constructed logs.
 
 use std::cell::Cell;
 
@@ -11,13 +11,13 @@ use crate::format::jbd2::{MAGIC, RawJournalSuperblock};
 const BLOCK: usize = 1024;
 const LEN: u32 = 32;
 
-/// A log in memory, and where the next block of it goes.
+/// An in-memory log, and the position of its next block.
 struct Made {
     journal: JournalSuperblock,
     blocks: Vec<Vec<u8>>,
     at: u32,
     time: u64,
-    /// When the volume was taken into use.
+    /// Mount time of the volume.
     since: u64,
     reads: Cell<u32>,
 }
@@ -46,7 +46,7 @@ impl Made {
         self.at = self.journal.next(at);
     }
 
-    /// A transaction; `age` seconds older than it should be.
+    /// Appends a transaction whose commit time is `age` seconds too old.
     fn transaction(&mut self, sequence: u32, blocks: &[(u64, u8)], revoked: &[u64]) {
         let form = self.journal.form;
         let mut stored = vec![];
@@ -111,7 +111,7 @@ impl Source for Made {
 
 const FIRST: u32 = u32::MAX - 1;
 
-/// Features of every kind of journal.
+/// Feature sets of every journal format.
 const KINDS: [(u32, u32); 7] =
     [(0, 1), (0, 3), (1, 1), (0, 1 | 8), (0, 1 | 2 | 8), (0, 1 | 0x10), (0, 1 | 2 | 0x10)];
 
@@ -141,8 +141,8 @@ fn a_revoke_ends_what_is_not_newer() {
     }
 }
 
-/// Without its commit block a transaction ends the log. With it, whatever else of it is gone is
-/// damage, and what was committed before counts.
+/// A transaction without its commit block ends the log. With it, any other missing block is damage,
+/// and the transactions before stay valid.
 #[test]
 fn what_was_committed_and_is_not_there_is_damage() {
     for (compatible, incompatible) in KINDS {
@@ -179,7 +179,7 @@ fn a_transaction_that_fails_its_checksum_is_damage() {
             assert_eq!(made.copies(), [(70, 2)]);
         }
     }
-    // Where a commit block may be durable before the rest, it takes another one to know.
+    // If a commit block may be durable before the rest, only a later commit block proves damage.
     for is_last in [false, true] {
         let mut made = Made::new(0, 1 | 4 | 0x10, 1);
         made.transaction(FIRST, &[(70, 1)], &[]);
@@ -196,8 +196,8 @@ fn a_transaction_that_fails_its_checksum_is_damage() {
     assert_eq!((made.copies(), made.damage()), (vec![(70, 2)], Some("not to be copied")));
 }
 
-/// Every bit of the headers of a log. That of the last commit block's number alone cannot be told
-/// from a commit block of an earlier lap where it has no checksum.
+/// Flips every bit of the headers of a log. Without a checksum, a wrong number in the last commit
+/// block looks like a commit block of an earlier cycle.
 #[test]
 fn a_flipped_bit_of_a_header_is_damage() {
     for (compatible, incompatible) in KINDS {
@@ -213,7 +213,7 @@ fn a_flipped_bit_of_a_header_is_damage() {
                     made.journal.form.sums,
                     JournalChecksums::None | JournalChecksums::Commit
                 );
-                // Descriptors and revoke blocks are one bit apart: what has a checksum shows it.
+                // Descriptor and revoke blocks differ in one bit: only a checksum shows the flip.
                 let is_other_kind = bit == 58 && !has_sums && matches!(at, 1 | 4 | 6);
                 if (has_sums || !is_number_of_last) && !is_other_kind {
                     assert!(made.damage().is_some(), "{at}, bit {bit} of {:?}", made.journal.form);
@@ -234,8 +234,8 @@ fn what_an_earlier_lap_left_does_not_count() {
     made.blocks[5][9] ^= 1;
     made.transaction(0, &[(72, 1)], &[]);
     assert_eq!((made.copies(), made.damage()), (vec![(70, 2)], None));
-    // What a volume had before it was made anew, with higher numbers: the first transaction of the
-    // new one is not there yet.
+    // The log has transactions of a previous volume, with higher numbers; the first transaction of
+    // the new volume is missing.
     for (compatible, incompatible) in KINDS {
         let mut made = Made::new(compatible, incompatible, 1);
         for nth in 0..4 {

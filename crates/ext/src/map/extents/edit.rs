@@ -1,12 +1,12 @@
-//! Extents, changed: blocks given to a file and taken away.
+//! Changes of extent trees: allocation and freeing.
 //!
-//! Law 1: one leaf is changed at a time; what that means for the nodes above is done at once, so
-//! after each step the tree is whole: entries sorted, first entries said above, no empty nodes.
-//! Law 2: a step begins only when all the nodes it may need can be had.
-//! Law 3: extents that touch on the device are one, as far as the format lets them.
-//! Law 4: a cluster of the file lies in one cluster of the device, block by block in its place.
-//! What the file gets of a cluster that it has in part is there; a cluster is given back when
-//! nothing of the file is left in it, in any leaf. A node has its cluster alone.
+//! Law 1: one leaf changes at a time, and its parents at once, so the tree is consistent after each
+//! step: sorted entries, parent keys equal to the first entries, no empty nodes.
+//! Law 2: a step begins only if all nodes it may need are allocatable.
+//! Law 3: contiguous extents are merged, up to the length limit of the format.
+//! Law 4: a cluster of the file is in one cluster of the device, block by block at the same offset.
+//! New blocks of a partly mapped cluster go into that cluster. A cluster is freed when no leaf maps
+//! any block of it. A node has its own cluster.
 //!
 //! ```text
 //!   file    | 0 1 2 3 | 4 5 6 7 |      extents 1-2 and 3 lie in one cluster: 4, 5 as well
@@ -31,14 +31,14 @@ use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
 
-/// A node on the way down to a leaf.
+/// A node on the path to a leaf.
 struct ExtentPathNode {
     /// Its block; the root has none.
     at: Option<FsBlock>,
     depth: u16,
     room: usize,
     entries: Vec<[u8; ENTRY_BYTES]>,
-    /// The entry that the way down goes through.
+    /// Index of the entry on the path.
     nth: usize,
 }
 
@@ -53,14 +53,13 @@ impl ExtentPathNode {
         }
     }
 
-    /// The first file block that its first entry names.
+    /// Returns the file block of its first entry.
     fn first(&self) -> u32 {
         self.entries.first().and_then(|entry| crate::format::le32(entry, 0)).unwrap_or(0)
     }
 }
 
-/// The way to a leaf, root first, what is in the leaf, and the part of the file that it answers
-/// for.
+/// Path to a leaf, root first, with the leaf's extents and the file blocks that it covers.
 struct ExtentPath {
     steps: Vec<ExtentPathNode>,
     leaf: Vec<Extent>,
@@ -68,14 +67,14 @@ struct ExtentPath {
 }
 
 impl ExtentPath {
-    /// Nodes that may be needed if the leaf gets up to two more entries.
+    /// Returns the nodes that may be needed for up to two more extents in the leaf.
     fn nodes_needed(&self) -> u64 {
         let leaf = self.steps.last().is_some_and(|leaf| leaf.entries.len() + 2 <= leaf.room);
         if leaf { 0 } else { self.steps.len() as u64 + 1 }
     }
 }
 
-/// What became of nodes, in blocks.
+/// Blocks of nodes allocated and freed.
 #[derive(Default)]
 struct NodeCountChange {
     made: u64,
@@ -87,7 +86,7 @@ impl Transaction<'_> {
         self.read_slot(inode, |it| Extents::new(&it.pointers()))
     }
 
-    /// The way to the leaf that answers for a file block.
+    /// Returns the path to the leaf that covers a file block.
     fn path_to(&self, inode: InodeNumber, at: u32) -> Result<ExtentPath> {
         let role = super::role(self.file_id(inode)?);
         let of = |error: Error| error.of_inode(inode);
@@ -163,7 +162,7 @@ impl Transaction<'_> {
         Ok(all)
     }
 
-    /// Maps the first blocks of a range, which is not empty.
+    /// Maps the first blocks of a non-empty range.
     fn map_step(
         &mut self,
         inode: InodeNumber,
@@ -206,8 +205,8 @@ impl Transaction<'_> {
         Ok(MappedRun { from, blocks, at: start, is_new: !taking.unwritten })
     }
 
-    /// Takes clusters for a hole before extent `nth` of a leaf, of whose first cluster the file
-    /// has nothing: where the first block is, and how many blocks of the hole are there.
+    /// Allocates clusters for a hole before extent `nth` of a leaf; no block of its first cluster
+    /// is mapped. Returns the first block, and how many blocks of the hole it covers.
     fn allocate_clusters(
         &mut self,
         inode: InodeNumber,
@@ -218,7 +217,7 @@ impl Transaction<'_> {
     ) -> Result<(FsBlock, u32)> {
         let ratio = self.cluster_blocks();
         let lead = from % ratio;
-        // A last cluster that the file has in part is no part of this.
+        // A last cluster that is partly mapped is excluded.
         let end = u64::from(from) + u64::from(hole);
         let begun = end - end % u64::from(ratio);
         let is_had = u64::from(from) < begun
@@ -241,8 +240,8 @@ impl Transaction<'_> {
         Ok((FsBlock(start).offset(lead.into()), hole.min(taken - lead)))
     }
 
-    /// The first block of the cluster that file block `at` belongs in, if the file has any block
-    /// of that: whichever leaf says so.
+    /// Returns the first block of the cluster for file block `at`, if any leaf maps a block of that
+    /// cluster.
     fn cluster_of(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
         struct First(Option<(u64, BlockLocation)>);
         impl MapVisitor for First {
@@ -256,7 +255,7 @@ impl Transaction<'_> {
         }
         let ratio = u64::from(self.cluster_blocks());
         if ratio == 1 {
-            // It has none, or this would not be asked.
+            // The caller asks for an unmapped block, and a cluster is one block.
             return Ok(None);
         }
         let start = u64::from(at) - u64::from(at) % ratio;
@@ -276,8 +275,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// The best place for a file block that has none: where it would be if the extent before it
-    /// were longer, or before the one behind it, or else in the inode's group.
+    /// Returns the best device block for an unmapped file block: as if the extent before were
+    /// longer, or before the extent after it, or else in the inode's group.
     fn goal_of(&self, inode: InodeNumber, path: &ExtentPath, nth: usize, at: u32) -> Result<u64> {
         let before = nth.checked_sub(1).and_then(|nth| path.leaf.get(nth));
         if let Some(before) = before {
@@ -290,25 +289,24 @@ impl Transaction<'_> {
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
-    /// Nodes that the tree of a file may need if it gets extents at file block `at`.
+    /// Returns the nodes that the tree of a file may need for extents at file block `at`.
     pub(crate) fn nodes_needed(&self, inode: InodeNumber, at: u32) -> Result<u64> {
         Ok(self.path_to(inode, at)?.nodes_needed())
     }
 
-    /// Sees to it that the nodes which a change of a leaf may need can be had.
+    /// Checks that the nodes for a change of a leaf are allocatable.
     fn ensure_node_space(&self, path: &ExtentPath) -> Result<()> {
         let clusters = self.available_metadata_blocks() / u64::from(self.cluster_blocks());
         if clusters < path.nodes_needed() { Err(Error::NoSpace) } else { Ok(()) }
     }
 
-    /// Puts an extent into a leaf, in place of what is there.
+    /// Inserts an extent into a leaf, replacing what it overlaps.
     fn put_extent(&mut self, inode: InodeNumber, mut path: ExtentPath, new: Extent) -> Result<()> {
         insert_extent(&mut path.leaf, new);
         self.write_leaf(inode, path)
     }
 
-    /// Lets blocks of a file be where an extent says, whatever was known of them: what the file
-    /// had elsewhere is given back.
+    /// Maps blocks of a file to exactly this extent; frees blocks that the file had there before.
     pub(crate) fn replay_extent(&mut self, inode: InodeNumber, extent: Extent) -> Result<()> {
         let damaged = || Error::corrupt("extent tree: extent out of the file").of_inode(inode);
         let end = u32::try_from(extent.end()).map_err(|_| damaged())?;
@@ -349,8 +347,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Sees to it that the nodes can be had which a hole in `range` may need: where it parts one
-    /// extent, that becomes two.
+    /// Checks that the nodes for a hole in `range` are allocatable: a hole may split one extent
+    /// into two.
     pub(super) fn have_room_for_hole(&self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let mut path = self.path_to(inode, range.start)?;
         let before = path.leaf.len();
@@ -358,10 +356,10 @@ impl Transaction<'_> {
         if path.leaf.len() > before { self.ensure_node_space(&path) } else { Ok(()) }
     }
 
-    /// [`super::Map::unmap`] of extents.
+    /// [`super::Map::free_range`] of extents.
     pub(super) fn unmap_extents(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<u64> {
         let end = match range.end {
-            // Up to the last block there can be.
+            // Up to the last possible block.
             u32::MAX => 1 << 32,
             end => u64::from(end),
         };
@@ -382,8 +380,8 @@ impl Transaction<'_> {
         Ok(freed)
     }
 
-    /// Gives the clusters back that the file has no more, now that these extents were cut from
-    /// it in `range`; how many blocks that were.
+    /// Frees the clusters that the file no longer uses after these extents were removed in `range`;
+    /// returns how many blocks.
     fn free_clusters_of(
         &mut self,
         inode: InodeNumber,
@@ -391,7 +389,7 @@ impl Transaction<'_> {
         range: &Range<u64>,
     ) -> Result<u64> {
         let ratio = u64::from(self.cluster_blocks());
-        // Only at the edges of what was cut others may be in the same cluster.
+        // Only clusters at the edges of the range may hold other blocks of the file.
         let kept = |edge: u64| {
             let part = edge % ratio;
             let shares = part > 0 && self.cluster_of(inode, saturating_u32(edge))?.is_some();
@@ -399,7 +397,7 @@ impl Transaction<'_> {
         };
         let kept = [kept(range.start)?, kept(range.end)?];
         if kept.iter().any(Option::is_some) {
-            // What is not given back below is not read from memory either.
+            // Blocks in kept clusters are not freed below, but leave the cache, too.
             let mut overlay = self.volume.store.write_back.write();
             for extent in gone {
                 let blocks = (0..u64::from(extent.blocks)).map(|nth| extent.start.offset(nth));
@@ -422,7 +420,7 @@ impl Transaction<'_> {
         Ok(freed)
     }
 
-    /// [`super::Map::zero`] of extents: what is there reads as zeros from now on and stays.
+    /// [`super::Map::zero_range`] of extents: marks them as unwritten.
     pub(super) fn mark_extents_unwritten(
         &mut self,
         inode: InodeNumber,
@@ -462,7 +460,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Writes a leaf as it is now, and what follows from it further up.
+    /// Writes a changed leaf and the necessary changes of its parents.
     fn write_leaf(&mut self, inode: InodeNumber, path: ExtentPath) -> Result<()> {
         let ExtentPath { mut steps, leaf, .. } = path;
         let mut nodes = NodeCountChange::default();
@@ -480,7 +478,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Writes the last of these nodes, which changed, and of those above what changes with it.
+    /// Writes the last of these nodes, which changed, and the affected nodes above it.
     fn write_path(
         &mut self,
         inode: InodeNumber,
@@ -499,7 +497,7 @@ impl Transaction<'_> {
             }
             let mut changed = false;
             if step.entries.len() > step.room {
-                // What grows at its end leaves full nodes behind.
+                // A file that grows at its end leaves full nodes behind.
                 let at_end = step.nth + 1 >= step.room;
                 let kept = if at_end { step.room } else { step.entries.len() / 2 };
                 let rest = step.entries.split_off(kept);
@@ -526,7 +524,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Writes the root; where it holds no more, a node gets what it held.
+    /// Writes the root; if it overflows, its entries move to a new node.
     fn write_root(
         &mut self,
         inode: InodeNumber,
@@ -553,7 +551,7 @@ impl Transaction<'_> {
         self.change_slot(inode, |it| it.set_pointers(words))
     }
 
-    /// A node of its own with these entries, near `near`.
+    /// Allocates a node with these entries, near `near`.
     fn make_node(
         &mut self,
         inode: InodeNumber,
@@ -592,7 +590,7 @@ impl Transaction<'_> {
         })
     }
 
-    /// Where the root leads to one leaf whose extents it could hold itself, it does.
+    /// Collapses a root with a single leaf whose extents fit the root.
     fn collapse_root(&mut self, inode: InodeNumber, nodes: &mut NodeCountChange) -> Result<()> {
         let extents = self.read_root(inode)?;
         let root = extents.root().map_err(|error| error.of_inode(inode))?;
@@ -613,7 +611,7 @@ impl Transaction<'_> {
     }
 }
 
-/// Takes what is in `range` out of extents, and tells what that was.
+/// Removes `range` from extents, and passes the removed parts to `gone`.
 fn remove_range(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut(Extent)) {
     let mut left = Vec::with_capacity(leaf.len() + 1);
     for extent in leaf.drain(..) {
@@ -640,7 +638,7 @@ fn remove_range(leaf: &mut Vec<Extent>, range: &Range<u64>, gone: &mut dyn FnMut
     *leaf = left;
 }
 
-/// Puts an extent in place of what is there, as one with those it touches.
+/// Inserts an extent, replacing what it overlaps and merging it with its neighbours.
 fn insert_extent(leaf: &mut Vec<Extent>, new: Extent) {
     remove_range(leaf, &(u64::from(new.from)..new.end()), &mut |_| ());
     let nth = leaf.partition_point(|extent| extent.from < new.from);
@@ -649,13 +647,13 @@ fn insert_extent(leaf: &mut Vec<Extent>, new: Extent) {
     merge_with_previous(leaf, nth);
 }
 
-/// The clusters that extents lie in, each once: the first file block, the first block on the
-/// device, how many blocks.
+/// Returns the clusters of extents, each once: first file block, first device block, number of
+/// blocks.
 fn in_clusters(extents: &[Extent], ratio: u64) -> Vec<(u64, u64, u64)> {
     let mut all: Vec<(u64, u64, u64)> = Vec::with_capacity(extents.len());
     for extent in extents {
         let from = u64::from(extent.from);
-        // The extent before it may have its first cluster.
+        // The extent before may include its first cluster.
         let begun = all.last().map_or(0, |(from, _, blocks)| from + blocks);
         let first = (from - from % ratio).max(begun);
         let end = extent.end().next_multiple_of(ratio);
@@ -667,7 +665,7 @@ fn in_clusters(extents: &[Extent], ratio: u64) -> Vec<(u64, u64, u64)> {
     all
 }
 
-/// Makes extent `nth` and the one before it one, if they can be.
+/// Merges extent `nth` with the one before, if possible.
 fn merge_with_previous(leaf: &mut Vec<Extent>, nth: usize) {
     let Some(before) = nth.checked_sub(1) else { return };
     let (Some(&a), Some(&b)) = (leaf.get(before), leaf.get(nth)) else { return };

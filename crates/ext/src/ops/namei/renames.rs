@@ -1,7 +1,7 @@
-//! Names that move: to another name, another directory, over what is there, or with another.
+//! Renames: to a new name, another directory, over an existing name, or an exchange.
 //!
-//! Law: on disk a name that is replaced never leads nowhere. In one directory the two names are
-//! exchanged first, and the old one goes with the next chain.
+//! Law: on disk, a replaced name always references an inode. In one directory the two names are
+//! swapped first, and the next chain removes the old one.
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts blocks of a volume")]
 
@@ -29,7 +29,7 @@ impl Transaction<'_> {
             return Err(Error::Misuse("`.` and `..` cannot be renamed"));
         }
         let Ok(spot) = self.find_or_slot(&source, from)? else { return Err(Error::NotFound) };
-        // The names of both would have to be encrypted anew.
+        // Both names would have to be encrypted again.
         self.check_not_encrypted(&source)?;
         self.check_not_encrypted(&target)?;
         let moved = spot.found.inode;
@@ -82,7 +82,7 @@ impl Transaction<'_> {
                 let Err(place) = self.find_or_slot(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
                 };
-                // A batch that was ended may have taken some of it.
+                // The batch that was closed may have used some of the space.
                 let needs = self.max_insert_blocks(to_dir, &place)?;
                 self.ensure_free_blocks(needs + of_whiteout, target.owner().0)?;
                 let whiteout = self.allocate_whiteout(from_dir, whiteout)?;
@@ -92,7 +92,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// The new name is there: takes the old one out, and tells the moved inode.
+    /// Completes a move after the new name is inserted: removes the old one and updates the inode.
     fn finish_move(
         &mut self,
         (from_dir, from): DirAndName<'_>,
@@ -101,7 +101,7 @@ impl Transaction<'_> {
         whiteout: Option<AllocatedWhiteout>,
     ) -> Result<()> {
         let moved = node.number;
-        // Only now: a move that could not be made says nothing of the order.
+        // Recorded only now: a move that failed must not affect the order.
         self.record_effect(Effect::Moved(NameMove { inode: moved, from: from_dir, to: to_dir }));
         self.remove_old_name((from_dir, from), whiteout)?;
         if node.kind == FileType::Directory && from_dir != to_dir {
@@ -117,7 +117,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Takes the inode of a whiteout before anything moves: there may be none.
+    /// Allocates the inode of a whiteout before anything moves: there may be none.
     fn allocate_whiteout(
         &mut self,
         dir: InodeNumber,
@@ -131,14 +131,14 @@ impl Transaction<'_> {
         Ok(Some(AllocatedWhiteout { number, whiteout }))
     }
 
-    /// Takes out the name of what has moved, or lets it lead to a new whiteout.
+    /// Removes the old name, or retargets it to a new whiteout.
     fn remove_old_name(
         &mut self,
         (dir, name): DirAndName<'_>,
         whiteout: Option<AllocatedWhiteout>,
     ) -> Result<()> {
         let Some(AllocatedWhiteout { number, whiteout }) = whiteout else {
-            // Looked up again: the new name may have moved the old one.
+            // Looked up again: inserting the new name may have moved the old one.
             let spot = self.find_existing(dir, name)?;
             return self.remove_name(dir, spot);
         };
@@ -147,7 +147,7 @@ impl Transaction<'_> {
         let birth = self.plan_new_inode(&parent, &new)?;
         self.make_inode(&parent, number, &new, birth, 1)?;
         let spot = self.find_existing(dir, name)?;
-        // For the order of the chain this is both: a name goes, and one comes.
+        // For the order of the chain, this is a removal and an insert.
         self.record_effect(Effect::NameRemoved { dir });
         self.retarget_name(dir, spot, number, new.kind)
     }
@@ -173,9 +173,9 @@ impl Transaction<'_> {
         }
     }
 
-    /// Renames over a name that is there. On disk the name never leads nowhere: the two names
-    /// are exchanged first, and the old one goes with the next chain. Only where they are in
-    /// two directories, what is replaced dies before its name leads elsewhere.
+    /// Renames over an existing name. On disk the name always references an inode: the two names
+    /// are swapped first, and the next chain removes the old one. Only across directories, the
+    /// replaced inode is deleted before its name is retargeted.
     fn replace(
         &mut self,
         (from_dir, from): DirAndName<'_>,
@@ -204,7 +204,7 @@ impl Transaction<'_> {
         self.drop_replaced(to_dir, victim)
     }
 
-    /// The two names were exchanged: takes the old one, and what it leads to now.
+    /// Completes a swap: removes the old name and its inode.
     fn finish_swap(
         &mut self,
         (dir, from): DirAndName<'_>,
@@ -226,8 +226,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Ends a renaming that is repeated, and whose first half the disk has: see
-    /// [`Transaction::replace`].
+    /// Completes the replay of a rename whose swap is on disk: see [`Transaction::replace`].
     fn finish_replayed_replace(
         &mut self,
         (from_dir, from): DirAndName<'_>,
@@ -242,7 +241,7 @@ impl Transaction<'_> {
         self.writer.renamed_inode = Some(moved);
         let victim = self.node(here.found.inode)?;
         self.preload_for_deletion(&victim)?;
-        // It was taken with the first half.
+        // The inode was allocated with the first half.
         let taken = whiteout.zip(self.replayed_inode());
         let taken = taken.map(|(whiteout, number)| AllocatedWhiteout { number, whiteout });
         self.finish_swap((from_dir, from), moved, &victim, taken)
@@ -289,7 +288,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Refuses to move a directory to where only itself leads.
+    /// Refuses to move a directory below itself.
     fn check_no_loop(&self, at: InodeNumber, moved: InodeNumber) -> Result<()> {
         let mut at = at;
         for _ in 0..MAX_DIRECTORY_DEPTH {

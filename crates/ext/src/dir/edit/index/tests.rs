@@ -1,4 +1,4 @@
-//! A directory grown name by name as a writer would, and read back through its index.
+//! A directory that grows entry by entry, and is read back through its index.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const fn shape(block_bytes: u32, filetype: bool) -> DirBlockFormat {
     DirBlockFormat { block_bytes, filetype, has_checksums: false }
 }
 
-/// A directory in memory.
+/// An in-memory directory.
 struct Directory {
     blocks: Vec<Vec<u8>>,
     most_levels: u8,
@@ -41,7 +41,7 @@ impl Directory {
         if nth == 0 { self.root().1 } else { DxEntries::from_node(&self.blocks[block]).unwrap() }
     }
 
-    /// The index blocks on the path to a hash, each with its place there; then the leaf.
+    /// Returns the index blocks on the path to a hash, each with the entry's index, and the leaf.
     fn path(&self, hash: u32) -> (Vec<(usize, usize)>, usize) {
         let mut block = 0;
         let mut path = Vec::new();
@@ -76,7 +76,7 @@ impl Directory {
     }
 
     /// Splits the highest full index block below which all are full, if there is one; the path
-    /// is another then.
+    /// changes then.
     fn make_room(&mut self, path: &[(usize, usize)]) -> Result<bool> {
         let level = |nth: usize| if nth == 0 { IndexBlockKind::Root } else { IndexBlockKind::Node };
         let mut start = path.len();
@@ -120,7 +120,7 @@ impl Directory {
         find(&self.blocks[leaf], true, name).unwrap().is_some()
     }
 
-    /// All names, as one reads them straight through.
+    /// Returns all names by a sequential read.
     fn all(&self) -> BTreeMap<Vec<u8>, u32> {
         let mut all = BTreeMap::new();
         for block in &self.blocks {
@@ -148,7 +148,7 @@ fn grow(block_bytes: u32, most_levels: u8, names: usize, len: usize) -> (Directo
 
 #[test]
 fn trees_grow_to_every_depth_and_lose_nothing() {
-    // Names, their length, and the levels that they need.
+    // Number of names, their length, and the levels that they need.
     for (block_bytes, most, count, len, levels) in
         [(1024, 1, 150, 255, 0), (1024, 1, 12_000, 255, 1), (4096, 1, 40_000, 60, 1)]
     {
@@ -199,7 +199,7 @@ fn a_block_becomes_a_root_in_its_first_sector() {
             .collect()
     };
     assert_eq!([read(&root), read(&leaf)].concat(), read(&old));
-    // Without kinds there are none afterwards.
+    // A directory without file types has none after the conversion.
     let mut writer = DirBlockBuilder::new(shape(1024, false));
     assert!(
         writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
