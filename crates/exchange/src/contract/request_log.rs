@@ -86,7 +86,7 @@ pub enum RequestData<'a> {
 pub struct Outcome {
     /// Errno of the answer; 0 for success.
     pub errno: i32,
-    /// The length of what was written, where contents were to be written.
+    /// Number of bytes written, for writes.
     pub written_bytes: u32,
 }
 
