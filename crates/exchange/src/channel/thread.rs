@@ -89,7 +89,7 @@ impl<T> Mailbox<T> {
 
     fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         loop {
-            // A swap, not a store: it keeps a concurrent wake-up in the modification order.
+            // A swap, not a store, so that it is ordered with the swap of the other side.
             self.bell.word.swap(ASLEEP, AcqRel);
             fence(SeqCst);
             if self.ready(at) {
