@@ -2,7 +2,7 @@
 //! how many the kernel has in flight.
 //!
 //! With --write it overwrites the file instead: groups of 64 random blocks of 4 KiB, and groups of
-//! 1 MiB; it also prints the CPU time per group.
+//! 1 MiB; it also prints the CPU time per block.
 //!
 //! `cargo run -p draconis-device --release --example depth -- FILE [SECONDS [DEVICE | --write]]`
 
@@ -74,7 +74,7 @@ fn in_flight(device: &str) -> Option<u64> {
     said.split_whitespace().next()?.parse().ok()
 }
 
-/// Keeps two groups in flight; returns blocks per second, and CPU time of each.
+/// Keeps two groups in flight; returns blocks per second, and CPU time per block.
 fn write_groups(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f64, f64) {
     let places = disk.properties().len_bytes / bytes;
     let (begin, before, mut done, mut place) = (Instant::now(), cpu_us(), 0, 0);

@@ -171,7 +171,7 @@ const SHAPES: &[&[&str]] = &[
     &["-f", "vhdx", "-o", "subformat=fixed"],
 ];
 
-/// Returns true if an image grows by writes, and has no free clusters inside.
+/// Returns true if an image can store new data only by growing.
 fn must_grow(options: &[&str]) -> bool {
     options.contains(&"vhdx")
 }
