@@ -172,7 +172,7 @@ impl Block {
         }
     }
 
-    /// Returns the bytes if this block is, or can become, private memory; `None` if it is shared.
+    /// Returns the bytes as private memory, converting the block if needed; `None` for a slot.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match &self.0 {
             BlockStorage::Slot(_) => None,

@@ -502,7 +502,7 @@ fn lent_run(
             found = Some((at, (len + bytes.len()).min(most)));
         }
         if left > 0 {
-            // The rest of the block stays zero.
+            // The rest of the block reads as zeros, and is not in the pool.
             break;
         }
     }

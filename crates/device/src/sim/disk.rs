@@ -99,7 +99,7 @@ struct Core {
     done: Vec<Completion>,
 }
 
-/// Purpose of a request.
+/// An incomplete request and its purpose.
 #[derive(Debug)]
 struct OutstandingRequest {
     request: Request,

@@ -57,7 +57,7 @@ pub struct HddParameters {
     pub command_ns: u64,
     /// Bandwidth between host and disk, in bytes a second.
     pub link_bytes_per_s: u64,
-    /// Distance that an idle head reads on, in bytes.
+    /// Read-ahead of an idle head, in bytes.
     pub read_ahead_bytes: u64,
     /// Size of the write cache in bytes.
     pub cache_bytes: u64,
@@ -85,7 +85,7 @@ pub struct Hdd {
     head: PhysicalPosition,
     head_byte: u64,
     busy: Option<Busy>,
-    /// Current read-on of the idle head, if any.
+    /// Read-ahead of the idle head, if in progress.
     reads_on: Option<HeadReadAhead>,
     queue: Vec<Waiting>,
     /// Writes that do not fit the cache.
@@ -113,7 +113,7 @@ struct Busy {
     request: Option<Request>,
 }
 
-/// A read-on: the head is over `from` at `since_ns`, and continues to `to`.
+/// Read-ahead of an idle head, which is over `from` at `since_ns` and continues to `to`.
 #[derive(Clone, Copy, Debug)]
 struct HeadReadAhead {
     from: u64,
@@ -289,7 +289,7 @@ impl Hdd {
         }
     }
 
-    /// Returns the time at which the head can be over `byte`; without a seek if its read-on passes
+    /// Returns the time at which the head can be over `byte`; without a seek if its read-ahead passes
     /// it.
     fn reached_ns(&self, byte: u64, now_ns: u64, writes: bool) -> u64 {
         if let Some(HeadReadAhead { from, to, since_ns }) = self.reads_on
@@ -304,7 +304,7 @@ impl Hdd {
         self.geometry.reached_ns(&self.head_now(now_ns), byte, now_ns, writes)
     }
 
-    /// Returns the byte that the head's read-on has reached.
+    /// Returns the byte that the head's read-ahead has reached.
     fn passed(&self, now_ns: u64) -> u64 {
         self.reads_on.map_or(self.head_byte, |on| {
             self.geometry.passed_bytes(on.from, on.to, on.since_ns, now_ns.max(on.since_ns))

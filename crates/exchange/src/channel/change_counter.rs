@@ -51,7 +51,7 @@ impl CounterCell {
 }
 
 impl ChangeNotifier {
-    /// Creates a notifier that counts on from `first` in the word at offset `at`, which is not 0.
+    /// Creates a notifier that counts from `first`, which is not 0, in the word at offset `at`.
     pub(super) fn for_lane(session: &Arc<Session>, at: usize, first: u64) -> Self {
         Self::begin(first, CounterCell::Lane { session: session.clone(), at })
     }

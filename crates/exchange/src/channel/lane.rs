@@ -66,8 +66,7 @@ impl Head {
     }
 }
 
-/// Returns the value of the word `closed` after a side has closed: it includes its count of read
-/// messages.
+/// Encodes the word `closed` of a side that has closed after reading `got` messages.
 fn closed_bits(epoch: u16, got: u16) -> u64 {
     1 << 63 | u64::from(epoch) << 16 | u64::from(got)
 }

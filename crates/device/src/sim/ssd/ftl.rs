@@ -187,7 +187,7 @@ impl Ftl {
         }
     }
 
-    /// Drops the pages of the unprogrammed unit; its slots stay empty.
+    /// Abandons the unprogrammed unit and its pages; the remaining slots stay empty.
     pub(crate) fn drop_open_unit(&mut self) {
         self.close_unit(&mut vec![]);
     }

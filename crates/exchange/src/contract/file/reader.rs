@@ -218,7 +218,7 @@ impl CachingReader {
     /// Requests the chunk after that of `at`, if it is not cached and may be prefetched.
     fn prefetch_next(&mut self, at: u64, told: Option<u64>) {
         let next = at - at % CHUNK + CHUNK;
-        // The next chunk may evict another one that is still useful.
+        // A chunk past the end of the file would only evict another one.
         let ends = self.cache[self.slot_of(at)].as_ref().is_none_or(CachedChunk::is_last)
             || self.end_of_file.is_some_and(|(end, seen)| seen == told && next >= end);
         if told.is_some()
