@@ -155,7 +155,7 @@ pub enum Unsupported {
     Disks {
         /// Their member names.
         names: String,
-        /// One of them.
+        /// Name of one of them.
         first: String,
     },
     /// The image names a file outside its directory.

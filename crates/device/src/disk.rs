@@ -267,7 +267,7 @@ impl SubmitOptions {
     }
 }
 
-/// A disk: a file, a device, an object, a fake.
+/// A disk: a file, a device, an object of a store, a simulation.
 ///
 /// ```text
 ///   submit_chain ──▶ taken ──▶ settled: every read sees it ──▶ durable

@@ -1,4 +1,4 @@
-//! A disk in memory: every write is durable the moment it is submitted.
+//! A disk in memory: every write is durable as soon as it is submitted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};

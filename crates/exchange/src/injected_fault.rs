@@ -132,7 +132,7 @@ pub enum DelayPoint {
     Applied,
     /// The oplog has it.
     Logged,
-    /// It was answered.
+    /// The answer was sent.
     Answered,
     /// The disk has accepted a batch of changes.
     Committed,

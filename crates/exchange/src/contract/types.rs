@@ -393,7 +393,7 @@ pub enum Refusal {
     /// The answer does not fit the buffer.
     #[error("numerical result out of range")]
     BufferTooSmall = 11,
-    /// Not allowed.
+    /// The caller has no permission.
     #[error("permission denied")]
     Denied = 12,
     /// The volume or mount point is in use.
@@ -426,7 +426,7 @@ pub enum Refusal {
     /// A quota of the session is used up.
     #[error("resource temporarily unavailable")]
     Quota = 22,
-    /// It took longer than the deadline.
+    /// The deadline passed.
     #[error("timer expired")]
     Timeout = 23,
     /// Not allowed to any caller: the inode is immutable or append-only.

@@ -67,7 +67,7 @@ pub struct EntryWriter<'a> {
 }
 
 impl<'a> EntryWriter<'a> {
-    /// Starts at the beginning of `block`.
+    /// Creates a writer at the start of `block`.
     pub fn new(block: &'a mut Block) -> Self {
         Self { block, used: 0 }
     }
@@ -89,7 +89,7 @@ impl<'a> EntryWriter<'a> {
         true
     }
 
-    /// Bytes written so far: `AckEnumerate::len`.
+    /// Returns the number of bytes written so far: `AckEnumerate::len`.
     pub fn len(&self) -> u32 {
         // Blocks in messages are shorter than 4 GiB.
         self.used as u32
@@ -109,7 +109,7 @@ pub struct EntryReader {
 }
 
 impl EntryReader {
-    /// Copies the first `len` bytes of `block`.
+    /// Creates a reader over a copy of the first `len` bytes of `block`.
     ///
     /// # Errors
     /// [`Violation::Length`] when the block is shorter.
