@@ -321,8 +321,8 @@ impl Random {
     }
 }
 
-/// Sends random messages to an honest server. It refuses all that it accepts, and all its slots
-/// stay accounted for.
+/// Sends random messages to an honest server. Each is a violation or is refused, and all slots of
+/// the server stay accounted for.
 fn fuzz_server<C: Contract>(
     seed: u64,
     mut answer: impl FnMut(C::ToServer) -> Option<C::ToClient>,
@@ -434,7 +434,7 @@ fn reader(host: &Arc<Session>) -> CachingReader {
     CachingReader::new(end, Duration::from_secs(20), 1, move |len| blocks.block(len.min(4096)))
 }
 
-/// A file that reads as bytes of 7 everywhere.
+/// A file whose reads return four bytes of 7 at any offset.
 struct Sevens;
 
 impl file::FileServer for Sevens {
