@@ -1,4 +1,4 @@
-//! Android sparse images, as `img2simg` and `fastboot` have them, also split into several files.
+//! Android sparse images, as written by `img2simg` and `fastboot`, also split into several files.
 //!
 //! ```text
 //!   | header | chunk: raw, fill, nothing, checksum | chunk | ..
@@ -13,12 +13,12 @@ use crate::image_file::{ImageFile, le16, le32};
 use crate::image_map::{ImageMap, Location, open_mapped};
 use crate::{Error, Format, Unsupported};
 
-/// Chunks of one image.
+/// Maximum chunks of one image.
 const MAX_CHUNKS: u32 = 4 << 20;
-/// Files that one image is split into.
+/// Maximum files of a split image.
 const MOST_FILES: u32 = 64;
 
-/// Opens the disk in a file and in those that it is split into besides, in their order.
+/// Opens the disk in a file and in the further files of a split image, in order.
 pub(crate) fn open(file: ImageFile, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn Disk>, Error> {
     let first = Android::open(&file)?;
     let len_bytes = first.len_bytes;
@@ -40,16 +40,16 @@ pub(crate) fn open(file: ImageFile, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn 
     Ok(joined)
 }
 
-/// Where in the files of a split image one of them is.
+/// Position of a file in a split image.
 pub struct Chunks {
-    /// The name of the first one.
+    /// Name of the first file.
     pub first: String,
-    /// The names of all that may follow the one that was named.
+    /// Names of all possible files after the named one.
     pub following: Vec<String>,
 }
 
-/// Where in a split image the file called `name` is, if its name says that it is of one: it ends
-/// with `chunk` and a number, as in `system.img_sparsechunk.0`.
+/// Returns the position of the file called `name`, if it ends with `chunk` and a number, as in
+/// `system.img_sparsechunk.0`.
 pub fn chunks(name: &str) -> Option<Chunks> {
     let digits = name.len() - name.trim_end_matches(|last: char| last.is_ascii_digit()).len();
     let (beginning, number) = name.split_at_checked(name.len() - digits)?;
@@ -64,7 +64,7 @@ pub fn chunks(name: &str) -> Option<Chunks> {
     Some(Chunks { first: named(0), following: following.map(named).collect() })
 }
 
-/// From which byte of the disk on, and what is there.
+/// Start in the disk, and contents.
 struct Chunk {
     start: u64,
     what: ChunkKind,
@@ -147,7 +147,7 @@ impl ImageMap for Android {
             Some(Chunk { what: ChunkKind::Nothing, .. }) | None => (Location::Backing(at), run),
             Some(Chunk { what: ChunkKind::Fill([0, 0, 0, 0]), .. }) => (Location::Zeros, run),
             Some(Chunk { what: ChunkKind::Fill(bytes), .. }) => {
-                // A page of the pattern, from wherever in it.
+                // A page of the pattern, which may start anywhere in it.
                 let piece = u64::from(u32::from_le_bytes(*bytes));
                 (Location::Compressed { piece, skip: at % 4096 }, run.min(4096 - at % 4096))
             }
@@ -187,7 +187,7 @@ mod tests {
         let opened = crate::open(files[0].clone(), &files[1..]).unwrap();
         let joined = std::fs::read(dir.path().join("joined")).unwrap();
         assert!(all(&*opened.disk).unwrap() == joined && joined == raw);
-        // What is none of them is an error.
+        // Files that are no Android sparse images are errors.
         for other in [memory(vec![0; 4096]), memory(vec![])] {
             assert!(crate::open(files[0].clone(), &[other]).is_err());
         }

@@ -1,10 +1,10 @@
-//! What an image differs from: others, one behind the other, of which it holds only what is not theirs.
+//! Backing files: the chain of images that hold the blocks an image lacks.
 //!
 //! ```text
 //!   image ── says a name and an identity ──▶ the file that was given: is it that one? ──▶ its own ..
 //! ```
-//! Law 1: a name that an image says is shown, and never opened.
-//! Law 2: an image goes with each file that is given, so a circle of names has an end.
+//! Law 1: backing file names are only displayed. The caller opens the files and passes them in.
+//! Law 2: each image takes one of the given files, so a cycle of names ends.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use crate::image_file::ImageFile;
 use crate::image_map::ImageMap;
 use crate::{Error, Format, Unsupported, open, vhd, vhdx, vmdk};
 
-/// What an image says of the one that it differs from.
+/// Reference of an image to its backing file.
 pub(crate) struct BackingFile {
-    /// How it is called.
+    /// Name, as the image has it.
     pub(crate) name: String,
     pub(crate) is: BackingId,
 }
 
-/// Which file that is.
+/// Identity of a backing file.
 pub(crate) enum BackingId {
-    /// Any, taken as it is.
+    /// Any file, as a raw disk.
     Raw,
-    /// Any.
+    /// Any format.
     Any,
-    /// An image of this format that says that it is one of these.
+    /// An image of this format with one of these identities.
     One(Format, Vec<String>),
 }
 
-/// The disk that `map` differs from: in the first of the files `behind` it, over the others.
+/// Opens the backing file of `map`: the first of the files `behind`, over the others.
 pub(crate) fn open_backing_chain(
     map: &impl ImageMap,
     behind: &[Arc<dyn Disk>],
@@ -55,7 +55,7 @@ pub(crate) fn open_backing_chain(
     Ok(Some(open(next.clone(), rest)?.disk))
 }
 
-/// By what an image of a format is known, if that is what a file holds.
+/// Returns the identity of an image of this format, if the file is one.
 fn identity(format: Format, file: &ImageFile) -> Result<Option<String>, Error> {
     match format {
         Format::Vhd => vhd::identity(file),
@@ -65,10 +65,10 @@ fn identity(format: Format, file: &ImageFile) -> Result<Option<String>, Error> {
     }
 }
 
-/// Of a name that is shown.
+/// Maximum length of a displayed name.
 const MAX_NAME_CHARS: usize = 1024;
 
-/// A text in UTF-16, up to its end or the first zero, or as far as it is shown.
+/// Decodes UTF-16 up to its end or the first zero, at most [`MAX_NAME_CHARS`] characters.
 pub(crate) fn utf16(bytes: &[u8], number: fn([u8; 2]) -> u16) -> String {
     let numbers = bytes.chunks_exact(2).filter_map(|pair| pair.try_into().ok()).map(number);
     let text: Vec<u16> = numbers.take_while(|unit| *unit != 0).take(MAX_NAME_CHARS).collect();

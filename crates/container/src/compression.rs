@@ -1,8 +1,8 @@
-//! Files that are compressed, recognised by their first bytes and unpacked as a stream.
+//! Compressed files, detected by their first bytes and decompressed as a stream.
 //!
-//! Law 1: unpacking takes so much memory and no more, whatever the file says it needs.
-//! Law 2: what has a checksum is compared with it; what ends too early is an error.
-//! Law 3: what follows the end is taken as the program of each format takes it.
+//! Law 1: decompression uses bounded memory, whatever the file claims to need.
+//! Law 2: checksums are verified; a truncated file is an error.
+//! Law 3: data after the end is handled as by each format's own program.
 
 use std::io::{BufRead, Error, ErrorKind, Read, Result};
 
@@ -10,17 +10,17 @@ use flate2::bufread::GzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// Bytes that tell how a file is compressed.
+/// Number of bytes that identify a format.
 pub const HEAD_BYTES: usize = 6;
 
-/// The longest distance to which a zstd or xz file may refer back: what `zstd --long` and
-/// `xz -9` use by default, and no more than the smallest machine has.
+/// Maximum window of a zstd or xz file: the default of `zstd --long` and `xz -9`, and within the
+/// memory of the smallest machine.
 const WINDOW_BYTES: u64 = 128 << 20;
 
-/// The head of a zstd frame with the smallest window.
+/// Header of a zstd frame with the smallest window.
 const SMALLEST_FRAME: [u8; 6] = [0x28, 0xB5, 0x2F, 0xFD, 0, 0];
 
-/// How a file is compressed.
+/// A compression format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compression {
     /// gzip, in any number of members.
@@ -29,12 +29,12 @@ pub enum Compression {
     Zstd,
     /// xz, in any number of streams.
     Xz,
-    /// bzip2, which is recognised and not unpacked.
+    /// bzip2, which is detected but not decompressed.
     Bzip2,
 }
 
 impl Compression {
-    /// What the first [`HEAD_BYTES`] of a file say; `None` if it is as it is.
+    /// Detects the format from the first [`HEAD_BYTES`] of a file; `None` if it is not compressed.
     pub fn of(head: &[u8]) -> Option<Self> {
         Some(match head {
             [0x1F, 0x8B, 8, ..] => Self::Gzip,
@@ -47,7 +47,7 @@ impl Compression {
         })
     }
 
-    /// What unpacks it on a command line, and its name.
+    /// Returns the command that decompresses it.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
@@ -57,7 +57,7 @@ impl Compression {
         }
     }
 
-    /// Unpacks `packed` from its start.
+    /// Decompresses `packed` from its start.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for bzip2.
@@ -77,7 +77,7 @@ impl Compression {
     }
 }
 
-/// What is unpacked, with its errors in words; those of the file underneath stay as they are.
+/// A decompressor with descriptive errors; errors of the underlying file are unchanged.
 struct Told<R>(R);
 
 impl<R: Read> Read for Told<R> {
@@ -102,13 +102,13 @@ impl<R: Read> Read for Told<R> {
     }
 }
 
-/// How a gzip member begins.
+/// Magic number of a gzip member.
 const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
 
-/// The members of a gzip file, one after the other. As gzip does, it takes zeros behind them, and
-/// ignores anything else with a warning.
+/// The members of a gzip file, one after the other. As gzip does, it skips zeros after them, and
+/// ignores other trailing data with a warning.
 struct Gzip<R> {
-    /// None once all is read.
+    /// `None` once all is read.
     member: Option<GzDecoder<WithMagic<R>>>,
 }
 
@@ -118,7 +118,7 @@ impl<R: BufRead> Gzip<R> {
     }
 }
 
-/// The member that follows in `packed`.
+/// Starts the next member in `packed`.
 fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<WithMagic<R>>>> {
     let is_member = is_next(&mut packed, GZIP_MAGIC[0])?;
     if is_member && is_next(&mut packed, GZIP_MAGIC[1])? {
@@ -132,7 +132,7 @@ fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<WithMagic<R
         }
         packed.consume((!has_zeros).into());
     }
-    // gzip takes one byte for the begin of a member that is cut off.
+    // gzip treats one byte as the start of a truncated member.
     if packed.fill_buf()?.is_empty() {
         return Err(ErrorKind::UnexpectedEof.into());
     }
@@ -140,7 +140,7 @@ fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<WithMagic<R
     Ok(None)
 }
 
-/// Takes the next byte if it is this one.
+/// Consumes the next byte if it is `wanted`.
 fn is_next(from: &mut impl BufRead, wanted: u8) -> Result<bool> {
     let is_it = from.fill_buf()?.first() == Some(&wanted);
     from.consume(is_it.into());
@@ -161,7 +161,7 @@ impl<R: BufRead> Read for Gzip<R> {
     }
 }
 
-/// A stream, and before it bytes that were taken from it already.
+/// A stream, preceded by bytes that were already taken from it.
 struct WithMagic<R> {
     magic: &'static [u8],
     packed: R,
@@ -202,13 +202,13 @@ impl<R: BufRead> Zstd<R> {
     fn new(packed: R) -> Self {
         let mut decoder = FrameDecoder::new();
         decoder.set_max_window_size(WINDOW_BYTES);
-        // For its first frame a decoder takes the memory of a window by doubling it, the old beside
-        // the new; for those that follow, at once.
+        // For its first frame a decoder grows its window by doubling, with old and new in memory
+        // together; for later frames it allocates at once.
         let _ = decoder.reset(&SMALLEST_FRAME[..]);
         Self { packed, decoder, inside: false }
     }
 
-    /// Goes to the next frame; `false` at the end.
+    /// Starts the next frame; returns `false` at the end.
     fn next_frame(&mut self) -> Result<bool> {
         while !self.packed.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.packed) {
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(unpack(b"BZh91AY").unwrap_err().kind(), ErrorKind::Unsupported);
     }
 
-    /// What is behind the end is taken or refused as the program of each format takes it.
+    /// Data after the end is accepted or rejected as by each format's own program.
     #[test]
     fn what_follows_the_end_is_as_the_programs_take_it() {
         let dir = tempfile::tempdir().unwrap();
@@ -351,7 +351,7 @@ mod tests {
                 let bytes = [&packed[..], &tail].concat();
                 std::fs::write(&file, &bytes).unwrap();
                 let theirs = run("-dc", &file).unwrap();
-                // gzip says 2 for a warning.
+                // gzip exits with 2 for a warning.
                 let is_taken = matches!(theirs.status.code(), Some(0 | 2));
                 let shown = format!("{program}: {:?}", &tail[..tail.len().min(8)]);
                 match unpack(&bytes) {
@@ -367,7 +367,7 @@ mod tests {
         // A frame header with a window of 1 TiB, and one block.
         let huge = [0x28, 0xB5, 0x2F, 0xFD, 0, 0xF0, 1, 0, 0];
         assert!(unpack(&huge).is_err());
-        // xz: a block header that wants a dictionary of 4 GiB - 1.
+        // xz: a block header that requests a dictionary of 4 GiB - 1.
         let mut xz = vec![0xFD, b'7', b'z', b'X', b'Z', 0, 0, 1, 0x69, 0x22, 0xDE, 0x36];
         xz.extend([2, 0, 0x21, 1, 40, 0, 0, 0]);
         assert!(unpack(&xz).is_err());

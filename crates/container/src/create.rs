@@ -1,15 +1,14 @@
-//! New disk images, whole. What is to be written is tried on a draft, which notes where; then each
-//! unit of the disk that holds something has its place in the file, tables follow, and what says that
-//! the file is an image comes last.
+//! Creates complete disk images. A dry run records the units written; then units, tables and last
+//! the header are written.
 //!
 //! ```text
 //!   file   | head | units of the disk, in their order .. | tables |
 //! ```
 //! Law 1: until [`NewImage::finish`] has returned the file is no image: its head is zeros.
-//! Law 2: the file reads as zeros before, and what is never written takes no room in it.
-//! Law 3: where units lie follows from which are drafted, not from the order in which they are written:
-//! the same disk makes the same file.
-//! Law 4: what was taken, settled and durable of the file is so of the disk inside.
+//! Law 2: the file initially reads as zeros, and unwritten units take no space in it.
+//! Law 3: unit offsets depend only on the set of recorded units, not on the order of writes: equal
+//! disks make equal files.
+//! Law 4: a ticket has the same state (accepted, visible, durable) for the disk as for the file.
 
 mod qcow2;
 mod vhdx;
@@ -24,15 +23,15 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 
-/// What is written of a file at its end.
+/// A write to the file: offset and contents.
 type FileWrite = (u64, Vec<u8>);
 
-/// How a new file holds a disk.
+/// Format of a new image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NewFormat {
-    /// QEMU's, of version 3.
+    /// qcow2 of version 3, by QEMU.
     Qcow2,
-    /// Hyper-V's, which grows with what is written.
+    /// Dynamic VHDX, by Hyper-V.
     Vhdx,
 }
 
@@ -51,7 +50,7 @@ impl NewFormat {
         }
     }
 
-    /// The most that a file with a disk of `len_bytes` can have.
+    /// Returns the maximum size of a file with a disk of `len_bytes`.
     pub const fn max_file_bytes(self, len_bytes: u64) -> u64 {
         let unit = self.unit_bytes();
         let units = len_bytes.div_ceil(unit);
@@ -60,7 +59,7 @@ impl NewFormat {
         units.saturating_add(tables).saturating_mul(unit).saturating_add(self.first_bytes())
     }
 
-    /// The longest disk that is made.
+    /// Returns the maximum length of a disk.
     pub const fn max_disk_bytes(self) -> u64 {
         match self {
             Self::Qcow2 => qcow2::LONGEST_BYTES,
@@ -69,15 +68,15 @@ impl NewFormat {
     }
 }
 
-/// Where the units of the disk are.
+/// Offsets of the disk's units in the file.
 struct UnitOffsets {
-    /// By the number of a unit that holds something.
+    /// Offset by unit number, for units with contents.
     units: BTreeMap<u64, u64>,
-    /// The first byte that nothing has.
+    /// End of the last unit.
     end: u64,
 }
 
-/// A disk that keeps nothing of what is written but where that was.
+/// A disk that records only which units are written.
 pub struct DryRunDisk {
     format: NewFormat,
     properties: Properties,
@@ -86,7 +85,7 @@ pub struct DryRunDisk {
 }
 
 impl DryRunDisk {
-    /// A draft of an image of a disk of `len_bytes` in `file`.
+    /// Creates a dry run for an image, in `file`, of a disk of `len_bytes`.
     pub fn new(file: &dyn Disk, format: NewFormat, len_bytes: u64) -> Self {
         let properties = Properties { len_bytes, ..file.properties() };
         Self { format, properties, units: Mutex::default(), tickets: AtomicU64::new(0) }
@@ -132,7 +131,7 @@ impl Disk for DryRunDisk {
     }
 }
 
-/// A disk in an image that is being made.
+/// A disk in an image that is being created.
 pub struct NewImage<'a> {
     file: &'a dyn Disk,
     format: NewFormat,
@@ -142,9 +141,8 @@ pub struct NewImage<'a> {
 }
 
 impl<'a> NewImage<'a> {
-    /// Begins an image of the disk of `draft` in `file`, which reads as zeros and has at least
-    /// [`NewFormat::max_file_bytes`]. What formats want to be different in each image follows from
-    /// `identity`.
+    /// Creates an image of the disk of `draft` in `file`, which reads as zeros and has at least
+    /// [`NewFormat::max_file_bytes`]. Identifiers in the image derive from `identity`.
     pub fn new(
         file: &'a dyn Disk,
         draft: &DryRunDisk,
@@ -163,10 +161,11 @@ impl<'a> NewImage<'a> {
         Ok(Self { file, format, len_bytes, identity, places })
     }
 
-    /// Writes the tables, and when these are durable the head; the bytes that the file needs.
+    /// Writes the tables and, once they are durable, the header; returns the bytes that the file
+    /// needs.
     ///
     /// # Errors
-    /// What the disk of the file says.
+    /// Error of the file's disk.
     pub fn finish(&self) -> Result<u64, DiskError> {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let (tables, head, end) = match self.format {
@@ -189,7 +188,7 @@ impl<'a> NewImage<'a> {
         Ok(end)
     }
 
-    /// The same write where its units are in the file.
+    /// Translates a write to the offsets of its units in the file.
     fn placed(&self, places: &mut UnitOffsets, write: Write) -> Vec<Write> {
         let unit = self.format.unit_bytes();
         let Write { at_bytes, block } = write;
@@ -234,7 +233,7 @@ impl Disk for NewImage<'_> {
         self.file.chain_bounds()
     }
 
-    /// Only for what was written with one write, or not at all.
+    /// Reads ranges that were written with one write, or never.
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         let unit = self.format.unit_bytes();
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
@@ -286,7 +285,7 @@ mod tests {
     use super::*;
 
     const LEN: u64 = 40 << 20;
-    /// Where something is written, and how much: parts of units, and several at once.
+    /// Offset and length of the test's writes: parts of units, and several at once.
     const WRITES: [(u64, usize); 5] =
         [(LEN - 4096, 4096), (1024, 512), (3 << 20, 300 << 10), (9 << 20, 2 << 20), (0, 1024)];
 

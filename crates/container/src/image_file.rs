@@ -1,4 +1,4 @@
-//! The file that something is inside of: read by bytes, whole sectors underneath.
+//! An image file: read by bytes, over a disk with whole sectors.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use draconis_exchange::heap::Block;
 
 use crate::Error;
 
-/// A disk that is read by bytes.
+/// Byte-granular access to a disk.
 #[derive(Clone)]
 pub(crate) struct ImageFile {
     disk: Arc<dyn Disk>,
     len_bytes: u64,
-    /// How far it is read.
+    /// Length up to which it can be read.
     room_bytes: u64,
-    /// Whether it reads as zeros behind its end.
+    /// True if it reads as zeros past its end.
     zeros_behind: bool,
     sector_bytes: u64,
 }
@@ -27,14 +27,14 @@ impl ImageFile {
         Self { disk, len_bytes, room_bytes: len_bytes, zeros_behind: false, sector_bytes }
     }
 
-    /// The same, of a file that was left while it was changed, if it was: it reads as zeros behind
-    /// its end, where tables may lead already.
+    /// Makes the file read as zeros past its end if it was not closed cleanly: its tables may
+    /// already refer there.
     pub(crate) fn zero_tail_if_unclean(mut self, was_left: bool) -> Self {
         self.zeros_behind = was_left;
         self
     }
 
-    /// The same, read as far as it can become.
+    /// Allows reads up to the length to which the file may grow.
     pub(crate) fn with_growth(mut self) -> Self {
         self.room_bytes = self.disk.max_len_bytes().max(self.len_bytes);
         self
@@ -56,7 +56,7 @@ impl ImageFile {
         self.len_bytes
     }
 
-    /// Fills `into` with what is at byte `at`.
+    /// Fills `into` from offset `at`.
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
         if self.zeros_behind {
             let there = self.room_bytes.saturating_sub(at).min(into.len() as u64) as usize;
@@ -83,7 +83,7 @@ impl ImageFile {
         Ok(())
     }
 
-    /// `len` bytes from `at` on; `len` was bounded by who asks.
+    /// Returns `len` bytes from offset `at`; the caller has bounded `len`.
     pub(crate) fn bytes(&self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; len];
         self.read(at, &mut bytes)?;
@@ -91,7 +91,7 @@ impl ImageFile {
     }
 }
 
-/// A number at a place of a structure that was read whole; zero behind its end.
+/// Reads a number in a structure that was read whole; bytes past its end are zero.
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     number(bytes, at, 4) as u32
 }

@@ -1,10 +1,9 @@
-//! A disk inside a file, whatever maps the one to the other.
+//! Disks inside image files, for any mapping between the two.
 //!
 //! ```text
 //!   read ──▶ Map::find: the longest run from here ──▶ zeros · bytes of the file · a packed piece
 //! ```
-//! Law: a piece that must be unpacked is unpacked once for reads that follow each other, and
-//! takes so much memory and no more.
+//! Law: sequential reads decompress each chunk once. The cache of decompressed chunks is bounded.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,50 +15,51 @@ use crate::backing::BackingFile;
 use crate::image_file::ImageFile;
 use crate::read_only::{ReadOnlyDisk, ReadSource};
 
-/// Unpacked pieces that are kept, and their bytes; the last one in any case.
+/// Maximum cached chunks, and their bytes; the latest one is always cached.
 const KEPT: usize = 16;
 const KEPT_BYTES: usize = 32 << 20;
-/// The longest piece that is unpacked as a whole.
+/// Maximum size of a decompressed chunk.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 2 << 20;
 
-/// Where bytes of the disk are.
+/// Location of bytes of the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Location {
-    /// They are zeros.
+    /// Zeros.
     Zeros,
-    /// In the file, from this byte on.
+    /// At this offset of the file.
     File(u64),
-    /// So many bytes behind the start of a piece that [`Map::unpack`] unpacks.
+    /// At offset `skip` of the chunk that [`ImageMap::decompress_chunk`] returns for `piece`.
     Compressed { piece: u64, skip: u64 },
-    /// At this byte of the file that is behind this one.
+    /// At this offset of the backing file.
     Backing(u64),
 }
 
-/// How a file holds a disk.
+/// Mapping of a disk to a file.
 pub(crate) trait ImageMap: Send + Sync {
-    /// Length of the disk.
+    /// Returns the length of the disk.
     fn len_bytes(&self) -> u64;
 
-    /// Where the byte `at` is, and how many from it on are so: at least one.
+    /// Returns the location of disk offset `at`, and the number of bytes that are contiguous there:
+    /// at least one.
     fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error>;
 
-    /// What it differs from, if it is not all of the disk.
+    /// Returns the backing file, if the image has one.
     fn behind(&self) -> Option<&BackingFile> {
         None
     }
 
-    /// Unpacks a piece.
+    /// Decompresses a chunk.
     fn decompress_chunk(&self, _: &ImageFile, _: u64) -> Result<Vec<u8>, Error> {
         Err(Error::Damaged("nothing in it is packed"))
     }
 }
 
-/// Pieces that were unpacked last, by what they were packed as.
+/// Recently decompressed chunks, by their identifier in the file.
 #[derive(Default)]
 pub(crate) struct DecompressedCache(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
 
 impl DecompressedCache {
-    /// Fills `room` with what is at `place`, in the file or behind it.
+    /// Fills `room` from `place`, in the file or its backing file.
     pub(crate) fn read(
         &self,
         file: &ImageFile,
@@ -103,7 +103,7 @@ impl DecompressedCache {
     }
 }
 
-/// What is behind reads as zeros beyond its end.
+/// Reads from the backing file, which reads as zeros past its end.
 fn read_behind(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Result<(), Error> {
     room.fill(0);
     let Some(behind) = behind else { return Ok(()) };
@@ -115,7 +115,7 @@ fn read_behind(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Re
     }
 }
 
-/// A disk inside a file.
+/// Contents of a disk inside a file.
 struct ImageSource<M> {
     file: ImageFile,
     map: M,
@@ -123,7 +123,7 @@ struct ImageSource<M> {
     pieces: DecompressedCache,
 }
 
-/// The disk that `map` finds in a file.
+/// Opens the disk that `map` locates in a file.
 pub(crate) fn open_mapped<M: ImageMap + 'static>(
     file: ImageFile,
     map: M,

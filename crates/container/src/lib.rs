@@ -7,11 +7,11 @@
 //!        ──▶ open_for_writing: qcow2 and VHDX, changed where they lie
 //!   a disk ──▶ create: a new qcow2 or VHDX image, whole
 //! ```
-//! Law 1: no path is opened: a process that is confined can do all of it.
-//! Law 2: no bytes make it panic, loop, or take memory in proportion to what they claim.
-//! Law 3: what is not read is refused by its name, and what would help is said.
+//! Law 1: no path is opened, so a sandboxed process can use all of this.
+//! Law 2: no input causes a panic, an endless loop, or memory use in proportion to claimed sizes.
+//! Law 3: unsupported input is refused by name, with a remedy.
 //!
-//! This crate does not know what a file system is, but for the marks in [`signature`].
+//! This crate knows file systems only by their marks in [`signature`].
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
@@ -51,34 +51,34 @@ pub use crate::partitions::{PartitionSummary, list_partitions};
 pub use crate::vmdk::extents::{MAX_DESCRIPTOR_BYTES, names as names_in_text};
 use crate::writable::WritableImage;
 
-/// What helps where an image is only read.
+/// Remedy for images that are read-only.
 const CONVERT: &str = "qemu-img convert makes one that can be changed";
 
-/// How a file holds a disk.
+/// Format of an image file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// QEMU's.
+    /// qcow2, by QEMU.
     Qcow2,
-    /// Virtual PC's.
+    /// VHD, by Virtual PC.
     Vhd,
-    /// Hyper-V's.
+    /// VHDX, by Hyper-V.
     Vhdx,
-    /// VMware's.
+    /// VMDK, by VMware.
     Vmdk,
-    /// VMware's in several files, which a text names.
+    /// VMDK in several files, which a descriptor file names.
     VmdkText,
-    /// Android's.
+    /// Android sparse image.
     Android,
-    /// The only disk of a virtual machine in a tar archive.
+    /// OVA: a tar archive with the only disk of a virtual machine.
     Ova,
-    /// Compressed with zstd, in frames that an index names.
+    /// Seekable zstd: frames listed in an index.
     Zstd,
-    /// Compressed with gzip, in members or chunks that can be found.
+    /// Seekable gzip: members or chunks that can be located.
     Gzip,
 }
 
 impl Format {
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Qcow2 => "qcow2",
@@ -93,7 +93,7 @@ impl Format {
         }
     }
 
-    /// What makes an image of it that can be changed.
+    /// Returns the remedy: a program that makes a writable image of it.
     pub const fn help(self) -> &'static str {
         match self {
             Self::Zstd => "zstd -d",
@@ -103,7 +103,7 @@ impl Format {
         }
     }
 
-    /// What the first bytes of a file say; of those that have an index they say nothing.
+    /// Detects the format from the first bytes of a file; formats with an index are not detected.
     pub fn of(head: &[u8]) -> Option<Self> {
         Some(match head {
             [b'Q', b'F', b'I', 0xFB, ..] => Self::Qcow2,
@@ -117,7 +117,7 @@ impl Format {
     }
 }
 
-/// What is known and not read.
+/// A known but unsupported input.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unsupported {
     /// A version of a format.
@@ -126,61 +126,61 @@ pub enum Unsupported {
     /// A feature of a format.
     #[error("{0} with {1} is not read; qemu-img convert -O raw makes an image that is")]
     Feature(&'static str, &'static str),
-    /// It is encrypted.
+    /// The image is encrypted.
     #[error("{0}, encrypted: qemu-img convert --image-opts decrypts it with its key")]
     Encrypted(&'static str),
-    /// It is read, and not changed.
+    /// The image can be read but not written.
     #[error("{0} with {1} is only read; {2}")]
     ReadOnlyFormat(&'static str, &'static str, &'static str),
-    /// It holds only what differs from another.
+    /// The image needs a backing file.
     #[error("it holds only what differs from {0:?}: --backing FILE says where that is")]
     NeedsBacking(String),
-    /// It holds no contents itself.
+    /// The image has its contents in other files.
     #[error(
         "its contents are in other files, of which {found} of {wanted} are given: {name:?} is no \
          file in its directory or below; --backing FILE says where each is, in their order"
     )]
     MissingExtents {
-        /// The first that is missing, as it calls it.
+        /// First missing file, as the image names it.
         name: String,
-        /// How many there are.
+        /// Number of files that it needs.
         wanted: usize,
-        /// How many there were.
+        /// Number of files given.
         found: usize,
     },
-    /// It is an archive of a virtual machine with several disks.
+    /// An OVA archive with several disks.
     #[error(
         "an OVA archive, a tar with several disks in it: {names}; tar -xf IMAGE {first:?} takes one out"
     )]
     Disks {
-        /// Those of its members.
+        /// Their member names.
         names: String,
-        /// One of them.
+        /// Name of one of them.
         first: String,
     },
-    /// It names a file outside its directory.
+    /// The image names a file outside its directory.
     #[error(
         "its contents are in {0:?}, which is not opened: only files in its directory or below are; \
          --backing FILE says where each is, in their order, or qemu-img convert -O raw makes one \
          file of them"
     )]
     ForeignExtentName(String),
-    /// It was given another one than that.
+    /// The given backing file has another identity.
     #[error(
         "it holds only what differs from {name:?}, which is {wanted}, and what --backing gives is \
          {found}"
     )]
     WrongBacking {
-        /// What it calls it.
+        /// Name, as the image has it.
         name: String,
-        /// Its identity.
+        /// Expected identity.
         wanted: String,
-        /// That of what was given.
+        /// Identity of the given file.
         found: String,
     },
 }
 
-/// Why there is no disk inside.
+/// Error of opening or reading the disk inside a file.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read.
@@ -192,14 +192,13 @@ pub enum Error {
     /// The file contradicts itself at this byte.
     #[error("damaged: {0}, at byte {1}; qemu-img check tells more")]
     DamagedAt(&'static str, u64),
-    /// It is known and not read.
+    /// The input is known but unsupported.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
 }
 
 impl Error {
-    /// What a read of the disk inside says of it: what a format has no place for is told like
-    /// a place that cannot be read.
+    /// Maps the error to a device error for a read. Format damage becomes a short read of `extent`.
     fn into_read_error(self, extent: Extent) -> draconis_device::Error {
         match self {
             Self::Disk(error) => error,
@@ -209,7 +208,7 @@ impl Error {
         }
     }
 
-    /// What a write of the disk inside says of it.
+    /// Maps the error to a device error for a write.
     fn of_a_write(self) -> draconis_device::Error {
         match self {
             Self::Disk(error) => error,
@@ -218,52 +217,51 @@ impl Error {
     }
 }
 
-/// A disk inside a file that is changed in a session: while there is one, other programs see the
-/// file marked as in use.
+/// A disk inside a file that is written in sessions: during one, the file is marked as in use for
+/// other programs.
 pub trait SessionDisk: Disk {
-    /// Ends the session, once all is durable: the file is as one that is closed. The next write
-    /// begins another one. Dropping the disk does so, too, and what fails is only logged.
+    /// Ends the session, once all writes are durable: the file is marked as cleanly closed. The
+    /// next write begins a new session. Dropping the disk also ends it, but only logs errors.
     ///
     /// # Errors
-    /// What made the disk fail, now or before.
+    /// Error that made the disk fail, now or earlier.
     fn close_session(&self) -> Result<(), draconis_device::Error>;
 }
 
-/// A disk, and how the file holds it if it is not the file itself.
+/// An opened disk, and the format of its file.
 pub struct Opened {
     /// The disk.
     pub disk: Arc<dyn Disk>,
-    /// How it is held; none if it lies in the file as it is.
+    /// Format of the file; `None` for a raw disk.
     pub format: Option<Format>,
-    /// The disk again, if changing it is a session.
+    /// The same disk, if it is written in sessions.
     pub image: Option<Arc<dyn SessionDisk>>,
 }
 
-/// Whether a compressed file is read in place by [`open`]: it need not be unpacked.
+/// Returns true if [`open`] reads a compressed file in place: it need not be decompressed.
 ///
 /// # Errors
-/// What the disk of the file says.
+/// Error of the file's disk.
 pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
     let source = ImageFile::new(file);
     Ok(seekable::SeekableFile::open(&source, &head(&source)?)?.is_some())
 }
 
-/// Whether what begins with `head` becomes longer where it is changed: such a file is opened
-/// with [`draconis_device::OpenedFile::growing`].
+/// Returns true if writes lengthen a file that begins with `head`: open it with
+/// [`draconis_device::OpenedFile::growing`].
 pub fn grows(head: &[u8]) -> bool {
     matches!(Format::of(head), Some(Format::Qcow2 | Format::Vhdx))
 }
 
-/// The length of the disk in a file of `len_bytes` that is followed by nothing but the footer of a
-/// VHD, of which `tail` are the last 512 bytes: it lies there as it is.
+/// Returns the length of the raw disk in a file of `len_bytes` whose last 512 bytes, `tail`, are
+/// the footer of a fixed VHD.
 pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
     vhd::fixed(tail, len_bytes)
 }
 
-/// Opens the disk that a file holds: the file itself, if it is none of the known formats.
-/// `behind` are the files that it and those behind it say they differ from, the nearest first, or
-/// those that its contents are in, in their order; names that a file holds are never opened.
-///
+/// Opens the disk in a file: the file itself, if it has none of the known formats. `behind` are the
+/// backing files, the nearest first, or the files with its contents, in order. Names in files are
+/// never opened.
 /// # Errors
 /// See [`Error`].
 pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
@@ -272,7 +270,7 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Err
     open_outer(file, source, &head, behind)
 }
 
-/// [`open_headed`] of what may be an archive with the disk in it.
+/// [`open_headed`], also for an archive with the disk in it.
 fn open_outer(
     file: Arc<dyn Disk>,
     source: ImageFile,
@@ -289,12 +287,12 @@ fn open_outer(
     Ok(Opened { format: Some(Format::Ova), ..opened })
 }
 
-/// The first sector of a file, or what it has of one.
+/// Returns the first sector of a file, or less if the file is shorter.
 fn head(source: &ImageFile) -> Result<Vec<u8>, Error> {
     source.bytes(0, source.len_bytes().min(512) as usize)
 }
 
-/// [`open`] of what begins with `head`: each read of a disk is waited for.
+/// Opens a disk whose file begins with `head`: see [`open`].
 fn open_headed(
     file: Arc<dyn Disk>,
     source: ImageFile,
@@ -305,7 +303,7 @@ fn open_headed(
     let tail = source.bytes(len.saturating_sub(512), len.min(512) as usize)?;
     let opened = |disk, format| Opened { disk, format, image: None };
     if let Some(len_bytes) = vhd::fixed(&tail, len) {
-        // It lies there as it is, and can be changed like any other.
+        // A raw disk before the footer, writable like any other.
         let disk = Arc::new(SubDisk::new(file, Extent::new(0, len_bytes))?);
         return Ok(opened(disk, None));
     }
@@ -341,14 +339,14 @@ fn open_headed(
         }
         Format::VmdkText => vmdk::extents::open(&source, behind, file.properties())?,
         Format::Android => android::open(source, behind)?,
-        // No head tells of an index, or of what an archive has in it.
+        // These formats are not detected by the first bytes.
         Format::Zstd | Format::Gzip | Format::Ova => return Ok(opened(file, None)),
     };
     Ok(opened(disk, Some(format)))
 }
 
-/// [`open`] of what is to be changed; formats that are only read give a disk that is. Identities
-/// that an image has for each of its states come of `chance`.
+/// [`open`] for writing; formats without write support give a read-only disk. Identities that an
+/// image needs for each change derive from `chance`.
 ///
 /// # Errors
 /// See [`Error`]; [`Unsupported::ReadOnlyFormat`].

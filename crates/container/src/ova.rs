@@ -1,10 +1,10 @@
-//! OVA archives: a tar of the description of a virtual machine (`.ovf`) and its disks.
+//! OVA archives: a tar of the description (`.ovf`) of a virtual machine and its disks.
 //!
 //! ```text
 //!   | header: vm.ovf | its bytes | header: vm-disk1.vmdk | its bytes ──▶ a disk | ..
 //! ```
-//! Law 1: only so many headers are read, and no bytes of members but those of the one disk.
-//! Law 2: an archive inside an archive is not looked into.
+//! Law 1: a bounded number of headers is read, and contents of only one member, the disk.
+//! Law 2: nested archives are not opened.
 
 use draconis_device::Extent;
 
@@ -12,16 +12,16 @@ use crate::image_file::ImageFile;
 use crate::{Error, Unsupported};
 
 const SECTOR: u64 = 512;
-/// Headers that are read.
+/// Maximum headers that are read.
 const MOST_MEMBERS: usize = 256;
-/// The longest list of names that is shown.
+/// Maximum names that are displayed.
 const MOST_SHOWN: usize = 16;
-/// What an ext volume has, which goes before all others.
+/// Magic number of an ext volume, which takes precedence.
 const EXT_MARK: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
-/// How names of disks end.
+/// Extensions of disk names.
 const DISKS: [&str; 7] = [".vmdk", ".vhd", ".vhdx", ".vdi", ".qcow2", ".img", ".raw"];
 
-/// The only disk of the archive that begins with `head`; `None` if it is no OVA archive.
+/// Returns the only disk of the archive that begins with `head`; `None` if it is no OVA archive.
 ///
 /// # Errors
 /// [`Unsupported::Disks`] if there are several.
@@ -58,13 +58,14 @@ fn is_ext(file: &ImageFile) -> Result<bool, Error> {
     Ok(file.len_bytes() >= at + 2 && file.bytes(at, 2)? == mark)
 }
 
-/// A regular file of the archive.
+/// A regular file in the archive.
 struct Member {
     name: String,
     extent: Extent,
 }
 
-/// The regular files, and whether all lie in the archive: none is listed behind one that does not.
+/// Lists the regular files up to the first that exceeds the archive; the flag is false if there is
+/// one.
 fn members(file: &ImageFile) -> Result<(Vec<Member>, bool), Error> {
     let mut members = vec![];
     let mut at = 0u64;
@@ -93,7 +94,7 @@ fn members(file: &ImageFile) -> Result<(Vec<Member>, bool), Error> {
     Ok((members, true))
 }
 
-/// A number in octal digits, or as GNU tar writes larger ones.
+/// Parses a number in octal digits, or in GNU tar's base-256 encoding.
 fn number(field: &[u8]) -> Option<u64> {
     match field {
         [0x80, rest @ ..] => {
@@ -130,7 +131,7 @@ mod tests {
     use crate::tests::{all, contents, converted, memory, skipped};
     use crate::{Format, open, open_for_writing};
 
-    /// An archive of a machine with these disks, which have contents of these lengths.
+    /// Builds an archive of a machine with disks of these names and lengths.
     fn ova(disks: &[(&str, u64)], format: &str) -> Option<Vec<u8>> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("vm.ovf"), "<Envelope/>").unwrap();

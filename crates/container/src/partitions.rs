@@ -1,23 +1,23 @@
-//! Which partition of a disk holds what is looked for.
+//! Selection of the partition with an ext volume.
 
 use draconis_device::{Disk, Extent, Partition, partition_table};
 use draconis_exchange::heap::Block;
 
 use crate::signature::{self, DetectedContent};
 
-/// What was found on a disk that holds no volume itself.
+/// Partitions of a disk that holds no volume itself.
 #[derive(Debug, Default)]
 pub struct PartitionSummary {
-    /// Partitions that hold an ext volume.
+    /// Partitions with an ext volume.
     pub volumes: Vec<Partition>,
-    /// The others, with what they hold if that is known.
+    /// The others, with their contents if known.
     pub others: Vec<(Partition, Option<DetectedContent>)>,
-    /// Whether the table is the backup of a GPT whose first copy is damaged or gone.
+    /// True if the table is the backup of a GPT whose primary copy is damaged or missing.
     pub is_backup: bool,
 }
 
 impl PartitionSummary {
-    /// All partitions in words: `1 (a FAT file system), 2 (an ext file system)`.
+    /// Describes all partitions: `1 (a FAT file system), 2 (an ext file system)`.
     pub fn shown(&self) -> String {
         let volumes = self.volumes.iter().map(|part| (part.number, Some("an ext file system")));
         let others = self.others.iter().map(|(part, held)| match held {
@@ -36,7 +36,7 @@ impl PartitionSummary {
     }
 }
 
-/// Looks at the partitions of a disk; `None` if it holds something itself, or has no table.
+/// Lists the partitions of a disk; `None` if it holds a file system itself, or has no table.
 pub fn list_partitions(disk: &dyn Disk) -> Option<PartitionSummary> {
     let own = signature::detect(disk);
     if own.is_some_and(|own| own.what != signature::PARTITIONS) {
@@ -54,7 +54,7 @@ pub fn list_partitions(disk: &dyn Disk) -> Option<PartitionSummary> {
     (!found.volumes.is_empty() || !found.others.is_empty()).then_some(found)
 }
 
-/// The first bytes of a partition.
+/// Returns the first bytes of a partition.
 fn head(disk: &dyn Disk, part: Extent) -> Option<Vec<u8>> {
     let sector = u64::from(disk.properties().sector_bytes).max(1);
     let len = part.len_bytes.min(signature::HEAD_BYTES as u64) / sector * sector;

@@ -1,4 +1,4 @@
-//! A disk that is only read: what fills its blocks is given.
+//! Read-only disks over a source of bytes.
 
 use draconis_device::{
     Atomic, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
@@ -8,23 +8,23 @@ use draconis_exchange::heap::Block;
 
 use crate::Error;
 
-/// What the smallest part of a disk inside is.
+/// Sector size of disks inside files.
 pub(crate) const SECTOR_BYTES: u32 = 512;
 
-/// Where the bytes of a disk come from.
+/// Source of the bytes of a disk.
 pub(crate) trait ReadSource: Send + Sync {
-    /// Fills `into` with what the disk has from `at_bytes` on; it is inside of the disk.
+    /// Fills `into` from disk offset `at_bytes`; the range is inside the disk.
     fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error>;
 }
 
-/// A disk of such bytes.
+/// A read-only disk of a source.
 pub(crate) struct ReadOnlyDisk<F> {
     properties: Properties,
     from: F,
 }
 
 impl<F: ReadSource> ReadOnlyDisk<F> {
-    /// A disk of so many bytes, in whole sectors, on one that is `like` this.
+    /// Creates a disk of `len_bytes`, in whole sectors, with properties `like` those of its file.
     pub(crate) fn new(len_bytes: u64, like: Properties, from: F) -> Self {
         let properties = Properties {
             len_bytes: len_bytes - len_bytes % u64::from(SECTOR_BYTES),

@@ -1,4 +1,4 @@
-//! Compressed files that are read in place, as they have an index or can be walked through quickly.
+//! Seekable compressed files, read in place by an index or by skipping from header to header.
 //!
 //! ```text
 //!   zstd, seekable   | frame | frame | .. | table: how long each is, packed and unpacked |
@@ -7,10 +7,10 @@
 //! ```
 //! After `contrib/seekable_format` of zstd, dictzip(1), and the specification of SAM and BAM.
 //!
-//! Law 1: a piece that would unpack to more than [`LONGEST`] is none: such a file is unpacked as a
-//! whole, as one without an index is.
-//! Law 2: an index takes memory in proportion to what the file really holds of it.
-//! Law 3: a piece that unpacks to another length than the index says is damage.
+//! Law 1: a file with a chunk that decompresses to more than [`MAX_INDEXED_CHUNK_BYTES`] counts as
+//! one without an index, and is decompressed as a whole.
+//! Law 2: an index takes memory in proportion to the bytes that the file has for it.
+//! Law 3: a chunk that decompresses to another length than the index has is damaged.
 
 use std::io::Read;
 
@@ -19,20 +19,20 @@ use crate::compression::Compression;
 use crate::image_file::{ImageFile, le16, le32};
 use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
 
-/// The longest piece that is unpacked to read a part of it.
+/// Maximum size of a chunk that is decompressed to read a part of it.
 const MAX_INDEXED_CHUNK_BYTES: u64 = 8 * MAX_CHUNK_BYTES;
-/// Pieces of a file.
+/// Maximum chunks of a file.
 const MAX_CHUNKS: usize = 4 << 20;
-/// Files are read in sectors, and end in zeros that are not theirs.
+/// Files are read in sectors, and padded with zeros to a whole sector.
 const SECTOR_BYTES: u64 = 512;
 
 const ZSTD_TABLE: u32 = 0x184D_2A5E;
 const ZSTD_END: u32 = 0x8F92_EAB1;
-/// Number of frames, a flag, and the mark at the end.
+/// Seek table footer: number of frames, a flag, and the magic number.
 const ZSTD_FOOTER: u64 = 9;
 
 const GZIP_HEAD: usize = 12;
-/// A member of bgzip that holds nothing: the mark of the end.
+/// Length of an empty bgzip member: the end-of-file marker.
 const EMPTY_BYTES: u64 = 28;
 const HAS_EXTRA: u8 = 4;
 const HAS_NAME: u8 = 8;
@@ -41,15 +41,15 @@ const HAS_CHECKSUM: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Frames.
+    /// zstd frames.
     Zstd,
-    /// Members of gzip, each whole.
+    /// Complete gzip members.
     Bgzip,
-    /// Parts of one stream of deflate, each by itself.
+    /// Independent parts of one deflate stream.
     Dictzip,
 }
 
-/// Where a piece is, packed and unpacked.
+/// A chunk: its compressed and decompressed position.
 struct CompressedChunk {
     start: u64,
     at: u64,
@@ -63,8 +63,8 @@ pub(crate) struct SeekableFile {
 }
 
 impl SeekableFile {
-    /// The index of a compressed file that begins with `head`, its first sector; `None` if it has
-    /// none that is of use.
+    /// Reads the index of a compressed file that begins with `head`, its first sector; `None` if it
+    /// has no usable index.
     pub(crate) fn open(file: &ImageFile, head: &[u8]) -> Result<Option<Self>, Error> {
         match Compression::of(head) {
             Some(Compression::Zstd) => zstd(file),
@@ -75,7 +75,7 @@ impl SeekableFile {
         }
     }
 
-    /// The name of the format.
+    /// Returns the format.
     pub(crate) fn format(&self) -> crate::Format {
         match self.kind {
             Kind::Zstd => crate::Format::Zstd,
@@ -87,7 +87,7 @@ impl SeekableFile {
         Self { kind, len_bytes: 0, pieces: vec![] }
     }
 
-    /// Adds a piece; `false` where there can be no such.
+    /// Adds a chunk; returns `false` if it exceeds a limit.
     fn add(&mut self, at: u64, packed_len: u64, len: u64) -> bool {
         let Ok(packed_len) = u32::try_from(packed_len) else { return false };
         if len > MAX_INDEXED_CHUNK_BYTES
@@ -103,7 +103,7 @@ impl SeekableFile {
         true
     }
 
-    /// What follows a piece begins here, unpacked.
+    /// Returns the decompressed offset at which the chunk after `nth` begins.
     fn end(&self, nth: usize) -> u64 {
         self.pieces.get(nth + 1).map_or(self.len_bytes, |next| next.start)
     }
@@ -138,7 +138,7 @@ fn zstd(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
         }
         at += packed_len;
     }
-    // Frames fill the file up to the table.
+    // The frames must fill the file up to the table.
     Ok((at == table_at).then_some(found))
 }
 
@@ -150,7 +150,7 @@ fn gzip(file: &ImageFile, head: &[u8]) -> Result<Option<SeekableFile>, Error> {
     }
 }
 
-/// A field of the extra part of a head: where it is, and how long.
+/// Finds a field of the extra part of a header: offset and length.
 fn extra(head: &[u8], name: [u8; 2]) -> Option<(usize, usize)> {
     if !head.starts_with(&[0x1F, 0x8B, 8]) || head.get(3)? & HAS_EXTRA == 0 {
         return None;
@@ -199,7 +199,7 @@ fn dictzip(
         }
         place += packed_len;
     }
-    // The last chunk is as long as what is left: the length is behind the stream, below 4 GiB.
+    // The last chunk has the remaining length: the trailer has the total, below 4 GiB.
     let Some(last) = found.pieces.pop() else { return Ok(None) };
     let trailer = start_of_trailer(file, place)?;
     let len = u64::from(le32(&trailer, 4));
@@ -210,7 +210,7 @@ fn dictzip(
     Ok(is_added.then_some(found))
 }
 
-/// The checksum and the length of a stream that ends near `at`: its end is not counted in the chunks.
+/// Returns checksum and length of a stream that ends near `at`: the chunks exclude its end.
 fn start_of_trailer(file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
     let rest = file.len_bytes().saturating_sub(at).min(2 * SECTOR_BYTES) as usize;
     let bytes = file.bytes(at, rest)?;
@@ -227,17 +227,17 @@ fn bgzip(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
     const WINDOW: u64 = 1 << 20;
     let mut found = SeekableFile::new(Kind::Bgzip);
     let (mut at, mut window_at, mut window) = (0u64, 0u64, vec![]);
-    // An empty member says that nothing is cut off.
+    // An empty last member shows that the file is complete.
     let mut is_whole = false;
     while at < file.len_bytes() {
-        // A member has at most 64 KiB, and the length of it at its end.
+        // A member has at most 64 KiB, and its length at its end.
         if at + (1 << 17) > window_at + window.len() as u64 || at < window_at {
             window_at = at;
             window = file.bytes(at, (file.len_bytes() - at).min(WINDOW) as usize)?;
         }
         let member = window.get((at - window_at) as usize..).unwrap_or_default();
         let Some((field, 2)) = extra(member, *b"BC") else {
-            // Zeros that fill the last sector.
+            // Zeros that pad the last sector.
             let is_end = file.len_bytes() - at < SECTOR_BYTES && member.iter().all(|it| *it == 0);
             return Ok((is_end && is_whole).then_some(found));
         };
@@ -281,7 +281,7 @@ impl ImageMap for SeekableFile {
             Kind::Bgzip => flate2::bufread::GzDecoder::new(&packed[..])
                 .take(len + 1)
                 .read_to_end(&mut unpacked),
-            // The stream goes on behind the chunk, with the next one.
+            // The stream continues after the chunk, with the next one.
             Kind::Dictzip => flate2::bufread::DeflateDecoder::new(&packed[..])
                 .take(len)
                 .read_to_end(&mut unpacked),
@@ -303,7 +303,7 @@ mod tests {
     use crate::tests::{all, contents, memory};
     use crate::{Format, open};
 
-    /// Seekable zstd, in frames of 64 KiB.
+    /// Compresses into seekable zstd, with frames of 64 KiB.
     fn zstd(raw: &[u8], sums: bool) -> Vec<u8> {
         let level = ruzstd::encoding::CompressionLevel::Fastest;
         let (mut file, mut table) = (vec![], vec![]);
@@ -382,7 +382,7 @@ mod tests {
             (bgzip(&raw), Format::Gzip),
             (dictzip(&raw), Format::Gzip),
         ] {
-            // It is what it is without its index, too.
+            // The same without its index.
             let packing = crate::compression::Compression::of(&packed).unwrap();
             let mut unpacked = vec![];
             packing.unpack(&packed[..]).unwrap().read_to_end(&mut unpacked).unwrap();
@@ -404,7 +404,7 @@ mod tests {
             );
             for round in 0..300 {
                 let mut broken = packed.clone();
-                // Heads are in front, the table of zstd at the end.
+                // Headers are at the start, the table of zstd at the end.
                 let within = if round % 3 == 0 { 200 } else { broken.len() as u64 };
                 let at = random.below(within) as usize;
                 let at = if round % 2 == 0 { at } else { broken.len() - 1 - at };

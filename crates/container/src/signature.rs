@@ -1,31 +1,31 @@
-//! What an image holds, by the signatures that file systems and others leave at its start.
+//! Contents of an image, detected by the signatures of file systems and other formats.
 
 use draconis_device::{Disk, Extent};
 use draconis_exchange::heap::Block;
 
-/// Bytes that the signatures are in.
+/// Number of bytes at the start that hold signatures.
 pub const HEAD_BYTES: usize = 68 << 10;
-/// Bytes at the end that [`lost`] looks at.
+/// Number of bytes at the end that [`lost`] examines.
 pub const TAIL_BYTES: usize = 128 << 10;
 
-/// What holds something that is no ext volume, and what would help.
+/// Contents other than an ext volume, and a remedy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DetectedContent {
-    /// Its kind, in a word: what is typed to have it overwritten.
+    /// Kind, in one word: users type it to confirm overwriting.
     pub kind: &'static str,
-    /// What it is, with its article.
+    /// Description with an article.
     pub what: &'static str,
-    /// What can be done with it; never how to overwrite it.
+    /// Possible next steps; never overwriting.
     pub help: &'static str,
 }
 
 impl DetectedContent {
-    /// Whether it is a compressed file, which may hold anything.
+    /// Returns true for a compressed file, which may hold anything.
     pub fn is_compressed(&self) -> bool {
         self.what.starts_with(COMPRESSED)
     }
 
-    /// Whether it is a table of partitions.
+    /// Returns true for a partition table.
     pub fn has_partitions(&self) -> bool {
         self.what == PARTITIONS
     }
@@ -39,26 +39,26 @@ const LVM: &str = "vgchange -ay shows what is in it as devices";
 const RAID: &str = "mdadm --assemble puts it together";
 const COMPRESSED: &str = "something compressed with ";
 
-/// The answer for a disk with partitions; a boot sector looks the same.
+/// Description of a disk with partitions; a boot sector looks the same.
 pub const PARTITIONS: &str = "a partition table or boot sector";
 const PARTITION: &str = "--partition N takes one";
-/// The kind of an ext file system.
+/// Kind of an ext file system.
 pub const EXT: &str = "ext";
-/// The kind of a store.
+/// Kind of a store.
 pub const STORE: &str = "store";
 
-/// The journal of an ext volume, which lies on another device.
+/// External journal of an ext volume.
 const JOURNAL: DetectedContent = DetectedContent {
     kind: "journal",
     what: "an external journal of an ext volume",
     help: "the volume on the other device needs it",
 };
 
-/// A kind, where its signature is, what it is and what helps.
+/// Kind, offset of the signature, signature, description, remedy.
 type Row = (&'static str, usize, &'static [u8], &'static str, &'static str);
 
-/// Where each signature is. The first that is there counts: a file system's own comes before
-/// those that may be left beside it.
+/// All signatures. The first match counts: a file system precedes formats whose signatures it may
+/// leave in place.
 const SIGNATURES: &[Row] = &[
     (EXT, 1080, &[0x53, 0xEF], "an ext file system", "draconis info shows it"),
     (STORE, 0, b"DracoObj", "a store", "draconis store reads it"),
@@ -205,7 +205,7 @@ const SIGNATURES: &[Row] = &[
     ("gpt", 512, b"EFI PART", PARTITIONS, PARTITION),
     ("gpt", 4096, b"EFI PART", PARTITIONS, PARTITION),
     ("mbr", 510, &[0x55, 0xAA], PARTITIONS, PARTITION),
-    // A table may stand where these were before.
+    // A partition table may precede remains of these.
     ("md", 4096, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID),
     ("md", 0, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID),
     (
@@ -231,17 +231,17 @@ const SIGNATURES: &[Row] = &[
     ),
 ];
 
-/// What the first bytes of an image say that it holds.
+/// Detects the contents by the first bytes of an image.
 pub fn of(head: &[u8]) -> Option<DetectedContent> {
     let is = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
     let found = SIGNATURES.iter().find(|(_, at, bytes, ..)| is(*at, bytes));
     found.map(|(kind, _, _, what, help)| DetectedContent { kind, what, help })
 }
 
-/// What is lost if all of a file or device is overwritten, by its first and its last bytes. Unlike
-/// [`of`] it finds the partition table above an ext volume that was there before.
+/// Returns the contents that overwriting a whole file or device destroys, by its first and last
+/// bytes. Unlike [`of`] it reports a partition table over the remains of an earlier ext volume.
 pub fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
-    /// Where a superblock says that it is one of a journal.
+    /// Offset and bit of the superblock flag of a journal device.
     const JOURNAL_FEATURE: (usize, u8) = (1024 + 96, 8);
     let found = of(head).or_else(|| of_tail(tail));
     if found.is_none_or(|found| found.kind != EXT) {
@@ -257,7 +257,8 @@ pub fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     }
 }
 
-/// Whether the first sector is a table with partitions: boot code of a volume has none.
+/// Returns true if the first sector has a partition table with entries, unlike boot code of a
+/// volume.
 fn has_partitions(head: &[u8]) -> bool {
     let Some(table) = head.get(446..510) else { return false };
     let (entries, _) = table.as_chunks::<16>();
@@ -267,7 +268,7 @@ fn has_partitions(head: &[u8]) -> bool {
         && entries.iter().any(is_used)
 }
 
-/// What has its signature at the end of a device.
+/// Detects contents with a signature at the end of a device.
 fn of_tail(tail: &[u8]) -> Option<DetectedContent> {
     const MD: &[u8] = &[0xFC, 0x4E, 0x2B, 0xA9];
     let is = |from_end: usize, bytes: &[u8]| {
@@ -287,7 +288,7 @@ fn of_tail(tail: &[u8]) -> Option<DetectedContent> {
     })
 }
 
-/// What a disk holds, as far as that is easily known.
+/// Detects the contents of a disk.
 pub fn detect(disk: &dyn Disk) -> Option<DetectedContent> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes).max(1);
@@ -312,7 +313,8 @@ mod tests {
         disk[1080..1082].copy_from_slice(&[0x53, 0xEF]);
         assert_eq!(of(&disk).unwrap().what, "an ext file system");
         assert_eq!(lost(&disk, &[]).unwrap().kind, EXT);
-        // Boot code has no partitions; a table has, and counts before what was there earlier.
+        // Boot code has no partitions; a partition table has, and precedes remains of earlier
+        // contents.
         disk[450] = 0x83;
         disk[458] = 1;
         assert_eq!(lost(&disk, &[]).unwrap().kind, "mbr");
@@ -332,7 +334,7 @@ mod tests {
         assert_eq!(lost(&[0; HEAD_BYTES], &tail).unwrap().kind, "gpt");
     }
 
-    /// The next step that a reading command names must not destroy what it found.
+    /// The remedy for a read error must not destroy the contents found.
     #[test]
     fn no_help_overwrites() {
         assert!(SIGNATURES.iter().all(|(.., help)| !help.contains("draconis format")));

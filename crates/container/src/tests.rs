@@ -1,4 +1,4 @@
-//! Images that qemu-img made, and images that were broken.
+//! Images written by qemu-img, and damaged images.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,7 +30,7 @@ pub(crate) fn all(disk: &dyn Disk) -> Result<Vec<u8>, draconis_device::Error> {
     Ok(bytes)
 }
 
-/// A disk with zeros, patterns and noise in pieces of many lengths.
+/// Returns a disk with zeros, patterns and noise in pieces of many lengths.
 pub(crate) fn contents(len: usize) -> Vec<u8> {
     let mut random = Random::new(9);
     let mut bytes = vec![];
@@ -50,7 +50,7 @@ pub(crate) fn contents(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Converts a raw image; `None` where qemu-img is missing, and says so.
+/// Converts a raw image; prints a note and returns `None` if qemu-img is missing.
 pub(crate) fn converted(dir: &Path, raw: &[u8], arguments: &[&str]) -> Option<Vec<u8>> {
     let (from, to) = (dir.join("raw"), dir.join("made"));
     std::fs::write(&from, raw).unwrap();
@@ -126,7 +126,7 @@ fn what_differs_needs_what_it_differs_from() {
     }
 }
 
-/// An Android image by hand: 4 KiB blocks; noise, a pattern, nothing.
+/// Builds an Android image: 4 KiB blocks with noise, a pattern, and no contents.
 fn android() -> (Vec<u8>, Vec<u8>) {
     let noise = contents(8192);
     let mut image = vec![0x3A, 0xFF, 0x26, 0xED, 1, 0, 0, 0, 28, 0, 12, 0];
@@ -182,7 +182,7 @@ fn grains_whose_bytes_overflow_are_damage() {
     }
 }
 
-/// Broken anywhere, an image is an error or another disk: no panic, no loop, little memory.
+/// An image with any damage is an error or another disk: no panic, no endless loop, little memory.
 #[test]
 fn no_broken_image_makes_a_panic() {
     let dir = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ fn no_broken_image_makes_a_panic() {
     let made = KINDS.iter().filter_map(|(arguments, _)| converted(dir.path(), &raw, arguments));
     let mut random = Random::new(3);
     for image in made.chain([android().0]).collect::<Vec<_>>() {
-        // Headers and tables are in front, and in front of the blocks of contents.
+        // Headers and tables are at the start, and before the payload blocks.
         for round in 0..400 {
             let mut broken = image.clone();
             for _ in 0..=random.below(3) {

@@ -1,11 +1,11 @@
-//! VHD: Virtual PC's images, which Azure takes. A fixed one is a disk with a footer behind it.
+//! VHD images, of Virtual PC and Azure. A fixed one is a raw disk followed by a footer.
 //!
 //! ```text
 //!   fixed     | contents | footer |
 //!   dynamic   | footer | header | table of blocks | block: bitmap, contents | .. | footer |
 //! ```
-//! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap says
-//! whether its sector was written; one that was not is zeros, or that of the image behind.
+//! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap is set if
+//! its sector was written; other sectors are zeros, or those of the parent image.
 
 use crate::backing::{BackingFile, BackingId, utf16};
 use crate::image_file::{ImageFile, be32, be64};
@@ -14,10 +14,10 @@ use crate::{Error, Format, Unsupported};
 
 const FOOTER_BYTES: u64 = 512;
 const SECTOR: u64 = 512;
-/// Sectors that a sector of a bitmap tells of.
+/// Number of sectors that a sector of a bitmap covers.
 const PAGE_BITS: u64 = SECTOR * 8;
 const UNUSED_BAT_ENTRY: u32 = u32::MAX;
-/// Blocks of a disk: 2 TiB of the usual 2 MiB are a million.
+/// Maximum blocks of a disk: 2 TiB of the usual 2 MiB are a million.
 const MAX_BLOCKS: u64 = 8 << 20;
 
 pub(crate) struct Vhd {
@@ -27,20 +27,21 @@ pub(crate) struct Vhd {
     behind: Option<BackingFile>,
 }
 
-/// Whether the copy of the footer at the start has its mark.
+/// Returns true if the copy of the footer at the start has its cookie.
 pub(crate) fn is_footer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"conectix")
 }
 
-/// The length of the disk in front of the footer of a fixed image, if this is one of a file of
-/// `len` bytes: nothing else is told by what a file ends with.
+/// Returns the length of the raw disk if this is the footer of a fixed image in a file of `len`
+/// bytes. No other format is detected by the end of a file.
 pub(crate) fn fixed(footer: &[u8], len: u64) -> Option<u64> {
     let disk = be64(footer, 48);
     let is = is_footer(footer) && sum_fits(footer, 64) && be32(footer, 60) == 2;
     (is && disk.checked_add(FOOTER_BYTES) == Some(len)).then_some(disk)
 }
 
-/// By what those that differ from it know an image: a fixed one has a footer at the end only.
+/// Returns the identity by which differencing images know this one; a fixed image has its footer
+/// only at the end.
 pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     for at in [file.len_bytes().saturating_sub(FOOTER_BYTES), 0] {
         let footer = file.bytes(at, FOOTER_BYTES.min(file.len_bytes() - at) as usize)?;
@@ -64,7 +65,7 @@ fn sum_fits(bytes: &[u8], at: usize) -> bool {
 
 impl Vhd {
     pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
-        // The copy at the start is as good as the footer, and is there if the file was cut off.
+        // The copy at the start equals the footer, and is present in truncated files.
         let footer = file.bytes(0, 512)?;
         if !is_footer(&footer) || !sum_fits(&footer, 64) {
             return Err(Error::Damaged("VHD: checksum of the footer"));
@@ -84,7 +85,7 @@ impl Vhd {
         Ok(Self { len_bytes, block_bytes, table, behind })
     }
 
-    /// What is not there.
+    /// Returns the location of an absent block or sector.
     fn absent(&self, at: u64) -> Location {
         match self.behind {
             Some(_) => Location::Backing(at),
@@ -122,7 +123,7 @@ impl ImageMap for Vhd {
             Some(sector) => u64::from(sector) * SECTOR,
         };
         let bitmap_bytes = (block / SECTOR / 8).max(1).next_multiple_of(SECTOR);
-        // As far as sectors are alike, in the part of the bitmap that is read at once.
+        // Up to the next different bit, in the part of the bitmap that is read at once.
         let first = skip / SECTOR;
         let (page, last) = (first / PAGE_BITS, (first / PAGE_BITS + 1) * PAGE_BITS);
         let bits = file.bytes(start + page * SECTOR, SECTOR as usize)?;

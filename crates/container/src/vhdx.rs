@@ -1,10 +1,10 @@
-//! VHDX, fixed, dynamic and differing from another: Hyper-V's images, and those of WSL.
+//! VHDX images, fixed, dynamic and differencing: of Hyper-V and WSL.
 //!
 //! ```text
 //!   | file type | header 1 | header 2 | regions ×2 | log | table of blocks | metadata | blocks |
 //! ```
-//! After \[MS-VHDX\]. The log of an image that was not closed is laid over what is read, and written
-//! when the image is changed.
+//! After \[MS-VHDX\]. The log of an image that was not closed cleanly overlays all reads, and is
+//! replayed when the image is opened for writing.
 
 mod locator;
 mod log;
@@ -19,11 +19,11 @@ use crate::{Error, Unsupported};
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
-/// Where a header has the identities of the file, of its contents, and of entries of the log.
+/// Offsets in a header of the GUIDs of the file, of its contents, and of its log entries.
 const FILE_WRITE_GUID_AT: usize = 16;
 const DATA_WRITE: usize = 32;
 const LOG: usize = 48;
-/// Entries of the table of blocks: 64 TiB of the smallest blocks.
+/// Maximum BAT entries: 64 TiB of the smallest blocks.
 const MAX_BAT_ENTRIES: u64 = 64 << 20 >> 3;
 
 pub(crate) const BAT: [u8; 16] =
@@ -39,14 +39,14 @@ pub(crate) const SECTOR_SIZE: [u8; 16] =
 pub(crate) const PARENT_LOCATOR: [u8; 16] =
     guid(0xA8D3_5F2D, 0xB30B, 0x454D, [0xAB, 0xF7, 0xD3, 0xD8, 0x48, 0x34, 0xAB, 0x0C]);
 
-/// Of the parameters: it differs from another.
+/// Flag of the file parameters: the image has a parent.
 const HAS_PARENT: u32 = 2;
-/// Of the entry of a bitmap in the table.
+/// State of a sector bitmap entry in the BAT.
 const SB_BLOCK_PRESENT: u64 = 6;
-/// Bits of a bitmap that are read at once.
+/// Number of bitmap bits that are read at once.
 const PAGE_BITS: u64 = 512 * 8;
 
-/// A GUID as it is stored.
+/// Returns a GUID in its stored form.
 pub(crate) const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
     let ([a0, a1, a2, a3], [b0, b1], [c0, c1]) =
         (a.to_le_bytes(), b.to_le_bytes(), c.to_le_bytes());
@@ -54,29 +54,29 @@ pub(crate) const fn guid(a: u32, b: u16, c: u16, d: [u8; 8]) -> [u8; 16] {
     [a0, a1, a2, a3, b0, b1, c0, c1, d0, d1, d2, d3, d4, d5, d6, d7]
 }
 
-/// Where the two headers are.
+/// Offsets of the two headers.
 const HEADERS: [u64; 2] = [64 * KIB, 128 * KIB];
 const HEADER_BYTES: usize = 4 << 10;
-/// Of regions, at most.
+/// Maximum number of regions.
 const MAX_REGIONS: u32 = 2047;
 
 pub(crate) struct Vhdx {
     len_bytes: u64,
     block_bytes: u64,
-    /// Blocks of contents between two blocks of bitmaps in the table.
+    /// Payload blocks between two sector bitmap blocks in the BAT.
     chunk_ratio: u64,
     table_at: u64,
-    /// The table, in whole sectors.
+    /// The BAT, in whole sectors.
     bat: Vec<u64>,
-    /// The newer header, and where it is.
+    /// The newer header, and its offset.
     header: Vec<u8>,
     header_at: u64,
-    /// Where the log and the regions are, and how long.
+    /// Offset and length of the log and of the regions.
     log: (u64, u64),
     regions: Vec<(u64, u64)>,
-    /// Whether one of the regions must be known and is not.
+    /// True if a required region is unknown.
     has_unknown: bool,
-    /// What its log holds, if it was not closed.
+    /// Contents of the log, if the image was not closed cleanly.
     replay: Option<Replay>,
     sector_bytes: u64,
     behind: Option<BackingFile>,
@@ -123,7 +123,7 @@ impl Vhdx {
         if !items.starts_with(b"metadata") {
             return Err(Error::Damaged("VHDX: no metadata"));
         }
-        // Where an item is, and how long it says it is.
+        // Returns offset and claimed length of a metadata item.
         let place = |id: [u8; 16]| -> Result<(u64, u32), Error> {
             let mut found = (0..le16(&items, 10).min(2047) as usize).map(|nth| 32 + 32 * nth);
             let found = found.find(|at| items.get(*at..at + 16) == Some(&id[..]));
@@ -156,7 +156,7 @@ impl Vhdx {
         let blocks = len_bytes.div_ceil(block_bytes);
         let entries = match behind {
             None => blocks + blocks.saturating_sub(1) / chunk,
-            // The last bitmap is there, too.
+            // The BAT includes the last bitmap.
             Some(_) => blocks.div_ceil(chunk) * (chunk + 1),
         };
         if entries > MAX_BAT_ENTRIES || entries * 8 > len {
@@ -181,8 +181,8 @@ impl Vhdx {
         })
     }
 
-    /// Of a block that is there in part: as far as its sectors from `at` on are alike, whether
-    /// they are its own.
+    /// For a partially present block: returns true if the sector at `at` is the image's own, and
+    /// the length up to the next sector that differs in this.
     fn own_part(&self, file: &ImageFile, at: u64) -> Result<(bool, u64), Error> {
         let chunk_bytes = self.chunk_ratio * self.block_bytes;
         let nth = usize::try_from(at / chunk_bytes * (self.chunk_ratio + 1) + self.chunk_ratio);
@@ -206,25 +206,25 @@ impl Vhdx {
         Ok((is_own(first), alike * self.sector_bytes - at % self.sector_bytes))
     }
 
-    /// Whether its last user did not close it: what its tables lead to may not be there yet, and
-    /// reads as zeros.
+    /// Returns true if the last user did not close the image: its tables may refer past the end of
+    /// the file, which then reads as zeros.
     pub(crate) fn needs_replay(&self) -> bool {
         self.replay.is_some()
     }
 
-    /// What the log held, which is not asked for again.
+    /// Removes and returns the contents of the log.
     fn replayed(&mut self) -> Vec<LogWrite> {
         self.replay.take().map(|replay| replay.patches).unwrap_or_default()
     }
 
-    /// Which entry of the table the byte `at` of the disk has.
+    /// Returns the index of the BAT entry for disk offset `at`.
     fn nth(&self, at: u64) -> usize {
         let nth = at / self.block_bytes;
         usize::try_from(nth + nth / self.chunk_ratio).unwrap_or(usize::MAX)
     }
 }
 
-/// Makes the checksum of a structure right.
+/// Sets the checksum of a structure.
 pub(crate) fn set_checksum(bytes: &mut [u8]) {
     let mut put = |sum: u32| {
         if let Some(room) = bytes.get_mut(4..8) {
@@ -244,7 +244,7 @@ fn sum_fits(bytes: &[u8]) -> bool {
     crc32c::crc32c(&clear) == le32(bytes, 4)
 }
 
-/// By what those that differ from it know an image: that changes with its contents.
+/// Returns the identity by which differencing images know this one; it changes with its contents.
 pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     if !file.bytes(0, file.len_bytes().min(8) as usize)?.starts_with(b"vhdxfile") {
         return Ok(None);
@@ -253,7 +253,7 @@ pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     Ok(Some(locator::shown(header.get(DATA_WRITE..DATA_WRITE + 16).unwrap_or_default())))
 }
 
-/// Of two headers that are written in turns, the one that is whole and newer.
+/// Returns the newer valid one of the two alternating headers.
 fn newest_header(file: &ImageFile) -> Result<(u64, Vec<u8>), Error> {
     let mut best: Option<(u64, Vec<u8>)> = None;
     for at in HEADERS {
@@ -288,7 +288,7 @@ impl ImageMap for Vhdx {
         let here = Location::File((entry >> 20 << 20) + skip);
         Ok(match (entry & 7, &self.behind) {
             (0, Some(_)) => (Location::Backing(at), rest),
-            // Not there, undefined, zeros, given back.
+            // Not present, undefined, zero, unmapped.
             (0..=3, _) => (Location::Zeros, rest),
             (6, _) => (here, rest),
             (7, Some(_)) => {

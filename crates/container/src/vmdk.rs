@@ -1,12 +1,12 @@
-//! VMDK, sparse or as a stream: VMware's images, and those inside OVA archives. What is in several
-//! files is put together by [`extents`].
+//! VMDK images, sparse or stream-optimised: of VMware, and in OVA archives. [`extents`] reads
+//! images in several files.
 //!
 //! ```text
 //!   sparse   | header | descriptor | directory ──▶ tables ──▶ grains |
 //!   stream   | header | descriptor | marker, grain, packed .. | table .. | directory | footer |
 //! ```
-//! After VMware's Virtual Disk Format 5.0. A descriptor that names other files for its contents is
-//! refused; it may name one that it differs from.
+//! After VMware's Virtual Disk Format 5.0. A descriptor inside an image may name a parent, but no
+//! other files for its contents.
 
 pub(crate) mod extents;
 
@@ -20,9 +20,9 @@ use crate::{Error, Format, Unsupported};
 
 const SECTOR: u64 = 512;
 const COMPRESSED: u32 = 1 << 16;
-/// The directory is where the footer says.
+/// Directory offset that refers to the footer.
 const GD_AT_END: u64 = u64::MAX;
-/// What is said of an image that differs from no other.
+/// Parent CID of an image without a parent.
 const CID_NOPARENT: u32 = u32::MAX;
 const MAX_GRAIN_DIRECTORY_ENTRIES: u64 = 4 << 20;
 const KEPT: usize = 32;
@@ -46,7 +46,7 @@ impl Vmdk {
             return Err(Unsupported::Version("VMDK", le32(&header, 4).into()).into());
         }
         if le64(&header, 56) == GD_AT_END {
-            // Behind it there is only the marker of the end.
+            // Only the end-of-stream marker follows it.
             let at = file.len_bytes().checked_sub(1024).ok_or(Error::Damaged("VMDK: too short"))?;
             header = file.bytes(at, 512)?;
             if !header.starts_with(b"KDMV") {
@@ -97,7 +97,7 @@ impl Vmdk {
         })
     }
 
-    /// What is not there.
+    /// Returns the location of an absent grain.
     fn absent(&self, at: u64) -> Location {
         match self.behind {
             Some(_) => Location::Backing(at),
@@ -120,7 +120,7 @@ impl Vmdk {
     }
 }
 
-/// By what those that differ from it know an image: that changes with its contents.
+/// Returns the identity by which differencing images know this one; it changes with its contents.
 pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     let header = file.bytes(0, file.len_bytes().min(512) as usize)?;
     if !header.starts_with(b"KDMV") {
@@ -134,7 +134,7 @@ fn shown(id: u32) -> String {
     format!("{id:08x}")
 }
 
-/// The text inside that says what the image is.
+/// Returns the embedded descriptor.
 fn descriptor(file: &ImageFile, header: &[u8]) -> Result<String, Error> {
     let (at, len) = (le64(header, 28), le64(header, 36));
     if at == 0 || len == 0 || at > 1 << 20 {

@@ -1,4 +1,4 @@
-//! Prints what the simulated disks do beside what was published of real ones.
+//! Prints figures of the simulated disks beside published figures of real ones.
 
 fn main() {
     println!("{:<52} {:>12} {:>12}", "in virtual time", "published", "model");

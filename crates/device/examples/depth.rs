@@ -1,8 +1,8 @@
-//! Random 4 KiB reads of a file or device, one at a time and many: how many a second, and
+//! Random 4 KiB reads of a file or device, one at a time and many at once: reads per second, and
 //! how many the kernel has in flight.
 //!
-//! With --write it writes instead, over what is there: groups of 64 blocks of 4 KiB here and
-//! there, and of 1 MiB each; with what of a processor one takes.
+//! With --write it overwrites the file instead: groups of 64 random blocks of 4 KiB, and groups of
+//! 1 MiB; it also prints the CPU time per block.
 //!
 //! `cargo run -p draconis-device --release --example depth -- FILE [SECONDS [DEVICE | --write]]`
 
@@ -39,7 +39,7 @@ fn main() {
     }
 }
 
-/// Keeps `depth` reads going; the oldest is waited for.
+/// Keeps `depth` reads in flight; waits for the oldest.
 fn run(disk: &FileDisk, depth: usize, time: Duration, device: Option<&str>) -> (f64, String) {
     let places = disk.properties().len_bytes / READ_BYTES;
     let mut x = 88_172_645_463_325_252u64;
@@ -68,14 +68,13 @@ fn run(disk: &FileDisk, depth: usize, time: Duration, device: Option<&str>) -> (
     (done as f64 / begin.elapsed().as_secs_f64(), said)
 }
 
-/// Reads that a block device has now.
+/// Returns the number of reads in flight on a block device.
 fn in_flight(device: &str) -> Option<u64> {
     let said = std::fs::read_to_string(format!("/sys/block/{device}/inflight")).ok()?;
     said.split_whitespace().next()?.parse().ok()
 }
 
-/// Writes groups, two of them on their way at any time; blocks a second, and processor time of
-/// each.
+/// Keeps two groups in flight; returns blocks per second, and CPU time per block.
 fn write_groups(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f64, f64) {
     let places = disk.properties().len_bytes / bytes;
     let (begin, before, mut done, mut place) = (Instant::now(), cpu_us(), 0, 0);
@@ -95,7 +94,7 @@ fn write_groups(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f
     (done as f64 / begin.elapsed().as_secs_f64(), (cpu_us() - before) / done as f64)
 }
 
-/// Processor time of this process so far: of all its threads, in system calls as well.
+/// Returns the CPU time of all threads of this process so far, including system calls.
 fn cpu_us() -> f64 {
     let mut sum_ns = 0.0;
     for thread in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {

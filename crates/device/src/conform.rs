@@ -1,8 +1,8 @@
-//! What every disk does, as checks that any of them can be put to.
+//! Conformance checks that every [`Disk`] must pass.
 //!
-//! Each check takes a disk that can be written and that has no other user, of at least
-//! [`SECTORS`] sectors, whatever is on it; it panics, saying what was wrong, if the disk
-//! does not keep [`Disk`]'s promises. [`check_all`] runs every check, each on a disk of its own:
+//! Each check takes a writable disk without other users, of at least [`SECTORS`] sectors and with
+//! any contents. It panics with a description if the disk breaks a guarantee of [`Disk`].
+//! [`check_all`] runs every check, each on its own disk:
 //!
 //! ```
 //! use draconis_device::{MemoryDisk, conform};
@@ -10,19 +10,19 @@
 //! conform::all(|| MemoryDisk::new(vec![0; 1 << 20], 512));
 //! ```
 //!
-//! What a power cut leaves is not for here: see [`crate::CrashStates`].
+//! States after a power cut are checked elsewhere: see [`crate::CrashStates`].
 
 use draconis_exchange::heap::Block;
 
 use crate::{Disk, Error, Extent, Group, Refused, Ticket, Urgency, Write};
 
-/// Sectors that a disk must have.
+/// Minimum sectors of a checked disk.
 pub const SECTORS: u64 = 300;
 
-/// The name of a check, and the check.
+/// A check and its name.
 pub type Check = (&'static str, fn(&dyn Disk));
 
-/// Every check.
+/// All checks.
 pub const CHECKS: [Check; 13] = [
     ("reads reach both ends and no further", reads_reach_both_ends_and_no_further),
     ("a refusal returns the block", a_refusal_returns_the_block),
@@ -39,10 +39,10 @@ pub const CHECKS: [Check; 13] = [
     ("discards harm nothing else", a_discard_harms_nothing_else),
 ];
 
-/// Puts disks that `make` makes to every check.
+/// Runs every check, each on a disk created by `make`.
 ///
 /// # Panics
-/// If one of them does not do what every disk does.
+/// If a disk fails a check.
 pub fn check_all<D: Disk>(mut make: impl FnMut() -> D) {
     for (name, check) in CHECKS {
         log::debug!("conform: {name}");
@@ -57,7 +57,7 @@ struct Subject<'a> {
     sector_bytes: usize,
 }
 
-/// First sector, how many, and the byte that fills them.
+/// First sector, number of sectors, and the byte that fills them.
 type Fill = (u64, usize, u8);
 
 impl<'a> Subject<'a> {
@@ -70,7 +70,7 @@ impl<'a> Subject<'a> {
         Self { disk, sector_bytes }
     }
 
-    /// As [`Subject::of`], with the number of each of the first [`SECTORS`] in it.
+    /// As [`Subject::of`], with each of the first [`SECTORS`] sectors filled with its number.
     fn numbered(disk: &'a dyn Disk) -> Self {
         let subject = Self::of(disk);
         let fills: Vec<_> = (0..SECTORS).map(|nth| (nth, 1, nth as u8)).collect();
@@ -112,7 +112,7 @@ impl<'a> Subject<'a> {
         answer.expect("an answer").expect("a read within the disk").into_private().to_vec()
     }
 
-    /// The byte that fills each of the sectors.
+    /// Returns the byte that fills each of the sectors.
     fn bytes(&self, sector: u64, count: usize) -> Vec<u8> {
         let bytes = self.read(sector, count, Urgency::Now);
         let byte = |sector: &[u8]| {
@@ -130,7 +130,7 @@ impl<'a> Subject<'a> {
         self.disk.properties().len_bytes / self.sector_bytes as u64
     }
 
-    /// A ticket that no disk has given out.
+    /// Returns a ticket that the disk has not issued.
     fn unknown(&self) -> Ticket {
         Ticket(self.submit(&[]).0 + 1000)
     }
@@ -145,7 +145,7 @@ fn lens(chain: &[Group]) -> Vec<Vec<usize>> {
     chain.iter().map(group).collect()
 }
 
-/// Reads of any length, of either urgency, bring what was written; the last sector too.
+/// Reads of any length and urgency return written bytes, up to the last sector.
 pub fn reads_reach_both_ends_and_no_further(disk: &dyn Disk) {
     let it = Subject::numbered(disk);
     let last = it.len_sectors() - 1;
@@ -164,7 +164,7 @@ pub fn reads_reach_both_ends_and_no_further(disk: &dyn Disk) {
     }
 }
 
-/// What is not on the disk or not whole sectors is refused, with the block.
+/// Requests out of range or misaligned are refused, and return their block.
 pub fn a_refusal_returns_the_block(disk: &dyn Disk) {
     let it = Subject::of(disk);
     let (len, sector) = (disk.properties().len_bytes, it.sector_bytes);
@@ -192,7 +192,7 @@ pub fn a_refusal_returns_the_block(disk: &dyn Disk) {
     }
 }
 
-/// Of a refused group nothing is written, and all of it comes back.
+/// A refused group writes nothing and is returned whole.
 pub fn a_refused_group_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
     let it = Subject::numbered(disk);
     let (len, sector) = (disk.properties().len_bytes, it.sector_bytes);
@@ -225,7 +225,7 @@ pub fn a_refused_group_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
     assert!(it.is_numbered(), "a refused group changed something");
 }
 
-/// Writes that overlap are applied in their order, in a group and between groups.
+/// Overlapping writes are applied in order, within a group and between groups.
 pub fn what_comes_later_in_a_group_or_after_it_wins(disk: &dyn Disk) {
     let it = Subject::numbered(disk);
     let first = it.submit(&[(0, 4, 1), (1, 1, 2), (2, 8, 3)]);
@@ -236,7 +236,7 @@ pub fn what_comes_later_in_a_group_or_after_it_wins(disk: &dyn Disk) {
     assert_eq!(it.bytes(0, 11), [1, 2, 3, 4, 5, 3, 3, 3, 3, 3, 10]);
 }
 
-/// Many writes, many predecessors, one large write, none at all.
+/// A group of many writes, with many dependencies, of one large write, or empty.
 pub fn a_group_of_any_shape_is_applied(disk: &dyn Disk) {
     let it = Subject::of(disk);
     let tickets: Vec<_> = (0..40).map(|nth| it.submit(&[(0, 1, nth)])).collect();
@@ -255,7 +255,7 @@ pub fn a_group_of_any_shape_is_applied(disk: &dyn Disk) {
     assert_eq!(it.chain(vec![], &[]), []);
 }
 
-/// What was waited for is there with what it follows; waiting twice is no error.
+/// After a wait, the group and its dependencies are readable; waiting twice is no error.
 pub fn what_was_waited_for_is_there(disk: &dyn Disk) {
     let it = Subject::of(disk);
     for round in 1..20u8 {
@@ -269,7 +269,7 @@ pub fn what_was_waited_for_is_there(disk: &dyn Disk) {
     }
 }
 
-/// Six threads with a part of the disk each.
+/// Six threads, each with its own part of the disk.
 pub fn many_reads_and_groups_at_once_all_get_their_own_answer(disk: &dyn Disk) {
     let it = Subject::numbered(disk);
     std::thread::scope(|scope| {
@@ -300,7 +300,7 @@ pub fn many_reads_and_groups_at_once_all_get_their_own_answer(disk: &dyn Disk) {
     });
 }
 
-/// A chain gets a ticket for each group, and its groups are applied in order.
+/// A chain gets one ticket per group, and its groups are applied in order.
 pub fn a_chain_is_taken_whole_and_in_order(disk: &dyn Disk) {
     let it = Subject::numbered(disk);
     let before = it.submit(&[(0, 2, 1)]);
@@ -323,7 +323,7 @@ pub fn a_chain_is_taken_whole_and_in_order(disk: &dyn Disk) {
     assert!(bytes[200..240].iter().copied().eq(0..40));
 }
 
-/// A chain with one bad group is refused whole.
+/// A chain with one invalid group is refused whole.
 pub fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
     let it = Subject::numbered(disk);
     let good = || it.group(&[(0, 1, 0xaa), (2, 2, 0xaa)]);
@@ -343,13 +343,13 @@ pub fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(disk: &dyn D
     assert_eq!(error, Error::UnknownTicket(unknown));
     assert_eq!(lens(&goods.expect("the chain comes back")), [small.clone(), small]);
     assert!(it.is_numbered(), "a refused chain changed something");
-    // Nothing was given a name.
+    // The refused chain has used no ticket.
     let next = it.submit(&[]);
     assert!(next < unknown);
     waited(disk, next);
 }
 
-/// Every read sees what is settled.
+/// Every read sees a group once `wait_visible` has returned.
 pub fn what_is_settled_is_seen_by_every_read(disk: &dyn Disk) {
     let it = Subject::of(disk);
     for round in 0..50u8 {
@@ -364,7 +364,7 @@ pub fn what_is_settled_is_seen_by_every_read(disk: &dyn Disk) {
     }
 }
 
-/// Twelve threads wait, some for what others submitted.
+/// Twelve threads wait, some for groups of other threads.
 pub fn waiting_in_many_threads_ends_for_all(disk: &dyn Disk) {
     let it = Subject::of(disk);
     std::thread::scope(|scope| {
@@ -383,7 +383,7 @@ pub fn waiting_in_many_threads_ends_for_all(disk: &dyn Disk) {
     });
 }
 
-/// Tickets are different, and each thread's ascend.
+/// Tickets are unique, and ascend within each thread.
 pub fn tickets_ascend_across_threads(disk: &dyn Disk) {
     let it = Subject::of(disk);
     let each = |user: u64| {
@@ -402,15 +402,14 @@ pub fn tickets_ascend_across_threads(disk: &dyn Disk) {
     all.into_iter().for_each(|ticket| waited(disk, ticket));
 }
 
-/// Discarded sectors hold what they held, or zeroes; all others, and what is written
-/// there later, stay.
+/// Discarded sectors hold their old contents or zeroes; other sectors and later writes stay.
 pub fn a_discard_harms_nothing_else(disk: &dyn Disk) {
     let it = Subject::numbered(disk);
     let ticket = it.submit(&[(299, 1, 43)]);
     let odd = Extent::new(it.sector_bytes as u64 * 120 + 1, it.sector_bytes as u64);
     let gone = [it.extent(16, 64), it.extent(100, 1), odd, it.extent(150, 100)];
     assert_eq!(disk.discard(&gone, &[ticket]), Ok(()));
-    // Before what it follows is durable, and after; over it, and beside it.
+    // Before and after its dependency is durable; over the discarded range, and beside it.
     let over = it.submit(&[(20, 2, 0xcc), (155, 1, 0xcc)]);
     waited(disk, over);
     let again = it.submit(&[(40, 1, 0xcd)]);

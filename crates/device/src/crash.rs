@@ -1,4 +1,4 @@
-//! What a power cut can leave of a recorded run.
+//! All states that a power cut can leave of a recorded run.
 //!
 //! ```text
 //!   tickets   1  2  3 │ 4  5  6  7 │ 8 ..
@@ -7,28 +7,28 @@
 //!   a state = everything durable + any sectors of the window's writes
 //! ```
 //!
-//! Between two flushes a disk may have put any part of what it was given on its medium,
-//! in any order, and torn every write between two sectors. An *epoch* is the time from one
-//! flush to the next: what was durable when it began, and the groups that may be written
-//! before it ends. It ends where an answer said that a later ticket is durable, or
-//! where a group follows one that is not: the disk flushes, and with that one all before it.
+//! Between two flushes a disk may have written any part of the submitted groups, in any order, and
+//! torn every write at any sector. An *epoch* is the time from one flush to the next. It has the
+//! state durable at its start, and the groups that may be written before it ends. It ends where a
+//! wait reported a later ticket as durable, or where a group follows one that is not yet durable:
+//! the disk then flushes, which makes all earlier groups durable.
 //!
-//! Of every epoch there are
-//! - all prefixes of its writes: a disk that keeps the order;
-//! - each of those with the next write torn;
-//! - subsets, torn or not: a disk that keeps no order. All of them where there are few, a
-//!   seeded choice where there are many. A write that went over an older one of the same
-//!   window and is left out is the same as the two in the other order.
+//! Each epoch yields
+//! - all prefixes of its writes: a disk that preserves order;
+//! - each prefix with the next write torn;
+//! - subsets, torn or not: a disk that reorders. All subsets if there are few, a seeded choice
+//!   otherwise. Omitting a write over an older one of the same window equals reordering the two.
 //!
-//! Of a disk that is atomic against power cuts, all of this by whole groups.
+//! For a disk with groups that are atomic against power cuts, whole groups take the place of
+//! writes.
 //!
-//! What was discarded is zero from some epoch on that has what the discard follows, or is
-//! never: the seed says which.
+//! Discarded bytes become zero in some epoch in which the discard's dependency is durable, or
+//! never, by the seed.
 //!
-//! Law 1: a state is judged by what was acknowledged at the last moment at which it can
-//! have come about: everything that was marked before a later ticket was called durable.
+//! Law 1: a state is judged by what was acknowledged at the last moment at which it can occur: all
+//! marks made before a later ticket was reported as durable.
 //! Law 2: the same log and seed give the same states in the same order.
-//! Law 3: states share the image; each has a list of its own sectors only.
+//! Law 3: states share the image; each stores only its own differing sectors.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -42,18 +42,18 @@ use crate::{
     Urgency,
 };
 
-/// What is written whole or not at all, in bytes.
+/// Unit of atomic writes, in bytes.
 const SECTOR_BYTES: u64 = 512;
 const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// How many states there are to be.
+/// Number and choice of the crash states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CrashOptions {
-    /// Chooses subsets and tears.
+    /// Seed of subsets and tears.
     pub seed: u64,
-    /// Subsets of each epoch.
+    /// Number of subsets of each epoch.
     pub subsets: u32,
-    /// Epochs with at most so many sectors have all their subsets instead.
+    /// Maximum sectors of an epoch for which all subsets are generated.
     pub exhaustive_sectors: u32,
 }
 
@@ -63,61 +63,61 @@ impl Default for CrashOptions {
     }
 }
 
-/// How a state came about.
+/// Origin of a crash state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CrashKind {
-    /// The first so many writes of the epoch are there.
+    /// The first `n` writes of the epoch.
     Prefix(usize),
-    /// The first so many, and some sectors of the next.
+    /// The first `n` writes, and some sectors of the next.
     Torn(usize),
-    /// Some sectors of any.
+    /// Some sectors of any writes.
     Subset,
 }
 
 /// One state that a power cut can leave.
 #[derive(Debug)]
 pub struct CrashState {
-    /// The state, as a disk that can be read and written; what is written stays here.
+    /// The state as a readable and writable disk; writes stay private to it.
     pub disk: Arc<CrashDisk>,
-    /// All tickets up to here are in it whole.
+    /// All groups up to this ticket are complete.
     pub durable: Ticket,
-    /// No group behind this one is in it.
+    /// No group after this ticket is present.
     pub written: Ticket,
-    /// How it came about.
+    /// Origin of the state.
     pub cut: CrashKind,
     marks: Arc<[u64]>,
     acknowledged: usize,
 }
 
 impl CrashState {
-    /// The marks that were made before the power was cut, in order.
+    /// Returns the marks made before the power cut, in order.
     pub fn marks(&self) -> &[u64] {
         &self.marks[..self.acknowledged]
     }
 }
 
-/// All states that a power cut can leave, one after the other.
+/// Iterator over the states that a power cut can leave.
 #[derive(Debug)]
 pub struct CrashStates {
     log: EventLog,
     options: CrashOptions,
-    /// Each group is there whole or not at all.
+    /// True if groups are atomic.
     is_group_atomic: bool,
     epoch: Option<FlushInterval>,
-    /// The image with everything durable at the epoch's begin.
+    /// Image with everything that is durable at the start of the epoch.
     image: Arc<Vec<u8>>,
     states: u64,
 }
 
-/// What was recorded, sorted.
+/// Recorded events, sorted by type.
 #[derive(Debug)]
 struct EventLog {
     groups: Vec<Recorded>,
-    /// Those that no epoch has had yet.
+    /// Discards not yet applied.
     discards: Vec<Discarded>,
-    /// Where in the record a ticket was said to be durable.
+    /// Event index and ticket of each wait that reported a ticket as durable.
     durable: Vec<(usize, u64)>,
-    /// Where in the record a mark was made.
+    /// Event index and value of each mark.
     marks: Vec<(usize, u64)>,
     mark_values: Arc<[u64]>,
 }
@@ -126,7 +126,7 @@ struct EventLog {
 struct Recorded {
     place: usize,
     ticket: u64,
-    /// The newest ticket it follows.
+    /// Newest ticket that it depends on.
     follows: u64,
     writes: Vec<(u64, Arc<[u8]>)>,
 }
@@ -134,37 +134,37 @@ struct Recorded {
 #[derive(Debug)]
 struct Discarded {
     place: usize,
-    /// The newest ticket it follows.
+    /// Newest ticket that it depends on.
     follows: u64,
     extents: Vec<Extent>,
 }
 
-/// From one flush to the next.
+/// An epoch: the time from one flush to the next.
 #[derive(Debug)]
 struct FlushInterval {
     durable: u64,
     written: u64,
-    /// What is durable when the next one begins; none if there is no next one.
+    /// Durable ticket at the start of the next epoch, if there is one.
     next: Option<u64>,
     acknowledged: usize,
-    /// Where in the record it ends.
+    /// Index of the event that ends it.
     end: usize,
-    /// First byte and contents of each write.
+    /// Offset and contents of each write.
     writes: Vec<(u64, Arc<[u8]>)>,
-    /// How many writes there are up to the end of each group.
+    /// Number of writes up to the end of each group.
     groups: Vec<usize>,
     plans: VecDeque<Plan>,
-    /// States of this epoch that were there, by what is in them.
+    /// Fingerprints of the states of this epoch that were returned.
     seen: HashSet<u64>,
 }
 
-/// How to make a state.
+/// Recipe for a state.
 #[derive(Clone, Copy, Debug)]
 enum Plan {
     Prefix(usize),
     Torn(usize),
     Random,
-    /// Some groups, each of them whole.
+    /// Some groups, each complete.
     Groups,
     /// The sectors whose bits are set.
     Exact(u64),
@@ -173,18 +173,18 @@ enum Plan {
 /// Sectors that differ from the image.
 type Sectors = BTreeMap<u64, Sector>;
 
-/// A sector of a recorded write: the write, and where in it.
+/// A sector of a recorded write: the write and the offset in it.
 #[derive(Clone, Debug)]
 struct Sector(Arc<[u8]>, usize);
 
 impl CrashStates {
-    /// The states of a run that began with `image` and did what `events` say. What was
-    /// given to the disk before the first of them is in the image, and durable.
+    /// Returns the states of a run that began with `image` and recorded `events`. Groups submitted
+    /// before the first event are in the image, and durable.
     pub fn new(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
         Self::begin(image, events, options, false)
     }
 
-    /// The same on a disk that is atomic against power cuts.
+    /// As [`CrashStates::new`], for a disk that is atomic against power cuts.
     pub fn of_atomic(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
         Self::begin(image, events, options, true)
     }
@@ -200,14 +200,14 @@ impl CrashStates {
         crashes
     }
 
-    /// Carries out what may be discarded in this epoch, or never.
+    /// Applies each discard that is due in this epoch, or drops it.
     fn discard(&mut self) {
         let Some(FlushInterval { durable, end, .. }) = self.epoch else { return };
         let may = |it: &mut Discarded| it.place < end && it.follows <= durable;
         let due: Vec<_> = self.log.discards.extract_if(.., may).collect();
         for Discarded { place, extents, .. } in due {
             let mut dice = Random::new(self.options.seed ^ (place as u64) << 32);
-            // What was written there since took the discard's place.
+            // Later writes to the same range supersede the discard.
             let newer = self.log.between(0, durable).iter().filter(|group| group.place > place);
             let is_old = |at: &&Extent| !newer.clone().any(|group| group.touches(**at));
             for extent in extents.iter().filter(is_old).filter(|_| dice.chance(192)) {
@@ -219,7 +219,7 @@ impl CrashStates {
         }
     }
 
-    /// Goes to the next epoch: what is durable then becomes the image.
+    /// Moves to the next epoch: applies to the image what is durable then.
     fn advance(&mut self) {
         let Some(FlushInterval { durable, next, .. }) = self.epoch else { return };
         self.epoch = next.map(|next| {
@@ -292,13 +292,13 @@ impl EventLog {
         Self { groups, discards, durable, marks, mark_values }
     }
 
-    /// The groups with tickets above `from` up to `to`.
+    /// Returns the groups with tickets above `from` up to `to`.
     fn between(&self, from: u64, to: u64) -> &[Recorded] {
         let after = |ticket| self.groups.partition_point(|group| group.ticket <= ticket);
         &self.groups[after(from)..after(to)]
     }
 
-    /// The epoch that begins when `durable` is.
+    /// Returns the epoch that begins when `durable` is durable.
     fn epoch(&self, durable: u64, options: &CrashOptions, by_groups: bool) -> FlushInterval {
         let told = self.durable.iter().find(|(_, ticket)| *ticket > durable);
         let end = told.map_or(usize::MAX, |(place, _)| *place);
@@ -306,7 +306,7 @@ impl EventLog {
         let all = self.between(durable, u64::MAX);
         let window = &all[..all.iter().take_while(may_be_written).count()];
         let written = window.last().map_or(durable, |group| group.ticket);
-        // Either an answer was given, or the next group needs a flush; the first of both.
+        // The epoch ends at a reported ticket or at a group that needs a flush, whichever is first.
         let stalled = all.get(window.len()).filter(|group| group.follows > durable);
         let told = told.map(|(_, ticket)| *ticket);
         let next = [told, stalled.map(|_| written)].into_iter().flatten().min();
@@ -326,8 +326,8 @@ impl EventLog {
             plans: VecDeque::new(),
             seen: HashSet::new(),
         };
-        // A prefix that holds all that is durable in the next epoch belongs to that one,
-        // where more was acknowledged.
+        // A prefix with all that is durable in the next epoch belongs to that one, where more was
+        // acknowledged.
         let held = next.map_or(usize::MAX, |next| {
             self.between(durable, next).iter().map(|group| group.writes.len()).sum()
         });
@@ -350,7 +350,7 @@ impl FlushInterval {
     fn plan(&mut self, prefixes: usize, options: &CrashOptions) {
         let sectors: u32 = self.writes.iter().map(|(_, bytes)| count(bytes) as u32).sum();
         if sectors <= options.exhaustive_sectors.min(20) {
-            // From none to all.
+            // From no sectors to all.
             self.plans.extend((0..1 << sectors).map(Plan::Exact));
             return;
         }
@@ -363,7 +363,7 @@ impl FlushInterval {
         self.plans.extend((0..options.subsets).map(|_| Plan::Random));
     }
 
-    /// The same, each group whole or not at all.
+    /// Plans states of complete groups.
     fn plan_groups(&mut self, prefixes: usize, options: &CrashOptions) {
         let ends = std::iter::once(0).chain(self.groups.iter().copied());
         self.plans.extend(ends.filter(|end| *end < prefixes).map(Plan::Prefix));
@@ -371,7 +371,7 @@ impl FlushInterval {
         self.plans.extend((0..options.subsets.min(choices)).map(|_| Plan::Groups));
     }
 
-    /// The sectors of a state that differ from what is durable.
+    /// Returns the sectors of a state that differ from the durable ones.
     fn sectors(&self, plan: Plan, dice: &mut Random) -> Sectors {
         let mut sectors = Sectors::new();
         match plan {
@@ -392,7 +392,7 @@ impl FlushInterval {
                 }
             }
             Plan::Random => {
-                // Nearly nothing, half, or nearly everything is there; few writes are torn.
+                // Keeps few, half or most sectors; tears few writes.
                 let (kept, torn) = (dice.pick(&[16, 128, 240]), dice.pick(&[0, 32, 255]));
                 for write in &self.writes {
                     let (all, some) = (dice.chance(kept), dice.chance(torn));
@@ -413,12 +413,12 @@ impl FlushInterval {
     }
 }
 
-/// Sectors of a write.
+/// Returns the number of sectors of a write.
 fn count(bytes: &[u8]) -> usize {
     bytes.len().div_ceil(SECTOR)
 }
 
-/// Puts those sectors of a write that `take` wants, over what is there.
+/// Applies the sectors of a write that `take` selects.
 fn put(sectors: &mut Sectors, write: &(u64, Arc<[u8]>), mut take: impl FnMut(usize) -> bool) {
     let (at, bytes) = write;
     for nth in (0..count(bytes)).filter(|nth| take(*nth)) {
@@ -429,14 +429,13 @@ fn put(sectors: &mut Sectors, write: &(u64, Arc<[u8]>), mut take: impl FnMut(usi
 fn fingerprint(sectors: &Sectors) -> u64 {
     let mut hasher = DefaultHasher::new();
     for (at, Sector(bytes, from)) in sectors {
-        // The contents need no look: the same place in the same write is the same.
+        // The address identifies the contents: the same offset of the same write.
         (at, bytes.as_ptr() as usize, from).hash(&mut hasher);
     }
     hasher.finish()
 }
 
-/// A state that a power cut left, as a disk. Writes change this state alone, and are
-/// durable at once.
+/// A crash state as a disk. Writes change this state alone, and are durable at once.
 #[derive(Debug)]
 pub struct CrashDisk {
     image: Arc<Vec<u8>>,
@@ -454,14 +453,14 @@ impl CrashDisk {
         Self { image, own: RwLock::new(Own { sectors, tickets: 0 }) }
     }
 
-    /// All bytes of the disk, for judges that want a file.
+    /// Returns all bytes of the disk, for checkers that need a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.image.to_vec();
         self.lay_over(0, &mut bytes);
         bytes
     }
 
-    /// Lays the state's own sectors over `bytes`, which begin at `from` on the disk.
+    /// Applies the state's own sectors to `bytes`, read at disk offset `from`.
     fn lay_over(&self, from: u64, bytes: &mut [u8]) {
         let end = from + bytes.len() as u64;
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
@@ -554,7 +553,7 @@ mod tests {
         }
     }
 
-    /// The first byte of each of the first four sectors, with what is known of the state.
+    /// Returns ticket, marks and the first byte of the first four sectors of each state.
     fn states(events: Vec<Event>, options: CrashOptions) -> Vec<(u64, Vec<u64>, [u8; 4])> {
         let crashes = CrashStates::new(vec![0; 4096], events, options);
         crashes
@@ -634,8 +633,8 @@ mod tests {
             Event::Mark(4),
         ];
         let got = states(events, ALL);
-        // Before the answer all is open, even the second group; of the third no one had
-        // heard. Then the first is there, and with the last answer everything is.
+        // Before the first wait all subsets are possible, even of the second group; nothing is
+        // known of the third. Then the first group is present, and after the last wait all are.
         let at = |durable: u64| -> Vec<_> {
             got.iter().filter(|(at, ..)| *at == durable).map(|(_, m, s)| (m.clone(), *s)).collect()
         };
@@ -666,7 +665,7 @@ mod tests {
             (1, CrashKind::Prefix(0)),
             (1, CrashKind::Prefix(1)),
         ];
-        // A tear that takes all or nothing is a prefix, and is not there twice.
+        // A tear that takes all or nothing is a prefix, and is generated once.
         assert!(cuts.iter().all(|cut| expected.contains(cut)), "{cuts:?}");
         assert!(
             expected
@@ -678,7 +677,7 @@ mod tests {
 
     #[test]
     fn what_is_discarded_goes_once_what_it_follows_is_durable() {
-        // A move: copied to the second sector, and the first is given up after that.
+        // A move: the first sector is copied to the second, then discarded.
         let run = |seed, after: &[u64], again: bool| {
             let discard = Event::Discard {
                 extents: vec![Extent::new(0, 512)],
@@ -706,7 +705,7 @@ mod tests {
         let gone = |seed: &u64| run(*seed, &[2], false).last().unwrap().2[0] == 0;
         let gone = (0..16).filter(gone).count();
         assert!((1..16).contains(&gone), "now and then: {gone}");
-        // What is written there later stays.
+        // A later write to the discarded range stays.
         assert!((0..16).all(|seed| run(seed, &[2], true).last().unwrap().2[0] == 9));
     }
 
@@ -722,8 +721,8 @@ mod tests {
         assert!(run(7).len() > 80);
     }
 
-    /// Two cells and a counter that says how many rounds both cells have seen: a protocol
-    /// writes the cells, then the counter.
+    /// Two cells and a counter of the rounds completed in both: the protocol writes the cells, then
+    /// the counter.
     fn rounds(ordered: bool) -> Vec<Event> {
         (0..5u64)
             .flat_map(|round| {
@@ -749,7 +748,7 @@ mod tests {
     fn a_judge_finds_the_protocol_that_forgot_the_order() {
         assert_eq!(violations(rounds(true)), 0);
         assert!(violations(rounds(false)) > 0);
-        // One that says too early that a round is done.
+        // A protocol that acknowledges a round too early.
         let mut hasty = rounds(true);
         hasty.iter_mut().for_each(|event| {
             if let Event::Mark(round) = event {

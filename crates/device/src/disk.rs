@@ -1,4 +1,4 @@
-//! The trait every disk has, and the words it uses.
+//! The [`Disk`] trait and its types.
 
 use std::sync::Arc;
 
@@ -6,34 +6,34 @@ use draconis_exchange::heap::Block;
 
 use crate::Pending;
 
-/// A run of bytes of a disk.
+/// A range of bytes of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Extent {
-    /// First byte.
+    /// Offset of the first byte.
     pub start_bytes: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len_bytes: u64,
 }
 
 impl Extent {
-    /// The run of `len_bytes` from `start_bytes`.
+    /// Creates the range of `len_bytes` bytes from `start_bytes`.
     pub const fn new(start_bytes: u64, len_bytes: u64) -> Self {
         Self { start_bytes, len_bytes }
     }
 
-    /// One past the last byte, if that can be said in 64 bits.
+    /// Returns the offset after the last byte, unless it exceeds 64 bits.
     pub const fn end_bytes(self) -> Option<u64> {
         self.start_bytes.checked_add(self.len_bytes)
     }
 
-    /// Whether any byte is in both.
+    /// Returns true if the ranges overlap.
     pub const fn touches(self, other: Self) -> bool {
         self.start_bytes < other.start_bytes.saturating_add(other.len_bytes)
             && other.start_bytes < self.start_bytes.saturating_add(self.len_bytes)
     }
 
-    /// The largest run inside this one that starts and ends on multiples of `unit_bytes`;
-    /// none if that is empty.
+    /// Returns the largest range inside this one that starts and ends on multiples of `unit_bytes`;
+    /// `None` if it is empty.
     pub const fn whole_units(self, unit_bytes: u64) -> Option<Self> {
         let end = self.start_bytes.saturating_add(self.len_bytes) / unit_bytes * unit_bytes;
         match self.start_bytes.checked_next_multiple_of(unit_bytes) {
@@ -49,82 +49,81 @@ impl std::fmt::Display for Extent {
     }
 }
 
-/// What survives what, without being asked to flush (ARCHITECTURE, law 4).
+/// Events that groups survive atomically without a flush (ARCHITECTURE, law 4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Atomic {
-    /// Nothing is promised: a group may be half applied.
+    /// None: a group may be half applied.
     None,
-    /// A group is whole or absent if the process that sent it dies.
+    /// Death of the submitting process: a group is complete or absent.
     AgainstDeath,
-    /// A group is whole or absent if the power is cut, too.
+    /// Power cut and process death: a group is complete or absent.
     AgainstPowerCut,
 }
 
-/// What a disk is and promises.
+/// Properties and guarantees of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Properties {
     /// Length in bytes.
     pub len_bytes: u64,
     /// Reads and writes must start and end on multiples of this; a power of two.
     pub sector_bytes: u32,
-    /// Size from which larger requests gain nothing much.
+    /// Request size beyond which throughput hardly grows.
     pub best_io_bytes: u32,
-    /// Whether distance costs time.
+    /// True if seeks cost time.
     pub rotational: bool,
-    /// Whether `submit` is refused always.
+    /// True if `submit` is always refused.
     pub read_only: bool,
-    /// What groups survive.
+    /// Events that groups survive atomically.
     pub atomic: Atomic,
-    /// Whether [`Disk::discard`] does anything.
+    /// True if [`Disk::discard`] has an effect.
     pub discards: bool,
 }
 
-/// How soon a read is needed.
+/// Urgency of a read.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Urgency {
-    /// It has a waiter: served at once, in the thread that asks where possible.
+    /// A waiter exists: served at once, in the calling thread if possible.
     Now,
-    /// It has no waiter yet: served in disk order, behind everything that is `Now`.
+    /// Read-ahead: served in disk order, after all reads that are `Now`.
     Ahead,
 }
 
 /// One write of a group.
 #[derive(Debug)]
 pub struct Write {
-    /// First byte to write.
+    /// Offset of the first byte.
     pub at_bytes: u64,
-    /// What to write; all of it.
+    /// Contents to write.
     pub block: Block,
 }
 
-/// Writes that become visible together.
+/// Writes that become visible atomically.
 #[derive(Debug, Default)]
 pub struct Group {
     /// The writes, applied in this order where they overlap.
     pub writes: Vec<Write>,
 }
 
-/// The name of a submitted group. Tickets of a disk ascend in the order in which groups
-/// were taken.
+/// Identifier of a submitted group. Tickets ascend in the order in which the disk accepted groups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u64);
 
-/// The most that a disk takes as one chain.
+/// Limits of one chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChainBounds {
-    /// Groups.
+    /// Number of groups.
     pub groups: usize,
-    /// Writes of all groups together.
+    /// Number of writes of all groups.
     pub writes: usize,
-    /// Bytes of all writes together.
+    /// Bytes of all writes.
     pub bytes: u64,
 }
 
 impl ChainBounds {
-    /// No bound but memory.
+    /// Limited only by memory.
     pub const NONE: Self = Self { groups: usize::MAX, writes: usize::MAX, bytes: u64::MAX };
 
-    /// What `chain` would need.
+    /// Returns the size of `chain`.
     pub fn of(chain: &[Group]) -> Self {
         let writes = || chain.iter().flat_map(|group| &group.writes);
         Self {
@@ -134,7 +133,7 @@ impl ChainBounds {
         }
     }
 
-    /// What this and `other` need together.
+    /// Returns the sum of this and `other`.
     pub const fn and(self, other: Self) -> Self {
         Self {
             groups: self.groups.saturating_add(other.groups),
@@ -143,7 +142,7 @@ impl ChainBounds {
         }
     }
 
-    /// Whether something that needs this much is within `bounds`.
+    /// Returns true if this size is within `bounds`.
     pub const fn is_within(self, bounds: Self) -> bool {
         self.groups <= bounds.groups && self.writes <= bounds.writes && self.bytes <= bounds.bytes
     }
@@ -155,7 +154,7 @@ impl std::fmt::Display for ChainBounds {
     }
 }
 
-/// What went wrong on a device.
+/// An error of a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
     /// The device failed.
@@ -163,23 +162,23 @@ pub enum Error {
     Io {
         /// `read`, `write` or `flush`.
         what: &'static str,
-        /// Where.
+        /// Range of the request.
         extent: Extent,
-        /// What the system said.
+        /// Error of the system.
         errno: rustix::io::Errno,
     },
-    /// Fewer bytes came than the disk has there.
+    /// A read returned fewer bytes than requested.
     #[error("read of {extent} ended after {got_bytes} bytes")]
     ShortRead {
-        /// What was asked.
+        /// Requested range.
         extent: Extent,
-        /// What came.
+        /// Bytes read.
         got_bytes: u64,
     },
     /// The request reaches beyond the end of the disk.
     #[error("{extent} reaches beyond the disk's {len_bytes} bytes")]
     OutOfRange {
-        /// What was asked.
+        /// Requested range.
         extent: Extent,
         /// Length of the disk.
         len_bytes: u64,
@@ -187,7 +186,7 @@ pub enum Error {
     /// The request does not start and end on a sector, or the block has another length.
     #[error("{extent} is not made of whole sectors of {sector_bytes} bytes")]
     Misaligned {
-        /// What was asked.
+        /// Requested range.
         extent: Extent,
         /// Sector size.
         sector_bytes: u32,
@@ -201,64 +200,63 @@ pub enum Error {
     /// The disk service is gone.
     #[error("the disk service is gone")]
     ServiceEnded,
-    /// The chain is larger than the disk takes at once.
+    /// The chain exceeds the disk's limits.
     #[error("the disk takes at most {bounds} at once")]
     ChainTooLarge {
-        /// What it takes.
+        /// The limits.
         bounds: ChainBounds,
     },
-    /// No such ticket was given out.
+    /// The disk has not issued this ticket.
     #[error("ticket {0:?} was never given out")]
     UnknownTicket(Ticket),
-    /// What keeps the bytes somewhere else said this.
+    /// Error of the remote store of the disk.
     #[error("{0}")]
     Remote(Arc<str>),
-    /// What keeps the bytes somewhere else does not take them yet: what was submitted waits for
-    /// it, and is written later. Nothing has failed.
+    /// The remote store of the disk is unreachable. Submitted groups are kept and written later;
+    /// nothing has failed.
     #[error("{0}")]
     Away(Arc<str>),
 }
 
 impl Error {
-    /// That there is no room for what was to be written there.
+    /// Returns the error for lack of space at `extent`.
     pub const fn no_space(extent: Extent) -> Self {
         Self::Io { what: "write", extent, errno: rustix::io::Errno::NOSPC }
     }
 
-    /// Whether there was no room for what was to be written.
+    /// Returns true if a write failed for lack of space.
     pub fn is_no_space(&self) -> bool {
         use rustix::io::Errno;
         matches!(self, Self::Io { errno: Errno::NOSPC | Errno::DQUOT, .. })
     }
 }
 
-/// A refusal that returns what was given.
+/// A refusal that returns the arguments.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<T> {
-    /// What was given, if it could be saved.
+    /// The arguments, unless they were lost.
     pub payload: Option<T>,
-    /// Why.
+    /// Reason of the refusal.
     #[source]
     pub error: Error,
 }
 
-/// The answer to a read: the filled block, or the reason and the block.
+/// Result of a read: the filled block, or the error and the block.
 pub type ReadAnswer = Result<Block, Refused<Block>>;
 
-/// What else a submitted chain is about.
+/// Options of a submission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubmitOptions {
-    /// What a disk that serves a process that may die remembers of the last chain that it took,
-    /// unless it is 0.
+    /// Value that a disk serving a mortal process remembers with the last accepted chain, unless 0.
     pub mark: u64,
-    /// Which of its groups is durable when the call returns, counted from 0, if one is to be. To
-    /// a disk in another process that is one message, where submitting and waiting are two.
+    /// Index of the group to be durable when the call returns, if any. A disk in another process
+    /// then needs one message instead of two.
     pub durable: Option<usize>,
 }
 
 impl SubmitOptions {
-    /// Waits for what is to be durable of a chain that `disk` has given `tickets` for.
+    /// Waits for the requested durability of a chain with `tickets`.
     ///
     /// # Errors
     /// As [`Disk::wait_durable`].
@@ -269,32 +267,31 @@ impl SubmitOptions {
     }
 }
 
-/// A disk: a file, a device, an object, a fake.
+/// A disk: a file, a device, an object of a store, a simulation.
 ///
 /// ```text
 ///   submit_chain ──▶ taken ──▶ settled: every read sees it ──▶ durable
 ///                                       settle waits so far     wait, so far
 /// ```
 ///
-/// Law 1: groups are taken, settled and made durable in the order of their tickets; each
-/// of the three holds for a ticket only once it holds for all before it.
-/// Law 2: a group is written only once what it follows - the tickets in `after`, the
-/// group before it in its chain - is durable. The disk flushes for that, once for
-/// everything written by then, and not at all for what is durable already. A group that
-/// follows nothing is written without a flush.
-/// Law 3: the first write or flush that fails ends all writing. What follows a group
-/// that failed is never written.
+/// Law 1: groups are accepted, made visible and made durable in ticket order. A ticket reaches each
+/// of these states only after all earlier tickets.
+/// Law 2: a group is written only after its dependencies - the tickets in `after`, the group before
+/// it in its chain - are durable. The disk flushes for that, once for everything written by then,
+/// and never for durable groups. A group without dependencies is written without a flush.
+/// Law 3: the first failed write or flush ends all writing. Dependents of a failed group are never
+/// written.
 pub trait Disk: Send + Sync {
-    /// Sizes and promises. They do not change while the disk is open.
+    /// Returns sizes and guarantees. They do not change while the disk is open.
     fn properties(&self) -> Properties;
 
-    /// How far it can be read and written: a disk that grows takes more than its length, which
-    /// is what it was when it was opened, and what was never written there reads as zeros.
+    /// Returns the length to which the disk may grow. Unwritten bytes past the length at open read
+    /// as zeros.
     fn max_len_bytes(&self) -> u64 {
         self.properties().len_bytes
     }
 
-    /// The most that one chain may hold.
+    /// Returns the limits of one chain.
     fn chain_bounds(&self) -> ChainBounds {
         ChainBounds::NONE
     }
@@ -302,29 +299,27 @@ pub trait Disk: Send + Sync {
     /// Fills `into` from `at`. The block's length must be `at.len_bytes`.
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer>;
 
-    /// Takes a chain: the first group follows those in `after`, each other one the group
-    /// before it. Returns at once, with a ticket for each group in order; nothing is
-    /// durable yet.
+    /// Submits a chain: the first group follows those in `after`, each other one the group before
+    /// it. Returns at once, with a ticket for each group in order; nothing is durable yet.
     ///
-    /// A chain is handed over whole: if its sender dies, all of it is written or nothing.
-    /// A disk that stops in the middle has written a part, as after a power cut: whole
-    /// groups, and of the first that is missing anything.
+    /// A chain is accepted atomically: if its sender dies, all of it is written or nothing. A disk
+    /// that stops midway has written a prefix, as after a power cut: complete groups, and any part
+    /// of the next one.
     ///
     /// # Errors
-    /// All groups come back with the reason, and nothing is written: out of range,
-    /// misaligned, too much at once, a ticket in `after` that never was given, read-only,
-    /// or stopped by an earlier failure.
+    /// Returns all groups with the reason, and writes nothing: out of range, misaligned, too large,
+    /// an unknown ticket in `after`, read-only, or stopped by an earlier failure.
     fn submit_chain(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>>;
 
-    /// [`Disk::submit_chain`], with more to be done about it: see [`SubmitOptions`].
+    /// [`Disk::submit_chain`] with options: see [`SubmitOptions`].
     ///
     /// # Errors
-    /// As [`Disk::submit_chain`]; and as [`Disk::wait_durable`] of a chain that was taken, whatever comes
-    /// back of it.
+    /// As [`Disk::submit_chain`]. For an accepted chain also as [`Disk::wait_durable`], whatever
+    /// blocks the error returns.
     fn submit_with(
         &self,
         chain: Vec<Group>,
@@ -336,71 +331,68 @@ pub trait Disk: Send + Sync {
         Ok(tickets)
     }
 
-    /// Returns once every read sees the group, through another descriptor of the same
-    /// file as well. It is not durable for that, and nothing is flushed for it.
+    /// Waits until every read sees the group, also through another descriptor of the file. The
+    /// group need not be durable, and nothing is flushed.
     ///
     /// # Errors
     /// As [`Disk::wait_durable`].
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error>;
 
-    /// Whether [`Disk::wait_durable`] can return [`Error::Away`]: then what is submitted is waited for in
-    /// another call, which says so.
+    /// Returns true if [`Disk::wait_durable`] can return [`Error::Away`]. Callers then wait in a
+    /// separate call, which reports it.
     fn can_be_unreachable(&self) -> bool {
         false
     }
 
-    /// What keeps the disk from making things durable now, if something does, for a user to read.
+    /// Returns the reason that the disk cannot make writes durable now, if any, as text for users.
     fn outage(&self) -> Option<String> {
         None
     }
 
-    /// Returns once what is submitted next would be sent at once if it was waited for: a disk that
-    /// lets writes gather, as a bucket does, is waited for here, so that more goes along. Others
-    /// return at once.
+    /// Waits until the disk's commit interval has passed, so that more writes join the next commit.
+    /// Other disks return at once.
     fn wait_commit_interval(&self) {}
 
-    /// Returns once the group is durable, with all tickets before it. Does not wait for
-    /// later groups, and flushes only if none came since the group was written.
+    /// Waits until the group and all earlier tickets are durable. Does not wait for later groups,
+    /// and flushes only if no flush followed the group's write.
     ///
     /// # Errors
-    /// What the device said of the first write or flush that failed; [`Error::Away`], after which
-    /// it can be waited for again.
+    /// Error of the first failed write or flush; [`Error::Away`], after which the wait can be
+    /// repeated.
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error>;
 
-    /// Says that what is in `extents` is not needed any more, once the tickets in `after`
-    /// are durable. A hint: until it is written again, a read there returns the old bytes
-    /// or zeroes, now one and then the other, and the same goes for what a power cut leaves.
+    /// Discards `extents` once the tickets in `after` are durable. A hint: until the next write,
+    /// each read may return old bytes or zeroes, and so may a power cut leave them.
     ///
-    /// Returns at once and flushes nothing; what is done about it is done when `after` is
-    /// durable for another reason. Groups submitted later are not touched by it. Reads that
-    /// were asked for before may be.
+    /// Returns at once and flushes nothing; the disk discards when `after` has become durable for
+    /// another reason. Groups submitted later are unaffected. Reads issued earlier may be affected.
     ///
     /// # Errors
-    /// Out of range, or a ticket in `after` that never was given. Sectors that are there
-    /// only in part are left alone; that the device cannot discard is no error.
+    /// Out of range, or an unknown ticket in `after`. Partly covered sectors are left alone; a
+    /// device without discard is no error.
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         let _ = (extents, after);
         Ok(())
     }
 
-    /// Has room kept for `bytes` of writes that are yet to be submitted: a disk that takes room
-    /// as it is written may have less than it is long. Each chain that is taken uses its bytes of
-    /// that up. Returns for how many bytes room is kept now: `u64::MAX` where that is no question.
+    /// Reserves space for `bytes` of future writes: a thin disk may have less space than its
+    /// length. Each accepted chain uses up its bytes. Returns the reserved bytes: `u64::MAX` for
+    /// disks that need no reservation.
     ///
     /// # Errors
-    /// There is no room for so many: what was kept before is.
+    /// Not enough space; earlier reservations stay.
     fn reserve(&self, bytes: u64) -> Result<u64, Error> {
         let _ = bytes;
         Ok(u64::MAX)
     }
 
-    /// Takes one group that follows those in `after`: a chain of one.
+    /// Submits one group that follows those in `after`: a chain of one.
     ///
     /// # Errors
     /// As [`Disk::submit_chain`].
     fn submit(&self, group: Group, after: &[Ticket]) -> Result<Ticket, Refused<Group>> {
         match self.submit_chain(vec![group], after) {
-            // A disk that gives no ticket for a group does not keep its promises.
+            // A disk that returns no ticket for a group violates its contract.
             Ok(tickets) => {
                 tickets.last().copied().ok_or(Refused { payload: None, error: Error::ServiceEnded })
             }
@@ -410,10 +402,10 @@ pub trait Disk: Send + Sync {
         }
     }
 
-    /// Reads in the calling thread's time: [`Disk::read`] with [`Urgency::Now`], waited for.
+    /// Reads synchronously: [`Disk::read`] with [`Urgency::Now`], waited for.
     ///
     /// # Errors
-    /// As [`Disk::read`]; a service that died answers [`Error::ServiceEnded`].
+    /// As [`Disk::read`]; [`Error::ServiceEnded`] if the disk's service died.
     fn read_now(&self, at: Extent, into: Block) -> ReadAnswer {
         self.read(at, into, Urgency::Now)
             .wait()
@@ -422,7 +414,7 @@ pub trait Disk: Send + Sync {
 }
 
 impl Properties {
-    /// Checks that `at` lies on this disk in whole sectors.
+    /// Checks that `at` is whole sectors within the disk.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] or [`Error::Misaligned`].
@@ -438,10 +430,10 @@ impl Properties {
         Ok(())
     }
 
-    /// Checks that all of `extents` lie on this disk, whole sectors or not.
+    /// Checks that all of `extents` are within the disk, aligned or not.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`], of the first that does not.
+    /// [`Error::OutOfRange`] for the first that is not.
     pub fn check_extents(&self, extents: &[Extent]) -> Result<(), Error> {
         let beyond = |at: &&Extent| at.end_bytes().is_none_or(|end| end > self.len_bytes);
         match extents.iter().find(beyond) {
@@ -450,10 +442,10 @@ impl Properties {
         }
     }
 
-    /// Checks that every write of `chain` lies on this disk in whole sectors.
+    /// Checks that every write of `chain` is whole sectors within the disk.
     ///
     /// # Errors
-    /// As [`Properties::check`], of the first write that does not.
+    /// As [`Properties::check`], for the first invalid write.
     pub fn check_chain(&self, chain: &[Group]) -> Result<(), Error> {
         chain.iter().flat_map(|group| &group.writes).try_for_each(|write| {
             let extent = Extent::new(write.at_bytes, write.block.len() as u64);

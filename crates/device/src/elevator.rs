@@ -1,5 +1,5 @@
-//! Requests to read, in disk order: the next one is the first at or behind the last one's
-//! end, else the first of the disk.
+//! Pending reads in disk order: next is the first at or after the end of the last one, else the
+//! first of the disk.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use draconis_exchange::heap::Block;
 
 use crate::{Extent, Promise, ReadAnswer};
 
-/// One read and where its answer goes.
+/// One read and the promise of its answer.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) at: Extent,
@@ -15,9 +15,9 @@ pub(crate) struct Request {
     pub(crate) promise: Promise<ReadAnswer>,
 }
 
-/// The most that neighbours are read together, in bytes.
+/// Maximum bytes of neighbours that are read together.
 const RUN_BYTES: u64 = 512 << 10;
-/// The most neighbours.
+/// Maximum requests that are read together.
 const RUN_REQUESTS: usize = 64;
 
 /// Requests in disk order.
@@ -25,7 +25,7 @@ const RUN_REQUESTS: usize = 64;
 pub(crate) struct Elevator {
     waiting: BTreeMap<(u64, u64), Request>,
     waiting_bytes: u64,
-    /// Requests that follow another one without a gap.
+    /// Number of requests that start where another one ends.
     neighbours: u64,
     arrivals: u64,
     head_bytes: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Elevator {
 
 impl Elevator {
     pub(crate) fn push(&mut self, request: Request) {
-        // The arrival number tells two requests for one place from each other.
+        // The arrival number distinguishes requests for the same offset.
         self.arrivals += 1;
         self.waiting_bytes += request.at.len_bytes;
         let key = (request.at.start_bytes, self.arrivals);
@@ -58,17 +58,18 @@ impl Elevator {
         Some(request)
     }
 
-    /// How many requests wait.
+    /// Returns the number of pending requests.
     pub(crate) fn len(&self) -> u64 {
         self.waiting.len() as u64
     }
 
-    /// How many runs what waits would make, at the least.
+    /// Returns the minimum number of runs that the pending requests form.
     pub(crate) fn runs(&self) -> u64 {
         self.waiting_bytes.div_ceil(RUN_BYTES).max(self.len() - self.neighbours)
     }
 
-    /// How many of the request at `key`, and those beside it, follow the one before them.
+    /// Returns how many of the request at `key` and its two neighbours start where the previous one
+    /// ends.
     fn neighbours_at(&self, key: (u64, u64)) -> u64 {
         let before = self.waiting.range(..key).next_back();
         let from =
@@ -82,7 +83,7 @@ impl Elevator {
         before.into_iter().chain(from).map(follows).sum()
     }
 
-    /// The next request with those that follow it without a gap.
+    /// Removes the next request and those that follow it without a gap.
     pub(crate) fn pop_run(&mut self) -> Vec<Request> {
         let mut run: Vec<Request> = self.pop().into_iter().collect();
         let mut bytes = run.first().map_or(0, |first| first.at.len_bytes);
@@ -131,7 +132,7 @@ mod tests {
         assert_eq!(runs, [3, 2, 1]);
     }
 
-    /// Counted as they come and go, and one after the other.
+    /// Counted as they are added and removed, and one after the other.
     #[test]
     fn runs_that_wait_are_known() {
         let (mut elevator, mut random) = (Elevator::default(), crate::Random::new(3));

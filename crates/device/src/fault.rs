@@ -1,4 +1,4 @@
-//! A disk that fails on order.
+//! A disk with injected faults.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,56 +11,55 @@ use crate::{
     Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,
 };
 
-/// What a fault does to the request it hits.
+/// Effect of a fault on the request it hits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// The request fails with EIO.
     Fail,
     /// A read ends after this many bytes.
     Short {
-        /// Bytes that still come.
+        /// Bytes that are still read.
         got_bytes: u64,
     },
-    /// The request takes this much longer.
+    /// The request is delayed.
     Delay(Duration),
-    /// The device breaks while it writes the group: what comes before it is written, and
-    /// of the group itself the first writes. The group is taken as if nothing were wrong;
-    /// that it failed is told to who settles it or waits for it, or for a later one, and
-    /// nothing is taken any more. Of a flush: as [`Fault::Fail`].
+    /// The device breaks while it writes the group: earlier groups are written, and the first
+    /// writes of this one. The group is accepted normally. Waiting for it or a later group reports
+    /// the failure, and further groups are refused. For a flush: as [`Fault::Fail`].
     Break {
-        /// Writes of the group that still happen, in the order they have in it.
+        /// Number of writes of the group that are still done, in their order.
         kept_writes: usize,
     },
-    /// As [`Fault::Break`], and nothing answers any more, reads neither: [`Error::ServiceEnded`].
+    /// As [`Fault::Break`], and every further call fails with [`Error::ServiceEnded`], reads too.
     PowerCut {
-        /// Writes of the group that still happen, in the order they have in it.
+        /// Number of writes of the group that are still done, in their order.
         kept_writes: usize,
     },
-    /// A read succeeds with this bit of its first byte within the fault's extent flipped.
+    /// A read succeeds with this bit flipped in its first byte within the fault's extent.
     Flip {
         /// 0 to 7.
         bit: u8,
     },
-    /// A write is reported as done and never happens: those of the group that touch the
-    /// fault's extent, or all if it names none. Of a read: as [`Fault::Fail`].
+    /// A write is reported as done and never happens: the writes of the group that touch the
+    /// fault's extent, or all if it names none. For a read: as [`Fault::Fail`].
     Lost,
-    /// A write is reported as done and happens elsewhere: the first that
-    /// [`Fault::Lost`] would lose at this place, the others as far from it as they were
-    /// meant to be. What would lie beyond the disk is lost. A read brings what is here.
+    /// A write is reported as done and lands elsewhere: the first write that [`Fault::Lost`] would
+    /// lose goes to this offset, the others keep their distance to it. Parts past the end of the
+    /// disk are lost. A read returns the bytes at this offset.
     Misdirected {
         /// First byte; a multiple of the sector.
         to_bytes: u64,
     },
-    /// A bit of what is stored flips, and stays so until the byte is written again, also
-    /// when faults are healed: of the first byte of a request within the fault's extent,
-    /// once a group is written, or before a read.
+    /// A stored bit flips and stays so until the byte is rewritten, even after [`FaultDisk::heal`].
+    /// It is in the first byte of the request within the fault's extent; it flips after the write
+    /// of a group, or before a read.
     Rot {
         /// 0 to 7.
         bit: u8,
     },
 }
 
-/// Which requests a fault hits.
+/// Requests that a fault hits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultTarget {
     /// Every read that touches the extent.
@@ -69,20 +68,20 @@ pub enum FaultTarget {
     Writes(Extent),
     /// The request with this number, reads and groups counted together from 0.
     Request(u64),
-    /// The group with this number, counted from 0 whatever chain it comes in.
+    /// The group with this number, counted from 0 over all chains.
     Group(u64),
     /// Every wait for a ticket.
     Flushes,
 }
 
-/// A disk that passes everything on, but for the faults it was given.
+/// A disk that forwards all calls, except for injected faults.
 pub struct FaultDisk<D> {
     disk: D,
     faults: Mutex<Vec<(FaultTarget, Fault)>>,
     requests: AtomicU64,
-    /// Held while a chain is taken: faults count its groups.
+    /// Held while a chain is accepted: faults count its groups.
     writing: Mutex<Writing>,
-    /// Bits of stored bytes that flipped.
+    /// Flipped bits of stored bytes.
     rotten: Mutex<BTreeMap<u64, u8>>,
 }
 
@@ -92,19 +91,19 @@ struct Writing {
     broken: Option<Broken>,
 }
 
-/// What is left of a disk that broke.
+/// State of a disk that broke.
 #[derive(Clone)]
 struct Broken {
-    /// This group was not written whole, and nothing after it.
+    /// First group that was not written completely; nothing after it is written.
     first: Ticket,
-    /// The last ticket that was given out.
+    /// Last issued ticket.
     last: Ticket,
     error: Error,
     is_dark: bool,
 }
 
 impl<D: Disk> FaultDisk<D> {
-    /// `disk`, without a fault yet.
+    /// Wraps `disk`, without faults.
     pub fn new(disk: D) -> Self {
         Self {
             disk,
@@ -115,27 +114,27 @@ impl<D: Disk> FaultDisk<D> {
         }
     }
 
-    /// Flips a bit of what is stored, as [`Fault::Rot`] does.
+    /// Flips a bit of the stored byte, as [`Fault::Rot`].
     pub fn rot(&self, at_bytes: u64, bit: u8) {
         *self.rotten().entry(at_bytes).or_default() |= 1 << (bit & 7);
     }
 
-    /// Adds a fault; it stays until [`FaultDisk::heal`]. What it broke stays broken.
+    /// Adds a fault; it stays until [`FaultDisk::heal`], and its damage remains.
     pub fn add(&self, hits: FaultTarget, fault: Fault) {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).push((hits, fault));
     }
 
-    /// Takes all faults away.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// How many reads and groups there were.
+    /// Returns the number of reads and groups so far.
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// The disk below: what a power cut left, with the bits that flipped.
+    /// Returns the inner disk: as a power cut left it, with the flipped bits.
     pub fn into_inner(self) -> D {
         let sector_bytes = u64::from(self.disk.properties().sector_bytes);
         let rotten = std::mem::take(&mut *self.rotten());
@@ -147,7 +146,7 @@ impl<D: Disk> FaultDisk<D> {
             };
             flip(&mut block, byte - at.start_bytes, bits);
             let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
-            // A disk that takes no writes any more stays as it is.
+            // A disk that accepts no more writes stays as it is.
             let _ = self.disk.submit(group, &[]).map(|ticket| self.disk.wait_durable(ticket));
         }
         self.disk
@@ -157,7 +156,7 @@ impl<D: Disk> FaultDisk<D> {
         self.rotten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was read, with the bits that flipped.
+    /// Applies the flipped bits to the answer of a read.
     fn apply_bit_rot(&self, at: Extent, answer: ReadAnswer) -> ReadAnswer {
         answer.map(|mut block| {
             let end = at.start_bytes + at.len_bytes;
@@ -173,7 +172,7 @@ impl<D: Disk> FaultDisk<D> {
         self.rotten().range(at.start_bytes..end.max(at.start_bytes)).next().is_some()
     }
 
-    /// Takes a chain, as far as faults let it.
+    /// Submits a chain, subject to the faults.
     fn take(
         &self,
         chain: Vec<Group>,
@@ -211,14 +210,14 @@ impl<D: Disk> FaultDisk<D> {
         }
     }
 
-    /// Takes a chain of which some writes get lost or astray.
+    /// Submits a chain of which some writes are lost or misdirected.
     fn submit_harmed(
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
         faults: &[(usize, FaultTarget, Fault)],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        // What lands beyond the end must not be what is complained of.
+        // Checked first: misdirected writes past the end must not cause an error.
         if let Err(error) = self.properties().check_chain(&chain) {
             return Err(Refused { payload: Some(chain), error });
         }
@@ -256,7 +255,7 @@ impl<D: Disk> FaultDisk<D> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What there is to say of `ticket` on a disk that broke.
+    /// Returns the error for `ticket` on a disk that broke.
     fn broken(&self, ticket: Ticket) -> Result<(), Error> {
         match &self.writing().broken {
             Some(broken) if broken.is_dark => Err(Error::ServiceEnded),
@@ -266,7 +265,7 @@ impl<D: Disk> FaultDisk<D> {
         }
     }
 
-    /// Faults of the groups of `chain`: the number of the group, why it, and what happens.
+    /// Returns the faults of the groups of `chain`: group number, target, fault.
     fn group_faults(&self, chain: &[Group], first: u64) -> Vec<(usize, FaultTarget, Fault)> {
         let mut faults = vec![];
         for (nth, group) in chain.iter().enumerate() {
@@ -284,7 +283,7 @@ impl<D: Disk> FaultDisk<D> {
         faults
     }
 
-    /// Writes what comes before the break; the tickets are those of an unharmed disk.
+    /// Writes everything before the break; tickets are the same as without a fault.
     fn break_in(
         &self,
         mut chain: Vec<Group>,
@@ -326,7 +325,7 @@ fn extent_of(write: &Write) -> Extent {
     Extent::new(write.at_bytes, write.block.len() as u64)
 }
 
-/// What became of a write.
+/// Effect of a fault on one write.
 enum WriteFault {
     Lost(usize, Write),
     Astray(usize, u64),
@@ -341,12 +340,12 @@ impl WriteFault {
     }
 }
 
-/// Whether a fault that hits a group means this write of it.
+/// Returns true if a fault that hits a group applies to this write of it.
 fn means(hits: FaultTarget, write: &Write) -> bool {
     !matches!(hits, FaultTarget::Writes(extent) if !touch(extent, extent_of(write)))
 }
 
-/// Lets writes get lost or astray; tells of each, in the order in which it was done.
+/// Drops or moves writes; returns each change, in order.
 fn apply_write_fault(
     writes: &mut Vec<Write>,
     hits: FaultTarget,
@@ -385,7 +384,7 @@ fn apply_write_fault(
     harmed
 }
 
-/// The bit that rots once `chain` is written.
+/// Returns the bit that flips once `chain` is written.
 fn rot_of(chain: &[Group], (nth, hits, fault): &(usize, FaultTarget, Fault)) -> Option<(u64, u8)> {
     let Fault::Rot { bit } = fault else { return None };
     let write = chain[*nth].writes.iter().find(|write| means(*hits, write))?;
@@ -492,7 +491,7 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        // What broke writes nothing, and forgets nothing either.
+        // A broken disk neither writes nor discards.
         match &self.writing().broken {
             Some(broken) if broken.is_dark => Err(Error::ServiceEnded),
             Some(_) => Ok(()),
@@ -602,7 +601,7 @@ mod tests {
         disk.add(FaultTarget::Writes(Extent::new(600, 1)), Fault::Lost);
         disk.add(FaultTarget::Group(1), Fault::Lost);
         let group = |byte| Group { writes: vec![fill(0, byte), fill(512, byte), fill(1024, byte)] };
-        // A refusal brings back what would have been lost, and it counts as a group.
+        // A refusal returns also the write that would be lost, and it counts as a group.
         let refused = disk.submit(group(8), &[Ticket(9)]).unwrap_err();
         let back: Vec<_> = refused.payload.unwrap().writes.iter().map(|it| it.at_bytes).collect();
         assert_eq!(back, [0, 512, 1024]);
@@ -621,7 +620,7 @@ mod tests {
         let group = Group { writes: vec![fill(0, 1), fill(512, 2), fill(1024, 3)] };
         disk.submit(group, &[]).unwrap();
         assert_eq!(first_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 0]);
-        // Beyond the end there is nothing to land on.
+        // A write past the end is lost.
         disk.heal();
         disk.add(FaultTarget::Writes(Extent::new(0, 4096)), Fault::Misdirected { to_bytes: 3584 });
         disk.submit(Group { writes: vec![fill(0, 7), fill(512, 8)] }, &[]).unwrap();

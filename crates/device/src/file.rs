@@ -9,10 +9,10 @@
 //!          └── one flush for all who need it      └─ or pwritev
 //! ```
 //!
-//! Law 1: direct I/O where the file takes it; a misaligned end goes through a bounce
-//! buffer, never through the page cache.
+//! Law 1: direct I/O where the file supports it; misaligned ends go through a bounce buffer, never
+//! through the page cache.
 //! Law 2: after one failed write or flush nothing more is written.
-//! Law 3: a read need not see a group before its ticket is settled.
+//! Law 3: a read need not see a group before `wait_visible` has returned for it.
 
 mod direct;
 mod lock;
@@ -40,24 +40,24 @@ use crate::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
 };
 
-/// The sector that every file disk offers, in bytes; smaller than any it has.
+/// Sector size of every file disk in bytes; no device has a smaller one.
 const SECTOR_BYTES: u32 = 512;
-/// What [`OpenedFile::head`] has.
+/// Maximum length of [`OpenedFile::head`].
 const HEAD_BYTES: usize = 16;
-/// Request size from which this machine's disks gain nothing much.
+/// Request size beyond which this machine's disks hardly gain throughput.
 const BEST_IO_BYTES: u32 = 512 << 10;
-/// How long a file that grows can become: as long as any.
+/// Maximum length of a growing file: the system's maximum.
 const ROOM_BYTES: u64 = i64::MAX as u64 / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
 
-/// How to open a file disk.
+/// Options for opening a file disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileOptions {
-    /// Open for writing as well, alone: a second user is refused.
+    /// Open for writing as well, exclusively: a second user is refused.
     pub write: bool,
-    /// Bypass the page cache where the file allows it.
+    /// Bypass the page cache if the file supports it.
     pub direct: bool,
-    /// Use io_uring for reads ahead and writes where the system allows it. A sandboxed
-    /// process must not: its filter cannot see what goes through a ring.
+    /// Use io_uring for read-ahead and writes if the system allows it. A sandboxed process must
+    /// not: its seccomp filter cannot see ring operations.
     pub uring: bool,
 }
 
@@ -72,16 +72,16 @@ pub struct FileDisk {
 }
 
 impl FileDisk {
-    /// Opens `path` and claims it: alone for writing, shared for reading.
+    /// Opens `path` and locks it: exclusively for writing, shared for reading.
     ///
     /// # Errors
-    /// What the system says; [`std::io::ErrorKind::ResourceBusy`] when it is in use.
+    /// Error of the system; [`std::io::ErrorKind::ResourceBusy`] if it is in use.
     pub fn open(path: &Path, options: FileOptions) -> std::io::Result<Self> {
         Ok(Self::claimed(path, options)?.start())
     }
 
-    /// As [`FileDisk::open`], for a user that owns all there is on the disk and says what
-    /// it needs no more: [`OpenedFile::discarding`].
+    /// As [`FileDisk::open`], for a user that owns the whole disk and discards unneeded blocks:
+    /// [`OpenedFile::discarding`].
     ///
     /// # Errors
     /// As [`FileDisk::open`].
@@ -102,7 +102,7 @@ impl FileDisk {
         OpenedFile::new(file.into(), options)
     }
 
-    /// Uses an open file or device. Claims nothing.
+    /// Uses an open file or device, without a lock.
     ///
     /// # Errors
     /// As [`OpenedFile::new`].
@@ -110,47 +110,47 @@ impl FileDisk {
         Ok(OpenedFile::new(fd, options)?.start())
     }
 
-    /// Whether requests bypass the page cache.
+    /// Returns true if requests bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.file.align_bytes > 1
     }
 
-    /// How often the device was flushed.
+    /// Returns the number of flushes of the device.
     pub fn flushes(&self) -> u64 {
         self.file.flushes.load(Ordering::Relaxed)
     }
 
-    /// What ended all writing, if something did.
+    /// Returns the error that ended all writing, if any.
     pub fn failure(&self) -> Option<Error> {
         self.writer.as_ref().and_then(Writer::failure)
     }
 
-    /// Sizes with the room that there is for the length.
+    /// Returns the properties with the maximum length as length.
     fn bounds(&self) -> Properties {
         Properties { len_bytes: self.room_bytes, ..self.properties }
     }
 
-    /// Who knows `ticket`: without a writer there is none.
+    /// Returns the writer that issued `ticket`: a read-only disk has none.
     fn writer_of(&self, ticket: Ticket) -> Result<&Writer, Error> {
         self.writer.as_ref().ok_or(Error::UnknownTicket(ticket))
     }
 
-    /// Whether reads ahead go through io_uring.
+    /// Returns true if read-ahead uses io_uring.
     pub fn uses_uring(&self) -> bool {
         self.ahead.uses_uring()
     }
 }
 
-/// Where a file ends inside of a sector: such a file is often no image but holds one, packed or
-/// not.
+/// Returns the end of a file that ends inside a sector: such a file often contains an image,
+/// compressed or not.
 fn uneven_end(len_bytes: u64, options: FileOptions) -> Option<u64> {
     let uneven = !len_bytes.is_multiple_of(SECTOR_BYTES.into());
     (uneven && !options.write && !options.uring).then_some(len_bytes)
 }
 
-/// A file disk that asks nothing more of the system but reads, writes and a thread.
+/// An open file disk whose start needs only reads, writes and a thread.
 ///
-/// A process that is to be confined asks everything else first, while it may.
+/// A process queries everything else first, then enters its sandbox.
 #[derive(Debug)]
 pub struct OpenedFile {
     file: RawFile,
@@ -160,11 +160,11 @@ pub struct OpenedFile {
 }
 
 impl OpenedFile {
-    /// Asks what there is to ask of an open file or device. Claims nothing.
+    /// Queries the properties of an open file or device, without a lock.
     ///
     /// # Errors
-    /// What the system says of the descriptor; [`std::io::ErrorKind::InvalidInput`] if it
-    /// is neither a file nor a block device.
+    /// Error of the system for the descriptor; [`std::io::ErrorKind::InvalidInput`] if it is
+    /// neither a file nor a block device.
     pub fn new(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
         let len_bytes = len_bytes(&fd)?;
         let end_bytes = uneven_end(len_bytes, options);
@@ -177,32 +177,32 @@ impl OpenedFile {
         })
     }
 
-    /// Lets [`Disk::discard`] reach the file or device, where it can do that; else nothing
-    /// is discarded. Off otherwise: a user's image stays as dense as it came.
+    /// Lets [`Disk::discard`] punch holes in the file or device, if it supports that. Off by
+    /// default: a user's image stays as dense as it was.
     pub fn discarding(mut self) -> Self {
         self.discards = self.options.write && can_discard(&self.file.fd, self.len_bytes);
         self
     }
 
-    /// The first bytes, fewer where the file ends: all that a process that is not confined looks
-    /// at, to compare them.
+    /// Returns the first bytes, fewer if the file is shorter. An unconfined process reads nothing
+    /// else, and only compares them.
     ///
     /// # Errors
-    /// What the system says.
+    /// Error of the system.
     pub fn head(&self) -> std::io::Result<Vec<u8>> {
         let sector = Extent::new(0, SECTOR_BYTES.into());
         let head = self.file.read_head(sector)?;
         Ok(head.get(..HEAD_BYTES.min(head.len())).unwrap_or_default().to_vec())
     }
 
-    /// Lets a file become longer by what is written behind its end: [`Disk::max_len_bytes`]. A block
-    /// device stays as it is.
+    /// Lets writes past the end lengthen a file, up to [`Disk::max_len_bytes`]. Block devices stay
+    /// as they are.
     ///
-    /// The file is as long as it is now: a process that stands by may have opened it long ago,
-    /// and the one before it has written since.
+    /// Rereads the length of the file: a standby process may have opened it long before its
+    /// predecessor's last writes.
     ///
     /// # Errors
-    /// What the system says of the file's length.
+    /// Error of reading the file's length.
     pub fn growing(mut self) -> std::io::Result<Self> {
         if is_file(&self.file.fd) {
             self.len_bytes = len_bytes(&self.file.fd)?;
@@ -212,7 +212,7 @@ impl OpenedFile {
         Ok(self)
     }
 
-    /// Starts the disk's threads.
+    /// Starts the threads of the disk.
     pub fn start(self) -> FileDisk {
         let Self { file, len_bytes, options, discards } = self;
         let file = Arc::new(file);
@@ -266,7 +266,7 @@ impl Disk for FileDisk {
         };
         match self.bounds().check_chain(&chain) {
             Ok(()) => {
-                // A device wants whole pages, and what is lent is where its owner has it.
+                // Direct I/O needs whole pages, and lent slices are wherever their owner has them.
                 for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
                     if !write.block.shared_slices().is_empty() {
                         write.block.make_private();

@@ -1,4 +1,4 @@
-//! Disks that stand before another one.
+//! Disks that forward to an inner disk.
 
 use std::sync::Arc;
 
@@ -9,14 +9,15 @@ use crate::{
     SubmitOptions, Ticket, Urgency,
 };
 
-/// A disk that does what another does, but for the calls that it has of its own: it is a [`Disk`]
-/// for that. Nothing that a disk can be asked is lost on the way for having been forgotten.
+/// A disk that forwards every call it does not override to an inner disk, and so implements
+/// [`Disk`]. New calls of [`Disk`] are thus forwarded by all such disks.
 ///
-/// Law 1: what arrives as [`Disk::submit_chain`] goes through [`ForwardingDisk::submit_with`], too: one
-/// function sees every chain.
-/// Law 2: a disk that has its own [`ForwardingDisk::wait`] has its own `submit_with`, which can wait.
+/// Law 1: [`Disk::submit_chain`] also goes through [`ForwardingDisk::submit_with`]: one function
+/// sees every chain.
+/// Law 2: a disk that overrides [`ForwardingDisk::wait_durable`] also overrides `submit_with`,
+/// which can wait.
 ///
-/// It is implemented by its path and not imported: the calls have the names of those of [`Disk`].
+/// Implement it by its path, without importing it: its methods have the names of those of [`Disk`].
 ///
 /// ```
 /// use draconis_device::{Disk, MemoryDisk, Properties};
@@ -40,10 +41,10 @@ use crate::{
 /// assert!(Disk::properties(&shown).read_only && shown.max_len_bytes() == 4096);
 /// ```
 pub trait ForwardingDisk: Send + Sync {
-    /// What the disk below is.
+    /// Type of the inner disk.
     type Below: Disk + ?Sized;
 
-    /// The disk below.
+    /// Returns the inner disk.
     fn disk(&self) -> &Self::Below;
 
     /// As [`Disk::properties`].
@@ -112,7 +113,7 @@ pub trait ForwardingDisk: Send + Sync {
     }
 }
 
-/// A disk that several hold is a disk.
+/// A shared disk is a disk.
 impl<D: Disk + ?Sized> ForwardingDisk for Arc<D> {
     type Below = D;
 

@@ -1,4 +1,4 @@
-//! A disk, real or imagined, and what it promises.
+//! Disks, real and simulated, and their guarantees.
 //!
 //! ```text
 //!   ext, objects
@@ -9,13 +9,12 @@
 //!   simulated hard and flash disks (sim)              all of them: conform
 //! ```
 //!
-//! Law 1: a device changes only by groups; a group carries its blocks in and the
-//! ticket is all that comes out.
-//! Law 2: a refused read or group gives its blocks back.
-//! Law 3: order holds against power cuts too: a group is written once what it follows is
-//! durable. The disk flushes for that and for `wait`, and for nothing else.
+//! Law 1: a device changes only by groups; a group carries its blocks in and returns only a ticket.
+//! Law 2: a refused read or group returns its blocks.
+//! Law 3: order holds across power cuts: a group is written after its dependencies are durable. The
+//! disk flushes for that and for `wait_durable`, and for nothing else.
 //!
-//! Two writes that come after a power cut both or not at all, the second group only after them:
+//! Two unordered writes, and a second group that is written only after both:
 //!
 //! ```
 //! use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
@@ -39,7 +38,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! This crate does not know what a file system is.
+//! This crate does not know file systems.
 
 #![deny(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A disk in memory: every write is durable the moment it is submitted.
+//! A disk in memory: every write is durable as soon as it is submitted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -18,8 +18,8 @@ pub struct MemoryDisk {
 }
 
 impl MemoryDisk {
-    /// A disk that holds `bytes`, in sectors of `sector_bytes`. What does not fill the
-    /// last sector cannot be reached.
+    /// Creates a disk with contents `bytes` and sectors of `sector_bytes`. A partial last sector is
+    /// not accessible.
     pub fn new(bytes: Vec<u8>, sector_bytes: u32) -> Self {
         let len = bytes.len() as u64;
         let properties = Properties {
@@ -34,14 +34,14 @@ impl MemoryDisk {
         Self { bytes: RwLock::new(bytes), properties, tickets: AtomicU64::new(0) }
     }
 
-    /// The same, promising that groups are atomic against power cuts.
+    /// Declares groups as atomic against power cuts.
     #[must_use]
     pub fn atomic_against_power_cuts(mut self) -> Self {
         self.properties.atomic = Atomic::AgainstPowerCut;
         self
     }
 
-    /// What the disk holds now.
+    /// Returns the contents.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,7 +69,7 @@ impl Disk for MemoryDisk {
         if let Err(error) = self.properties.check_chain(&chain) {
             return Err(Refused { payload: Some(chain), error });
         }
-        // Tickets are given under the lock, so they ascend as the groups are written.
+        // Tickets are issued under the lock, so they ascend as the groups are written.
         let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
         let given = self.tickets.load(Ordering::Relaxed);
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
@@ -102,7 +102,7 @@ impl Disk for MemoryDisk {
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
             return Err(Error::UnknownTicket(unknown));
         }
-        // Zeroed at once: who still reads there is found out early.
+        // Zeroed at once, so that tests detect later reads early.
         let sector = u64::from(self.properties.sector_bytes);
         for whole in extents.iter().filter_map(|extent| extent.whole_units(sector)) {
             let start = whole.start_bytes as usize;

@@ -1,23 +1,23 @@
-//! Where a partition lies: MBR (with logical partitions) and GPT tables.
+//! Partition tables: MBR (with logical partitions) and GPT.
 //!
-//! A table is a disk's word like any other: everything is bounded, checked against the
-//! length of the disk, and a chain of logical partitions ends after [`LOGICAL_MAX`].
-//! MBR as every PC has it since 1983; GPT from the UEFI specification 2.10, chapter 5.
+//! Tables are untrusted: all values are bounded and checked against the length of the disk, and a
+//! chain of logical partitions ends after [`LOGICAL_MAX`]. MBR as on every PC since 1983; GPT from
+//! the UEFI specification 2.10, chapter 5.
 
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use crate::{Disk, Error, Extent};
 
-/// Entries of a GPT that are looked at; the specification's own minimum is 128.
+/// Maximum GPT entries that are read; the specification's minimum is 128.
 const GPT_ENTRIES_MAX: u32 = 1024;
-/// Logical partitions that are followed.
+/// Maximum logical partitions that are followed.
 const LOGICAL_MAX: u32 = 256;
 /// Types of MBR entries that hold a chain of logical partitions.
 const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
-/// The type of the MBR entry that says: look for a GPT.
+/// Type of the MBR entry of a protective MBR, which announces a GPT.
 const PROTECTIVE: u8 = 0xee;
 
-/// Why a partition was not found.
+/// Error of finding a partition.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PartitionError {
     /// The disk could not be read.
@@ -26,18 +26,18 @@ pub enum PartitionError {
     /// Neither an MBR nor a GPT.
     #[error("the disk has no partition table")]
     NoTable,
-    /// A table, but no such partition.
+    /// The table has no such partition.
     #[error("there is no partition {wanted}; the table has: {found}")]
     NoPartition {
-        /// The number asked for.
+        /// Requested number.
         wanted: u32,
-        /// The numbers there are, as text.
+        /// Existing numbers, as text.
         found: String,
     },
-    /// It begins where the disk has ended.
+    /// The partition begins past the end of the disk.
     #[error("partition {0} lies behind the end of the disk, which was cut off or copied in part")]
     Beyond(u32),
-    /// A table that contradicts itself.
+    /// The table contradicts itself.
     #[error("the partition table is damaged: {0}")]
     Damaged(&'static str),
 }
@@ -62,22 +62,22 @@ pub fn partition(disk: &dyn Disk, number: u32) -> Result<Extent, PartitionError>
 /// One partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partition {
-    /// Its number, from 1.
+    /// Number, from 1.
     pub number: u32,
-    /// Where it lies, as far as the disk reaches: a disk may be cut off.
+    /// Range, clipped to the length of the disk, which may be truncated.
     pub extent: Extent,
 }
 
 /// A partition table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartitionTable {
-    /// Its partitions, by number.
+    /// Partitions by number.
     pub partitions: Vec<Partition>,
-    /// Whether this is the backup of a GPT whose first copy is damaged or gone.
+    /// True if this is the backup of a GPT whose primary copy is damaged or missing.
     pub is_backup: bool,
 }
 
-/// All partitions of a disk, by number.
+/// Returns all partitions of a disk, by number.
 ///
 /// # Errors
 /// See [`PartitionError`].
@@ -85,7 +85,7 @@ pub fn partitions(disk: &dyn Disk) -> Result<Vec<Partition>, PartitionError> {
     partition_table(disk).map(|table| table.partitions)
 }
 
-/// The partition table of a disk: a GPT also where the first sector is gone.
+/// Returns the partition table of a disk; a GPT also if the first sector is lost.
 ///
 /// # Errors
 /// See [`PartitionError`].
@@ -119,8 +119,8 @@ struct MbrEntry {
     sectors: u32,
 }
 
-/// An MBR counts in sectors of 512 bytes on all disks but the rare native 4 KiB ones,
-/// which an image file cannot tell from others.
+/// MBRs count in sectors of 512 bytes, except on rare native 4 KiB disks, which an image file does
+/// not distinguish.
 const MBR_SECTOR_BYTES: u64 = 512;
 
 impl Mbr {
@@ -167,8 +167,8 @@ fn logical(disk: &dyn Disk, first: u64, found: &mut Vec<Partition>) -> Result<()
     Err(PartitionError::Damaged("the chain of logical partitions does not end"))
 }
 
-/// The header is in sector 1, whose size only the disk itself knows. The backup counts where the
-/// first one is damaged: it is where a whole first header says, or in the last sector.
+/// Reads the GPT. The header is in sector 1, in sectors of unknown size. If it is damaged, reads
+/// the backup, from where an intact first header says or from the last sector.
 fn gpt(disk: &dyn Disk) -> Result<PartitionTable, PartitionError> {
     const SECTORS: [u64; 2] = [512, 4096];
     let len_bytes = disk.properties().len_bytes;
@@ -189,7 +189,7 @@ fn gpt(disk: &dyn Disk) -> Result<PartitionTable, PartitionError> {
             .map(|partitions| PartitionTable { partitions, is_backup });
         match found {
             Ok(found) => return Ok(found),
-            // What is said of the first one helps more.
+            // The error of the primary copy is more useful.
             Err(error @ PartitionError::Damaged(_)) if why == PartitionError::NoTable => {
                 why = error;
             }
@@ -199,7 +199,7 @@ fn gpt(disk: &dyn Disk) -> Result<PartitionTable, PartitionError> {
     Err(why)
 }
 
-/// A header whose checksum is right.
+/// Reads a header and verifies its checksum.
 fn gpt_header(disk: &dyn Disk, at_bytes: u64) -> Result<PrivateBuffer, PartitionError> {
     let header = sectors(disk, at_bytes, 512)?;
     if header.get(..8) != Some(b"EFI PART") {
@@ -249,7 +249,8 @@ fn gpt_of(
     Ok(found)
 }
 
-/// What a disk has of a partition; nothing, at its end, of one that begins behind that.
+/// Returns the part of a partition that is on the disk; empty, at the disk's end, if it begins past
+/// the end.
 fn within(disk: &dyn Disk, start_bytes: u64, len_bytes: u64) -> Extent {
     let end = disk.properties().len_bytes;
     let start = start_bytes.min(end);
@@ -274,7 +275,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
 }
 
-/// CRC-32 as in IEEE 802.3. A table is a few kilobytes once per mount: bit by bit will do.
+/// Returns the CRC-32 of IEEE 802.3. Bit by bit is fast enough for a few kilobytes per mount.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| {
@@ -377,7 +378,7 @@ mod tests {
         assert_eq!(find(&with_gpt(4096)).unwrap(), [(1, 320, 64), (4, 400, 8)]);
     }
 
-    /// The same with a backup behind it, as a tool would have made it.
+    /// Returns the same disk with a backup at its end, as tools create it.
     fn with_backup(sector: usize) -> Vec<u8> {
         let mut bytes = with_gpt(sector);
         let last = bytes.len() - sector;
@@ -401,7 +402,7 @@ mod tests {
             let first = table(&whole).unwrap();
             assert!(!first.is_backup);
             let backup = Ok(PartitionTable { is_backup: true, ..first.clone() });
-            // The header, its entries, both, the first sector too, and all of it.
+            // Damage to the header, its entries, both, also the first sector, and all of it.
             let ends = [
                 (sector, sector + 8),
                 (sector + 90, sector + 91),
@@ -413,12 +414,12 @@ mod tests {
                 let mut bytes = whole.clone();
                 bytes[from..to].iter_mut().for_each(|byte| *byte ^= 0xff);
                 assert_eq!(table(&bytes), backup, "{from}..{to} of {sector}");
-                // The disk became longer since: a whole first header says where the backup is.
+                // The disk has grown since: an intact first header locates the backup.
                 bytes.extend(vec![0; sector * 4]);
                 let header_is_whole = from >= 2 * sector;
                 assert_eq!(table(&bytes).is_ok(), header_is_whole, "{from}..{to} of {sector}");
             }
-            // Without a first sector the first GPT counts as well.
+            // Without the first sector the primary GPT is still found.
             let mut bytes = whole.clone();
             bytes[..512].fill(0);
             assert_eq!(table(&bytes), Ok(first));

@@ -1,8 +1,8 @@
-//! An answer that is there already or comes later.
+//! An answer that is ready or arrives later.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Waits for the value that a [`Promise`] will keep.
+/// Receiving side of a [`Promise`].
 #[derive(Debug)]
 #[must_use = "the answer of a disk is lost without a waiter"]
 pub struct Pending<T>(State<T>);
@@ -14,13 +14,12 @@ enum State<T> {
     Run(Box<dyn DeferredAnswer<T>>),
 }
 
-/// An answer that comes about because it has a waiter: of a simulated disk, whose
-/// time stands still otherwise.
+/// An answer that its waiter computes, as on a simulated disk, whose clock only waiters advance.
 pub trait DeferredAnswer<T>: Send + Sync + std::fmt::Debug {
-    /// Whether [`DeferredAnswer::wait`] would return at once.
+    /// Returns true if [`DeferredAnswer::wait`] would return at once.
     fn is_ready(&self) -> bool;
 
-    /// Does what is needed, and returns the value; `None` if there will be none.
+    /// Computes and returns the value; `None` if there is none.
     fn wait(self: Box<Self>) -> Option<T>;
 }
 
@@ -37,28 +36,28 @@ enum PromiseState<T> {
     Broken,
 }
 
-/// Gives its [`Pending`] a value, exactly once; dropped without one, it says so.
+/// Fulfils its [`Pending`] once; a promise dropped without a value breaks it.
 #[derive(Debug)]
 pub struct Promise<T>(Arc<Slot<T>>);
 
-/// A promise and the end that waits for it.
+/// Creates a promise and its receiving side.
 pub fn pending<T>() -> (Promise<T>, Pending<T>) {
     let slot = Arc::new(Slot { value: Mutex::new(PromiseState::NotYet), changed: Condvar::new() });
     (Promise(slot.clone()), Pending(State::Later(slot)))
 }
 
 impl<T> Pending<T> {
-    /// An answer that needs no waiting.
+    /// Creates an answer that is ready.
     pub fn ready(value: T) -> Self {
         Self(State::Ready(value))
     }
 
-    /// An answer that is made when it is waited for.
+    /// Creates an answer that is computed when it is waited for.
     pub fn deferred(answer: impl DeferredAnswer<T> + 'static) -> Self {
         Self(State::Run(Box::new(answer)))
     }
 
-    /// Whether [`Pending::wait`] would return at once.
+    /// Returns true if [`Pending::wait`] would return at once.
     pub fn is_ready(&self) -> bool {
         match &self.0 {
             State::Ready(_) => true,
@@ -70,7 +69,7 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Waits for the value; `None` if its maker died without giving one.
+    /// Waits for the value; `None` if the promise was dropped without one.
     pub fn wait(self) -> Option<T> {
         let slot = match self.0 {
             State::Ready(value) => return Some(value),
@@ -91,7 +90,7 @@ impl<T> Pending<T> {
 }
 
 impl<T> Promise<T> {
-    /// Keeps the promise.
+    /// Delivers the value.
     pub fn fulfil(self, value: T) {
         self.put(PromiseState::Value(value));
     }
@@ -107,8 +106,8 @@ impl<T> Promise<T> {
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        // After `keep` the waiter may have taken the value already; a late `Broken`
-        // then lands in a slot without a reader.
+        // After `fulfil` the waiter may have taken the value already; a late `Broken` is then never
+        // read.
         self.put(PromiseState::Broken);
     }
 }

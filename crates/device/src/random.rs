@@ -1,21 +1,21 @@
-//! Chance that a seed replays: the one generator of all crates.
+//! The pseudo-random generator of all crates, reproducible by seed.
 
-/// SplitMix64: enough to choose with, and the same everywhere.
+/// SplitMix64: good enough for choices, and the same on every platform.
 ///
-/// Law: a seed gives the same numbers in every version. What is made with `--seed`, and what a
-/// failure prints, depends on them.
+/// Law: a seed gives the same numbers in every version. Results of `--seed`, and seeds printed by
+/// failures, depend on it.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// From a seed. Any seeds differ, but those that are multiples of the generator's own step
-    /// apart, which are the same numbers from another place on: give it no seed that was
-    /// multiplied by 0x9E37_79B9_7F4A_7C15.
+    /// Creates a generator from a seed. Seeds that differ by a multiple of 0x9E37_79B9_7F4A_7C15,
+    /// the generator's step, give the same sequence from different positions. So never multiply
+    /// seeds by it.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -24,17 +24,17 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `end`; 0 if there is none.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
     }
 
-    /// True once in `of` times.
+    /// Returns true with probability 1/`of`.
     pub fn once_in(&mut self, of: u64) -> bool {
         self.below(of) == 0
     }
 
-    /// True so many times in 256.
+    /// Returns true with probability `of_256`/256.
     pub(crate) fn chance(&mut self, of_256: u64) -> bool {
         self.next_u64() % 256 < of_256
     }
@@ -43,7 +43,7 @@ impl Random {
         of[(self.next_u64() % of.len() as u64) as usize]
     }
 
-    /// Fills bytes that no layer can guess.
+    /// Fills `bytes` with incompressible data.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for piece in bytes.chunks_mut(8) {
             let next = self.next_u64().to_le_bytes();
@@ -51,7 +51,7 @@ impl Random {
         }
     }
 
-    /// The numbers below `end`, each once, in any order.
+    /// Returns the numbers below `end` in random order.
     pub fn shuffled(&mut self, end: u64) -> Vec<u64> {
         let mut all: Vec<u64> = (0..end).collect();
         for i in (1..all.len()).rev() {
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_the_published_numbers() {
-        // Those of Vigna's splitmix64.c for 1234567.
+        // The values of Vigna's splitmix64.c for 1234567.
         let mut random = Random::new(1_234_567);
         let numbers = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973];
         assert_eq!([random.next_u64(), random.next_u64()], numbers);

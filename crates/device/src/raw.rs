@@ -1,6 +1,6 @@
-//! An open file or device: one request at a time, in the calling thread.
+//! Synchronous I/O on an open file or device: one request at a time, in the calling thread.
 //!
-//! Law: a request whose ends or memory direct I/O cannot take goes through a bounce buffer.
+//! Law: a request that is misaligned for direct I/O goes through a bounce buffer.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -12,49 +12,47 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::{Error, Extent, ReadAnswer, Refused, Write};
 
-/// Room is given back in multiples of this: parts of a block of the file system below would
-/// be zeroed instead.
+/// Granularity of discards: parts of a file system block would be zeroed instead of freed.
 pub(crate) const DISCARD_UNIT_BYTES: u64 = 4096;
 
-/// How room is given back. A block device takes this as a discard that reads as zeroes.
+/// Flags that punch a hole. A block device treats it as a discard that reads as zeroes.
 pub(crate) const PUNCH: FallocateFlags =
     FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
-/// The descriptor and how it wants its requests.
+/// A descriptor and its alignment.
 #[derive(Debug)]
 pub(crate) struct RawFile {
     pub(crate) fd: OwnedFd,
-    /// Offsets, lengths and memory of a request must be multiples of this.
+    /// Alignment of offsets, lengths and memory of a request.
     pub(crate) align_bytes: u32,
-    /// Where the file ends, if it ends inside of a sector that is read as if it went on with
-    /// zeros.
+    /// End of a file that ends inside a sector; the rest of the sector reads as zeros.
     pub(crate) end_bytes: Option<u64>,
-    /// Whether it becomes longer by being written; what is behind its end is zeros.
+    /// True if writes lengthen the file; bytes past its end read as zeros.
     pub(crate) grows: bool,
     pub(crate) flushes: AtomicU64,
 }
 
-/// One write: where, and its parts one behind the other.
+/// One write: its range and its consecutive parts.
 #[derive(Debug)]
 pub(crate) struct VectoredWrite<'a> {
     pub(crate) at: Extent,
     pub(crate) parts: Vec<IoSlice<'a>>,
 }
 
-/// What came of a read that was not to wait.
+/// Result of a non-blocking read (`RWF_NOWAIT`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NowaitRead {
-    /// All of it was in the system's memory.
+    /// All bytes were in the page cache.
     Done,
-    /// It was not; the system has started to read it.
+    /// Not all were cached; the system has started to read them.
     Started,
-    /// Such a read cannot be had here, or is no use.
+    /// Non-blocking reads are unsupported or useless here.
     Unable,
 }
 
 impl RawFile {
-    /// Reads what the system's page cache has, without waiting for a device. Where it has not all
-    /// of it, the system reads that ahead (since Linux 5.12).
+    /// Reads from the page cache without blocking. The system reads missing pages ahead (since
+    /// Linux 5.12).
     pub(crate) fn read_nowait(&self, at: Extent, into: &mut Block) -> NowaitRead {
         if self.align_bytes > 1 {
             return NowaitRead::Unable;
@@ -64,7 +62,7 @@ impl RawFile {
         let flags = ReadWriteFlags::NOWAIT;
         match rustix::io::preadv2(&self.fd, &mut parts, at.start_bytes, flags) {
             Ok(got) if got as u64 == at.len_bytes => NowaitRead::Done,
-            // Nothing, a part, or the end of the file: who waits for it reads it.
+            // Nothing, a part, or the end of the file: the waiter reads it.
             Ok(_) | Err(Errno::AGAIN) => NowaitRead::Started,
             Err(_) => NowaitRead::Unable,
         }
@@ -82,8 +80,8 @@ impl RawFile {
         }
     }
 
-    /// Fills `blocks`, one after the other on the file, with one request; says whether
-    /// that went well.
+    /// Fills `blocks`, which are consecutive in the file, with one request; returns true on
+    /// success.
     pub(crate) fn read_scattered<'a>(
         &self,
         start_bytes: u64,
@@ -92,7 +90,7 @@ impl RawFile {
         let mut len_bytes = 0;
         let mut parts = Vec::new();
         for bytes in blocks.map(Block::bytes_mut) {
-            // Shared memory cannot be lent to the kernel like this.
+            // Shared memory cannot be passed to the kernel this way.
             let Some(bytes) = bytes else { return false };
             if !self.is_aligned(Extent::new(start_bytes + len_bytes, bytes.len() as u64)) {
                 return false;
@@ -104,7 +102,7 @@ impl RawFile {
         got.is_ok_and(|got| got as u64 == len_bytes)
     }
 
-    /// Whether a request for `at` can go to the file as it is.
+    /// Returns true if a request for `at` is aligned for the file.
     pub(crate) fn is_aligned(&self, at: Extent) -> bool {
         let align = u64::from(self.align_bytes);
         at.start_bytes.is_multiple_of(align) && at.len_bytes.is_multiple_of(align)
@@ -113,8 +111,7 @@ impl RawFile {
     fn read_bounced(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
         let (wide, skip) = self.widen(at);
         let mut bounce = PrivateBuffer::new(wide.len_bytes as usize);
-        // The widened end may lie beyond the end of the file: what counts is that the
-        // bytes asked for came.
+        // The widened range may exceed the file: only the requested bytes must have been read.
         let got = self.read_up_to(wide, &mut bounce).map_err(|errno| io("read", at, errno))?;
         let end = skip + at.len_bytes as usize;
         let got = self.with_zeros(wide, got, &mut bounce);
@@ -128,7 +125,7 @@ impl RawFile {
         Ok(())
     }
 
-    /// The aligned run around `at`, and where `at` starts in it.
+    /// Returns the aligned range around `at`, and the offset of `at` in it.
     fn widen(&self, at: Extent) -> (Extent, usize) {
         let align = u64::from(self.align_bytes);
         let start = at.start_bytes - at.start_bytes % align;
@@ -145,7 +142,7 @@ impl RawFile {
         Ok(())
     }
 
-    /// Fills what follows the end of the file with zeros, if that is what ended the read.
+    /// Fills the bytes past the end of the file with zeros, if the end stopped the read.
     fn with_zeros(&self, at: Extent, got: usize, into: &mut [u8]) -> usize {
         let is_end = self.end_bytes.is_some_and(|end| at.start_bytes + got as u64 == end);
         if !self.grows && !is_end {
@@ -155,7 +152,7 @@ impl RawFile {
         into.len()
     }
 
-    /// What there is of the first bytes.
+    /// Returns the first bytes of `at`, as far as the file has them.
     pub(crate) fn read_head(&self, at: Extent) -> rustix::io::Result<Vec<u8>> {
         let (wide, _) = self.widen(at);
         let mut bytes = PrivateBuffer::new(wide.len_bytes as usize);
@@ -172,7 +169,7 @@ impl RawFile {
                 Ok(0) => break,
                 Ok(n) => got += n,
                 Err(Errno::INTR) => {}
-                // A direct read that stopped at the end of the file leaves us misaligned.
+                // A direct read that stopped at the end of the file leaves the offset misaligned.
                 Err(Errno::INVAL) if got > 0 => break,
                 Err(errno) => return Err(errno),
             }
@@ -180,9 +177,8 @@ impl RawFile {
         Ok(got)
     }
 
-    /// Writes a run in the calling thread: each write begins where the one before it ends.
-    /// One request if all of them can go to the file as they are; else they are put
-    /// together first.
+    /// Writes a run of adjacent writes in the calling thread. Uses one request if all are aligned;
+    /// else assembles them first.
     pub(crate) fn write_run(&self, run: &[&Write]) -> Result<(), Error> {
         let extent = extent_of(run);
         let written = match self.gather(run) {
@@ -192,7 +188,7 @@ impl RawFile {
         written.map_err(|errno| io("write", extent, errno))
     }
 
-    /// A run as one request, if all of it can go to the file as it is.
+    /// Returns a run as one request, if all of it is aligned.
     pub(crate) fn gather<'a>(&self, run: &[&'a Write]) -> Option<VectoredWrite<'a>> {
         let part = |write: &&'a Write| {
             let at = Extent::new(write.at_bytes, write.block.len() as u64);
@@ -217,7 +213,7 @@ impl RawFile {
         if put as u64 == extent.len_bytes {
             return Ok(());
         }
-        // Written in part: each for itself tells what is the matter.
+        // Partly written: single writes reveal the error.
         let mut at_bytes = extent.start_bytes;
         parts.iter().try_for_each(|part| {
             let from = at_bytes;
@@ -226,7 +222,7 @@ impl RawFile {
         })
     }
 
-    /// Reads the aligned run around a misaligned one, changes it, writes it back.
+    /// Reads the aligned range around a misaligned one, modifies it and writes it back.
     fn write_bounced(&self, extent: Extent, run: &[&Write]) -> rustix::io::Result<()> {
         let (wide, skip) = self.widen(extent);
         let mut bounce = PrivateBuffer::new_uninitialized(wide.len_bytes as usize);
@@ -234,7 +230,7 @@ impl RawFile {
         if wide != extent {
             let got = self.read_up_to(wide, &mut bounce)?;
             if got < bounce.len() {
-                // The file ends inside the run: writing it whole would lengthen the file.
+                // The file ends inside the range: writing all of it would lengthen the file.
                 put_together(run, &mut bounce[skip..end]);
                 return self.write_buffered(extent.start_bytes, &bounce[skip..end]);
             }
@@ -243,7 +239,7 @@ impl RawFile {
         self.write_all(wide.start_bytes, &bounce)
     }
 
-    /// Writes the end of a file whose length direct I/O cannot express.
+    /// Writes the end of a file whose length is misaligned for direct I/O, through the page cache.
     fn write_buffered(&self, at_bytes: u64, bytes: &[u8]) -> rustix::io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.fd)?;
         rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT)?;
@@ -265,12 +261,12 @@ impl RawFile {
         Ok(())
     }
 
-    /// Makes a hole of `extent`: its room goes back to the file system or device.
+    /// Punches a hole: returns the space of `extent` to the file system or device.
     pub(crate) fn punch(&self, extent: Extent) -> rustix::io::Result<()> {
         rustix::fs::fallocate(&self.fd, PUNCH, extent.start_bytes, extent.len_bytes)
     }
 
-    /// Makes everything written durable.
+    /// Makes all writes durable.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         self.flushes.fetch_add(1, Ordering::Relaxed);
         rustix::fs::fdatasync(&self.fd).map_err(|errno| io("flush", Extent::new(0, 0), errno))
@@ -281,13 +277,13 @@ fn io(what: &'static str, extent: Extent, errno: Errno) -> Error {
     Error::Io { what, extent, errno }
 }
 
-/// What a run covers.
+/// Returns the range of a run.
 fn extent_of(run: &[&Write]) -> Extent {
     let start_bytes = run.first().map_or(0, |first| first.at_bytes);
     Extent::new(start_bytes, run.iter().map(|write| write.block.len() as u64).sum())
 }
 
-/// Copies the blocks of `run` into `bytes`, one behind the other.
+/// Copies the blocks of `run` into `bytes`, one after the other.
 fn put_together(run: &[&Write], bytes: &mut [u8]) {
     let mut at = 0;
     for write in run {

@@ -1,13 +1,13 @@
-//! Read-ahead: reads that have no waiter yet.
+//! Read-ahead: reads without a waiter yet.
 //!
 //! ```text
 //!   in the system's memory ───▶ copied in the caller's thread
 //!   short, and it is not ─────▶ the system has started to read; copied by who waits for it
 //!   past its caches, or long ─▶ queued and served in disk order (`Elevator`) by a ring or threads
 //! ```
-//! Foreground reads never enter the queue, they go to the device in their caller's thread.
-//! A thread takes neighbours together: one large request, scattered into their blocks,
-//! wakes its waiter once.
+//! Foreground reads bypass the queue and go to the device in the calling thread. A worker thread
+//! reads neighbours with one large request, scattered into their blocks, and wakes their waiter
+//! once.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,11 +20,11 @@ use crate::readers::{ReadHandler, ReaderThreads};
 use crate::uring::Ring;
 use crate::{Extent, Pending, ReadAnswer, pending};
 
-/// What is no longer than this is asked of the system's memory first, in bytes: copying it takes
-/// less than waking a thread, and the system reads that much ahead in one go.
+/// Maximum bytes of a read that first tries the page cache. Copying that much is cheaper than
+/// waking a thread, and the system reads it ahead in one go.
 const SHORT_BYTES: u64 = 128 << 10;
 
-/// Serves reads ahead of their use.
+/// Read-ahead of a file disk.
 #[derive(Debug)]
 pub(crate) struct ReadAhead {
     file: Arc<RawFile>,
@@ -33,9 +33,9 @@ pub(crate) struct ReadAhead {
 
 #[derive(Debug)]
 enum Queue {
-    /// Up to a ring's depth in flight.
+    /// io_uring, up to its depth in flight.
     Uring(Ring),
-    /// A few threads that read.
+    /// A few reader threads.
     Threads(ReaderThreads<RawFile>),
 }
 
@@ -82,7 +82,7 @@ impl ReadAhead {
     }
 }
 
-/// A read that the system has begun by itself.
+/// A read that the system has already started as read-ahead.
 #[derive(Debug)]
 struct KernelReadAhead {
     file: Arc<RawFile>,
@@ -116,11 +116,11 @@ impl DeferredAnswer<ReadAnswer> for KernelReadAhead {
     }
 }
 
-/// As many requests as these are in flight at once.
+/// Number of requests in flight.
 const READERS: usize = 8;
 
-/// One request for all neighbours where that is possible; each for itself where it is not, or
-/// if it failed: then some may still succeed.
+/// Reads neighbours with one request if possible. Otherwise, or if that fails, reads each alone:
+/// some may still succeed.
 impl ReadHandler for RawFile {
     fn take(elevator: &mut Elevator) -> Vec<Request> {
         elevator.pop_run()

@@ -1,25 +1,25 @@
-//! Threads that serve what waits in an [`Elevator`], started as there is something for them.
+//! Reader threads that serve an [`Elevator`].
 //!
-//! Most disks are open for a moment, or have all they read waited for: those have no thread.
+//! Threads start on demand: disks that are open briefly or read only synchronously have none.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::elevator::{Elevator, Request};
 
-/// What a thread does with the requests that it takes.
+/// Source of requests and reader for one kind of thread.
 pub(crate) trait ReadHandler: Send + Sync + 'static {
-    /// What one thread takes in one go; nothing if there is nothing.
+    /// Removes the requests that one thread serves at once; empty if there are none.
     fn take(elevator: &mut Elevator) -> Vec<Request>;
 
-    /// How many threads would find something to take, at the least.
+    /// Returns the minimum number of threads that would find requests.
     fn shares(elevator: &Elevator) -> u64;
 
-    /// Reads, and keeps the promises.
+    /// Reads, and fulfils the promises.
     fn answer(&self, requests: Vec<Request>);
 }
 
-/// Up to so many threads as requests are to be in flight at once.
+/// A pool of up to as many threads as requests in flight.
 #[derive(Debug)]
 pub(crate) struct ReaderThreads<R> {
     shared: Arc<Shared<R>>,
@@ -39,13 +39,13 @@ struct State {
     elevator: Elevator,
     closing: bool,
     started: u64,
-    /// Threads that sleep.
+    /// Number of sleeping threads.
     sleeping: u64,
-    /// Those of them that were told to wake.
+    /// Number of sleeping threads that were notified.
     waking: u64,
 }
 
-/// What is to be done about a request that came.
+/// Action for a new request.
 enum Next {
     /// Enough threads are awake.
     Nothing,
@@ -54,7 +54,8 @@ enum Next {
 }
 
 impl State {
-    /// Waking costs a system call, starting more: one thread for all that it can take in one go.
+    /// Decides whether to wake or start a thread. Waking costs a system call and starting more, so
+    /// one thread serves all that it can take at once.
     fn next(&mut self, shares: u64, most: u64) -> Next {
         let awake = self.started - self.sleeping + self.waking;
         if awake >= shares {
@@ -90,7 +91,7 @@ impl<R: ReadHandler> ReaderThreads<R> {
         }
     }
 
-    /// Starts a thread that is counted already.
+    /// Starts a thread that is already counted.
     fn start(&self) {
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name("disk-ahead".into());
@@ -126,9 +127,9 @@ impl<R: ReadHandler> Shared<R> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers what there is; the lock, with nothing to do.
+    /// Serves all pending requests; returns the lock once none are left.
     fn serve_until_empty<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        // Closing breaks the promises that still wait: they have no waiter any more.
+        // Closing breaks the pending promises, which have no waiters any more.
         while !state.closing {
             let requests = R::take(&mut state.elevator);
             if requests.is_empty() {
@@ -147,8 +148,7 @@ impl<R: ReadHandler> Shared<R> {
             state.sleeping += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.sleeping -= 1;
-            // A thread may wake without having been told: then another one sleeps
-            // on, and is told again by the next request.
+            // A spurious wake-up: another thread sleeps on, and the next request notifies it again.
             state.waking = state.waking.saturating_sub(1);
             state = self.serve_until_empty(state);
         }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::{Extent, pending};
 
-    /// Reads nothing, and remembers who did.
+    /// Reads nothing; records the thread of each answer.
     #[derive(Debug, Default)]
     struct Noting(Mutex<BTreeSet<String>>);
 

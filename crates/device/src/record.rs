@@ -1,4 +1,4 @@
-//! A disk that remembers what was asked of it.
+//! A disk that records its requests.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,59 +8,59 @@ use crate::{
     Disk, Error, Extent, Group, Pending, ReadAnswer, Refused, SubmitOptions, Ticket, Urgency, Write,
 };
 
-/// One request, in the order in which they were made.
+/// A request, in submission order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A read.
     Read(Extent, Urgency),
-    /// A group that was taken: where each write goes and what it holds. The groups of one
-    /// chain stand one behind the other.
+    /// A group that was accepted: offset and contents of each write. The groups of a chain are
+    /// consecutive.
     Group {
-        /// The name it was given.
+        /// Its ticket.
         ticket: Ticket,
-        /// The name of the first group of its chain.
+        /// Ticket of the first group of its chain.
         chain: Ticket,
-        /// What it follows: those it was put after, or the group before it in its chain.
+        /// Its dependencies: `after` of the chain, or the group before it.
         after: Vec<Ticket>,
-        /// First byte and contents of each write.
+        /// Offset and contents of each write.
         writes: Vec<(u64, Vec<u8>)>,
     },
-    /// Extents that are not needed any more once what it follows is durable.
+    /// A discard of extents once its dependencies are durable.
     Discard {
-        /// Where.
+        /// The discarded extents.
         extents: Vec<Extent>,
-        /// What it follows.
+        /// Its dependencies.
         after: Vec<Ticket>,
     },
-    /// A ticket was waited for, and the answer was that it is durable.
+    /// A wait reported this ticket as durable.
     Durable(Ticket),
-    /// What [`RecordDisk::mark`] was told.
+    /// A call of [`RecordDisk::mark`].
     Mark(u64),
 }
 
-/// A disk that passes everything on and keeps a list.
+/// A disk that forwards all calls and records them.
 pub struct RecordDisk<D> {
     disk: D,
     events: Mutex<Vec<Event>>,
 }
 
 impl<D: Disk> RecordDisk<D> {
-    /// `disk`, with an empty list.
+    /// Wraps `disk`, with an empty record.
     pub fn new(disk: D) -> Self {
         Self { disk, events: Mutex::new(vec![]) }
     }
 
-    /// The list so far; it starts again empty.
+    /// Returns the record so far and empties it.
     pub fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.lock())
     }
 
-    /// Puts a mark of the caller's into the list: what was acknowledged to whom by now.
+    /// Records a mark of the caller, such as an acknowledgement.
     pub fn mark(&self, mark: u64) {
         self.note(Event::Mark(mark));
     }
 
-    /// The disk below.
+    /// Returns the inner disk.
     pub fn into_inner(self) -> D {
         self.disk
     }
@@ -74,7 +74,7 @@ impl<D: Disk> RecordDisk<D> {
     }
 }
 
-/// Where each write of a group goes and what it holds.
+/// Returns offset and contents of each write of a group.
 fn copies(group: &Group) -> Vec<(u64, Vec<u8>)> {
     let copy = |write: &Write| {
         let mut bytes = vec![0; write.block.len()];
@@ -103,7 +103,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let copies: Vec<_> = chain.iter().map(copies).collect();
-        // Held over both, so that the list has the groups in the order of their tickets.
+        // Held over both, so that groups are recorded in ticket order.
         let mut events = self.lock();
         let tickets = self.disk().submit_chain(chain, after)?;
         let mut after = after.to_vec();
@@ -124,7 +124,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        // Held over both: it stands before the groups that it leaves alone.
+        // Held over both, so that the discard precedes the later groups that it spares.
         let mut events = self.lock();
         self.disk().discard(extents, after)?;
         events.push(Event::Discard { extents: extents.to_vec(), after: after.to_vec() });

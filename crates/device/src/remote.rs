@@ -1,20 +1,17 @@
-//! A disk on the other side of a channel: the disk contract in both directions.
+//! A disk over a channel: client and server of the disk contract.
 //!
 //! ```text
 //!   RemoteDisk ── lanes ──▶ one thread a lane ──▶ Disk
 //!     submit: part, part, last part ──▶ collected until whole ──▶ one chain
 //! ```
 //!
-//! Law 1: the disk sees a chain once all of it is there; a client that closes or dies
-//! between two parts has written nothing. So a disk that promises nothing is atomic
-//! against its client's death when it is served.
-//! Law 2: what arrives in shared memory is copied before anything is decided; the blocks
-//! go back with the answer, whatever it is.
-//! Law 3: what one client can make the service hold is bounded, in number and in bytes.
+//! Law 1: the disk receives a chain once it is complete; a client that closes or dies between two
+//! parts has written nothing. So serving a disk makes it atomic against its client's death.
+//! Law 2: data in shared memory is copied before any decision; every reply returns the blocks.
+//! Law 3: the memory and groups that one client can pin are bounded, in number and in bytes.
 //!
-//! A byte that is written is copied twice: into a block that crosses, and out of it; once where it
-//! lies in memory that both sides know ([`RemoteDisk::with_shared_memory`]). From there it goes to a device
-//! that takes direct I/O without another copy.
+//! Written bytes are copied twice, into and out of a shared block; once if they are in pool memory
+//! ([`RemoteDisk::with_shared_memory`]). They go to a direct I/O device without another copy.
 
 mod client;
 mod lane_pool;
@@ -27,13 +24,13 @@ use draconis_exchange::contract::Refusal;
 
 use crate::{Error, Extent};
 
-/// What the contract says of an error.
+/// Maps an error to a refusal of the contract.
 fn refusal(error: &Error) -> Refusal {
     match error {
         Error::Io { errno: rustix::io::Errno::NOSPC, .. } => Refusal::NoSpace,
         Error::Io { .. } | Error::ShortRead { .. } | Error::Remote(_) => Refusal::Io,
         Error::OutOfRange { .. } | Error::Misaligned { .. } => Refusal::Invalid,
-        // Of a disk that said that it could be written, this means that it stopped.
+        // For a writable disk, this refusal means that it has stopped.
         Error::ReadOnly | Error::Stopped => Refusal::ReadOnly,
         Error::ServiceEnded => Refusal::Gone,
         Error::Away(_) => Refusal::Timeout,
@@ -42,7 +39,7 @@ fn refusal(error: &Error) -> Refusal {
     }
 }
 
-/// What a refusal of a request says that was good when it was sent.
+/// Maps a refusal to the error of a request that was valid when it was sent.
 fn error(why: Refusal, what: &'static str, extent: Extent) -> Error {
     use rustix::io::Errno;
     match why {

@@ -1,4 +1,4 @@
-//! Simulated disks: what they hold and how long they take, each by itself.
+//! Simulated disks: contents and timing, modelled separately.
 //!
 //! ```text
 //!   SimDisk ── state:  sparse image · what a power cut would undo
@@ -9,17 +9,15 @@
 //!   Clock: virtual nanoseconds, moved by waiters
 //! ```
 //!
-//! A request is made at the virtual time at which its caller asks. Time stands still until
-//! there is a waiter - for a read, a group, a flush - and then goes on to the moment at which
-//! that is done; what else was asked for by then is done meanwhile. [`Clock::advance`] is
-//! time that passes without a waiter: a client that thinks.
+//! A request starts at the virtual time of its call. Time advances only for a waiter - on a read, a
+//! group, a flush - to the moment at which that is done; other requests proceed meanwhile.
+//! [`Clock::advance`] passes time without a waiter, such as a client's computation.
 //!
-//! Law 1: reads see what was submitted at once, and take the time that the device takes.
-//! Law 2: what is not durable may be lost: [`SimDisk::crash`].
-//! Law 3: one thread, one seed, one run: what is done when is the same every time
-//! ([`Statistics::trace`]).
+//! Law 1: reads see submitted writes at once, and take the device's time.
+//! Law 2: writes that are not durable may be lost: [`SimDisk::crash`].
+//! Law 3: with one thread, a seed gives the same run every time ([`Statistics::trace`]).
 //!
-//! This module does not read a clock of this world, and knows no faults: those stack.
+//! This module reads no real clock and injects no faults: see [`crate::FaultDisk`].
 
 mod acceptance;
 mod clock;

@@ -1,4 +1,4 @@
-//! A part of a disk as a disk: a partition, or an image behind a header.
+//! A range of a disk as a disk: a partition, or an image after a header.
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use crate::{
     Urgency,
 };
 
-/// The bytes of `extent` of another disk, from zero.
+/// The bytes of `extent` of another disk, from offset zero.
 pub struct SubDisk {
     disk: Arc<dyn Disk>,
     extent: Extent,
 }
 
 impl SubDisk {
-    /// Shows `extent` of `disk`.
+    /// Creates a disk of `extent` of `disk`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] or [`Error::Misaligned`] if it is not whole sectors of it.
+    /// [`Error::OutOfRange`] or [`Error::Misaligned`] if it is not whole sectors within the disk.
     pub fn new(disk: Arc<dyn Disk>, extent: Extent) -> Result<Self, Error> {
         let len = usize::try_from(extent.len_bytes).unwrap_or(usize::MAX);
         disk.properties().check(extent, len)?;
         Ok(Self { disk, extent })
     }
 
-    /// Shows everything of `disk` from `start_bytes` on.
+    /// Creates a disk of `disk` from `start_bytes` to its end.
     ///
     /// # Errors
     /// As [`SubDisk::new`].
@@ -54,7 +54,7 @@ impl crate::ForwardingDisk for SubDisk {
         if let Err(error) = Disk::properties(self).check(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
-        // Within the view, so the sum is within the disk.
+        // No overflow: the range is within this disk, so the sum is within the inner disk.
         let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
         self.disk().read(there, into, urgency)
     }

@@ -1,5 +1,5 @@
-//! Reads ahead and writes of a group through io_uring, and the one ioctl that a block device
-//! needs: this file is the crate's only unsafe code.
+//! Read-ahead and group writes through io_uring, and the discard ioctl of block devices. This file
+//! has all unsafe code of the crate.
 //!
 //! ```text
 //!   caller ── push ──▶ ring, while fewer than DEPTH are in flight; else elevator
@@ -8,9 +8,9 @@
 //!   writer thread: push while fewer than DEPTH are in flight ─▶ wait ─▶ until all are done
 //! ```
 //!
-//! Law 1: the kernel writes only into memory of [`InFlight`] entries, and an entry leaves
-//! the table only after its completion was seen. The ring is closed after the last one.
-//! Law 2: what the kernel reads is borrowed until the last completion was seen.
+//! Law 1: the kernel writes only into memory of [`InFlight`] entries, and an entry leaves the table
+//! only after its completion was seen. The ring is closed after the last one.
+//! Law 2: memory that the kernel reads is borrowed until the last completion was seen.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -27,14 +27,13 @@ use crate::elevator::{Elevator, Request};
 use crate::raw::{RawFile, VectoredWrite};
 use crate::{Extent, Promise, ReadAnswer};
 
-/// Requests in flight at once: where the disks we measured are close to their best. A
-/// virtual disk gave 45,000 random 4 KiB reads a second with 16, 54,000 with 32 and no more
-/// with 64.
+/// Maximum requests in flight, close to the optimum of the measured disks. A virtual disk reached
+/// 45,000 random 4 KiB reads a second with 16, 54,000 with 32 and no more with 64.
 const DEPTH: usize = 32;
-/// Marks the completion that ends the reaper.
+/// User data of the completion that ends the reaper.
 const STOP: u64 = u64::MAX;
 
-/// A ring, its reaper and the reads that wait for a place.
+/// A ring, its reaper thread, and the reads that wait for a free entry.
 #[derive(Debug)]
 pub(crate) struct Ring {
     shared: Arc<Shared>,
@@ -44,7 +43,7 @@ pub(crate) struct Ring {
 struct Shared {
     file: Arc<RawFile>,
     ring: IoUring,
-    /// Guards the submission queue as well as what it says.
+    /// Guards the state and the submission queue.
     state: Mutex<State>,
 }
 
@@ -56,7 +55,7 @@ struct State {
     closing: bool,
 }
 
-/// A read that the kernel is working on; `memory` must not move or go away meanwhile.
+/// A read in flight; `memory` must not move or be freed before its completion.
 #[derive(Debug)]
 struct InFlight {
     at: Extent,
@@ -71,12 +70,12 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Ring {
-    /// Sets a ring up for `file`.
+    /// Creates a ring for `file`.
     ///
     /// # Errors
-    /// What the system says, `EPERM` or `ENOSYS` where rings are not to be had.
+    /// Error of the system: `EPERM` or `ENOSYS` where rings are unavailable.
     pub(crate) fn start(file: Arc<RawFile>) -> std::io::Result<Self> {
-        // Room for every read and the stop message.
+        // Entries for every read and the stop message.
         let ring = IoUring::new(2 * DEPTH as u32)?;
         let shared = Arc::new(Shared { file, ring, state: Mutex::new(State::default()) });
         let mine = shared.clone();
@@ -86,7 +85,7 @@ impl Ring {
     }
 
     pub(crate) fn read(&self, request: Request) {
-        // A ring needs private memory that the kernel can fill as it is.
+        // A ring needs aligned private memory.
         if request.into.bytes().is_none() || !self.shared.file.is_aligned(request.at) {
             request.promise.fulfil(self.shared.file.read(request.at, request.into));
             return;
@@ -107,7 +106,7 @@ impl Drop for Ring {
             state.elevator = Elevator::default();
             let stop = opcode::Nop::new().build().user_data(STOP);
             if self.shared.push(&state, &stop).is_err() {
-                // Without the message the reaper sleeps on; leave it the ring and go.
+                // Without the message the reaper sleeps forever; it keeps the ring.
                 self.reaper = None;
             }
         }
@@ -122,7 +121,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves reads from the elevator into the ring while there is room.
+    /// Moves reads from the elevator into the ring while fewer than `DEPTH` are in flight.
     fn fill(&self, state: &mut State) -> rustix::io::Result<()> {
         while state.in_flight.len() < DEPTH {
             let Some(request) = state.elevator.pop() else { break };
@@ -150,9 +149,9 @@ impl Shared {
     }
 
     fn push(&self, _guard: &State, entry: &squeue::Entry) -> rustix::io::Result<()> {
-        // SAFETY: the submission queue is touched here only, and `_guard` proves that the
-        // state's lock is held. The entry's memory lives in `in_flight` until its
-        // completion is seen (the law above), and moving a `Private` does not move its bytes.
+        // SAFETY: only this function accesses the submission queue, and `_guard` proves that the
+        // state's lock is held. The entry's memory lives in `in_flight` until its completion is
+        // seen (law 1), and moving a `PrivateBuffer` does not move its bytes.
         let pushed = unsafe { self.ring.submission_shared().push(entry) };
         pushed.map_err(|_| Errno::BUSY)?;
         loop {
@@ -178,7 +177,7 @@ impl Shared {
                 }
             }
             let mut stop = false;
-            // SAFETY: this thread alone touches the completion queue.
+            // SAFETY: only this thread accesses the completion queue.
             let completions: Vec<(u64, i32)> = unsafe { self.ring.completion_shared() }
                 .map(|done| (done.user_data(), done.result()))
                 .collect();
@@ -200,41 +199,41 @@ impl Shared {
     }
 }
 
-/// A ring that writes for the thread that owns it.
+/// A ring for writes of the thread that owns it.
 ///
 /// ```text
 ///   run ─┬─ short: copied into a slot of the pool, which the kernel knows ─▶ WriteFixed
 ///        └─ long, or no pool: where it lies, page by page looked up      ─▶ Writev
 /// ```
 ///
-/// Callers' blocks come from anywhere, so they cannot be registered; copying a short run
-/// costs less than what the kernel does for each request to find and hold its pages.
+/// Callers' blocks come from anywhere, so they cannot be registered. Copying a short run is cheaper
+/// than the kernel's lookup and pinning of pages for each request.
 pub(crate) struct WriteRing {
-    /// Closed before its pool goes.
+    /// Dropped before its pool.
     ring: IoUring,
     pool: Option<Pool>,
-    /// Not registered: a ring that is closed is taken apart later, and a file that it knows
-    /// would stay claimed until then.
+    /// Not registered: a closed ring is torn down asynchronously, and a registered file would stay
+    /// locked until then.
     file: types::Fd,
 }
 
-/// Memory that a ring's kernel side holds on to: registered buffer 0.
+/// Registered buffer 0 of a ring.
 struct Pool {
     memory: PrivateBuffer,
-    /// Slots that are free.
+    /// Free slots.
     free: Vec<usize>,
 }
 
-/// What is copied into the pool at most, in bytes: above, copying costs more than it saves.
+/// Maximum bytes of a run that is copied into the pool: above, copying costs more than it saves.
 const SLOT_BYTES: usize = 16 << 10;
 
 impl Pool {
-    /// None where the system does not let us hold so much memory.
+    /// Creates a pool; `None` where the system refuses to pin so much memory.
     fn start(ring: &IoUring) -> Option<Self> {
         let mut memory = PrivateBuffer::new(DEPTH * SLOT_BYTES);
         let parts = [std::io::IoSliceMut::new(&mut memory)];
-        // SAFETY: `IoSliceMut` is laid out as `iovec`. The memory lives as long as the ring:
-        // see the fields of `WriteRing`.
+        // SAFETY: `IoSliceMut` has the layout of `iovec`. The memory lives as long as the ring: see
+        // the fields of `WriteRing`.
         let registered = unsafe {
             let buffers = std::slice::from_raw_parts(parts.as_ptr().cast(), parts.len());
             ring.submitter().register_buffers(buffers)
@@ -248,7 +247,8 @@ impl Pool {
         }
     }
 
-    /// Copies a run into a free slot, if it fits and there is one; the slot.
+    /// Copies a run into a free slot and returns the slot; `None` if the run is too long or no slot
+    /// is free.
     fn take(&mut self, run: &VectoredWrite<'_>) -> Option<usize> {
         if run.at.len_bytes > SLOT_BYTES as u64 {
             return None;
@@ -264,7 +264,7 @@ impl Pool {
 }
 
 impl WriteRing {
-    /// Sets a ring up for `file`, with a pool if it is to have one and may.
+    /// Creates a ring for `file`, with a pool if requested and allowed.
     ///
     /// # Errors
     /// As [`Ring::start`].
@@ -274,8 +274,8 @@ impl WriteRing {
         Ok(Self { ring, pool, file: types::Fd(file.fd.as_raw_fd()) })
     }
 
-    /// Writes all of `writes`, several at once and in no order; says of each whether it was
-    /// written whole. They are for the file that the ring was set up for.
+    /// Writes all of `writes`, concurrently and in any order; returns true for each that was
+    /// written completely. All must be for the ring's file.
     pub(crate) fn write(&mut self, writes: &[VectoredWrite<'_>]) -> Vec<bool> {
         let mut done = vec![false; writes.len()];
         let mut slots = vec![None; writes.len()];
@@ -284,16 +284,17 @@ impl WriteRing {
             while flying < DEPTH && next < writes.len() {
                 slots[next] = self.pool.as_mut().and_then(|pool| pool.take(&writes[next]));
                 let entry = self.entry(&writes[next], slots[next]).user_data(next as u64);
-                // SAFETY: `writes` and the bytes its parts borrow outlive this call, which
-                // ends only once nothing is in flight; a slot is free again only once its
-                // completion was seen.
+                // SAFETY: `writes` and the bytes its parts borrow outlive this call, which ends
+                // only once nothing is in flight; a slot is freed only once its completion was
+                // seen.
                 if unsafe { self.ring.submission().push(&entry) }.is_err() {
                     self.give_back(slots[next].take());
                     break;
                 }
                 (next, flying) = (next + 1, flying + 1);
             }
-            // Once no more are to come, all of them are waited for: each wake-up costs a switch.
+            // After the last submission it waits for all at once: each wake-up costs a context
+            // switch.
             let wanted = if next == writes.len() { flying } else { 1 };
             if let Err(error) = self.ring.submit_and_wait(wanted)
                 && !matches!(
@@ -301,7 +302,7 @@ impl WriteRing {
                     Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)
                 )
             {
-                // What is in flight cannot be left alone: its memory would go away.
+                // Requests in flight cannot be abandoned: their memory would be freed.
                 log::error!("io_uring stopped working: {error}");
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
@@ -317,7 +318,7 @@ impl WriteRing {
         done
     }
 
-    /// A run as a request: out of its slot, or from where it lies.
+    /// Returns the request for a run: from its slot, or from the caller's memory.
     fn entry(&self, run: &VectoredWrite<'_>, slot: Option<usize>) -> squeue::Entry {
         let at = run.at.start_bytes;
         match slot.zip(self.pool.as_ref()) {
@@ -326,7 +327,7 @@ impl WriteRing {
                 opcode::WriteFixed::new(self.file, from.as_ptr(), len, 0).offset(at).build()
             }
             None => {
-                // `IoSlice` is laid out as `iovec`; there are at most `IOV_MAX`.
+                // `IoSlice` has the layout of `iovec`; there are at most `IOV_MAX`.
                 let (parts, count) = (run.parts.as_ptr().cast(), run.parts.len() as u32);
                 opcode::Writev::new(self.file, parts, count).offset(at).build()
             }
@@ -346,16 +347,16 @@ impl std::fmt::Debug for WriteRing {
     }
 }
 
-/// Tells a block device that what is in `extent` is not needed any more.
+/// Discards `extent` of a block device.
 ///
 /// # Errors
-/// What the system says, `ENOTTY` of what is no block device.
+/// Error of the system, `ENOTTY` if it is no block device.
 pub(crate) fn discard_blocks(fd: &OwnedFd, extent: Extent) -> rustix::io::Result<()> {
-    /// `BLKDISCARD`, which takes where and how much, in bytes.
+    /// `BLKDISCARD`, which takes offset and length in bytes.
     const DISCARD: ioctl::Opcode = ioctl::opcode::none(0x12, 119);
     let range = [extent.start_bytes, extent.len_bytes];
-    // SAFETY: `BLKDISCARD` reads two 64-bit numbers from where its argument points, and
-    // the setter points it to such an array of its own.
+    // SAFETY: `BLKDISCARD` reads two 64-bit numbers from its argument, which the setter points to
+    // an array of its own.
     unsafe { ioctl::ioctl(fd, ioctl::Setter::<DISCARD, [u64; 2]>::new(range)) }
 }
 
@@ -363,7 +364,7 @@ impl InFlight {
     fn finish(self, result: i32, file: &RawFile) {
         let block = Block::from(self.memory);
         let whole = usize::try_from(result).is_ok_and(|got| got == block.len());
-        // Short or failed: asking again in this thread tells what is the matter.
+        // Short or failed: a synchronous read in this thread reveals the error.
         let answer = if whole { Ok(block) } else { file.read(self.at, block) };
         self.promise.fulfil(answer);
     }

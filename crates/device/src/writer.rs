@@ -1,4 +1,4 @@
-//! The writing half of a file disk: groups in order, one flush for all who need it.
+//! Writer of a file disk: groups in order, with shared flushes.
 //!
 //! ```text
 //!   given ≥ written ≥ durable        three counts of one line of tickets
@@ -7,16 +7,15 @@
 //!     settle(t):                      t ≤ written
 //! ```
 //!
-//! One at a time writes: the thread that is there for it, or a waiter, which would
-//! only sleep otherwise, since waking a thread costs more than a small write. So the thread is
-//! not woken for a small group as long as it looks by itself every millisecond: a
-//! waiter for the group has written it by then.
+//! One thread writes at a time: the writer thread or a waiter. A waiter would otherwise sleep, and
+//! waking a thread costs more than a small write. So small groups do not wake the thread while it
+//! polls every millisecond: a waiter for the group has written it by then.
 //!
-//! Discards wait beside the line until what they follow is durable; the writing thread
-//! carries them out when it comes by. A group that goes where one waits takes its place.
+//! Discards wait until their dependencies are durable; the writing thread then carries them out. A
+//! group written to the same range cancels a waiting discard.
 //!
-//! Law 1: a flush covers what was written when it starts, for all who asked.
-//! Law 2: after the first failure nothing is written; what waits goes home.
+//! Law 1: a flush covers everything written at its start, for all waiters.
+//! Law 2: after the first failure nothing is written; queued groups are dropped.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,29 +26,28 @@ use crate::raw::{DISCARD_UNIT_BYTES, RawFile};
 use crate::uring::{WriteRing, discard_blocks};
 use crate::{ChainBounds, Error, Extent, Group, Refused, Ticket, Write};
 
-/// Groups that may wait to be written; a submitter beyond this waits its turn.
+/// Maximum groups in the queue; beyond it a submitter waits.
 const QUEUE_GROUPS_MAX: usize = 256;
-/// Their bytes; one chain may be larger.
+/// Maximum bytes in the queue; one chain may be larger.
 const QUEUE_BYTES_MAX: u64 = 64 << 20;
-/// The most that goes to the file as one request, in bytes.
+/// Maximum bytes of one request to the file.
 const RUN_BYTES: u64 = 1 << 20;
-/// The most blocks in one request (`IOV_MAX`).
+/// Maximum blocks of one request (`IOV_MAX`).
 const RUN_WRITES: usize = 1024;
 
-/// Waiting groups of up to so many bytes are left to their waiters, or to the next
-/// tick of the thread.
+/// Queued bytes up to which the thread is not woken: waiters or its next tick write them.
 const WAKE_THRESHOLD_BYTES: u64 = 64 << 10;
-/// How often the thread looks by itself while there is something to do now and then.
+/// Interval at which the thread polls while groups keep coming.
 const TICK: Duration = Duration::from_millis(1);
-/// Ticks without a group after which it sleeps until it is woken.
+/// Number of ticks without a group after which the thread sleeps until it is woken.
 const IDLE_TICKS: u32 = 20;
 
-/// Discards that may wait.
+/// Maximum waiting discards.
 const DISCARDS_MAX: usize = 4096;
-/// Runs of a group from which on a ring is faster than one write after the other.
+/// Minimum runs of a group for which a ring is faster than sequential writes.
 const AT_ONCE_RUNS: usize = 8;
 
-/// Writes groups in a thread of its own, and in those that wait.
+/// Writes groups in its own thread, and in waiting threads.
 #[derive(Debug)]
 pub(crate) struct Writer {
     shared: Arc<Shared>,
@@ -60,11 +58,11 @@ pub(crate) struct Writer {
 struct Shared {
     file: Arc<RawFile>,
     state: Mutex<State>,
-    /// For the thread: there is something to write.
+    /// Notifies the thread: there is something to write.
     work: Condvar,
-    /// For all others: something was written, is durable, has failed.
+    /// Notifies all others: something was written, is durable, or has failed.
     changed: Condvar,
-    /// For the thread that writes.
+    /// Ring of the thread that writes.
     ring: Mutex<Option<WriteRing>>,
 }
 
@@ -72,44 +70,44 @@ struct Shared {
 struct State {
     queue: VecDeque<Queued>,
     queued_bytes: u64,
-    /// Tickets given out, written, durable: each counts from 1, none overtakes the one before.
+    /// Counts of groups: issued tickets, written, durable; each at most the one before.
     given: u64,
     written: u64,
     durable: u64,
     writing: bool,
     flushing: bool,
     thread: ThreadState,
-    /// How many sleep until something changes.
+    /// Number of threads that wait for a change.
     sleepers: usize,
     discards: VecDeque<Discard>,
-    /// What is being discarded now: a group that goes there waits.
+    /// Range being discarded: a group that overlaps it waits.
     discarding: Option<Extent>,
     failed: Option<Error>,
     closing: bool,
 }
 
-/// What the thread does.
+/// Activity of the writer thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum ThreadState {
-    /// Writes, or is about to look.
+    /// Writing, or about to check.
     #[default]
     Busy,
-    /// Looks again within a [`TICK`].
+    /// Checks again within a [`TICK`].
     Dozing,
     /// Sleeps until it is woken.
     Asleep,
 }
 
-/// A group on its way.
+/// A queued group.
 #[derive(Debug)]
 struct Queued {
     group: Group,
     bytes: u64,
-    /// The newest ticket that it follows: nothing of it is written before that is durable.
+    /// Newest ticket that it depends on: it is written after that is durable.
     follows: u64,
 }
 
-/// Room that is not needed once `follows` is durable.
+/// A range to discard once `follows` is durable.
 #[derive(Clone, Copy, Debug)]
 struct Discard {
     extent: Extent,
@@ -163,12 +161,12 @@ impl Writer {
         Ok(tickets)
     }
 
-    /// What ended all writing, if something did.
+    /// Returns the error that ended all writing, if any.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.shared.lock().failed.clone()
     }
 
-    /// Remembers what is to be discarded, if the file can do that.
+    /// Queues discards, if the file supports them.
     pub(crate) fn discard(
         &self,
         extents: &[Extent],
@@ -184,7 +182,7 @@ impl Writer {
             let whole = extents.iter().filter_map(|extent| extent.whole_units(DISCARD_UNIT_BYTES));
             let follows = newest.0;
             state.discards.extend(whole.map(|extent| Discard { extent, follows }));
-            // It is a hint: what was said first is forgotten first.
+            // Discards are hints: the oldest are dropped first.
             let surplus = state.discards.len().saturating_sub(DISCARDS_MAX);
             state.discards.drain(..surplus);
             self.shared.wake_thread(&mut state);
@@ -238,7 +236,7 @@ impl Shared {
         state
     }
 
-    /// Tells all who sleep, and the thread if it is needed: each costs a system call.
+    /// Notifies all waiters, and the thread if it is needed: each costs a system call.
     fn notify(&self, state: &mut State) {
         if state.sleepers > 0 {
             self.changed.notify_all();
@@ -246,7 +244,7 @@ impl Shared {
         self.wake_thread(state);
     }
 
-    /// Wakes the thread if there is something for it that cannot wait for a tick.
+    /// Wakes the thread if work cannot wait for its next tick.
     fn wake_thread(&self, state: &mut State) {
         let is_awaited = match state.thread {
             ThreadState::Busy => false,
@@ -259,7 +257,7 @@ impl Shared {
         }
     }
 
-    /// The thread has nothing to do: it dozes for a tick, and after some of them sleeps.
+    /// Waits for a tick without work; after some of them, sleeps until woken.
     fn doze<'a>(&self, mut state: MutexGuard<'a, State>, idle: &mut u32) -> MutexGuard<'a, State> {
         let given = state.given;
         state.thread = if *idle < IDLE_TICKS { ThreadState::Dozing } else { ThreadState::Asleep };
@@ -275,8 +273,8 @@ impl Shared {
         state
     }
 
-    /// Writes what is next instead of sleeping: waking the thread that writes costs more
-    /// than a small write.
+    /// Writes the next group instead of sleeping: waking the writer thread costs more than a small
+    /// write.
     fn write_or_sleep<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if state.writing || state.queue.is_empty() {
             self.sleep(state)
@@ -285,8 +283,7 @@ impl Shared {
         }
     }
 
-    /// Flushes, or waits for the flush under way: the caller looks again whether that
-    /// was enough.
+    /// Flushes, or waits for the flush in progress; the caller then checks if it was sufficient.
     fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         if state.flushing {
             return self.sleep(state);
@@ -319,7 +316,7 @@ impl Shared {
         }
     }
 
-    /// Discards while others may write elsewhere.
+    /// Discards a range while others may write elsewhere.
     fn discard<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -327,7 +324,7 @@ impl Shared {
     ) -> MutexGuard<'a, State> {
         state.discarding = Some(extent);
         drop(state);
-        // A device that does not promise zeroes afterwards has another word for it.
+        // A device that does not guarantee zeroes afterwards needs another call.
         let discarded = self.file.punch(extent);
         let discarded =
             discarded.or_else(|errno| discard_blocks(&self.file.fd, extent).map_err(|_| errno));
@@ -340,14 +337,13 @@ impl Shared {
         state
     }
 
-    /// Writes the first group that waits, or flushes what it follows. No other thread writes
-    /// meanwhile.
+    /// Writes the first queued group, or flushes its dependency. No other thread writes meanwhile.
     fn process_first<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let durable = state.durable;
         let Some(Queued { group, bytes, .. }) =
             state.queue.pop_front_if(|next: &mut Queued| next.follows <= durable)
         else {
-            // Everything before it is written, so one flush is enough.
+            // All earlier groups are written, so one flush is enough.
             return self.flush(state);
         };
         state.writing = true;
@@ -374,14 +370,13 @@ impl Shared {
             _ => None,
         };
         let mut done = at_once.unwrap_or_default().into_iter();
-        // What failed or was written in part is written again here, to tell what is the
-        // matter.
+        // Failed or partial writes are repeated here, to obtain the error.
         let rest = runs.iter().filter(|_| done.next() != Some(true));
         rest.into_iter().try_for_each(|run| self.file.write_run(run))
     }
 
-    /// Writes several runs at once, if all of them can go to the file as they are: one that
-    /// reads what is around it must not meet its neighbours.
+    /// Writes several runs concurrently, if all are aligned: a read-modify-write must not overlap
+    /// its neighbours.
     fn write_at_once(&self, runs: &[&[&Write]], ring: &mut WriteRing) -> Option<Vec<bool>> {
         let gathered: Option<Vec<_>> = runs.iter().map(|run| self.file.gather(run)).collect();
         Some(ring.write(&gathered?))
@@ -395,8 +390,8 @@ impl State {
         full && self.queued_bytes + self.queue.len() as u64 > 0
     }
 
-    /// Puts a chain into the queue. Tickets are written in order, so that it comes after
-    /// all before it is not what `follows` is for: that they are durable is.
+    /// Queues a chain. `follows` names the ticket that must be durable first; write order is by
+    /// ticket anyway.
     fn take(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
         if !self.discards.is_empty() {
             self.discards.retain(|discard| !touches_extent(&chain, discard.extent));
@@ -417,7 +412,7 @@ impl State {
         self.discarding.is_some_and(|extent| touches_extent(chain, extent))
     }
 
-    /// The first discard whose time has come.
+    /// Returns the first discard that is due.
     fn next_discard(&mut self) -> Option<Extent> {
         let due = self.discards.iter().position(|discard| discard.follows <= self.durable)?;
         self.discards.remove(due).map(|discard| discard.extent)
@@ -427,8 +422,7 @@ impl State {
         self.discards.iter().any(|discard| discard.follows <= self.durable)
     }
 
-    /// Whether `count` says what is to be known of `ticket`; what is durable stays so
-    /// whatever fails later.
+    /// Returns true if `count` has reached `ticket`; durable tickets stay so after a later failure.
     fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
         match &self.failed {
             _ if ticket.0 > self.given => Err(Error::UnknownTicket(ticket)),
@@ -438,7 +432,8 @@ impl State {
         }
     }
 
-    /// The first failure ends all writing; what waits is dropped and its blocks go home.
+    /// Records the first failure, which ends all writing; queued groups are dropped and free their
+    /// blocks.
     fn stop(&mut self, error: Error) {
         log::error!("{error}: nothing more is written to this disk");
         self.failed.get_or_insert(error);
@@ -448,7 +443,7 @@ impl State {
     }
 }
 
-/// The writes in the order of their addresses; if any two overlap, as they are.
+/// Returns the writes in disk order; if any two overlap, in their original order.
 fn in_disk_order(writes: &[Write]) -> (Vec<&Write>, bool) {
     let mut sorted: Vec<_> = writes.iter().collect();
     sorted.sort_by_key(|write| write.at_bytes);
@@ -458,7 +453,7 @@ fn in_disk_order(writes: &[Write]) -> (Vec<&Write>, bool) {
     }
 }
 
-/// Writes that lie one behind the other and go as one request.
+/// Splits writes into runs of adjacent writes, each one request.
 fn runs<'a, 'b>(writes: &'b [&'a Write]) -> Vec<&'b [&'a Write]> {
     let mut runs = vec![];
     let mut rest = writes;
@@ -470,7 +465,7 @@ fn runs<'a, 'b>(writes: &'b [&'a Write]) -> Vec<&'b [&'a Write]> {
     runs
 }
 
-/// How many of `writes` lie one behind the other, as far as one request goes.
+/// Returns the number of adjacent writes at the start of `writes`, up to the limits of one request.
 fn run_len(writes: &[&Write]) -> usize {
     let mut bytes = writes.first().map_or(0, |first| first.block.len() as u64);
     let joins = |pair: &&[&Write]| {
@@ -480,7 +475,7 @@ fn run_len(writes: &[&Write]) -> usize {
     writes.windows(2).take_while(joins).take(RUN_WRITES - 1).count() + 1
 }
 
-/// Whether any write of `chain` touches `extent`.
+/// Returns true if any write of `chain` touches `extent`.
 fn touches_extent(chain: &[Group], extent: Extent) -> bool {
     let writes = chain.iter().flat_map(|group| &group.writes);
     writes
@@ -488,7 +483,7 @@ fn touches_extent(chain: &[Group], extent: Extent) -> bool {
         .any(|write| write.touches(extent))
 }
 
-/// One past the last byte; the disk was asked whether there is one.
+/// Returns the offset after the last byte; the range was checked before.
 fn end(write: &Write) -> u64 {
     write.at_bytes + write.block.len() as u64
 }

@@ -1,5 +1,5 @@
-//! One suite, every disk: in memory, in a file in each of its modes, stacked, and on the
-//! other side of a channel - of a thread's, and of a process's.
+//! Conformance suite, run over every disk: in memory, in a file in each of its modes, stacked, and
+//! remote from a thread and from a process.
 
 use std::any::Any;
 use std::io::Write as _;
@@ -23,16 +23,16 @@ use draconis_exchange::heap::{Block, arena::Class};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Length of every disk of the suite; not a multiple of what direct I/O wants.
+/// Length of every disk of the suite; no multiple of direct I/O alignment.
 const LEN: usize = 300 * 512;
 const LANES: u32 = 4;
 
-/// Sector `n` holds the byte `n`, as far as a byte goes.
+/// Sector `n` holds the byte `n` modulo 256.
 fn contents() -> Vec<u8> {
     (0..LEN).map(|at| (at / 512) as u8).collect()
 }
 
-/// A disk, and what must live as long as it does.
+/// A disk, and the resources that must outlive it.
 struct Subject {
     disk: Box<dyn Disk>,
     _beside: Box<dyn Any>,
@@ -61,7 +61,7 @@ fn under(write: bool) -> (FileDisk, tempfile::NamedTempFile) {
     (FileDisk::open(image.path(), FileOptions { write, ..PLAIN }).unwrap(), image)
 }
 
-// Each makes a disk that holds `contents`; none where the kind cannot be read-only.
+// Each function creates a disk that holds `contents`; `None` where the kind cannot be read-only.
 
 fn memory(write: bool) -> Option<Subject> {
     write.then(|| subject(MemoryDisk::new(contents(), 512), ()))?
@@ -137,7 +137,7 @@ fn remote_process(write: bool) -> Option<Subject> {
     subject(disk, (Reaped(child), image))
 }
 
-/// Puts every disk to every check.
+/// Runs every check on every disk.
 macro_rules! conform {
     ($($disk:ident),*; $checks:tt) => { $(conform!(@ $disk $checks);)* };
     (@ $disk:ident { $($check:ident),* $(,)? }) => {
@@ -185,11 +185,11 @@ fn the_suite_is_whole() {
     // As many as are listed above.
     assert_eq!(conform::CHECKS.len(), 13);
     conform::check_all(|| MemoryDisk::new(vec![0x55; LEN], 512));
-    // Larger sectors, and a length that is no round number of anything.
+    // Larger sectors, and an odd length.
     conform::check_all(|| MemoryDisk::new(vec![0x55; 301 * 4096 + 5], 4096));
 }
 
-/// A disk that breaks one promise at a time.
+/// A disk that breaks one guarantee at a time.
 struct Liar(MemoryDisk, u32);
 
 impl Disk for Liar {
@@ -287,7 +287,7 @@ fn a_disk_for_reading_refuses_groups(make: Make) {
     assert!(read(disk, 0, LEN) == contents());
 }
 
-// What only remote disks promise.
+// Guarantees of remote disks only.
 
 #[test]
 fn what_is_served_is_atomic_against_the_clients_death() {
@@ -321,7 +321,7 @@ fn a_disk_whose_service_is_killed_says_so() {
     let (session, mut child) = spawn("serve", image.path());
     let clients = (0..LANES).map(|lane| session.client(lane).unwrap()).collect();
     let blocks = Box::new(move |len| session.block(len));
-    // No deadline comes in time: its death alone can tell.
+    // The timeout is too long to matter: only the death is detected.
     let disk = RemoteDisk::new(clients, Some(blocks), Duration::from_secs(24 * 3600)).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -359,7 +359,7 @@ fn errors_of_the_disk_come_through() {
     });
 }
 
-/// A disk whose flushes take until a test opens the gate.
+/// A disk whose flushes block until a test opens the gate.
 struct Gated(MemoryDisk, std::sync::Mutex<bool>, std::sync::Condvar);
 
 impl draconis_device::ForwardingDisk for Gated {
@@ -437,14 +437,14 @@ fn a_client_killed_between_two_parts_has_written_nothing() {
         session.wait_for_death(Instant::now() + PATIENCE).unwrap();
         let audit = session.audit();
         assert_eq!(audit.free_bytes, audit.total_bytes(), "{audit:?}");
-        // Closing writes out what was submitted.
+        // Closing writes all submitted groups.
         drop(disk);
         let changed = std::fs::read(image.path()).unwrap() != contents();
         assert_eq!(changed, expected, "{role}");
     }
 }
 
-/// Sends one part of a group; the server has it once this returns.
+/// Sends one part of a group; the server has received it when this returns.
 fn send_part(client: Client<disk::Disk>, more: bool) -> Client<disk::Disk> {
     let blocks = vec![(0, filled(512, 0xaa)), (4096, filled(512, 0xbb))].try_into().unwrap();
     let ends = if more { List::new() } else { List::try_from(vec![2]).unwrap() };
@@ -455,12 +455,12 @@ fn send_part(client: Client<disk::Disk>, more: bool) -> Client<disk::Disk> {
     client
 }
 
-// The other process: this binary again.
+// The other process: this test binary again.
 
 const ROLE: &str = "DRACONIS_TEST_ROLE";
 const IMAGE: &str = "DRACONIS_TEST_IMAGE";
 
-/// A child that ends with its test.
+/// A child that is killed when its test ends.
 struct Reaped(Child);
 
 impl Drop for Reaped {
@@ -470,7 +470,7 @@ impl Drop for Reaped {
     }
 }
 
-/// Little room, so that large requests travel in pieces and wait for each other.
+/// A small session, so that large requests are split and wait for each other.
 fn plan() -> SessionConfig {
     let classes = [(4 << 10, 8), (64 << 10, 2)];
     let classes: Vec<_> = classes.map(|(slot_bytes, slots)| Class { slot_bytes, slots }).into();

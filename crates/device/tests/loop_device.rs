@@ -1,4 +1,4 @@
-//! What only a real block device shows. Needs root and a loop device; says so where not.
+//! Tests on a real block device. They need root and a loop device, and report if they are skipped.
 
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
@@ -13,11 +13,11 @@ use draconis_exchange::heap::Block;
 
 const LEN: u64 = 8 << 20;
 
-/// A loop device on a file; detached when it goes.
+/// A loop device over a file; detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {
-    /// None, aloud, where that is not to be had.
+    /// Creates one; prints a note and returns `None` where that is impossible.
     fn on(file: &Path, test: &str) -> Option<Self> {
         let made = Command::new("losetup").args(["-f", "--show"]).arg(file).output();
         let path = made.ok().filter(|made| made.status.success()).map(|made| made.stdout);
@@ -61,7 +61,7 @@ fn what_is_discarded_becomes_room_below_the_device() {
         fill(&ordinary, Extent::new(0, LEN), 7);
         let blocks = || File::open(file.path()).unwrap().metadata().unwrap().blocks() * 512;
         assert_eq!(blocks(), LEN);
-        // Who did not say that it owns all there is keeps what it has.
+        // A disk opened without discarding keeps its blocks.
         assert!(!ordinary.properties().discards);
         ordinary.discard(&[Extent::new(0, LEN)], &[]).unwrap();
         drop(ordinary);

@@ -1,5 +1,4 @@
-//! Simulated disks: what waiting does to time, what a power cut does to what is held, and
-//! that a run is the same every time.
+//! Simulated disks: effect of waiting on time, of a power cut on contents, and reproducible runs.
 
 use std::sync::Arc;
 
@@ -51,7 +50,7 @@ fn time_stands_still_without_a_waiter() {
         let other = ask(&disk, 2 * MIB, 4096);
         assert!(!one.is_ready() && !other.is_ready());
         assert_eq!(clock.now_ns(), 0);
-        // What was submitted is seen, and takes its time.
+        // A submitted write is visible at once, and takes its time.
         assert_eq!(one.wait().unwrap().unwrap().into_private()[0], 7);
         let then = clock.now_ns();
         assert!(then > 1000);
@@ -104,7 +103,7 @@ fn order_costs_a_flush_where_there_is_something_to_flush() {
         disk.wait_durable(tickets[0]).unwrap();
         assert_eq!(disk.statistics().flushes, flushes);
         disk.wait_durable(free).unwrap();
-        // It was behind the chain and may have been there in time for its last flush.
+        // It was submitted after the chain and may have been written before its last flush.
         assert!(disk.statistics().flushes <= flushes + 1);
     }
 }
@@ -135,12 +134,12 @@ fn writes_without_a_waiter_take_time_in_the_end() {
         for nth in 0..200 {
             put(&disk, nth % 50 * MIB, MIB as usize, 0);
         }
-        // 200 MiB do not wait in a queue of 64.
+        // 200 MiB do not fit a queue of 64 MiB.
         assert!(clock.now_ns() > 10_000_000, "{}", clock.now_ns());
     }
 }
 
-/// A mixed load, and a hash of what was done when.
+/// Runs a mixed load; returns time and hash of all completions.
 fn run(disk: &SimDisk, rounds: u64) -> (u64, u64) {
     let mut x = 1u64;
     let mut chance = |end: u64| {
@@ -210,14 +209,14 @@ fn a_power_cut_keeps_what_is_durable_and_any_sector_of_the_rest() {
                 assert!(sector.iter().all(|byte| *byte == sector[0]), "torn within a sector");
                 seen[usize::from(sector[0])] += 1;
             }
-            // What follows them was not started.
+            // Their dependent group was not started.
             assert_eq!(get(&*crashed, 65536, 512), [0; 512]);
         }
         let values =
             |seen: &[u32; 6]| -> Vec<usize> { (0..6).filter(|at| seen[*at] > 0).collect() };
         let got: Vec<_> = seen.iter().map(values).collect();
         assert_eq!(got, [vec![1, 3], vec![1, 3, 4], vec![1, 4], vec![1]], "{volatile}");
-        // The disk itself did not notice.
+        // The original disk is unaffected.
         assert_eq!(get(&*disk, 0, 512)[0], 3);
         disk.wait_durable(before).unwrap();
         assert_eq!(get(&*disk.crash(7), 0, 512)[0], 3);
@@ -316,8 +315,8 @@ fn a_hard_disk_chooses_what_is_near_and_reads_on() {
     assert_eq!(reader.statistics().work.seeks, 0);
 }
 
-/// Asks for anything at any time, and drives the device to the end of it: what was asked
-/// when, and what was done when.
+/// Sends random requests at random times and runs the device until it is idle; returns requests and
+/// completions.
 fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Completion>) {
     let mut x = seed;
     let mut chance = |end: u64| {
@@ -340,7 +339,7 @@ fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Comple
             kind,
             at: if kind == RequestKind::Flush { Extent::new(0, 0) } else { at },
         };
-        // Now and then it is left alone; it is never given more than it takes.
+        // Now and then it idles; it never has more requests than its depth.
         let until_ns = now_ns + if chance(30) == 0 { 40_000_000 } else { chance(100_000) };
         while let Some(next) = timing.next_ns()
             && (next <= until_ns || asked.len() - done.len() >= depth as usize)
@@ -386,7 +385,7 @@ fn a_device_does_everything_once_and_in_its_time() {
         for Completion { at_ns, id } in &done {
             assert!(*at_ns > asked[*id as usize].1, "done before it was asked for");
         }
-        // A copy that lost its power has nothing to do.
+        // A copy after a power cut is idle.
         let mut copy = device.fork();
         copy.take(u64::MAX / 4, asked[0].0);
         copy.power_cut(u64::MAX / 4);
@@ -406,13 +405,13 @@ fn what_is_flushed_is_on_the_platters() {
     };
     for round in 1..20u64 {
         for nth in 0..round {
-            // No two touch.
+            // No two writes touch.
             let at = Extent::new((round * 37 + nth * 1009) % 1500 * 8192, 4096);
             take(&mut device, now_ns, RequestKind::Write, at);
         }
         let before = device.work().programmed_bytes;
         let flush = take(&mut device, now_ns, RequestKind::Flush, Extent::new(0, 0));
-        // Behind the flush, and not in its way.
+        // After the flush, without delaying it.
         take(&mut device, now_ns, RequestKind::Write, Extent::new(40 * MIB + round * 8192, 4096));
         while !done.iter().any(|it: &Completion| it.id == flush) {
             now_ns = device.next_ns().expect("it goes on");

@@ -1,10 +1,10 @@
-//! What a channel costs, beside a Unix socket and a pipe.
+//! Cost of a channel, compared with a Unix socket and a pipe.
 //!
-//! Prints the median and the least of the batches of each row, in nanoseconds for one round
-//! trip, the mode it was taken in, and its ratio to the first row of its table.
+//! Prints for each row the median and minimum over batches in nanoseconds per round trip, the mode,
+//! and the ratio to the first row of its table.
 //!
-//! Modes: `2 cpus` - both sides look before they sleep, each on a CPU of its own;
-//! `1 cpu` - both on one CPU, where looking is useless and each hand-over is a switch.
+//! Modes: `2 cpus` - both sides busy-poll before they sleep, each on its own CPU; `1 cpu` - both on
+//! one CPU, where polling is useless and each transfer is a context switch.
 
 use std::{
     fs::File as Stream,
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const CHILD: &str = "DRACONIS_BENCH_CHILD";
 const REPLY_BYTES: usize = 4096;
 
-/// Fills `len` bytes of each buffer; 0 leaves it alone, so that only the hand-over counts.
+/// Fills `len` bytes of each buffer; 0 leaves it unchanged, so that only the transfer is measured.
 struct Filler;
 
 static FILL: [u8; 1 << 20] = [7; 1 << 20];
@@ -79,8 +79,8 @@ struct Row {
     least_ns: f64,
 }
 
-/// Measures several things in turn, batch by batch, so that what else the machine does
-/// falls on all of them alike.
+/// Measures several operations in turn, batch by batch, so that other load affects all of them
+/// alike.
 fn measure(labels: Vec<String>, mode: Mode, mut round_trip: impl FnMut(usize)) -> Vec<Row> {
     let mut batch = |i| {
         let start = Instant::now();
@@ -112,7 +112,7 @@ fn print(title: &str, rows: &[Row]) {
     }
 }
 
-/// One typed read over `caller`; the buffer goes round with it.
+/// Sends one typed read over `caller` and gets the buffer back.
 fn read(caller: &mut RpcClient<File>, buffer: &mut Option<Block>, len: u32) {
     let block = buffer.take().expect("the last reply returned it");
     let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
@@ -178,8 +178,8 @@ fn serve_as_child(cpu: usize) {
     let _ = file::serve(server, &Filler, PATIENCE);
 }
 
-/// What a read of so many bytes of a file of 1 MiB costs one who wants them in a buffer of its
-/// own: the copy that a call makes, messages, and what is kept.
+/// Measures a read of `size` bytes of a 1 MiB file into a private buffer: a plain copy, messages,
+/// and the cache.
 fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
     let chunks = FILL.len() / CHUNK_BYTES as usize;
     let plan = SessionConfig { host: vec![Class { slot_bytes: CHUNK_BYTES, slots: 10 }], ..plan() };
@@ -267,7 +267,7 @@ fn machine(cpus: usize) -> String {
     format!("{cpu}, {cpus} CPUs, Linux {}", kernel.trim())
 }
 
-/// Today, UTC, as year, month and day: Hinnant's algorithm, for days since 1970.
+/// Returns today's date in UTC as year, month and day: Hinnant's algorithm, for days since 1970.
 fn today() -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let days = now.as_secs() / 86400 + 719_468;

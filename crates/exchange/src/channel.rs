@@ -1,4 +1,4 @@
-//! Channels: two ends of one contract, whose states are types.
+//! Channels: two endpoints of one contract, with the contract's states as types.
 //!
 //! ```text
 //!   Client<C, Ready> ──send(Read)──▶ Client<C, Awaiting<Read>>
@@ -12,9 +12,10 @@
 //!      └───── channel ─────┘         moves it; and an end is itself a field of a message,
 //! ```                                so contracts name `LaneEnd` and `Core` of this module
 //!
-//! Law 1: sending uses up the end and never blocks, allocates or fails.
-//! Law 2: every receive has a deadline; an end whose peer is lost says so in every state.
-//! Law 3: dropping an end closes it; the peer sees [`Lost::Closed`] after what was queued.
+//! Law 1: sending consumes the endpoint and never blocks, allocates or fails.
+//! Law 2: every receive has a deadline, and reports the loss of the peer in every state.
+//! Law 3: dropping an endpoint closes it; the peer sees [`ChannelError::Closed`] after queued
+//! messages.
 
 mod busy_poll;
 mod change_counter;
@@ -40,11 +41,11 @@ pub use change_counter::ChangeNotifier;
 pub use lane::LaneEndpoint;
 pub use thread::pair;
 
-/// Why there is no answer. The end that says it is used up; what was on its way comes
-/// home when the peer lets go of it or is confirmed dead.
+/// Error of a receive; it consumes the endpoint. Attachments in flight return when the peer
+/// releases them or its death is confirmed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// The peer closed its end or died.
+    /// The peer closed its endpoint or died.
     #[error("the peer closed the channel")]
     Closed,
     /// The deadline passed.
@@ -53,7 +54,7 @@ pub enum ChannelError {
     /// The peer broke the contract.
     #[error("the peer broke the contract: {0}")]
     Violation(#[from] Violation),
-    /// A private block was sent and the exchange heap had no room for its bytes.
+    /// A private block was sent and the exchange heap had no space for its bytes.
     #[error("the exchange heap has no room")]
     HeapFull,
 }
@@ -69,19 +70,19 @@ impl From<ChannelError> for Refusal {
     }
 }
 
-/// What may arrive next.
+/// State of the channel and the side that sends next.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpectedState {
-    /// The contract's table.
+    /// Table of the contract.
     pub table: &'static Fsm,
-    /// The state the channel is in.
+    /// Current state of the channel.
     pub state: u8,
-    /// Who is to speak.
+    /// Side whose message is expected.
     pub peer: Sender,
 }
 
 impl ExpectedState {
-    /// Where message `tag` leads.
+    /// Returns the state to which message `tag` leads.
     ///
     /// # Errors
     /// [`Violation::Tag`] or [`Violation::State`].
@@ -95,46 +96,46 @@ impl ExpectedState {
     }
 }
 
-/// A transport: moves messages of one channel.
+/// A transport of the messages of one channel.
 pub trait Transport<Tx, Rx>: Send {
-    /// Sends `message`. Trouble shows in the next receive.
+    /// Sends `message`. Errors are reported by the next receive.
     fn send(&mut self, message: Tx);
 
-    /// The next message, which `turn` admits.
+    /// Receives the next message, which `turn` must allow.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Reason that no message arrived.
     fn receive(&mut self, turn: &ExpectedState, deadline: Instant) -> Result<Rx, ChannelError>;
 
-    /// Waits until a message or trouble is there, which `receive` then tells.
+    /// Waits until `receive` would return a message or an error at once.
     ///
     /// # Errors
     /// [`ChannelError::Timeout`].
     fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError>;
 
-    /// How often the server's side has told of a change, if it tells.
+    /// Returns the change counter of the server, if it has one.
     ///
     /// # Errors
-    /// That the server is lost.
+    /// The server is lost.
     fn change_count(&self) -> Result<Option<u64>, ChannelError>;
 
-    /// What tells the client, at the server's end.
+    /// Creates the server's writer of the change counter.
     fn change_notifier(&self) -> ChangeNotifier;
 
-    /// Gives the lane away, if this link is one end of a lane that no peer has yet.
+    /// Returns the name of the lane if this is an endpoint of a lane that no peer uses yet.
     fn into_lane_name(self: Box<Self>) -> Option<LaneName> {
         None
     }
 }
 
-/// An end without its types: a link and the state it is in.
+/// An untyped endpoint: a transport and its state.
 pub struct RawEndpoint<Tx, Rx> {
     link: Box<dyn Transport<Tx, Rx>>,
     turn: ExpectedState,
 }
 
 impl<Tx: Wire, Rx: Wire> RawEndpoint<Tx, Rx> {
-    /// An end of `link` in the contract's first state, hearing from `peer`.
+    /// Creates an endpoint over `link` in the contract's first state; `peer` is the other side.
     pub fn new(link: Box<dyn Transport<Tx, Rx>>, table: &'static Fsm, peer: Sender) -> Self {
         Self { link, turn: ExpectedState { table, state: table.start, peer } }
     }
@@ -144,7 +145,7 @@ impl<Tx: Wire, Rx: Wire> RawEndpoint<Tx, Rx> {
             Sender::Client => Sender::Server,
             Sender::Server => Sender::Client,
         };
-        // The typed ends and the generated `answer` only send what the state has.
+        // The typed endpoints and the generated `answer` send only messages that the state allows.
         self.turn.state = self
             .turn
             .table
@@ -173,14 +174,14 @@ impl<Tx, Rx> fmt::Debug for RawEndpoint<Tx, Rx> {
 type ClientCore<C> = RawEndpoint<<C as Contract>::ToServer, <C as Contract>::ToClient>;
 type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
-/// The end that asks, in state `S`.
+/// The requesting endpoint, in state `S`.
 #[must_use = "dropping an end closes the channel"]
 pub struct Client<C: Contract, S = <C as Contract>::Start> {
     core: ClientCore<C>,
     state: PhantomData<fn() -> S>,
 }
 
-/// The end that answers, in state `S`.
+/// The answering endpoint, in state `S`.
 #[must_use = "dropping an end closes the channel"]
 pub struct Server<C: Contract, S = <C as Contract>::Start> {
     core: ServerCore<C>,
@@ -211,27 +212,27 @@ impl<C: Contract, S> fmt::Debug for Server<C, S> {
     }
 }
 
-/// A reply, and the end in the state it leads to.
+/// A reply, and the endpoint in the next state.
 #[derive(Debug)]
 pub enum Reply<M: Call> {
-    /// It was done.
+    /// The request succeeded.
     Ack(M::Ack, Client<M::Contract, M::AckTo>),
-    /// It was not; the goods are in it.
+    /// The request failed; the reply returns the attachments.
     Nak(M::Nak, Client<M::Contract, M::NakTo>),
 }
 
 impl<C: Contract, S: State<Contract = C>> Client<C, S> {
-    /// Sends a request that this state has. Never blocks, allocates or fails: trouble
-    /// shows in the receive that follows.
+    /// Sends a request that this state allows. Never blocks, allocates or fails: errors are
+    /// reported by the following receive.
     pub fn send<M: Request<Contract = C, From = S>>(mut self, message: M) -> Client<C, M::Next> {
         self.core.send(message.into());
         self.core.into()
     }
 
-    /// Sends a request whose replies both lead back to this state, and waits for one.
+    /// Sends a request whose replies both lead back to this state, and waits for the reply.
     ///
     /// # Errors
-    /// Why there is no reply; the channel is closed then.
+    /// Reason that no reply arrived; the channel is then closed.
     pub fn call<M>(
         self,
         message: M,
@@ -248,20 +249,19 @@ impl<C: Contract, S: State<Contract = C>> Client<C, S> {
 }
 
 impl<C: Contract, S> Client<C, S> {
-    /// A number that grows whenever what the server answered may have changed: what it was asked
-    /// for since this was last another one is as it would answer now. `None` of a server without a
-    /// [`ChangeNotifier`].
+    /// Returns the server's change counter. Answers received while it was unchanged are still
+    /// current. `None` if the server has no [`ChangeNotifier`].
     ///
     /// # Errors
-    /// The server is lost. One that died is so after some milliseconds at the latest.
+    /// The server is lost; a death is detected within some milliseconds.
     pub fn told(&self) -> Result<Option<u64>, ChannelError> {
         self.core.link.change_count()
     }
 }
 
 impl<C: Contract, S> Server<C, S> {
-    /// Tells the client at the other end without a message, from now on: of each change of what
-    /// it was, and will be, answered.
+    /// Returns the writer of this channel's change counter. From now on, the server must notify
+    /// every change that affects answers it has given or will give.
     pub fn teller(&self) -> ChangeNotifier {
         self.core.link.change_notifier()
     }
@@ -271,17 +271,17 @@ impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     /// Waits for the reply.
     ///
     /// # Errors
-    /// Why there is none; the channel is closed then.
+    /// Reason that no reply arrived; the channel is then closed.
     pub fn receive(mut self, deadline: Instant) -> Result<Reply<M>, ChannelError> {
         let message = self.core.receive(deadline)?;
-        // The table admits nothing but this request's replies in this state.
+        // In this state the table allows only replies to this request.
         Ok(match M::reply(message).expect("the table admitted another request's reply") {
             Ok(ack) => Reply::Ack(ack, self.core.into()),
             Err(nak) => Reply::Nak(nak, self.core.into()),
         })
     }
 
-    /// Waits until [`Client::receive`] would not wait, and keeps the end if the deadline
+    /// Waits until [`Client::receive`] would not block. The endpoint stays usable if the deadline
     /// passes.
     ///
     /// # Errors
@@ -292,16 +292,16 @@ impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
 }
 
 impl<C: Contract, S: ReceivingState<Contract = C>> Server<C, S> {
-    /// Waits for what the client says next.
+    /// Waits for the client's next message.
     ///
     /// # Errors
-    /// Why it says nothing; the channel is closed then.
+    /// Reason that no message arrived; the channel is then closed.
     pub fn receive(mut self, deadline: Instant) -> Result<S::Received, ChannelError> {
         let message = self.core.receive(deadline)?;
         Ok(S::decode_received(message, self.core))
     }
 
-    /// Waits until [`Server::receive`] would not wait, and keeps the end if the deadline
+    /// Waits until [`Server::receive`] would not block. The endpoint stays usable if the deadline
     /// passes.
     ///
     /// # Errors
@@ -312,14 +312,14 @@ impl<C: Contract, S: ReceivingState<Contract = C>> Server<C, S> {
 }
 
 impl<C: Contract, M: Call<Contract = C>> Server<C, Awaiting<M>> {
-    /// Sends the Ack of `request`, which returns its goods; what it gives away stays here.
+    /// Sends the Ack of `request`, which returns its attachments. Transferred endpoints stay here.
     pub fn ack(mut self, request: M, answer: M::Answer) -> (Server<C, M::AckTo>, M::Retained) {
         let (ack, given) = request.into_ack(answer);
         self.core.send(ack.into());
         (self.core.into(), given)
     }
 
-    /// Sends the Nak of `request`, which returns all of it.
+    /// Sends the Nak of `request`, which returns all attachments.
     pub fn nak(mut self, request: M, why: M::Reason) -> Server<C, M::NakTo> {
         self.core.send(request.into_nak(why).into());
         self.core.into()
@@ -327,12 +327,12 @@ impl<C: Contract, M: Call<Contract = C>> Server<C, Awaiting<M>> {
 }
 
 impl<C: Contract> Server<C> {
-    /// Answers every message with what `answer` makes of it, until the client closes or
-    /// the contract ends. Each module's `serve` calls this with its server trait.
+    /// Replies to every message with the result of `answer`, until the client closes or the
+    /// contract ends. Each module's `serve` calls this with its server trait.
     ///
     /// # Errors
-    /// Why the client was lost: silent for `patience`, or in breach of the contract. A
-    /// client that closed is no error.
+    /// Reason that the client was lost: no message within `patience`, or a contract violation.
+    /// Closing is no error.
     pub fn serve(
         mut self,
         timeout: Duration,
@@ -351,18 +351,18 @@ impl<C: Contract> Server<C> {
     }
 }
 
-/// The deadline after `patience`, which may be as long as [`Duration::MAX`].
+/// Returns the time `patience` from now; `patience` may be [`Duration::MAX`].
 pub(crate) fn deadline_after(patience: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(patience).unwrap_or(now + NO_DEADLINE)
 }
 
-/// For ever, as far as a deadline can say it.
+/// Timeout that stands for "no deadline".
 const NO_DEADLINE: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// A client that calls again and again in one state, with one patience for all calls.
+/// A client for repeated calls in one state, with one timeout for all calls.
 ///
-/// Once a call is lost the channel is closed and every further call answers
+/// After a lost call the channel is closed, and every further call returns
 /// [`ChannelError::Closed`].
 #[derive(Debug)]
 pub struct RpcClient<C: Contract, S = <C as Contract>::Start> {
@@ -371,7 +371,7 @@ pub struct RpcClient<C: Contract, S = <C as Contract>::Start> {
 }
 
 impl<C: Contract, S: State<Contract = C>> RpcClient<C, S> {
-    /// Calls over `end`, waiting `patience` for each reply.
+    /// Creates a client over `end` that waits at most `patience` for each reply.
     pub fn new(end: Client<C, S>, patience: Duration) -> Self {
         Self { end: Some(end), patience }
     }
@@ -379,7 +379,7 @@ impl<C: Contract, S: State<Contract = C>> RpcClient<C, S> {
     /// Sends `message` and waits for its reply.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Reason that no reply arrived.
     pub fn call<M>(&mut self, message: M) -> Result<CallResult<M>, ChannelError>
     where
         M: Call<Contract = C, From = S, AckTo = S, NakTo = S>,
@@ -390,16 +390,17 @@ impl<C: Contract, S: State<Contract = C>> RpcClient<C, S> {
         Ok(reply)
     }
 
-    /// The end, unless a call was lost.
+    /// Returns the endpoint, unless a call was lost.
     pub fn into_client(self) -> Option<Client<C, S>> {
         self.end
     }
 }
 
-/// An end in a message: only a server's, and only before its first message, so that
-/// it has no other user.
+/// An endpoint in a message: only a server's, and only before its first message, so that it has no
+/// other user.
 impl<C: Contract> Field for Server<C> {
-    // By name: a contract may carry ends of itself. The fingerprint travels with the end.
+    // Hashes the name only: a contract may carry endpoints of itself. The fingerprint travels with
+    // the endpoint.
     const TYPE_HASH: u64 = type_hash("Server", &[type_hash(C::NAME, &[])]);
     const MAX_BYTES: usize = 12;
     const HAS_ENDPOINTS: bool = true;

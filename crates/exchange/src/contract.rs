@@ -1,8 +1,8 @@
 //! The contracts, and the plain data their messages carry.
 //!
-//! A contract is written once, with [`contract!`](crate::contract!), in its own module:
-//! [`disk`], [`mod@file`], [`directory`], [`volume`]. Read the text first; everything else in
-//! those modules follows from it.
+//! A contract is written once, with [`contract!`](crate::contract!), in its own module: [`disk`],
+//! [`mod@file`], [`directory`], [`volume`]. Read the contract first; everything else in those
+//! modules follows from it.
 
 pub mod define;
 pub mod directory;

@@ -1,4 +1,4 @@
-//! Descriptors on their way through a Unix socket, and the bytes that carry them.
+//! Messages of bytes and file descriptors over a Unix socket.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -14,24 +14,24 @@ use rustix::{
     },
 };
 
-/// Most descriptors of one message, as Linux has it.
+/// Maximum descriptors of one message, as on Linux.
 pub const MAX_FDS: usize = 253;
 
-/// What one message brought.
+/// A received message.
 #[derive(Debug)]
 pub struct Received {
-    /// How many bytes; none when the peer has closed.
+    /// Number of bytes; 0 if the peer has closed.
     pub len: usize,
-    /// The descriptors; they close on exec.
+    /// Descriptors, with close-on-exec set.
     pub fds: Vec<OwnedFd>,
-    /// Whether nothing of the message was cut off.
+    /// True if nothing of the message was truncated.
     pub is_complete: bool,
 }
 
-/// Sends `bytes`, at least one, and with them `fds`.
+/// Sends `bytes`, at least one, together with `fds`.
 ///
 /// # Errors
-/// What the socket says; [`Errno::INVAL`] for more than [`MAX_FDS`] descriptors.
+/// Error of the socket; [`Errno::INVAL`] for more than [`MAX_FDS`] descriptors.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -42,10 +42,10 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(
     Ok(())
 }
 
-/// Receives one message into `bytes`, waiting for it unless `flags` say otherwise.
+/// Receives one message into `bytes`; blocks unless `flags` prevent it.
 ///
 /// # Errors
-/// What the socket says.
+/// Error of the socket.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -56,7 +56,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Result<
             got => break got?,
         }
     };
-    // All are taken out: what is refused must be closed, too.
+    // All are taken out, so that refused ones are closed, too.
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -23,10 +23,9 @@ use crate::copy_counter;
 
 /// A buffer with one owner.
 ///
-/// A block is private memory, a slot of an arena that another process maps too, or pieces
-/// of data that a server in this process lent. Arena bytes may change under their reader,
-/// so there is no way to borrow them: copy with [`Block::copy_out`], or turn the block into
-/// [`PrivateBuffer`] memory first.
+/// A block is private memory, a slot of an arena that another process maps too, or slices of data
+/// that a server in this process lent. Arena bytes may change while they are read, so they cannot
+/// be borrowed: copy with [`Block::copy_out`], or convert the block to a [`PrivateBuffer`].
 #[derive(Debug)]
 pub struct Block(BlockStorage);
 
@@ -39,24 +38,24 @@ enum BlockStorage {
 }
 
 impl Block {
-    /// A block of `len` zero bytes in private memory.
+    /// Creates a block of `len` zero bytes in private memory.
     pub fn private(len: usize) -> Self {
         Self(BlockStorage::Private(PrivateBuffer::new(len)))
     }
 
-    /// Room for `len` bytes, without memory: who fills it lends pieces with [`Block::put_slice`],
-    /// or writes, and it becomes private memory.
+    /// Creates a block of `len` bytes without memory. [`Block::put_slice`] lends it slices; writes
+    /// convert it to private memory.
     pub fn unallocated(len: usize) -> Self {
         Self(BlockStorage::Lent(SliceList::new(len)))
     }
 
-    /// The block, and an empty one in its place: for a server that passes on what it is lent.
+    /// Returns the block and leaves an empty one: for a server that passes on a borrowed block.
     #[must_use]
     pub fn take(&mut self) -> Self {
         std::mem::replace(self, Self::private(0))
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
             BlockStorage::Private(memory) => memory.len(),
@@ -66,12 +65,12 @@ impl Block {
         }
     }
 
-    /// Whether the block holds no byte.
+    /// Returns true if the block has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies from the block at `at_bytes` into `into`; returns how many bytes there were.
+    /// Copies from offset `at_bytes` into `into`; returns the number of bytes copied.
     pub fn copy_out(&self, at_bytes: usize, into: &mut [u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(into.len());
         if n > 0 {
@@ -89,7 +88,7 @@ impl Block {
         n
     }
 
-    /// Copies `from` into the block at `at_bytes`; returns how many bytes fitted.
+    /// Copies `from` to offset `at_bytes`; returns the number of bytes that fit.
     pub fn copy_in(&mut self, at_bytes: usize, from: &[u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(from.len());
         if n > 0 {
@@ -102,8 +101,8 @@ impl Block {
         n
     }
 
-    /// Copies `len` bytes of `from` into the block, as far as both have them: once, unless
-    /// both are shared.
+    /// Copies up to `len` bytes of `from` into the block, limited by both lengths. Copies once,
+    /// unless both are shared memory.
     pub fn copy_from(&mut self, at_bytes: usize, from: &Block, from_at: usize, len: usize) {
         match (&from.0, &mut self.0) {
             (BlockStorage::Private(bytes), _) => {
@@ -133,8 +132,8 @@ impl Block {
         }
     }
 
-    /// Puts `piece` into the block at `at_bytes`: as it is where a vacant block is filled
-    /// from its start, by a copy elsewhere. Returns how many bytes fitted.
+    /// Puts `piece` at `at_bytes`: without a copy if a vacant block is filled from its start, else
+    /// as a copy. Returns the number of bytes that fit.
     pub fn put_slice(&mut self, at_bytes: usize, piece: SharedSlice) -> usize {
         let copied = match &mut self.0 {
             BlockStorage::Lent(lent) => match lent.push(at_bytes, piece) {
@@ -146,8 +145,8 @@ impl Block {
         self.copy_in(at_bytes, &copied)
     }
 
-    /// What lies in the block from its start on, without a copy: all of private memory, the
-    /// pieces that were lent, nothing of shared memory.
+    /// Returns contents that need no copy, from the start: all of private memory, all lent slices,
+    /// nothing of shared memory.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
         let (private, lent) = match &self.0 {
             BlockStorage::Private(memory) => (Some(&memory[..]), &[][..]),
@@ -157,7 +156,7 @@ impl Block {
         private.into_iter().chain(lent.iter().map(|piece| &piece[..]))
     }
 
-    /// The pieces that were lent; none of a block with memory of its own.
+    /// Returns the lent slices; none if the block has its own memory.
     pub fn shared_slices(&self) -> &[SharedSlice] {
         match &self.0 {
             BlockStorage::Lent(lent) => lent.pieces(),
@@ -165,7 +164,7 @@ impl Block {
         }
     }
 
-    /// The bytes, if this block is private memory.
+    /// Returns the bytes, if this block is private memory.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.0 {
             BlockStorage::Private(memory) => Some(memory),
@@ -173,7 +172,7 @@ impl Block {
         }
     }
 
-    /// The bytes, if this block is private memory or can become that: not if it is shared.
+    /// Returns the bytes as private memory, converting the block if needed; `None` for a slot.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match &self.0 {
             BlockStorage::Slot(_) => None,
@@ -181,7 +180,8 @@ impl Block {
         }
     }
 
-    /// Makes it private memory: no copy if it was, else one copy, and what it was goes home.
+    /// Converts the block to private memory. Copies unless it was private, and releases the old
+    /// storage.
     pub fn make_private(&mut self) -> &mut PrivateBuffer {
         if !matches!(self.0, BlockStorage::Private(_)) {
             *self = self.take().into_private().into();
@@ -192,12 +192,11 @@ impl Block {
         }
     }
 
-    /// Private memory with the block's contents: no copy if it was private,
-    /// else one copy, and the block goes home.
+    /// Converts the block to private memory. Copies unless it was private, and releases the block.
     pub fn into_private(self) -> PrivateBuffer {
         let block = match self.0 {
             BlockStorage::Private(memory) => return memory,
-            // Nothing was put there yet.
+            // No slice was put yet.
             BlockStorage::Lent(lent) if lent.filled() == 0 => return PrivateBuffer::new(lent.len),
             shared => Self(shared),
         };
@@ -206,7 +205,7 @@ impl Block {
         memory
     }
 
-    /// The slot behind the block, or the block itself.
+    /// Returns the slot of the block, or the block itself.
     pub(crate) fn into_slot(self) -> Result<OwnedSlot, Self> {
         match self.0 {
             BlockStorage::Slot(slot) => Ok(slot),
@@ -214,7 +213,7 @@ impl Block {
         }
     }
 
-    /// How many of its bytes have been said.
+    /// Returns the number of bytes with contents.
     fn filled_len(&self) -> usize {
         match &self.0 {
             BlockStorage::Lent(lent) => lent.filled(),

@@ -1,74 +1,74 @@
-//! What tests leave out, to see that it is missed, and where they have a worker linger.
+//! Injected faults and delays: steps that tests omit to prove that they are needed.
 //!
-//! Without the feature `omissions`, which nothing but tests has, everything here is a
-//! constant. With it a program leaves out what the variable [`FAULTS_VARIABLE`] names, and hands
-//! that on to its workers.
+//! Without the feature `omissions`, which only tests enable, everything here is constant. With it,
+//! a program omits the steps named in [`FAULTS_VARIABLE`], and passes the variable on to its
+//! workers.
 
-/// The variable of the environment that names omissions, separated by commas.
+/// Environment variable that names injected faults, separated by commas.
 pub const FAULTS_VARIABLE: &str = "DRACONIS_BREAK";
 
-/// Something that a mount does and that its exactness needs.
+/// A step of a mount that correctness needs, and that a test can omit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InjectedFault {
-    /// The kernel drops its pages behind an asynchronous direct write.
+    /// The kernel's pages are invalidated after an asynchronous direct write.
     StalePages,
-    /// It asks for attributes again once flags have changed.
+    /// Cached attributes are invalidated after a change of flags.
     StaleCtimeAfterFlags,
-    /// Privileges go before another's write.
+    /// setuid and setgid are cleared before another user's write.
     Privileges,
     /// Immutable and append-only files are not opened for writing.
     OpenFlags,
-    /// Pages are fetched again where reading changes the time of access.
+    /// Cached pages are dropped where reading updates the access time.
     AccessTime,
-    /// `O_NOATIME` leaves the time of access.
+    /// `O_NOATIME` keeps the access time.
     NoAtime,
-    /// What a file handle names is found.
+    /// File handles resolve to their nodes.
     Handles,
-    /// An access list takes setgid away.
+    /// Setting an access ACL clears setgid.
     ListSetgid,
-    /// A whiteout stays where a name was.
+    /// RENAME_WHITEOUT leaves a whiteout.
     Whiteout,
-    /// The umask.
+    /// The umask is applied.
     Umask,
-    /// A directory's times change with its names.
+    /// Changes of names update the directory's times.
     DirectoryTimes,
-    /// Every change of attributes changes the inode's time.
+    /// Every attribute change updates ctime.
     ChangeTime,
-    /// Another name changes it, too.
+    /// A new link updates ctime, too.
     LinkTime,
-    /// Attributes and lengths of append-only files stay.
+    /// Attributes and lengths of append-only files are immutable.
     AppendOnly,
-    /// A setgid directory hands its group down.
+    /// A setgid directory passes its group on.
     GroupOfParent,
-    /// An extended attribute that must be new is.
+    /// XATTR_CREATE fails for an existing attribute.
     NewXattr,
-    /// Times that cannot be said become the nearest that can.
+    /// Times out of range are clamped.
     ClampedTimes,
-    /// A file without a name can get one.
+    /// An unnamed file can be linked.
     LinkTmpfile,
-    /// A change is in the log before its answer is given.
+    /// A change is in the oplog before it is answered.
     LogFirst,
-    /// Changes that only the log has are made again.
+    /// Changes that only the oplog has are replayed.
     Repeats,
-    /// Each with the inode that it had.
+    /// A replayed creation gets its original inode.
     SameInode,
-    /// Answers that were not given are kept for when they are asked for again.
+    /// Unsent answers are kept for when the kernel repeats the requests.
     PendingReplies,
-    /// What has no name stays for those who have it open.
+    /// Orphans stay while they are open.
     KeepOpenOrphans,
-    /// What has no name is noted for the next worker.
+    /// Orphans are recorded for the next worker.
     RecordOrphans,
-    /// The kernel is asked to send again what a worker had in hand, as it can since Linux 6.9.
+    /// The kernel resends a dead worker's requests in flight, as it can since Linux 6.9.
     Resend,
-    /// A worker lives on that is asked for the name [`CRASHING_NAME`].
+    /// A worker survives a lookup of [`CRASHING_NAME`].
     SurviveCrashingName,
 }
 
-/// See [`InjectedFault::SurviveCrashingName`].
+/// Name that kills a worker: see [`InjectedFault::SurviveCrashingName`].
 pub const CRASHING_NAME: &[u8] = b"deadly";
 
 impl InjectedFault {
-    /// Those that show when a worker dies.
+    /// Faults that show when a worker dies.
     pub const VISIBLE_ON_RESTART: [Self; 6] = [
         Self::LogFirst,
         Self::Repeats,
@@ -78,7 +78,7 @@ impl InjectedFault {
         Self::RecordOrphans,
     ];
 
-    /// Those that show in single calls.
+    /// Faults that show in single calls.
     pub const ALL: [Self; 18] = [
         Self::StalePages,
         Self::StaleCtimeAfterFlags,
@@ -100,14 +100,14 @@ impl InjectedFault {
         Self::LinkTmpfile,
     ];
 
-    /// Whether it is left out.
+    /// Returns true if the step is omitted.
     #[cfg(not(feature = "omissions"))]
     #[inline]
     pub const fn is_made(self) -> bool {
         false
     }
 
-    /// Whether it is left out.
+    /// Returns true if the step is omitted.
     #[cfg(feature = "omissions")]
     pub fn is_made(self) -> bool {
         use std::sync::OnceLock;
@@ -120,35 +120,35 @@ impl InjectedFault {
     }
 }
 
-/// The variable of the environment that names where a worker lingers.
+/// Environment variable that names the point at which a worker delays.
 pub const DELAY_VARIABLE: &str = "DRACONIS_LINGER";
 
-/// Where a worker lingers over each request, so that one that is killed dies there.
+/// Point at which a worker delays each request, so that a killed worker dies there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DelayPoint {
-    /// A request was read.
+    /// The request was read.
     Read,
-    /// What it changes is changed, in memory.
+    /// Its changes are in memory.
     Applied,
-    /// The log has it.
+    /// The oplog has it.
     Logged,
-    /// It was answered.
+    /// The answer was sent.
     Answered,
-    /// The disk has taken a batch of changes.
+    /// The disk has accepted a batch of changes.
     Committed,
 }
 
 impl DelayPoint {
-    /// All of them, in the order in which a request passes them.
+    /// All points, in the order in which a request passes them.
     pub const ALL: [Self; 5] =
         [Self::Read, Self::Applied, Self::Logged, Self::Answered, Self::Committed];
 
-    /// Lingers here, if it is to.
+    /// Delays here if this point is selected.
     #[cfg(not(feature = "omissions"))]
     #[inline]
     pub const fn pass(self) {}
 
-    /// Lingers here, if it is to.
+    /// Delays here if this point is selected.
     #[cfg(feature = "omissions")]
     pub fn pass(self) {
         use std::sync::OnceLock;
@@ -160,7 +160,7 @@ impl DelayPoint {
     }
 }
 
-/// What a worker's environment needs to leave out, and to linger at, the same.
+/// Returns the environment variables that pass faults and delay on to a worker.
 pub fn environment() -> impl Iterator<Item = (&'static str, String)> {
     let names =
         if cfg!(feature = "omissions") { &[FAULTS_VARIABLE, DELAY_VARIABLE][..] } else { &[] };

@@ -1,4 +1,4 @@
-//! What two services may share, and nothing else.
+//! Exchange of messages and buffers between isolated services.
 //!
 //! ```text
 //!   client ── typed end ──▶ channel (thread | process) ──▶ typed end ── server
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Law 1: a [`heap::Block`] has one owner, and returns to it.
-//! Law 2: no end waits for ever.
-//! Law 3: believe nothing a peer can write.
+//! Law 2: no endpoint waits without a deadline.
+//! Law 3: nothing that a peer can write is trusted.
 //!
 //! A contract, a server of it in a thread, and a client that lends it a block:
 //!
@@ -68,8 +68,8 @@
 //! # }
 //! ```
 //!
-//! Unsafe code lives in [`shm`] and [`channel::thread`] and nowhere else. This crate does
-//! not know what a disk, a file system or a kernel protocol is.
+//! Unsafe code is confined to [`shm`], [`channel::thread`] and the page pool. This crate knows
+//! neither disks nor file systems nor kernel protocols.
 
 #![deny(unsafe_code)]
 

@@ -1,15 +1,15 @@
-//! Notices to the kernel, sent by a process that outlives the one that has them.
+//! FUSE notifications, written to the kernel by a process that outlives the worker.
 //!
 //! ```text
 //!   worker ── number, notice ──▶ keeper ── write ──▶ kernel: writes pages back, drops them
 //!          ◀── number, errno ──         ◀────────────┘
 //! ```
-//! A thread that waits in such a `write` cannot be killed, and its process ends only after it. The
-//! kernel waits for answers to what it writes back. If a worker sent the notice itself and was
-//! killed, the next worker, which could answer, would wait for its end for ever.
+//! A thread blocked in such a `write` cannot be killed, and delays the end of its process. The
+//! kernel waits for answers to its writeback. If a worker wrote the notification itself and was
+//! killed, its successor, which could answer, would wait for its end forever.
 //!
-//! Law 1: a worker waits for an answer in a call that a signal ends.
-//! Law 2: an answer has the number of its notice: one that came too late is passed over.
+//! Law 1: a worker waits for a reply in a call that a signal interrupts.
+//! Law 2: a reply carries the number of its notice; late replies are ignored.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -21,39 +21,39 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
-/// Longest notice, in bytes.
+/// Maximum length of a notice in bytes.
 const NOTICE_MAX_BYTES: usize = 128;
 const NUMBER_BYTES: usize = 8;
 const ANSWER_BYTES: usize = NUMBER_BYTES + 4;
 
-/// The two ends of a way for notices: the one that has them, and the one that [`relay`]s them.
+/// Creates a connected pair: the sender of notices, and the socket for [`relay`].
 ///
 /// # Errors
-/// What the system says.
+/// Error of the system.
 pub fn pair() -> Result<(Notices, OwnedFd)> {
     let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
     let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
     Ok((Notices::new(ours), theirs))
 }
 
-/// The end that has notices. One is under way at a time.
+/// Sender of notices. One is in flight at a time.
 #[derive(Debug)]
 pub struct Notices {
     socket: OwnedFd,
-    /// The number of the last notice.
+    /// Number of the last notice.
     last: Mutex<u64>,
 }
 
 impl Notices {
-    /// The end that `socket` is.
+    /// Creates a sender over `socket`.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket, last: Mutex::new(0) }
     }
 
-    /// Has a notice sent, and waits until the kernel has done what it says.
+    /// Sends a notice and waits until the kernel has handled it.
     ///
     /// # Errors
-    /// What the kernel says, or the socket; [`Errno::TIMEDOUT`] if that takes longer than `wait`.
+    /// Error of the kernel or the socket; [`Errno::TIMEDOUT`] if handling takes longer than `wait`.
     pub fn send(&self, notice: &[u8], wait: Option<Duration>) -> Result<()> {
         let until = wait.map(|wait| Instant::now() + wait);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,15 +94,14 @@ impl AsFd for Notices {
     }
 }
 
-/// Sends each notice that comes over `socket` by `write`, and answers it, until the other end is
-/// closed.
+/// Passes each notice from `socket` to `write` and replies with its result, until the peer closes.
 pub fn relay(socket: impl AsFd, mut write: impl FnMut(&[u8]) -> Result<usize>) {
     let mut message = [0; NUMBER_BYTES + NOTICE_MAX_BYTES];
     loop {
         let len = match recv(&socket, &mut message, RecvFlags::empty()) {
             Err(Errno::INTR) => continue,
             Ok((len, _)) if len > NUMBER_BYTES => len,
-            // The end, or nothing that a worker says.
+            // The peer closed, or sent no valid notice.
             _ => return,
         };
         let (number, notice) = message[..len].split_at(NUMBER_BYTES);

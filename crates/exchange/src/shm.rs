@@ -1,17 +1,16 @@
-//! Memory that another process can write while we look at it.
+//! Memory that another process may write at any time.
 //!
 //! ```text
 //!   memfd, sealed against shrinking and growing ── mapped read-write by both sides
 //! ```
 //!
-//! Law 1: no reference to shared bytes ever exists: bytes are copied, words are atomics. But for
-//! a part that one process alone writes, which that process sees as
-//! [`PagePool`](crate::heap::PagePool).
-//! Law 2: a descriptor that came from a peer is mapped only if its seals forbid that the
-//! memory is cut away under us, and its size is the one agreed.
+//! Law 1: no reference to shared bytes exists: bytes are copied, words are atomics. The exception
+//! is a part that this process alone writes, as [`PagePool`](crate::heap::PagePool).
+//! Law 2: a descriptor from a peer is mapped only if its seals forbid shrinking, and its size is as
+//! agreed.
 //!
-//! Copies are made by machine instructions the compiler does not look into, so a peer
-//! that writes meanwhile changes which bytes arrive and nothing else.
+//! Copies use machine instructions that the compiler treats as opaque. So a concurrent write by the
+//! peer changes the copied bytes and nothing else.
 
 use std::{
     ops::Range,
@@ -38,17 +37,17 @@ pub struct SharedMemory {
     memory: OwnedFd,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; every access goes through
-// atomics or through copies that tolerate concurrent writers.
+// SAFETY: the mapping belongs to the process, not to a thread; every access uses atomics or copies
+// that tolerate concurrent writers.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// `len` zero bytes that can be given to another process.
+    /// Creates `len` zero bytes that can be shared with another process.
     ///
     /// # Errors
-    /// What the system says.
+    /// Error of the system.
     pub fn new(len: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
         let memory = fs::memfd_create("draconis-exchange", flags)?;
@@ -57,10 +56,10 @@ impl SharedMemory {
         Self::map(memory, len)
     }
 
-    /// Maps what a peer sent, if it can be trusted to stay.
+    /// Maps a peer's memfd, if its seals guarantee its size.
     ///
     /// # Errors
-    /// [`Violation::Memory`]: not sealed, another size than `len`, or not to be mapped.
+    /// [`Violation::Memory`]: not sealed, not `len` bytes long, or not mappable.
     pub fn map_peer(memory: OwnedFd, len: usize) -> Result<Self, Violation> {
         let seals =
             fs::fcntl_get_seals(&memory).map_err(|_| Violation::Memory("it is no memfd"))?;
@@ -84,41 +83,41 @@ impl SharedMemory {
         Ok(Self { start, len, memory })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is shared.
+    /// Returns true if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The 32-bit word at `at`.
+    /// Returns the 32-bit word at `at`.
     ///
     /// # Panics
-    /// When `at` is not a multiple of 4 within the memory: our own layout is wrong.
+    /// If `at` is not a multiple of 4 within the memory: our own layout is wrong.
     pub fn atomic_u32(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4) && at < self.len && self.len - at >= 4);
-        // SAFETY: in bounds and aligned, checked above (the mapping starts on a page);
-        // an atomic may be written by anyone at any time.
+        // SAFETY: in bounds and aligned, checked above (the mapping starts on a page); any process
+        // may write an atomic at any time.
         unsafe { self.start.add(at).cast().as_ref() }
     }
 
-    /// The 64-bit word at `at`.
+    /// Returns the 64-bit word at `at`.
     ///
     /// # Panics
-    /// When `at` is not a multiple of 8 within the memory: our own layout is wrong.
+    /// If `at` is not a multiple of 8 within the memory: our own layout is wrong.
     pub fn atomic_u64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at < self.len && self.len - at >= 8);
-        // SAFETY: as in `word`.
+        // SAFETY: as in `atomic_u32`.
         unsafe { self.start.add(at).cast().as_ref() }
     }
 
     /// Copies `into.len()` bytes at `at` out of the shared memory.
     ///
     /// # Panics
-    /// When they do not lie in it: the caller has checked against its own tables.
+    /// If the range is out of bounds: the caller has checked it against its own tables.
     pub fn copy_out(&self, at: usize, into: &mut [u8]) {
         assert!(at <= self.len && into.len() <= self.len - at);
         // SAFETY: both ranges are in bounds and distinct: `into` is private memory.
@@ -137,14 +136,14 @@ impl SharedMemory {
 }
 
 impl SharedMemory {
-    /// Has pages there and mapped for writing, all with one system call: what is in them stays.
-    /// Pages that are touched one by one cost some microseconds each in a virtual machine.
+    /// Faults in pages and maps them for writing with one system call, keeping their contents.
+    /// Touching pages one by one costs some microseconds each in a virtual machine.
     ///
     /// # Errors
-    /// What the system says; Linux before 5.14 does not have the call.
+    /// Error of the system; Linux before 5.14 does not have the call.
     ///
     /// # Panics
-    /// When `part` is not in the memory, or does not begin with a page.
+    /// If `part` is out of bounds, or does not begin with a page.
     pub fn populate(&self, part: Range<usize>) -> io::Result<()> {
         assert!(part.start <= part.end && part.end <= self.len);
         // SAFETY: the range lies in our mapping, checked above, and no byte of it is changed.
@@ -154,32 +153,32 @@ impl SharedMemory {
         }
     }
 
-    /// Where the memory begins in this process.
+    /// Returns the address of the memory in this process.
     pub(crate) fn address(&self) -> usize {
         self.start.as_ptr() as usize
     }
 
-    /// `len` bytes at `at`.
+    /// Returns `len` bytes at `at`.
     ///
     /// # Panics
-    /// As [`Shared::copy_out`].
+    /// As [`SharedMemory::copy_out`].
     ///
     /// # Safety
-    /// Nothing writes to them as long as the slice lives, in any process.
+    /// No process writes to them while the slice lives.
     pub(crate) unsafe fn slice(&self, at: usize, len: usize) -> &[u8] {
         assert!(at <= self.len && len <= self.len - at);
-        // SAFETY: in bounds, initialised as all memory of a file is; the rest is promised.
+        // SAFETY: in bounds, initialised as all memory of a file is; the caller promised the rest.
         unsafe { std::slice::from_raw_parts(self.start.add(at).as_ptr(), len) }
     }
 
-    /// `len` bytes at `at`, to be changed.
+    /// Returns `len` mutable bytes at `at`.
     ///
     /// # Panics
-    /// As [`Shared::copy_out`].
+    /// As [`SharedMemory::copy_out`].
     ///
     /// # Safety
-    /// Nothing else in this process reads or writes them as long as the slice lives, and no other
-    /// process writes them.
+    /// While the slice lives, nothing else in this process accesses them, and no other process
+    /// writes them.
     #[allow(clippy::mut_from_ref, reason = "the caller has them alone")]
     pub(crate) unsafe fn slice_mut(&self, at: usize, len: usize) -> &mut [u8] {
         assert!(at <= self.len && len <= self.len - at);
@@ -196,16 +195,16 @@ impl AsFd for SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: `map` made exactly this mapping, and no reference into it outlives self.
+        // SAFETY: `map` created exactly this mapping, and no reference into it outlives self.
         let unmapped = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// Copies where the other side may write at the same time.
+/// Copies while the other side may write.
 ///
-/// Vectors, where the processor has them: of some processors `rep movsb` takes 25 times as long
-/// when `to` lies a few bytes further behind the start of a page than `from` does.
+/// Uses vector registers if available: on some processors `rep movsb` takes 25 times as long when
+/// `to` is a few bytes further into its page than `from`.
 ///
 /// # Safety
 /// `len` bytes must be readable at `from` and writable at `to`, and not overlap.
@@ -213,9 +212,9 @@ impl Drop for SharedMemory {
 unsafe fn copy(mut from: *const u8, mut to: *mut u8, len: usize) {
     let mut left = len;
     // SAFETY: the caller's promise. To the compiler the instructions are foreign writes to `to`;
-    // what they read may have been torn, and no value is derived from it here. The direction flag
-    // is clear, as the ABI demands; the vector registers are given up as for a call, and the
-    // processor was asked for them.
+    // the bytes read may be torn, and no value is derived from them here. The direction flag is
+    // clear, as the ABI demands; the vector registers are clobbered as for a call, and the
+    // processor's support was checked.
     unsafe {
         if left >= 128 && std::arch::is_x86_feature_detected!("avx") {
             std::arch::asm!(
@@ -251,7 +250,7 @@ unsafe fn copy(mut from: *const u8, mut to: *mut u8, len: usize) {
     }
 }
 
-/// Copies where the other side may write at the same time.
+/// Copies while the other side may write.
 ///
 /// # Safety
 /// `len` bytes must be readable at `from` and writable at `to`, and not overlap.

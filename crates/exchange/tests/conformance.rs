@@ -1,4 +1,4 @@
-//! One suite, every transport.
+//! Conformance suite, run over every transport.
 
 mod common;
 
@@ -155,7 +155,7 @@ fn a_refused_end_comes_back<T: Transport>() {
         };
         let end = directory::Endpoint::File(server);
         let nak = directory.call(bind(b"nothing", end)).unwrap().unwrap_err();
-        // The same end, once more, to something that is there.
+        // Binds the same endpoint again, to an existing file.
         directory.call(bind(b"hello", nak.end)).unwrap().unwrap();
         let (reply, _) = client.call(file::GetAttributes {}, soon()).unwrap();
         assert_eq!(reply.unwrap().attributes.node, Node(2));
@@ -208,7 +208,7 @@ fn a_reply_that_was_sent_is_heard_before_the_closing<T: Transport>() {
 fn an_unread_request_comes_home<T: Transport>() {
     let (transport, directory) = T::start::<Directory>(Role::CloseAfter(0));
     let (client, server) = transport.pair::<File>();
-    // The end travels in a request that the server drops unread, and closes then.
+    // The endpoint is in a request that the server drops unread when it closes.
     let waiting = client.send(read(&transport));
     let path = transport.block(4096);
     let end = directory::Endpoint::File(server);
@@ -234,9 +234,9 @@ fn a_request_to_a_closed_server_comes_home<T: Transport>() {
 
 fn a_silent_server_is_given_up_and_its_late_reply_comes_home<T: Transport>() {
     let (transport, client) = T::start::<File>(Role::Silent(Duration::from_millis(150)));
-    // A child process takes its time to start: it must have begun to be silent.
+    // A child process takes time to start: it must have begun to be silent.
     let mut waiting = client.send(read(&transport));
-    // Told long after the deadline it would be told of the reply.
+    // Much later than the deadline, the reply would arrive first.
     let until = Instant::now() + Duration::from_millis(20);
     assert_eq!(waiting.wait(until), Err(ChannelError::Timeout));
     assert_eq!(waiting.receive(Instant::now()).unwrap_err(), ChannelError::Timeout);
@@ -258,7 +258,7 @@ fn a_thousand_binds_use_the_same_lanes<T: Transport>() {
     });
 }
 
-/// The peer closes its ends a little after we close ours.
+/// Retries: the peer closes its endpoints a little after we close ours.
 fn loop_until<T>(mut f: impl FnMut() -> Option<T>) -> T {
     let deadline = soon();
     loop {
@@ -294,7 +294,7 @@ fn states_lead_where_the_reply_says<T: Transport>() {
     transport.finish();
 }
 
-/// Sends each message to a peer that dies of it, in the state that the first calls lead to.
+/// Sends each message to a peer that dies of it, in the state after the first calls.
 macro_rules! dies {
     ($T:ty, $C:ty, $transport:ident, $answered:expr, |$client:ident| $first:expr; $($message:expr),* $(,)?) => {$(
         let ($transport, $client) = <$T>::start::<$C>(Role::DieAt($answered));

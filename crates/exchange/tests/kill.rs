@@ -1,4 +1,4 @@
-//! A serving process is killed at any moment: the client is told, and every byte comes home.
+//! A server process is killed at any moment: its client gets an error, and every byte returns.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn child_entry() {
     play_if_child();
 }
 
-/// Role words of a child that serves the tree; see `play_if_child`.
+/// Arguments of a child that serves the tree; see `play_if_child`.
 const SERVE: &str = "Directory tree 0";
 
 #[test]
@@ -36,7 +36,7 @@ fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
     child.wait().unwrap();
     let buffer = session.block(4096).unwrap();
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
-    // By its death: a deadline would be `Timeout`.
+    // Caused by the death: a deadline would be `Timeout`.
     assert_eq!(hello.call(read).unwrap_err(), ChannelError::Closed);
     assert!(session.is_dead());
     expect_all_home(&session);
@@ -58,7 +58,7 @@ fn what_is_kept_of_a_peer_that_dies_is_soon_used_no_more() {
     assert_eq!(&into[..5], b"tree!");
     child.kill().unwrap();
     child.wait().unwrap();
-    // No message is sent: it is looked for.
+    // No message is sent: the reader polls for liveness.
     let lost = std::iter::repeat_with(|| hello.read(7, &mut into)).find_map(Result::err);
     assert_eq!(lost, Some(ReadError::Lost(ChannelError::Closed)));
     drop((hello, directory));
@@ -107,7 +107,7 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
             }
         };
         killer.join().unwrap();
-        // By its death: a deadline would be `Timeout`.
+        // Caused by the death: a deadline would be `Timeout`.
         assert_eq!(told, ChannelError::Closed);
         drop((hello, directory));
         session.wait_for_death(soon()).unwrap();

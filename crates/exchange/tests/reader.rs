@@ -1,5 +1,5 @@
-//! A reader that keeps what it was answered: it reads what a message would bring, with fewer of
-//! them, over both transports.
+//! Tests of the caching reader: it reads what a message would return, with fewer messages, over
+//! both transports.
 
 mod common;
 
@@ -23,18 +23,18 @@ fn child_entry() {
 }
 
 const CHUNK: u64 = CHUNK_BYTES as u64;
-/// Blocks of a chunk that there are.
+/// Available blocks of chunk size.
 const SLOTS: u32 = 6;
 
-/// One file, which changes under a lock and tells of it before that is let go.
+/// One file, which changes under a lock and notifies before the lock is released.
 #[derive(Default)]
 struct Content {
     bytes: Mutex<Vec<u8>>,
     teller: Mutex<Option<ChangeNotifier>>,
-    /// How many messages came, and how many bytes they asked for.
+    /// Number of read messages.
     reads: AtomicUsize,
     asked: AtomicUsize,
-    /// Refuses what is read from here on.
+    /// Offset from which reads are refused.
     bad_from: Mutex<Option<u64>>,
 }
 
@@ -52,7 +52,7 @@ impl Content {
         }
     }
 
-    /// Messages and bytes asked for since this was last asked.
+    /// Returns messages and requested bytes since the last call.
     fn messages(&self) -> (usize, usize) {
         (self.reads.swap(0, SeqCst), self.asked.swap(0, SeqCst))
     }
@@ -83,8 +83,8 @@ impl FileServer for Content {
 
 type Blocks = Box<dyn Fn(usize) -> Option<Block> + Send>;
 
-/// Has `test` read `content` over each transport, with a reader that keeps so many chunks; if
-/// `tells`, the server says so.
+/// Runs `test` over each transport, with a reader that caches so many chunks; if `tells`, the
+/// server has a change notifier.
 fn with_reader(
     content: &Arc<Content>,
     chunks: usize,
@@ -146,7 +146,7 @@ fn what_was_read_is_read_again_without_a_message() {
             expect(reader, &content, offset, 9);
         }
         assert_eq!(content.messages(), (0, 0));
-        // Beyond any file, and a number that none can have.
+        // Past the end of any file, and an offset that none can have.
         expect(reader, &content, 9 * CHUNK, 10);
         assert_eq!(reader.read(u64::MAX, &mut [0; 9]), Ok(0));
         assert_eq!(reader.read(u64::MAX - 3 * CHUNK, &mut [0; 9]), Ok(0));
@@ -161,7 +161,7 @@ fn a_file_of_whole_chunks_that_fits_is_kept_as_a_whole() {
             (0..4).for_each(|nth| expect(reader, &content, nth * CHUNK, CHUNK as usize));
         };
         pass(reader);
-        // That it ends is learnt by asking, in the place of the first chunk.
+        // Detecting the end takes a request, which evicts the first chunk.
         pass(reader);
         assert_eq!(content.messages().0, 4 + 1 + 1);
         pass(reader);
@@ -227,7 +227,7 @@ fn fewer_blocks_than_were_to_be_kept_are_enough() {
             for offset in (0..3 * u64::from(SLOTS) * CHUNK).step_by(3 << 14) {
                 expect(reader, &content, offset, 3 << 14);
             }
-            // Between threads there is no end of them.
+            // Between threads blocks are unlimited.
             assert!(content.messages().0 > 0 || round > 0);
         }
     });
@@ -238,7 +238,7 @@ fn a_refusal_is_told_where_it_belongs_and_ends_nothing() {
     let content = Content::new(3 * CHUNK as usize);
     *content.bad_from.lock().unwrap() = Some(CHUNK);
     with_reader(&content, 4, true, |reader| {
-        // The chunk behind it is asked for ahead.
+        // The next chunk is prefetched.
         expect(reader, &content, 0, CHUNK as usize);
         expect(reader, &content, CHUNK - 4096, 4096);
         assert_eq!(reader.read(CHUNK, &mut [0; 9]), Err(ReadError::Refused(Refusal::Io)));

@@ -1,5 +1,5 @@
-//! VHD images over others, made by hand since no program at hand makes them, and VMDK images over
-//! others that qemu-img made.
+//! Differencing VHD images, built by hand since no available program writes them, and differencing
+//! VMDK images from qemu-img.
 
 use std::path::Path;
 use std::process::Command;
@@ -41,7 +41,7 @@ fn fixed(disk: &[u8], identity: u8) -> Vec<u8> {
     [disk, &footer(2, disk.len(), identity, u64::MAX)].concat()
 }
 
-/// A VHD of blocks with their own sectors, over the one with the identity `behind`.
+/// Builds a VHD from blocks with their own sectors, over the one with the identity `behind`.
 fn over(
     blocks: &[Option<Vec<Option<u8>>>],
     block_bytes: usize,
@@ -73,13 +73,13 @@ fn over(
             bitmap[nth / 8] |= 0x80 >> (nth % 8);
         }
         image.extend(bitmap);
-        // What is not its own is anything.
+        // Sectors without contents of their own hold arbitrary bytes.
         image.extend(sectors.iter().flat_map(|own| [own.unwrap_or(0xEE); SECTOR]));
     }
     [image, footer].concat()
 }
 
-/// Blocks of which some are there, and some of their sectors.
+/// Returns random blocks, some absent, with some of their sectors present.
 fn some(random: &mut Random, len: usize, block_bytes: usize) -> Vec<Option<Vec<Option<u8>>>> {
     let sector = |random: &mut Random| (!random.once_in(3)).then(|| random.below(256) as u8);
     let block = |random: &mut Random| -> Vec<Option<u8>> {
@@ -89,7 +89,7 @@ fn some(random: &mut Random, len: usize, block_bytes: usize) -> Vec<Option<Vec<O
     (0..count).map(|_| (!random.once_in(3)).then(|| block(random))).collect()
 }
 
-/// The disk that they make over `below`.
+/// Returns the disk that the blocks form over `below`.
 fn laid(
     blocks: &[Option<Vec<Option<u8>>>],
     block_bytes: usize,
@@ -130,13 +130,13 @@ fn vhd_images_are_read_over_others() {
             let opened = open(memory(top.clone()), &files).unwrap();
             assert!(opened.disk.properties().read_only);
             assert!(all(&*opened.disk).unwrap() == expected);
-            // Each misses the next.
+            // Each lacks the next.
             for given in [&files[..0], &files[..1]] {
                 let missing = open(memory(top.clone()), given).map(drop).unwrap_err();
                 let name = "päront.vhd".to_owned();
                 assert_eq!(missing, Error::Unsupported(Unsupported::NeedsBacking(name)));
             }
-            // Given in another order, once too often, or itself.
+            // Given in another order, twice, or the image itself.
             let others = [memory(parent.clone()), memory(top.clone()), memory(vec![7; 4096])];
             for wrong in others {
                 let error = open(memory(top.clone()), &[wrong, files[1].clone()]).map(drop);
@@ -156,7 +156,7 @@ fn ran(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An image over another one, with some of its own.
+/// Creates an image over another one, with some writes of its own.
 fn vmdk_over(dir: &Path, name: &str, below: &str, writes: &[&str]) {
     let (image, below) = (dir.join(name), dir.join(below));
     let (image, below) = (image.to_str().unwrap(), below.to_str().unwrap());
@@ -189,7 +189,7 @@ fn vmdk_images_are_read_over_others() {
         let missing = open(read("middle"), &[]).map(drop).unwrap_err();
         let name = parent_path.to_str().unwrap().to_owned();
         assert_eq!(missing, Error::Unsupported(Unsupported::NeedsBacking(name)));
-        // It is no image of the same kind, another one, and one that was changed since.
+        // No image of the same kind, another image, and one that was changed since.
         let other = converted(dir.path(), &raw, &["-O", "vmdk"]).unwrap();
         let changed = {
             let mut parent = parent;
@@ -207,7 +207,7 @@ fn vmdk_images_are_read_over_others() {
     }
 }
 
-/// Broken anywhere, over itself: an error or another disk.
+/// An image with any damage, over itself: an error or another disk.
 #[test]
 fn no_broken_image_over_another_makes_a_panic() {
     let mut random = Random::new(5);
@@ -219,7 +219,7 @@ fn no_broken_image_over_another_makes_a_panic() {
         let mut broken = image.clone();
         let at = random.below(2048) as usize;
         broken[at] = random.below(256) as u8;
-        // As one that knows the sums would break it.
+        // With valid checksums, as an attacker would write them.
         seal(&mut broken[..512], 64);
         seal(&mut broken[512..1536], 36);
         let files = [memory(broken.clone()), Arc::clone(&parent)];

@@ -7,20 +7,20 @@
 use super::{FileWrite, UnitOffsets};
 
 pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
-/// As QEMU's first tables have at most 32 MiB.
+/// Maximum disk length: L1 tables of QEMU have at most 32 MiB.
 pub(super) const LONGEST_BYTES: u64 = (4 << 20) * ENTRIES * CLUSTER_BYTES;
 
 const CLUSTER_BITS: u32 = 16;
-/// Entries of a table that has a cluster.
+/// Entries of a table of one cluster.
 const ENTRIES: u64 = CLUSTER_BYTES / 8;
-/// Counts of 16 bits that a cluster has.
+/// Number of 16-bit refcounts in a cluster.
 const COUNTS: u64 = CLUSTER_BYTES / 2;
 const REFCOUNT_ORDER: u32 = 4;
 const HEAD_BYTES: u32 = 104;
-/// Nothing else has this cluster.
+/// L1 and L2 flag: the refcount of the cluster is 1.
 const OFLAG_COPIED: u64 = 1 << 63;
 
-/// The tables, the head, and where the file ends.
+/// Returns the tables, the header, and the end of the file.
 pub(super) fn tables(
     places: &UnitOffsets,
     len_bytes: u64,
@@ -46,7 +46,7 @@ pub(super) fn tables(
     end += bytes.len() as u64;
     pieces.push((first_at, bytes));
 
-    // Counts of all clusters, those of the counts among them.
+    // Refcounts of all clusters, those of the refcount blocks among them.
     let counts_at = end;
     let (mut blocks, mut of_table) = (1, 1);
     loop {
@@ -55,7 +55,7 @@ pub(super) fn tables(
         if needed == (blocks, of_table) {
             break;
         }
-        // Neither becomes less: there are only more clusters to count.
+        // Neither shrinks: each adds clusters to count.
         (blocks, of_table) = (needed.0.max(blocks), needed.1.max(of_table));
     }
     let table_at = counts_at + blocks * CLUSTER_BYTES;
@@ -84,7 +84,7 @@ pub(super) fn tables(
     (pieces, vec![(0, head)], end)
 }
 
-/// Entries of a table, as whole clusters.
+/// Encodes the entries of a table, padded to whole clusters.
 fn clusters(entries: impl Iterator<Item = u64>) -> Vec<u8> {
     let mut bytes: Vec<u8> = entries.flat_map(u64::to_be_bytes).collect();
     bytes.resize((bytes.len() as u64).next_multiple_of(CLUSTER_BYTES) as usize, 0);

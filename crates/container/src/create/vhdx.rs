@@ -9,7 +9,7 @@ use crate::vhdx::{
     BAT, DISK_SIZE, FILE_PARAMETERS, KIB, METADATA, MIB, SECTOR_SIZE, guid, set_checksum,
 };
 
-/// Contents go in blocks of the smallest size: what is not written takes no room.
+/// Payload block size: the smallest, since unwritten blocks take no space.
 pub(super) const BLOCK_BYTES: u64 = MIB;
 pub(super) const FIRST_BYTES: u64 = 3 * MIB;
 pub(super) const MAX_DISK_BYTES: u64 = 4 << 40;
@@ -17,10 +17,10 @@ pub(super) const MAX_DISK_BYTES: u64 = 4 << 40;
 const LOG_AT: u64 = MIB;
 const METADATA_AT: u64 = 2 * MIB;
 const SECTOR_BYTES: u32 = 512;
-/// Blocks of contents between two entries for bitmaps, which a disk that is behind none has not.
+/// Payload blocks between two bitmap entries, which an image without a parent leaves unused.
 const CHUNK: u64 = ((SECTOR_BYTES as u64) << 23) / BLOCK_BYTES;
 const PAYLOAD_BLOCK_FULLY_PRESENT: u64 = 6;
-/// Of an item: every reader must know it; it is of the disk, not of the file.
+/// Flags of a metadata item: required, and a property of the virtual disk.
 const REQUIRED: u32 = 4;
 const OF_DISK: u32 = 2;
 
@@ -29,7 +29,7 @@ const PAGE_83: [u8; 16] =
 const PHYSICAL_SECTOR: [u8; 16] =
     guid(0xCDA3_48C7, 0x445D, 0x4471, [0x9C, 0xC9, 0xE9, 0x88, 0x52, 0x51, 0xC5, 0x56]);
 
-/// The tables, the head, and where the file ends.
+/// Returns the tables, the header, and the end of the file.
 pub(super) fn tables(
     places: &UnitOffsets,
     len_bytes: u64,
@@ -56,7 +56,7 @@ pub(super) fn tables(
         put(&mut header, 8, &sequence.to_le_bytes());
         put(&mut header, 16, &identity);
         put(&mut header, 32, &identity);
-        // No log is in use.
+        // Version of the log; no log is in use.
         put(&mut header, 66, &1u16.to_le_bytes());
         put(&mut header, 68, &(MIB as u32).to_le_bytes());
         put(&mut header, 72, &LOG_AT.to_le_bytes());

@@ -1,24 +1,24 @@
-//! What a VHDX says of the one that it differs from: pairs of texts.
+//! Parent locator of a differencing VHDX: pairs of strings.
 //!
 //! ```text
 //!   | kind | how many | where and how long a key and its value are.. | texts in UTF-16 |
 //! ```
-//! The image behind has the identity of its contents in `parent_linkage`, or, while one is merged
-//! into the other, in `parent_linkage2`.
+//! `parent_linkage` is the data GUID of the parent image or, while one is merged into the other,
+//! `parent_linkage2`.
 
 use super::guid;
 use crate::backing::{BackingFile, BackingId, utf16};
 use crate::image_file::{le16, le32};
 use crate::{Error, Format, Unsupported};
 
-/// What a locator takes, and how many pairs it has: five are known, of paths of Windows.
+/// Maximum length of a locator, and maximum pairs: five are known, for Windows paths.
 pub(super) const MAX_LOCATOR_BYTES: u32 = 1 << 20;
 const MAX_PAIRS: u16 = 64;
 
 pub(super) const KIND: [u8; 16] =
     guid(0xB04A_EFB7, 0xD19E, 0x4A81, [0xB7, 0x89, 0x25, 0xB8, 0xE9, 0x44, 0x59, 0x13]);
 
-/// What `locator` says is behind.
+/// Returns the parent image named by `locator`.
 pub(super) fn behind(locator: &[u8]) -> Result<BackingFile, Error> {
     if !locator.starts_with(&KIND) {
         let what = "a parent that is found in a way that is not known";
@@ -52,9 +52,9 @@ pub(super) fn behind(locator: &[u8]) -> Result<BackingFile, Error> {
     Ok(BackingFile { name, is: BackingId::One(Format::Vhdx, identities) })
 }
 
-/// A GUID as a locator has it, in small letters.
+/// Formats a GUID as in a locator, in lower case.
 pub(super) fn shown(guid: &[u8]) -> String {
-    // Its first three numbers are stored the other way round.
+    // Its first three numbers are stored little-endian.
     let order = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
     let digits = order.iter().map(|nth| format!("{:02x}", guid.get(*nth).copied().unwrap_or(0)));
     let mut text: String = digits.collect();

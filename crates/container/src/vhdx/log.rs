@@ -1,14 +1,14 @@
-//! The log of a VHDX image: what was to be written to its tables when its last user stopped.
+//! Log of a VHDX image: table updates that its last user had not completed.
 //!
 //! ```text
 //!   | entry | entry | .. |     entry: | head, what goes where .. | sectors of 4 KiB .. |
 //! ```
-//! A ring, of which the newest whole sequence counts: entries with numbers that follow each other, the
-//! last of which says where the first one is.
+//! A ring. Its newest complete sequence is valid: entries with consecutive numbers, the last of
+//! which has the offset of the first.
 //!
-//! Law 1: an entry is looked at once, whatever the log says; all of them take no more work than a few
-//! times the length of the log.
-//! Law 2: nothing is written here: who only reads lays what the log holds over what he reads.
+//! Law 1: each entry is read once, whatever the log contains; the work is bounded by a few times
+//! the length of the log.
+//! Law 2: this module writes nothing: readers overlay the log's contents on their reads.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ use crate::image_file::{ImageFile, le32, le64};
 use crate::{Error, Unsupported};
 
 pub(super) const SECTOR: usize = 4096;
-/// Logs are read as a whole.
+/// Maximum length of a log, which is read as a whole.
 const MAX_LOG_BYTES: u64 = 32 * MIB;
-/// Zeros that a log may write.
+/// Maximum bytes of zeros that a log may write.
 const MAX_ZEROED_BYTES: u64 = 64 * MIB;
-/// Bytes that are looked at, in lengths of the log.
+/// Maximum bytes that are examined, in lengths of the log.
 const MAX_SCAN_FACTOR: u64 = 8;
 const HEAD: usize = 64;
 const DESCRIPTOR: usize = 32;
-/// Descriptors in the first sector of an entry.
+/// Number of descriptors in the first sector of an entry.
 pub(super) const IN_FIRST: usize = (SECTOR - HEAD) / DESCRIPTOR;
 const IN_OTHERS: usize = SECTOR / DESCRIPTOR;
 
-/// Something that the log writes.
+/// A write in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum LogWrite {
     Sector(u64, Vec<u8>),
@@ -40,19 +40,19 @@ struct Entry {
     len: usize,
     tail: usize,
     number: u64,
-    /// The lengths that the file had for certain, and that it needs.
+    /// Length of the file that was durable when the entry was written.
     flushed_bytes: u64,
     patches: Vec<LogWrite>,
 }
 
-/// What the log of a file that was not closed writes.
+/// Writes in the log of an image that was not closed cleanly.
 #[derive(Default)]
 pub(super) struct Replay {
     pub(super) patches: Vec<LogWrite>,
 }
 
 impl Replay {
-    /// The active sequence of the log at `at`, of entries with this `id`.
+    /// Reads the active sequence of the log at `at`, of entries with this `id`.
     pub(super) fn read(file: &ImageFile, at: u64, len: u64, id: &[u8]) -> Result<Self, Error> {
         if len > MAX_LOG_BYTES {
             return Err(Unsupported::Feature("VHDX", "so long a log").into());
@@ -81,7 +81,7 @@ impl Replay {
         }
     }
 
-    /// Lays what the log writes over what was read at `at`.
+    /// Overlays the log's writes on bytes that were read at `at`.
     pub(super) fn overlay(&self, at: u64, bytes: &mut [u8]) {
         let end = at.saturating_add(bytes.len() as u64);
         for patch in &self.patches {
@@ -107,7 +107,7 @@ impl Replay {
     }
 }
 
-/// All entries of a log that are whole, by their place.
+/// Returns all valid entries of a log, by offset.
 fn entries(log: &[u8], id: &[u8]) -> Result<BTreeMap<usize, Entry>, Error> {
     let mut entries = BTreeMap::new();
     let mut looks = 0;
@@ -122,7 +122,7 @@ fn entries(log: &[u8], id: &[u8]) -> Result<BTreeMap<usize, Entry>, Error> {
         if looks > MAX_SCAN_FACTOR * log.len() as u64 {
             return Err(Error::DamagedAt("VHDX: a log whose entries lie in each other", at as u64));
         }
-        // An entry may go on at the start of the ring.
+        // An entry may wrap around to the start of the ring.
         let mut bytes = head.get(..len.min(head.len())).unwrap_or_default().to_vec();
         bytes.extend(log.get(..len - bytes.len()).unwrap_or_default());
         entries.extend(entry(&bytes).map(|entry| (at, entry)));
@@ -130,7 +130,7 @@ fn entries(log: &[u8], id: &[u8]) -> Result<BTreeMap<usize, Entry>, Error> {
     Ok(entries)
 }
 
-/// An entry, if it is whole.
+/// Parses an entry, if it is valid.
 fn entry(bytes: &[u8]) -> Option<Entry> {
     let (tail, number) = (le32(bytes, 12) as usize, le64(bytes, 16));
     let count = le32(bytes, 24) as usize;
@@ -171,7 +171,7 @@ fn descriptor_sectors(count: usize) -> usize {
     1 + count.saturating_sub(IN_FIRST).div_ceil(IN_OTHERS)
 }
 
-/// The places of the newest sequence that is whole, from its tail on.
+/// Returns the offsets of the newest complete sequence, from its tail.
 fn active(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<Vec<usize>> {
     let mut best: Option<(u64, Vec<usize>)> = None;
     let mut starts = entries.keys().copied();
@@ -180,7 +180,7 @@ fn active(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<Vec<usize>
         let mut sequence = vec![];
         let (mut at, mut last) = (start, 0);
         while let Some(entry) = entries.get(&at) {
-            // No ring is gone around twice: numbers ascend.
+            // Ascending numbers prevent a second pass around the ring.
             if last != 0 && entry.number != last + 1 {
                 break;
             }
@@ -205,7 +205,7 @@ fn active(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<Vec<usize>
     best.map(|(_, sequence)| sequence)
 }
 
-/// An entry that writes `sectors`, at most [`IN_FIRST`], for a file that has `file_bytes`.
+/// Returns an entry that writes `sectors`, at most [`IN_FIRST`], for a file of `file_bytes`.
 pub(super) fn new_entry(
     id: &[u8],
     number: u64,

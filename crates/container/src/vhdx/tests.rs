@@ -1,4 +1,4 @@
-//! Images over others, made by hand: no program at hand makes them.
+//! Differencing images, built by hand: no available program writes them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,11 +17,11 @@ use crate::image_file::le64;
 use crate::{Error, Unsupported, open, open_for_writing};
 
 const SECTOR: u64 = 512;
-/// Of a new image: where its table and its metadata are, and its first block.
+/// Offset of the BAT of a new image.
 const TABLE_AT: u64 = 3 * MIB;
 const METADATA_AT: u64 = 2 * MIB;
 const BLOCKS_AT: u64 = 8 * MIB;
-/// The largest blocks have the fewest in a chunk: a disk of some GiB has two bitmaps.
+/// The largest blocks have the fewest per chunk: a disk of some GiB has two bitmaps.
 const BLOCK_BYTES: u64 = 256 * MIB;
 const CHUNK: u64 = 16;
 
@@ -50,7 +50,7 @@ fn texts(pairs: &[(&str, &str)]) -> Vec<u8> {
     [item, all].concat()
 }
 
-/// An image without a block of its own, over the one whose contents have the identity `behind`.
+/// Returns an image without blocks of its own, over the one with the data GUID `behind`.
 fn image(len_bytes: u64, identity: u8, behind: Option<&[u8]>) -> File {
     let file = tempfile::tempfile().unwrap();
     file.set_len(NewFormat::Vhdx.max_file_bytes(len_bytes)).unwrap();
@@ -77,25 +77,25 @@ fn over(len_bytes: u64, identity: u8, behind: u8) -> File {
     image(len_bytes, identity, Some(&texts(&pairs)))
 }
 
-/// Sets the entry of a block, or of the bitmap of a chunk (its entry is behind those of its blocks).
+/// Sets the BAT entry of a block, or of the bitmap of a chunk, which follows those of its blocks.
 fn set(file: &File, nth: u64, entry: u64) {
     file.write_all_at(&entry.to_le_bytes(), TABLE_AT + 8 * nth).unwrap();
 }
 
-/// Where the block `nth` is, if it is there.
+/// Returns the offset of the block `nth`, if it is present.
 fn place(nth: u64) -> u64 {
     BLOCKS_AT + nth * BLOCK_BYTES
 }
 
-/// What a layer says of the blocks that it has: a state, and where the block is there in part, which
-/// of the sectors that are looked at are its own.
+/// States of a layer's blocks and, for partially present ones, which of the tested sectors are its
+/// own.
 struct Layer {
     len_bytes: u64,
     blocks: Vec<(u64, Vec<u64>)>,
     byte: u8,
 }
 
-/// Sectors of a block that are looked at: its ends, and those around pages of the bitmap.
+/// Returns the tested sectors of a block: its ends, and those around pages of the bitmap.
 fn looked_at() -> Vec<u64> {
     let last = BLOCK_BYTES / SECTOR - 1;
     vec![0, 1, 2, 4094, 4095, 4096, 4097, 8191, 8192, 300_000, last - 1, last]
@@ -121,7 +121,7 @@ impl Layer {
                 let bit = nth % CHUNK * (BLOCK_BYTES / SECTOR) + sector;
                 bits[(nth / CHUNK) as usize][bit as usize / 8] |= 1 << (bit % 8);
             }
-            // What is not its own is there as well, and is nothing.
+            // Sectors that are not its own have contents too, which must not be read.
             for sector in looked_at() {
                 file.write_all_at(&[self.byte; 512], place(nth) + sector * SECTOR).unwrap();
             }
@@ -132,7 +132,7 @@ impl Layer {
         }
     }
 
-    /// What a sector holds over one that holds `below`.
+    /// Returns the contents of a sector over one that holds `below`.
     fn sector(&self, nth: u64, below: u8) -> u8 {
         let per_block = BLOCK_BYTES / SECTOR;
         match self.blocks.get((nth / per_block) as usize) {
@@ -156,7 +156,7 @@ fn images_are_read_over_others() {
     let gib = 1 << 30;
     let mut random = Random::new(17);
     for _ in 0..3 {
-        // The one at the top is longer than those below.
+        // The top one is longer than those below.
         let base = Layer::random(&mut random, 4 * gib, 1);
         let base = Layer { blocks: base.blocks.into_iter().map(|_| (6, vec![])).collect(), ..base };
         let middle = Layer::random(&mut random, 5 * gib, 2);
@@ -186,12 +186,12 @@ fn images_are_read_over_others() {
             };
             let expected = top.sector(sector, of_middle);
             assert_eq!(read(&*opened, sector, 1), [expected; 512], "{sector}");
-            // With its neighbour, which may be another's.
+            // Together with its neighbour, which may come from another layer.
             if sector % 4096 == 4095 || sector % 4096 == 0 {
                 assert_eq!(read(&*opened, sector, 2)[..512], [expected; 512], "{sector}");
             }
         }
-        // It is not changed, and names are as the images have them.
+        // Writing is refused, and names are as the images have them.
         let refused = open_for_writing(disk(&files[2], true), &behind, 7).err().unwrap();
         assert!(refused.to_string().contains("is only read"), "{refused}");
         let missing = open(top_disk.clone(), &behind[..1]).err().unwrap();
@@ -225,7 +225,7 @@ fn the_log_has_bitmaps_too() {
         read(&*opened, nth, 1)[0]
     };
     assert_eq!([sector(0), sector(1)], [1, 1]);
-    // It was not closed: that the second sector is its own is only in the log.
+    // Not closed cleanly: only the log marks the second sector as its own.
     let id = [9; 16];
     let mut bits = vec![0; LOG_SECTOR];
     bits[0] = 2;
@@ -249,7 +249,7 @@ fn the_image_behind_may_be_the_one_that_is_merged() {
         [("parent_linkage", &other[..]), ("parent_linkage2", &right), ("volume_path", "parent")];
     let child = image(BLOCK_BYTES, 42, Some(&texts(&pairs)));
     open(disk(&child, false), &[disk(&base, false)]).unwrap();
-    // Its contents were changed: they have another identity.
+    // Its contents were changed: they have another data GUID.
     let mut header = vec![0; HEADER_BYTES];
     base.read_exact_at(&mut header, HEADERS[1]).unwrap();
     let newer = le64(&header, 8) + 1;
@@ -278,19 +278,19 @@ fn locators_and_bitmaps_that_lie_are_refused() {
         let refused = open(disk(&image, false), &[]).err().unwrap();
         assert!(refused.to_string().contains("VHDX"), "{nth}: {refused}");
     }
-    // One so long that it cannot be, and one that lies behind the end.
+    // One with an impossible length, and one past the end.
     for (field, value) in [(20u64, u32::MAX), (16, 0xFFFF_FF00)] {
         let image = image(BLOCK_BYTES, 50, Some(&good));
         image.write_all_at(&value.to_le_bytes(), METADATA_AT + 32 + 32 * 5 + field).unwrap();
         assert!(open(disk(&image, false), &[]).is_err());
     }
-    // A block that is there in part, whose bitmap is not.
+    // A partially present block without its bitmap.
     let base = image(BLOCK_BYTES, 51, None);
     let child = image(BLOCK_BYTES, 50, Some(&good));
     set(&child, 0, place(0) | 7);
     let opened = open(disk(&child, false), &[disk(&base, false)]).unwrap().disk;
     assert!(opened.read_now(Extent::new(0, 512), Block::private(512)).is_err());
-    // Behind nothing no block is there in part.
+    // Without a parent no block is partially present.
     set(&base, 0, place(0) | 7);
     let opened = open(disk(&base, false), &[]).unwrap().disk;
     assert!(opened.read_now(Extent::new(0, 512), Block::private(512)).is_err());

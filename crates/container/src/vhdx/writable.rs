@@ -1,13 +1,14 @@
-//! The tables of a VHDX image that is changed.
+//! Tables of a VHDX image that is open for writing.
 //!
 //! ```text
 //!   session: header ──▶ what the log holds ──▶ empty log, header ──▶ ..changes.. ──▶ header: no log
 //!   change:  file lengthened ──▶ entry of the log ──▶ (some entries later) table of blocks
 //! ```
-//! Law 1: the header says that the file is another one before anything else is changed.
-//! Law 2: the table of blocks is written only with what the log holds, durable. The log always has a
-//! whole sequence: it is filled by halves, and one half is written over when the other one has it.
-//! Law 3: a new block is behind the end of the file as it was, and reads as zeros.
+//! Law 1: the header gets a new file GUID before any other change.
+//! Law 2: the BAT is written only with contents that are durable in the log. The log always has a
+//! complete sequence: it is filled in halves, and a half is overwritten only once the other one has
+//! a sequence.
+//! Law 3: a new block is past the former end of the file, and reads as zeros.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,25 +22,25 @@ use crate::writable::{AllocationTables, MetadataWriter};
 use crate::{CONVERT, Error, Unsupported};
 
 const IS_WHOLE: u64 = 6;
-/// Blocks that are compared with each other: 32 MiB of places.
+/// Maximum blocks whose offsets are checked for overlaps: 32 MiB of offsets.
 const MAX_WRITABLE_BLOCKS: usize = 1 << 21;
 
 pub(crate) struct WritableVhdx {
     map: Vhdx,
-    /// Where the file ends, in whole MiB.
+    /// End of the file, in whole MiB.
     end: u64,
-    /// Identities come of it.
+    /// Seed of new GUIDs.
     guid_seed: u64,
     in_session: bool,
     log_id: [u8; 16],
-    /// Of the next entry.
+    /// Number of the next entry.
     number: u64,
-    /// Where in the log the sequence begins, and its next entry.
+    /// Log offsets of the sequence and of the next entry.
     tail: u64,
     head: u64,
-    /// Sectors of the table that changed.
+    /// Changed sectors of the BAT.
     changed: BTreeSet<u64>,
-    /// Sectors as the log has them, and the table not yet.
+    /// Sectors that are in the log but not yet in the BAT.
     logged: BTreeMap<u64, Vec<u8>>,
     last_entry: Option<Ticket>,
 }
@@ -96,7 +97,7 @@ impl WritableVhdx {
         })
     }
 
-    /// A new identity.
+    /// Returns a new GUID.
     fn identity(&mut self) -> [u8; 16] {
         let mut half = || {
             // SplitMix64.
@@ -107,12 +108,12 @@ impl WritableVhdx {
             mixed ^ mixed >> 31
         };
         let all = u128::from(half()) << 64 | u128::from(half());
-        // Version 4, as it is stored: the third number lies with its low byte first.
+        // Version 4, as stored: the third number is little-endian.
         let all = all & !(0xF << 60 | 0xC0 << 64) | 0x4 << 60 | 0x80 << 64;
         all.to_le_bytes()
     }
 
-    /// The header with what is `put` into it, newer than that of the file, where the older one is.
+    /// Returns a newer header with the fields `put`, and its offset: that of the older header.
     fn header(&mut self, put: &[(usize, [u8; 16])]) -> (u64, Vec<u8>) {
         let number = le64(&self.map.header, 8) + 1;
         for (at, bytes) in
@@ -128,7 +129,7 @@ impl WritableVhdx {
         (self.map.header_at, self.map.header.clone())
     }
 
-    /// What is written over the table of blocks by the log.
+    /// Returns offset and contents of a BAT sector.
     fn sector(&self, nth: u64) -> (u64, Vec<u8>) {
         let entries = self.map.bat.iter().skip(nth as usize * SECTOR / 8).take(SECTOR / 8);
         let mut bytes: Vec<u8> = entries.copied().flat_map(u64::to_le_bytes).collect();
@@ -136,7 +137,7 @@ impl WritableVhdx {
         (self.map.table_at + nth * SECTOR as u64, bytes)
     }
 
-    /// Writes the table as the log has it, behind the log.
+    /// Writes the logged sectors to the BAT, after the log.
     fn apply(&mut self, out: &mut MetadataWriter<'_>) -> Result<Option<Ticket>, Error> {
         let after: Vec<Ticket> = self.last_entry.into_iter().collect();
         match std::mem::take(&mut self.logged) {
@@ -145,7 +146,7 @@ impl WritableVhdx {
         }
     }
 
-    /// Half of the log.
+    /// Returns half the length of the log.
     fn half(&self) -> u64 {
         self.map.log.1 / 2
     }
@@ -238,7 +239,7 @@ impl AllocationTables for WritableVhdx {
                 sectors.iter().map(|nth| self.sector(*nth)).collect();
             let len = ((1 + sectors.len()) * SECTOR) as u64;
             if self.head + len > self.tail + self.half() {
-                // The other half, once nothing in this one is needed.
+                // Switches to the other half, once this one's sectors are in the BAT.
                 after.extend(self.apply(out)?);
                 self.tail = if self.tail == 0 { self.half() } else { 0 };
                 self.head = self.tail;

@@ -1,14 +1,15 @@
-//! VMDK in several files: a text that says which, each a disk as it is or a sparse image.
+//! VMDK in several files: a descriptor file lists extents, each raw or sparse.
 //!
 //! ```text
 //!   RW 4192256 SPARSE "disk-s001.vmdk"      0 ..───────┬────────────┬───────┐
 //!   RW 1048576 FLAT "disk-f002.vmdk" 0                 │ 1st given  │ zeros │ 2nd given
 //!   RW 2048 ZERO                                       └────────────┴───────┘
 //! ```
-//! Law 1: this module opens no name. It reads the files that were given, in the order of their
-//! names; two lines with one name share a file.
-//! Law 2: [`names`] lists only names in the directory of the text or below it.
-//! Law 3: a text longer than [`MAX_DESCRIPTOR_BYTES`] or with more than [`MAX_EXTENTS`] lines is an error.
+//! Law 1: this module opens no files by name. It reads the given files in the order of their names;
+//! lines with equal names share a file.
+//! Law 2: [`names`] lists only names in or below the directory of the descriptor file.
+//! Law 3: a descriptor longer than [`MAX_DESCRIPTOR_BYTES`] or with more than [`MAX_EXTENTS`] lines
+//! is an error.
 
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -21,16 +22,16 @@ use crate::image_map::open_mapped;
 use crate::read_only::{ReadOnlyDisk, ReadSource};
 use crate::{Error, Format, Unsupported};
 
-/// How such a text begins, behind a byte order mark if it has one.
+/// First line of a descriptor file, after an optional byte order mark.
 const MARK: &[u8] = b"# Disk DescriptorFile";
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
-/// The longest text that is read.
+/// Maximum length of a descriptor file.
 pub const MAX_DESCRIPTOR_BYTES: u64 = 64 << 10;
-/// The most files that one image is in.
+/// Maximum extents of one image.
 pub const MAX_EXTENTS: usize = 64;
 const MAX_SECTORS: u64 = 1 << 53;
 
-/// A line of the text.
+/// An extent line of the descriptor.
 struct Line<'a> {
     sectors: u64,
     what: ExtentKind<'a>,
@@ -39,7 +40,7 @@ struct Line<'a> {
 #[derive(Clone, Copy)]
 enum ExtentKind<'a> {
     Zeros,
-    /// A file, and the sector in it where this begins.
+    /// A file, and the sector in it where the extent begins.
     Flat(&'a str, u64),
     Sparse(&'a str),
 }
@@ -89,7 +90,7 @@ pub(crate) fn open(
     Ok(Arc::new(ReadOnlyDisk::new(start_bytes, properties, ConcatenatedExtents(parts))))
 }
 
-/// Bytes of a file that lie there as they are.
+/// Opens a raw range of a file.
 fn flat(disk: &Arc<dyn Disk>, at: u64, len_bytes: u64) -> Result<ImageFile, Error> {
     let extent = Extent::new(at.saturating_mul(SECTOR), len_bytes);
     let view = SubDisk::new(disk.clone(), extent);
@@ -132,7 +133,7 @@ fn lines(text: &str) -> Result<Vec<Line<'_>>, Error> {
         let what = match kind {
             Some("ZERO") => ExtentKind::Zeros,
             Some("SPARSE") => ExtentKind::Sparse(quoted()?.0),
-            // ESXi's word for the same; it leaves the offset out.
+            // ESXi's name for the same; it omits the offset.
             Some("FLAT" | "VMFS") => {
                 let (name, rest) = quoted()?;
                 let at = word(rest).0.unwrap_or("0");
@@ -175,7 +176,7 @@ impl<'a> ExtentKind<'a> {
     }
 }
 
-/// Returns true if what begins with `head` is such a text.
+/// Returns true if `head` is the start of a descriptor file.
 pub(crate) fn is_text(head: &[u8]) -> bool {
     without_mark(head).starts_with(MARK)
 }
@@ -184,14 +185,14 @@ fn without_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
 }
 
-/// The text up to the first zero.
+/// Returns the text up to the first zero.
 fn text(bytes: &[u8]) -> String {
     let text = without_mark(bytes).split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Lists each file that a text names once, in order, up to the first name that leads out of the
-/// directory of the text. A text that cannot be understood names none.
+/// Lists the distinct file names of a descriptor in order, up to the first outside its directory.
+/// An invalid descriptor has none.
 pub fn names(bytes: &[u8]) -> Vec<String> {
     let text = text(bytes);
     let lines = lines(&text).unwrap_or_default();
@@ -199,7 +200,7 @@ pub fn names(bytes: &[u8]) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Each name once, in order.
+/// Returns each name once, in order.
 fn distinct<'a>(lines: &[Line<'a>]) -> Vec<&'a str> {
     let mut names = vec![];
     for name in lines.iter().filter_map(|line| line.what.name()) {
@@ -210,7 +211,7 @@ fn distinct<'a>(lines: &[Line<'a>]) -> Vec<&'a str> {
     names
 }
 
-/// Returns true if a name cannot lead out of a directory, but for symbolic links.
+/// Returns true if a name cannot lead out of a directory, except by symbolic links.
 fn is_beneath(name: &str) -> bool {
     let path = Path::new(name);
     path.file_name().is_some()
@@ -218,15 +219,15 @@ fn is_beneath(name: &str) -> bool {
         && path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
-/// A stretch of the disk.
+/// An extent of the disk.
 struct Part {
     start_bytes: u64,
     len_bytes: u64,
-    /// What it is; zeros if it is nothing.
+    /// Contents; `None` for zeros.
     disk: Option<ImageFile>,
 }
 
-/// Stretches, one behind the other.
+/// Consecutive extents.
 struct ConcatenatedExtents(Vec<Part>);
 
 impl ReadSource for ConcatenatedExtents {
@@ -281,10 +282,10 @@ mod tests {
         let last = &contents(1 << 16)[3 * 512..103 * 512];
         let expected = [&raw[..2000 * 512], &[0; 7 * 512], last].concat();
         assert!(all(&*opened.disk).unwrap() == expected);
-        // The file that is missing is named.
+        // The missing file is named.
         let told = refused(lines, &given[..1]);
         assert!(told.contains("1 of 2") && told.contains("a disk-f002.vmdk"), "{told}");
-        // What is shorter, or not sparse, is not read as if it were.
+        // A file that is too short, or not sparse, is an error.
         for swapped in [[1, 0], [1, 1], [0, 0]] {
             let given = swapped.map(|nth: usize| given[nth].clone());
             let read = open(described(lines), &given).map(|opened| all(&*opened.disk).is_ok());
@@ -327,7 +328,7 @@ mod tests {
             assert_eq!(names(text.as_bytes()), ["sub/a.img"], "{name}");
             let told = refused(&line, &[]);
             assert!(told.contains("is not opened") && told.contains("qemu-img convert"), "{told}");
-            // A file that the user gives is read, whatever the text calls it.
+            // A file that the user gives is read, whatever its name in the descriptor.
             assert!(open(described(&line), &[memory(contents(1 << 16))]).is_ok(), "{name}");
         }
         assert_eq!(names(b"RW 8 FLAT \"a"), [""; 0]);
@@ -350,7 +351,8 @@ mod tests {
             assert_eq!(opened.format, Some(Format::VmdkText));
             let read = all(&*opened.disk).unwrap();
             let mut qemu = std::process::Command::new("qemu-img");
-            // It takes a text with a byte order mark for a raw disk unless -f names the format.
+            // qemu-img detects a descriptor with a byte order mark as raw unless -f names the
+            // format.
             qemu.args(["convert", "-f", "vmdk", "-O", "raw", "x.vmdk", "read"]);
             let Ok(output) = qemu.current_dir(dir.path()).output() else {
                 skipped::skipped("reading a VMDK beside qemu-img needs it");

@@ -1,4 +1,4 @@
-//! Images that qemu-img made, changed here, and judged by qemu-img.
+//! Images created by qemu-img, modified here, and checked by qemu-img.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -18,11 +18,11 @@ use crate::{Error, Opened, Unsupported, open, open_for_writing};
 
 const MIB: u64 = 1 << 20;
 
-/// A disk in memory that is longer than it says, as a file that grows is.
+/// A disk in memory that grows, like a growing file.
 struct Growing {
     disk: MemoryDisk,
     len_bytes: u64,
-    /// Behind all that was written.
+    /// End of all writes.
     end_bytes: AtomicU64,
 }
 
@@ -34,14 +34,14 @@ impl Growing {
         Self { disk: MemoryDisk::new(bytes, 512), len_bytes, end_bytes }
     }
 
-    /// What a file would hold now.
+    /// Returns the contents of the equivalent file.
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = bytes_of(self);
         bytes.truncate(self.end_bytes.load(Ordering::Relaxed) as usize);
         bytes
     }
 
-    /// The file as it is opened next.
+    /// Returns the file as the next open sees it.
     fn again(&self) -> Arc<Self> {
         Arc::new(Self::new(self.bytes(), self.max_len_bytes()))
     }
@@ -76,7 +76,7 @@ impl draconis_device::ForwardingDisk for Growing {
     }
 }
 
-/// All that a disk has room for.
+/// Returns all bytes up to the maximum length of a disk.
 fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
     let len = disk.max_len_bytes();
     let read = disk.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
@@ -100,8 +100,8 @@ fn ran(program: &str, arguments: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// An image that qemu-img creates with `options`, qcow2 unless they say otherwise, and qemu-io fills
-/// by `commands`, of which `snapshot NAME` is one more.
+/// Creates an image with qemu-img and `options`, qcow2 by default, and fills it with the qemu-io
+/// `commands`; `snapshot NAME` is an additional command.
 fn made(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Vec<u8>> {
     let path = dir.join("made");
     let shown = path.to_str().unwrap();
@@ -116,8 +116,7 @@ fn made(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Ve
     Some(std::fs::read(&path).unwrap())
 }
 
-/// Whether qemu-img finds an image to be all right, and with these contents; leaks only if they
-/// `may` be.
+/// Checks with qemu-img that an image is valid and has these contents; leaks only if `may_leak`.
 fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, what: &str) {
     let path = dir.join("judged");
     let file = std::fs::File::create(&path).unwrap();
@@ -129,7 +128,7 @@ fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, wha
     }
     let shown = path.to_str().unwrap();
     let kind = if image.starts_with(b"vhdx") { "vhdx" } else { "qcow2" };
-    // The log of an image that was not closed is asked for; leaks are only told of.
+    // The log of an unclosed image must be replayed; leaks are only reported.
     let repair: &[&str] = if may_leak && kind == "vhdx" { &["-r", "all"] } else { &[] };
     let words = ["check", "-f", kind];
     let output = run("qemu-img", &[&words, repair, &[shown]].concat()).unwrap();
@@ -145,7 +144,7 @@ fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, wha
     assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// What a snapshot holds of the image that was judged last, or of the one that was made.
+/// Returns the contents of a snapshot of the image that was last checked, or of the created one.
 fn of_snapshot(dir: &Path, file: &str, name: &str) -> Vec<u8> {
     let (from, to) = (dir.join(file), dir.join("snapshot"));
     let (from, to) = (from.to_str().unwrap(), to.to_str().unwrap());
@@ -172,7 +171,7 @@ const SHAPES: &[&[&str]] = &[
     &["-f", "vhdx", "-o", "subformat=fixed"],
 ];
 
-/// Whether an image becomes longer by what is written, and can only so.
+/// Returns true if an image can store new data only by growing.
 fn must_grow(options: &[&str]) -> bool {
     options.contains(&"vhdx")
 }
@@ -191,7 +190,7 @@ fn a_disk_in_an_image_keeps_the_promises_of_disks() {
             conform::check_all(|| {
                 let mut bytes = image.clone();
                 if !grows {
-                    // What is behind the image on a device is not known.
+                    // Bytes of a device past the image are arbitrary.
                     bytes.resize(room as usize, 0x5A);
                 }
                 let file = Arc::new(Growing::new(bytes, room));
@@ -209,7 +208,7 @@ fn a_disk_in_an_image_keeps_the_promises_of_disks() {
     }
 }
 
-/// Writes by chance, in an image that has clusters of all sorts already.
+/// Random writes to an image with all types of clusters.
 #[test]
 fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -268,7 +267,7 @@ fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() 
     }
 }
 
-/// Snapshots stay what they were, and can be deleted by others.
+/// Snapshots keep their contents, and other programs can delete them.
 #[test]
 fn snapshots_keep_what_they_hold() {
     let dir = tempfile::tempdir().unwrap();
@@ -328,8 +327,8 @@ fn snapshots_keep_what_they_hold() {
     }
 }
 
-/// Every state that a cut can leave opens, holds what was waited for and nothing that never was, and
-/// leaks at the most; who changes it next mends that.
+/// Every state after a power cut opens, holds all durable and no unwritten data, and has no damage
+/// but leaks; the next writer repairs those.
 #[test]
 fn a_power_cut_loses_nothing_that_was_durable() {
     let dir = tempfile::tempdir().unwrap();
@@ -358,7 +357,7 @@ fn a_power_cut_loses_nothing_that_was_durable() {
         let before = all(&*open(file.clone(), &[]).unwrap().disk).unwrap();
         file.take();
         let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
-        // Of each sector, which ticket wrote what.
+        // Ticket and contents of the writes of each sector.
         let mut history: Vec<(u64, Extent, u8)> = vec![];
         let mut random = Random::new(11);
         let mut last = Ticket(0);
@@ -474,7 +473,7 @@ fn a_power_cut_finds_a_whole_log() {
     }
 }
 
-/// Counts that were left behind, as QEMU leaves them with lazy counts, are made anew.
+/// Refcounts that QEMU left stale, as with lazy refcounts, are rebuilt.
 #[test]
 fn an_image_that_was_not_closed_is_counted_anew() {
     let dir = tempfile::tempdir().unwrap();
@@ -535,7 +534,7 @@ fn what_contradicts_itself_or_is_not_known_is_not_changed() {
                 let error = error.to_string();
                 assert!(error.contains(said) && error.contains("qcow2"), "{what}: {error}");
             }
-            // What the disk has no use for is not looked at.
+            // Tables that the disk does not use are not checked.
             Ok(_) => assert!(said.is_empty(), "{what} is changed"),
         }
         assert!(bytes_of(&*file)[..broken.len()] == broken, "{what}");

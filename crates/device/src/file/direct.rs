@@ -1,4 +1,4 @@
-//! Direct I/O: whether a file takes it, and how its requests must lie.
+//! Direct I/O: support of a file, and alignment of its requests.
 
 use std::os::fd::OwnedFd;
 
@@ -6,10 +6,10 @@ use draconis_exchange::heap::PrivateBuffer;
 use rustix::fs::{OFlags, StatxFlags};
 use rustix::io::Errno;
 
-/// Alignment tried for direct I/O where the kernel does not tell one, in bytes.
+/// Alignment tried for direct I/O if the kernel reports none, in bytes.
 const DIRECT_ALIGN_BYTES: u32 = 4096;
 
-/// Switches direct I/O on if the file takes it; returns the alignment its requests need.
+/// Enables direct I/O if the file supports it; returns the required alignment.
 pub(crate) fn enable_direct_io(fd: &OwnedFd) -> u32 {
     match try_direct(fd) {
         Ok(align_bytes) => align_bytes,
@@ -24,7 +24,7 @@ fn try_direct(fd: &OwnedFd) -> rustix::io::Result<u32> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT)?;
     let align_bytes = match statx_alignment(fd) {
-        // The kernel says that this file does no direct I/O, whatever the flag says.
+        // The kernel reports no direct I/O for this file, although it accepts the flag.
         Some(0) => Err(Errno::OPNOTSUPP),
         Some(told) if told.is_power_of_two() && told <= 1 << 16 => Ok(told),
         _ => Ok(DIRECT_ALIGN_BYTES),
@@ -40,7 +40,7 @@ fn try_direct(fd: &OwnedFd) -> rustix::io::Result<u32> {
     tried
 }
 
-/// What `statx` tells of direct I/O: memory and offset alignment (Linux 6.1).
+/// Returns the direct I/O alignment of memory and offset reported by `statx` (Linux 6.1).
 fn statx_alignment(fd: &OwnedFd) -> Option<u32> {
     let flags = rustix::fs::AtFlags::EMPTY_PATH;
     let told = rustix::fs::statx(fd, c"", flags, StatxFlags::DIOALIGN).ok()?;

@@ -1,4 +1,4 @@
-//! Who may use a file or device beside its user: `flock`, for as long as it is open.
+//! Locks files and devices with `flock` while they are open.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -6,25 +6,25 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// A claim outlives its user for a moment: a child that is being started holds what its parent
-/// has open until it runs its program, and the kernel ends rings of dead processes behind them.
+/// Maximum wait for a released lock. A starting child holds its parent's descriptors until exec,
+/// and the kernel tears down rings of dead processes asynchronously.
 const CLOSING_WAIT: Duration = Duration::from_millis(300);
 const TRY_EVERY: Duration = Duration::from_millis(3);
 
-/// Who may use a disk beside us.
+/// Mode of a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockMode {
-    /// Others may read too.
+    /// Other readers are allowed.
     Shared,
-    /// No other user: what a mount and a writer take.
+    /// No other user: for mounts and writers.
     Exclusive,
 }
 
-/// Claims the file or device for as long as the open file lives. What was closed a moment ago is
-/// waited for, 300 ms at most.
+/// Locks the file or device while the open file lives. Waits up to 300 ms for a lock that is being
+/// released.
 ///
 /// # Errors
-/// `EWOULDBLOCK` if there is a claim that does not go with this one.
+/// `EWOULDBLOCK` if another user holds a conflicting lock.
 pub fn lock_file(fd: impl AsFd, how: LockMode) -> rustix::io::Result<()> {
     let tries = CLOSING_WAIT.as_millis() / TRY_EVERY.as_millis();
     for _ in 0..tries {

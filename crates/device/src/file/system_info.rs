@@ -1,5 +1,5 @@
-//! What the system tells of a file or device: its length, the unit it is written in, and
-//! whether it takes discards.
+//! Properties that the system reports for a file or device: length, write granularity, and support
+//! of discards.
 
 use std::os::fd::OwnedFd;
 
@@ -11,7 +11,7 @@ pub(crate) fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
     let stat = rustix::fs::fstat(fd)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(u64::try_from(stat.st_size).unwrap_or(0)),
-        // A seek tells a device's length without an ioctl a sandbox would have to allow.
+        // A seek returns a device's length without an ioctl, which a sandbox would have to allow.
         FileType::BlockDevice => Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?),
         _ => Err(std::io::Error::new(
             std::io::ErrorKind::InvalidInput,
@@ -20,13 +20,13 @@ pub(crate) fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
     }
 }
 
-/// Whether it is a file, whose length can change.
+/// Returns true for a regular file, whose length can change.
 pub(crate) fn is_file(fd: &OwnedFd) -> bool {
     let stat = rustix::fs::fstat(fd);
     stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
 
-/// Whether a file or device can give room back. A file is asked with a hole behind its end.
+/// Returns true if a file or device supports discards. A file is tested with a hole past its end.
 pub(crate) fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd) else { return false };
     if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -37,12 +37,11 @@ pub(crate) fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
     rustix::fs::fallocate(fd, PUNCH, behind, DISCARD_UNIT_BYTES).is_ok()
 }
 
-/// The unit in which a file or device says that it is written, in bytes: what is shorter is
-/// read, changed and written back somewhere below. A device tells what is physically one
-/// block, and what it likes best if that is no more than 16 KiB (with several disks it is a
-/// stripe, which is no unit). A file has its file system's blocks besides.
+/// Returns the write granularity that the system reports, in bytes. Shorter writes cost a
+/// read-modify-write below. For a device: its physical block, or its optimal I/O size if that is at
+/// most 16 KiB (larger ones are RAID stripes). For a file also its file system's blocks.
 ///
-/// None where there is no answer, as of memory and the network.
+/// `None` if nothing is reported, as for memory and network file systems.
 pub fn write_unit_bytes(fd: impl std::os::fd::AsFd) -> Option<u32> {
     const MOST: u64 = 16 << 10;
     let stat = rustix::fs::fstat(&fd).ok()?;
@@ -57,10 +56,10 @@ pub fn write_unit_bytes(fd: impl std::os::fd::AsFd) -> Option<u32> {
     u32::try_from(unit).ok()
 }
 
-/// A number that the kernel tells of a block device's queue.
+/// Returns a number from sysfs of a block device's queue.
 pub(super) fn read_queue_attribute(device: rustix::fs::Dev, name: &str) -> Option<u64> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    // A partition has its queue in the directory of the whole device.
+    // A partition's queue is in the directory of the whole device.
     let said = ["queue", "../queue"].iter().find_map(|queue| {
         let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
         std::fs::read_to_string(path).ok()

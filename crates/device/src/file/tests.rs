@@ -24,7 +24,7 @@ fn variants() -> Vec<FileOptions> {
 
 #[test]
 fn any_whole_sectors_can_be_read_in_every_mode() {
-    // 100,000 is no multiple of any alignment: the last sectors need the bounce.
+    // 100,000 is no multiple of any alignment: the last sectors need the bounce buffer.
     let file = image(100_000);
     for options in variants() {
         let disk = FileDisk::open(file.path(), options).unwrap();
@@ -114,16 +114,16 @@ fn order_costs_a_flush_where_it_is_asked_for_and_only_there() {
         };
         let first = costs(0, &|| settled(disk.submit(small(), &[]).unwrap()));
         let second = costs(0, &|| settled(disk.submit(small(), &[]).unwrap()));
-        // The flush for the older one covers the newer one.
+        // The flush for the older one also covers the newer one.
         let third = costs(1, &|| settled(disk.submit(small(), &[first]).unwrap()));
         costs(0, &|| settled(disk.submit(small(), &[second, first]).unwrap()));
         costs(1, &|| settled(disk.submit(small(), &[third]).unwrap()));
-        // Three links, two flushes; the last link is durable by a third one only.
+        // Three groups, two flushes; only a third flush makes the last one durable.
         let chain = || vec![small(), small(), small()];
         let last = costs(2, &|| {
             let tickets = disk.submit_chain(chain(), &[third]).unwrap();
             settled(tickets[2]);
-            // Durable by the chain's own flush.
+            // The chain's own flush has made it durable.
             disk.wait_durable(tickets[0]).unwrap();
             disk.wait_durable(tickets[1]).unwrap();
             tickets[2]
@@ -160,7 +160,7 @@ fn concurrent_waiters_share_flushes() {
 fn writes_without_a_waiter_are_written_too() {
     let file = image(100_000);
     let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
-    // At once, while its thread dozes, and after it fell asleep.
+    // Submitted at once, while the thread dozes, and after it fell asleep.
     for (byte, pause_ms) in [(1, 0), (2, 0), (3, 2), (4, 60), (5, 0)] {
         std::thread::sleep(std::time::Duration::from_millis(pause_ms));
         disk.submit(group(&[(4096, 512, byte)]), &[]).unwrap();
@@ -181,7 +181,7 @@ fn nothing_follows_what_failed() {
         let file = File::from(fd.try_clone().unwrap());
         file.set_len(1 << 16).unwrap();
         let disk = FileDisk::from_fd(fd, options).unwrap();
-        // From here on writes beyond the first two pages fail.
+        // From here on writes past the first two pages fail.
         file.set_len(8192).unwrap();
         fcntl_add_seals(&file, SealFlags::GROW).unwrap();
         let first = disk.submit(group(&[(0, 4096, 1)]), &[]).unwrap();
@@ -193,7 +193,7 @@ fn nothing_follows_what_failed() {
             assert!(matches!(disk.wait_durable(ticket), Err(Error::Io { what: "write", .. })));
             assert!(matches!(disk.wait_visible(ticket), Err(Error::Io { what: "write", .. })));
         }
-        // What was durable stays so: the chain's own flush covered its first group.
+        // Durable groups stay durable: the chain's own flush covered its first group.
         assert_eq!((disk.wait_durable(first), disk.wait_durable(tickets[0])), (Ok(()), Ok(())));
         let refused = disk.submit(group(&[(0, 512, 9)]), &[]).unwrap_err();
         assert_eq!(refused.error, Error::Stopped);
@@ -210,8 +210,8 @@ fn neighbours_go_as_one_and_land_where_they_belong() {
     for options in variants() {
         let file = image(1 << 20);
         let disk = FileDisk::open(file.path(), options).unwrap();
-        // Backwards, with a gap, with sizes that direct I/O does not take, more than
-        // one request carries; and overlapping ones, whose order counts.
+        // Backwards, with a gap, in sizes that direct I/O does not support, larger than one
+        // request; and overlapping ones, whose order matters.
         let scattered: Vec<_> =
             (0..1500u64).rev().filter(|n| n % 700 != 3).map(|n| (n * 512, 512, 0xa0)).collect();
         let blocks: Vec<_> = (0..32).map(|n| ((800 << 10) + (n << 12), 4096, n as u8)).collect();
@@ -350,8 +350,8 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
     assert_eq!(disk.discard(&[], &[Ticket(7)]), Err(Error::UnknownTicket(Ticket(7))));
     disk.discard(&[Extent::new(65536, 65536), Extent::new(100, 9000)], &[first]).unwrap();
     disk.discard(&[Extent::new(512 << 10, 65536)], &[first]).unwrap();
-    // Nothing is flushed for a hint, and it waits for what it follows: long enough for
-    // a thread that would not.
+    // A hint causes no flush and waits for its dependency: longer than a thread that ignored it
+    // would need.
     disk.wait_visible(first).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!((disk.flushes(), std::fs::read(file.path()).unwrap()[65536]), (0, 7));
@@ -363,7 +363,7 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
     assert_eq!((bytes.len(), byte(0), byte(4095), byte(520 << 10)), (1 << 20, 9, 9, 9));
     assert_eq!((byte(4096), byte(8191), byte(8192)), (0, 0, 7));
     assert_eq!((byte(65535), byte(65536), byte(131_071), byte(131_072)), (7, 0, 0, 7));
-    // Written to since: it was not carried out.
+    // Written to since: the discard was dropped.
     assert_eq!((byte(512 << 10), byte((576 << 10) - 1)), (7, 7));
     assert!(file.as_file().metadata().unwrap().blocks() < 2048);
 }
@@ -371,7 +371,7 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
 #[test]
 fn a_file_that_grows_is_as_long_as_what_was_written() {
     for options in variants() {
-        // It ends inside of a sector.
+        // It ends inside a sector.
         let file = image(5000);
         let open = || {
             let fd = File::options().read(true).write(true).open(file.path()).unwrap();
@@ -397,10 +397,10 @@ fn a_file_that_grows_is_as_long_as_what_was_written() {
         assert_eq!(read(1 << 20, 2048)[..1025], [&[7; 1024][..], &[0]].concat());
         assert_eq!(read(1 << 30, 512)[..], [0; 512]);
         assert!(disk.read_now(Extent::new(1 << 63, 512), Block::private(512)).is_err());
-        // A direct write may have been of a whole page.
+        // A direct write may have written a whole page.
         let len = file.as_file().metadata().unwrap().len();
         assert!(((1 << 20) + 1024..=(1 << 20) + 4096).contains(&len), "{options:?} {len}");
-        // What was opened before is as long by now; what does not grow is as it was opened.
+        // A disk opened earlier has the new length if it grows; otherwise its length is unchanged.
         let len = len.next_multiple_of(512);
         assert_eq!(stands_by.growing().unwrap().start().properties().len_bytes, len);
         let fixed = open().start();

@@ -1,4 +1,4 @@
-//! The asking side: a disk whose requests go over lanes.
+//! Client side: a disk whose requests go over lanes.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -20,22 +20,22 @@ use crate::{
     SubmitOptions, Ticket, Urgency, Write, pending,
 };
 
-/// Gives blocks that cross to the server, of a length in bytes, while there are any:
+/// Allocates blocks that the server can access, of a length in bytes, while some are left:
 /// `session.block(len)`.
 pub type BlockAllocator = Box<dyn Fn(usize) -> Option<Block> + Send + Sync>;
 
-/// The most that one message carries by way of shared blocks, in bytes.
+/// Maximum bytes that one message passes in shared blocks.
 const PART_BYTES: usize = 256 << 10;
-/// The most that one message carries by way of what lies beside, in bytes.
+/// Maximum bytes that one message passes by reference to shared memory.
 const MAX_LENT_BYTES: usize = 1 << 20;
-/// How often, a millisecond apart, a request looks for room in the exchange heap.
+/// Number of attempts, a millisecond apart, to allocate from a full exchange heap.
 const HEAP_RETRIES: u32 = 10_000;
 
-/// A disk on the other side of the disk contract.
+/// A remote disk, accessed through the disk contract.
 ///
-/// Every lane carries one request at a time, so the number of lanes is the depth. Urgent
-/// reads and chains go first; reads ahead and waits leave one lane to them, and waits take
-/// no more than half of the lanes.
+/// Every lane carries one request at a time, so the number of lanes is the queue depth. Urgent
+/// reads and chains come first. Read-ahead and waits leave one lane to them, and waits use at most
+/// half of the lanes.
 pub struct RemoteDisk {
     shared: Arc<Shared>,
     readers: ReaderThreads<Shared>,
@@ -47,18 +47,18 @@ struct Shared {
     bounds: ChainBounds,
     lanes: LanePool,
     blocks: Option<BlockAllocator>,
-    /// What is written from there is not copied into blocks.
+    /// Page pool whose buffers are written without a copy.
     rooms: OnceLock<Arc<PagePool>>,
 }
 
 impl RemoteDisk {
-    /// Asks the disk behind `ends` what it is. Each answer may take `patience`.
+    /// Queries the properties of the disk behind `ends`. Each reply may take `patience`.
     ///
-    /// With `blocks`, private blocks cross by way of blocks from there, which need room
-    /// for a sector a lane at the least; without, the blocks themselves are sent.
+    /// With `blocks`, private blocks are copied through blocks allocated there; a sector per lane
+    /// is the minimum. Without it, the blocks themselves are sent.
     ///
     /// # Errors
-    /// [`Error::ServiceEnded`] when there is no answer, or the answer makes no sense.
+    /// [`Error::ServiceEnded`] if there is no reply, or an invalid one.
     pub fn new(
         ends: Vec<Client<disk::Disk>>,
         blocks: Option<BlockAllocator>,
@@ -81,23 +81,22 @@ impl RemoteDisk {
         Ok(Self { shared, readers, can_be_away: false })
     }
 
-    /// The disk behind it may be away: [`Disk::can_be_unreachable`].
+    /// Declares that the disk may be unreachable: [`Disk::can_be_unreachable`].
     #[must_use]
     pub fn away_at_times(self) -> Self {
         Self { can_be_away: true, ..self }
     }
 
-    /// Names what lies in `rooms` by its place instead of copying it: the server knows their
-    /// memory, too.
+    /// Passes data in `rooms` by offset instead of copying it: the server maps their memory, too.
     #[must_use]
     pub fn with_shared_memory(self, rooms: Arc<PagePool>) -> Self {
-        // The first stays.
+        // A second call is ignored.
         let _ = self.shared.rooms.set(rooms);
         self
     }
 }
 
-/// What the server says, if a disk can be that.
+/// Converts the server's properties, if they are valid.
 fn properties(told: &disk::DiskProperties) -> Option<Properties> {
     let sector = told.sector_bytes;
     (sector.is_power_of_two() && sector as usize <= PART_BYTES).then_some(())?;
@@ -186,9 +185,9 @@ impl Disk for RemoteDisk {
         if !properties.discards {
             return Ok(());
         }
-        // What is durable with the last one is with all of them.
+        // The newest dependency implies all others.
         let last = after.iter().max().copied();
-        // Of none at all the ticket is asked about, as of some.
+        // A discard of no extents still asks about the ticket.
         let none: Option<&[Extent]> = extents.is_empty().then_some(&[]);
         for some in extents.chunks(EXTENTS_MAX).chain(none) {
             let extents = list(some.iter().map(|it| (it.start_bytes, it.len_bytes)).collect());
@@ -210,7 +209,7 @@ impl Disk for RemoteDisk {
     }
 }
 
-/// What the answer to a question about `ticket` says.
+/// Converts the reply to a request about `ticket`.
 fn answered(
     answer: Result<Result<(), Refusal>, ChannelError>,
     ticket: Ticket,
@@ -239,11 +238,11 @@ impl ReadHandler for Shared {
     }
 }
 
-/// Why a chain was not taken.
+/// Reason that a chain was not accepted.
 enum SubmitFailure {
-    /// It is whole again.
+    /// Refused; the chain is complete again.
     Refused(Error),
-    /// With the server; blocks that had been sent are gone.
+    /// The server is lost, with the blocks sent to it.
     Lost,
 }
 
@@ -306,7 +305,7 @@ impl Shared {
             let part = match part {
                 Ok(part) => part,
                 Err(error) => {
-                    // What the server has of the chain must not wait for more.
+                    // Closing drops the incomplete chain at the server.
                     lane.close();
                     return Err(error.into());
                 }
@@ -329,7 +328,7 @@ impl Shared {
             match first {
                 Ok(None) if more => {}
                 Ok(Some(first)) if !more => return Ok(first),
-                // The newest is the one that can be unknown.
+                // Only the newest ticket can be unknown.
                 Err(Refusal::NotFound) => {
                     let newest = tickets.iter().max().copied().unwrap_or(Ticket(0));
                     return Err(Error::UnknownTicket(newest).into());
@@ -338,7 +337,7 @@ impl Shared {
                     let whole = Extent::new(0, self.properties.len_bytes);
                     return Err(error(why, "write", whole).into());
                 }
-                // A ticket before the end, or none at the end: not a server to go on with.
+                // A ticket before the end, or none at the end: the server violates the contract.
                 Ok(_) => {
                     lane.close();
                     return Err(Error::ServiceEnded.into());
@@ -348,27 +347,27 @@ impl Shared {
     }
 }
 
-/// How much of a chain was sent.
+/// Position in a chain that is being sent.
 #[derive(Default)]
 struct ChainCursor {
     group: usize,
     write: usize,
-    /// Bytes of that write.
+    /// Bytes of that write that were sent.
     skip: usize,
 }
 
-/// What one message carries of a chain.
+/// Part of a chain that fits one message.
 #[derive(Default)]
 struct ChainFragment {
     blocks: Vec<(u64, Block)>,
     ends: Vec<u32>,
-    /// Group and write of each block, if it was moved.
+    /// Group and write of each moved block.
     origins: Vec<(usize, usize)>,
 }
 
 impl ChainCursor {
-    /// The next write of which something is to be sent; passes ends of groups, which go
-    /// into `part` as long as it takes them.
+    /// Finds the next write with unsent bytes; records group ends on the way in `part`, as far as
+    /// they fit.
     fn next_write(&mut self, chain: &[Group], part: &mut ChainFragment) -> bool {
         while let Some(group) = chain.get(self.group) {
             match group.writes.get(self.write) {
@@ -384,7 +383,7 @@ impl ChainCursor {
         false
     }
 
-    /// Takes the next blocks out of the chain; they return with the answer.
+    /// Moves the next blocks out of the chain; they return with the reply.
     fn move_part(&mut self, chain: &mut [Group]) -> ChainFragment {
         let mut part = ChainFragment::default();
         while self.next_write(chain, &mut part) {
@@ -396,8 +395,8 @@ impl ChainCursor {
         part
     }
 
-    /// Copies as much of what comes next as there is room for, and something at least.
-    /// Writes that lie one behind the other cross in one block.
+    /// Copies as much of the next writes as fits, and at least something. Adjacent writes share one
+    /// block.
     fn copy_part(
         &mut self,
         chain: &[Group],
@@ -437,7 +436,7 @@ impl ChainCursor {
         Ok(part)
     }
 
-    /// Passes over so many bytes of what comes next.
+    /// Advances by `len` bytes.
     fn pass(&mut self, writes: &[Write], mut len: usize) {
         for write in writes {
             let left = write.block.len() - self.skip;
@@ -453,7 +452,7 @@ impl ChainCursor {
         }
     }
 
-    /// Fills `block` with what comes next, from one write after the other.
+    /// Fills `block` from the next writes.
     fn copy_run(&mut self, writes: &[Write], block: &mut Block) {
         let mut at = 0;
         for write in writes {
@@ -472,8 +471,8 @@ impl ChainCursor {
     }
 }
 
-/// How much of `writes`, of the first from `skip` on, lies in rooms in one piece as it does on the
-/// disk, and where: at most `most` bytes.
+/// Returns the pool range of the next bytes of `writes`, from `skip` in the first, that are
+/// contiguous both in the pool and on the disk: at most `most` bytes.
 fn lent_run(
     rooms: &PagePool,
     writes: &[Write],
@@ -503,14 +502,14 @@ fn lent_run(
             found = Some((at, (len + bytes.len()).min(most)));
         }
         if left > 0 {
-            // The rest of the block is zeroes.
+            // The rest of the block reads as zeros, and is not in the pool.
             break;
         }
     }
     found
 }
 
-/// How much of `writes`, of the first from `skip` on, lies in one piece; `most` of it.
+/// Returns the number of contiguous bytes of `writes`, from `skip` in the first, up to `most`.
 fn run_bytes(writes: &[Write], skip: usize, most: usize) -> usize {
     let mut end = writes.first().map_or(0, |first| first.at_bytes);
     let joined = writes.iter().take_while(|write| {
@@ -528,12 +527,12 @@ fn run_bytes(writes: &[Write], skip: usize, most: usize) -> usize {
     bytes - skip
 }
 
-/// A list of what was taken in portions no longer than it.
+/// Converts values that were collected within the list's limit.
 fn list<T, const MAX: usize>(values: Vec<T>) -> List<T, MAX> {
     values.try_into().unwrap_or_default()
 }
 
-/// Reads into blocks that cross, and copies from them.
+/// Reads into shared blocks and copies from them.
 fn read_by_copy(
     lane: &mut Lane<'_>,
     blocks: &BlockAllocator,
@@ -560,8 +559,8 @@ fn read_by_copy(
     Ok(())
 }
 
-/// A block of `want` bytes or, where there is none so large, of a power-of-two part of
-/// them that is whole sectors.
+/// Allocates a block of `want` bytes or, if none is that large, of a power-of-two fraction in whole
+/// sectors.
 fn allocate_block(blocks: &BlockAllocator, sector: usize, want: usize) -> Option<Block> {
     for _ in 0..HEAP_RETRIES {
         let smaller =
@@ -570,7 +569,7 @@ fn allocate_block(blocks: &BlockAllocator, sector: usize, want: usize) -> Option
         if let Some(block) = std::iter::once(want).chain(smaller).find_map(blocks) {
             return Some(block);
         }
-        // Others' requests give theirs back soon.
+        // Other requests will soon return their blocks.
         std::thread::sleep(Duration::from_millis(1));
     }
     None

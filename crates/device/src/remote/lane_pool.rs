@@ -1,4 +1,4 @@
-//! The lanes of a remote disk: lent to one request at a time, urgent requests first.
+//! The lanes of a remote disk: one request each at a time, urgent requests first.
 //!
 //! ```text
 //!   Now    awaited reads, chains                   any lane
@@ -6,7 +6,7 @@
 //!   Long   settle and wait                           half of the lanes at most
 //! ```
 //!
-//! So however many threads wait for their flush, reads go on and so do chains.
+//! So reads and chains proceed however many threads wait for their flush.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use draconis_exchange::contract::disk::Disk;
 
 use crate::Error;
 
-/// The lanes, and who waits for one.
+/// The lanes, and counts of their waiters.
 pub(super) struct LanePool {
     state: Mutex<State>,
     changed: Condvar,
@@ -25,26 +25,26 @@ pub(super) struct LanePool {
 
 struct State {
     idle: Vec<Client<Disk>>,
-    /// Lanes that are idle or lent; a lost lane is neither.
+    /// Number of idle or used lanes; lost lanes do not count.
     open: usize,
-    /// Urgent requests that wait for a lane.
+    /// Number of urgent requests that wait for a lane.
     urgent: usize,
-    /// Lanes lent to long requests.
+    /// Number of lanes used by long requests.
     long: usize,
 }
 
-/// How soon a request needs its lane.
+/// Priority of a request for a lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Priority {
-    /// Before all others.
+    /// First.
     Now,
-    /// Once no request is more urgent, and leaving one lane to those that will be.
+    /// After urgent requests, and leaving one lane free for them.
     Ahead,
-    /// As `Ahead`, and it may take as long as a flush.
+    /// As `Ahead`, for requests that may take as long as a flush.
     Long,
 }
 
-/// A lane lent to one request.
+/// A lane in use by one request.
 pub(super) struct Lane<'a> {
     lanes: &'a LanePool,
     caller: Option<RpcClient<Disk>>,
@@ -52,7 +52,7 @@ pub(super) struct Lane<'a> {
 }
 
 impl State {
-    /// Whether a request may have a lane now.
+    /// Returns true if a request may have a lane now.
     fn is_due(&self, need: Priority) -> bool {
         let left_to_others = match need {
             Priority::Now => 0,
@@ -69,7 +69,7 @@ impl LanePool {
         Self { state: Mutex::new(state), changed: Condvar::new(), timeout: patience }
     }
 
-    /// Waits for a lane; [`Error::Gone`] once all are lost.
+    /// Waits for a lane; [`Error::ServiceEnded`] once all are lost.
     pub(super) fn acquire(&self, need: Priority) -> Result<Lane<'_>, Error> {
         let mut state = self.lock();
         let urgent = usize::from(need == Priority::Now);
@@ -86,7 +86,7 @@ impl LanePool {
         state.urgent -= urgent;
         state.long += usize::from(need == Priority::Long && end.is_ok());
         drop(state);
-        // Fewer urgent requests wait: another may have a lane now.
+        // Fewer urgent requests wait: another request may have a lane now.
         self.changed.notify_all();
         Ok(Lane { lanes: self, caller: Some(RpcClient::new(end?, self.timeout)), need })
     }
@@ -97,7 +97,7 @@ impl LanePool {
 }
 
 impl Lane<'_> {
-    /// Closes the lane: what was said on it is not gone on with.
+    /// Closes the lane, and with it an incomplete chain.
     pub(super) fn close(mut self) {
         self.caller = None;
     }
@@ -106,7 +106,7 @@ impl Lane<'_> {
 impl std::ops::Deref for Lane<'_> {
     type Target = RpcClient<Disk>;
     fn deref(&self) -> &RpcClient<Disk> {
-        // Taken by `close` and `drop` only.
+        // Only `close` and `drop` take it.
         self.caller.as_ref().expect("a lane that was given back")
     }
 }

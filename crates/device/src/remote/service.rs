@@ -1,4 +1,4 @@
-//! The serving side: fits any disk to the contract.
+//! Server side: serves any disk over the contract.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,25 +18,25 @@ use crate::{
     Atomic, ChainBounds, Disk, Extent, Group, Properties, SubmitOptions, Ticket, Urgency, Write,
 };
 
-/// The most that a client may send as one chain.
+/// Maximum size of one chain.
 pub const CHAIN_BOUNDS: ChainBounds =
     ChainBounds { groups: 1 << 10, writes: 1 << 16, bytes: 64 << 20 };
-/// Memory that the parts of one chain may take: each write in whole pages.
+/// Maximum memory of the parts of one chain: each write in whole pages.
 const HELD_BYTES_MAX: u64 = CHAIN_BOUNDS.bytes + (CHAIN_BOUNDS.writes * ALIGN_BYTES) as u64;
-/// Most tickets that one chain is put after.
+/// Maximum dependencies of one chain.
 const CHAIN_AFTER_MAX: usize = 1 << 10;
-/// Groups of one client that may be given to the disk and not yet known to be durable.
-/// Beyond it the service waits for some before it takes another.
+/// Maximum groups of one client that were submitted and are not known to be durable. Beyond it the
+/// service waits before it accepts another.
 const LIVE_GROUPS_MAX: usize = 1 << 12;
-/// Memory of those that are not settled.
+/// Maximum memory of groups that are not yet visible.
 const LIVE_BYTES_MAX: u64 = 256 << 20;
 
-/// Serves `disk` to one client over all of `ends`, a thread for each; returns once all are
-/// closed. Each lane collects parts of its own; tickets are known on all of them.
+/// Serves `disk` to one client over all of `ends`, with a thread for each; returns once all are
+/// closed. Each lane collects its own parts; all lanes know all tickets.
 ///
 /// # Errors
-/// Why the client was lost on the first lane that lost it: silent for `patience`, or in
-/// breach of the contract.
+/// Reason that the client was lost, from the first failing lane: no message within `patience`, or a
+/// contract violation.
 pub fn serve(
     disk: &dyn Disk,
     ends: Vec<Server<disk::Disk>>,
@@ -52,48 +52,47 @@ pub fn serve(
         };
         let lanes: Vec<_> = ends.into_iter().map(serve).collect();
         let joined = lanes.into_iter().map(|lane| lane.join().unwrap_or(Err(ChannelError::Closed)));
-        // All are joined before the first trouble is told.
+        // All threads are joined before the first error is returned.
         joined.collect::<Vec<_>>().into_iter().collect()
     })
 }
 
-/// A disk and what one client has given to it.
+/// A disk and the groups that one client has submitted.
 struct Service<'a> {
     disk: &'a dyn Disk,
-    /// Held while a chain is given to the disk, so that the client's tickets ascend as the
-    /// disk's do.
+    /// Held while a chain is submitted, so that the client's tickets ascend like the disk's.
     giving: Mutex<()>,
     tickets: Mutex<Tickets>,
 }
 
 #[derive(Default)]
 struct Tickets {
-    /// The client's tickets count from 1.
+    /// Number of issued client tickets; the first is 1.
     given: u64,
-    /// All up to here are settled.
+    /// All groups up to this ticket are visible.
     settled: u64,
-    /// Those not yet known to be durable: the disk's own ticket, and memory of the group.
+    /// Groups not known to be durable: the disk's ticket, and the group's memory.
     live: BTreeMap<u64, (Ticket, u64)>,
-    /// Memory of those that are not settled.
+    /// Memory of groups that are not yet visible.
     unsettled_bytes: u64,
 }
 
-/// One end of the contract.
+/// One endpoint of the contract.
 struct ServedLane<'a> {
     service: &'a Service<'a>,
     parts: RefCell<ChainAssembly>,
 }
 
-/// What has come of a chain so far.
+/// Parts of a chain received so far.
 #[derive(Default)]
 struct ChainAssembly {
-    /// Groups that have ended, and their memory.
+    /// Complete groups, and their memory.
     chain: Vec<(Group, u64)>,
-    /// The group that goes on.
+    /// The incomplete group.
     group: Group,
     group_bytes: u64,
     after: Vec<u64>,
-    /// What all of it needs.
+    /// Size of all parts.
     needs: Needs,
 }
 
@@ -108,7 +107,8 @@ impl DiskServer for ServedLane<'_> {
         let ours = self.service.disk.properties();
         let bounds = self.service.bounds();
         Ok(DiskProperties {
-            // A disk that grows: a client that does not read it for itself knows no other.
+            // The maximum of a growing disk: a client that does not read it itself has no other
+            // length.
             len_bytes: self.service.disk.max_len_bytes(),
             sector_bytes: ours.sector_bytes,
             best_io_bytes: ours.best_io_bytes,
@@ -134,13 +134,13 @@ impl DiskServer for ServedLane<'_> {
             Some(Err(refused)) => (refused.payload, Err(refusal(&refused.error))),
             None => (None, Err(Refusal::Gone)),
         };
-        // A disk that loses a block answers for it with another of that length.
+        // A disk that lost the block is replaced by a block of the same length.
         request.buffer = goods.unwrap_or_else(|| Block::private(at.len_bytes as usize));
         read
     }
 
     fn submit(&self, request: &mut Submit) -> Result<Option<u64>, Refusal> {
-        // Taken out: a part that is refused leaves nothing of its chain.
+        // Taken out: a refused part drops its whole chain.
         let mut parts = self.parts.take();
         parts.add(self.service, request)?;
         if request.more {
@@ -182,7 +182,7 @@ impl DiskServer for ServedLane<'_> {
 }
 
 impl ChainAssembly {
-    /// Copies what `m` brings, if it may be written and the chain stays within bounds.
+    /// Copies the contents of part `m`, if writing is allowed and the chain stays within bounds.
     fn add(&mut self, service: &Service<'_>, m: &Submit) -> Result<(), Refusal> {
         if service.disk.properties().read_only {
             return Err(Refusal::ReadOnly);
@@ -212,8 +212,8 @@ impl ChainAssembly {
         Ok(())
     }
 
-    /// Adds writes to the group that goes on. Those that lie one behind the other become
-    /// one: the device gets it in one piece, and it takes the memory of one.
+    /// Adds writes to the incomplete group. Adjacent writes are merged: the device receives one
+    /// request, and it takes the memory of one.
     fn add_writes(
         &mut self,
         service: &Service<'_>,
@@ -227,7 +227,7 @@ impl ChainAssembly {
             let properties = Properties { len_bytes: room, ..service.disk.properties() };
             properties.check(extent, len).map_err(|error| refusal(&error))?;
             self.count(service, len)?;
-            // All of it is overwritten.
+            // All bytes are overwritten below.
             let mut copy = PrivateBuffer::new_uninitialized(len);
             let mut at = 0;
             for (_, block) in run {
@@ -239,8 +239,8 @@ impl ChainAssembly {
         Ok(())
     }
 
-    /// Counts one more write, which need not be one of the client's: it sends a large one
-    /// in pieces, and neighbours were joined. So the memory they take bounds their number.
+    /// Counts one more write. The client splits large writes and neighbours were merged, so the
+    /// memory bounds their number.
     fn count(&mut self, service: &Service<'_>, len: usize) -> Result<(), Refusal> {
         let held = len.next_multiple_of(ALIGN_BYTES) as u64;
         self.needs.bytes += len as u64;
@@ -252,14 +252,14 @@ impl ChainAssembly {
     }
 }
 
-/// How many of `writes` lie one behind the other, in whole sectors or not.
+/// Returns the number of adjacent writes at the start of `writes`, in whole sectors or not.
 fn run_len(writes: &[(u64, Block)]) -> usize {
     let joins =
         |pair: &&[(u64, Block)]| pair[0].0.checked_add(pair[0].1.len() as u64) == Some(pair[1].0);
     writes.windows(2).take_while(joins).count() + 1
 }
 
-/// What a run covers.
+/// Returns the range of a run.
 fn extent_of(run: &[(u64, Block)]) -> Result<Extent, Refusal> {
     let (start, _) = run.first().ok_or(Refusal::Invalid)?;
     Ok(Extent::new(*start, run.iter().map(|(_, block)| block.len() as u64).sum()))
@@ -270,7 +270,7 @@ impl<'a> Service<'a> {
         Self { disk, giving: Mutex::default(), tickets: Mutex::default() }
     }
 
-    /// What a client may send at once: what the disk takes, within the service's bounds.
+    /// Returns the chain limits for a client: those of the disk, within the service's bounds.
     fn bounds(&self) -> ChainBounds {
         let disk = self.disk.chain_bounds();
         ChainBounds {
@@ -284,7 +284,7 @@ impl<'a> Service<'a> {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the disk a whole chain; returns the name of its first group.
+    /// Submits a complete chain to the disk; returns the ticket of its first group.
     fn apply(&self, parts: ChainAssembly, mark: u64) -> Result<u64, Refusal> {
         self.make_room(parts.chain.len(), parts.needs.held_bytes)?;
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
@@ -298,10 +298,10 @@ impl<'a> Service<'a> {
         Ok(first)
     }
 
-    /// Waits until the client may have this much more on its way.
+    /// Waits until the client may submit this much more.
     fn make_room(&self, groups: usize, bytes: u64) -> Result<(), Refusal> {
         loop {
-            // Not in the loop's head: the lock would be held while it waits.
+            // Not in the loop's head: the lock would be held during the wait.
             let in_the_way = self.lock().blocking_ticket(groups, bytes);
             match in_the_way {
                 Some((ticket, Until::Settled)) => self.settle(ticket)?,
@@ -311,7 +311,7 @@ impl<'a> Service<'a> {
         }
     }
 
-    /// Waits for as long as the disk is away.
+    /// Waits, also while the disk is unreachable.
     fn wait_long(&self, ticket: u64) -> Result<(), Refusal> {
         loop {
             match self.wait(ticket) {
@@ -338,14 +338,14 @@ impl<'a> Service<'a> {
     }
 }
 
-/// How far a group must be for there to be room for others.
+/// State that a group must reach before others can be accepted.
 enum Until {
     Settled,
     Durable,
 }
 
 impl Tickets {
-    /// The disk's ticket, or none if the group is durable already.
+    /// Returns the disk's ticket, or `None` if the group is already durable.
     fn find(&self, ticket: u64) -> Result<Option<Ticket>, Refusal> {
         if ticket == 0 || ticket > self.given {
             return Err(Refusal::NotFound);
@@ -357,12 +357,12 @@ impl Tickets {
         tickets.iter().filter_map(|ticket| self.find(*ticket).transpose()).collect()
     }
 
-    /// What must be waited for before there is room for so much more.
+    /// Returns the ticket to wait for, and its state, before so much more can be accepted.
     fn blocking_ticket(&self, groups: usize, bytes: u64) -> Option<(u64, Until)> {
         if self.unsettled_bytes > 0 && self.unsettled_bytes + bytes > LIVE_BYTES_MAX {
             return Some((self.settled + 1, Until::Settled));
         }
-        // Half of them at once: a flush is not to be paid for each group.
+        // Half of them at once, so that not every group costs a flush.
         let half = self.live.keys().nth(self.live.len() / 2);
         half.filter(|_| self.live.len() + groups > LIVE_GROUPS_MAX)
             .map(|ticket| (*ticket, Until::Durable))
@@ -374,9 +374,9 @@ impl Tickets {
         self.unsettled_bytes += bytes;
     }
 
-    /// All up to `ticket` hold no memory any more.
+    /// Records that groups up to `ticket` are visible and hold no memory.
     fn settled_to(&mut self, ticket: u64) {
-        // Another lane may have seen more.
+        // Another lane may have recorded a later ticket.
         if ticket > self.settled {
             let done: u64 =
                 self.live.range(self.settled + 1..=ticket).map(|(_, (_, bytes))| bytes).sum();
@@ -385,7 +385,7 @@ impl Tickets {
         }
     }
 
-    /// All up to `ticket` are durable.
+    /// Records that groups up to `ticket` are durable.
     fn forget_to(&mut self, ticket: u64) {
         self.live = self.live.split_off(&(ticket + 1));
     }
@@ -400,7 +400,7 @@ mod tests {
         ServedLane { service, parts: RefCell::default() }
     }
 
-    /// One write, and the end of its group unless more is to come.
+    /// Returns a part with one write, and the end of its group unless more follow.
     fn part(at: u64, byte: u8, after: &[u64], more: bool) -> Submit {
         let ends: &[u32] = if more { &[] } else { &[1] };
         writes(&[(at, byte)], ends, after, more)
@@ -436,7 +436,7 @@ mod tests {
         let mut first = part(0, 1, &[], true);
         let begun = lane.submit(&mut first).unwrap();
         assert_eq!((begun, first.blocks.len(), byte(&disk, 0)), (None, 1, 0));
-        // Another lane's group is another group.
+        // Another lane has its own groups.
         assert_eq!(lane_of(&service).submit(&mut part(512, 2, &[], false)).unwrap(), Some(1));
         assert_eq!((byte(&disk, 0), byte(&disk, 512)), (0, 2));
         assert_eq!(lane.submit(&mut part(1024, 3, &[1], false)).unwrap(), Some(2));
@@ -485,7 +485,7 @@ mod tests {
             lane.submit(&mut part(0, 9, &[], true)).unwrap();
             assert_eq!(lane.submit(&mut bad), Err(why));
             assert_eq!((bad.blocks.len(), bad.blocks[0].1.len()), (1, 512));
-            // What follows is a group of its own.
+            // The next write begins a new group.
             lane.submit(&mut part(1024, 1, &[], false)).unwrap();
             assert_eq!((byte(&disk, 0), byte(&disk, 512)), (0, 0));
         }
@@ -520,7 +520,7 @@ mod tests {
                 (vec![Ticket(2)], vec![]),
             ]
         );
-        // Ends that go back, lie beyond the part, or are missing at the end.
+        // Group ends that go back, exceed the part, or are missing at the end.
         for (ends, more) in [(&[1, 0][..], true), (&[2], true), (&[], false), (&[0], false)] {
             let refused = lane.submit(&mut writes(&[(0, 9)], ends, &[], more));
             assert_eq!(refused, Err(Refusal::Invalid), "{ends:?}");

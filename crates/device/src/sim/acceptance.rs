@@ -1,11 +1,11 @@
-//! Whether the models take as long as the devices they are models of.
+//! Comparison of the timing models with published figures.
 //!
-//! Published figures: random reads of a 7200 rpm disk follow from its manual (8.5 ms seek,
-//! 4.17 ms half a turn), appends from its 120 turns a second, transfer rates are those of
-//! Barracuda XT and ST1000DM010. Reads of the Intel P3700 800 GB were measured by AnandTech
-//! (11209, 8104); 450,000 to 460,000 of them at most are its specification. Of its writes,
-//! 20 µs and 175,000 a second are what is commonly said, and were not measured here. A row
-//! without a published figure is there to be seen.
+//! Published figures: random reads of a 7200 rpm disk follow from its manual (8.5 ms seek, 4.17 ms
+//! half a turn), appends from its 120 turns a second; transfer rates are those of Barracuda XT and
+//! ST1000DM010. Reads of the Intel P3700 800 GB were measured by AnandTech (11209, 8104); its
+//! specification has a maximum of 450,000 to 460,000 reads a second. For its writes, 20 µs and
+//! 175,000 a second are commonly cited, and were not measured here. A row without a published
+//! figure is informative only.
 
 use std::sync::Arc;
 
@@ -15,21 +15,21 @@ use super::{Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
 use crate::Random;
 use crate::{Disk, Extent, Group, Pending, Ticket, Urgency, Write};
 
-/// A figure of a model beside the published one.
+/// A figure of a model and the published one.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    /// Which device, doing what.
+    /// Device and workload.
     pub name: &'static str,
-    /// From where to where the published figure goes; none if there is none.
+    /// Range of the published figure, if there is one.
     pub published: Option<(f64, f64)>,
-    /// What the model does, in virtual time.
+    /// Figure of the model, in virtual time.
     pub measured: f64,
-    /// Of both.
+    /// Unit of both.
     pub unit: &'static str,
 }
 
 impl Row {
-    /// Whether the measured figure is within `part` of the published one; true without one.
+    /// Returns true if the measured figure is within `part` of the published one, or there is none.
     pub fn is_within(&self, part: f64) -> bool {
         self.published.is_none_or(|(low, high)| {
             (low * (1.0 - part)..=high * (1.0 + part)).contains(&self.measured)
@@ -50,7 +50,7 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// Length of the flash disks that are measured: steady states come soon.
+/// Length of the measured flash disks: short, so that they reach a steady state soon.
 const SSD_BYTES: u64 = 256 << 20;
 const SEED: u64 = 1;
 
@@ -102,7 +102,7 @@ fn hdd() -> Vec<Row> {
 
 fn ssd() -> Vec<Row> {
     let parameters = SsdParameters { seed: SEED, ..SsdParameters::p3700(SSD_BYTES) };
-    // Everything below begins with a copy of one worn disk.
+    // Every measurement below starts with a copy of one worn disk.
     let worn = Ssd::preconditioned(parameters);
     let fresh = || Load::new(worn.clone());
     let (one, one_us) = fresh().reads(4096, 1, 4000);
@@ -149,7 +149,7 @@ fn ssd() -> Vec<Row> {
     ]
 }
 
-/// The smallest random write that moves nearly as many bytes as larger ones, in bytes.
+/// Returns the smallest random write with nearly the throughput of larger ones, in bytes.
 fn knee(worn: &Ssd) -> u32 {
     let rate = |bytes: u32| {
         let load = Load::new(worn.clone());
@@ -161,11 +161,11 @@ fn knee(worn: &Ssd) -> u32 {
     sizes.into_iter().zip(rates).find(|(_, rate)| *rate > 0.8 * best).map_or(0, |(size, _)| size)
 }
 
-/// A disk and what is asked of it.
+/// A disk and its workload.
 struct Load {
     disk: Arc<SimDisk>,
     dice: Random,
-    /// When it began, and how much of the disk it uses.
+    /// Start time, and the used part of the disk.
     begin_s: f64,
     len_bytes: u64,
 }
@@ -186,7 +186,7 @@ impl Load {
         Extent::new(self.dice.below(places) * bytes, bytes)
     }
 
-    /// Random reads, so many at once: how many a second, and how long each in µs.
+    /// Random reads at a queue depth: reads per second, and µs per read.
     fn reads(mut self, bytes: u64, depth: usize, count: usize) -> (f64, f64) {
         let mut flying: Vec<(f64, Pending<_>)> = vec![];
         let (mut done, mut waited_s) = (0, 0.0);
@@ -216,7 +216,8 @@ impl Load {
         self.disk.submit(group, &[]).expect("a disk that takes every write")
     }
 
-    /// Random writes without waiting for their flush, so many at once.
+    /// Random writes at a queue depth without waiting for flushes: writes per second, and µs per
+    /// write.
     fn writes(mut self, bytes: u64, depth: usize, count: usize) -> (f64, f64) {
         let mut flying = std::collections::VecDeque::new();
         for _ in 0..count {
@@ -233,7 +234,7 @@ impl Load {
         (count as f64 / took_s, took_s / count as f64 * 1e6)
     }
 
-    /// Random writes for long enough: how many a second, and what flash wrote for each byte.
+    /// Random writes until the steady state: writes per second, and write amplification.
     fn steady_writes(mut self, bytes: u64) -> (f64, f64) {
         let count = (self.len_bytes / 4 / bytes.max(4096)) as usize;
         let mut flying = std::collections::VecDeque::new();
@@ -255,9 +256,9 @@ impl Load {
         (count as f64 / took_s, programmed as f64 / (count as u64 * bytes) as f64)
     }
 
-    /// One write behind the other, each waited for: how many a second, and each in µs.
+    /// Sequential writes, each waited for: writes per second, and µs per write.
     fn appends(self, bytes: u64, count: u64) -> (f64, f64) {
-        // The first one has to find its place.
+        // The first write has to seek.
         let mut begin_s = 0.0;
         for nth in 0..=count {
             let ticket = self.submit(Extent::new((1 << 20) + nth * bytes, bytes));
@@ -270,7 +271,7 @@ impl Load {
         (count as f64 / took_s, took_s / count as f64 * 1e6)
     }
 
-    /// The disk once `within` was written from its begin to its end, and rested.
+    /// Writes `within` from start to end, then idles the disk.
     fn filled(self, within: Extent) -> Self {
         for at in (within.start_bytes..within.start_bytes + within.len_bytes).step_by(1 << 20) {
             self.submit(Extent::new(at, 1 << 20));
@@ -279,7 +280,7 @@ impl Load {
         Self { begin_s: self.begin_s + self.now_s(), len_bytes: within.len_bytes, ..self }
     }
 
-    /// All of `within` from its begin to its end, in MB/s.
+    /// Reads or writes `within` sequentially: MB/s.
     fn in_order(self, within: Extent, writes: bool) -> f64 {
         let step = if writes { 1 << 20 } else { 128 << 10 };
         let places = (within.start_bytes..within.start_bytes + within.len_bytes).step_by(step);
@@ -323,7 +324,7 @@ mod tests {
         }
         for len_bytes in [64 << 20, 20 << 30, 4 << 40] {
             let disk = || Load::new(Hdd::desktop_7200(len_bytes));
-            // A short one is all in the cache soon.
+            // A short disk is soon entirely cached.
             let (per_s, _) = disk().reads(4096, 1, 40);
             assert!((68.0..96.0).contains(&per_s), "{len_bytes}: {per_s}");
             let (per_s, _) = disk().appends(4096, 100);

@@ -3,28 +3,28 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Virtual nanoseconds since a simulation began. Clones show the same time, so that several
-/// disks can share one.
+/// Virtual nanoseconds since the start of a simulation. Clones share the time, so that several
+/// disks can use one clock.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
 
 impl Clock {
-    /// A clock at zero.
+    /// Creates a clock at zero.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What time it is, in ns.
+    /// Returns the time in ns.
     pub fn now_ns(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Lets `ns` pass: a client thinks.
+    /// Advances by `ns`, such as a client's computation.
     pub fn advance(&self, ns: u64) {
         self.0.fetch_add(ns, Ordering::AcqRel);
     }
 
-    /// Lets time pass until it is `ns`, if it is not that late already.
+    /// Advances to `ns`, unless it is already later.
     pub fn advance_to(&self, ns: u64) {
         self.0.fetch_max(ns, Ordering::AcqRel);
     }

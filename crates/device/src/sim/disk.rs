@@ -1,4 +1,4 @@
-//! A disk that holds its bytes in memory and takes the time of a model.
+//! A disk with contents in memory and the timing of a model.
 //!
 //! ```text
 //!   submit ─▶ queue ──(what it follows is durable)──▶ flying ─▶ written ─▶ durable
@@ -6,10 +6,9 @@
 //!   read ──────┴──▶ urgent │ usual ─▶ device, up to its depth
 //! ```
 //!
-//! Law 1: groups go to the device in the order of their tickets, many at once unless one
-//! follows another that is not durable yet.
-//! Law 2: the device never runs ahead of the clock but for a waiter, and then the
-//! clock comes after.
+//! Law 1: groups go to the device in ticket order, many at once unless one depends on another that
+//! is not yet durable.
+//! Law 2: the device runs ahead of the clock only for a waiter, and the clock then follows.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,13 +27,13 @@ use crate::{
     ReadAnswer, Refused, Ticket, Urgency,
 };
 
-/// What is written whole or not at all, in bytes.
+/// Unit of atomic writes, in bytes.
 const SECTOR_BYTES: u64 = 512;
-/// Groups that may wait to be written; a submitter beyond this lets time pass.
+/// Maximum groups in the queue; beyond it a submitter advances time.
 const QUEUE_GROUPS_MAX: usize = 1024;
-/// Their bytes; one chain may be larger.
+/// Maximum bytes in the queue; one chain may be larger.
 const QUEUE_BYTES_MAX: u64 = 64 << 20;
-/// The most that goes to the device as one write, in bytes.
+/// Maximum bytes of one write to the device.
 const RUN_BYTES: u64 = 1 << 20;
 /// A simulated disk. See [`crate::sim`].
 #[derive(Debug)]
@@ -44,29 +43,29 @@ pub struct SimDisk {
     model: Model,
 }
 
-/// What was asked of a simulated disk and what it did.
+/// Counters of requests and device work.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Statistics {
-    /// Reads that are done.
+    /// Completed reads.
     pub reads: u64,
-    /// Bytes of them.
+    /// Bytes of completed reads.
     pub read_bytes: u64,
-    /// Writes that are done: neighbours in a group are one.
+    /// Completed writes: neighbours in a group count as one.
     pub writes: u64,
-    /// Bytes of them.
+    /// Bytes of completed writes.
     pub written_bytes: u64,
-    /// Flushes that are done.
+    /// Completed flushes.
     pub flushes: u64,
-    /// Discards that are done.
+    /// Completed discards.
     pub discards: u64,
-    /// What the device did for them.
+    /// Work of the device for them.
     pub work: WorkCounters,
-    /// A hash of what was done and when: two runs with one seed have the same.
+    /// Hash of all completions and their times; equal for runs with equal seeds.
     pub trace: u64,
 }
 
 impl Statistics {
-    /// Requests that are done.
+    /// Returns the number of completed requests.
     pub const fn requests(&self) -> u64 {
         self.reads + self.writes + self.flushes + self.discards
     }
@@ -79,7 +78,7 @@ struct Core {
     model: Model,
     image: Image,
     undo: Undo,
-    /// The time up to which the device was run.
+    /// Time up to which the device has run.
     device_ns: u64,
     next_id: u64,
     urgent: VecDeque<Request>,
@@ -90,7 +89,7 @@ struct Core {
     flying: VecDeque<InFlightGroup>,
     unwritten_bytes: u64,
     discards: VecDeque<(u64, Extent)>,
-    /// Tickets given out, given to the device, written, durable: none overtakes the one before.
+    /// Counts of groups: issued, started, written, durable; each at most the one before.
     given: u64,
     started: u64,
     written: u64,
@@ -100,7 +99,7 @@ struct Core {
     done: Vec<Completion>,
 }
 
-/// What a request is for.
+/// An incomplete request and its purpose.
 #[derive(Debug)]
 struct OutstandingRequest {
     request: Request,
@@ -115,7 +114,7 @@ enum Purpose {
     Discard,
 }
 
-/// A group that waits for what it follows.
+/// A group that waits for its dependencies.
 #[derive(Debug)]
 struct Queued {
     follows: u64,
@@ -123,7 +122,7 @@ struct Queued {
     runs: Vec<Extent>,
 }
 
-/// A group that the device has.
+/// A group that the device is writing.
 #[derive(Debug)]
 struct InFlightGroup {
     ticket: u64,
@@ -132,29 +131,29 @@ struct InFlightGroup {
 }
 
 impl SimDisk {
-    /// A disk full of zeroes that takes the time `timing` says, by `clock`.
+    /// Creates a zeroed disk with the timing of `timing`, on `clock`.
     pub fn new(timing: impl Timing + 'static, clock: &Clock) -> Arc<Self> {
         Self::of(Core::new(Box::new(timing), clock.clone()))
     }
 
-    /// As [`SimDisk::new`], for a device whose kind is known later.
+    /// As [`SimDisk::new`], for a device type chosen at run time.
     pub fn boxed(timing: Box<dyn Timing>, clock: &Clock) -> Arc<Self> {
         Self::of(Core::new(timing, clock.clone()))
     }
 
-    /// A 7200 rpm desktop disk with its write cache on, and its clock.
+    /// Creates a 7200 rpm desktop disk with its write cache on, and its clock.
     pub fn hdd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
         let parameters = HddParameters { seed, ..HddParameters::desktop_7200(len_bytes) };
         Self::with_clock(Hdd::new(parameters))
     }
 
-    /// A fresh flash disk like the Intel P3700, and its clock.
+    /// Creates a fresh flash disk like the Intel P3700, and its clock.
     pub fn ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
         let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
         Self::with_clock(Ssd::new(parameters))
     }
 
-    /// A flash disk that is full and worn in, and its clock: [`Ssd::preconditioned`].
+    /// Creates a flash disk that is full and worn in, and its clock: [`Ssd::preconditioned`].
     pub fn worn_ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
         let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
         Self::with_clock(Ssd::preconditioned(parameters))
@@ -170,21 +169,20 @@ impl SimDisk {
         Arc::new(Self { core: Arc::new(Mutex::new(core)), clock, model })
     }
 
-    /// The clock it goes by.
+    /// Returns the clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn statistics(&self) -> Statistics {
         let mut core = self.lock();
         core.catch_up();
         Statistics { work: core.timing.work(), ..core.statistics }
     }
 
-    /// Runs the device to the next thing that happens in it, and the clock with it; says
-    /// whether there was any. For drivers that keep several requests going and ask each
-    /// [`Pending::is_ready`].
+    /// Advances device and clock to the next event in the device; returns false if there is none.
+    /// For drivers that keep several requests in flight and poll [`Pending::is_ready`].
     pub fn step(&self) -> bool {
         let mut core = self.lock();
         core.catch_up();
@@ -193,16 +191,14 @@ impl SimDisk {
         stepped
     }
 
-    /// Runs the device until nothing is left to do in it, caches included, and the clock
-    /// with it.
+    /// Advances device and clock until the device is idle and its caches are empty.
     pub fn idle(&self) {
         while self.step() {}
     }
 
-    /// The disk as a power cut at this moment leaves it: of what is not durable each sector
-    /// is there or not as `seed` says, and what follows something that is not durable is
-    /// not. This one goes on as if nothing had happened; the other has a clock of its own
-    /// that goes on from now, and shares memory until one of them is written to.
+    /// Returns the disk as a power cut leaves it now. Each sector that is not durable is present or
+    /// not, by `seed`; dependents of non-durable groups are absent. This disk goes on unaffected.
+    /// The copy has its own clock, starting now, and shares memory until one of the two is written.
     pub fn crash(&self, seed: u64) -> Arc<Self> {
         let mut core = self.lock();
         core.catch_up();
@@ -212,8 +208,7 @@ impl SimDisk {
         core.copy(image)
     }
 
-    /// Another disk that holds the same, all of it durable; otherwise as
-    /// [`SimDisk::crash`].
+    /// Returns a copy with the same contents, all of it durable; otherwise as [`SimDisk::crash`].
     pub fn fork(&self) -> Arc<Self> {
         let mut core = self.lock();
         core.catch_up();
@@ -221,7 +216,7 @@ impl SimDisk {
         core.copy(image)
     }
 
-    /// Memory that the bytes take, in bytes.
+    /// Returns the memory of the contents in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.lock().image.pages() as u64 * 4096
     }
@@ -230,12 +225,12 @@ impl SimDisk {
         lock(&self.core)
     }
 
-    /// Lets time pass until `reached` has an answer.
+    /// Advances time until `reached` returns true or an error.
     fn run(&self, reached: impl Fn(&mut Core) -> Result<bool, Error>) -> Result<(), Error> {
         let mut core = self.lock();
         core.catch_up();
         while !reached(&mut core)? {
-            // Something not done is in the queue or the device: one of them moves.
+            // Incomplete work is in the queue or the device: one of them advances.
             let stepped = core.step();
             debug_assert!(stepped, "a device that forgot a request");
             self.clock.advance_to(core.device_ns);
@@ -298,7 +293,7 @@ impl Disk for SimDisk {
             return refuse(chain, Error::UnknownTicket(newest));
         }
         let bytes = ChainBounds::of(&chain).bytes;
-        // An empty queue is never too full, and a group in it is written sooner or later.
+        // An empty queue is never full, and a queued group is eventually written.
         let _ = self.run(|core| Ok(!core.is_full(bytes)));
         let mut core = self.lock();
         let tickets = core.submit(chain, newest.0);
@@ -337,7 +332,7 @@ impl Disk for SimDisk {
     }
 }
 
-/// A read that the device is not done with.
+/// A read that the device has not completed.
 #[derive(Debug)]
 struct ReadLater {
     core: Arc<Mutex<Core>>,
@@ -391,7 +386,7 @@ impl Core {
         }
     }
 
-    /// Lets happen what happened in the device while the clock went on elsewhere.
+    /// Processes device events up to the clock, which others may have advanced.
     fn catch_up(&mut self) {
         let now = self.clock.now_ns();
         while self.timing.next_ns().is_some_and(|next| next <= now) {
@@ -400,7 +395,7 @@ impl Core {
         self.device_ns = self.device_ns.max(now);
     }
 
-    /// Lets the next thing happen, if there is any.
+    /// Processes the next event; returns false if there is none.
     fn step(&mut self) -> bool {
         let Some(next) = self.timing.next_ns() else { return false };
         self.device_ns = self.device_ns.max(next);
@@ -420,7 +415,7 @@ impl Core {
         let request = Request { id, kind, at };
         self.asked.insert(id, OutstandingRequest { request, purpose });
         match (urgency, kind) {
-            // It covers what is done already, so it need not wait for what is not.
+            // It covers completed writes only, so it need not wait for others.
             (_, RequestKind::Flush) => self.urgent.push_front(request),
             (Urgency::Now, _) => self.urgent.push_back(request),
             (Urgency::Ahead, _) => self.usual.push_back(request),
@@ -428,12 +423,12 @@ impl Core {
         id
     }
 
-    /// Gives the device what it may have.
+    /// Starts requests and groups that the device can accept.
     fn pump(&mut self) {
         self.discard();
         while let Some(next) = self.queue.front() {
             if next.follows > self.durable {
-                // Everything before it is written, so one flush is enough.
+                // All earlier groups are written, so one flush is enough.
                 if self.written == self.started && self.written > self.durable {
                     self.flush();
                 }
@@ -461,7 +456,7 @@ impl Core {
         self.land();
     }
 
-    /// Asks the device for a flush, unless there is one on its way.
+    /// Requests a flush, unless one is in flight.
     fn flush(&mut self) {
         if !self.flushing {
             self.flushing = true;
@@ -524,7 +519,7 @@ impl Core {
         }
     }
 
-    /// Counts the groups as written whose last request is done, none before its turn.
+    /// Counts groups as written once their last request is done, in ticket order.
     fn land(&mut self) {
         while let Some(group) = self.flying.pop_front_if(|group| group.left == 0) {
             self.written = group.ticket;
@@ -564,7 +559,7 @@ impl Core {
         tickets
     }
 
-    /// Puts a block where every read sees it, and what was there aside.
+    /// Stores a block in the image, where reads see it, and saves the old contents for undo.
     fn store(&mut self, at_bytes: u64, block: &Block) {
         let extent = Extent::new(at_bytes, block.len() as u64);
         self.discards.retain(|(_, discard)| !discard.touches(extent));
@@ -581,7 +576,7 @@ impl Core {
         }
     }
 
-    /// Whether `count` says what is to be known of `ticket`.
+    /// Returns true if `count` has reached `ticket`.
     fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
         if ticket.0 > self.given {
             return Err(Error::UnknownTicket(ticket));
@@ -589,7 +584,7 @@ impl Core {
         Ok(ticket.0 <= count)
     }
 
-    /// A disk in the same condition that holds `image` and has nothing to do.
+    /// Returns an idle disk in the same condition with the contents `image`.
     fn copy(&self, image: Image) -> Arc<SimDisk> {
         let clock = Clock::new();
         clock.advance_to(self.device_ns);
@@ -601,7 +596,7 @@ impl Core {
     }
 }
 
-/// What a group writes: neighbours as one, in disk order unless any overlap.
+/// Returns the ranges that a group writes: neighbours merged, in disk order unless any overlap.
 fn runs(group: &Group) -> Vec<Extent> {
     let extent = |write: &crate::Write| Extent::new(write.at_bytes, write.block.len() as u64);
     let all: Vec<_> = group.writes.iter().map(extent).filter(|it| it.len_bytes > 0).collect();

@@ -1,4 +1,4 @@
-//! A hard disk: how long it takes.
+//! Timing model of a hard disk.
 //!
 //! ```text
 //!   read ──▶ in the cache? ──▶ done
@@ -9,13 +9,12 @@
 //!              └─ runs, by flush ─▶└────────────────────────────┘
 //! ```
 //!
-//! When nothing waits, the head reads on behind the last read; what comes by is in the cache.
-//! Reads go before the writes that the cache holds, unless it is nearly full or a waiter
-//! waits for a flush: then whatever is nearest in time is next. What was written before a
-//! flush is written before anything behind it.
+//! An idle head reads on after the last read, and caches the bytes it passes. Reads precede the
+//! cached writes, unless the cache is nearly full or a flush has a waiter: then the request nearest
+//! in time is next. Writes before a flush reach the platters before later ones.
 //!
-//! Law 1: the platters turn whatever happens: where a byte is follows from the time alone.
-//! Law 2: a flush is done when all is on the platters that was in the cache when it came.
+//! Law 1: the platters turn at all times: the position of a byte follows from the time alone.
+//! Law 2: a flush is complete once all writes cached at its arrival are on the platters.
 
 mod cache;
 mod geometry;
@@ -29,52 +28,52 @@ use super::{Completion, Model, Request, RequestKind, Timing, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
-/// What a hard disk is made of.
+/// Parameters of a hard disk.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HddParameters {
     /// Length in bytes; rounded down to 4096.
     pub len_bytes: u64,
-    /// Turns a minute.
+    /// Rotations per minute.
     pub turns_per_minute: u32,
-    /// Surfaces with a head each.
+    /// Number of surfaces, each with a head.
     pub heads: u32,
     /// Bytes of the outermost track.
     pub outer_track_bytes: u64,
     /// Bytes of the innermost track.
     pub inner_track_bytes: u64,
-    /// From one head to the next, in ns.
+    /// Time to switch to the next head, in ns.
     pub head_switch_ns: u64,
-    /// From one cylinder to the next, in ns.
+    /// Time to move to the next cylinder, in ns.
     pub track_to_track_ns: u64,
-    /// The part of the full stroke from which on a seek is a long one.
+    /// Fraction of the full stroke from which a seek is long.
     pub long_seek: f64,
-    /// A short seek over `d` of the stroke takes `.0 + .1 * sqrt(d)` ns.
+    /// A short seek over the fraction `d` of the stroke takes `.0 + .1 * sqrt(d)` ns.
     pub short_seek_ns: (f64, f64),
     /// A long seek takes `.0 + .1 * d` ns.
     pub long_seek_ns: (f64, f64),
-    /// What a write waits longer than a read before the head is steady, in ns.
+    /// Extra settle time of a write, in ns.
     pub write_settle_ns: u64,
-    /// What each command takes beside, in ns.
+    /// Overhead of each command, in ns.
     pub command_ns: u64,
-    /// Bytes a second between host and disk.
+    /// Bandwidth between host and disk, in bytes a second.
     pub link_bytes_per_s: u64,
-    /// How far the head reads on, in bytes.
+    /// Read-ahead of an idle head, in bytes.
     pub read_ahead_bytes: u64,
-    /// What the write cache holds, in bytes.
+    /// Size of the write cache in bytes.
     pub cache_bytes: u64,
-    /// Whether writes are done when they are in the cache.
+    /// True if writes complete in the cache.
     pub volatile_cache: bool,
-    /// Chooses where the platters are at first.
+    /// Seed of the initial angle of the platters.
     pub seed: u64,
 }
 
-/// Requests in the disk at once: what NCQ takes.
+/// Maximum requests in the disk: the queue depth of NCQ.
 const DEPTH: usize = 32;
-/// The most of the cache that is written at once, in bytes.
+/// Maximum bytes that are destaged in one operation.
 const DESTAGE_BYTES: u64 = 1 << 20;
-/// Runs of the cache that are looked at on each side of the head.
+/// Number of cached runs considered on each side of the head.
 const NEAR_RUNS: usize = 32;
-/// A request that has waited so long is next, in ns.
+/// Waiting time after which a request is next, in ns.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// A hard disk with one arm.
@@ -82,16 +81,16 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 pub struct Hdd {
     parameters: HddParameters,
     geometry: Geometry,
-    /// Where the head is: on the track of this byte, which is behind the last one used.
+    /// Position of the head: on the track of this byte, after the last one used.
     head: PhysicalPosition,
     head_byte: u64,
     busy: Option<Busy>,
-    /// Since when the head reads on.
+    /// Read-ahead of the idle head, if in progress.
     reads_on: Option<HeadReadAhead>,
     queue: Vec<Waiting>,
-    /// Writes for which the cache has no room.
+    /// Writes that do not fit the cache.
     outside: VecDeque<Request>,
-    /// By the flush that will cover them, the next one first; the last is open.
+    /// Cached writes by the flush that will cover them, the next one first; the last is open.
     dirty: VecDeque<Generation>,
     known: ReadCache,
     link_ns: u64,
@@ -105,16 +104,16 @@ struct Waiting {
     since_ns: u64,
 }
 
-/// What the mechanics do now.
+/// Current operation of the mechanics.
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     until_ns: u64,
     at: Extent,
-    /// Whom it is for; none if it empties the cache.
+    /// Request that it serves; `None` while destaging.
     request: Option<Request>,
 }
 
-/// The head has `from` under it at `since_ns`, and goes on to `to`.
+/// Read-ahead of an idle head, which is over `from` at `since_ns` and continues to `to`.
 #[derive(Clone, Copy, Debug)]
 struct HeadReadAhead {
     from: u64,
@@ -122,14 +121,14 @@ struct HeadReadAhead {
     since_ns: u64,
 }
 
-/// What one flush covers.
+/// Cached writes that one flush covers.
 #[derive(Clone, Default, Debug)]
 struct Generation {
     dirty: Dirty,
     flushes: Vec<u64>,
 }
 
-/// What could be done next.
+/// Candidate for the next operation.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
     Queued(usize),
@@ -137,9 +136,8 @@ enum Choice {
 }
 
 impl HddParameters {
-    /// A 7200 rpm desktop disk of the years around 2012, of any length from 64 MiB. Its
-    /// tracks are as long in a short one, which has fewer of them; a seek takes by the part
-    /// of the stroke that it goes.
+    /// Returns a 7200 rpm desktop disk of about 2012, of any length from 64 MiB. Short disks have
+    /// fewer tracks of the same length; a seek takes time by its fraction of the stroke.
     pub fn desktop_7200(len_bytes: u64) -> Self {
         Self {
             len_bytes,
@@ -153,7 +151,7 @@ impl HddParameters {
             inner_track_bytes: 1600 * 512,
             head_switch_ns: 800_000,
             track_to_track_ns: 1_000_000,
-            // 8.5 ms in the mean over all pairs of cylinders, 20 ms from end to end.
+            // 8.5 ms on average over all pairs of cylinders, 20 ms from end to end.
             long_seek: 0.3,
             short_seek_ns: (0.9e6, 12.5e6),
             long_seek_ns: (2.49e6, 17.51e6),
@@ -169,10 +167,10 @@ impl HddParameters {
 }
 
 impl Hdd {
-    /// A disk at rest.
+    /// Creates an idle disk.
     ///
     /// # Panics
-    /// If the parameters make no disk: no head, no turns, tracks below a sector.
+    /// If the parameters are invalid: no head, no rotation, or tracks shorter than a sector.
     pub fn new(parameters: HddParameters) -> Self {
         assert!(parameters.heads > 0 && parameters.turns_per_minute > 0, "a disk turns");
         let (outer, inner) = (parameters.outer_track_bytes, parameters.inner_track_bytes);
@@ -197,12 +195,12 @@ impl Hdd {
         }
     }
 
-    /// A 7200 rpm desktop disk.
+    /// Creates a 7200 rpm desktop disk.
     pub fn desktop_7200(len_bytes: u64) -> Self {
         Self::new(HddParameters::desktop_7200(len_bytes))
     }
 
-    /// What it is made of.
+    /// Returns the parameters.
     pub fn parameters(&self) -> &HddParameters {
         &self.parameters
     }
@@ -211,7 +209,7 @@ impl Hdd {
         self.done.push(Reverse(Completion { at_ns, id }));
     }
 
-    /// A request that memory answers is done once its bytes went over the link.
+    /// Completes a request from memory once its bytes have crossed the link.
     fn complete_after_transfer(&mut self, now_ns: u64, Request { id, at, .. }: Request) {
         let takes_ns = at.len_bytes * 1_000_000_000 / self.parameters.link_bytes_per_s;
         self.link_ns = self.link_ns.max(now_ns) + takes_ns;
@@ -224,7 +222,7 @@ impl Hdd {
 
     fn take_write(&mut self, now_ns: u64, request: Request) {
         let full = self.dirty_bytes() + request.at.len_bytes > self.parameters.cache_bytes;
-        // One that is larger than the cache goes through it alone.
+        // A request that is larger than the cache passes through it alone.
         if full && self.dirty_bytes() > 0 {
             self.outside.push_back(request);
             return;
@@ -247,7 +245,7 @@ impl Hdd {
         self.dirty.push_back(Generation::default());
     }
 
-    /// Flushes whose generation is out are done.
+    /// Completes the flushes whose generation is destaged.
     fn land_flushes(&mut self, now_ns: u64) {
         while self.dirty.len() > 1 && self.dirty[0].dirty.is_empty() {
             let flushes = self.dirty.pop_front().map(|out| out.flushes).unwrap_or_default();
@@ -257,7 +255,7 @@ impl Hdd {
         }
     }
 
-    /// What came by while the head read on is known.
+    /// Adds to the read cache the bytes that an idle head has passed.
     fn look_back(&mut self, now_ns: u64) {
         if let Some(HeadReadAhead { from, to, since_ns }) = self.reads_on {
             let passed = self.geometry.passed_bytes(from, to, since_ns, now_ns.max(since_ns));
@@ -265,7 +263,7 @@ impl Hdd {
         }
     }
 
-    /// Answers what is in memory.
+    /// Answers requests from memory.
     fn answer_known(&mut self, now_ns: u64) {
         self.look_back(now_ns);
         let mut nth = 0;
@@ -283,7 +281,7 @@ impl Hdd {
         }
     }
 
-    /// Where the mechanics would have to begin for a request.
+    /// Returns the byte at which the mechanics would start a request.
     fn starts_at(&self, request: &Request) -> u64 {
         match request.kind {
             RequestKind::Read => self.known.known_until(request.at.start_bytes),
@@ -291,7 +289,8 @@ impl Hdd {
         }
     }
 
-    /// When the head would have `byte` under it; without a seek if it reads on and comes by.
+    /// Returns the time at which the head can be over `byte`; without a seek if its read-ahead passes
+    /// it.
     fn reached_ns(&self, byte: u64, now_ns: u64, writes: bool) -> u64 {
         if let Some(HeadReadAhead { from, to, since_ns }) = self.reads_on
             && !writes
@@ -305,7 +304,7 @@ impl Hdd {
         self.geometry.reached_ns(&self.head_now(now_ns), byte, now_ns, writes)
     }
 
-    /// How far the head got that reads on.
+    /// Returns the byte that the head's read-ahead has reached.
     fn passed(&self, now_ns: u64) -> u64 {
         self.reads_on.map_or(self.head_byte, |on| {
             self.geometry.passed_bytes(on.from, on.to, on.since_ns, now_ns.max(on.since_ns))
@@ -323,7 +322,7 @@ impl Hdd {
         self.parameters.len_bytes.saturating_sub(1)
     }
 
-    /// Starts what is next, if the mechanics are free.
+    /// Starts the next operation, if the mechanics are free.
     fn start(&mut self, now_ns: u64) {
         if self.busy.is_some() {
             return;
@@ -358,7 +357,7 @@ impl Hdd {
         self.busy = Some(Busy { until_ns, at, request });
     }
 
-    /// What the head gets to first of all that may be next.
+    /// Returns the candidate that the head reaches first.
     fn choose(&self, now_ns: u64) -> Option<Choice> {
         let oldest = (0..self.queue.len()).min_by_key(|nth| self.queue[*nth].since_ns);
         if let Some(nth) = oldest
@@ -380,7 +379,7 @@ impl Hdd {
         queued.chain(runs).min_by_key(|(reached_ns, _)| *reached_ns).map(|(_, choice)| choice)
     }
 
-    /// The mechanics are done with something.
+    /// Completes an operation of the mechanics.
     fn finish(&mut self, Busy { until_ns, at, request }: Busy) {
         self.busy = None;
         let end = at.start_bytes + at.len_bytes;
@@ -398,7 +397,7 @@ impl Hdd {
             }
             None => {
                 self.land_flushes(until_ns);
-                // There is room again.
+                // The cache has free space again.
                 for request in std::mem::take(&mut self.outside) {
                     self.take_write(until_ns, request);
                 }

@@ -1,23 +1,23 @@
-//! A large image of which only what is not zero takes memory.
+//! A sparse image in memory: zero pages take none.
 
 use std::sync::Arc;
 
 use crate::Extent;
 
 const PAGE_BYTES: usize = 4096;
-/// Pages that share a list.
+/// Number of pages that share a list.
 const CHUNK_PAGES: usize = 512;
 
 type Page = [u8; PAGE_BYTES];
 type Chunk = [Option<Arc<Page>>; CHUNK_PAGES];
 
-/// Bytes that begin as zeroes. Copies share pages until one of them changes.
+/// Bytes that are initially zero. Copies share pages until one of them changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Image {
     chunks: Vec<Option<Box<Chunk>>>,
 }
 
-/// A part of a page: its number, and from where to where.
+/// Part of a page: its number, and the range in it.
 type Part = (usize, std::ops::Range<usize>);
 
 impl Image {
@@ -40,7 +40,7 @@ impl Image {
         for (place, (page, range)) in parts(Extent::new(at_bytes, from.len() as u64)) {
             let from = &from[place..place + range.len()];
             match <&Page>::try_from(from) {
-                // A page of zeroes is not kept.
+                // Zero pages are not stored.
                 Ok(_) if is_zero(from) => self.forget(page),
                 Ok(whole) => *self.slot(page) = Some(Arc::new(*whole)),
                 Err(_) => {
@@ -51,7 +51,7 @@ impl Image {
         }
     }
 
-    /// Sets all of `extent` to zero.
+    /// Zeroes `extent`.
     pub(crate) fn clear(&mut self, extent: Extent) {
         for (_, (page, range)) in parts(extent) {
             if range.len() == PAGE_BYTES {
@@ -63,7 +63,7 @@ impl Image {
         }
     }
 
-    /// Pages that take memory.
+    /// Returns the number of stored pages.
     pub(crate) fn pages(&self) -> usize {
         let pages = |chunk: &Chunk| chunk.iter().filter(|page| page.is_some()).count();
         self.chunks.iter().flatten().map(|chunk| pages(chunk)).sum()
@@ -86,7 +86,7 @@ impl Image {
     }
 }
 
-/// The parts of pages that `extent` covers, each with its place in it.
+/// Splits `extent` into parts of pages, each with its offset in the extent.
 fn parts(extent: Extent) -> impl Iterator<Item = (usize, Part)> {
     let mut place = 0;
     std::iter::from_fn(move || {

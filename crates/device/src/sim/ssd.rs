@@ -1,4 +1,4 @@
-//! A flash disk: how long it takes.
+//! Timing model of a flash disk.
 //!
 //! ```text
 //!   command ─▶ controller ─▶ read:  die (tR) ─▶ channel ─▶ link ─▶ done
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! Every part is a server that is busy until some time. What the host waits for goes before
-//! what is done behind its back: a read that meets a program or an erase suspends it. The
-//! buffer holds on to pages for a while, so that what is written twice in a row is
-//! programmed once; it is kept alive by a capacitor, unless it is said to be volatile.
-//! When it has no room, a write waits until the oldest program is done.
+//! Every part is a server with a time until which it is busy. Foreground work precedes background
+//! work: a read suspends a program or an erase. The buffer delays pages, so that repeated writes of
+//! a page are programmed once. A capacitor protects it unless it is volatile. When it is full, a
+//! write waits for the oldest program.
 //!
-//! Law 1: work is never lost: each server does all it is given, in order within its class.
-//! Law 2: a write of less than a page costs flash a whole page, and the read of the old one.
+//! Law 1: work is never lost: each server completes all of it, in order within its class.
+//! Law 2: a write of less than a page costs a read and a program of the whole page.
 
 mod ftl;
 
@@ -25,58 +25,58 @@ use super::{Completion, Model, Request, RequestKind, Timing, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
-/// What a flash disk is made of.
+/// Parameters of a flash disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SsdParameters {
     /// Length in bytes; rounded down to 4096.
     pub len_bytes: u64,
-    /// What the translation maps as one: 512 B to 16 KiB, a power of two.
+    /// Unit of the mapping: 512 B to 16 KiB, a power of two.
     pub page_bytes: u32,
-    /// Room beyond the length that the disk keeps to clean with, in percent of the length.
+    /// Over-provisioning, in percent of the length.
     pub spare_percent: u32,
-    /// Buses to the dies.
+    /// Number of buses to the dies.
     pub channels: u32,
-    /// Dies on each bus.
+    /// Number of dies on each bus.
     pub dies_per_channel: u32,
-    /// What a die programs at once, over its planes, in bytes; at least a page.
+    /// Bytes that a die programs at once, over its planes; at least a page.
     pub unit_bytes: u32,
-    /// Units of an erase block of a die. Small disks have shorter blocks, which are erased
-    /// as much faster.
+    /// Units of an erase block of a die. Small disks have shorter blocks, which erase
+    /// proportionally faster.
     pub units_per_block: u32,
-    /// Reading a unit, in ns; by a tenth more or less.
+    /// Time to read a unit, in ns; varies by a tenth.
     pub read_ns: u64,
-    /// Programming a unit, in ns.
+    /// Time to program a unit, in ns.
     pub program_ns: u64,
-    /// Erasing a whole block, in ns.
+    /// Time to erase a whole block, in ns.
     pub erase_ns: u64,
-    /// What a read waits longer if it suspends something, in ns.
+    /// Extra time of a read that suspends other work, in ns.
     pub suspend_ns: u64,
-    /// Bytes a second on each channel.
+    /// Bandwidth of each channel, in bytes a second.
     pub channel_bytes_per_s: u64,
-    /// Bytes a second from the disk to the host.
+    /// Read bandwidth of the link, in bytes a second.
     pub read_bytes_per_s: u64,
-    /// Bytes a second that the disk takes from the host.
+    /// Write bandwidth of the link, in bytes a second.
     pub write_bytes_per_s: u64,
-    /// The controller's time for each command: its limit of commands a second, in ns.
+    /// Controller time per command, in ns; it limits the commands a second.
     pub command_ns: u64,
-    /// What else a read takes, in ns.
+    /// Fixed overhead of a read, in ns.
     pub read_fixed_ns: u64,
-    /// What else a write takes until it is in the buffer, in ns.
+    /// Fixed overhead of a write until it is buffered, in ns.
     pub write_fixed_ns: u64,
-    /// What a flush takes beside what it waits for, in ns.
+    /// Fixed overhead of a flush, in ns.
     pub flush_ns: u64,
-    /// The write buffer, in bytes.
+    /// Size of the write buffer in bytes.
     pub buffer_bytes: u64,
-    /// Whether a power cut empties the buffer.
+    /// True if a power cut empties the buffer.
     pub volatile_cache: bool,
-    /// Chooses what is left to chance.
+    /// Seed of random choices.
     pub seed: u64,
 }
 
-/// Commands in the disk at once.
+/// Maximum commands in the disk.
 const DEPTH: usize = 256;
 
-/// A flash disk with a page-mapped translation.
+/// A flash disk with a page-mapped translation layer.
 #[derive(Clone, Debug)]
 pub struct Ssd {
     parameters: SsdParameters,
@@ -89,34 +89,34 @@ pub struct Ssd {
     channels: Vec<Server>,
     buffer: Buffer,
     done: BinaryHeap<Reverse<Completion>>,
-    /// What the translation asked for; kept for its memory.
+    /// Operations of the translation layer; reused to save allocations.
     ops: Vec<Op>,
     work: WorkCounters,
 }
 
-/// Something that does one thing after the other.
+/// A part that serves one operation at a time.
 #[derive(Clone, Copy, Default, Debug)]
 struct Server {
-    /// Until when it works for a waiter.
+    /// Time until which it serves foreground work.
     urgent_ns: u64,
-    /// Until when it works at all.
+    /// Time until which it serves any work.
     usual_ns: u64,
     busy_ns: u64,
 }
 
-/// Pages on their way to flash.
+/// Pages in the write buffer.
 #[derive(Clone, Default, Debug)]
 struct Buffer {
-    /// Those that may still be written again at no cost, oldest first.
+    /// Pages that can still be overwritten at no cost, oldest first.
     waiting: VecDeque<u32>,
     is_waiting: HashSet<u32>,
-    /// When how many pages are programmed.
+    /// Completion time and number of the pages being programmed.
     leaving: BinaryHeap<Reverse<(u64, u64)>>,
     pages: u64,
 }
 
 impl SsdParameters {
-    /// A drive like the Intel P3700 of 2014, of any length from 64 MiB.
+    /// Returns a drive like the Intel P3700 of 2014, of any length from 64 MiB.
     pub fn p3700(len_bytes: u64) -> Self {
         Self {
             len_bytes,
@@ -145,11 +145,11 @@ impl SsdParameters {
 }
 
 impl Ssd {
-    /// A disk to which nothing was written yet.
+    /// Creates an unwritten disk.
     ///
     /// # Panics
-    /// If the parameters make no disk: a page that is no power of two from 512 B to 16 KiB
-    /// or larger than a unit, no channel or die, or more pages than 32 bits can name.
+    /// If the parameters are invalid: a page that is no power of two from 512 B to 16 KiB or larger
+    /// than a unit, no channel or die, or more pages than 32 bits can number.
     pub fn new(parameters: SsdParameters) -> Self {
         let SsdParameters { page_bytes, unit_bytes, .. } = parameters;
         assert!(page_bytes.is_power_of_two() && (512..=16 << 10).contains(&page_bytes));
@@ -174,14 +174,14 @@ impl Ssd {
         }
     }
 
-    /// A fresh drive like the Intel P3700.
+    /// Creates a fresh drive like the Intel P3700.
     pub fn p3700(len_bytes: u64) -> Self {
         Self::new(SsdParameters::p3700(len_bytes))
     }
 
-    /// A disk that is full, and was overwritten at random until garbage collection is in its
-    /// steady state. Takes real time and memory for every page: with 4 KiB, a quarter of a
-    /// second and 2.4 MiB for each GiB, and twice the time beyond a few GiB.
+    /// Creates a full disk, overwritten at random until garbage collection is steady. Takes real
+    /// time and memory per page: with 4 KiB pages, 0.25 s and 2.4 MiB per GiB, and twice the time
+    /// beyond a few GiB.
     pub fn preconditioned(parameters: SsdParameters) -> Self {
         let mut disk = Self::new(parameters);
         let pages = disk.pages();
@@ -194,7 +194,7 @@ impl Ssd {
         disk
     }
 
-    /// What it is made of.
+    /// Returns the parameters.
     pub fn parameters(&self) -> &SsdParameters {
         &self.parameters
     }
@@ -203,7 +203,7 @@ impl Ssd {
         self.parameters.len_bytes.div_ceil(self.parameters.page_bytes.into()) as u32
     }
 
-    /// The pages that `at` touches, each with whether it is touched whole.
+    /// Returns the pages that `at` touches, each with true if it is entirely covered.
     fn touched(&self, at: Extent) -> impl Iterator<Item = (u32, bool)> + use<> {
         let page_bytes = u64::from(self.parameters.page_bytes);
         let end = at.start_bytes + at.len_bytes;
@@ -222,8 +222,8 @@ impl Ssd {
         ns(bytes, self.parameters.channel_bytes_per_s)
     }
 
-    /// When the host has the bytes of a read, the last of which are there at `from_ns`:
-    /// those before them went over the link meanwhile.
+    /// Returns the time at which the host has a read's bytes, the last of which are ready at
+    /// `from_ns`: earlier bytes cross the link meanwhile.
     fn carry(&mut self, now_ns: u64, from_ns: u64, bytes: u64) -> u64 {
         let takes_ns = |bytes| ns(bytes, self.parameters.read_bytes_per_s);
         let last_ns = takes_ns(bytes.min(self.parameters.page_bytes.into()));
@@ -232,7 +232,7 @@ impl Ssd {
 
     fn read(&mut self, start_ns: u64, at: Extent) -> u64 {
         let mut end_ns = start_ns;
-        // Pages of one unit come with one read of its die.
+        // Pages of one unit share one read of its die.
         let mut unit_before: Option<(u64, u64)> = None;
         for (page, _) in self.touched(at) {
             let stored = self.ftl.find(page).filter(|_| !self.buffer.is_waiting.contains(&page));
@@ -283,16 +283,16 @@ impl Ssd {
             + self.parameters.write_fixed_ns
     }
 
-    /// Pages that the buffer holds, and how many of them may wait.
+    /// Returns the number of buffered pages, and how many of them may wait.
     fn buffer_pages(&self) -> (u64, u64) {
         let pages = self.parameters.buffer_bytes / u64::from(self.parameters.page_bytes);
         (pages.max(2), (pages / 2).max(1))
     }
 
-    /// Sends the page that waits longest to flash.
+    /// Sends the page that has waited longest to flash.
     fn destage(&mut self, now_ns: u64) {
         let Some(page) = self.buffer.waiting.pop_front() else { return };
-        // What was discarded meanwhile is not there any more.
+        // Discarded pages are no longer buffered.
         if !self.buffer.is_waiting.remove(&page) {
             return;
         }
@@ -302,7 +302,7 @@ impl Ssd {
         self.ops = ops;
     }
 
-    /// Does what the translation asked for, behind the host's back.
+    /// Schedules the operations of the translation layer as background work.
     fn carry_out(&mut self, now_ns: u64, ops: &mut Vec<Op>) {
         for op in ops.drain(..) {
             match op {
@@ -338,8 +338,8 @@ impl Ssd {
         let there_ns = self.channel_out(now_ns, unit, pages);
         let die = self.die_of(unit);
         self.work.programmed_bytes += pages * u64::from(self.parameters.page_bytes);
-        // The die takes its next unit while it works on one, so it does not wait for the
-        // channel as long as it has any.
+        // The die loads its next unit while it works, so it does not wait for the channel while it
+        // has work.
         self.dies[die].schedule_background(now_ns, self.parameters.program_ns).max(there_ns)
     }
 
@@ -440,14 +440,14 @@ impl Timing for Ssd {
 }
 
 impl Server {
-    /// Works behind everything else.
+    /// Schedules work after all other work.
     fn schedule_background(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
         self.usual_ns = self.usual_ns.max(now_ns) + takes_ns;
         self.busy_ns += takes_ns;
         self.usual_ns
     }
 
-    /// Works behind what is as urgent; puts the rest off.
+    /// Schedules work after other foreground work; delays background work.
     fn schedule_urgent(&mut self, from_ns: u64, takes_ns: u64, suspend_ns: u64) -> u64 {
         let mut start_ns = from_ns.max(self.urgent_ns);
         if self.usual_ns > start_ns {
@@ -467,7 +467,7 @@ impl Buffer {
         self.pages += 1;
     }
 
-    /// Pages that are programmed by `now_ns` need no room.
+    /// Frees the buffer space of pages that are programmed by `now_ns`.
     fn leave(&mut self, now_ns: u64) {
         while let Some(Reverse((_, pages))) =
             self.leaving.peek().copied().filter(|Reverse((left_ns, _))| *left_ns <= now_ns)
@@ -485,7 +485,7 @@ impl Buffer {
     }
 }
 
-/// How long `bytes` take at a rate.
+/// Returns the time of `bytes` at a rate.
 fn ns(bytes: u64, bytes_per_s: u64) -> u64 {
     bytes * 1_000_000_000 / bytes_per_s.max(1)
 }

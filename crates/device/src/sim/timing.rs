@@ -1,100 +1,101 @@
-//! What a model of a device's time must do.
+//! Interface of a timing model.
 
 use crate::Extent;
 
-/// What a device is asked for.
+/// Type of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RequestKind {
     /// Read an extent.
     Read,
-    /// Write an extent: done when it is in the cache, if the device has one with room.
+    /// Write an extent: complete when cached, if the device has a cache with free space.
     Write,
-    /// Make everything durable whose write is done by now.
+    /// Make all completed writes durable.
     Flush,
-    /// An extent is no longer needed.
+    /// Discard an extent.
     Discard,
 }
 
-/// One request of a device.
+/// A request to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// The name by which it is said to be done; ascends.
+    /// Identifier in its completion; ascends.
     pub id: u64,
-    /// What is asked.
+    /// Type.
     pub kind: RequestKind,
-    /// Where; of a flush nothing.
+    /// Range; empty for a flush.
     pub at: Extent,
 }
 
-/// A request that is done.
+/// A completed request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Completion {
-    /// When, in virtual ns.
+    /// Time, in virtual ns.
     pub at_ns: u64,
-    /// Which.
+    /// Identifier of the request.
     pub id: u64,
 }
 
-/// What a modelled device is.
+/// Properties of a modelled device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Model {
     /// Length in bytes, a multiple of 4096.
     pub len_bytes: u64,
-    /// Whether distance costs time.
+    /// True if seeks cost time.
     pub rotational: bool,
-    /// Whether a write that is done may be lost before the next flush.
+    /// True if a completed write may be lost before the next flush.
     pub volatile_cache: bool,
-    /// Requests that the device takes at once; more wait outside.
+    /// Maximum requests in the device; more wait outside.
     pub depth: usize,
-    /// Size from which larger requests gain nothing much, in bytes.
+    /// Request size beyond which throughput hardly grows, in bytes.
     pub best_io_bytes: u32,
-    /// Whether it does anything about [`RequestKind::Discard`].
+    /// True if [`RequestKind::Discard`] has an effect.
     pub discards: bool,
 }
 
-/// What a device did, counted from its making.
+/// Work of a device since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WorkCounters {
-    /// Times that the head went to another track to begin a request.
+    /// Number of head movements to another track at the start of a request.
     pub seeks: u64,
-    /// Bytes that went to flash, moved ones included; of a hard disk, to the platters.
+    /// Bytes programmed to flash, moved ones included; for a hard disk, bytes written to the
+    /// platters.
     pub programmed_bytes: u64,
     /// Of those, bytes that garbage collection moved.
     pub moved_bytes: u64,
-    /// Erase blocks that were erased, one die's part of each counted for itself.
+    /// Number of erased blocks, counted for each die.
     pub erases: u64,
     /// Time in which the mechanics, or the busiest die, had work, in ns.
     pub busy_ns: u64,
 }
 
-/// How long a device takes: a deterministic simulation that its caller drives.
+/// Timing of a device: a deterministic simulation that its caller drives.
 ///
 /// ```text
 ///   take(now, request)*   next_ns() ──▶ advance(next_ns) ──▶ what is done   take(now, ..)
 /// ```
 ///
-/// Law 1: times handed in never go back, and [`Timing::take`] is called at a time up to
-/// which the device was advanced.
-/// Law 2: every request is done once, and after finitely many steps.
+/// Law 1: times never go back, and [`Timing::take`] is called only at a time to which the device
+/// was advanced.
+/// Law 2: every request completes once, after finitely many steps.
 pub trait Timing: Send + std::fmt::Debug {
-    /// What the device is.
+    /// Returns the properties of the device.
     fn model(&self) -> Model;
 
-    /// Puts a request into the device's queue at `now_ns`.
+    /// Queues a request at `now_ns`.
     fn take(&mut self, now_ns: u64, request: Request);
 
-    /// When something happens next inside the device, if nothing more is asked of it.
+    /// Returns the time of the next internal event if no further request comes.
     fn next_ns(&self) -> Option<u64>;
 
-    /// Lets everything happen up to and at `to_ns`; appends what is done by that.
+    /// Processes all events up to and including `to_ns`; appends the completions.
     fn advance(&mut self, to_ns: u64, done: &mut Vec<Completion>);
 
-    /// Power is cut at `now_ns` and comes back: queue and volatile caches are empty.
+    /// Cuts the power at `now_ns` and restores it: queue and volatile caches are empty.
     fn power_cut(&mut self, now_ns: u64);
 
-    /// What it did so far.
+    /// Returns the work so far.
     fn work(&self) -> WorkCounters;
 
-    /// A device in the same condition.
+    /// Returns a copy in the same condition.
     fn fork(&self) -> Box<dyn Timing>;
 }

@@ -1,27 +1,26 @@
-//! What a power cut takes back.
+//! Undo of writes that a power cut may lose.
 //!
 //! ```text
 //!   image now ── undo, newest first ──▶ what is durable ── some sectors again ──▶ a state
 //! ```
 //!
-//! The image has every write at once, so that reads see it; here is what each went over,
-//! until it is durable.
+//! The image has every write at once, so that reads see it. The undo list holds the overwritten
+//! contents until the write is durable.
 //!
-//! Law 1: a sector is the old one or one of those that went over it since, never a mixture.
-//! Law 2: what the device was not given yet is not there.
+//! Law 1: after a cut, a sector has its old contents or those of one later write, never a mixture.
+//! Law 2: writes that the device had not started are absent.
 
 use std::collections::VecDeque;
 
 use super::image::Image;
 use crate::Random;
 
-/// What is written whole or not at all, in bytes.
+/// Unit of atomic writes, in bytes.
 const SECTOR_BYTES: u64 = 512;
-/// What a power cut can undo, in bytes; older writes are safe, as if the device had got to
-/// them by then.
+/// Maximum bytes that a power cut can undo; older writes count as completed by the device.
 const UNDO_BYTES_MAX: u64 = 256 << 20;
 
-/// What was there before the writes that are not durable.
+/// Contents that were overwritten by writes that are not durable.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Undo {
     writes: VecDeque<Undone>,
@@ -50,14 +49,14 @@ impl Undo {
         }
     }
 
-    /// Nothing up to `durable` can be undone any more.
+    /// Drops the undo data of groups up to `durable`.
     pub(crate) fn forget(&mut self, durable: u64) {
         while self.writes.front().is_some_and(|write| write.ticket <= durable) {
             self.pop();
         }
     }
 
-    /// Undoes all writes, and does some sectors of those that were started again.
+    /// Undoes all writes, then redoes some sectors of those that were started.
     pub(crate) fn cut(&mut self, image: &mut Image, started: u64, dice: &mut Random) {
         for write in self.writes.iter_mut().rev() {
             let mut new = vec![0; write.bytes.len()];
@@ -82,7 +81,7 @@ impl Undo {
 mod tests {
     use super::*;
 
-    /// An image and what there is to undo in it, after writes of a sector each.
+    /// Returns an image and its undo list after writes of one sector each.
     fn written(writes: &[(u64, u64, u8)]) -> (Image, Undo) {
         let (mut image, mut undo) = (Image::new(1 << 20), Undo::default());
         for &(ticket, sector, byte) in writes {

@@ -1,18 +1,18 @@
-//! How long to look before sleeping.
+//! Adaptive busy-polling before sleep.
 //!
-//! Waking a sleeper costs microseconds on one CPU and tens of them on an idle second
-//! one; looking at a line that the peer is about to write costs a quarter of one. So a
-//! receiver looks first. How long it looks follows what looking brought: a hit doubles
-//! the budget, a miss halves it, and now and then a miss tries the full budget again.
+//! Waking a sleeper costs microseconds on one CPU and tens of microseconds on an idle second one.
+//! Reading a mailbox that the peer is about to write costs a quarter of a microsecond. So a
+//! receiver polls first. A hit doubles the poll budget, a miss halves it, and every
+//! [`RETRY_MISSES`] misses the full budget is tried again.
 
-/// Most looks: some ten microseconds. None in a model, which tries all interleavings.
+/// Maximum polls: some ten microseconds. None under loom, which tries all interleavings.
 const MAX_SPINS: u32 = if cfg!(loom) { 0 } else { 1024 };
-/// Fewest looks.
+/// Minimum polls.
 const MIN_SPINS: u32 = if cfg!(loom) { 0 } else { 2 };
-/// Every so many misses the full budget is tried.
+/// Number of misses after which the full budget is tried.
 const RETRY_MISSES: u32 = 512;
 
-/// The budget of one receiver.
+/// Poll budget of one receiver.
 #[derive(Debug)]
 pub(super) struct SpinBudget {
     spins: u32,
@@ -30,7 +30,7 @@ impl SpinBudget {
         Self::default()
     }
 
-    /// Looks until `there` is true; whether it became so within the budget.
+    /// Polls until `there` returns true; returns false once the budget is used up.
     pub(super) fn spin_until(&mut self, mut there: impl FnMut() -> bool) -> bool {
         for _ in 0..self.spins {
             if there() {

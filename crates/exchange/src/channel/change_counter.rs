@@ -1,16 +1,16 @@
-//! What a server tells without a message: that what it answered before may have changed.
+//! Change counter: a server invalidates its clients' cached answers without a message.
 //!
 //! ```text
 //!   server's side:  tell() ── one more ──▶ a count that both sides see ──▶ told():  client's side
 //! ```
-//! A client that keeps an answer looks at the count before it asks, and before each use: while the
-//! two agree, and the server lives, the answer is as good as a new one.
+//! A client that caches answers reads the counter before each request and before each use. While
+//! both reads agree and the server is alive, a cached answer equals a new one.
 //!
-//! Law 1: a server that tells does so before an answer of its, to any client, shows what changed.
-//! Law 2: of a server that does not tell a client keeps nothing: its count is none.
-//! Law 3: a count says nothing of its own. A server that lies with it costs its client a message,
-//! or has it read what the server might have answered as well.
-//! Law 4: a dead server tells nothing, so its client looks for it: every [`LIVENESS_CACHE_MS`].
+//! Law 1: a server notifies before any answer, to any client, shows the change.
+//! Law 2: the counter of a server without a notifier is `None`; its clients cache nothing.
+//! Law 3: counter values are not trusted. A malicious counter costs its client a message, or yields
+//! stale bytes that the server could have sent anyway.
+//! Law 4: dead servers notify nothing, so clients check liveness every [`LIVENESS_CACHE_MS`].
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -19,17 +19,18 @@ use std::sync::{
 
 use super::session::Session;
 
-/// For how many milliseconds a peer that was seen alive is held to be: about as long, and no
-/// longer than a tick of the clock more, what a dead one answered may be used.
+/// Milliseconds for which a liveness check counts. Answers of a dead server stay in use for at most
+/// this and one clock tick.
 pub(super) const LIVENESS_CACHE_MS: u64 = 10;
 
-/// The server's hand on the count of one channel. It outlives the end, and does nothing then.
+/// Writer of a channel's change counter, held by the server. After the endpoint closes it does
+/// nothing.
 #[derive(Clone, Debug)]
 pub struct ChangeNotifier(Arc<Mutex<Option<CounterState>>>);
 
 #[derive(Debug)]
 struct CounterState {
-    /// Only this side's own number is believed: what is shared can be written by the client.
+    /// This side's own value; the shared copy is writable by the client.
     count: u64,
     word: CounterCell,
 }
@@ -50,7 +51,7 @@ impl CounterCell {
 }
 
 impl ChangeNotifier {
-    /// Counts on from `first` in the word at `at`, which is not 0.
+    /// Creates a notifier that counts from `first`, which is not 0, in the word at offset `at`.
     pub(super) fn for_lane(session: &Arc<Session>, at: usize, first: u64) -> Self {
         Self::begin(first, CounterCell::Lane { session: session.clone(), at })
     }
@@ -64,8 +65,7 @@ impl ChangeNotifier {
         Self(Arc::new(Mutex::new(Some(CounterState { count, word }))))
     }
 
-    /// Says that what was answered before may not be so any more; whether there is a client that
-    /// can hear it.
+    /// Invalidates all earlier answers. Returns true if a client can see it.
     pub fn notify_change(&self) -> bool {
         let mut count = self.lock();
         let Some(CounterState { count, word }) = &mut *count else { return false };
@@ -74,12 +74,12 @@ impl ChangeNotifier {
         true
     }
 
-    /// Whether the server's end is open.
+    /// Returns true while the server's endpoint is open.
     pub fn is_open(&self) -> bool {
         self.lock().is_some()
     }
 
-    /// The end was closed: the word may be another's from now on.
+    /// Stops writing: the endpoint was closed, and the word may be reused by another one.
     pub(super) fn close(&self) {
         *self.lock() = None;
     }

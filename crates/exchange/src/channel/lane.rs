@@ -1,16 +1,15 @@
-//! The channel between processes: two lines of shared memory and two bells.
+//! The channel between processes: two mailboxes in shared memory and two event fds.
 //!
 //! ```text
 //!   line: | head: seq, epoch, tag, len | payload .. |  written by one side only
 //!         | asleep (receiver) · closed, fingerprint, how often told (sender) |
 //! ```
 //!
-//! Law 1: a line holds one message; the contract's alternation is what empties it, so
-//! there is no shared index for a peer to bend.
-//! Law 2: a message is copied once, then judged; the shared bytes are not looked at again.
-//! Law 3: what a lost message carried is found again: a reply without a waiter
-//! is drained, an unread request is taken back, the rest returns with the
-//! peer's death.
+//! Law 1: a mailbox holds one message. The contract's alternation empties it, so no shared index
+//! exists that a peer could corrupt.
+//! Law 2: a message is copied once, then validated; the shared bytes are not read again.
+//! Law 3: attachments of a lost message are recovered. A reply without a waiter is drained, an
+//! unread request is taken back, the rest returns with the peer's death.
 
 use std::{
     sync::{Arc, OnceLock, atomic::Ordering::*},
@@ -33,7 +32,7 @@ use crate::{
     heap::{Block, arena::BlockName},
 };
 
-/// Bytes from one line to the next; an odd number of pairs of cache lines.
+/// Distance of two mailboxes in bytes; an odd number of pairs of cache lines.
 pub(super) const MAILBOX_STRIDE: usize = 17 * 128;
 pub(super) const PAYLOAD_AT: usize = 8;
 const SLEEPING_AT: usize = 2048;
@@ -43,10 +42,10 @@ pub(super) const CHANGE_COUNT_AT: usize = 2128;
 const _: () =
     assert!(PAYLOAD_AT + MAX_MESSAGE_BYTES <= SLEEPING_AT && CHANGE_COUNT_AT + 8 <= MAILBOX_STRIDE);
 
-/// More rings than this without a message, in one receive, are an attack.
+/// Maximum wake-ups without a message in one receive; more are an attack.
 const MAX_EMPTY_WAKEUPS: u32 = 100_000;
 
-/// The first word of a line: everything that must change at once.
+/// First word of a mailbox: the fields that must change atomically.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
     pub(super) seq: u16,
@@ -67,19 +66,19 @@ impl Head {
     }
 }
 
-/// What the word `closed` holds once a side has closed: how much it had read by then.
+/// Encodes the word `closed` of a side that has closed after reading `got` messages.
 fn closed_bits(epoch: u16, got: u16) -> u64 {
     1 << 63 | u64::from(epoch) << 16 | u64::from(got)
 }
 
-/// What the peer wrote when it closed: how many of our messages it had read.
+/// Returns how many of our messages the peer had read when it closed.
 fn closed_word(place: LaneSide, session: &Session) -> Option<u16> {
     let at = place.incoming() * MAILBOX_STRIDE + CLOSED_AT;
     let bits = session.shared().atomic_u64(at).load(SeqCst);
     (bits >> 16 == closed_bits(place.epoch, 0) >> 16).then_some(bits as u16)
 }
 
-/// Which end of a lane, and so which of its two lines is which.
+/// A side of a lane; it determines which of the two mailboxes it writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct LaneSide {
     pub(super) lane: u32,
@@ -88,17 +87,17 @@ pub(super) struct LaneSide {
 }
 
 impl LaneSide {
-    /// Number of the line this end writes; also of the bell it rings.
+    /// Returns the index of the mailbox this side writes, and of the event fd it signals.
     fn outgoing(self) -> usize {
         self.lane as usize * 2 + usize::from(self.side == Sender::Server)
     }
 
-    /// Number of the line this end reads; also of the bell it waits for.
+    /// Returns the index of the mailbox this side reads, and of the event fd it waits for.
     fn incoming(self) -> usize {
         self.lane as usize * 2 + usize::from(self.side == Sender::Client)
     }
 
-    /// Whether the peer says that it closed its end.
+    /// Returns true if the peer has marked its endpoint as closed.
     pub(super) fn peer_closed(self, session: &Session) -> bool {
         closed_word(self, session).is_some()
     }
@@ -108,7 +107,7 @@ impl LaneSide {
     }
 }
 
-/// The reading half: no message types, so that it can outlive its link.
+/// The receiving half. It has no message types, so that it can outlive its transport.
 pub(super) struct LaneReceiver {
     place: LaneSide,
     line_at: usize,
@@ -123,9 +122,9 @@ impl LaneReceiver {
         Self { place, line_at, received: 0, fingerprint, copy: Box::new([0; MAX_MESSAGE_BYTES]) }
     }
 
-    /// The head of a message that was not taken yet.
+    /// Returns the head of an unread message.
     fn peek(&self, session: &Session) -> Result<Option<Head>, Violation> {
-        // Sequentially consistent: a sleeper looks after it has said that it sleeps.
+        // Sequentially consistent: a receiver polls after it has set its sleeping flag.
         let head = Head::from_bits(session.shared().atomic_u64(self.line_at).load(SeqCst));
         if head.epoch != self.place.epoch || head.seq == self.received {
             return Ok(None);
@@ -143,7 +142,7 @@ impl LaneReceiver {
         closed_word(self.place, session)
     }
 
-    /// Copies the message out, so that its sender cannot change it any more.
+    /// Copies the message out, so that its sender can no longer change it.
     fn copy_message(&mut self, session: &Session, head: Head) -> Result<(), Violation> {
         let shared = session.shared();
         if self.received == 0 {
@@ -164,15 +163,15 @@ impl LaneReceiver {
     fn unpack<Rx: Wire>(&self, session: &Arc<Session>, head: Head) -> Result<Rx, Violation> {
         let mut goods = AttachmentReceiver { session };
         let mut unpacker = Unpacker::new(&self.copy[..usize::from(head.len)], &mut goods);
-        // The table has admitted the tag, so it is below 256.
+        // The table has allowed the tag, so it is below 256.
         let message = Rx::unpack(head.tag as u8, &mut unpacker)?;
         unpacker.finish()?;
         Ok(message)
     }
 }
 
-/// A request whose client has gone: its goods must still come home, in a late reply or,
-/// if it stays unread, out of its own line.
+/// A request whose client is gone. Its attachments return in a late reply or, if it stays unread,
+/// from its own mailbox.
 pub(super) struct AbandonedRequest {
     reader: LaneReceiver,
     awaits: ExpectedState,
@@ -180,7 +179,7 @@ pub(super) struct AbandonedRequest {
     reclaim: ReclaimOps,
 }
 
-/// A message as it was packed.
+/// A packed copy of a sent message.
 struct SentMessage {
     head: Head,
     bytes: Box<[u8; MAX_MESSAGE_BYTES]>,
@@ -191,9 +190,9 @@ impl AbandonedRequest {
         self.reader.place.lane
     }
 
-    /// Looks for the reply; whether there is nothing more to wait for.
+    /// Checks for the reply; returns true once nothing is left to wait for.
     pub(super) fn try_reclaim(&mut self, session: &Arc<Session>) -> bool {
-        // Read before looking: a reply that was sent before closing is there.
+        // Read before polling: a reply that was sent before closing is then visible.
         let closed = self.reader.closed(session);
         match (self.reader.peek(session), closed) {
             (Ok(Some(head)), _) => {
@@ -215,25 +214,25 @@ impl AbandonedRequest {
     }
 }
 
-/// One end of a lane, as a link.
+/// Transport over one side of a lane.
 pub(super) struct LaneTransport {
     session: Arc<Session>,
     reader: LaneReceiver,
     out_at: usize,
-    /// The last message, to take it back should it stay unread.
+    /// Last message, to take it back if it stays unread.
     sent: SentMessage,
     failed: Option<ChannelError>,
-    /// The turn in which an answer is awaited.
+    /// Expected state while a reply is awaited.
     awaits: Option<ExpectedState>,
     spin: SpinBudget,
     table: &'static crate::contract::fsm::Fsm,
-    /// Knows the types of the messages, to reclaim their goods.
+    /// Type-aware functions that reclaim attachments.
     reclaim: ReclaimOps,
     given: bool,
     teller: OnceLock<ChangeNotifier>,
 }
 
-/// How to reclaim the goods of messages whose types are known to the link only.
+/// Functions that reclaim the attachments of messages whose types only the transport knows.
 #[derive(Clone, Copy)]
 struct ReclaimOps {
     drop_received: fn(&LaneReceiver, &Arc<Session>, Head),
@@ -258,7 +257,7 @@ impl ReclaimOps {
 
 impl LaneTransport {
     pub(super) fn new<C: Contract>(session: &Arc<Session>, place: LaneSide) -> Self {
-        // One message a line: a contract that queues more does not fit a lane.
+        // One message per mailbox: a contract that queues more does not fit a lane.
         const { assert!(C::QUEUE == 1, "a lane holds one message each way") };
         let out_at = place.outgoing() * MAILBOX_STRIDE;
         session.shared().atomic_u64(out_at + FINGERPRINT_AT).store(C::FINGERPRINT, Relaxed);
@@ -305,7 +304,7 @@ impl LaneTransport {
         }
     }
 
-    /// Whether `receive` has something to tell.
+    /// Returns true if `receive` would return at once.
     fn is_ready(&self) -> bool {
         !matches!(self.reader.peek(&self.session), Ok(None))
             || self.reader.closed(&self.session).is_some()
@@ -329,7 +328,7 @@ impl LaneTransport {
         Err(self.session.record_violation(Violation::Flood).into())
     }
 
-    /// The message that is there, if any, judged.
+    /// Returns the next message, validated, if there is one.
     fn take<Rx: Wire>(&mut self, turn: &ExpectedState) -> Result<Option<Rx>, Violation> {
         let Some(head) = self.reader.peek(&self.session)? else { return Ok(None) };
         self.reader.copy_message(&self.session, head)?;
@@ -349,7 +348,7 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
         let mut goods = AttachmentSender { session: &self.session, failed: None };
         let mut packer = Packer::new(&mut self.sent.bytes, &mut goods);
         message.pack(&mut packer);
-        // A line is shorter than 2^16 bytes.
+        // A mailbox is shorter than 2^16 bytes.
         let len = packer.used() as u16;
         self.failed = goods.failed;
         self.sent.head.tag = tag.into();
@@ -360,7 +359,7 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
         }
         self.sent.head.seq = self.sent.head.seq.wrapping_add(1);
         if self.place().side == Sender::Client {
-            // One step per message, in the messages' order.
+            // The table has one step per message, in message order.
             let state = self.table.steps[usize::from(tag)].to;
             let turn = ExpectedState { table: self.table, state, peer: Sender::Server };
             self.set_awaiting(Some(turn));
@@ -376,7 +375,7 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
             if let Some(violation) = self.session.violation() {
                 return Err(violation.into());
             }
-            // Read before looking: what was said before closing or dying is still heard.
+            // Read before polling: messages sent before closing or death are still received.
             let gone = self.reader.closed(&self.session).is_some() || self.session.is_dead();
             match self.take(turn) {
                 Ok(Some(message)) => {
@@ -406,7 +405,7 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
         }
         let told =
             self.session.shared().atomic_u64(self.reader.line_at + CHANGE_COUNT_AT).load(Acquire);
-        // What an end before this one told is nothing.
+        // Ignores a counter that an earlier endpoint of the lane left.
         Ok(Some(told).filter(|told| told >> 48 == u64::from(self.place().epoch)))
     }
 
@@ -436,7 +435,7 @@ impl Drop for LaneTransport {
             teller.close();
         }
         let session = self.session.clone();
-        // A request that arrived and was not looked at: its goods go home.
+        // Drops a request that arrived unread, so that its attachments return.
         if self.place().side == Sender::Server
             && let Ok(Some(head)) = self.reader.peek(&session)
             && usize::from(head.tag) < self.table.messages.len()
@@ -444,8 +443,8 @@ impl Drop for LaneTransport {
         {
             (self.reclaim.drop_received)(&self.reader, &session, head);
         }
-        // Its maker uses a lane again once the server says that it closed: by then our
-        // own table must say so, too.
+        // The lane's creator reuses it once the server has marked it closed. Our own table must
+        // show that before.
         if self.place().side == Sender::Server {
             session.on_endpoint_dropped(self.place());
         }
@@ -456,7 +455,7 @@ impl Drop for LaneTransport {
             self.abandon_request();
         }
         self.set_awaiting(None);
-        // And not before a late reply has an owner that looks for it.
+        // The reuse also waits until the session owns the late reply.
         if self.place().side == Sender::Client {
             session.on_endpoint_dropped(self.place());
         }
@@ -465,7 +464,7 @@ impl Drop for LaneTransport {
 }
 
 impl LaneTransport {
-    /// Leaves the request to the session, which looks for its late reply.
+    /// Hands the request to the session, which polls for its late reply.
     fn abandon_request(&mut self) {
         let Some(awaits) = self.awaits else { return };
         let place = self.place();
@@ -482,7 +481,7 @@ impl LaneTransport {
     }
 }
 
-/// An end that arrived in a message.
+/// An endpoint received in a message.
 pub struct LaneEndpoint {
     session: Arc<Session>,
     place: LaneSide,
@@ -493,18 +492,18 @@ impl LaneEndpoint {
         Self { session: session.clone(), place }
     }
 
-    /// The server's end of contract `C`.
+    /// Returns the server's endpoint of contract `C`.
     pub fn server<C: Contract>(self) -> Server<C> {
         let link = LaneTransport::new::<C>(&self.session, self.place);
         RawEndpoint::new(Box::new(link), C::TABLE, Sender::Client).into()
     }
 }
 
-/// No block, on the wire: there was no room for it, and the message is not sent.
+/// Name of no block: the heap was full, and the message is not sent.
 const NO_BLOCK: BlockName = BlockName { slot: u32::MAX, generation: 0, len: 0 };
 const NO_LANE: u32 = u32::MAX;
 
-/// Gives the goods of a message away.
+/// Exports the attachments of an outgoing message.
 struct AttachmentSender<'a> {
     session: &'a Arc<Session>,
     failed: Option<ChannelError>,
@@ -524,7 +523,7 @@ impl ExportAttachments for AttachmentSender<'_> {
                 self.session.on_endpoint_sent(name.lane);
                 name.lane
             }
-            // An end of another session, or one in use: it cannot go over this one.
+            // An endpoint of another session, or one in use, cannot be sent over this one.
             _ => {
                 self.failed = Some(ChannelError::Closed);
                 NO_LANE
@@ -533,7 +532,7 @@ impl ExportAttachments for AttachmentSender<'_> {
     }
 }
 
-/// Claims the goods of a message that arrived.
+/// Imports the attachments of an incoming message.
 struct AttachmentReceiver<'a> {
     session: &'a Arc<Session>,
 }
@@ -549,7 +548,7 @@ impl ImportAttachments for AttachmentReceiver<'_> {
     }
 }
 
-/// Takes the goods back of an unread message.
+/// Takes back the attachments of an unread message.
 struct AttachmentReturner<'a> {
     session: &'a Arc<Session>,
 }
@@ -557,7 +556,7 @@ struct AttachmentReturner<'a> {
 impl ImportAttachments for AttachmentReturner<'_> {
     fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
         let taken = self.session.heap().cancel_export(name);
-        // What is not there to be taken back was never given.
+        // A missing block was never exported.
         Ok(taken.map_or_else(|| Block::private(0), Block::from))
     }
 

@@ -1,4 +1,4 @@
-//! A session: everything two processes share, set up once.
+//! A session: shared memory, event fds and lanes of two processes, set up once.
 //!
 //! ```text
 //!   host                         socket                          guest
@@ -10,11 +10,11 @@
 //!   memory: | lines, two a lane | "let go" words | slots of the host | slots of the guest |
 //! ```
 //!
-//! Law 1: all descriptors pass and all memory is mapped before the first message; after
-//! that a session needs `ppoll`, `read` and `write`, and no more.
-//! Law 2: the guest maps nothing that is not sealed, sized and laid out as the hello says.
-//! Law 3: a peer that breaks the contract once is not listened to again on any lane.
-//! Law 4: its slots come home when its pidfd says that it is dead, not before.
+//! Law 1: all descriptors are passed and all memory is mapped before the first message. After that,
+//! a session needs only `ppoll`, `read` and `write`.
+//! Law 2: the guest maps only memory that is sealed, sized and laid out as the hello describes.
+//! Law 3: after one contract violation, the peer is ignored on every lane.
+//! Law 4: its slots return when its pidfd confirms its death, not before.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -49,30 +49,31 @@ use crate::{
     shm::SharedMemory,
 };
 
-/// Most lanes of a session: two bells each, and one message passes at most 253 descriptors.
+/// Maximum lanes of a session: each needs two event fds, and one message passes at most 253
+/// descriptors.
 pub const MAX_LANES: u32 = 64;
-/// Most classes of slots of each side.
+/// Maximum slot classes of each side.
 pub const MAX_SLOT_CLASSES: usize = 8;
-/// Most bytes of shared memory a guest maps.
+/// Maximum bytes of shared memory that a guest maps.
 pub const MAX_MEMORY_BYTES: usize = 1 << 32;
 
-/// What a session is made of. Its slots are the quota of each side.
+/// Lanes and slots of a session. The slots are the quota of each side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionConfig {
-    /// Lanes `0..fixed_lanes`: both sides know what contract is spoken on which.
+    /// Lanes `0..static_lanes`, whose contracts both sides know in advance.
     pub static_lanes: u32,
-    /// Lanes for the channels that the host makes.
+    /// Lanes for channels that the host creates.
     pub host_lanes: u32,
-    /// Lanes for the channels that the guest makes.
+    /// Lanes for channels that the guest creates.
     pub guest_lanes: u32,
-    /// Slots that the host hands out.
+    /// Slots that the host allocates.
     pub host: Vec<Class>,
-    /// Slots that the guest hands out.
+    /// Slots that the guest allocates.
     pub guest: Vec<Class>,
 }
 
 impl Default for SessionConfig {
-    /// One fixed lane, a few to make, and blocks of 4 KiB to 1 MiB: 4.5 MiB a side.
+    /// Returns one static lane, a few dynamic ones, and blocks of 4 KiB to 1 MiB: 4.5 MiB a side.
     fn default() -> Self {
         let classes: Vec<_> = [(4 << 10, 128), (64 << 10, 32), (1 << 20, 2)]
             .map(|(slot_bytes, slots)| Class { slot_bytes, slots })
@@ -87,7 +88,7 @@ impl Default for SessionConfig {
     }
 }
 
-/// Where things lie in the shared memory.
+/// Offsets in the shared memory.
 struct SessionLayout {
     release_words_at: usize,
     slots_at: usize,
@@ -115,7 +116,7 @@ impl SessionConfig {
         })
     }
 
-    /// The hello's bytes: fixed length, so that nothing needs parsing.
+    /// Encodes the hello: fixed length, so that nothing needs parsing.
     fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         let counts = [self.static_lanes, self.host_lanes, self.guest_lanes];
         let class = |classes: &[Class], i: usize| {
@@ -156,7 +157,7 @@ impl SessionConfig {
 
 const MAGIC: [u8; 8] = *b"Drakon\x00\x01";
 const HELLO_BYTES: usize = 8 + 4 * (3 + 4 * MAX_SLOT_CLASSES);
-/// Memory and pidfd come before the bells.
+/// Memory and pidfd precede the event fds.
 const FDS_BEFORE_BELLS: usize = 2;
 const _: () = assert!(FDS_BEFORE_BELLS + 2 * MAX_LANES as usize <= descriptors::MAX_FDS);
 
@@ -168,11 +169,11 @@ pub struct PendingSession {
     event_fds: Vec<OwnedFd>,
 }
 
-/// Makes a session's memory and bells. The socket is the guest's: let it be inherited, and
-/// have the guest [`accept`] it. The hello is already in it.
+/// Creates the shared memory and event fds of a session. The socket is for the guest, which
+/// inherits it and calls [`accept`]. The hello is already in it.
 ///
 /// # Errors
-/// [`Errno::INVAL`] for a plan that exceeds its limits, or what the system says.
+/// [`Errno::INVAL`] for a configuration that exceeds its limits, or the error of the system.
 pub fn offer(plan: &SessionConfig) -> io::Result<(PendingSession, OwnedFd)> {
     let offer = PendingSession::new(plan)?;
     let me = pidfd_open(getpid(), PidfdFlags::empty())?;
@@ -180,8 +181,8 @@ pub fn offer(plan: &SessionConfig) -> io::Result<(PendingSession, OwnedFd)> {
     Ok((offer, socket))
 }
 
-/// Makes a session of two other processes, of which `host` and `guest` are pidfds. The sockets
-/// are theirs: the host takes its one up with [`accept_as_host`], the guest with [`accept`].
+/// Creates a session of two other processes, given by their pidfds. The sockets are for them: the
+/// host calls [`accept_as_host`], the guest [`accept`].
 ///
 /// # Errors
 /// As [`offer`].
@@ -202,7 +203,7 @@ impl PendingSession {
         Ok(Self { plan: plan.clone(), shared, event_fds: bells })
     }
 
-    /// A socket with the hello in it, for the one whose peer `peer` is a pidfd of.
+    /// Returns a socket that holds the hello. `peer` is the pidfd of the recipient's peer.
     fn hello(&self, peer: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
@@ -214,13 +215,13 @@ impl PendingSession {
         Ok(theirs)
     }
 
-    /// Starts the session with the guest that `peer` is a pidfd of.
+    /// Starts the session with the guest whose pidfd is `peer`.
     pub fn start(self, peer: OwnedFd) -> Arc<Session> {
         Arc::new(Session::new(self.plan, self.shared, self.event_fds, peer, true))
     }
 }
 
-/// Takes up the session that was offered over `socket`.
+/// Joins the session that was offered over `socket`.
 ///
 /// # Errors
 /// [`ChannelError::Timeout`], [`ChannelError::Closed`], or the violation in the hello.
@@ -228,7 +229,7 @@ pub fn accept(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, Chann
     join(socket, deadline, false)
 }
 
-/// Takes up, as its host, a session that a third process made: see [`broker`].
+/// Joins a session as its host, created by a third process with [`broker`].
 ///
 /// # Errors
 /// As [`accept`].
@@ -282,7 +283,7 @@ fn receive_hello(
 /// Polls until one of `fds` is ready.
 fn wait_for(fds: &mut [PollFd<'_>], deadline: Instant) -> Result<(), ChannelError> {
     let left = deadline.checked_duration_since(Instant::now()).ok_or(ChannelError::Timeout)?;
-    // A wait too long for a timespec has no end worth the name.
+    // A timeout too long for a timespec is treated as none.
     let timeout = left.try_into().ok();
     match poll(fds, timeout.as_ref()) {
         Ok(0) => Err(ChannelError::Timeout),
@@ -291,19 +292,19 @@ fn wait_for(fds: &mut [PollFd<'_>], deadline: Instant) -> Result<(), ChannelErro
     }
 }
 
-/// Which ends of a lane this side holds.
+/// Use of a lane by this side.
 #[derive(Clone, Copy, Default, Debug)]
 struct LaneState {
     epoch: u16,
     client: bool,
     server: bool,
-    /// The server's end went over to the peer.
+    /// The server's endpoint was sent to the peer.
     server_sent: bool,
     /// A late reply may still come.
     orphaned: bool,
 }
 
-/// One side of what two processes share.
+/// One side of a session.
 pub struct Session {
     plan: SessionConfig,
     shared: Arc<SharedMemory>,
@@ -312,10 +313,10 @@ pub struct Session {
     peer: OwnedFd,
     host: bool,
     dead: AtomicBool,
-    /// When it was last looked for the peer and it lived, in milliseconds of a coarse clock.
+    /// Time of the last successful liveness check, in milliseconds of a coarse clock.
     alive_checked_ms: AtomicU64,
     blame: OnceLock<Violation>,
-    /// Clients that have sent and not yet received.
+    /// Number of clients that await a reply.
     awaiting: AtomicUsize,
     lanes: Mutex<Vec<LaneState>>,
     orphans: Mutex<Vec<AbandonedRequest>>,
@@ -340,7 +341,7 @@ impl Session {
         host: bool,
     ) -> Self {
         let shared = Arc::new(shared);
-        // A plan without a layout was refused before it came here.
+        // Callers have checked that the configuration has a layout.
         let layout = plan.layout().expect("the plan was checked");
         let SessionLayout { release_words_at: let_go_at, slots_at, .. } = layout;
         let heap = Arena::new(shared.clone(), let_go_at, slots_at, &plan.host, &plan.guest, host);
@@ -361,14 +362,14 @@ impl Session {
         }
     }
 
-    /// The client's end of fixed lane `lane`, once.
+    /// Returns the client's endpoint of static lane `lane`, once.
     pub fn client<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Client<C>> {
         let place = self.fixed(lane, Sender::Client)?;
         let link = LaneTransport::new::<C>(self, place);
         Some(RawEndpoint::new(Box::new(link), C::TABLE, Sender::Server).into())
     }
 
-    /// The server's end of fixed lane `lane`, once.
+    /// Returns the server's endpoint of static lane `lane`, once.
     pub fn server<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Server<C>> {
         let place = self.fixed(lane, Sender::Server)?;
         Some(LaneEndpoint::new(self, place).server())
@@ -388,7 +389,7 @@ impl Session {
         Some(LaneSide { lane, epoch: 1, side })
     }
 
-    /// A new channel, whose server's end can be sent over this session.
+    /// Creates a channel whose server's endpoint can be sent over this session.
     ///
     /// # Errors
     /// [`Refusal::Quota`] when all lanes of this side are in use.
@@ -420,42 +421,42 @@ impl Session {
         if self.host { fixed_lanes..middle } else { middle..middle + guest_lanes }
     }
 
-    /// Whether this side makes the channels of `lane`.
+    /// Returns true if this side allocates `lane`.
     pub(super) fn is_own_lane(&self, lane: u32) -> bool {
         self.own_lanes().contains(&lane)
     }
 
-    /// A block of `len` bytes that crosses this session without a copy. Its contents are
-    /// whatever its last owner left. `None` when all slots that would hold it are in use.
+    /// Allocates a block of `len` bytes that crosses this session without a copy. Its contents are
+    /// undefined. `None` if all slots large enough are in use.
     pub fn block(&self, len: usize) -> Option<Block> {
         self.heap.block(len)
     }
 
-    /// Tells of `memory`, which both sides map and one of them writes: blocks that lie in it
-    /// ([`PagePool`](crate::heap::PagePool)) cross by their place. Both sides say it once,
-    /// before the first.
+    /// Registers `memory`, which both sides map and one of them writes. Blocks in it
+    /// ([`PagePool`](crate::heap::PagePool)) are passed by offset. Both sides register it once,
+    /// before the first such block.
     pub fn register_pool(&self, memory: Arc<SharedMemory>) {
         self.heap.register_pool(memory);
     }
 
-    /// Where every byte of this side's slots is.
+    /// Returns the state of every byte of this side's slots.
     pub fn audit(self: &Arc<Self>) -> Audit {
         self.reclaim_lost();
         self.heap.audit()
     }
 
-    /// Whether the peer's death is confirmed.
+    /// Returns true once the peer's death is confirmed.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Acquire)
     }
 
-    /// How the peer broke the contract, if it did.
+    /// Returns the first contract violation of the peer, if any.
     pub fn violation(&self) -> Option<Violation> {
         self.blame.get().copied()
     }
 
-    /// Waits until the peer is dead: after it was killed for a breach, say. Everything
-    /// that was on its way is home then, once the ends of this session were dropped.
+    /// Waits until the peer is dead, for example after it was killed for a violation. Its
+    /// attachments have then returned, once the endpoints of this session are dropped.
     ///
     /// # Errors
     /// [`ChannelError::Timeout`].
@@ -475,14 +476,14 @@ impl Session {
         }
     }
 
-    /// Whether the peer lives, or did some milliseconds ago: what is asked with each use of what
-    /// it answered, so a clock that costs little tells when to ask the kernel.
+    /// Returns true if the peer is alive as of a few milliseconds ago. A cheap clock decides when
+    /// to ask the kernel, because every use of a cached answer calls this.
     pub(super) fn is_peer_alive(&self) -> bool {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
         if now.wrapping_sub(self.alive_checked_ms.load(Relaxed)) >= LIVENESS_CACHE_MS {
             let mut fds = [PollFd::new(&self.peer, PollFlags::IN)];
-            // One that cannot be looked for is not known to live.
+            // A peer that cannot be polled is not known to be alive.
             let looked = poll(&mut fds, Some(&Timespec::default())).is_ok();
             self.note_death(fds[0].revents());
             if !looked {
@@ -501,17 +502,17 @@ impl Session {
         &self.heap
     }
 
-    /// Records the first breach; returns it.
+    /// Records the first violation; returns it.
     pub(super) fn record_violation(&self, violation: Violation) -> Violation {
         *self.blame.get_or_init(|| violation)
     }
 
     pub(super) fn signal(&self, bell: usize) {
-        // A bell that is full is ringing already.
+        // An event fd whose counter is full is signalled already.
         let _ = io::write(&self.bells[bell], &1u64.to_ne_bytes());
     }
 
-    /// Sleeps until `bell` rings or the peer dies.
+    /// Sleeps until event fd `bell` is signalled or the peer dies.
     pub(super) fn wait(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
         let mut fds =
             [PollFd::new(&self.bells[bell], PollFlags::IN), PollFd::new(&self.peer, PollFlags::IN)];
@@ -519,7 +520,7 @@ impl Session {
         let [rung, died] = [fds[0].revents(), fds[1].revents()];
         self.note_death(died);
         if rung.contains(PollFlags::IN) {
-            // It may have been drained meanwhile; it does not block.
+            // Another thread may have drained it; the read does not block.
             let _ = io::read(&self.bells[bell], &mut [0; 8]);
         }
         Ok(())
@@ -533,7 +534,7 @@ impl Session {
         };
     }
 
-    /// The server's end of the named lane went over.
+    /// Records that the server's endpoint of the named lane was sent.
     pub(super) fn on_endpoint_sent(&self, name: u32) {
         let mut lanes = lock(&self.lanes);
         if let Some(ends) = lanes.get_mut((name & 0xffff) as usize) {
@@ -542,7 +543,7 @@ impl Session {
         }
     }
 
-    /// The server's end of the named lane came over.
+    /// Records that the server's endpoint of the named lane was received.
     pub(super) fn on_endpoint_received(&self, name: u32) -> Result<LaneSide, Violation> {
         let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
         let mut lanes = lock(&self.lanes);
@@ -562,7 +563,7 @@ impl Session {
         Ok(LaneSide { lane, epoch, side: Sender::Server })
     }
 
-    /// The server's end of the named lane never went over.
+    /// Records that sending the server's endpoint of the named lane was cancelled.
     pub(super) fn on_endpoint_returned(&self, name: u32) -> Result<LaneSide, Violation> {
         let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
         let mut lanes = lock(&self.lanes);
@@ -589,10 +590,10 @@ impl Session {
         lock(&self.orphans).push(orphan);
     }
 
-    /// Brings home what can come home: late replies, and all of a dead peer's slots once
-    /// no message of it is left to read.
+    /// Reclaims attachments: late replies, and all slots of a dead peer once no message of it is
+    /// left to read.
     pub(super) fn reclaim_lost(self: &Arc<Self>) {
-        // Taken out first: settling drops ends, which settle in their turn.
+        // Taken out first: reclaiming drops endpoints, which may reclaim in turn.
         let mut orphans = std::mem::take(&mut *lock(&self.orphans));
         orphans.retain_mut(|orphan| {
             let settled = orphan.try_reclaim(self);

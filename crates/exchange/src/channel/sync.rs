@@ -1,4 +1,4 @@
-//! What the thread channel synchronises with: the real thing, or loom's model of it.
+//! Synchronisation primitives of the thread channel: the real ones, or loom's models.
 
 #[cfg(loom)]
 pub(super) use model::*;
@@ -23,13 +23,13 @@ mod real {
             Self(UnsafeCell::new(value))
         }
 
-        /// A pointer to the value; what is done with it is the caller's to justify.
+        /// Passes a pointer to the value; the caller must justify its use.
         pub(in super::super) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())
         }
     }
 
-    /// A word that can be slept on.
+    /// A futex word.
     #[repr(align(128))]
     pub(in super::super) struct Futex {
         pub(in super::super) word: AtomicU32,
@@ -40,16 +40,16 @@ mod real {
             Self { word: AtomicU32::new(value) }
         }
 
-        /// Sleeps while the word is `expected`, for `timeout` at most; may wake for nothing.
+        /// Sleeps while the word is `expected`, for at most `timeout`; may wake spuriously.
         pub(in super::super) fn wait(&self, expected: u32, timeout: Duration) {
             let timeout = timeout.try_into().ok();
-            // Woken, interrupted, too late or timed out: the caller looks again.
+            // Woken, interrupted, too late or timed out: the caller checks again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, expected, timeout.as_ref());
         }
 
-        /// Wakes the one who sleeps on the word.
+        /// Wakes the sleeper, if there is one.
         pub(in super::super) fn wake(&self) {
-            // Nothing to do about a failure; the sleeper's deadline bounds it.
+            // A failure is harmless: the sleeper's deadline bounds it.
             let _ = futex::wake(&self.word, futex::Flags::PRIVATE, 1);
         }
     }
@@ -68,7 +68,7 @@ mod model {
         },
     };
 
-    /// A word that can be slept on: the kernel's table entry is a lock and a queue.
+    /// A futex word; the kernel's table entry is modelled as a lock and a queue.
     pub(in super::super) struct Futex {
         pub(in super::super) word: AtomicU32,
         entry: Mutex<()>,
@@ -80,7 +80,7 @@ mod model {
             Self { word: AtomicU32::new(value), entry: Mutex::new(()), queue: Condvar::new() }
         }
 
-        /// Compares and enqueues in one step, as the kernel does. No deadline passes.
+        /// Compares and enqueues in one step, as the kernel does. Deadlines never pass.
         pub(in super::super) fn wait(&self, expected: u32, _: Duration) {
             let entry = self.entry.lock().unwrap();
             if self.word.load(Relaxed) == expected {

@@ -1,13 +1,13 @@
-//! The channel between threads: messages are moved, blocks and all.
+//! The channel between threads: messages are moved together with their blocks.
 //!
 //! ```text
 //!   client ──▶ mailbox: | full, message | .. |   bell ──▶ server
 //!   client ◀──          bell   | full, message | .. | ◀── server
 //! ```
 //!
-//! Law 1: a slot is written only while it is empty, by the sender, and emptied only by
-//! the receiver; `full` hands it over. The contract bounds the queue, so there is room.
-//! Law 2: a receiver that sleeps has rung the bell to 1 first, and looked again.
+//! Law 1: only the sender writes a cell, and only while it is empty; only the receiver empties it.
+//! `full` transfers it. The contract bounds the queue, so a cell is always free.
+//! Law 2: a receiver sets its sleep word, then checks once more, then sleeps.
 
 use std::{
     sync::{self as real, atomic::AtomicU64, atomic::Ordering::*},
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::contract::{Contract, fsm::Sender};
 
-/// The two ends of a new channel between threads.
+/// Creates a channel between threads and returns its two endpoints.
 pub fn pair<C: Contract>() -> (Client<C>, Server<C>) {
     let asks = Arc::new(Mailbox::new(C::QUEUE));
     let answers = Arc::new(Mailbox::new(C::QUEUE));
@@ -34,7 +34,7 @@ pub fn pair<C: Contract>() -> (Client<C>, Server<C>) {
     )
 }
 
-/// A message's place. Its own cache lines: the flag and a small message move as one.
+/// A cell for one message, on its own cache lines: flag and small message move together.
 #[repr(align(128))]
 struct MailboxCell<T> {
     full: AtomicU32,
@@ -46,15 +46,15 @@ const ASLEEP: u32 = 1;
 
 struct Mailbox<T> {
     slots: Box<[MailboxCell<T>]>,
-    /// What the receiver sleeps on.
+    /// Futex that the receiver sleeps on.
     bell: Futex,
-    /// Set once, when the sender has gone.
+    /// Set once, when the sender is gone.
     closed: AtomicU32,
 }
 
-// SAFETY: a slot's message is reached only by the one sender while `full` is 0 and only
-// by the one receiver while it is 1; the acquire and release of `full` order the two.
-// `ThreadTransport` is the only user and is neither `Clone` nor `Sync`.
+// SAFETY: only the one sender accesses a cell's message while `full` is 0, and only the one
+// receiver while it is 1; the acquire and release of `full` order the two. `ThreadTransport` is the
+// only user and is neither `Clone` nor `Sync`.
 unsafe impl<T: Send> Sync for Mailbox<T> {}
 
 impl<T> Mailbox<T> {
@@ -67,10 +67,9 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Wakes the receiver, if it sleeps; call it after what it is to see.
+    /// Wakes the receiver if it sleeps; called after the state it waits for has changed.
     fn ring(&self) {
-        // Pairs with the fence in `sleep`: either we see that it sleeps, or it sees what
-        // we wrote.
+        // Pairs with the fence in `sleep`: either we see that it sleeps, or it sees what we wrote.
         fence(SeqCst);
         if self.bell.word.load(Acquire) == ASLEEP && self.bell.word.swap(AWAKE, AcqRel) == ASLEEP {
             self.bell.wake();
@@ -81,7 +80,7 @@ impl<T> Mailbox<T> {
         self.slots[at].full.load(Acquire) == 1 || self.closed.load(Acquire) == 1
     }
 
-    /// Sleeps until slot `at` is full, the sender has gone, or the deadline has passed.
+    /// Sleeps until cell `at` is full, the sender is gone, or the deadline has passed.
     fn sleep(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         let result = self.sleep_until_ready(at, deadline);
         self.bell.word.swap(AWAKE, AcqRel);
@@ -90,7 +89,7 @@ impl<T> Mailbox<T> {
 
     fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         loop {
-            // Swapped, not stored: what a bell holds is the last word of either side.
+            // A swap, not a store, so that it is ordered with the swap of the other side.
             self.bell.word.swap(ASLEEP, AcqRel);
             fence(SeqCst);
             if self.ready(at) {
@@ -109,7 +108,7 @@ struct ThreadTransport<Tx, Rx> {
     send_at: usize,
     receive_at: usize,
     spin: SpinBudget,
-    /// How often the server told of a change; 0 of one that does not.
+    /// Change counter of the server; 0 if it has no notifier.
     count: real::Arc<AtomicU64>,
     teller: real::OnceLock<ChangeNotifier>,
 }
@@ -125,7 +124,7 @@ impl<Tx, Rx> ThreadTransport<Tx, Rx> {
         if slot.full.load(Acquire) == 0 {
             return None;
         }
-        // SAFETY: `full` is 1, so the sender leaves the message to us, its only receiver.
+        // SAFETY: `full` is 1, so only the receiver, which is this side, accesses the message.
         let message = slot.message.with_mut(|message| unsafe { (*message).take() });
         slot.full.store(0, Release);
         self.receive_at = (self.receive_at + 1) % self.from.slots.len();
@@ -137,7 +136,7 @@ impl<Tx: Send, Rx: Send> Transport<Tx, Rx> for ThreadTransport<Tx, Rx> {
     fn send(&mut self, message: Tx) {
         let slot = &self.to.slots[self.send_at];
         assert_eq!(slot.full.load(Acquire), 0, "the contract's queue bound does not hold");
-        // SAFETY: `full` is 0, so the receiver leaves the message to us, its only sender.
+        // SAFETY: `full` is 0, so only the sender, which is this side, accesses the message.
         slot.message.with_mut(|place| unsafe { *place = Some(message) });
         slot.full.store(1, Release);
         self.send_at = (self.send_at + 1) % self.to.slots.len();
@@ -176,12 +175,12 @@ impl<Tx, Rx> Drop for ThreadTransport<Tx, Rx> {
         }
         self.to.closed.store(1, Release);
         self.to.ring();
-        // What arrived and was not looked at goes home now, not when the peer closes too.
+        // Drops unread messages now, so that their attachments return before the peer closes too.
         while self.take_message().is_some() {}
     }
 }
 
-/// Every interleaving of a hand-over: `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+/// Every interleaving of a transfer: `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
 #[cfg(all(test, loom))]
 mod loom_model {
     use std::time::Duration;
@@ -200,8 +199,7 @@ mod loom_model {
         ExpectedState { table, state: 0, peer: Sender::Client }
     }
 
-    /// Three switches at places of loom's choice, beside those that waiting forces: all of
-    /// them take minutes.
+    /// At most three preemptions beside those that waiting forces: all interleavings take minutes.
     fn model(test: impl Fn() + Sync + Send + 'static) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
@@ -222,7 +220,7 @@ mod loom_model {
             });
             client.send(1);
             assert_eq!(client.receive(&turn(), never()), Ok(2));
-            // What comes after the reply is the closing.
+            // After the reply, the closing is received.
             assert_eq!(client.receive(&turn(), never()), Err(Lost::Closed));
             hand.join().unwrap();
         });

@@ -1,4 +1,4 @@
-//! What a contract's text becomes: the traits that [`contract!`](crate::contract!) fills in.
+//! The [`contract!`](crate::contract!) macro and the traits that it implements.
 
 use std::{fmt::Debug, marker::PhantomData};
 
@@ -9,49 +9,48 @@ use super::{
 };
 use crate::channel::{RawEndpoint, Server};
 
-// Sending allocates nothing, so messages stand unboxed in the enums: large variants are
-// meant.
+// Sending allocates nothing, so messages are unboxed in the enums: large variants are intended.
 
-/// A contract: a type without values, naming the text.
+/// A contract: a type without values.
 pub trait Contract: Sized + 'static {
-    /// Where a channel begins.
+    /// First state of a channel.
     type Start: State<Contract = Self>;
-    /// What the client may send.
+    /// Messages of the client.
     type ToServer: Wire + Debug + Send + 'static;
-    /// What the server may send.
+    /// Messages of the server.
     type ToClient: Wire + Debug + Send + 'static;
-    /// Its name in the text.
+    /// Name in the definition.
     const NAME: &'static str;
-    /// The text as a table.
+    /// Table of states, messages and steps.
     const FSM: Fsm;
-    /// How many messages can wait in one direction.
+    /// Maximum messages that wait in one direction.
     const QUEUE: usize = Self::FSM.queue_bound();
-    /// Compared when two ends meet.
+    /// Hash that both endpoints of a channel must agree on.
     const FINGERPRINT: u64 = Self::FSM.fingerprint();
-    /// The table, where it can be pointed to.
+    /// The table as a static.
     const TABLE: &'static Fsm = &Self::FSM;
 }
 
 /// A state of a contract.
 pub trait State: 'static {
-    /// The contract it is of.
+    /// Contract of the state.
     type Contract: Contract;
-    /// Its index in the contract's table.
+    /// Index in the contract's table.
     const ID: u8;
 }
 
-/// A state named in the text: the client speaks.
+/// A state in which the client sends.
 pub trait ReceivingState: State {
-    /// What can arrive at a server here, each with the end in the state it leads to.
+    /// Messages that a server can receive here, each with the endpoint in the next state.
     type Received;
-    /// Sorts an arrived message.
+    /// Decodes a received message.
     fn decode_received(
         message: <Self::Contract as Contract>::ToServer,
         end: ServerCore<Self::Contract>,
     ) -> Self::Received;
 }
 
-/// The untyped half of a [`Server`].
+/// The untyped endpoint of a [`Server`].
 pub type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
 /// The state after request `M`: the server owes one of its two replies.
@@ -68,40 +67,40 @@ impl<M: Call> State for Awaiting<M> {
 
 /// A message that a client may send in one state.
 pub trait Request: Into<<Self::Contract as Contract>::ToServer> {
-    /// The contract it is of.
+    /// Contract of the request.
     type Contract: Contract;
-    /// Where it may be sent.
+    /// State in which it may be sent.
     type From: State<Contract = Self::Contract>;
-    /// Where it leads.
+    /// State to which it leads.
     type Next: State<Contract = Self::Contract>;
 }
 
-/// A request that is answered. It keeps its goods while a server works on it: whatever the
-/// server says, they are in the reply that is made of it.
+/// A request with a reply. It keeps its attachments while a server works on it; both replies return
+/// them.
 pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
-    /// What a server says when it was done.
+    /// Result of success.
     type Answer;
-    /// What a server says when it was not.
+    /// Reason of failure.
     type Reason: From<Refusal>;
-    /// What stays with a server that has done it: an end, or nothing.
+    /// Endpoint that stays with the server after success, or nothing.
     type Retained;
-    /// The reply when it was done: the goods, and the answer.
+    /// Reply to a successful request: attachments and answer.
     type Ack: Into<<Self::Contract as Contract>::ToClient> + Debug;
-    /// The reply when it was not: the goods, what was to be given, and the reason.
+    /// Reply to a failed request: attachments, transferred endpoint and reason.
     type Nak: Into<<Self::Contract as Contract>::ToClient> + Debug;
-    /// Where the Ack leads.
+    /// State after the Ack.
     type AckTo: State<Contract = Self::Contract>;
-    /// Where the Nak leads.
+    /// State after the Nak.
     type NakTo: State<Contract = Self::Contract>;
     /// Index of the awaiting state.
     const AWAITING: u8;
-    /// The Ack, and what stays here.
+    /// Returns the Ack and the endpoint that stays here.
     fn into_ack(self, answer: Self::Answer) -> (Self::Ack, Self::Retained);
-    /// The Nak.
+    /// Returns the Nak.
     fn into_nak(self, why: Self::Reason) -> Self::Nak;
-    /// Sorts an arrived reply; `None` if it answers something else.
+    /// Decodes a received reply; `None` if it belongs to another request.
     fn reply(message: <Self::Contract as Contract>::ToClient) -> Option<CallResult<Self>>;
-    /// The reply that says `answered`. An end that was given and not kept is closed.
+    /// Returns the reply for `answered`. A transferred endpoint that is not kept is closed.
     fn into_reply(
         self,
         answered: Result<Self::Answer, Self::Reason>,
@@ -116,7 +115,7 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
 /// The reply to request `M`, as its client sees it.
 pub type CallResult<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
 
-/// Hands an arrived request to a server that owes `M`'s replies.
+/// A server that owes the replies of a received request `M`.
 pub type PendingReply<M> = Server<<M as Request>::Contract, Awaiting<M>>;
 
 /// Describes a field of type `T`.
@@ -130,17 +129,16 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
     }
 }
 
-/// Turns a contract's text into types.
+/// Defines a contract and generates its types.
 ///
-/// A text names the states in which the client speaks. In each it lists *calls* - a
-/// request with its two replies, and where each leads - and then *tells*, which nothing
-/// answers. After a call the channel is in the state "awaiting" that request, and only
-/// its two replies can be sent.
+/// A contract lists the states in which the client sends. In each it lists *calls* - a request with
+/// its two replies, and the state after each - and then *tells*, which have no reply. After a call
+/// the channel is in the state "awaiting" that request, and only its two replies can be sent.
 ///
-/// A request lists its goods in parentheses: blocks, which are in both replies, and are
-/// named nowhere else. What it gives away for good, if it is done, follows its fields:
-/// `giving (end: End)`; that is in the Nak alone. An Ack has one field more at the most, the
-/// server's answer, and a Nak a reason that can say a [`Refusal`].
+/// A request lists its attachments in parentheses: blocks, which both replies return, and which are
+/// named nowhere else. Endpoints that it transfers on success follow its fields: `giving (end:
+/// End)`; only the Nak returns them. An Ack has at most one field more, the server's answer. A Nak
+/// has a reason that a [`Refusal`] converts to.
 ///
 /// ```
 /// use draconis_exchange::{channel, contract, heap::Block, contract::Refusal};
@@ -189,22 +187,21 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// }
 /// ```
 ///
-/// What it yields, for the text above, in the module where it stands:
+/// The contract above generates, in its module:
 ///
-/// - `Mirror`, which implements [`Contract`]: the table with the run-time validator, the
-///   queue bound and the fingerprint;
+/// - `Mirror`, which implements [`Contract`]: table, run-time validator, queue bound and
+///   fingerprint;
 /// - the states `Ready` and `Done`, and a struct per message;
 /// - `ToServer` and `ToClient`, the messages of each direction;
-/// - `MirrorServer`, the trait of its servers: one method per call, a function of the
-///   request that it is lent. `or NotSupported` gives a method a body that refuses with that
-///   reason;
-/// - `received::Ready`, what [`Server::receive`](crate::channel::Server::receive) answers
-///   in that state;
-/// - `answer`, which hands one message to a server, and `serve`, the loop around it.
+/// - `MirrorServer`, the trait of its servers: one method per call, which borrows the request. `or
+///   NotSupported` gives a method a default body that refuses with that reason;
+/// - `received::Ready`, the result of [`Server::receive`](crate::channel::Server::receive) in that
+///   state;
+/// - `answer`, which passes one message to a server, and `serve`, the loop around it.
 ///
 /// # Misuse does not compile
 ///
-/// A step that the state does not have:
+/// A step that the state does not allow:
 /// ```compile_fail,E0271
 /// use draconis_exchange::{channel, contract::file};
 /// let (client, _server) = channel::pair::<file::File>();
@@ -212,7 +209,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// client.send(file::GetAttributes {}); // closed: nothing may be sent
 /// ```
 ///
-/// An end, or a block, after it was given away:
+/// An endpoint, or a block, after it was sent:
 /// ```compile_fail,E0382
 /// use draconis_exchange::{channel, contract::file};
 /// let (client, _server) = channel::pair::<file::File>();
@@ -227,7 +224,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// buffer.len();
 /// ```
 ///
-/// A cycle without a receive, whose queue would have no bound:
+/// A cycle without a receive, whose queue would be unbounded:
 /// ```compile_fail,E0080
 /// # fn main() {}
 /// draconis_exchange::contract! {
@@ -241,7 +238,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// }
 /// ```
 ///
-/// A buffer among the fields, where no reply would return it:
+/// A buffer among the fields, which no reply would return:
 /// ```compile_fail,E0080
 /// # fn main() {}
 /// use draconis_exchange::{contract::Refusal, heap::Block};
@@ -257,7 +254,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// }
 /// ```
 ///
-/// A server that keeps a buffer it was lent:
+/// A server that keeps a borrowed buffer:
 /// ```compile_fail,E0507
 /// use draconis_exchange::{contract::{Attributes, Refusal, file}, heap::Block};
 /// struct Keeper(std::cell::RefCell<Vec<Block>>);
@@ -344,7 +341,7 @@ macro_rules! contract {
         #[allow(missing_docs, clippy::large_enum_variant)]
         pub enum ToClient { $($($A($A), $N($N),)*)* }
 
-        /// What can arrive at a server, by state, each with the end in the state it leads to.
+        /// Messages that a server can receive, by state, each with the endpoint in the next state.
         pub mod received {
             #[allow(unused_imports)]
             use super::*;
@@ -361,8 +358,8 @@ macro_rules! contract {
 
         #[doc = concat!("A server of the [`", stringify!($C), "`] contract.")]
         ///
-        /// Each method is lent a request, whose goods are in the reply whatever it says. One
-        /// that has a body refuses with the reason the contract names.
+        /// Each method borrows a request, whose attachments the reply returns in any case. A method
+        /// with a default body refuses with the reason that the contract names.
         #[allow(unused_parens)]
         pub trait $Trait {
             $($(
@@ -378,7 +375,7 @@ macro_rules! contract {
             )*)*
         }
 
-        /// Hands one message to `server`; what nothing answers gives `None`.
+        /// Passes one message to `server`; returns `None` for messages without a reply.
         pub fn answer<S: $Trait + ?Sized>(server: &S, message: ToServer) -> Option<ToClient> {
             match message {
                 $($(ToServer::$R(mut request) => {
@@ -392,11 +389,11 @@ macro_rules! contract {
             }
         }
 
-        /// Answers one client until it closes, is silent for `patience`, or breaks the
+        /// Serves one client until it closes, sends nothing within `patience`, or breaks the
         /// contract.
         ///
         /// # Errors
-        /// Reason the client was lost; a client that closed is no error.
+        /// Reason that the client was lost; a client that closed is no error.
         pub fn serve<S: $Trait + ?Sized>(
             end: $crate::channel::Server<$C>,
             server: &S,
@@ -473,7 +470,7 @@ macro_rules! contract {
                 };
             }
 
-            // Evaluated even where no channel is made.
+            // Evaluated even if no channel is created.
             const _: usize = <$C as define::Contract>::QUEUE;
             const _: () = <$C as define::Contract>::FSM.check(wire::MAX_MESSAGE_BYTES);
 

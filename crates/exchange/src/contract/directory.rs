@@ -1,8 +1,8 @@
-//! The directory contract: names, nodes, attributes, and binding to what they name.
+//! The directory contract: names, nodes, attributes, and binding of endpoints to nodes.
 //!
-//! Operations name nodes, not paths, except `Bind`: it walks a path within the volume,
-//! and answers *reparse* where the path goes on elsewhere - at a symbolic link or a
-//! foreign mount. The client then decides where to bind next, with its own rights.
+//! Operations name nodes, not paths, except `Bind`: it walks a path within the volume, and answers
+//! *reparse* at a symbolic link or a foreign mount. The client then decides where to bind next,
+//! with its own rights.
 //!
 //! Directory entries travel packed in a block: see [`EntryWriter`] and [`EntryReader`].
 
@@ -18,29 +18,28 @@ use super::{
 };
 use crate::{channel::Server, heap::Block};
 
-/// The end of a new channel that a `Bind` gives away: the server's, made by the client.
+/// The server's endpoint of a new channel, created by the client and transferred by `Bind`.
 #[derive(Debug)]
 pub enum Endpoint {
-    /// For a file, or anything else that has bytes.
+    /// For a file or any other node with contents.
     File(Server<File>),
     /// For a directory.
     Directory(Server<Directory>),
 }
 
-/// Why a `Bind` did not bind.
+/// Reason that a `Bind` failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BindError {
-    /// It was refused.
+    /// The request was refused.
     Refused(Refusal),
-    /// The path goes on elsewhere. `path` now holds a new path of `len` bytes: bind to
-    /// its first `prefix_len` bytes and go on with the rest; or, where that is 0, bind
-    /// to the whole.
+    /// The path leaves the volume or meets a link. `path` now holds a new path of `len` bytes. Bind
+    /// to its first `prefix_len` bytes and continue with the rest; if that is 0, bind to the whole.
     Reparse {
         /// Length of the new path in bytes.
         len: u32,
-        /// How much of it names the place to bind at.
+        /// Length of the prefix that names the directory to bind at.
         prefix_len: u32,
-        /// Whether a symbolic link was found: these are counted, mounts are not.
+        /// True if a symbolic link caused it: links are counted, mounts are not.
         is_symlink: bool,
     },
 }
@@ -55,63 +54,61 @@ impl From<Refusal> for BindError {
 pub const RENAME_NO_REPLACE: u32 = 1;
 /// `Rename` flag: exchange the two names.
 pub const RENAME_EXCHANGE: u32 = 2;
-/// `Rename` flag: leave the device 0:0 under the old name, which union mounts take for a
-/// name that is not there.
+/// `Rename` flag: leave a whiteout (device 0:0) under the old name, as union mounts require.
 pub const RENAME_WHITEOUT: u32 = 4;
 
 crate::contract! {
-    /// Names, and what they name.
+    /// Names and the nodes that they refer to.
     pub contract Directory served by DirectoryServer, starting in Ready {
-        /// Anything may be asked.
+        /// Accepts every request.
         state Ready {
-            /// Binds `end` to what the first `len` bytes of `path` name, walked from
-            /// `from`; a leading `/` starts at the root of the volume, an empty path is
-            /// `from` itself.
+            /// Binds `end` to the node that the first `len` bytes of `path` name, walked from
+            /// `from`. A leading `/` starts at the root of the volume; an empty path is `from`
+            /// itself.
             call bind: Bind (path: Block) { from: Node, len: u32 } giving (end: Endpoint)
                 -> AckBind { attributes: Attributes } => Ready
                  | NakBind why BindError => Ready, or NotSupported;
 
-            /// The attributes of what `name` names in `parent`. `.` and `..` are names, and `.`
-            /// is one of any node: its own.
+            /// Returns the attributes of the node `name` in `parent`. `.` and `..` are valid names;
+            /// `.` names any node itself.
             call lookup: Lookup { parent: Node, name: Name }
                 -> AckLookup { attributes: Attributes } => Ready
                  | NakLookup why Refusal => Ready;
 
-            /// The attributes of a node.
+            /// Returns the attributes of a node.
             call get_attributes: GetAttributes { node: Node }
                 -> AckGetAttributes { attributes: Attributes } => Ready
                  | NakGetAttributes why Refusal => Ready;
 
-            /// Packs entries of a directory into `buffer`, from the one after `cookie`
-            /// (0: from the first). `AckEnumerate::len` bytes were written; none at the
-            /// end. [`Refusal::BufferTooSmall`] if not even one entry fits. With `no_atime`
-            /// the time of access stays.
+            /// Packs directory entries into `buffer`, from the one after `cookie` (0: from the
+            /// first). `AckEnumerate::len` bytes were written; 0 at the end.
+            /// [`Refusal::BufferTooSmall`] if no entry fits. `no_atime` keeps the access time.
             call enumerate: Enumerate (buffer: Block) {
                 node: Node, cookie: u64, with_attributes: bool, no_atime: bool
             }
                 -> AckEnumerate { len: u32 } => Ready
                  | NakEnumerate why Refusal => Ready;
 
-            /// Writes a symbolic link's target into `buffer`.
+            /// Writes the target of a symbolic link into `buffer`.
             call read_link: ReadLink (buffer: Block) { node: Node }
                 -> AckReadLink { len: u32 } => Ready
                  | NakReadLink why Refusal => Ready, or NotSupported;
 
-            /// Writes the value of an extended attribute into `buffer`. An empty buffer
-            /// asks for the length only.
+            /// Writes the value of an extended attribute into `buffer`. With an empty buffer,
+            /// returns only the length.
             call get_xattr: GetXattr (buffer: Block) { node: Node, name: AttributeName }
                 -> AckGetXattr { len: u32 } => Ready
                  | NakGetXattr why Refusal => Ready, or NotSupported;
 
-            /// Writes the names of a node's extended attributes into `buffer`, each with
-            /// a NUL behind it. An empty buffer asks for the length only.
+            /// Writes the NUL-terminated names of a node's extended attributes into `buffer`. With
+            /// an empty buffer, returns only the length.
             call list_xattr: ListXattr (buffer: Block) { node: Node }
                 -> AckListXattr { len: u32 } => Ready
                  | NakListXattr why Refusal => Ready, or NotSupported;
 
-            /// Makes a file, device, fifo or socket: `mode` says which. The bits of `umask`
-            /// are taken away from it, unless the parent has a default ACL, which then says
-            /// what is allowed; so it is with `MakeDirectory`.
+            /// Creates a file, device, fifo or socket, as `mode` says. The bits of `umask` are
+            /// cleared unless the parent has a default ACL, which then applies. `MakeDirectory`
+            /// does the same.
             call create: Create {
                 parent: Node, name: Name, mode: u32, umask: u32, uid: u32, gid: u32,
                 device: (u32, u32)
@@ -119,40 +116,40 @@ crate::contract! {
                 -> AckCreate { attributes: Attributes } => Ready
                  | NakCreate why Refusal => Ready, or NotSupported;
 
-            /// Makes a file without a name, as `Create` would in `parent`. It lives for as long
-            /// as it has users, or until `Link` names it.
+            /// Creates an unnamed file, as `Create` would in `parent`. It exists while it has
+            /// users, or until `Link` names it.
             call create_tmpfile: CreateTmpfile {
                 parent: Node, mode: u32, umask: u32, uid: u32, gid: u32
             }
                 -> AckCreateUnnamed { attributes: Attributes } => Ready
                  | NakCreateUnnamed why Refusal => Ready, or NotSupported;
 
-            /// Asks whether a file or directory may be opened, where the node itself and not
-            /// its mode decides, and what a client that keeps its bytes may do with them.
+            /// Checks whether a file or directory may be opened where the node, not its mode,
+            /// decides. The answer says how the client may use cached contents.
             call open: Open { node: Node, access: Access }
                 -> AckOpen { kept: Kept } => Ready
                  | NakOpen why Refusal => Ready, or NotSupported;
 
-            /// Makes a directory.
+            /// Creates a directory.
             call make_directory: MakeDirectory {
                 parent: Node, name: Name, mode: u32, umask: u32, uid: u32, gid: u32
             }
                 -> AckMakeDirectory { attributes: Attributes } => Ready
                  | NakMakeDirectory why Refusal => Ready, or NotSupported;
 
-            /// Makes a symbolic link to the first `len` bytes of `target`.
+            /// Creates a symbolic link to the first `len` bytes of `target`.
             call symlink: Symlink (target: Block) {
                 parent: Node, name: Name, len: u32, uid: u32, gid: u32
             }
                 -> AckSymlink { attributes: Attributes } => Ready
                  | NakSymlink why Refusal => Ready, or NotSupported;
 
-            /// Gives `node` another name.
+            /// Adds a name for `node`.
             call link: Link { node: Node, parent: Node, name: Name }
                 -> AckLink { attributes: Attributes } => Ready
                  | NakLink why Refusal => Ready, or NotSupported;
 
-            /// Takes a name away from something that is not a directory.
+            /// Removes a name of a node that is not a directory.
             call unlink: Unlink { parent: Node, name: Name }
                 -> AckUnlink {} => Ready
                  | NakUnlink why Refusal => Ready, or NotSupported;
@@ -162,7 +159,7 @@ crate::contract! {
                 -> AckRemoveDirectory {} => Ready
                  | NakRemoveDirectory why Refusal => Ready, or NotSupported;
 
-            /// Moves a name. `flags` as `RENAME_*`; `uid` and `gid` own the whiteout.
+            /// Renames. `flags` are `RENAME_*`; `uid` and `gid` own the whiteout.
             call rename: Rename {
                 from: Node, name: Name, to: Node, new_name: Name, flags: u32, uid: u32, gid: u32
             }
@@ -179,9 +176,9 @@ crate::contract! {
                 -> AckSetFlags { attributes: Attributes } => Ready
                  | NakSetFlags why Refusal => Ready, or NotSupported;
 
-            /// Sets an extended attribute to the first `len` bytes of `value`; `flags` as
-            /// `XATTR_CREATE` and `XATTR_REPLACE`. With `clear_setgid` an access list takes
-            /// setgid away: the caller is not in the file's group.
+            /// Sets an extended attribute to the first `len` bytes of `value`; `flags` are
+            /// `XATTR_CREATE` and `XATTR_REPLACE`. With `clear_setgid`, setting an access ACL
+            /// clears setgid: the caller is not in the file's group.
             call set_xattr: SetXattr (value: Block) {
                 node: Node, name: AttributeName, len: u32, flags: u32, clear_setgid: bool
             }
@@ -193,14 +190,14 @@ crate::contract! {
                 -> AckRemoveXattr {} => Ready
                  | NakRemoveXattr why Refusal => Ready, or NotSupported;
 
-            /// Makes everything durable that was changed in the volume before.
+            /// Makes all earlier changes of the volume durable.
             call sync_volume: SyncVolume {}
                 -> AckSyncVolume {} => Ready
                  | NakSyncVolume why Refusal => Ready, or NotSupported;
 
             tell close: Close {} => Done;
         }
-        /// Nothing more is said.
+        /// The channel is closed.
         state Done {}
     }
 }
@@ -262,7 +259,7 @@ impl Field for BindError {
 }
 
 impl DirEntry {
-    /// The entry that a lookup's answer makes.
+    /// Returns the entry for the answer of a lookup.
     pub fn new(cookie: u64, name: Name, kind: FileType, node: Node) -> Self {
         Self { cookie, node, kind: Some(kind), name, attributes: None }
     }

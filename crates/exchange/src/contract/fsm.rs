@@ -1,59 +1,59 @@
-//! A contract as a table: what may be sent, when, by whom.
+//! Table of a contract: which side may send which message in which state.
 //!
 //! ```text
 //!          Read ▶                 ◀ AckRead | NakRead
 //!   Ready ────────▶ awaiting Read ─────────────────────▶ Ready
 //! ```
 //!
-//! Law 1: every cycle holds a step of each side, so a queue has a constant bound.
-//! Law 2: a request's blocks are in each of its replies, its ends in its refusal.
-//! Law 3: the table decides what a peer may send; types only bind the honest side.
+//! Law 1: every cycle has a step of each side, so a queue has a constant bound.
+//! Law 2: every reply returns the request's blocks; its refusal returns the request's endpoints.
+//! Law 3: the table decides which messages a peer may send; types only bind the honest side.
 //!
 //! Everything here is `const`: a contract that breaks law 1 or 2 does not compile.
 
-/// Who sends a message.
+/// Side that sends a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sender {
-    /// The end that asks.
+    /// The requesting endpoint.
     Client,
-    /// The end that answers.
+    /// The answering endpoint.
     Server,
 }
 
 /// One field of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldInfo {
-    /// Its name in the text.
+    /// Name in the contract.
     pub name: &'static str,
-    /// A hash of its type.
+    /// Hash of its type.
     pub kind: u64,
-    /// Whether it holds blocks.
+    /// True if it holds blocks.
     pub blocks: bool,
-    /// Whether it holds ends of channels.
+    /// True if it holds endpoints.
     pub ends: bool,
-    /// The most bytes it takes in a line.
+    /// Maximum encoded length in bytes.
     pub bytes_max: usize,
 }
 
 /// One message.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageInfo {
-    /// Its name in the text.
+    /// Name in the contract.
     pub name: &'static str,
-    /// Who may send it.
+    /// Side that may send it.
     pub sender: Sender,
     /// Its fields, in order.
     pub fields: &'static [FieldInfo],
 }
 
-/// `tag` leads from state `from` to state `to`.
+/// A step from state `from` to state `to` by message `tag`.
 #[derive(Clone, Copy, Debug)]
 pub struct Transition {
-    /// Where it may be sent: an index of [`Fsm::states`].
+    /// State in which it may be sent: an index of [`Fsm::states`].
     pub from: u8,
-    /// What: an index of [`Fsm::messages`].
+    /// Message: an index of [`Fsm::messages`].
     pub tag: u8,
-    /// Where it leads: an index of [`Fsm::states`].
+    /// Next state: an index of [`Fsm::states`].
     pub to: u8,
 }
 
@@ -62,9 +62,9 @@ pub struct Transition {
 pub struct CallTags {
     /// The request.
     pub request: u8,
-    /// The answer when it was done.
+    /// The reply to success.
     pub ack: u8,
-    /// The answer when it was not.
+    /// The reply to failure.
     pub nak: u8,
 }
 
@@ -73,20 +73,20 @@ pub struct CallTags {
 pub struct Fsm {
     /// The contract's name.
     pub name: &'static str,
-    /// The states of the text, then one "awaiting" state per request.
+    /// States of the contract, then one "awaiting" state per request.
     pub states: &'static [&'static str],
-    /// Every message.
+    /// All messages.
     pub messages: &'static [MessageInfo],
-    /// Every step.
+    /// All steps.
     pub steps: &'static [Transition],
-    /// Every request that is answered.
+    /// All requests that have replies.
     pub families: &'static [CallTags],
-    /// Where a channel begins.
+    /// First state of a channel.
     pub start: u8,
 }
 
 impl Fsm {
-    /// Where `tag` leads from `state`, if `sender` may send it there.
+    /// Returns the state after `tag` in `state`, if `sender` may send it there.
     pub const fn next(&self, state: u8, tag: u8, sender: Sender) -> Option<u8> {
         // The macro lists one step per message, in the messages' order: no search.
         let at = tag as usize;
@@ -107,7 +107,7 @@ impl Fsm {
         None
     }
 
-    /// Whether nothing more can be sent in `state`.
+    /// Returns true if nothing can be sent in `state`.
     pub const fn is_final(&self, state: u8) -> bool {
         let mut i = 0;
         while i < self.steps.len() {
@@ -123,19 +123,20 @@ impl Fsm {
         self.messages[step.tag as usize].sender
     }
 
-    /// How many messages can wait in one direction: the longest run of steps by one side.
+    /// Returns the maximum number of waiting messages in one direction: the longest run of one
+    /// side.
     ///
     /// # Panics
-    /// When one side can send for ever without hearing from the other. Evaluated at
-    /// compile time, so such a contract does not compile.
+    /// Panics if one side can send without limit. Evaluated at compile time, so such a contract
+    /// does not compile.
     pub const fn queue_bound(&self) -> usize {
         let client = self.max_run(Sender::Client);
         let server = self.max_run(Sender::Server);
         if client > server { client } else { server }
     }
 
-    /// Longest path over the steps of one sender: relaxed once per state, after which
-    /// anything that can still grow lies on a cycle of that sender's steps alone.
+    /// Longest path over the steps of one sender. Each state is relaxed once; a path that can still
+    /// grow is a cycle of that sender's steps alone.
     const fn max_run(&self, sender: Sender) -> usize {
         assert!(self.states.len() <= STATES_MAX, "a contract has too many states");
         let mut run = [0usize; STATES_MAX];
@@ -160,10 +161,10 @@ impl Fsm {
         panic!("a cycle of this contract lacks a send or a receive: its queue has no bound")
     }
 
-    /// Checks law 2, and that every message fits a line of `line_bytes`.
+    /// Checks law 2, and that every message fits a mailbox of `line_bytes`.
     ///
     /// # Panics
-    /// When it does not; at compile time, as [`Fsm::queue_bound`].
+    /// Panics otherwise; at compile time, as [`Fsm::queue_bound`].
     pub const fn check(&self, line_bytes: usize) {
         let mut i = 0;
         while i < self.families.len() {
@@ -197,7 +198,7 @@ impl Fsm {
         }
     }
 
-    /// A hash of all names, types and steps: two ends that differ in it must not talk.
+    /// Returns a hash of all names, types and steps. Endpoints with different hashes must not talk.
     pub const fn fingerprint(&self) -> u64 {
         let mut hash = hash_str(HASH_START, self.name);
         let mut i = 0;
@@ -289,7 +290,7 @@ const fn hash_str(mut hash: u64, s: &str) -> u64 {
         hash = hash_byte(hash, bytes[i]);
         i += 1;
     }
-    // A byte no name holds keeps ("ab", "c") and ("a", "bc") apart.
+    // A byte that no name holds keeps ("ab", "c") and ("a", "bc") apart.
     hash_byte(hash, 0)
 }
 
@@ -303,7 +304,7 @@ const fn hash_u64(mut hash: u64, n: u64) -> u64 {
     hash
 }
 
-/// The hash of a field's type: its name, and the hashes of what it is made of.
+/// Returns the hash of a field's type: its name, and the hashes of its parts.
 pub const fn type_hash(name: &str, parts: &[u64]) -> u64 {
     let mut hash = hash_str(HASH_START, name);
     let mut i = 0;

@@ -1,4 +1,4 @@
-//! What a server of a tree tells one that comes after it, should it die.
+//! The oplog: requests that a server records for its successor, should it die.
 //!
 //! ```text
 //!   server ── begin(request) ── works on it ── answers ── done ──▶
@@ -7,109 +7,108 @@
 //!   successor: repeats the changes that are nowhere else, keeps their answers, and gives those
 //!   when they are asked for again
 //! ```
-//! A request is bytes of the protocol that the server speaks; nothing here looks into them.
+//! A request is bytes of the server's protocol, which this module does not parse.
 
 use std::sync::Arc;
 
 use super::Node;
 use crate::heap::PoolBuffer;
 
-/// Remembers requests until what they changed is safe, and their answers given.
+/// Records requests until their changes are safe and their answers sent.
 pub trait RequestLog: Sync {
-    /// Memory for contents of up to `len` bytes, which need not be copied to be remembered; there
-    /// may be none left.
+    /// Allocates a page-pool buffer for data of up to `len` bytes, which then needs no copy into
+    /// the oplog. `None` if the pool is full.
     fn allocate_buffer(&self, len: usize) -> Option<PoolBuffer>;
 
-    /// The calling thread begins to work on a request. What may change the tree comes with the
-    /// request's bytes, and what follows them.
+    /// Records that the calling thread works on a request. A request that may change the tree
+    /// passes its bytes and the data that follows.
     fn begin_request(&self, unique: u64, changing: Option<(&[u8], RequestData<'_>)>);
 
-    /// The change that the calling thread works on has this outcome; its answer is sent next. What
-    /// a change that failed has left of itself is in the tree when this returns, whatever happens
-    /// to the server: it is never replayed.
+    /// Records the outcome of the calling thread's change; its answer is sent next. When this
+    /// returns, what a failed change left in the tree survives the server: it is never replayed.
     fn decided(&self, outcome: Outcome);
 
-    /// The calling thread's request was answered.
+    /// Records that the calling thread's request was answered.
     fn finish_request(&self);
 
-    /// Another thread will answer the request that the calling thread works on.
+    /// Lets another thread answer the calling thread's request later.
     fn defer(&self) -> Option<Deferred>;
 
-    /// A deferred request was answered.
+    /// Records that a deferred request was answered.
     fn deferred_done(&self, deferred: Deferred);
 
-    /// Whether that request is not to be worked on: it was the end of others that tried.
+    /// Returns true if the request is quarantined: it killed earlier servers.
     fn is_quarantined(&self, unique: u64) -> bool;
 
-    /// It was refused; `what` says what it was.
+    /// Reports that a quarantined request was refused; `what` describes it.
     fn report_quarantined(&self, what: String);
 
-    /// What a server before this one has left, in the order in which it was done; `None` if
-    /// this is the first one.
+    /// Returns the requests that an earlier server has left, in execution order; `None` for the
+    /// first server.
     ///
     /// # Errors
-    /// Why nothing can be made of it.
+    /// Reason that the oplog cannot be used.
     fn unfinished_requests(&self) -> Result<Option<Vec<LoggedRequest>>, String>;
 
-    /// Has `work`, which does what is in the request, done as it was done then.
+    /// Replays a request: runs `work` with the recorded results.
     fn replay(&self, inherited: &LoggedRequest, work: &mut dyn FnMut());
 
-    /// Ends all changes of the tree: what was left does not agree with it.
+    /// Ends all changes of the tree: the oplog does not match it.
     fn fail_replay(&self, why: &str);
 
-    /// No client will ask again for what servers before this one have done.
+    /// Ends the replay: no client will repeat a request of an earlier server.
     fn end_replay(&self);
 
-    /// What has no name, and may have users that this server has not counted.
+    /// Returns orphan nodes that may have users which this server has not counted.
     fn orphans(&self) -> Vec<Node>;
 
-    /// Whether that is so of `node`.
+    /// Returns true if `node` is such an orphan.
     fn is_orphan(&self, node: Node) -> bool;
 
-    /// These nodes without a name have no user any more: their space can be used when this returns.
+    /// Releases orphans without users: their space can be reused when this returns.
     fn release(&self, nodes: &[Node]);
 
-    /// A node without a name has no user any more.
+    /// Releases one orphan without users.
     fn release_orphan(&self, node: Node);
 }
 
-/// What follows a request's first bytes.
+/// Data that follows a request's first bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum RequestData<'a> {
-    /// These bytes, if any.
+    /// Bytes, possibly none.
     Bytes(&'a [u8]),
-    /// What was read into a room.
+    /// Data that was read into a pool buffer.
     Room(&'a Arc<PoolBuffer>),
 }
 
-/// How a change ended.
+/// Outcome of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The errno of its answer; 0 if it succeeded.
+    /// Errno of the answer; 0 for success.
     pub errno: i32,
-    /// The length of what was written, where contents were to be written.
+    /// Number of bytes written, for writes.
     pub written_bytes: u32,
 }
 
-/// A request that is answered later than the thread that worked on it goes on.
+/// A request whose answer is sent after its thread has moved on.
 #[derive(Debug)]
 pub struct Deferred(pub u64);
 
 /// A request that changed the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedRequest {
-    /// Its place in the memory.
+    /// Position in the oplog.
     pub position: u64,
-    /// What its answer is called.
+    /// Identifier of its answer.
     pub unique: u64,
-    /// Its bytes; of one that the tree has, contents that lie in a room are left out.
+    /// Its bytes, without pool-buffer data if the tree has accepted the change.
     pub request: Vec<u8>,
-    /// The node that it made.
+    /// Node that it created.
     pub created: Option<Node>,
-    /// How it ended, unless the server died before that was recorded.
+    /// Outcome, unless the server died before it was recorded.
     pub outcome: Option<Outcome>,
-    /// Whether the tree has what it changed already.
+    /// True if the tree already has its changes.
     pub is_accepted: bool,
-    /// Whether it was answered for certain.
+    /// True if it was certainly answered.
     pub answered: bool,
 }

@@ -1,4 +1,4 @@
-//! A whole tree of files behind the contracts: what a way in from Linux is generic over.
+//! A file tree served through the contracts; the interface that front ends are generic over.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -19,84 +19,84 @@ use crate::{
 
 /// A tree whose operations can be called directly, without a channel between.
 pub trait Tree: DirectoryServer {
-    /// A server of one file: as cheap as the node's number.
+    /// Server of one file: as cheap as the node's number.
     type File<'a>: FileServer
     where
         Self: 'a;
 
-    /// The server of `node`'s bytes. That it exists shows in the first request.
+    /// Returns the server of `node`'s contents. The first request reports a missing node.
     fn file(&self, node: Node) -> Self::File<'_>;
 
-    /// What `statfs` tells.
+    /// Returns the statistics of `statfs`.
     fn statfs(&self) -> StatFs;
 
-    /// Whether anything can be changed.
+    /// Returns true if the tree can be changed.
     fn is_writable(&self) -> bool {
         false
     }
 
-    /// Whether a change may have to wait until others have released what they hold
-    /// ([`Tree::remove_users`]): who has a request of that kind lets others be answered meanwhile.
+    /// Returns true if a change may have to wait for [`Tree::remove_users`] to free space. A front
+    /// end then answers other requests meanwhile.
     fn is_low_on_space(&self) -> bool {
         false
     }
 
-    /// Whether `Open` may answer anything but yes, for files or for directories. A client
-    /// that is told no opens without asking, for as long as it lives.
+    /// Returns true if `Open` may refuse or answer differently, for files or for directories. If
+    /// false, a client opens without asking for as long as it lives.
     fn handles_open(&self, kind: FileType) -> bool {
         let _ = kind;
         false
     }
 
-    /// Tells the client of `end` of each change from now on, so that it may keep what it was
-    /// answered: [`Server::teller`]. A tree that does not is asked again for everything.
+    /// Notifies the client of `end` of every change from now on, so that it may cache answers:
+    /// [`Server::teller`]. Clients of other trees cache nothing.
     fn notify_changes_to(&self, end: &Server<File>) {
         let _ = end;
     }
 
-    /// Makes files durable, or of some of them the data alone: [`FileServer::sync`] of each, and
-    /// one wait for all of them where the tree can.
+    /// Makes files durable, or only their data: [`FileServer::sync`] of each, with one wait for all
+    /// where the tree can.
     ///
     /// # Errors
-    /// What it says of the first that it cannot make durable.
+    /// The first refusal.
     fn sync_files(&self, files: &[(Node, bool)]) -> Result<(), Refusal> {
         let sync = |&(node, data_only): &_| self.file(node).sync(&mut file::Sync { data_only });
         files.iter().try_for_each(sync)
     }
 
-    /// One more user of `node`, who may ask for it by number: it lives on without a name
-    /// until all of them have gone. A tree that never changes has nothing to do.
+    /// Adds a user of `node`. Without a name, the node lives until its last user is gone. Immutable
+    /// trees need not implement it.
     fn add_user(&self, node: Node) {
         let _ = node;
     }
 
-    /// So many of those who held `node` have gone.
+    /// Removes `users` users of `node`.
     fn remove_users(&self, node: Node, users: u64) {
         let _ = (node, users);
     }
 }
 
-/// Where a walk ended.
+/// Result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Walked {
-    /// At the node the path names.
+    /// The node that the path names.
     At(Attributes),
-    /// At a symbolic link on the way.
+    /// A symbolic link on the way.
     Link {
         /// The link.
         link: Node,
-        /// Where in the path its name begins.
+        /// Offset of its name in the path.
         name_at: usize,
-        /// Where in the path the rest begins, after the name and its slashes.
+        /// Offset of the rest, after the name and its slashes.
         rest_offset: usize,
     },
 }
 
-/// Walks `path` from `from` one name at a time, and stops at a symbolic link on the way;
-/// with `follow_last`, at one that the whole path names, too.
+/// Walks `path` from `from` name by name, and stops at a symbolic link on the way; with
+/// `follow_last`, also at a link that the whole path names.
 ///
 /// # Errors
-/// What the tree says of a name that cannot be looked up.
+/// Refusal of a name that cannot be looked up.
 pub fn walk<T: DirectoryServer + ?Sized>(
     tree: &T,
     from: Node,
@@ -125,7 +125,7 @@ pub fn walk<T: DirectoryServer + ?Sized>(
     Ok(Walked::At(here))
 }
 
-/// The next name at or after `at`: where it begins, and where the name after it may.
+/// Returns the offset of the next name at or after `at`, and the offset after its slashes.
 fn next_name(path: &[u8], at: usize) -> Option<(usize, usize)> {
     let name_at = at + path[at..].iter().position(|&b| b != b'/')?;
     let name_end =
@@ -135,11 +135,11 @@ fn next_name(path: &[u8], at: usize) -> Option<(usize, usize)> {
     Some((name_at, rest_at))
 }
 
-/// Serves the directory contract of `tree` over `end`, and every end bound through it, each
-/// in a thread of its own; returns once all of them are closed.
+/// Serves the directory contract of `tree` over `end`, and every endpoint bound through it in its
+/// own thread. Returns once all are closed.
 ///
 /// # Errors
-/// Why the client of `end` was lost, as [`directory::serve`].
+/// Reason that the client of `end` was lost, as [`directory::serve`].
 pub fn serve<T: Tree + Sync + ?Sized>(
     end: Server<Directory>,
     tree: &T,
@@ -167,8 +167,8 @@ fn serve_in<'scope, 'env, T: Tree + Sync + ?Sized>(
     })
 }
 
-/// Starts a thread that serves a bound end. A client that is lost there, or a request that
-/// the tree panics at, closes that end and no other.
+/// Starts a thread that serves a bound endpoint. A lost client or a panic of the tree closes only
+/// that endpoint.
 fn spawn_server<'scope, 'env, T: Tree + Sync + ?Sized>(
     scope: &'scope thread::Scope<'scope, 'env>,
     end: Endpoint,
@@ -187,11 +187,11 @@ fn spawn_server<'scope, 'env, T: Tree + Sync + ?Sized>(
             Endpoint::Directory(end) => serve_in(scope, end, tree, patience),
         }
     };
-    // The tree is shared with other threads as it is: that is its locks' matter already.
+    // Unwind-safe: the tree is shared between threads anyway, and its locks handle panics.
     scope.spawn(move || catch_unwind(AssertUnwindSafe(serve)));
 }
 
-/// A bound end is a user of its node, however it is closed.
+/// Counts a bound endpoint as a user of its node until it closes.
 struct NodeUser<'a, T: Tree + ?Sized> {
     tree: &'a T,
     node: Node,
@@ -203,7 +203,7 @@ impl<T: Tree + ?Sized> Drop for NodeUser<'_, T> {
     }
 }
 
-/// What a path names, if the end is of its kind.
+/// Returns the node that a path names, if the endpoint is of its type.
 fn resolve<T: DirectoryServer + ?Sized>(
     tree: &T,
     bind: &mut Bind,
@@ -228,10 +228,10 @@ fn resolve<T: DirectoryServer + ?Sized>(
     }
 }
 
-/// Longest path, in bytes, as Linux has it.
+/// Maximum length of a path in bytes, as on Linux.
 pub const MAX_PATH_BYTES: usize = 4096;
 
-/// Writes the path with the link's target in the link's place.
+/// Replaces the link in the path with its target.
 fn reparse<T: DirectoryServer + ?Sized>(
     tree: &T,
     link: Node,
@@ -260,16 +260,15 @@ fn reparse<T: DirectoryServer + ?Sized>(
     BindError::Reparse { len: new.len() as u32, prefix_len, is_symlink: true }
 }
 
-/// How many symbolic links a bind follows.
+/// Maximum symbolic links that a bind follows.
 pub const MAX_SYMLINKS: u32 = 40;
 
 /// Binds `end` to `path`, and follows reparses that stay within the directory's volume.
 ///
-/// `path` is a block of at least [`MAX_PATH_BYTES`] that lends the room; it comes back.
+/// `path` is a block of at least [`MAX_PATH_BYTES`] to work in; it is returned.
 ///
-/// # Errors
-/// The refusal: of the server, [`Refusal::TooManyLinks`] after [`MAX_SYMLINKS`] links, or
-/// that the server was lost. The path block is lost with the server only.
+/// The refusal of the server, [`Refusal::TooManyLinks`] after [`MAX_SYMLINKS`] links, or loss of
+/// the server. The path block is lost only with the server.
 pub fn bind(
     directory: &mut RpcClient<Directory>,
     from: Node,
@@ -298,10 +297,9 @@ pub fn bind(
     Err((Refusal::TooManyLinks, Some(room)))
 }
 
-/// Binds the server's end of a new channel to what `path` names, and keeps the client's.
-/// The channel is of the transport that `directory` uses:
-/// [`channel::pair`](crate::channel::pair) between threads,
-/// [`Session::pair`](crate::channel::session::Session::pair) between processes.
+/// Creates a channel, binds its server's endpoint to the node that `path` names, and returns the
+/// client's. The channel uses the transport of `directory`: [`channel::pair`](crate::channel::pair)
+/// between threads, [`Session::pair`](crate::channel::session::Session::pair) between processes.
 ///
 /// # Errors
 /// As [`bind`].

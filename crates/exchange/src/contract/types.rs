@@ -1,17 +1,17 @@
-//! Plain data in messages: nothing here owns memory or points anywhere.
+//! Plain data in messages, without owned memory or pointers.
 
 use std::fmt;
 
-/// An object of a volume: for ext its inode number. Zero is never a node.
+/// Number of a volume's object: for ext its inode number. Zero is never a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Node(pub u64);
 
 impl Node {
-    /// What a volume calls its root directory, whatever its own number is.
+    /// Root directory of every volume, whatever its inode number.
     pub const ROOT: Node = Node(1);
 }
 
-/// What kind of object a node is.
+/// Type of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum FileType {
@@ -31,10 +31,9 @@ pub enum FileType {
     Symlink = 7,
 }
 
-/// The bits of `mode` that are left when a caller writes to a file, or gives it away, who
-/// may not keep its privileges: no setuid, and no setgid where the group may execute.
-/// Without that setgid is a mark of mandatory locks, and stays unless `caller` is known to
-/// be neither the superuser nor in the group.
+/// Returns `mode` after a write or chown by an unprivileged caller: without setuid, and without
+/// setgid if the group may execute. Otherwise setgid marks mandatory locking and stays, unless
+/// `caller` is known to be neither the superuser nor in the group.
 pub const fn clear_suid_sgid(mode: u32, group: u32, caller: Option<Credentials>) -> u32 {
     const SETUID: u32 = 0o4000;
     const SETGID: u32 = 0o2000;
@@ -48,7 +47,7 @@ pub const fn clear_suid_sgid(mode: u32, group: u32, caller: Option<Credentials>)
 }
 
 impl FileType {
-    /// The file type bits of `st_mode` for this kind.
+    /// Returns the file type bits of `st_mode`.
     pub const fn mode_bits(self) -> u32 {
         match self {
             FileType::Fifo => 0o010000,
@@ -61,7 +60,7 @@ impl FileType {
         }
     }
 
-    /// The kind with this number.
+    /// Returns the type with this number.
     pub const fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             1 => FileType::File,
@@ -75,7 +74,7 @@ impl FileType {
         })
     }
 
-    /// The kind that the file type bits of `mode` name.
+    /// Returns the type in the file type bits of `mode`.
     pub const fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170000 {
             0o010000 => FileType::Fifo,
@@ -99,14 +98,14 @@ pub struct Time {
     pub nanoseconds: u32,
 }
 
-/// What `stat` tells of a node.
+/// Attributes of a node, as `stat` returns them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// The node these are of.
+    /// Node of the attributes.
     pub node: Node,
-    /// Changes when the node's number is used again for another object.
+    /// Changes when the node number is reused for another object.
     pub generation: u32,
-    /// Kind; agrees with the type bits of `mode`.
+    /// Type; agrees with the type bits of `mode`.
     pub kind: FileType,
     /// `st_mode`: type, setuid, setgid, sticky and permission bits.
     pub mode: u32,
@@ -126,13 +125,13 @@ pub struct Attributes {
     pub block_size_bytes: u32,
     /// Inode flags as `lsattr` shows them (`FS_*_FL`).
     pub flags: u32,
-    /// No extended attribute exists, so none needs to be asked for.
+    /// True if no extended attribute exists.
     pub no_xattrs: bool,
     /// Last access.
     pub accessed: Time,
-    /// Last change of the contents.
+    /// Last change of the contents (mtime).
     pub modified: Time,
-    /// Last change of the inode.
+    /// Last change of the inode (ctime).
     pub changed: Time,
     /// Creation, where the volume records it.
     pub created: Option<Time>,
@@ -147,7 +146,7 @@ pub enum SetTime {
     To(Time),
 }
 
-/// What to change of a node; `None` leaves it as it is.
+/// Attributes to change; `None` leaves one unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AttributeChange {
     /// Permission bits; the type bits are ignored.
@@ -156,67 +155,66 @@ pub struct AttributeChange {
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Length in bytes: cuts or extends with a hole.
+    /// Length in bytes: truncates, or extends with a hole.
     pub size_bytes: Option<u64>,
     /// Last access.
     pub accessed: Option<SetTime>,
     /// Last change of the contents.
     pub modified: Option<SetTime>,
-    /// Last change of the inode. The server's clock if left out; a front that keeps times
-    /// itself for a while hands in its own.
+    /// Last change of the inode. Defaults to the server's clock; a front end that caches times
+    /// passes its own.
     pub changed: Option<SetTime>,
-    /// Take privileges away: the change is made by a caller who may not keep them. See
-    /// [`clear_suid_sgid`].
+    /// Clears setuid and setgid, because the caller may not keep them. See [`clear_suid_sgid`].
     pub clear_privileges: Option<Credentials>,
 }
 
-/// The process that asks for a change.
+/// The process that requests a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credentials {
     /// Its user.
     pub uid: u32,
-    /// Its group; of other groups that it may be in nothing is known.
+    /// Its group; its supplementary groups are unknown.
     pub gid: u32,
 }
 
-/// What something is opened for.
+/// Access that an open requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access {
-    /// Reading, in a way that may change the time of access.
+    /// Reading that may update the access time.
     pub read: bool,
     /// Writing.
     pub write: bool,
-    /// Writing at the end only.
+    /// Appending only.
     pub append: bool,
 }
 
-/// What a client may do with bytes, or with a listing, that it kept from an earlier use.
+/// How a client may use contents or listings cached by an earlier open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kept {
-    /// Use it.
+    /// Use them.
     Valid,
-    /// Ask again, and keep the answers: reading changes the time of access.
+    /// Drop them, and cache new ones: reading updates the access time.
     Stale,
-    /// Ask each time: each reading changes the time of access.
+    /// Cache nothing: each read updates the access time.
     Never,
 }
 
-/// When reading a file changes its time of access.
+/// Update policy of access times.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AccessTimes {
-    /// If it is not later than the last change, or a day old.
+    /// If it is not later than the last change, or is a day old.
     #[default]
     Relative,
     /// Never.
     Never,
     /// Always.
     Strict,
-    /// In memory; on disk when something else of the inode is written.
+    /// In memory; on disk when another field of the inode is written.
     Lazy,
 }
 
 impl AccessTimes {
-    /// Each with its name in messages between a manager and its clients.
+    /// Names in messages between a manager and its clients.
     pub const NAMES: [(&'static str, AccessTimes); 4] = [
         ("relative", AccessTimes::Relative),
         ("never", AccessTimes::Never),
@@ -224,35 +222,35 @@ impl AccessTimes {
         ("lazy", AccessTimes::Lazy),
     ];
 
-    /// The one with this name.
+    /// Returns the policy with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.into_iter().find(|(of, _)| *of == name).map(|(_, times)| times)
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         Self::NAMES.into_iter().find(|(_, of)| *of == self).map_or("", |(name, _)| name)
     }
 }
 
-/// How `Reserve` changes the space of a file, as fallocate(2) has it.
+/// Modes of `Fallocate`, as in fallocate(2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FallocateMode {
-    /// Blocks for the range, which read as zero where there were none; the file grows if
-    /// the range ends beyond it.
+    /// Allocates blocks for the range, which read as zero if new; the file grows to the end of the
+    /// range.
     Allocate,
-    /// The same, and the length stays.
+    /// As `Allocate`, with the length unchanged.
     KeepSize,
-    /// The range reads as zero and takes no space; the length stays.
+    /// Frees the range, which then reads as zero; the length is unchanged.
     PunchHole,
-    /// The range reads as zero and has blocks.
+    /// Zeroes the range and allocates its blocks.
     ZeroRange {
-        /// The length stays.
+        /// The length is unchanged.
         keep_size: bool,
     },
 }
 
-/// What `statfs` tells of a volume.
+/// Statistics of a volume, as `statfs` returns them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StatFs {
     /// Size of the blocks counted here, in bytes.
@@ -261,15 +259,15 @@ pub struct StatFs {
     pub blocks: u64,
     /// Unused blocks.
     pub free_blocks: u64,
-    /// Free blocks that an ordinary user may take.
+    /// Free blocks available to ordinary users.
     pub available_blocks: u64,
     /// All inodes.
     pub inodes: u64,
     /// Unused inodes.
     pub free_inodes: u64,
-    /// Longest name, in bytes.
+    /// Maximum name length in bytes.
     pub name_bytes_max: u32,
-    /// What tells this volume from others, as `f_fsid` shows it.
+    /// Identifier of the volume, shown as `f_fsid`.
     pub id: u64,
 }
 
@@ -283,10 +281,10 @@ pub struct Name(InlineBytes);
 pub struct AttributeName(InlineBytes);
 
 impl Name {
-    /// Longest name, in bytes.
+    /// Maximum length in bytes.
     pub const MAX_BYTES: usize = InlineBytes::MAX_BYTES;
 
-    /// Takes `name` if it is one.
+    /// Validates `name`.
     ///
     /// # Errors
     /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
@@ -295,17 +293,17 @@ impl Name {
         InlineBytes::without(name, b"/\0").map(Self)
     }
 
-    /// The bytes of the name.
+    /// Returns the bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 }
 
 impl AttributeName {
-    /// Longest name, in bytes.
+    /// Maximum length in bytes.
     pub const MAX_BYTES: usize = InlineBytes::MAX_BYTES;
 
-    /// Takes `name` if it is one.
+    /// Validates `name`.
     ///
     /// # Errors
     /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
@@ -314,7 +312,7 @@ impl AttributeName {
         InlineBytes::without(name, b"\0").map(Self)
     }
 
-    /// The bytes of the name.
+    /// Returns the bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
@@ -332,7 +330,7 @@ impl fmt::Debug for AttributeName {
     }
 }
 
-/// 1 to 255 bytes in place.
+/// 1 to 255 bytes, stored inline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct InlineBytes {
     len: u8,
@@ -358,32 +356,32 @@ impl InlineBytes {
     }
 }
 
-/// Why a service refused. One place maps it to an errno: [`Refusal::errno`].
+/// Reason of a refused request. [`Refusal::errno`] maps it to an errno.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[repr(u32)]
 pub enum Refusal {
     /// No such name or node.
     #[error("no such file or directory")]
     NotFound = 1,
-    /// A directory was needed.
+    /// The node is not a directory.
     #[error("not a directory")]
     NotADirectory = 2,
-    /// Something other than a directory was needed.
+    /// The node is a directory.
     #[error("is a directory")]
     IsADirectory = 3,
-    /// The service does not do this.
+    /// The service does not implement it.
     #[error("operation not supported")]
     NotSupported = 4,
     /// The volume is mounted read-only.
     #[error("read-only file system")]
     ReadOnly = 5,
-    /// What the disk holds is damaged there.
+    /// Metadata on the disk is damaged.
     #[error("structure needs cleaning")]
     Corrupt = 6,
     /// The device failed.
     #[error("input/output error")]
     Io = 7,
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("invalid argument")]
     Invalid = 8,
     /// A name of more than 255 bytes.
@@ -395,7 +393,7 @@ pub enum Refusal {
     /// The answer does not fit the buffer.
     #[error("numerical result out of range")]
     BufferTooSmall = 11,
-    /// Not allowed.
+    /// The caller has no permission.
     #[error("permission denied")]
     Denied = 12,
     /// The volume or mount point is in use.
@@ -407,10 +405,10 @@ pub enum Refusal {
     /// The service is gone.
     #[error("transport endpoint is not connected")]
     Gone = 15,
-    /// The name is there already.
+    /// The name exists already.
     #[error("file exists")]
     Exists = 16,
-    /// A directory that still holds names.
+    /// The directory still holds names.
     #[error("directory not empty")]
     NotEmpty = 17,
     /// No space or no inode left.
@@ -425,22 +423,22 @@ pub enum Refusal {
     /// A hard link or rename across volumes.
     #[error("invalid cross-device link")]
     CrossVolume = 21,
-    /// Too much is asked at once: a quota of the session is used up.
+    /// A quota of the session is used up.
     #[error("resource temporarily unavailable")]
     Quota = 22,
-    /// It took longer than the deadline.
+    /// The deadline passed.
     #[error("timer expired")]
     Timeout = 23,
-    /// Not allowed to any caller: the inode is immutable or takes appended data only.
+    /// Not allowed to any caller: the inode is immutable or append-only.
     #[error("operation not permitted")]
     NotPermitted = 24,
-    /// The contents are encrypted, and nothing here holds the key.
+    /// The contents are encrypted and the key is unknown.
     #[error("required key not available")]
     NoKey = 25,
 }
 
 impl Refusal {
-    /// Every refusal, in the order of its number.
+    /// All refusals, in numerical order.
     pub const ALL: [Refusal; 25] = [
         Refusal::NotFound,
         Refusal::NotADirectory,
@@ -469,12 +467,12 @@ impl Refusal {
         Refusal::NoKey,
     ];
 
-    /// The refusal with this number.
+    /// Returns the refusal with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(number.checked_sub(1)?).ok()?).copied()
     }
 
-    /// The errno a Linux program sees.
+    /// Returns the errno for Linux programs.
     pub fn errno(self) -> rustix::io::Errno {
         use rustix::io::Errno as E;
         match self {

@@ -9,21 +9,21 @@
 use super::{Refusal, StatFs};
 use crate::heap::Block;
 
-/// What a mounted volume is.
+/// Properties of a mounted volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MountedVolume {
-    /// What `statfs` will tell.
+    /// Statistics, as `statfs` returns them.
     pub space: StatFs,
-    /// Whether nothing can be written.
+    /// True if nothing can be written.
     pub read_only: bool,
 }
 
-/// Why a volume was not mounted.
+/// Error of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MountError {
     /// The reason.
     pub why: Refusal,
-    /// Length of the explanation that was left in the options' block, in bytes.
+    /// Length in bytes of the explanation left in the options' block.
     pub message_bytes: u32,
 }
 
@@ -34,29 +34,29 @@ impl From<Refusal> for MountError {
 }
 
 crate::contract! {
-    /// The control of one volume.
+    /// Control of one volume.
     pub contract Volume served by VolumeServer, starting in Start {
         /// Nothing is mounted yet.
         state Start {
-            /// Mounts the volume. `len` bytes of `options` are its options as text.
-            /// A refusal leaves an explanation there, in UTF-8: see [`MountError`].
+            /// Mounts the volume. `len` bytes of `options` are its options as text. A refusal
+            /// leaves an explanation there, in UTF-8: see [`MountError`].
             call mount: Mount (options: Block) { len: u32 }
                 -> AckMount { mounted: MountedVolume } => Running
                  | NakMount why MountError => Done;
         }
         /// The volume is mounted.
         state Running {
-            /// Writes the worker's figures into `buffer`: `AckStatus::len` bytes of JSON.
+            /// Writes the worker's statistics into `buffer`: `AckStatus::len` bytes of JSON.
             call status: Status (buffer: Block) {}
                 -> AckStatus { len: u32 } => Running
                  | NakStatus why Refusal => Running;
 
-            /// Ends the mount, in use or not: what has changed is durable then.
+            /// Unmounts, even if the volume is in use; all changes are then durable.
             call unmount: Unmount {}
                 -> AckUnmount {} => Done
                  | NakUnmount why Refusal => Running;
         }
-        /// Nothing more is said.
+        /// The channel is closed.
         state Done {}
     }
 }

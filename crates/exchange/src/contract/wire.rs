@@ -1,15 +1,15 @@
-//! How fields of messages become bytes of a line and fields again.
+//! Encoding of message fields into the bytes of a mailbox, and decoding.
 //!
 //! ```text
 //!   fields ── pack ──▶ private bytes ──▶ line in shared memory
 //!   fields ◀─ unpack ─ private copy  ◀── line in shared memory
 //! ```
 //!
-//! An end of a channel is a field as well, so this file and `channel` name each other: the
-//! one says how an end travels, the other what it is.
+//! An endpoint of a channel is a field as well, so this file and `channel` depend on each other:
+//! this file encodes endpoints, `channel` defines them.
 //!
-//! Law: unpacking sees a private copy and believes none of it; what it cannot accept it
-//! names in a [`Violation`].
+//! Law: unpacking reads a private copy and trusts none of it. It reports invalid bytes as a
+//! [`Violation`].
 
 use super::{
     Access, AttributeChange, AttributeName, Attributes, Credentials, FallocateMode, FileType, Kept,
@@ -21,41 +21,41 @@ use super::{
 use crate::heap::{Block, arena::BlockName};
 pub use crate::violation::Violation;
 
-/// The most bytes a packed message may take.
+/// Maximum length of a packed message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1984;
 
-/// Takes the blocks and ends of a message that leaves.
+/// Exports the blocks and endpoints of an outgoing message.
 pub trait ExportAttachments {
-    /// Gives a block away; returns its name on the wire.
+    /// Exports a block; returns its name on the wire.
     fn block(&mut self, block: Block) -> BlockName;
-    /// Gives an end away that sits on a lane; returns its name.
+    /// Exports an endpoint of a lane; returns its name.
     fn endpoint(&mut self, lane: Option<LaneName>) -> u32;
 }
 
-/// Finds the blocks and ends that an arriving message names.
+/// Imports the blocks and endpoints that an incoming message names.
 pub trait ImportAttachments {
-    /// Claims the block that the peer gives.
+    /// Claims a block that the peer exported.
     ///
     /// # Errors
-    /// What is wrong with the name.
+    /// Defect of the name.
     fn block(&mut self, name: BlockName) -> Result<Block, Violation>;
-    /// Claims the lane whose end the peer gives; it is joined to an end by the caller.
+    /// Claims the lane of an endpoint that the peer exported; the caller attaches the endpoint.
     ///
     /// # Errors
     /// [`Violation::Lane`].
     fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation>;
 }
 
-/// A lane of one session, with how often it was used.
+/// A lane of one session, with its epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneName {
-    /// Tells sessions of this process apart.
+    /// Identifies the session within this process.
     pub session: usize,
     /// Index of the lane, and its epoch in the upper half.
     pub lane: u32,
 }
 
-/// Writes fields into a line's private image.
+/// Writes fields into the private image of a mailbox.
 pub struct Packer<'a> {
     bytes: &'a mut [u8; MAX_MESSAGE_BYTES],
     used: usize,
@@ -63,7 +63,7 @@ pub struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    /// Starts an empty line in `bytes`.
+    /// Starts an empty message in `bytes`.
     pub fn new(
         bytes: &'a mut [u8; MAX_MESSAGE_BYTES],
         goods: &'a mut dyn ExportAttachments,
@@ -71,39 +71,39 @@ impl<'a> Packer<'a> {
         Self { bytes, used: 0, goods }
     }
 
-    /// How many bytes are used.
+    /// Returns the number of bytes used.
     pub fn used(&self) -> usize {
         self.used
     }
 
-    /// Appends `bytes`. That they fit is checked when the contract is compiled.
+    /// Appends `bytes`. The contract's compilation has checked that they fit.
     pub fn put(&mut self, bytes: &[u8]) {
         self.bytes[self.used..self.used + bytes.len()].copy_from_slice(bytes);
         self.used += bytes.len();
     }
 
-    /// The taker of goods.
+    /// Returns the exporter of attachments.
     pub fn attachments(&mut self) -> &mut dyn ExportAttachments {
         self.goods
     }
 }
 
-/// Reads fields from the private copy of a line.
+/// Reads fields from the private copy of a mailbox.
 pub struct Unpacker<'a> {
     bytes: &'a [u8],
     goods: &'a mut dyn ImportAttachments,
 }
 
 impl<'a> Unpacker<'a> {
-    /// Reads `bytes` from their start.
+    /// Creates an unpacker at the start of `bytes`.
     pub fn new(bytes: &'a [u8], goods: &'a mut dyn ImportAttachments) -> Self {
         Self { bytes, goods }
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     ///
     /// # Errors
-    /// [`Violation::Length`] when there are fewer.
+    /// [`Violation::Length`] if there are fewer.
     pub fn take<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
         let (first, rest) =
             self.bytes.split_first_chunk().ok_or(Violation::Length(self.bytes.len() as u32))?;
@@ -111,10 +111,10 @@ impl<'a> Unpacker<'a> {
         Ok(*first)
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     ///
     /// # Errors
-    /// [`Violation::Length`] when there are fewer.
+    /// [`Violation::Length`] if there are fewer.
     pub fn take_slice(&mut self, len: usize) -> Result<&'a [u8], Violation> {
         let (first, rest) =
             self.bytes.split_at_checked(len).ok_or(Violation::Length(self.bytes.len() as u32))?;
@@ -122,12 +122,12 @@ impl<'a> Unpacker<'a> {
         Ok(first)
     }
 
-    /// The finder of goods.
+    /// Returns the importer of attachments.
     pub fn goods(&mut self) -> &mut dyn ImportAttachments {
         self.goods
     }
 
-    /// Checks that nothing is left over.
+    /// Checks that all bytes were read.
     ///
     /// # Errors
     /// [`Violation::Length`].
@@ -136,26 +136,26 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// What a field of a message can be.
+/// A type that message fields can have.
 pub trait Field: Sized {
-    /// Tells types apart in a fingerprint.
+    /// Identifies the type in a fingerprint.
     const TYPE_HASH: u64;
-    /// The most bytes it takes in a line.
+    /// Maximum encoded length in bytes.
     const MAX_BYTES: usize;
-    /// Whether it holds blocks: every reply must return them.
+    /// True if it holds blocks: every reply must return them.
     const HAS_BLOCKS: bool = false;
-    /// Whether it holds ends of channels: a refusal must return them.
+    /// True if it holds endpoints: a refusal must return them.
     const HAS_ENDPOINTS: bool = false;
-    /// Appends itself.
+    /// Appends the value.
     fn pack(self, into: &mut Packer<'_>);
-    /// Reads itself.
+    /// Reads a value.
     ///
     /// # Errors
-    /// What is wrong with the bytes.
+    /// Defect of the bytes.
     fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation>;
 }
 
-/// The messages of one direction of a contract.
+/// Messages of one direction of a contract.
 pub trait Wire: Sized {
     /// Index of the message in the contract's table.
     fn tag(&self) -> u8;
@@ -164,7 +164,7 @@ pub trait Wire: Sized {
     /// Reads the fields of message `tag`.
     ///
     /// # Errors
-    /// What is wrong with the tag or the bytes.
+    /// Defect of the tag or the bytes.
     fn unpack(tag: u8, from: &mut Unpacker<'_>) -> Result<Self, Violation>;
 }
 
@@ -235,7 +235,7 @@ impl<A: Field, B: Field> Field for (A, B) {
 pub struct List<T, const MAX: usize>(Vec<T>);
 
 impl<T, const MAX: usize> List<T, MAX> {
-    /// No values.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
@@ -243,7 +243,7 @@ impl<T, const MAX: usize> List<T, MAX> {
     /// Appends a value.
     ///
     /// # Errors
-    /// The value comes back when the list is full.
+    /// The value, if the list is full.
     pub fn push(&mut self, value: T) -> Result<(), T> {
         if self.0.len() == MAX {
             return Err(value);
@@ -252,7 +252,7 @@ impl<T, const MAX: usize> List<T, MAX> {
         Ok(())
     }
 
-    /// The values.
+    /// Returns the values.
     pub fn into_vec(self) -> Vec<T> {
         self.0
     }
@@ -318,7 +318,7 @@ impl Field for Block {
     }
 }
 
-/// Makes a struct of fields a field.
+/// Implements [`Field`] for a struct of fields.
 macro_rules! records {
     ($($t:ident { $($f:tt: $ft:ty),* })*) => {$(
         impl Field for $t {
@@ -470,7 +470,7 @@ impl Field for Refusal {
     }
 }
 
-/// Makes a short name a field: its length and its bytes.
+/// Implements [`Field`] for a short name: its length, then its bytes.
 macro_rules! names {
     ($($t:ident)*) => {$(
         impl Field for $t {
@@ -498,7 +498,7 @@ mod tests {
 
     use super::*;
 
-    /// Lends nothing: what is tested here carries no goods.
+    /// Rejects attachments: the tested fields carry none.
     struct Nothing;
 
     impl ExportAttachments for Nothing {

@@ -1,4 +1,4 @@
-//! The exchange heap of one session: slots that two processes map, and who owns each.
+//! The exchange heap of one session: slots that two processes map, and their owners.
 //!
 //! ```text
 //!            alloc             give               claim
@@ -9,15 +9,14 @@
 //!     Away ── claim ──▶ Held ── give, or drop and say so ──▶ Away      at the other side
 //! ```
 //!
-//! Every slot has a home: the side that hands it out. Each side keeps its own table, in
-//! private memory; shared memory holds bytes, and hints that cost only those who lie.
+//! Every slot has a home: the side that allocates it. Each side keeps its own table in private
+//! memory. Shared memory holds bytes, and hints that harm only a lying peer itself.
 //!
-//! Law 1: a slot is in one place: Free, Held by one [`Block`], or Away with its peer.
-//! Law 2: a slot goes by index and generation; the generation grows with every hand-over
-//! from home, so an old name is never good again. A slot whose generations are used up
-//! retires.
-//! Law 3: an Away slot is used again only when the peer gave it back or said it let go,
-//! or when its death is confirmed.
+//! Law 1: a slot has one state: Free, Held by one [`Block`], or Away (exported to the peer).
+//! Law 2: a slot is named by index and generation. The generation grows with every export from
+//! home, so old names never become valid again. A slot without unused generations retires.
+//! Law 3: an Away slot is reused only after the peer has returned or released it, or after the
+//! peer's death is confirmed.
 
 use std::sync::{
     Arc, Mutex, OnceLock, PoisonError,
@@ -32,16 +31,16 @@ use crate::{shm::SharedMemory, violation::Violation};
 pub struct BlockName {
     /// Index of the slot.
     pub slot: u32,
-    /// How often the slot was handed out.
+    /// Number of exports of the slot.
     pub generation: u32,
     /// Length of the block in bytes.
     pub len: u32,
 }
 
-/// Names no slot: what lies beside, at the byte that the generation says.
+/// Slot number of pool memory; the generation then holds the offset in it.
 const POOL_SLOT: u32 = u32::MAX;
 
-/// Last generation of a slot.
+/// Maximum generation of a slot.
 const MAX_GENERATION: u32 = (1 << 31) - 1;
 
 /// Slots of one size.
@@ -49,11 +48,11 @@ const MAX_GENERATION: u32 = (1 << 31) - 1;
 pub struct Class {
     /// Size of a slot in bytes: a multiple of 4096.
     pub slot_bytes: u32,
-    /// How many.
+    /// Number of slots.
     pub slots: u32,
 }
 
-/// Where a slot is, in this side's eyes.
+/// State of a slot, as this side sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SlotState {
     Free,
@@ -62,7 +61,7 @@ enum SlotState {
     Retired,
 }
 
-/// One entry of the table, packed into 64 bits: place 2, generation 31, length 31.
+/// One entry of the table, packed into 64 bits: state 2, generation 31, length 31.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Entry {
     place: SlotState,
@@ -91,7 +90,7 @@ impl Entry {
 struct Slot {
     at: usize,
     bytes: u32,
-    /// Whether this side hands it out.
+    /// True if this side allocates it.
     is_own: bool,
     entry: AtomicU64,
 }
@@ -110,7 +109,7 @@ impl Slot {
     }
 }
 
-/// Slots of one size that are free, at their home.
+/// Free slots of one size, at their home.
 #[derive(Debug)]
 struct FreeList {
     slot_bytes: u32,
@@ -127,37 +126,37 @@ impl FreeList {
 #[derive(Debug)]
 pub struct Arena {
     shared: Arc<SharedMemory>,
-    /// One word per slot, where the side that is not its home says that it let go.
+    /// Offset of the release words: one per slot, in which the importing side reports a release.
     release_words_at: usize,
     slots: Box<[Slot]>,
     free: Box<[FreeList]>,
-    /// A memory that both sides know of, which one of them writes.
+    /// Pool memory that both sides map and one of them writes.
     pool_memory: OnceLock<Arc<SharedMemory>>,
 }
 
-/// Where the bytes of one side's slots are. They add up to what the arena has.
+/// Bytes of one side's slots by state. They add up to the size of the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Audit {
-    /// Unused.
+    /// Not allocated.
     pub free_bytes: u64,
-    /// In blocks that this side holds.
+    /// In blocks of this side.
     pub held_bytes: u64,
-    /// With the peer.
+    /// Exported to the peer.
     pub exported_bytes: u64,
-    /// In slots that are used up.
+    /// In slots without unused generations.
     pub retired_bytes: u64,
-    /// The peer's slots that this side holds; not part of the sum.
+    /// In the peer's slots that this side holds; not part of the sum.
     pub borrowed_bytes: u64,
 }
 
 impl Audit {
-    /// All bytes at home.
+    /// Returns the bytes of all slots of this side.
     pub fn total_bytes(&self) -> u64 {
         self.free_bytes + self.held_bytes + self.exported_bytes + self.retired_bytes
     }
 }
 
-/// Bytes that the "let go" words and the slots of `classes` take in shared memory.
+/// Returns the bytes that the release words and the slots of `classes` take in shared memory.
 pub(crate) fn layout_bytes(classes: &[&[Class]]) -> Option<(usize, usize)> {
     let mut slots = 0u64;
     let mut bytes = 0u64;
@@ -173,8 +172,8 @@ pub(crate) fn layout_bytes(classes: &[&[Class]]) -> Option<(usize, usize)> {
 }
 
 impl Arena {
-    /// The view of the side whose slots are `ours`, over memory that holds the "let go"
-    /// words at `let_go_at` and the slots at `slots_at`, the host's classes first.
+    /// Creates the view of the side that owns the slots `ours`. Release words start at `let_go_at`
+    /// and slots at `slots_at`, the host's classes first.
     pub(crate) fn new(
         shared: Arc<SharedMemory>,
         let_go_at: usize,
@@ -215,8 +214,8 @@ impl Arena {
         }
     }
 
-    /// A block of `len` bytes, from the smallest slot that holds it; its contents are
-    /// whatever its last owner left. `None` when all that would hold it are in use.
+    /// Allocates a block of `len` bytes in the smallest free slot that is large enough. Its
+    /// contents are undefined. `None` if no such slot is free.
     pub fn block(self: &Arc<Self>, len: usize) -> Option<Block> {
         self.allocate(len).map(Block::from)
     }
@@ -251,8 +250,8 @@ impl Arena {
         self.shared.atomic_u32(self.release_words_at + index as usize * 4)
     }
 
-    /// Gives a block to the peer; returns its name. Private memory, and slots of other
-    /// arenas, are copied into a slot of this one first; `None` if there is no room.
+    /// Exports a block to the peer; returns its name. Private memory, and slots of other arenas,
+    /// are first copied into a slot of this one; `None` if the arena is full.
     pub(crate) fn export(self: &Arc<Self>, block: Block) -> Option<BlockName> {
         if let (BlockStorage::Beside(lent), Some(memory)) = (&block.0, self.pool_memory.get())
             && let Some(generation) = lent.place_in(memory)
@@ -289,7 +288,7 @@ impl Arena {
         BlockName { slot: held.index, generation: entry.generation, len }
     }
 
-    /// Takes what the peer gives: a slot, or a part of what lies beside.
+    /// Imports a block of the peer: a slot, or a range of pool memory.
     pub(crate) fn import(self: &Arc<Self>, name: BlockName) -> Result<Block, Violation> {
         match self.pool_memory.get().filter(|_| name.slot == POOL_SLOT) {
             Some(memory) => page_pool::PoolSlice::from_peer(memory, name.generation, name.len)
@@ -299,14 +298,14 @@ impl Arena {
         }
     }
 
-    /// Tells of a memory that the other side maps, too, and one of both writes. Once; both say it
-    /// before anything in it is given.
+    /// Registers pool memory, which both sides map and one of them writes. Both sides call this
+    /// once, before any of it is exported.
     pub(crate) fn register_pool(&self, memory: Arc<SharedMemory>) {
-        // The first stays.
+        // A second registration is ignored.
         let _ = self.pool_memory.set(memory);
     }
 
-    /// Takes a slot that the peer gives.
+    /// Imports a slot that the peer exported.
     pub(crate) fn import_slot(self: &Arc<Self>, name: BlockName) -> Result<OwnedSlot, Violation> {
         let index = name.slot;
         let slot = self.slots.get(index as usize).ok_or(Violation::Slot(index))?;
@@ -326,14 +325,14 @@ impl Arena {
             return Err(Violation::BlockLength(index));
         }
         let held = Entry { place: SlotState::Held, generation: name.generation, len: name.len };
-        // Two lanes may be offered the same slot at once; one of them is a lie.
+        // A peer may offer the same slot on two lanes at once; only one import succeeds.
         if !slot.swap(entry, held) {
             return Err(Violation::Owner(index));
         }
         Ok(OwnedSlot::new(self, index, name.len))
     }
 
-    /// Takes back what [`Arena::give`] gave in a message that was never sent.
+    /// Takes back the export of a message that was never sent.
     pub(crate) fn cancel_export(self: &Arc<Self>, name: BlockName) -> Option<OwnedSlot> {
         let slot = self.slots.get(name.slot as usize)?;
         let given = Entry { place: SlotState::Away, generation: name.generation, len: name.len };
@@ -361,12 +360,12 @@ impl Arena {
         }
     }
 
-    /// Frees the slots that the peer says it let go.
+    /// Frees the slots that the peer has released.
     fn collect_released(&self) {
         self.free_away(|index, entry| self.release_word(index).load(Acquire) == entry.generation);
     }
 
-    /// Frees all slots that are with the peer. Only after its death is confirmed.
+    /// Frees all exported slots. Only after the peer's death is confirmed.
     pub(crate) fn reclaim_exported(&self) {
         self.free_away(|_, _| true);
     }
@@ -381,7 +380,7 @@ impl Arena {
         }
     }
 
-    /// Where every byte is.
+    /// Returns the bytes by state.
     pub fn audit(&self) -> Audit {
         self.collect_released();
         let mut audit = Audit::default();
@@ -400,9 +399,9 @@ impl Arena {
     }
 }
 
-/// A slot that a block of this side holds. Dropped, it goes home.
+/// A slot held by a block of this side. Dropping it returns the slot.
 pub(crate) struct OwnedSlot {
-    /// `None` only once the slot was given away.
+    /// `None` only once the slot was exported.
     arena: Option<Arc<Arena>>,
     index: u32,
     at: usize,
@@ -423,14 +422,14 @@ impl OwnedSlot {
             && arena.slots[self.index as usize].load().generation < MAX_GENERATION
     }
 
-    /// Copies `into.len()` bytes at `at`; the block has checked that they are there.
+    /// Copies `into.len()` bytes at `at`; the block has checked the bounds.
     pub(super) fn copy_out(&self, at: usize, into: &mut [u8]) {
         if let Some(arena) = &self.arena {
             arena.shared.copy_out(self.at + at, into);
         }
     }
 
-    /// Copies `from` to `at`; the block has checked that there is room.
+    /// Copies `from` to `at`; the block has checked the bounds.
     pub(super) fn copy_in(&mut self, at: usize, from: &[u8]) {
         if let Some(arena) = &self.arena {
             arena.shared.copy_in(self.at + at, from);

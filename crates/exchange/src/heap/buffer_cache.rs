@@ -1,21 +1,21 @@
-//! Memory of large blocks, kept for the next block of that size.
+//! Cache of the memory of large blocks, for reuse by later blocks of the same size.
 //!
-//! The allocator gives large memory back to the system at once, and the system hands it
-//! out zeroed, page fault by page fault: for blocks that are only copied through, that
-//! costs more than the copy.
+//! The allocator returns large memory to the system at once, and the system hands it out zeroed,
+//! page fault by page fault. For blocks that are only copied through, that costs more than the
+//! copy.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::private::{ALIGN_BYTES, Page};
 
-/// Sizes that are kept, in pages: 64 KiB to 1 MiB.
+/// Cached sizes, in pages: 64 KiB to 1 MiB.
 const CACHED_PAGE_COUNTS: std::ops::RangeInclusive<usize> = 16..=256;
-/// The most that is kept, in pages: 32 MiB.
+/// Maximum cached memory, in pages: 32 MiB.
 const MAX_CACHED_PAGES: usize = (32 << 20) / ALIGN_BYTES;
 
 struct BufferCache {
-    /// The one that was put here last is last.
+    /// Cached memory, most recently freed last.
     memory: VecDeque<Vec<Page>>,
     pages: usize,
 }
@@ -26,7 +26,7 @@ fn lock() -> MutexGuard<'static, BufferCache> {
     SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory of exactly `pages` pages, with what was in it.
+/// Returns memory of exactly `pages` pages, with its old contents.
 pub(super) fn take(pages: usize) -> Option<Vec<Page>> {
     if !CACHED_PAGE_COUNTS.contains(&pages) {
         return None;
@@ -37,7 +37,7 @@ pub(super) fn take(pages: usize) -> Option<Vec<Page>> {
     spare.memory.remove(nth)
 }
 
-/// Keeps `memory`, if it is of a size that is kept; the oldest goes if there is too much.
+/// Caches `memory` if its size is cached; evicts the oldest if the cache is full.
 pub(super) fn put(memory: Vec<Page>) {
     if !CACHED_PAGE_COUNTS.contains(&memory.len()) {
         return;
@@ -49,7 +49,7 @@ pub(super) fn put(memory: Vec<Page>) {
     while spare.pages > MAX_CACHED_PAGES {
         let Some(oldest) = spare.memory.pop_front() else { break };
         spare.pages -= oldest.len();
-        // Freed once the lock is.
+        // Freed after the lock is released.
         old.push(oldest);
     }
     drop(spare);
@@ -60,7 +60,7 @@ mod tests {
     use super::super::PrivateBuffer;
     use super::*;
 
-    // Other tests use the same spare memory at the same time, so a size of its own each.
+    // Other tests use the same cache concurrently, so each uses a size of its own.
 
     #[test]
     fn memory_is_used_again_and_new_memory_is_zero() {

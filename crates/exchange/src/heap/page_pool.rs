@@ -1,17 +1,17 @@
-//! Contents that outlive the process that took them in.
+//! Page pool: buffers for write data that outlive the process that received it.
 //!
 //! ```text
 //!   part of a shared memory: │▓▓▓▓│░░│▓▓│▓▓▓│░░░░░░░│   in pages; a room is some of them in a row
 //!                              │          └ its holder's alone: filled where it lies
 //!                              └ shared by those who keep it: read where it lies
 //! ```
-//! Another process that maps the memory copies from there what it is told of ([`Lent`]), so that
-//! contents that are handed over need not be copied first.
+//! Another process that maps the memory copies from it the ranges that it is given by offset
+//! ([`PoolSlice`]). So data that is passed on need not be copied first.
 //!
-//! Law 1: of all processes that map these pages one writes to them, through rooms alone.
-//! Law 2: a room is given out again once the last who held it has let it go.
-//! Law 3: pages are there when a room is given out. A process that is killed while the kernel has to
-//! find a page for what it copies there leaves the client of a FUSE request with EIO.
+//! Law 1: one process writes these pages, and only through pool buffers.
+//! Law 2: a buffer is reused once its last holder has released it.
+//! Law 3: pages are faulted in before a buffer is allocated. A process killed while the kernel must
+//! fault in a page for a copy leaves the client of a FUSE request with EIO.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -22,29 +22,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{ALIGN_BYTES, Block, BlockStorage};
 use crate::shm::SharedMemory;
 
-/// See the head of the file.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct PagePool {
     memory: Arc<SharedMemory>,
-    /// Where the first page lies, in bytes.
+    /// Offset of the first page in bytes.
     start: usize,
     pages: usize,
-    /// Runs of free pages: first page, and count. No two of them touch.
+    /// Runs of free pages: first page, and count. Runs are never adjacent.
     free: Mutex<BTreeMap<usize, usize>>,
     used: AtomicUsize,
-    /// Of each page, whether this process has touched it.
+    /// True for each page that this process has touched.
     faulted: Box<[AtomicBool]>,
 }
 
 impl PagePool {
-    /// The pages of `memory` in `part`, none of which is taken.
+    /// Creates a pool of the free pages of `memory` in `part`.
     ///
     /// # Panics
-    /// When `part` is not in the memory, or not in whole pages: our own layout is wrong.
+    /// If `part` is outside the memory or not whole pages: our own layout is wrong.
     ///
     /// # Safety
-    /// As long as this or a room of it lives, nothing is written to `part` but through rooms of
-    /// it: by this process, nor by one that maps the same memory.
+    /// While the pool or one of its buffers lives, `part` is written only through its buffers, by
+    /// this process and by others that map the memory.
     pub unsafe fn new(memory: Arc<SharedMemory>, part: Range<usize>) -> Arc<Self> {
         assert!(part.start <= part.end && part.end <= memory.len());
         assert!(part.start.is_multiple_of(ALIGN_BYTES) && part.len().is_multiple_of(ALIGN_BYTES));
@@ -54,8 +54,8 @@ impl PagePool {
         Arc::new(Self { memory, start, pages, free, used: AtomicUsize::new(0), faulted: touched })
     }
 
-    /// A room of `len` bytes, with what was in it before or zeroes, while there is one. The first that
-    /// is free: memory that was never used costs nothing.
+    /// Allocates a buffer of `len` bytes, with old contents or zeroes. Takes the first free run,
+    /// since unused memory costs nothing. `None` if the pool is full.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<PoolBuffer> {
         let pages = len.div_ceil(ALIGN_BYTES);
         let mut free = self.free();
@@ -75,8 +75,8 @@ impl PagePool {
         Some(room)
     }
 
-    /// The room of `len` bytes at `place`, as [`PoolBuffer::offset`] said of it before, in this process
-    /// or another; `None` if that cannot be, or some of it is taken.
+    /// Allocates the buffer of `len` bytes at `place`, an earlier [`PoolBuffer::offset`] of this
+    /// process or another. `None` if the range is invalid or partly allocated.
     pub fn allocate_at(self: &Arc<Self>, place: usize, len: usize) -> Option<PoolBuffer> {
         let (first, pages) = (place / ALIGN_BYTES, len.div_ceil(ALIGN_BYTES));
         if !place.is_multiple_of(ALIGN_BYTES) || first.checked_add(pages)? > self.pages {
@@ -91,12 +91,12 @@ impl PagePool {
         Some(PoolBuffer { rooms: self.clone(), first, len })
     }
 
-    /// Bytes that are taken, in whole pages.
+    /// Returns the allocated bytes, in whole pages.
     pub fn used_bytes(&self) -> usize {
         self.used.load(Ordering::Relaxed) * ALIGN_BYTES
     }
 
-    /// Where in the memory `bytes` are, if they are in a room.
+    /// Returns the offset in the memory of `bytes`, if they are in a buffer.
     pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
         let from = self.memory.address().wrapping_add(self.start);
         let at = (bytes.as_ptr() as usize).checked_sub(from)?;
@@ -104,9 +104,9 @@ impl PagePool {
         (end <= self.pages * ALIGN_BYTES).then_some(self.start + at)
     }
 
-    /// `len` bytes of rooms, from where [`PagePool::offset_of`] says, as a block that another process
-    /// finds where they are, if it knows of this memory; `None` if that is in no room. Who has
-    /// them keeps them until the other has answered.
+    /// Returns `len` bytes from offset `at` (see [`PagePool::offset_of`]) as a block that passes by
+    /// offset to a process with the same memory. `None` if they are not in the pool. The caller
+    /// must keep the buffer until the other process has answered.
     pub fn block_at(&self, at: usize, len: usize) -> Option<Block> {
         let end = self.start + self.pages * ALIGN_BYTES;
         let is_here = at >= self.start && at.checked_add(len)? <= end;
@@ -158,23 +158,23 @@ impl PagePool {
     }
 }
 
-/// Some pages in a row.
+/// A run of consecutive pages.
 #[derive(Debug)]
 pub struct PoolBuffer {
     rooms: Arc<PagePool>,
-    /// The first of its pages.
+    /// Index of the first page.
     first: usize,
-    /// In bytes.
+    /// Length in bytes.
     len: usize,
 }
 
 impl PoolBuffer {
-    /// Where it is among all rooms, in bytes: a multiple of a page.
+    /// Returns the offset in the pool in bytes: a multiple of a page.
     pub fn offset(&self) -> usize {
         self.first * ALIGN_BYTES
     }
 
-    /// Gives back what lies behind `len` bytes.
+    /// Frees the pages after the first `len` bytes.
     pub fn shorten(&mut self, len: usize) {
         let had = self.len.div_ceil(ALIGN_BYTES);
         self.len = self.len.min(len);
@@ -190,15 +190,15 @@ impl PoolBuffer {
 impl std::ops::Deref for PoolBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are this room's alone, so none but `self` writes to them, which is
-        // borrowed; other processes do not, as `PagePool::new` was promised.
+        // SAFETY: the buffer owns these bytes, so only `self`, which is borrowed, could write them;
+        // other processes do not write, as the caller of `PagePool::new` promised.
         unsafe { self.rooms.memory.slice(self.at(), self.len) }
     }
 }
 
 impl std::ops::DerefMut for PoolBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; what other processes copy out meanwhile is nothing to this one.
+        // SAFETY: as above; concurrent reads by other processes do not affect this one.
         unsafe { self.rooms.memory.slice_mut(self.at(), self.len) }
     }
 }
@@ -215,8 +215,8 @@ impl Drop for PoolBuffer {
     }
 }
 
-/// Bytes in a memory that both processes know of, which another writes. They may change under
-/// their reader, as a slot's may.
+/// A range of pool memory that another process writes. Its bytes may change while they are read,
+/// like a slot's.
 #[derive(Debug)]
 pub(crate) struct PoolSlice {
     memory: Arc<SharedMemory>,
@@ -233,12 +233,12 @@ impl PoolSlice {
         self.memory.copy_out(self.at + at, into);
     }
 
-    /// Where it is in `memory`, if it is there.
+    /// Returns the offset in `memory`, if the range is in it.
     pub(super) fn place_in(&self, memory: &Arc<SharedMemory>) -> Option<u32> {
         Arc::ptr_eq(&self.memory, memory).then(|| u32::try_from(self.at).ok()).flatten()
     }
 
-    /// What a peer says lies there: something, and all of it.
+    /// Validates a range that a peer names: not empty, and entirely inside the memory.
     pub(super) fn from_peer(memory: &Arc<SharedMemory>, at: u32, len: u32) -> Option<Self> {
         let (at, len) = (at as usize, len as usize);
         let is_there = len > 0 && at.checked_add(len).is_some_and(|end| end <= memory.len());
@@ -252,7 +252,7 @@ mod tests {
 
     fn rooms(pages: usize) -> Arc<PagePool> {
         let memory = Arc::new(SharedMemory::new((pages + 1) * ALIGN_BYTES).unwrap());
-        // SAFETY: nothing else in this test knows the memory.
+        // SAFETY: nothing else in this test uses the memory.
         unsafe { PagePool::new(memory, ALIGN_BYTES..(pages + 1) * ALIGN_BYTES) }
     }
 

@@ -1,4 +1,4 @@
-//! Private memory of a block: whole pages, aligned as direct I/O asks for.
+//! Private memory of a block: whole pages, aligned for direct I/O.
 
 use std::alloc::{self, Layout};
 use std::fmt;
@@ -7,21 +7,21 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::buffer_cache;
 
-/// Alignment of every private block, in bytes: what direct I/O asks of memory.
+/// Alignment of every private block in bytes, as direct I/O requires.
 pub const ALIGN_BYTES: usize = 4096;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Clone)]
 #[repr(C, align(4096))]
 pub(super) struct Page([u8; ALIGN_BYTES]);
 
-/// Memory of this process alone: page-aligned.
+/// Page-aligned memory of this process alone.
 pub struct PrivateBuffer {
     pages: Vec<Page>,
     len: usize,
 }
 
 impl PrivateBuffer {
-    /// `len` zero bytes.
+    /// Creates a buffer of `len` zero bytes.
     pub fn new(len: usize) -> Self {
         match buffer_cache::take(len.div_ceil(ALIGN_BYTES)) {
             Some(mut pages) => {
@@ -32,7 +32,8 @@ impl PrivateBuffer {
         }
     }
 
-    /// `len` bytes that hold whatever was there before: for who overwrites all of them.
+    /// Creates a buffer of `len` bytes with undefined contents: for callers that overwrite all of
+    /// them.
     pub fn new_uninitialized(len: usize) -> Self {
         match buffer_cache::take(len.div_ceil(ALIGN_BYTES)) {
             Some(pages) => Self { pages, len },
@@ -40,8 +41,8 @@ impl PrivateBuffer {
         }
     }
 
-    /// Makes it `len` bytes long, if it is longer. Its memory stays as large, and serves the
-    /// next block of that size.
+    /// Shortens the buffer to `len` bytes. Its memory keeps its size, and serves a later block of
+    /// that size.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
@@ -50,7 +51,7 @@ impl PrivateBuffer {
         let count = len.div_ceil(ALIGN_BYTES);
         match Page::new_vec_zeroed(count) {
             Ok(pages) => Self { pages, len },
-            // As `vec![0; len]` ends when there is no memory.
+            // Out of memory ends as in `vec![0; len]`.
             Err(_) => alloc::handle_alloc_error(
                 Layout::array::<Page>(count).unwrap_or(Layout::new::<Page>()),
             ),

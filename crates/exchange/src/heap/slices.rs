@@ -1,11 +1,11 @@
-//! Data that is lent: read-only, counted, never copied on its way.
+//! Lent data: read-only, reference-counted, passed without a copy.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A part of data that its owner keeps for as long as a piece of it lives: of a cache, or of
-/// what a client sent. It can be read by all who have a clone, and changed by none of them.
+/// A range of data that its owner keeps while a slice of it lives, such as a cache page or a
+/// client's data. All holders of a clone can read it; none can change it.
 #[derive(Clone)]
 pub struct SharedSlice {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -13,19 +13,19 @@ pub struct SharedSlice {
 }
 
 impl SharedSlice {
-    /// All bytes of `owner`.
+    /// Creates a slice of all bytes of `owner`.
     pub fn new(owner: impl AsRef<[u8]> + Send + Sync + 'static) -> Self {
         let range = 0..owner.as_ref().len();
         Self { owner: Arc::new(owner), range }
     }
 
-    /// The bytes of `owner` in `range`, as far as it has them.
+    /// Creates a slice of `range` of `owner`, clipped to its length.
     pub fn from_owner(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Self {
         let end = range.end.min((*owner).as_ref().len());
         Self { range: range.start.min(end)..end, owner }
     }
 
-    /// A part of it; what lies outside is left out.
+    /// Returns a sub-slice, clipped to the bounds.
     #[must_use]
     pub fn slice(&self, part: Range<usize>) -> Self {
         let Range { start, end } = self.range;
@@ -54,7 +54,7 @@ impl fmt::Debug for SharedSlice {
     }
 }
 
-/// Room for a block's bytes, filled from its start with pieces.
+/// Contents of a block, filled from its start with slices.
 #[derive(Debug)]
 pub(super) struct SliceList {
     pub(super) len: usize,
@@ -67,7 +67,7 @@ impl SliceList {
         Self { len, filled: 0, pieces: Vec::new() }
     }
 
-    /// Puts `piece` behind the others, if that is where it belongs and it fits.
+    /// Appends `piece` if `at` is the end of the filled part and it fits.
     pub(super) fn push(
         &mut self,
         at_bytes: usize,
@@ -86,12 +86,12 @@ impl SliceList {
         &self.pieces
     }
 
-    /// How many bytes are there.
+    /// Returns the number of filled bytes.
     pub(super) fn filled(&self) -> usize {
         self.filled
     }
 
-    /// Copies from `at` on; what no piece fills is zero.
+    /// Copies from `at`; bytes that no slice fills are zero.
     pub(super) fn copy_out(&self, mut at: usize, mut into: &mut [u8]) {
         for piece in &self.pieces {
             let Some(from) = piece.get(at..) else {

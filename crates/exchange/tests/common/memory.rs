@@ -119,7 +119,7 @@ impl Tree for Memory {
         MemoryFile(node)
     }
     fn notify_changes_to(&self, end: &Server<File>) {
-        // There are none.
+        // The tree never changes.
         let _ = end.teller();
     }
     fn statfs(&self) -> StatFs {

@@ -1,4 +1,4 @@
-//! What the suites share: servers, and the transports they run over.
+//! Helpers of the test suites: servers, and the transports they use.
 #![allow(dead_code, missing_docs)]
 
 pub mod memory;

@@ -1,4 +1,4 @@
-//! The transports, each with a peer that serves - and dies when it is told to.
+//! The transports, each with a serving peer that dies on request.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -27,22 +27,22 @@ use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open}
 
 use super::{PATIENCE, memory::Memory, soon};
 
-/// What a peer does.
+/// Role of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// Serves the tree in memory.
     Tree,
     /// Answers `n` messages and dies at the next: by a panic, or by SIGKILL.
     DieAt(u32),
-    /// Closes without looking.
+    /// Closes without receiving.
     Close,
-    /// Takes `n + 1` messages, answers `n` and closes.
+    /// Receives `n + 1` messages, answers `n` and closes.
     CloseAfter(u32),
-    /// Takes one message and says nothing for a while.
+    /// Receives one message and stays silent for a while.
     Silent(Duration),
 }
 
-/// Refuses everything, but mounts.
+/// Refuses every request except mounts.
 pub struct Refuser;
 
 impl FileServer for Refuser {
@@ -96,7 +96,7 @@ impl VolumeServer for Refuser {
 /// A contract that [`Refuser`] serves.
 pub trait Served: Contract {
     fn answer(message: Self::ToServer) -> Option<Self::ToClient>;
-    /// Serves the tree in memory, if the contract is the one for that.
+    /// Serves the in-memory tree, if the contract is `Directory`.
     fn serve_tree(_: Server<Self>) {
         panic!("only a directory serves a tree");
     }
@@ -128,7 +128,7 @@ impl Served for Directory {
 
 struct Closing;
 
-/// Plays `role` over `end`; `die` ends the peer without further ado.
+/// Plays `role` over `end`; `die` kills the peer at once.
 fn play<C: Served>(role: Role, end: Server<C>, die: fn() -> !) {
     match role {
         Role::Tree => C::serve_tree(end),
@@ -145,7 +145,7 @@ fn play<C: Served>(role: Role, end: Server<C>, die: fn() -> !) {
         Role::Close => drop(end),
         Role::CloseAfter(n) => {
             let mut answered = 0;
-            // Unwinding out of `serve` drops the end, as closing does.
+            // Unwinding out of `serve` drops the endpoint, as closing does.
             let closing = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let _ = end.serve(PATIENCE, |message| {
                     if answered == n {
@@ -166,15 +166,15 @@ fn play<C: Served>(role: Role, end: Server<C>, die: fn() -> !) {
     }
 }
 
-/// A transport with a peer behind it.
+/// A transport with a serving peer.
 pub trait Transport: Sized {
     /// Starts a peer that plays `role` as the server of `C`.
     fn start<C: Served>(role: Role) -> (Self, Client<C>);
-    /// A block whose way home is watched.
+    /// Returns a block whose return is tracked.
     fn block(&self, len: usize) -> Block;
-    /// A channel whose server's end can be given to the peer.
+    /// Returns a channel whose server's endpoint can be sent to the peer.
     fn pair<C: Contract>(&self) -> (Client<C>, Server<C>);
-    /// Waits for the peer's end and checks that every byte is home.
+    /// Waits for the peer to end and checks that every byte has returned.
     fn finish(self);
 }
 
@@ -273,7 +273,7 @@ impl Transport for Processes {
         self.session.pair().unwrap()
     }
     fn finish(mut self) {
-        // Whatever it was still doing, it ends here, and its death is confirmed.
+        // Ends the peer, whatever it does, and confirms its death.
         let _ = self.child.kill();
         self.session.wait_for_death(soon()).unwrap();
         self.child.wait().unwrap();
@@ -295,7 +295,7 @@ pub fn spawn(role: &str) -> (Arc<Session>, Child) {
     (offer.start(pidfd_open(pid, PidfdFlags::empty()).unwrap()), child)
 }
 
-/// The socket and the role, in a binary that was started as a peer.
+/// Returns the role and the socket, in a test binary that was started as a peer.
 pub fn role_of_child() -> Option<(String, OwnedFd)> {
     let role = std::env::var(ROLE).ok()?;
     Some((role, std::io::stdin().as_fd().try_clone_to_owned().unwrap()))
@@ -308,7 +308,7 @@ fn kill_me() -> ! {
     }
 }
 
-/// What a suite calls in a test named `child_entry`.
+/// Plays the peer if this is a child: each suite calls it in a test named `child_entry`.
 pub fn play_if_child() {
     let Some((role, socket)) = role_of_child() else { return };
     let words: Vec<_> = role.split(' ').collect();

@@ -1,24 +1,24 @@
-//! What a hard disk's memory holds: what was read, and what is still to be written.
+//! Memory of a hard disk: read cache and writes to be destaged.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::Extent;
 
-/// Runs that were read and are remembered.
+/// Maximum runs in the read cache.
 const SEGMENTS: usize = 16;
-/// The most that is remembered of each, in bytes.
+/// Maximum cached bytes of each run.
 const SEGMENT_BYTES: u64 = 2 << 20;
 
-/// What was read lately.
+/// Recently read runs.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct ReadCache {
-    /// From where to where, the newest last.
+    /// Start and end of each run, the newest last.
     segments: VecDeque<(u64, u64)>,
 }
 
 impl ReadCache {
     pub(crate) fn add(&mut self, from: u64, to: u64) {
-        // What it goes on from grows.
+        // Extends a run that this one continues.
         let grows = self.segments.iter().rposition(|it| it.0 <= from && from <= it.1);
         let segment = match grows.and_then(|at| self.segments.remove(at)) {
             Some((first, end)) => (first, end.max(to)),
@@ -31,14 +31,14 @@ impl ReadCache {
         }
     }
 
-    /// Up to where everything from `byte` is here.
+    /// Returns the end of the cached bytes that start at `byte`.
     pub(crate) fn known_until(&self, byte: u64) -> u64 {
         let holds = |it: &&(u64, u64)| it.0 <= byte && byte < it.1;
         self.segments.iter().rev().find(holds).map_or(byte, |it| it.1)
     }
 }
 
-/// What was written between two flushes and is not on the platters.
+/// Writes between two flushes that are not on the platters.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Dirty {
     runs: BTreeMap<u64, u64>,
@@ -56,7 +56,7 @@ impl Dirty {
 
     pub(crate) fn add(&mut self, at: Extent) {
         let (mut start, mut end) = (at.start_bytes, at.start_bytes + at.len_bytes);
-        // The runs it touches become one with it.
+        // Merges the runs that it touches.
         while let Some((&first, &last)) = self.runs.range(..=end).next_back()
             && last >= start
         {
@@ -68,7 +68,7 @@ impl Dirty {
         self.bytes += end - start;
     }
 
-    /// Takes the first `most` bytes of the run that starts at `start`.
+    /// Removes the first `most` bytes of the run that starts at `start`.
     pub(crate) fn take(&mut self, start: u64, most: u64) -> Option<Extent> {
         let end = self.runs.remove(&start)?;
         let len_bytes = (end - start).min(most);
@@ -79,14 +79,14 @@ impl Dirty {
         Some(Extent::new(start, len_bytes))
     }
 
-    /// Where runs begin, `most` on each side of `byte`.
+    /// Returns the starts of up to `most` runs on each side of `byte`.
     pub(crate) fn near(&self, byte: u64, most: usize) -> impl Iterator<Item = u64> {
         let behind = self.runs.range(byte..).take(most);
         let before = self.runs.range(..byte).rev().take(most);
         behind.chain(before).map(|(start, _)| *start)
     }
 
-    /// Whether all of `at` is here.
+    /// Returns true if all of `at` is cached.
     pub(crate) fn holds(&self, at: Extent) -> bool {
         let run = self.runs.range(..=at.start_bytes).next_back();
         run.is_some_and(|(_, end)| *end >= at.start_bytes + at.len_bytes)

@@ -1,28 +1,27 @@
-//! Where the bytes of a hard disk lie, and how long the head takes to get there.
+//! Geometry of a hard disk: positions of bytes, and seek times.
 //!
 //! ```text
 //!   zone (outer .. inner) ─ cylinder ─ track (one for each head) ─ byte
 //!   angle of a byte = skews of the tracks before it + its part of a turn
 //! ```
 //!
-//! Angles are times: how long the platter turns until they are under the head, in ns from
-//! the moment at which angle 0 was.
+//! Angles are times: the time, in ns, from angle 0 until the byte is under the head.
 
 use super::HddParameters;
 
-/// Zones of equal width.
+/// Number of zones of equal width.
 const ZONES: u64 = 16;
-/// A byte that passed under the head so short a time ago is not missed: times are rounded.
+/// A byte that passed the head this recently is not missed: times are rounded.
 const GRACE_NS: u64 = 1_000;
 
-/// The layout of a disk.
+/// Geometry of a disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Geometry {
     parameters: HddParameters,
     zones: Vec<Zone>,
     cylinders: u64,
     turn_ns: u64,
-    /// What a switch to the next head or cylinder turns the track's start by, in ns.
+    /// Skew of a track's start after a switch of head or cylinder, in ns.
     head_skew_ns: u64,
     cylinder_skew_ns: u64,
     phase_ns: u64,
@@ -35,15 +34,15 @@ struct Zone {
     track_bytes: u64,
 }
 
-/// Where a byte is.
+/// Physical position of a byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PhysicalPosition {
     pub(crate) cylinder: u64,
     pub(crate) head: u64,
-    /// When it is under the head, in ns of a turn.
+    /// Time within a rotation at which it is under the head, in ns.
     angle_ns: u64,
     track_bytes: u64,
-    /// From it to the end of its track.
+    /// Bytes from it to the end of its track.
     rest_bytes: u64,
 }
 
@@ -53,7 +52,7 @@ impl Geometry {
         let heads = u64::from(parameters.heads);
         let (outer, inner) = (parameters.outer_track_bytes, parameters.inner_track_bytes);
         let mean_bytes = (outer + inner) / 2 * heads;
-        // One more in each zone than the mean says, so that nothing is left over.
+        // One more per zone than the mean, so that nothing is left over.
         let per_zone = parameters.len_bytes / mean_bytes / ZONES + 1;
         let mut zones = vec![];
         let mut first_byte = 0;
@@ -72,7 +71,7 @@ impl Geometry {
             cylinder_skew_ns: parameters.track_to_track_ns + 50_000,
             phase_ns: phase % turn_ns,
         };
-        // The stroke ends where the bytes do.
+        // The stroke ends at the last byte.
         geometry.cylinders = geometry.place(parameters.len_bytes.saturating_sub(1)).cylinder + 1;
         geometry
     }
@@ -96,7 +95,7 @@ impl Geometry {
         }
     }
 
-    /// How long the head takes from one track to another.
+    /// Returns the time of a seek from one track to another.
     pub(crate) fn seek_ns(
         &self,
         from: &PhysicalPosition,
@@ -106,7 +105,7 @@ impl Geometry {
         let it = &self.parameters;
         match from.cylinder.abs_diff(to.cylinder) {
             0 if from.head == to.head => 0,
-            // To the next track a write is as quick as a read: the skew is made for it.
+            // To the next track a write takes as long as a read: the skew allows for it.
             0 => it.head_switch_ns,
             1 => it.track_to_track_ns,
             distance => {
@@ -121,14 +120,14 @@ impl Geometry {
         }
     }
 
-    /// How long until `place` comes by, for a head that is on its track.
+    /// Returns the time until `place` is under the head, for a head on its track.
     fn turn_to_ns(&self, place: &PhysicalPosition, now_ns: u64) -> u64 {
         let angle_ns = (now_ns + self.phase_ns) % self.turn_ns;
         let wait_ns = (place.angle_ns + self.turn_ns - angle_ns) % self.turn_ns;
         if wait_ns + GRACE_NS >= self.turn_ns { 0 } else { wait_ns }
     }
 
-    /// When `byte` is under the head that is at `from` now.
+    /// Returns the time at which a head, now at `from`, is over `byte`.
     pub(crate) fn reached_ns(
         &self,
         from: &PhysicalPosition,
@@ -141,14 +140,12 @@ impl Geometry {
         there_ns + self.turn_to_ns(&place, there_ns)
     }
 
-    /// When everything from `byte` to `end` has passed under a head that has `byte` under
-    /// it now.
+    /// Returns the time at which a head that is now over `byte` has passed everything up to `end`.
     pub(crate) fn passed_ns(&self, byte: u64, end: u64, now_ns: u64) -> u64 {
         self.pass(byte, end, now_ns, u64::MAX).1
     }
 
-    /// How far a head gets by `until_ns` that has `byte` under it at `now_ns` and goes on
-    /// to `end` at most.
+    /// Returns the byte that a head, over `byte` at `now_ns`, reaches by `until_ns`: at most `end`.
     pub(crate) fn passed_bytes(&self, byte: u64, end: u64, now_ns: u64, until_ns: u64) -> u64 {
         self.pass(byte, end, now_ns, until_ns).0
     }
@@ -231,7 +228,7 @@ mod tests {
             let passed = geometry.passed_bytes(byte, end, 1_000_000, halfway);
             assert!(passed < end && passed > byte + (end - byte) / 4, "{passed}");
         }
-        // No turn is lost between tracks.
+        // No rotation is lost between tracks.
         let rate = (64 << 20) as f64 / geometry.passed_ns(0, 64 << 20, 0) as f64 * 1e3;
         assert!((150.0..190.0).contains(&rate), "{rate} MB/s");
     }

@@ -1,31 +1,31 @@
-//! Where a flash disk keeps its pages.
+//! Translation layer of a flash disk: mapping of pages to flash.
 //!
 //! ```text
 //!   page ──map──▶ slot      superblock: slots │ unit │ unit │ .. over the dies, one by one
 //!        ◀─back──           free ─▶ open (host │ moved) ─▶ full ─▶ victim ─▶ free
 //! ```
 //!
-//! Nothing is written in place: a page goes to the next slot of an open superblock, and the
-//! slot it had holds nothing any more. When few superblocks are free, the one with the
-//! fewest pages is emptied, a little with every page that the host writes, so much that it
-//! is empty when the host has written what that frees.
+//! Nothing is overwritten in place: a page goes to the next slot of an open superblock, and its old
+//! slot becomes invalid. When few superblocks are free, the one with the fewest valid pages is
+//! emptied. Each host write moves a share of it, so that it is empty when the host has used the
+//! space it frees.
 //!
-//! Law 1: `map` and `back` agree on what a superblock holds; it counts that.
-//! Law 2: one superblock is always free for what is moved.
+//! Law 1: `map` and `back` agree on the pages of a superblock, and its page count.
+//! Law 2: one superblock is always free for moved pages.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::SsdParameters;
 
-/// Superblocks that are to be free.
+/// Target number of free superblocks.
 const FREE: usize = 4;
-/// In a table: nothing.
+/// Empty entry of a table.
 const NONE: u32 = u32::MAX;
-/// Superblocks that a small disk has at least, so that one of them is a small part.
+/// Minimum superblocks of a small disk, so that one of them is a small part.
 const SUPERBLOCKS: u64 = 256;
 
-/// Counts.
+/// Numbers of pages, units and superblocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pages: u32,
@@ -34,14 +34,14 @@ pub(crate) struct Shape {
     superblocks: u32,
 }
 
-/// What has to be done on flash.
+/// Flash operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Op {
     /// Read a unit into its die's register.
     Fetch { unit: u64 },
-    /// Bring a page of it to the controller.
+    /// Transfer a page of it to the controller.
     Carry { unit: u64 },
-    /// Program a unit with `pages`, of which so many came from the host.
+    /// Program a unit with `pages` pages, `host_pages` of them from the host.
     Program { unit: u64, pages: u64, host_pages: u64 },
     /// Erase blocks.
     Erase { first_unit: u64, units: u64 },
@@ -52,7 +52,7 @@ pub(crate) struct Ftl {
     shape: Shape,
     map: SparseTable,
     back: SparseTable,
-    /// Pages that each superblock holds.
+    /// Number of valid pages in each superblock.
     held: Vec<u32>,
     is_full: Vec<bool>,
     free: VecDeque<u32>,
@@ -61,12 +61,12 @@ pub(crate) struct Ftl {
     victim: Option<Victim>,
 }
 
-/// A superblock that is being written.
+/// A superblock that is being filled.
 #[derive(Clone, Copy, Default, Debug)]
 struct Open {
     superblock: Option<u32>,
     next: u32,
-    /// Slots of the unit that is not programmed yet.
+    /// Filled slots of the unit that is not yet programmed.
     in_unit: u32,
 }
 
@@ -75,10 +75,10 @@ struct Open {
 struct Victim {
     superblock: u32,
     next: u32,
-    /// Pages it held at first, and what it gives back.
+    /// Valid pages at the start, and the slots it frees.
     held: u64,
     gains: u64,
-    /// Grows by `held` with every page of the host; each `gains` of it move one page.
+    /// Grows by `held` with every host page; each `gains` of it move one page.
     credit: u64,
     fetched: Option<u64>,
 }
@@ -91,7 +91,7 @@ impl Shape {
         let dies = u64::from(parameters.channels * parameters.dies_per_channel);
         let most = dies * u64::from(parameters.units_per_block.max(1));
         let fit = (units / SUPERBLOCKS).clamp(4, most.max(4));
-        // Whole rounds over the dies where there is one.
+        // Whole rounds over the dies if at least one fits.
         let units_per_superblock = if fit > dies { fit - fit % dies } else { fit };
         let spare = units * u64::from(parameters.spare_percent) / 100 / units_per_superblock;
         let superblocks = units.div_ceil(units_per_superblock) + spare.max(FREE as u64 + 4);
@@ -125,7 +125,7 @@ impl Ftl {
         }
     }
 
-    /// The slot that holds `page`.
+    /// Returns the slot of `page`.
     pub(crate) fn find(&self, page: u32) -> Option<u32> {
         Some(self.map.get(page)).filter(|slot| *slot != NONE)
     }
@@ -134,7 +134,7 @@ impl Ftl {
         u64::from(slot / self.shape.pages_per_unit)
     }
 
-    /// The unit of `slot`, if it is on flash by now.
+    /// Returns the unit of `slot`, if it is already programmed.
     pub(crate) fn programmed_unit(&self, slot: u32) -> Option<u64> {
         let open = |open: &Open| {
             open.in_unit > 0
@@ -146,18 +146,18 @@ impl Ftl {
         (!open(&self.host) && !open(&self.moved)).then(|| self.unit(slot))
     }
 
-    /// Puts `page` into the next slot.
+    /// Writes `page` to the next slot.
     pub(crate) fn write(&mut self, page: u32, ops: &mut Vec<Op>) {
         self.clean_a_little(ops);
         if self.host.superblock.is_none() {
-            // The last one is for what is moved.
+            // The last superblock is reserved for moved pages.
             while self.free.len() < 2 && self.clean_one(ops) {}
         }
         let host = self.put(self.host, page, true, ops);
         self.host = host;
     }
 
-    /// Nothing is in `pages` any more.
+    /// Invalidates `pages`.
     pub(crate) fn discard(&mut self, pages: Range<u32>) {
         let mut page = pages.start;
         while page < pages.end {
@@ -171,7 +171,7 @@ impl Ftl {
         }
     }
 
-    /// Programs the unit that the host's pages wait in, full or not.
+    /// Programs the unit with pending host pages, full or not.
     pub(crate) fn close_unit(&mut self, ops: &mut Vec<Op>) {
         let mut host = self.host;
         if let Some(superblock) = host.superblock
@@ -187,7 +187,7 @@ impl Ftl {
         }
     }
 
-    /// What was in the unit that is not programmed is lost, and its slots stay empty.
+    /// Abandons the unprogrammed unit and its pages; the remaining slots stay empty.
     pub(crate) fn drop_open_unit(&mut self) {
         self.close_unit(&mut vec![]);
     }
@@ -234,7 +234,7 @@ impl Ftl {
         }
     }
 
-    /// Moves as much as goes with one page of the host.
+    /// Moves the share of pages that belongs to one host page.
     fn clean_a_little(&mut self, ops: &mut Vec<Op>) {
         if self.victim.is_none() && (self.free.len() > FREE || !self.choose()) {
             return;
@@ -250,7 +250,7 @@ impl Ftl {
         }
     }
 
-    /// Empties the victim; says whether there was one.
+    /// Empties the victim; returns false if there is none.
     fn clean_one(&mut self, ops: &mut Vec<Op>) -> bool {
         if self.victim.is_none() && !self.choose() {
             return false;
@@ -261,7 +261,7 @@ impl Ftl {
         true
     }
 
-    /// Chooses the full superblock that holds least.
+    /// Selects the full superblock with the fewest valid pages.
     fn choose(&mut self) -> bool {
         let full = (0..self.shape.superblocks).filter(|it| self.is_full[*it as usize]);
         let Some(superblock) = full.min_by_key(|it| self.held[*it as usize]) else { return false };
@@ -279,7 +279,7 @@ impl Ftl {
         true
     }
 
-    /// Moves the victim's next page, and frees it behind the last.
+    /// Moves the victim's next page; after the last one, frees the victim.
     fn move_one(&mut self, ops: &mut Vec<Op>) {
         let Some(mut victim) = self.victim else { return };
         let slots = self.shape.slots_per_superblock();
@@ -308,7 +308,7 @@ impl Ftl {
     }
 }
 
-/// Numbers by number; parts to which nothing was put take no memory.
+/// A sparse array of numbers: empty chunks take no memory.
 #[derive(Clone, Debug)]
 struct SparseTable(Vec<Option<Box<[u32; CHUNK]>>>);
 
@@ -331,7 +331,7 @@ impl SparseTable {
         chunk.get_or_insert_with(|| Box::new([NONE; CHUNK]))[at as usize % CHUNK] = to;
     }
 
-    /// Where the next part begins, if nothing is in the one with `at`.
+    /// Returns the start of the next chunk, if the chunk of `at` is empty.
     fn next_chunk_if_empty(&self, at: u32) -> Option<u32> {
         let chunk = at as usize / CHUNK;
         self.0[chunk].is_none().then(|| ((chunk + 1) * CHUNK).min(u32::MAX as usize) as u32)
@@ -347,7 +347,7 @@ mod tests {
         Ftl::new(Shape::of(&SsdParameters::p3700(len_bytes)))
     }
 
-    /// Law 1.
+    /// Checks law 1.
     fn check(ftl: &Ftl) {
         let slots = ftl.shape.slots_per_superblock();
         let mut held = vec![0; ftl.shape.superblocks as usize];
@@ -405,7 +405,7 @@ mod tests {
         (0..pages).for_each(|_| ftl.write(dice.below(pages) as u32, &mut ops));
         let moved = ops.iter().filter(|op| matches!(op, Op::Carry { .. })).count() as f64;
         let amplification = 1.0 + moved / pages as f64;
-        // Xiang and Kurkoski: 2.36 for 30 % to spare.
+        // Xiang and Kurkoski: 2.36 for 30 % over-provisioning.
         assert!((2.1..2.6).contains(&amplification), "{amplification}");
     }
 }

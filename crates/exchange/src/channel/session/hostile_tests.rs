@@ -1,4 +1,4 @@
-//! Peers that do not keep to the rules: they write what they like where they can.
+//! Hostile peers: they write arbitrary bytes wherever they can.
 
 use std::{
     os::fd::BorrowedFd,
@@ -43,14 +43,14 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// An honest host and the session of its hostile guest.
+/// Returns an honest host and the session of its hostile guest.
 fn sides() -> (Arc<Session>, Arc<Session>) {
     let (offer, socket) = offer(&plan()).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
     (host, accept(&socket, soon()).unwrap())
 }
 
-/// Index of a message in its contract's table.
+/// Returns the index of a message in its contract's table.
 fn tag<C: Contract>(name: &str) -> u16 {
     C::TABLE.messages.iter().position(|message| message.name == name).unwrap() as u16
 }
@@ -58,7 +58,7 @@ fn tag<C: Contract>(name: &str) -> u16 {
 const TO_SERVER: usize = 0;
 const TO_CLIENT: usize = 1;
 
-/// Writes a line of lane 0 as the first message in it.
+/// Writes a mailbox of lane 0 as the first message in it.
 fn forge<C: Contract>(session: &Session, line: usize, head: Head, payload: &[u8]) {
     let at = line * MAILBOX_STRIDE;
     session.shared.atomic_u64(at + FINGERPRINT_AT).store(C::FINGERPRINT, SeqCst);
@@ -82,7 +82,7 @@ fn expect_sound(session: &Arc<Session>, away_slots: u32) {
     assert_eq!(audit.exported_bytes, u64::from(away_slots * SLOT_BYTES), "{audit:?}");
 }
 
-/// Asks for a read of 100 bytes (slot 0, generation 1) and gets what `lie` writes.
+/// Requests a read of 100 bytes (slot 0, generation 1) and receives the reply that `lie` writes.
 #[track_caller]
 fn reply_with(lie: impl FnOnce(&Session), expected: Violation) {
     let (host, guest) = sides();
@@ -93,7 +93,7 @@ fn reply_with(lie: impl FnOnce(&Session), expected: Violation) {
     lie(&guest);
     assert_eq!(waiting.receive(soon()).unwrap_err(), ChannelError::Violation(expected));
     assert_eq!(host.violation(), Some(expected));
-    // The slot stays with the liar until its death is confirmed.
+    // The slot stays exported until the peer's death is confirmed.
     let claimed = matches!(expected, Violation::Value(_) | Violation::Length(28));
     expect_sound(&host, u32::from(!claimed));
     host.dead.store(true, SeqCst);
@@ -152,7 +152,7 @@ fn another_contract_is_not_spoken_with() {
     reply_with(|guest| forge::<Disk>(guest, TO_CLIENT, head, &reply), Violation::Fingerprint);
 }
 
-/// A `Bind` whose path is slot 3 (the guest's first) and whose end is named as given.
+/// A `Bind` whose path is slot 3 (the guest's first) and whose endpoint has the given name.
 fn bind(kind: u8, lane: u32, fingerprint: u64) -> Vec<u8> {
     let mut bytes = words(&[SLOTS, 1, 10]);
     bytes.extend(1u64.to_le_bytes());
@@ -310,7 +310,7 @@ impl Random {
         self.0
     }
 
-    /// Four bytes that are mostly a small number, as in good messages.
+    /// Four bytes that are mostly a small number, as in valid messages.
     fn word(&mut self) -> [u8; 4] {
         let n = self.next();
         if n & 3 == 0 {
@@ -321,8 +321,8 @@ impl Random {
     }
 }
 
-/// Random messages to an honest server; whatever it accepts it refuses, and its slots are
-/// all accounted for.
+/// Sends random messages to an honest server. Each is a violation or is refused, and all slots of
+/// the server stay accounted for.
 fn fuzz_server<C: Contract>(
     seed: u64,
     mut answer: impl FnMut(C::ToServer) -> Option<C::ToClient>,
@@ -342,7 +342,7 @@ fn fuzz_server<C: Contract>(
             accepted += 1;
             answer(message)
         });
-        // Refused, told to close, or silent after a message that was good.
+        // Refused, closed by request, or silent after a valid message.
         assert!(
             matches!(lost, Ok(()) | Err(ChannelError::Violation(_) | ChannelError::Timeout)),
             "{lost:?}"
@@ -360,7 +360,7 @@ fn random_messages_are_refused_or_served_but_never_trusted() {
     assert!(fuzz_server::<Directory>(4, |_| None) > 20);
 }
 
-/// Sends `hello` and `fds` over a socket and accepts what comes out.
+/// Sends `hello` and `fds` over a socket and returns the error of accepting them.
 fn accept_of(hello: &[u8], fds: &[BorrowedFd<'_>]) -> ChannelError {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
@@ -434,7 +434,7 @@ fn reader(host: &Arc<Session>) -> CachingReader {
     CachingReader::new(end, Duration::from_secs(20), 1, move |len| blocks.block(len.min(4096)))
 }
 
-/// Four bytes of 7, from every offset.
+/// A file whose reads return four bytes of 7 at any offset.
 struct Sevens;
 
 impl file::FileServer for Sevens {
@@ -448,13 +448,13 @@ impl file::FileServer for Sevens {
 
 #[test]
 fn an_answer_longer_than_its_block_or_than_was_asked_ends_the_reader() {
-    // The peer's own slot, of ten bytes; the reader's, and more than it asked for.
+    // The peer's own slot of ten bytes; the reader's slot with more than it requested.
     for payload in [ack([SLOTS, 1, 10], 100), ack([0, 1, 100], 101), ack([0, 1, 100], u32::MAX)] {
         let (host, guest) = sides();
-        // It tells nothing: as much is asked for as is wanted.
+        // This server has no notifier: the reader requests exactly the bytes it needs.
         let mut reader = reader(&host);
         let head = first(tag::<File>("AckRead"), &payload);
-        // Before it was asked: a peer may be early.
+        // Sent before the request: a peer may be early.
         forge::<File>(&guest, TO_CLIENT, head, &payload);
         let lost = ChannelError::Violation(Violation::Value("AckRead"));
         for _ in 0..2 {
@@ -504,7 +504,7 @@ fn an_end_that_took_a_lane_over_is_not_told_of_by_the_one_before() {
     let teller = server.teller();
     let before = client.told().unwrap().unwrap();
     assert!(teller.notify_change() && client.told().unwrap().unwrap() > before);
-    // One of the same lane of the session, used again.
+    // A new endpoint reuses the same lane of the session.
     drop((client, server));
     assert!(!teller.notify_change());
     let (client, server) = host.pair::<File>().unwrap();
@@ -528,7 +528,7 @@ fn a_session_without_room_says_so_and_keeps_what_it_has() {
     assert_eq!(caller.call(read).unwrap_err(), ChannelError::HeapFull);
     drop(held);
     expect_sound(&host, 0);
-    // One lane of the host's: the second channel has to wait for it.
+    // The host has one lane: the second channel has to wait for it.
     let first = host.pair::<File>().unwrap();
     assert_eq!(host.pair::<File>().unwrap_err(), Refusal::Quota);
     drop(first);

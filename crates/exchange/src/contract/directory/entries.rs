@@ -5,8 +5,8 @@
 //!   | len u16 | cookie u64 | node u64 | kind u8 | name len u8, bytes | 1, attributes | ..
 //! ```
 //!
-//! The decoder reads a private copy and believes nothing: it ends with a [`Violation`]
-//! at the first record that is not what the encoder writes.
+//! The decoder reads a private copy and trusts nothing: it ends with a [`Violation`] at the first
+//! record that the encoder would not write.
 
 use crate::{
     contract::{
@@ -22,15 +22,15 @@ use crate::{
 /// One directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Give this to `Enumerate` to go on behind the entry.
+    /// Position for `Enumerate` to continue after the entry.
     pub cookie: u64,
-    /// What the name names.
+    /// Node that the name refers to.
     pub node: Node,
-    /// Its kind, where the directory records it.
+    /// Its type, if the directory records it.
     pub kind: Option<FileType>,
     /// The name.
     pub name: Name,
-    /// Its attributes, if they were asked for.
+    /// Its attributes, if requested.
     pub attributes: Option<Attributes>,
 }
 
@@ -67,12 +67,12 @@ pub struct EntryWriter<'a> {
 }
 
 impl<'a> EntryWriter<'a> {
-    /// Starts at the beginning of `block`.
+    /// Creates a writer at the start of `block`.
     pub fn new(block: &'a mut Block) -> Self {
         Self { block, used: 0 }
     }
 
-    /// Appends `entry`; `false` if it does not fit any more, and nothing was written.
+    /// Appends `entry`; returns `false` and writes nothing if it does not fit.
     pub fn push(&mut self, entry: &DirEntry) -> bool {
         let mut line = [0; MAX_MESSAGE_BYTES];
         let mut goods = NoAttachments;
@@ -89,19 +89,19 @@ impl<'a> EntryWriter<'a> {
         true
     }
 
-    /// Bytes written so far: `AckEnumerate::len`.
+    /// Returns the number of bytes written so far: `AckEnumerate::len`.
     pub fn len(&self) -> u32 {
-        // A block that travels is shorter than 4 GiB.
+        // Blocks in messages are shorter than 4 GiB.
         self.used as u32
     }
 
-    /// Whether nothing was written.
+    /// Returns true if nothing was written.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
 }
 
-/// Reads the entries that an `AckEnumerate` brought.
+/// Reads the entries of an `AckEnumerate`.
 #[derive(Debug)]
 pub struct EntryReader {
     bytes: Vec<u8>,
@@ -109,7 +109,7 @@ pub struct EntryReader {
 }
 
 impl EntryReader {
-    /// Copies the first `len` bytes of `block`.
+    /// Creates a reader over a copy of the first `len` bytes of `block`.
     ///
     /// # Errors
     /// [`Violation::Length`] when the block is shorter.
@@ -151,7 +151,7 @@ impl Iterator for EntryReader {
     }
 }
 
-/// Entries hold neither blocks nor ends.
+/// Rejects attachments: entries hold neither blocks nor endpoints.
 struct NoAttachments;
 
 impl ExportAttachments for NoAttachments {

@@ -1,4 +1,4 @@
-//! A client that reads one file, and keeps what it has read.
+//! A client that reads one file and caches its contents.
 //!
 //! ```text
 //!   read ──▶ kept, and the server has told nothing since? ── yes ──▶ copied out of the block
@@ -7,16 +7,17 @@
 //!                                          └ the next chunk is asked for meanwhile, if a reader
 //!                                            goes straight on
 //! ```
-//! So what is read again costs the copy that a call costs, and a look at a word.
+//! A cached read costs one copy and one load of the change counter.
 //!
-//! Law 1: what is kept is used while the server lives and has told nothing since before it was
-//! asked for, so it is what a message would bring.
-//! Law 2: contents are the server's to say. Lengths are checked; a block that a server still
-//! writes to yields other bytes, and nothing else.
-//! Law 3: of a chunk there is one block, kept or on its way, and there are no more than were agreed.
+//! Law 1: cached bytes are used only while the server lives and its change counter is the one from
+//! before the request. So they equal what a message would return.
+//! Law 2: contents are the server's. Lengths are checked; a block that the server still writes to
+//! yields other bytes, and nothing else.
+//! Law 3: each chunk has at most one block, cached or requested, within the agreed number of
+//! blocks.
 //!
-//! A reading that is answered by what is kept is no message, so it moves no time of access, as one
-//! that a kernel's page cache answers; and a server that gives silent clients up does not hear it.
+//! A read from the cache sends no message. So it does not update the access time, like a hit in the
+//! kernel's page cache, and does not count as activity for a server with a client timeout.
 
 use std::time::Duration;
 
@@ -27,16 +28,16 @@ use crate::{
     heap::Block,
 };
 
-/// The most that is asked for in one message: aligned parts of a file of this length.
+/// Maximum bytes requested in one message; requests are aligned parts of a chunk of this length.
 pub const CHUNK_BYTES: u32 = 128 << 10;
 const CHUNK: u64 = CHUNK_BYTES as u64;
-/// What is asked for of a chunk that a reader comes to from elsewhere: aligned, too.
+/// Bytes requested for a non-sequential read; aligned as well.
 const RANDOM_READ_BYTES: u64 = 16 << 10;
 
-/// Why there are no bytes.
+/// Error of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The server says why.
+    /// The server refused it.
     #[error("{0}")]
     Refused(Refusal),
     /// The server is lost, now and for every later call.
@@ -44,30 +45,30 @@ pub enum ReadError {
     Lost(#[from] ChannelError),
 }
 
-/// See the head of the file.
+/// See the module documentation.
 pub struct CachingReader {
     end: ReaderState,
-    /// Gives blocks of a length in bytes, while there are any.
+    /// Allocates blocks of a length in bytes, while some are left.
     blocks: Box<dyn Fn(usize) -> Option<Block> + Send>,
     patience: Duration,
-    /// A chunk has one place, by its number.
+    /// Cached chunks; the chunk number determines the slot.
     cache: Box<[Option<CachedChunk>]>,
-    /// Whether anything is used twice.
+    /// True if cached chunks may be used again.
     is_caching: bool,
-    /// Where the last reading ended.
+    /// Offset at which the last read ended.
     next: u64,
-    /// Where the file ends, and what had been told before that was seen.
+    /// End of the file, and the change counter read before it was seen.
     end_of_file: Option<(u64, Option<u64>)>,
 }
 
 enum ReaderState {
     Idle(Client<File>),
-    /// With a message on its way.
+    /// A request is in flight.
     Asked(Client<File, Awaiting<Read>>, ReadRequest),
     Lost(ChannelError),
 }
 
-/// What was asked for, and what the server had told before.
+/// Range of a request, and the change counter before it.
 #[derive(Clone, Copy)]
 struct ReadRequest {
     start: u64,
@@ -75,7 +76,7 @@ struct ReadRequest {
     told: Option<u64>,
 }
 
-/// An answer: `len` bytes, fewer than were wanted at the end of the file.
+/// A reply: `len` bytes, fewer than requested at the end of the file.
 struct CachedChunk {
     block: Block,
     asked: ReadRequest,
@@ -83,7 +84,7 @@ struct CachedChunk {
 }
 
 impl CachedChunk {
-    /// Whether it answers for `len` bytes of one chunk from `at` on.
+    /// Returns true if it holds `len` bytes of its chunk from `at`.
     fn covers(&self, at: u64, len: usize) -> bool {
         let start = self.asked.start;
         let is_there = at + len as u64 <= start + u64::from(self.len);
@@ -96,10 +97,10 @@ impl CachedChunk {
 }
 
 impl CachingReader {
-    /// Reads over `end`, with patience for each answer, and keeps that many chunks of
-    /// [`CHUNK_BYTES`]; with none, or of a server that does not tell of changes, each reading is
-    /// a message of its own for each chunk. Blocks
-    /// are `session.block(len)`, or [`Block::unallocated`] between threads.
+    /// Creates a reader over `end` with a timeout for each reply and a cache of `chunks` chunks of
+    /// [`CHUNK_BYTES`]. Without a cache, or if the server does not notify of changes, each read
+    /// sends a message per chunk. `blocks` is `session.block(len)`, or [`Block::unallocated`]
+    /// between threads.
     pub fn new(
         end: Client<File>,
         patience: Duration,
@@ -119,15 +120,15 @@ impl CachingReader {
         }
     }
 
-    /// Fills `into` from `offset` of the file; returns how many bytes there were: fewer than asked
-    /// at the end of the file only.
+    /// Fills `into` from `offset` of the file. Returns the number of bytes read, which is less than
+    /// requested only at the end of the file.
     ///
     /// # Errors
     /// See [`ReadError`].
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, ReadError> {
-        // One look is enough: it is as if all was read now.
+        // The counter is read once: the whole read counts as done at this moment.
         let told = self.change_count()?;
-        // Files end before.
+        // No file reaches this offset.
         let end = offset.saturating_add(into.len() as u64).min(u64::MAX - 2 * CHUNK);
         let mut straight = offset == self.next;
         let (mut at, mut done) = (offset, 0);
@@ -136,13 +137,13 @@ impl CachingReader {
             self.fetch(at, want, told, straight)?;
             straight |= at + (want as u64) < end;
             if straight {
-                // On its way while this is copied.
+                // In flight while this chunk is copied.
                 self.prefetch_next(at, told);
             }
             let Some(kept) = &self.cache[self.slot_of(at)] else { break };
             let skip = (at - kept.asked.start) as usize;
             let there = (kept.len as usize).saturating_sub(skip).min(want);
-            // What a server gave back is as long as it says: see `judge`.
+            // The length was checked when the reply arrived: see `store_reply`.
             kept.block.copy_out(skip, &mut into[done..done + there]);
             (at, done) = (at + there as u64, done + there);
             if there < want {
@@ -153,7 +154,7 @@ impl CachingReader {
         Ok(done)
     }
 
-    /// What the server has told, if that is of use.
+    /// Returns the change counter, if caching uses it.
     fn change_count(&self) -> Result<Option<u64>, ChannelError> {
         let told = match &self.end {
             ReaderState::Idle(end) => end.told(),
@@ -172,7 +173,7 @@ impl CachingReader {
         told.is_some() && kept.is_some_and(|kept| kept.asked.told == told && kept.covers(at, len))
     }
 
-    /// Sees to it that what answers for `len` bytes of one chunk from `at` on is in its place.
+    /// Fetches the chunk part with `len` bytes from `at` into its slot, unless it is cached.
     fn fetch(
         &mut self,
         at: u64,
@@ -183,21 +184,22 @@ impl CachingReader {
         if self.is_kept(at, len, told) {
             return Ok(());
         }
-        // What is on its way comes first, and may be it; a refusal of it is none of this.
+        // The request in flight is received first and may be the one needed. Its refusal is not
+        // this read's.
         if self.receive_read()?.is_ok() && self.is_kept(at, len, told) {
             return Ok(());
         }
         let (start, want) = self.request_range(at, len, told, is_sequential);
         if self.send_read(start, want).is_err() {
-            // All the blocks there are may be kept here.
+            // The cache may hold all available blocks.
             self.cache.fill_with(|| None);
             self.send_read(start, want)?;
         }
         self.receive_read()?.map_err(ReadError::Refused)
     }
 
-    /// What is asked for to have `len` bytes from `at` on: a whole chunk for a reader that goes
-    /// straight on or comes again, and little for one that does not, or where there are changes.
+    /// Returns the range to request for `len` bytes from `at`: a whole chunk for sequential or
+    /// repeated reads, a small part for other reads or where contents change.
     fn request_range(&self, at: u64, len: usize, told: Option<u64>, straight: bool) -> (u64, u32) {
         if told.is_none() {
             return (at, len as u32);
@@ -208,15 +210,15 @@ impl CachingReader {
             return (at - at % CHUNK, CHUNK_BYTES);
         }
         let from = at - at % RANDOM_READ_BYTES;
-        // A chunk is whole units.
+        // A chunk is a whole number of units.
         let end = (at + len as u64).next_multiple_of(RANDOM_READ_BYTES);
         (from, (end - from) as u32)
     }
 
-    /// Asks for the chunk behind that of `at`, if it is not there and may be.
+    /// Requests the chunk after that of `at`, if it is not cached and may be prefetched.
     fn prefetch_next(&mut self, at: u64, told: Option<u64>) {
         let next = at - at % CHUNK + CHUNK;
-        // What is asked for there takes the place of another chunk, which may be wanted again.
+        // A chunk past the end of the file would only evict another one.
         let ends = self.cache[self.slot_of(at)].as_ref().is_none_or(CachedChunk::is_last)
             || self.end_of_file.is_some_and(|(end, seen)| seen == told && next >= end);
         if told.is_some()
@@ -225,16 +227,16 @@ impl CachingReader {
             && matches!(self.end, ReaderState::Idle(_))
             && !self.is_kept(next, 1, told)
         {
-            // It is asked for again when it is needed.
+            // A failed prefetch is requested again when it is needed.
             let _ = self.send_read(next, CHUNK_BYTES);
         }
     }
 
-    /// Sends for `want` bytes from `start` on; nothing is on its way.
+    /// Requests `want` bytes from `start`; no other request is in flight.
     fn send_read(&mut self, start: u64, want: u32) -> Result<(), ChannelError> {
         let told = self.change_count()?;
         let place = self.slot_of(start);
-        // Its block may be the one that is free.
+        // This may free the block that the request needs.
         self.cache[place] = None;
         let buffer = (self.blocks)(want as usize).ok_or(ChannelError::HeapFull)?;
         let read = Read { buffer, buffer_offset: 0, offset: start, len: want, no_atime: false };
@@ -247,7 +249,7 @@ impl CachingReader {
         Ok(())
     }
 
-    /// Waits for what is on its way, if something is, and keeps it; or why the server refused it.
+    /// Receives the reply in flight, if any, and caches it; returns the refusal of the server.
     fn receive_read(&mut self) -> Result<Result<(), Refusal>, ChannelError> {
         match std::mem::replace(&mut self.end, ReaderState::Lost(ChannelError::Closed)) {
             ReaderState::Asked(end, asked) => {
