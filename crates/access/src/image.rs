@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{anyhow};
+use anyhow::anyhow;
 use draconis_container::Format;
 use draconis_container::compression::{Compression, HEAD_BYTES};
 use draconis_container::signature::{self, DetectedContent};

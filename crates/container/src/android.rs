@@ -1,8 +1,8 @@
 //! Android sparse images, as written by `img2simg` and `fastboot`, also split into several files.
 //!
 //! ```text
-//!   | header | chunk: raw, fill, nothing, checksum | chunk | ..
-//!   system.img_sparsechunk.0 ◀── .1 ◀── .2: what a file has nothing for is in those before it
+//!   | header | chunk: raw, fill, don't care, CRC32 | chunk | ..
+//!   system.img_sparsechunk.0 ◀── .1 ◀── .2: missing chunks are in earlier files
 //! ```
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Backing files: the chain of images that hold the blocks an image lacks.
 //!
 //! ```text
-//!   image ── says a name and an identity ──▶ the file that was given: is it that one? ──▶ its own ..
+//!   image ── name and identity ──▶ the given file: identity checked ──▶ its own backing file ..
 //! ```
 //! Law 1: backing file names are only displayed. The caller opens the files and passes them in.
 //! Law 2: each image takes one of the given files, so a cycle of names ends.

@@ -2,7 +2,7 @@
 //! the header are written.
 //!
 //! ```text
-//!   file   | head | units of the disk, in their order .. | tables |
+//!   file   | header | units of the disk, in order .. | tables |
 //! ```
 //! Law 1: until [`NewImage::finish`] has returned the file is no image: its head is zeros.
 //! Law 2: the file initially reads as zeros, and unwritten units take no space in it.

@@ -1,7 +1,7 @@
 //! Disks inside image files, for any mapping between the two.
 //!
 //! ```text
-//!   read ──▶ Map::find: the longest run from here ──▶ zeros · bytes of the file · a packed piece
+//!   read ──▶ ImageMap::find: longest run from here ──▶ zeros · file · chunk · backing file
 //! ```
 //! Law: sequential reads decompress each chunk once. The cache of decompressed chunks is bounded.
 

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   file ──▶ open: qcow2 · VHDX · VHD · VMDK · Android sparse ──▶ a disk
-//!        ──▶ parts: the partitions that hold what is looked for
-//!        ──▶ signature: the name of what is no volume
-//!        ──▶ open_for_writing: qcow2 and VHDX, changed where they lie
-//!   a disk ──▶ create: a new qcow2 or VHDX image, whole
+//!        ──▶ list_partitions: the partitions with an ext volume
+//!        ──▶ signature: detection of other contents
+//!        ──▶ open_for_writing: qcow2 and VHDX, written in place
+//!   a disk ──▶ create: a complete new qcow2 or VHDX image
 //! ```
 //! Law 1: no path is opened, so a sandboxed process can use all of this.
 //! Law 2: no input causes a panic, an endless loop, or memory use in proportion to claimed sizes.

@@ -1,9 +1,9 @@
 //! Seekable compressed files, read in place by an index or by skipping from header to header.
 //!
 //! ```text
-//!   zstd, seekable   | frame | frame | .. | table: how long each is, packed and unpacked |
-//!   dictzip          | head: how long each chunk is, packed | chunk | chunk | .. |
-//!   bgzip            | head: how long this is | .. | head .. |    64 KiB each, unpacked
+//!   zstd, seekable   | frame | frame | .. | seek table: sizes of each, compressed and not |
+//!   dictzip          | header: compressed size of each chunk | chunk | chunk | .. |
+//!   bgzip            | header: size of this member | .. | header .. |    64 KiB each, decompressed
 //! ```
 //! After `contrib/seekable_format` of zstd, dictzip(1), and the specification of SAM and BAM.
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   fixed     | contents | footer |
-//!   dynamic   | footer | header | table of blocks | block: bitmap, contents | .. | footer |
+//!   dynamic   | footer | header | BAT | block: bitmap, contents | .. | footer |
 //! ```
 //! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap is set if
 //! its sector was written; other sectors are zeros, or those of the parent image.

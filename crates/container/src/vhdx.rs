@@ -1,7 +1,7 @@
 //! VHDX images, fixed, dynamic and differencing: of Hyper-V and WSL.
 //!
 //! ```text
-//!   | file type | header 1 | header 2 | regions ×2 | log | table of blocks | metadata | blocks |
+//!   | file type | header 1 | header 2 | regions ×2 | log | BAT | metadata | blocks |
 //! ```
 //! After \[MS-VHDX\]. The log of an image that was not closed cleanly overlays all reads, and is
 //! replayed when the image is opened for writing.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   sparse   | header | descriptor | directory ──▶ tables ──▶ grains |
-//!   stream   | header | descriptor | marker, grain, packed .. | table .. | directory | footer |
+//!   stream   | header | descriptor | marker, compressed grain .. | table .. | directory | footer |
 //! ```
 //! After VMware's Virtual Disk Format 5.0. A descriptor inside an image may name a parent, but no
 //! other files for its contents.

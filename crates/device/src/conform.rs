@@ -7,7 +7,7 @@
 //! ```
 //! use draconis_device::{MemoryDisk, conform};
 //!
-//! conform::all(|| MemoryDisk::new(vec![0; 1 << 20], 512));
+//! conform::check_all(|| MemoryDisk::new(vec![0; 1 << 20], 512));
 //! ```
 //!
 //! States after a power cut are checked elsewhere: see [`crate::CrashStates`].

@@ -270,8 +270,8 @@ impl SubmitOptions {
 /// A disk: a file, a device, an object of a store, a simulation.
 ///
 /// ```text
-///   submit_chain ──▶ taken ──▶ settled: every read sees it ──▶ durable
-///                                       settle waits so far     wait, so far
+///   submit_chain ──▶ accepted ──▶ visible to every read ──▶ durable
+///                                 wait_visible              wait_durable
 /// ```
 ///
 /// Law 1: groups are accepted, made visible and made durable in ticket order. A ticket reaches each

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   Now ───────────── pread in the caller's thread (waking another CPU costs more)
-//!   Ahead ─┬─ short, through the page cache: what is there at once, else the system reads ahead
+//!   Ahead ─┬─ short, through the page cache: cached pages at once, else the system reads ahead
 //!          └─ queue in disk order ──┬── io_uring, up to DEPTH reads in flight
 //!                                   └── or threads that pread
 //!   submit ── writer thread, group after group ─┬─ io_uring, up to DEPTH writes in flight
-//!          └── one flush for all who need it      └─ or pwritev
+//!          └── one flush for all waiters          └─ or pwritev
 //! ```
 //!
 //! Law 1: direct I/O where the file supports it; misaligned ends go through a bounce buffer, never

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   ext, objects
-//!      │ trait Disk: read · submit(groups, after) · settle · wait
-//!   view (offset, partition) · faults · recorder      stack in any order
+//!      │ trait Disk: read · submit_chain(groups, after) · wait_visible · wait_durable
+//!   sub-disk (offset, partition) · faults · recorder  stack in any order
 //!      │
 //!   file or block device (O_DIRECT, io_uring | pread) · memory · remote (disk contract)
-//!   simulated hard and flash disks (sim)              all of them: conform
+//!   simulated hard and flash disks (sim)              checked by conform
 //! ```
 //!
 //! Law 1: a device changes only by groups; a group carries its blocks in and returns only a ticket.

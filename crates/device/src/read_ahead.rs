@@ -1,9 +1,9 @@
 //! Read-ahead: reads without a waiter yet.
 //!
 //! ```text
-//!   in the system's memory ───▶ copied in the caller's thread
-//!   short, and it is not ─────▶ the system has started to read; copied by who waits for it
-//!   past its caches, or long ─▶ queued and served in disk order (`Elevator`) by a ring or threads
+//!   in the page cache ────▶ copied in the caller's thread
+//!   short, not cached ────▶ the system has started to read; the waiter copies
+//!   direct I/O, or long ──▶ queued and served in disk order (`Elevator`) by a ring or threads
 //! ```
 //! Foreground reads bypass the queue and go to the device in the calling thread. A worker thread
 //! reads neighbours with one large request, scattered into their blocks, and wakes their waiter

@@ -1,12 +1,12 @@
 //! Simulated disks: contents and timing, modelled separately.
 //!
 //! ```text
-//!   SimDisk ── state:  sparse image · what a power cut would undo
-//!      │    └─ order:  groups, tickets, flushes, as every disk keeps them
+//!   SimDisk ── state:  sparse image · undo data for a power cut
+//!      │    └─ order:  groups, tickets, flushes, as in every disk
 //!      ▼
 //!   Timing: take(request) · next_ns · advance      Hdd │ Ssd
 //!      │
-//!   Clock: virtual nanoseconds, moved by waiters
+//!   Clock: virtual nanoseconds, advanced by waiters
 //! ```
 //!
 //! A request starts at the virtual time of its call. Time advances only for a waiter - on a read, a

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   caller ── push ──▶ ring, while fewer than DEPTH are in flight; else elevator
-//!   reaper thread: wait for a completion ─▶ keep its promise ─▶ next of the elevator
+//!   reaper thread: wait for a completion ─▶ fulfil its promise ─▶ next of the elevator
 //!
 //!   writer thread: push while fewer than DEPTH are in flight ─▶ wait ─▶ until all are done
 //! ```
@@ -202,8 +202,8 @@ impl Shared {
 /// A ring for writes of the thread that owns it.
 ///
 /// ```text
-///   run ─┬─ short: copied into a slot of the pool, which the kernel knows ─▶ WriteFixed
-///        └─ long, or no pool: where it lies, page by page looked up      ─▶ Writev
+///   run ─┬─ short: copied into a slot of the registered pool ─▶ WriteFixed
+///        └─ long, or no pool: from the caller's memory      ─▶ Writev
 /// ```
 ///
 /// Callers' blocks come from anywhere, so they cannot be registered. Copying a short run is cheaper

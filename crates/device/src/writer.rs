@@ -1,9 +1,9 @@
 //! Writer of a file disk: groups in order, with shared flushes.
 //!
 //! ```text
-//!   given ≥ written ≥ durable        three counts of one line of tickets
+//!   given ≥ written ≥ durable        three counts of tickets
 //!     a group that follows ticket t:  flush first, unless t ≤ durable
-//!     wait(t):                        flush, unless t ≤ durable or another does already
+//!     wait(t):                        flush, unless t ≤ durable or a flush is in progress
 //!     settle(t):                      t ≤ written
 //! ```
 //!

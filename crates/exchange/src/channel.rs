@@ -7,10 +7,10 @@
 //! ```
 //!
 //! ```text
-//!   contract ──▶ heap ──▶ shm        what a message holds, and where its blocks are
+//!   contract ──▶ heap ──▶ shm        contents of a message, and memory of its blocks
 //!      ▲                   ▲
-//!      └───── channel ─────┘         moves it; and an end is itself a field of a message,
-//! ```                                so contracts name `LaneEnd` and `Core` of this module
+//!      └───── channel ─────┘         transport; endpoints are fields of messages, too,
+//! ```                                so contracts use `LaneEndpoint` and `RawEndpoint`
 //!
 //! Law 1: sending consumes the endpoint and never blocks, allocates or fails.
 //! Law 2: every receive has a deadline, and reports the loss of the peer in every state.

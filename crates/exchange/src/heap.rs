@@ -3,8 +3,8 @@
 //! ```text
 //!   private memory     this process alone: page-aligned, may be borrowed
 //!   a slot             of an arena that two processes map: copied, never borrowed
-//!   lent pieces        read-only data whose owner is in this process: borrowed, not changed
-//!   what lies beside   in a memory that two processes map and one writes: copied, not changed
+//!   lent slices        read-only data whose owner is in this process: borrowed, not changed
+//!   pool memory        mapped by two processes and written by one: copied, not changed
 //! ```
 
 pub mod arena;

@@ -1,7 +1,7 @@
 //! Exchange of messages and buffers between isolated services.
 //!
 //! ```text
-//!   client ── typed end ──▶ channel (thread | process) ──▶ typed end ── server
+//!   client ── endpoint ───▶ channel (thread | process) ──▶ endpoint ─── server
 //!      │                                                        │
 //!      └──────────── blocks of the exchange heap ───────────────┘
 //! ```
@@ -20,7 +20,7 @@
 //! contract! {
 //!     /// Writes letters.
 //!     pub contract Letters served by LettersServer, starting in Ready {
-//!         /// Anything may be asked.
+//!         /// Accepts every request.
 //!         state Ready {
 //!             /// Fills `page` with the letter of number `nth`.
 //!             call write: Write (page: Block) { nth: u32 }
@@ -28,7 +28,7 @@
 //!                  | NakWrite why Refusal => Ready;
 //!             tell close: Close {} => Done;
 //!         }
-//!         /// Nothing more is said.
+//!         /// The channel is closed.
 //!         state Done {}
 //!     }
 //! }
@@ -42,7 +42,7 @@
 //!     }
 //! }
 //!
-//! # fn main() -> Result<(), channel::Lost> {
+//! # fn main() -> Result<(), channel::ChannelError> {
 //! let patience = Duration::from_secs(10);
 //! let (client, server) = channel::pair::<Letters>();
 //! let clerk = std::thread::spawn(move || serve(server, &Clerk, patience));

@@ -1,10 +1,10 @@
 //! Block and inode allocation: free space and the choice of what to allocate.
 //!
 //! ```text
-//!   bitmap on disk ── buffer: what is used now ──┐
-//!                                                ├─ search image: what must not be given out
-//!   freed, but the freeing is not durable ───────┤
-//!   kept for a growing file: its window ─────────┘
+//!   bitmap on disk ── buffer: current bits ──────┐
+//!                                                ├─ allocation bitmaps: what must not be allocated
+//!   pending frees: not durable yet ──────────────┤
+//!   reservation windows of growing files ────────┘
 //! ```
 //! Law 1: freed blocks and inodes are allocatable only once the free is durable.
 //! Law 2: bitmaps decide. A count that disagrees with its bitmap is damage on a cleanly unmounted

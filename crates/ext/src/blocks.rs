@@ -1,10 +1,10 @@
 //! Reads of the device, all through the data cache.
 //!
 //! ```text
-//!   metadata: device in pieces of 32 KiB     file contents: the file in chunks of 128 KiB
+//!   metadata: device in pieces of 32 KiB     file data: the file in chunks of 128 KiB
 //!                  │                                    │ runs of blocks, merged
 //!                  └────────── data cache ◀─────────────┤
-//!                                                    flights: reads ahead, not awaited yet
+//!                                                    in-flight chunks: read-ahead
 //! ```
 //! Law 1: a full chunk in one run of blocks is read in place and never copied. A smaller one is
 //! copied once, to memory of its own length; small files that are close together are read together.

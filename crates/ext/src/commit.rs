@@ -1,8 +1,8 @@
 //! Commits: changes are written as chains of groups, each group durable before the next is written.
 //!
 //! ```text
-//!   operations ── intents ──▶ batch ── protocol ──▶ chain ── outbox ──▶ disk
-//!                               │                              no gate is held from here on
+//!   operations ── effects ──▶ batch ── protocol ──▶ chain ── queue ──▶ disk
+//!                               │                              no write lock from here on
 //!                               └ ordered: stages in place · atomic: one group
 //! ```
 //! Law 1: operations do not know how a batch is written. They announce an [`Operation`] and report

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   FileSystem ──paths──▶ Volume::{resolve, resolve_parent, resolve_or_create} ──▶ inodes
-//!       └── opens the image, claims it, has the system's clock
+//!       └── opens and locks the image, reads the system clock
 //! ```
 //!
 //! Law 1: an error names the path.

@@ -4,9 +4,9 @@
 //!   superblock ──▶ inode of the journal ──▶ its map: block of the log ──▶ block of the volume
 //!                          │
 //!        needs recovery?   ├─ read only:  replayed in memory, no byte of the disk changes
-//!                          └─ to write:   blocks in place ▶ the log is empty ▶ the volume is whole
-//!              damaged?    ├─ read only:  what was committed before the damage is replayed
-//!                          └─ to write:   refused, and the disk stays as it is
+//!                          └─ to write:   home blocks ▶ the log is empty ▶ needs_recovery is clear
+//!              damaged?    ├─ read only:  transactions before the damage are replayed
+//!                          └─ to write:   refused; the disk does not change
 //! ```
 //! Law 1: whatever a log contains, recovery visits each of its blocks at most twice and keeps a few
 //! words of memory for each.

@@ -7,7 +7,7 @@
 //!      │            │
 //!   inode cache   block-map cache
 //!      │            │
-//!   store: data cache, reads ahead, merging
+//!   store: data cache, read-ahead, merging
 //!      │
 //!   trait Disk
 //! ```

@@ -1,11 +1,11 @@
 //! Multi-mount protection (`mmp`): a claim on a volume that several hosts can reach.
 //!
 //! ```text
-//!   clean ───────────────────────────────▶ own number ─ wait ─▶ still it: ours
-//!   a number ─ wait ─▶ the same: left over ─────┘          └──▶ another: in use
+//!   clean ───────────────────────────────▶ own number ─ wait ─▶ unchanged: ours
+//!   a number ─ wait ─▶ the same: stale ─────────┘          └──▶ another: in use
 //!                 └──▶ another: in use
 //!   ours ─▶ another own number every interval ─▶ .. ─▶ clean      a mount
-//!        └▶ "checked", which no host takes over ─────▶ .. ─▶ clean      a tool, which does not count
+//!        └▶ SEQ_FSCK, which no host claims ──────────▶ .. ─▶ clean      a tool, no renewals
 //! ```
 //! Law 1: nothing else of the volume is written before the claim is established.
 //! Law 2: a host that reads a foreign sequence number, or cannot write its own, stops writing.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   create · link · unlink · rename · write · reserve · attributes       &self, one at a time
-//!        │ Transaction: every block it changes is a buffer of the overlay
+//!        │ Transaction: every block it changes is in the write-back cache
 //!   names · contents · inodes · maps · allocation                        memory only
 //!        │
 //!   commit: the buffers that changed, in stages; one chain of groups     the disk

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   in memory                 on disk
-//!   all of them, in order     ordered: dead, and marked as used; the next mount finds them
+//!   all of them, in order     ordered: unlinked, marked as used; the next mount finds them
 //!                             atomic:  s_last_orphan ──▶ inode ──▶ inode ──▶ 0   (i_dtime)
 //! ```
 //! Other drivers may list theirs in an orphan file (`orphan_file`); this driver uses the list,

@@ -1,10 +1,10 @@
 //! Quota usage of each user, group and project, updated with every change.
 //!
 //! ```text
-//!   a change of a file ── inodes, bytes ──▶ batch: sums by kind and id
-//!                                             │ when it is sealed, in the same chain
+//!   a change of a file ── inodes, bytes ──▶ batch: sums by type and id
+//!                                             │ when it is closed, in the same chain
 //!                                             ▼
-//!   hidden files: a tree of ids ─▶ entries: limits · usage
+//!   quota files:  a tree of ids ─▶ entries: limits · usage
 //! ```
 //! Law 1: an inode counts from its creation until it is freed, with or without a name, with all
 //! blocks in its `i_blocks`. Quota files do not count.

@@ -1,10 +1,10 @@
 //! Resuming a volume whose process crashed: the recorded changes are replayed.
 //!
 //! ```text
-//!   change ── told to the witness, gate held ──▶ a log that outlives the process
-//!   chain  ── taken by the disk with the number of the last change in it
-//!   death  ── take_over: as the disk has it; changes above that number are made again,
-//!             each with the time and the inode that it had
+//!   change ── recorded under the write lock ──▶ an oplog that outlives the process
+//!   chain  ── accepted by the disk with the number of the last change in it
+//!   crash  ── resume_after_crash: the state of the disk; later changes are replayed,
+//!             each with its old time and inode
 //! ```
 //! Law 1: the recorder receives a change before any reader can see it.
 //! Law 2: inodes that clients may have open are not deleted. Clients may have closed orphans

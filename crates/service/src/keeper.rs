@@ -6,7 +6,7 @@
 //!                                     ├─ disk service: the only one to write the volume
 //!                                     ├─ attaches the mount point, gives the worker
 //!                                     │  the descriptor and keeps one itself
-//!                                     └─ watcher thread: status, death, hang
+//!                                     └─ supervisor thread: status, death, hang
 //! ```
 //!
 //! Each mount has its own keeper, a process that outlives the manager and, by [`upgrade`], its own

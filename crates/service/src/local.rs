@@ -10,18 +10,19 @@
 //! that uses them.
 //!
 //! ```no_run
-//! use draconis_exchange::{channel, contract::{Node, file::Reader, tree}, heap::Block};
-//! use draconis_service::{local::Local, options::MountOptions};
+//! use draconis_exchange::{channel, contract::{Node, file::CachingReader, tree}, heap::Block};
+//! use draconis_service::{local::LocalVolume, options::MountOptions};
 //! use std::time::Duration;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let patience = Duration::from_secs(10);
-//! let volume = Local::open("disk.img".as_ref(), &MountOptions::default(), patience)?;
+//! let timeout = Duration::from_secs(10);
+//! let volume = LocalVolume::open("disk.img".as_ref(), &MountOptions::default(), timeout)?;
 //! let mut directory = volume.directory()?;
-//! let (hosts, _) = tree::open(&mut directory, Node::ROOT, b"etc/hosts", channel::pair(), patience)?;
-//! let end = hosts.into_end().ok_or("the volume was lost")?;
-//! // What it reads again costs no message, until the volume tells of a change.
-//! let mut hosts = Reader::new(end, patience, 4, |len| Some(Block::vacant(len)));
+//! let ends = channel::pair();
+//! let (hosts, _) = tree::open(&mut directory, Node::ROOT, b"etc/hosts", ends, timeout)?;
+//! let client = hosts.into_client().ok_or("the volume was lost")?;
+//! // Repeated reads need no message until the volume notifies a change.
+//! let mut hosts = CachingReader::new(client, timeout, 4, |len| Some(Block::unallocated(len)));
 //! let mut bytes = [0; 4096];
 //! println!("{} bytes", hosts.read(0, &mut bytes)?);
 //! # Ok(())

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   command line ── JSON line ──▶ manager ── JSON line ──▶ keeper ── worker
-//!                                    └── follows ────────▶ keeper ── worker
+//!                                    └── watches ────────▶ keeper ── worker
 //! ```
 //!
 //! Law 1: a volume is served once, and a mount point is used once.

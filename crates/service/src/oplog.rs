@@ -4,13 +4,13 @@
 //! ```text
 //!   head of the memory           ring
 //!   epoch, tail, head            ┌ entry: length, state, unique │ number, made, time │ request ┐
-//!   requests in hand             └──────────────────────────────────────────────────────────────┘
-//!                                inodes without names
-//!                                rooms                                      └ where its data is
-//!                                ┌ contents of writes, as FUSE filled them ┐
-//!                                └──────────────────────────────────────────┘
+//!   requests in flight           └──────────────────────────────────────────────────────────────┘
+//!                                orphan table
+//!                                page pool                       └ first page and length of data
+//!                                ┌ write data, as read from FUSE ┐
+//!                                └───────────────────────────────┘
 //!
-//!   pending ── changed under the gate ──▶ changed ── taken by the disk, answered ──▶ gone
+//!   pending ── changed under the gate ──▶ applied ── accepted by the disk, replied ──▶ freed
 //!      └── changed nothing ──▶ dropped
 //! ```
 //! The keeper creates the memory, which outlives the worker; only the worker writes to it. Epochs

@@ -2,8 +2,8 @@
 //! credentials. Another, confined process reads and writes the disk through it.
 //!
 //! ```text
-//!   tool ══ disk contract ══▶ disk process ── Elsewhere ──▶ bucket
-//!   store process ══ disk contract ══▶ store keeper ── Elsewhere ──▶ bucket
+//!   tool ══ disk contract ══▶ disk process ── RemoteDiskProvider ──▶ bucket
+//!   store process ══ disk contract ══▶ store keeper ── RemoteDiskProvider ──▶ bucket
 //! ```
 //!
 //! Law 1: the process that owns the disk interprets no byte of it.

@@ -7,9 +7,9 @@
 //!     │   of the disk that it is on ──────────▶│ confines itself, opens the store
 //!     │── name, socket of a session ──────────▶│ finds the object
 //!     │                       worker ══ disk contract ══▶ a thread for each lane
-//!     │── number ─────────────────────────────▶│ the mark of the last chain taken, once it ended
-//!     │── snapshot, clone, .. ────────────────▶│ a thread changes the store; asked until it is done
-//!     │── a pipe ─────────────────────────────▶│ a thread writes what there is into it
+//!     │── number ─────────────────────────────▶│ mark of the last accepted chain, once detached
+//!     │── snapshot, clone, .. ────────────────▶│ a thread executes it; polled until it is done
+//!     │── a pipe ─────────────────────────────▶│ a thread writes the list of objects into it
 //! ```
 //!
 //! Law 1: the process has the store's descriptor or session, its control socket and its sessions,

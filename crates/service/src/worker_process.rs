@@ -3,8 +3,8 @@
 //! ```text
 //!   keeper                                   worker
 //!     │── spawn, control socket as its fd 0 ──▶│
-//!     │── volume, session, log, what an       ─▶│ confines itself
-//!     │   image differs from
+//!     │── volume, session, oplog,
+//!     │   backing files ──────────────────────▶│ confines itself
 //!     │══ session: volume contract ═══════════▶│ Mount: opens the volume
 //!     │◀═ session: disk contract, if writable ═│ groups of writes
 //!     │── the connection to the kernel ───────▶│ serves it

@@ -1,7 +1,7 @@
 //! The tables of a new qcow2 image, after `docs/interop/qcow2.rst` of QEMU.
 //!
 //! ```text
-//!   | head | clusters of the disk .. | second tables .. | first table | counts .. | table of counts |
+//!   | header | data clusters .. | L2 tables .. | L1 table | refcount blocks .. | refcount table |
 //! ```
 
 use super::{FileWrite, UnitOffsets};

@@ -1,7 +1,7 @@
 //! The tables of a new VHDX image, after \[MS-VHDX\].
 //!
 //! ```text
-//!   | file type | header 1 | header 2 | regions ×2 | log | metadata | blocks .. | table of blocks |
+//!   | file type | header 1 | header 2 | regions ×2 | log | metadata | blocks .. | BAT |
 //! ```
 
 use super::{FileWrite, UnitOffsets};

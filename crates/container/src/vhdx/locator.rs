@@ -1,7 +1,7 @@
 //! Parent locator of a differencing VHDX: pairs of strings.
 //!
 //! ```text
-//!   | kind | how many | where and how long a key and its value are.. | texts in UTF-16 |
+//!   | type | count | offset and length of each key and value .. | strings in UTF-16 |
 //! ```
 //! `parent_linkage` is the data GUID of the parent image or, while one is merged into the other,
 //! `parent_linkage2`.

@@ -1,7 +1,7 @@
 //! Log of a VHDX image: table updates that its last user had not completed.
 //!
 //! ```text
-//!   | entry | entry | .. |     entry: | head, what goes where .. | sectors of 4 KiB .. |
+//!   | entry | entry | .. |     entry: | header, descriptors .. | data sectors of 4 KiB .. |
 //! ```
 //! A ring. Its newest complete sequence is valid: entries with consecutive numbers, the last of
 //! which has the offset of the first.

@@ -1,8 +1,8 @@
 //! Tables of a VHDX image that is open for writing.
 //!
 //! ```text
-//!   session: header ──▶ what the log holds ──▶ empty log, header ──▶ ..changes.. ──▶ header: no log
-//!   change:  file lengthened ──▶ entry of the log ──▶ (some entries later) table of blocks
+//!   session: header ──▶ log replay ──▶ empty log, header ──▶ ..changes.. ──▶ header: no log
+//!   change:  file lengthened ──▶ log entry ──▶ (some entries later) BAT
 //! ```
 //! Law 1: the header gets a new file GUID before any other change.
 //! Law 2: the BAT is written only with contents that are durable in the log. The log always has a

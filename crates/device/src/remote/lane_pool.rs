@@ -1,9 +1,9 @@
 //! The lanes of a remote disk: one request each at a time, urgent requests first.
 //!
 //! ```text
-//!   Now    awaited reads, chains                   any lane
-//!   Ahead  reads ahead                               one lane is left to others
-//!   Long   settle and wait                           half of the lanes at most
+//!   Now    urgent reads, chains                      any lane
+//!   Ahead  read-ahead                                leaves one lane to others
+//!   Long   wait_visible, wait_durable                half of the lanes at most
 //! ```
 //!
 //! So reads and chains proceed however many threads wait for their flush.

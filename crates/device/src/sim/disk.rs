@@ -1,8 +1,8 @@
 //! A disk with contents in memory and the timing of a model.
 //!
 //! ```text
-//!   submit ─▶ queue ──(what it follows is durable)──▶ flying ─▶ written ─▶ durable
-//!              │ groups, in order                      │ all requests done   │ flushed
+//!   submit ─▶ queue ──(dependencies are durable)──▶ in flight ─▶ written ─▶ durable
+//!              │ groups, in order                    │ all requests done   │ flushed
 //!   read ──────┴──▶ urgent │ usual ─▶ device, up to its depth
 //! ```
 //!

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   read ──▶ in the cache? ──▶ done
-//!            │ no                        next = least time to get there
+//!            │ no                        next = shortest access time
 //!            ▼                     ┌──────────────▼─────────────┐
 //!          queue ─────────────────▶│ seek ─ turn ─ transfer     │─▶ done, reads on
-//!   write ─▶ cache ─▶ done         │ one thing after the other  │
+//!   write ─▶ cache ─▶ done         │ one request at a time      │
 //!              └─ runs, by flush ─▶└────────────────────────────┘
 //! ```
 //!

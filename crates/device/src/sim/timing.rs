@@ -71,7 +71,7 @@ pub struct WorkCounters {
 /// Timing of a device: a deterministic simulation that its caller drives.
 ///
 /// ```text
-///   take(now, request)*   next_ns() ──▶ advance(next_ns) ──▶ what is done   take(now, ..)
+///   take(now, request)*   next_ns() ──▶ advance(next_ns) ──▶ completions   take(now, ..)
 /// ```
 ///
 /// Law 1: times never go back, and [`Timing::take`] is called only at a time to which the device

@@ -1,7 +1,7 @@
 //! Undo of writes that a power cut may lose.
 //!
 //! ```text
-//!   image now ── undo, newest first ──▶ what is durable ── some sectors again ──▶ a state
+//!   image ── undo, newest first ──▶ durable contents ── redo some sectors ──▶ a state
 //! ```
 //!
 //! The image has every write at once, so that reads see it. The undo list holds the overwritten

@@ -1,7 +1,7 @@
 //! Change counter: a server invalidates its clients' cached answers without a message.
 //!
 //! ```text
-//!   server's side:  tell() ── one more ──▶ a count that both sides see ──▶ told():  client's side
+//!   server: notify_change() ── increments ──▶ shared counter ──▶ change_count() :client
 //! ```
 //! A client that caches answers reads the counter before each request and before each use. While
 //! both reads agree and the server is alive, a cached answer equals a new one.

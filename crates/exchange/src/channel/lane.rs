@@ -1,8 +1,8 @@
 //! The channel between processes: two mailboxes in shared memory and two event fds.
 //!
 //! ```text
-//!   line: | head: seq, epoch, tag, len | payload .. |  written by one side only
-//!         | asleep (receiver) · closed, fingerprint, how often told (sender) |
+//!   mailbox: | head: seq, epoch, tag, len | payload .. |  written by one side only
+//!            | sleeping (receiver) · closed, fingerprint, change counter (sender) |
 //! ```
 //!
 //! Law 1: a mailbox holds one message. The contract's alternation empties it, so no shared index

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   host                         socket                          guest
-//!   offer ── hello: plan + memory, bells, the host's pidfd ────▶ accept
+//!   offer ── hello: config + memory, event fds, host's pidfd ──▶ accept
 //!     └─ start(guest's pidfd)
 //!
-//!   another process: introduce(pidfds) ── a hello each, with the other's pidfd ──▶ both
+//!   a third process: broker(pidfds) ── a hello each, with the other's pidfd ──▶ both
 //!
-//!   memory: | lines, two a lane | "let go" words | slots of the host | slots of the guest |
+//!   memory: | mailboxes, two a lane | release words | slots of the host | slots of the guest |
 //! ```
 //!
 //! Law 1: all descriptors are passed and all memory is mapped before the first message. After that,

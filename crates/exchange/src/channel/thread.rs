@@ -1,8 +1,8 @@
 //! The channel between threads: messages are moved together with their blocks.
 //!
 //! ```text
-//!   client ──▶ mailbox: | full, message | .. |   bell ──▶ server
-//!   client ◀──          bell   | full, message | .. | ◀── server
+//!   client ──▶ mailbox: | full, message | .. |  futex ──▶ server
+//!   client ◀──          futex  | full, message | .. | ◀── server
 //! ```
 //!
 //! Law 1: only the sender writes a cell, and only while it is empty; only the receiver empties it.

@@ -147,7 +147,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// contract! {
 ///     /// Turns bytes round.
 ///     pub contract Mirror served by MirrorServer, starting in Ready {
-///         /// Anything may be asked.
+///         /// Accepts every request.
 ///         state Ready {
 ///             /// Reverses the bytes of `buffer`.
 ///             call flip: Flip (buffer: Block) {}
@@ -155,7 +155,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///                  | NakFlip why Refusal => Ready, or NotSupported;
 ///             tell close: Close {} => Done;
 ///         }
-///         /// Nothing more is said.
+///         /// The channel is closed.
 ///         state Done {}
 ///     }
 /// }
@@ -169,7 +169,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///     }
 /// }
 ///
-/// fn main() -> Result<(), channel::Lost> {
+/// fn main() -> Result<(), channel::ChannelError> {
 ///     let soon = Instant::now() + Duration::from_secs(1);
 ///     let (client, server) = channel::pair::<Mirror>();
 ///     let hand = std::thread::spawn(move || serve(server, &Hand, Duration::from_secs(1)));

@@ -1,11 +1,11 @@
 //! The oplog: requests that a server records for its successor, should it die.
 //!
 //! ```text
-//!   server ── begin(request) ── works on it ── answers ── done ──▶
+//!   server ── begin_request ── executes it ── answers ── finish_request ──▶
 //!                │                  │                      │
-//!                └── a memory that outlives the process: what it is working on, what it changed
-//!   successor: repeats the changes that are nowhere else, keeps their answers, and gives those
-//!   when they are asked for again
+//!                └── memory that outlives the process: requests in flight, and changes
+//!   successor: replays changes that are only in the oplog, and sends their answers
+//!   when the requests are repeated
 //! ```
 //! A request is bytes of the server's protocol, which this module does not parse.
 

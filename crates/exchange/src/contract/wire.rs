@@ -1,8 +1,8 @@
 //! Encoding of message fields into the bytes of a mailbox, and decoding.
 //!
 //! ```text
-//!   fields ── pack ──▶ private bytes ──▶ line in shared memory
-//!   fields ◀─ unpack ─ private copy  ◀── line in shared memory
+//!   fields ── pack ──▶ private bytes ──▶ mailbox in shared memory
+//!   fields ◀─ unpack ─ private copy  ◀── mailbox in shared memory
 //! ```
 //!
 //! An endpoint of a channel is a field as well, so this file and `channel` depend on each other:

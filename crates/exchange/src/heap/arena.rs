@@ -1,12 +1,12 @@
 //! The exchange heap of one session: slots that two processes map, and their owners.
 //!
 //! ```text
-//!            alloc             give               claim
+//!            alloc            export              import
 //!     Free ────────▶ Held ───────────▶ Away ──────────────▶ Held       at the slot's home
-//!      ▲              │ drop            │ peer let go, or is dead
+//!      ▲              │ drop            │ peer released it, or is dead
 //!      └──────────────┴─────────────────┘
 //!
-//!     Away ── claim ──▶ Held ── give, or drop and say so ──▶ Away      at the other side
+//!     Away ── import ──▶ Held ── export, or drop and release ──▶ Away      at the other side
 //! ```
 //!
 //! Every slot has a home: the side that allocates it. Each side keeps its own table in private

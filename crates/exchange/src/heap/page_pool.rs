@@ -1,9 +1,9 @@
 //! Page pool: buffers for write data that outlive the process that received it.
 //!
 //! ```text
-//!   part of a shared memory: │▓▓▓▓│░░│▓▓│▓▓▓│░░░░░░░│   in pages; a room is some of them in a row
-//!                              │          └ its holder's alone: filled where it lies
-//!                              └ shared by those who keep it: read where it lies
+//!   part of a shared memory: │▓▓▓▓│░░│▓▓│▓▓▓│░░░░░░░│   in pages; a buffer is a run of pages
+//!                              │          └ exclusive: filled in place
+//!                              └ shared by its holders: read in place
 //! ```
 //! Another process that maps the memory copies from it the ranges that it is given by offset
 //! ([`PoolSlice`]). So data that is passed on need not be copied first.

@@ -1,7 +1,7 @@
 //! Detection of sequential reads, and their read-ahead windows.
 //!
 //! ```text
-//!   read by the stream | on its way ........ | not yet
+//!   read | in flight ..................... | not yet
 //!                             ▲ mark: the next window starts when this one is read
 //! ```
 //! There are two kinds: a file read sequentially, in chunks; and a region of the device with small

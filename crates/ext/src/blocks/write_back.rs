@@ -1,9 +1,9 @@
 //! Write-back cache: blocks that are newer in memory than on the device.
 //!
 //! ```text
-//!   Store::block, chunks ──▶ overlay? ──▶ pieces and chunks of the data cache ──▶ device
-//!                              ▲
-//!            changes ──────────┘   until the disk says that reads see what was submitted
+//!   blocks, chunks ──▶ write-back cache ──▶ pieces and chunks of the data cache ──▶ device
+//!                           ▲
+//!         changes ──────────┘   until the chain is visible to readers of the disk
 //! ```
 //! Law: the cached block is the current one. The data cache holds an older copy, which is updated
 //! or dropped when the block leaves.

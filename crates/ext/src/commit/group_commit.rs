@@ -1,8 +1,8 @@
 //! Group commit: concurrent syncs share one chain.
 //!
 //! ```text
-//!   sync ─ enter ─▶ while a batch is on its way ─▶ one seals what all of them changed ─▶ durable
-//!                   the batch stays open           the others see that it is sealed
+//!   sync ─ enter ─▶ while a batch is in flight ─▶ one closes the batch of all of them ─▶ durable
+//!                   the batch stays open           the others see that it is closed
 //! ```
 //! After a commit, its threads either return at once with the next change, or not at all. The first
 //! to return yields to the others before it closes the batch. Otherwise it would commit alone, and

@@ -1,8 +1,8 @@
 //! JBD2 protocol: each batch is one journal transaction, checkpointed to its home blocks later.
 //!
 //! ```text
-//!   batch ──▶ contents in place + descriptors, copies, revokes ▶ commit block    what a sync waits for
-//!   later     blocks in place, each once, as they were last   ▶ tail of the log  a checkpoint
+//!   batch ──▶ file data + descriptors, copies, revokes ──▶ commit block      a sync waits for this
+//!   later     newest version of each home block        ──▶ tail of the log   a checkpoint
 //!
 //!   log:   | .. free .. | tail: T5 | T6 | T7 | head: .. free .. |
 //! ```

@@ -1,12 +1,12 @@
 //! Ordered commits without a journal: a power cut leaves nothing that `e2fsck -p` asks about.
 //!
 //! ```text
-//!   stage 0      contents; new blocks of maps, names and attributes; bitmaps with what is taken;
-//!                features that the volume did not have; inodes that die, files first
-//!   then         directories that died, those inside before those around them
-//!   then         directories: those that were given names of others, then those that lost them
-//!   then         inodes that are born, outer directories first; pointers of old files
-//!   last         bitmaps without what is freed; all counts
+//!   stage 0      file data; new map, directory and xattr blocks; bitmaps with new allocations;
+//!                new feature bits; deleted files
+//!   then         deleted directories, children before parents
+//!   then         old directories: targets of renames, then their sources
+//!   then         created inodes, parent directories first; pointers of old files
+//!   last         bitmaps without freed blocks and inodes; all counts
 //! ```
 //! Empty stages are omitted: an overwrite has one stage, a new file in an old directory two.
 //!

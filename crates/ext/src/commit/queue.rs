@@ -1,8 +1,8 @@
 //! Queue of chains: filled under the write lock, sent by the next thread without it.
 //!
 //! ```text
-//!   transaction ── seal ──▶ queue ── send ──▶ disk ── settled ──▶ readers of the disk see it
-//!        gate held              no gate held            └─ durable ──▶ what was freed is free
+//!   transaction ── enqueue ─▶ queue ── send ─▶ disk ── visible ─▶ readers of the disk see it
+//!        lock held               no lock held           └─ durable ──▶ freed blocks are free
 //! ```
 //! Law 1: queued chains are sent in queue order.
 //! Law 2: nothing here takes the write lock, and its holder only queues: messages and waits are

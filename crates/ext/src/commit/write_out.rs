@@ -1,8 +1,8 @@
 //! Work after a change, without the write lock: queued chains are sent and become visible.
 //!
 //! ```text
-//!   sealed ── send ──▶ disk ── settled: readers of it see it ──▶ the overlay lets go
-//!                        └──── durable ──▶ what was freed is given out again
+//!   queued ── send ──▶ disk ── visible to its readers ──▶ the write-back cache drops it
+//!                        └──── durable ──▶ freed blocks are allocatable again
 //! ```
 //! Law: the write-back cache drops a block only once readers of the disk see it there.
 

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   | name | slack | name | name | slack ........ | unused ...... |
-//!             │                     │                └ room: becomes a name once it has an inode
+//!             │                     │                └ slot: becomes an entry once it has an inode
 //!             └──────────┬──────────┘
-//!                      room: the record before gets shorter and reveals what was put there
+//!                      slot: the record before gets shorter and reveals the new entry
 //! ```
 //! A power cut may tear a block into old and new sectors; hence
 //!

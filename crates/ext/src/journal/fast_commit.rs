@@ -1,7 +1,7 @@
 //! Replay of fast commits on an in-memory copy of the volume.
 //!
 //! ```text
-//!   disk as its log has it ──▶ scratch ──▶ a volume on it ──▶ record by record ──▶ blocks
+//!   replayed disk ──▶ copy-on-write disk ──▶ a volume on it ──▶ record by record ──▶ blocks
 //! ```
 //! Fast commits log operations on files, not blocks. So replay allocates directory blocks and
 //! extent-tree nodes here, and excludes the blocks that records assign to files. Directory inodes

@@ -1,10 +1,10 @@
 //! Scan of a log: the newest copy of each volume block.
 //!
 //! ```text
-//!   scan     from the tail, transaction by transaction, as far as numbers and sums are right:
-//!            the newest copy of each block, and where the revoke blocks are
-//!   revoke   forgets copies that are not newer than their revocation
-//!   replay   is for those who ask: copies are read where they lie
+//!   scan     from the tail, while sequence numbers and checksums are valid:
+//!            the newest copy of each block, and the locations of revoke blocks
+//!   revoke   drops copies that are not newer than their revocation
+//!   replay   is up to the caller, who reads the copies from the log
 //! ```
 //! Law 1: a transaction is valid if it is complete up to its commit block; the log ends at the
 //! first that is not.

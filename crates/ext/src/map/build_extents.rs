@@ -1,7 +1,7 @@
 //! Construction of extent trees, bottom-up: few extents, full nodes.
 //!
 //! ```text
-//!   blocks taken   data d d d d .. | leaf leaf .. | node ..      (no node where the inode has room)
+//!   allocation     data d d d d .. | leaf leaf .. | node ..      (no node if the inode suffices)
 //! ```
 
 #![allow(

@@ -1,8 +1,8 @@
 //! Directory entries: lookup, insert, remove.
 //!
 //! ```text
-//!   seek ── Found ─▶ take_out, point_elsewhere
-//!        └─ Place ─▶ put_in: into free room · behind the end · by splitting a leaf of the tree
+//!   find_or_slot ── DirentLocation ─▶ remove_name, retarget_name
+//!                └─ InsertionPoint ─▶ insert_name: free slot · new block · split leaf of the tree
 //! ```
 //! Law 1: [`Transaction::find_or_slot`] changes nothing. Everything an insert needs is known and
 //! allocatable before the first block changes.

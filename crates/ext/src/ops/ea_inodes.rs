@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   body of an inode   | entry ─┐
-//!                      | entry ─┼─▶ inode | flag EA_INODE | entries that lead here | hash | value
+//!                      | entry ─┼─▶ inode | flag EA_INODE | reference count | hash | value
 //!   attribute block    | entry ─┘
 //! ```
 //! Law 1: an EA inode counts the entries that reference it; those of a shared block count once. It

@@ -1,10 +1,10 @@
 //! Conversion of inline files and directories to blocks, before they change.
 //!
 //! ```text
-//!   inode | contents | attributes + rest of the contents |
+//!   inode | data     | xattrs + the rest of the data     |
 //!              └──────────────┬───────────────┘
 //!   inode | map ──▶ block     ▼
-//!                   | contents, or `.` `..` and names |
+//!                   | data, or `.` `..` and entries   |
 //! ```
 //! Law 1: a conversion moves all inline data, which fits one block, with the first change. Xattrs
 //! in the inode stay in place.

@@ -1,7 +1,7 @@
 //! Requests that change the tree: decodes, applies and answers them.
 //!
 //! ```text
-//!   request ─ decode ─▶ Change ─ apply ─▶ Answer: outcome, reply, notices
+//!   request ─ decode ─▶ Change ─ apply ─▶ Answer: outcome, reply, notifications
 //!                                           ├─ a worker records the outcome, then sends the reply
 //!                                           └─ a replay compares the outcome and keeps the reply
 //! ```

@@ -3,7 +3,7 @@
 //! [`Change`](super::change::Change) decodes those that change the tree.
 //!
 //! ```text
-//!   header 40 bytes │ fixed fields of the operation │ what belongs to it
+//!   header 40 bytes │ fixed fields of the operation │ names and data
 //! ```
 //!
 //! The kernel is trusted, but nothing here panics on any bytes.

@@ -1,9 +1,9 @@
 //! Replay of the oplog after a worker died.
 //!
 //! ```text
-//!   log of the one before ── changes that the tree lacks ──▶ applied again, kept as answers
-//!                         └─ changes that the tree has ────▶ kept as answers
-//!   kept answers ◀── the kernel asks again for what it has no answer to (RESENT)
+//!   inherited oplog ── changes that the tree lacks ──▶ applied again ──▶ pending replies
+//!                   └─ changes that the tree has ────▶ reply rebuilt ──▶ pending replies
+//!   pending replies ◀── the kernel resends unanswered requests (UNIQUE_RESEND)
 //! ```
 //! Law 1: each request is applied once and answered once. The kernel resends all requests that were
 //! never answered before it sends a new one; after that it resends none.

@@ -1,7 +1,7 @@
 //! Messages to the kernel: replies and notifications.
 //!
 //! ```text
-//!   length │ error (negative), or what a notification says │ unique, 0 in a notification │ body
+//!   length │ error (negative), or notification code │ unique, 0 in a notification │ body
 //! ```
 
 use draconis_exchange::contract::{Attributes, Node, Time};

@@ -1,9 +1,9 @@
 //! Buffers of a request and its reply: each thread has its own.
 //!
 //! ```text
-//!   readv:   head of a write │ data, if it is as long as that of the two before │ the rest
-//!   a write as expected:       └─▶ lent to the tree, which may keep it
-//!   any other request:       all of it, together at the front of the rest
+//!   readv:   header of a write │ data of the predicted length │ the rest
+//!   predicted write:             └─▶ lent to the tree, which may keep it
+//!   any other request:         assembled at the front of the rest
 //! ```
 //!
 //! With an oplog, write data is read into its page pool, and needs no copy for the oplog or the

@@ -1,9 +1,9 @@
 //! Batches of fsync requests, each executed as one call of the tree.
 //!
 //! ```text
-//!   fsync ─ join ─▶ none is under way: its thread gives the turn away and takes all that wait
-//!                   one is:            it waits for the next, and its thread reads on
-//!   the tree has made them durable ─▶ all are answered ─▶ take the next, if there are any
+//!   fsync ─ enqueue ─▶ no batch runs: its thread gives up the lead and runs the batch
+//!                      one runs:      it joins the next batch, and its thread reads on
+//!   the tree has flushed ─▶ all are answered ─▶ next batch, if there is one
 //! ```
 //! Clients that were answered return with their next change at once, or not at all. The first one
 //! back waits for the others. Otherwise it would go alone, the rest would share the next flush, and

@@ -1,9 +1,9 @@
 //! The workers of a mount: a worker that dies has a successor, and clients only wait.
 //!
 //! ```text
-//!   worker dies ── reaped ── its disk service has written what was taken whole
-//!        │                          └─ the last change that was taken
-//!        └── next worker: the same volume, the same log, the same connection
+//!   worker dies ── reaped ── its disk service has written all completely accepted groups
+//!        │                          └─ number of the last accepted change
+//!        └── successor: the same volume, the same oplog, the same connection
 //! ```
 //! Law 1: a worker reads the volume only after its predecessor is gone and all its writes have
 //! ended. A standby has confined itself by then, and has read nothing.

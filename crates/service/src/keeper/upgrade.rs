@@ -1,8 +1,8 @@
 //! Upgrade: a keeper replaces itself by another program (`exec`) while its mount is in use.
 //!
 //! ```text
-//!   worker ends ── what is known, and descriptors, into a socket ── exec ──▶ taken out of it
-//!       └── as if it had died: its log stays                          next worker ◀──┘
+//!   worker ends ── state and descriptors into a socket ── exec ──▶ received from the socket
+//!       └── as after a death: the oplog stays                     successor ◀──┘
 //! ```
 //! Law 1: before that, the other program is asked whether it understands the handover.
 //! Law 2: nothing is given up until it runs: if it cannot be started, this program continues.

@@ -2,8 +2,8 @@
 //! inodes.
 //!
 //! ```text
-//!   one part is filled ──── it has grown: the other begins with all that have no name now ───▶
-//!   the other is empty ◀─── the disk has taken the change at which that was ─── both are kept
+//!   part A in use ──── it has grown: part B begins with all current orphans ────▶ both are read
+//!   part A cleared ◀── the disk has accepted the change at which B was begun ──── part B in use
 //! ```
 //! Law 1: every orphan on the disk is in one of the two parts. The parts may contain other inodes.
 //! Law 2: a part is cleared once the disk has accepted the change at which the other was begun.

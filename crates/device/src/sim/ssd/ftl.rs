@@ -1,7 +1,7 @@
 //! Translation layer of a flash disk: mapping of pages to flash.
 //!
 //! ```text
-//!   page ──map──▶ slot      superblock: slots │ unit │ unit │ .. over the dies, one by one
+//!   page ──map──▶ slot      superblock: slots │ unit │ unit │ .. striped over the dies
 //!        ◀─back──           free ─▶ open (host │ moved) ─▶ full ─▶ victim ─▶ free
 //! ```
 //!

@@ -1,11 +1,10 @@
 //! A client that reads one file and caches its contents.
 //!
 //! ```text
-//!   read ──▶ kept, and the server has told nothing since? ── yes ──▶ copied out of the block
+//!   read ──▶ cached, and the change counter unchanged? ── yes ──▶ copied out of the block
 //!                │ no
-//!                └── message: a part of a chunk, or all of it ──▶ block, kept ──▶ copied out
-//!                                          └ the next chunk is asked for meanwhile, if a reader
-//!                                            goes straight on
+//!                └── message: part of a chunk, or all of it ──▶ block, cached ──▶ copied out
+//!                                          └ sequential reads prefetch the next chunk
 //! ```
 //! A cached read costs one copy and one load of the change counter.
 //!

@@ -1,7 +1,7 @@
 //! In-place changes of hash-tree index blocks.
 //!
 //! ```text
-//!   deepen        root | a b c ..          ──▶  root | n         node n | a b c ..
+//!   add_level     root | a b c ..          ──▶  root | n         node n | a b c ..
 //!   split_node    node | a b c d           ──▶  node | a b       node   | c d
 //!   make_indexed  block | . .. name name   ──▶  root | . .. | 1  leaf 1 | name name
 //! ```
