@@ -58,7 +58,6 @@ impl<'a> Dirents<'a> {
     }
 
     /// Iterates over `block`, on a volume of `inodes` inodes, with or without file types.
-    /// types.
     pub(crate) const fn new(block: &'a [u8], filetype: bool, inodes: u32) -> Self {
         Self { block, at: 0, filetype, inodes, any_bytes: false }
     }

@@ -348,8 +348,8 @@ fn inode_table(
     Ok(bytes)
 }
 
-/// A reserved inode that is not in use. The first, the list of bad blocks, is empty, and its times
-/// are set.
+/// Returns an unused reserved inode. Inode 1, the list of bad blocks, is empty and has its times
+/// set.
 fn empty_reserved_inode(layout: &Layout, number: u32) -> Vec<u8> {
     let mut bytes = vec![0; saturating_usize(layout.super_.inode_bytes.into())];
     if number == 1 {
@@ -368,7 +368,7 @@ fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) ->
     let node = plan.tree.node(NodeId(placed.node));
     let in_body =
         node.attributes.get(..saturating_usize(placed.in_body.into())).unwrap_or_default();
-    // Where mke2fs has the rest of the contents: first.
+    // Like mke2fs, the rest of inline contents comes first.
     let contents = mapped.value.iter().map(|value| NewXattr::of_contents(value));
     let in_body: Vec<_> = contents.chain(in_body.iter().cloned()).collect();
     let body = match &in_body[..] {
@@ -397,7 +397,7 @@ fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) ->
     bytes
 }
 
-/// Blocks that are to be written: neighbours become one request.
+/// Blocks to write; adjacent ones are merged into one request.
 #[derive(Default)]
 struct WriteBatch {
     parts: Vec<(u64, Vec<u8>)>,
@@ -412,7 +412,7 @@ impl WriteBatch {
         }
     }
 
-    /// Writes all, and waits once in a while, so that memory is bounded.
+    /// Writes all blocks; waits now and then, so that memory is bounded.
     fn write(&mut self, layout: &Layout, writer: &DiskWriter<'_>) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         parts.sort_unstable_by_key(|part| part.0);
@@ -437,7 +437,7 @@ impl WriteBatch {
     }
 }
 
-/// Bits of a block, set in runs.
+/// A bitmap block, filled in runs.
 struct BitmapBuilder(Vec<u8>);
 
 impl BitmapBuilder {
@@ -445,12 +445,12 @@ impl BitmapBuilder {
         Self(vec![0xFF; block_bytes])
     }
 
-    /// Sets the bits from `from` up to `end`.
+    /// Sets the bits in `from..end`.
     fn set(&mut self, from: u64, end: u64) {
         self.fill(from, end, 0xFF);
     }
 
-    /// Clears them.
+    /// Clears the bits in `from..end`.
     fn clear(&mut self, from: u64, end: u64) {
         self.fill(from, end, 0);
     }
