@@ -1,12 +1,12 @@
 //! Tuning an unmounted volume: label, UUID, reserved blocks, check intervals, and features added or
 //! removed in place.
 //!
-//! | what | how |
+//! | setting | change |
 //! |---|---|
-//! | label, reserve, counts, most features | one sector of the superblock |
-//! | journal, `mmp`, quotas, `orphan_file` | their blocks and inodes, in one change of the whole (`redo`) |
-//! | identity with checksums, `metadata_csum` | everything is sealed anew, in one such change |
-//! | `metadata_csum` added, `^dir_index` | directories are laid out anew, in their blocks |
+//! | label, reserved blocks, counters, most features | one sector of the superblock |
+//! | journal, `mmp`, quotas, `orphan_file` | their blocks and inodes, in one redo log |
+//! | UUID with checksums, `metadata_csum` | all checksums are recomputed, in one redo log |
+//! | `metadata_csum` added, `^dir_index` | directories are rewritten, in their blocks |
 //!
 //! Law: a change after which `e2fsck -fn` would report a problem is refused by name.
 

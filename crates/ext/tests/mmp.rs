@@ -89,8 +89,7 @@ fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
     let rival = Cell::new(None);
     let first = claim(&disk, 1, &|_| rival.set(claim(&disk, 2, &|_| {}).ok().flatten()));
     assert!(matches!(first, Err(Error::InUse { .. })), "{first:?}");
-    // It dies: the sequence stays the same for the check interval, and again until the claim is
-    // confirmed.
+    // It dies: the sequence stays the same for two check intervals, before and after the claim.
     let rival = rival.into_inner().unwrap();
     let waits = Cell::new(0);
     let second = claim(&disk, 3, &|_| waits.set(waits.get() + 1)).unwrap().unwrap();

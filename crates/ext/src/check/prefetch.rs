@@ -26,8 +26,7 @@ pub(super) const DIRECTORIES_PER_BATCH: usize = 16;
 pub(super) const BATCHES_IN_FLIGHT: usize = 4;
 /// Groups whose bitmaps are prefetched together.
 const GROUPS_PER_BATCH: usize = 64;
-/// Directory blocks prefetched with other directories; larger directories are prefetched during the
-/// scan.
+/// Limit of blocks of a directory prefetched with others; larger ones are read ahead later.
 const MAX_PREFETCHED_DIR_BLOCKS: u64 = 32;
 /// Blocks of one batch of a large directory; two batches are in flight.
 pub(super) const BLOCKS_PER_BATCH: usize = 64;

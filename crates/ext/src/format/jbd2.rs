@@ -175,7 +175,7 @@ impl RawJournalSuperblock {
             .map_err(|_| Error::corrupt("journal superblock: length"))
     }
 
-    /// Checks what the rest of the crate computes with, for a journal of `blocks` blocks of
+    /// Checks all fields that the crate computes with, for a journal of `blocks` blocks of
     /// `block_bytes`.
     ///
     /// # Errors

@@ -336,7 +336,7 @@ fn inode_table(
         let Some(mapped) = mapped.get(*nth) else { continue };
         slots.push((placed.inode, inode(plan, placed, mapped)));
     }
-    // Of two slots for one inode, the later one wins.
+    // If two slots have the same inode, the later one wins.
     slots.sort_by_key(|slot| slot.0);
     let mut bytes: Vec<u8> = vec![];
     for (inode, slot) in slots {

@@ -83,8 +83,8 @@ fn default_blocks(blocks: u64) -> u32 {
     }
 }
 
-/// Returns the block where the search for journal space begins. With extents this is the middle of
-/// the volume, in the emptiest of the candidate groups; otherwise the start of the volume.
+/// Returns the block where the search for journal space begins. With extents this is the emptiest
+/// group near the middle of the volume; without them it is the start of the volume.
 pub(super) fn placement_goal(layout: &Layout, space: &FreeRanges) -> u64 {
     let options = &layout.options;
     if !options.extents() {

@@ -2,10 +2,10 @@
 //!
 //! | before | after |
 //! |---|---|
-//! | names fill a block but for the room of a checksum | they are packed |
-//! | an index has room for one entry less | it says so |
-//! | one of these does not fit | the directory is a list in the same blocks, which `e2fsck -fD` indexes again |
-//! | an index that is to go | the same |
+//! | the names leave space for a checksum tail | they are packed |
+//! | an htree block has a free entry | its limit is reduced |
+//! | one of these does not fit | the directory becomes linear; `e2fsck -fD` indexes it again |
+//! | an htree is to be removed | the directory becomes linear |
 //!
 //! Law: a directory never loses blocks; it gets more if its names do not fit.
 
@@ -82,8 +82,7 @@ impl VolumeRewrite<'_> {
         }
     }
 
-    /// Makes space for a checksum in each block; returns false, with nothing changed, if one lacks
-    /// it.
+    /// Makes space for a checksum in each block; returns false, unchanged, if one lacks it.
     fn make_checksum_room(
         &mut self,
         node: &Inode,

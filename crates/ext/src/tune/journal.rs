@@ -70,8 +70,7 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
 
 type IBlock = [u32; crate::format::inode::POINTERS];
 
-/// Allocates the contents in as few runs as possible, then the extent nodes; returns the block
-/// count.
+/// Allocates the contents in few runs, then the extent nodes; returns the block count.
 fn map_by_extents(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u64)> {
     let super_ = rework.planned.super_.clone();
     let block_bytes = super_.block_bytes;
