@@ -216,7 +216,7 @@ impl Layout {
             InodeCount::PerBytes(bytes) => {
                 let len = blocks * u64::from(block_bytes);
                 match len / u64::from(bytes.max(1)) {
-                    // Too few bytes per volume: mke2fs falls back to 4096 per inode.
+                    // The volume is smaller than the step: mke2fs falls back to 4096.
                     0 => saturating_u32(len / 4096),
                     count => saturating_u32(count),
                 }
