@@ -1,4 +1,4 @@
-//! A full check of a volume that changes nothing.
+//! Read-only check of a whole volume.
 //!
 //! ```text
 //!   0 superblock, groups        where everything is                layout · orphans
@@ -70,7 +70,7 @@ const KNOWN_COMPATIBLE: u32 = (1 << 13) - 1;
 /// Options of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckOptions {
-    /// Threads that share the work.
+    /// Number of threads.
     pub threads: usize,
     /// Problems kept; further ones are only counted.
     pub max_problems: usize,

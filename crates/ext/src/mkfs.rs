@@ -1,4 +1,4 @@
-//! Making volumes: | rules ──▶ layout | tree + layout ──▶ plan | plan ──▶ disk |
+//! Formatting: | rules ──▶ layout | tree + layout ──▶ plan | plan ──▶ disk |
 //!
 //! ```text
 //!   Options, size ──Layout::new──▶ Layout     groups, tables, reserves: mke2fs's rules

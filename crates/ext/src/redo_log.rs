@@ -358,7 +358,7 @@ fn write_home_blocks(
 ) -> Result<()> {
     let mut to_be = None;
     let mut at = head;
-    // Home blocks ascend, so the index chain has no cycle.
+    // Home blocks ascend, so the index has no cycle.
     let mut last = None;
     while at != 0 {
         let wrong = Error::corrupt("log of an unfinished change").in_block(FsBlock(at));

@@ -89,7 +89,7 @@ impl ExtentNodeReader<'_, '_> {
     }
 }
 
-/// Claims the blocks of a file.
+/// Claims of the blocks of a file.
 pub(super) struct BlockClaimer<'a, 'b> {
     check: &'a Check<'b>,
     inode: u32,

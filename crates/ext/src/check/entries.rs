@@ -112,7 +112,7 @@ pub(super) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBy
     Ok(bytes.slice(at..at.saturating_add(saturating_usize(super_.inode_bytes.into()))))
 }
 
-/// Collects the blocks of a directory, skipping those already walked for another directory.
+/// Blocks of a directory, without those already walked for another directory.
 struct BlockCollector<'a, 'b> {
     check: &'a Check<'b>,
     walked: &'a AtomicBitSet,

@@ -12,7 +12,7 @@ use super::problem::{Problem, What};
 use crate::map::{BlockLocation, MapNode, MapVisitor};
 use crate::{FsBlock, Result};
 
-/// Finds every inode that claims a multiply claimed block.
+/// Search for the inodes that claim a multiply claimed block.
 struct ClaimantFinder<'a, 'b> {
     check: &'a Check<'b>,
     inode: u32,

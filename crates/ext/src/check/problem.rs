@@ -251,7 +251,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Collects the problems of several threads.
+/// Bounded log of problems, shared by threads.
 #[derive(Debug)]
 pub(super) struct ProblemLog {
     max_problems: usize,

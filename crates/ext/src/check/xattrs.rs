@@ -113,7 +113,7 @@ pub(super) fn record_values(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64,
     (sum, count)
 }
 
-/// Reports an encrypted inode without an encryption context; contexts of other inodes are dropped.
+/// Reports an encrypted inode without an encryption context; drops one of an unencrypted inode.
 pub(super) fn check_encryption_context(check: &Check<'_>, inode: u32, encrypted: bool) {
     if !check.super_.incompatible.contains(Incompatible::ENCRYPT) {
         return;

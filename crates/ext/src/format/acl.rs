@@ -1,4 +1,4 @@
-//! POSIX access control lists: short on disk, long in Linux's `system.posix_acl_*`.
+//! POSIX access control lists: the form on disk, and that of Linux's `system.posix_acl_*`.
 //!
 //! ```text
 //!   disk, version 1   | 1 | tag perm | tag perm id | ..   id only of named users and groups

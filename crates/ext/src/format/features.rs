@@ -4,7 +4,7 @@
 //! |---|---|
 //! | compatible | nothing |
 //! | read-only compatible | reading is safe, writing is not |
-//! | incompatible | keep out |
+//! | incompatible | neither is safe |
 
 use bitflags::bitflags;
 
@@ -63,7 +63,7 @@ feature_set! {
     HAS_JOURNAL = 2 "has_journal",
     /// Extended attributes.
     EXT_ATTR = 3 "ext_attr",
-    /// Descriptor blocks are reserved for growth.
+    /// GDT blocks are reserved for growth.
     RESIZE_INODE = 4 "resize_inode",
     /// Directories may have htrees.
     DIR_INDEX = 5 "dir_index",
@@ -102,7 +102,7 @@ feature_set! {
     SIXTY_FOUR_BIT = 7 "64bit",
     /// Protection against mounting twice.
     MMP = 8 "mmp",
-    /// Bitmaps and inode tables lie anywhere.
+    /// Bitmaps and inode tables may be outside their group.
     FLEX_BG = 9 "flex_bg",
     /// Large extended attributes in EA inodes.
     EA_INODE = 10 "ea_inode",

@@ -29,7 +29,7 @@ pub const MAGIC: u32 = 0xC03B_3998;
 pub const SUPERBLOCK_BYTES: usize = 1024;
 /// Value of `s_checksum_type` for CRC-32C, the only one in use.
 const CRC32C: u8 = 4;
-/// Minimum journal blocks without the fast-commit area, at least for Linux.
+/// Minimum journal blocks without the fast-commit area, as in Linux.
 const LEAST_BLOCKS: u32 = 1024;
 /// Default size of the fast-commit area in blocks.
 const FAST_COMMIT_BLOCKS: u32 = 256;

@@ -240,7 +240,7 @@ pub fn is_name(name: &[u8]) -> Result<()> {
         return Err(Error::Misuse("an extended attribute needs a name behind its prefix"));
     }
     match split_name(name) {
-        // That name stores inline data.
+        // This name stores inline data.
         Some(_) if name != b"system.data" => Ok(()),
         _ => Err(Error::Unsupported {
             feature: format!("extended attribute {}", name.escape_ascii()),

@@ -414,7 +414,7 @@ fn fill(plan: &VolumePlan<'_>, contents: &dyn FileSource, request: WriteRequest)
     Ok(memory.into())
 }
 
-/// Converts the plan to requests, in disk order.
+/// Producer of write requests from a plan, in disk order.
 struct RequestProducer<'a> {
     plan: &'a VolumePlan<'a>,
     next: usize,

@@ -82,7 +82,7 @@ enum TagClass {
     Head,
 }
 
-/// Counts the valid records, block by block.
+/// Scan that counts the valid records, block by block.
 #[derive(Debug)]
 pub struct FastCommitScan {
     transaction: u32,

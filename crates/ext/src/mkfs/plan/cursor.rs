@@ -5,7 +5,7 @@ use super::super::layout::Layout;
 use super::super::tables::FreeRanges;
 use super::DiskRun;
 
-/// Allocates blocks in ascending order.
+/// Block allocator that works in ascending order.
 pub(super) struct BlockCursor<'a> {
     layout: &'a Layout,
     pub(super) space: FreeRanges,
